@@ -1,0 +1,92 @@
+"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. Never fast on
+purpose, never clever; every kernel has these signatures and is tested against them."""
+
+# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head dim
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sparroll.attention.selectors.base import Selector
+
+NOT_CHOSEN = -1
+
+
+def select(
+    query: Tensor, index: Tensor, context_tokens: Tensor, kv_budget_tokens: Tensor, selector: Selector, scale: float
+) -> Tensor:
+    """Units that each query position reads, per KV head (Sparrow, section 3). See api.select."""
+    unit = selector.unit_tokens
+    ids_U = torch.arange(index.shape[2], device=query.device)
+    units_RQ1 = (context_tokens[..., None] + unit - 1) // unit
+    first, recent = selector.first_tokens // unit, selector.recent_tokens // unit
+    exists_RQU = ids_U < units_RQ1
+    forced_RQU = exists_RQU & ((ids_U < first) | (ids_U >= units_RQ1 - recent))
+    candidates_RQU = exists_RQU & ~forced_RQU
+    score_RQHU = selector.score(query, index, scale, candidates_RQU[:, :, None])
+    score_RQHU = score_RQHU.masked_fill(forced_RQU[:, :, None], torch.inf)
+    score_RQHU = score_RQHU.masked_fill(~exists_RQU[:, :, None], -torch.inf)
+    wanted_RQ1 = torch.minimum(kv_budget_tokens[..., None] // unit, units_RQ1)
+    most = min(int(wanted_RQ1.max()), index.shape[2])
+    ids_RQHN = score_RQHU.topk(most, dim=-1).indices
+    chosen_RQ1N = torch.arange(most, device=query.device) < wanted_RQ1[:, :, None]
+    return ids_RQHN.masked_fill(~chosen_RQ1N, NOT_CHOSEN)
+
+
+def sparse_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    unit_ids: Tensor,
+    context_tokens: Tensor,
+    unit_tokens: int,
+    scale: float,
+) -> Tensor:
+    """Exact attention of one new token per request over the chosen units. See api.sparse_decode."""
+    requests, heads, _, dim = keys.shape
+    chosen = unit_ids.clamp_min(0)
+    rows = torch.arange(requests, device=keys.device)[:, None, None]
+    columns = torch.arange(heads, device=keys.device)[None, :, None]
+    inside = torch.arange(unit_tokens, device=keys.device)
+    read_keys = keys.unflatten(2, (-1, unit_tokens))[rows, columns, chosen].flatten(2, 3)
+    read_values = values.unflatten(2, (-1, unit_tokens))[rows, columns, chosen].flatten(2, 3)
+    positions = chosen[..., None] * unit_tokens + inside
+    visible = (unit_ids[..., None] != NOT_CHOSEN) & (positions < context_tokens[:, None, None, None])
+    mixed = F.scaled_dot_product_attention(
+        query.float(),
+        read_keys.float(),
+        read_values.float(),
+        attn_mask=visible.flatten(2)[:, :, None],
+        scale=scale,
+    )
+    return mixed.to(query.dtype)
+
+
+def sparse_prefill(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    unit_ids: Tensor,
+    context_tokens: Tensor,
+    unit_tokens: int,
+    scale: float,
+) -> Tensor:
+    """The same for many query positions of each request at once (teacher forcing). See api.sparse_prefill."""
+    requests, positions, heads, group, _ = query.shape
+    units = keys.shape[2] // unit_tokens
+    # One column more than there are units: where the unused entries land.
+    read = torch.zeros(requests, positions, heads, units + 1, dtype=torch.bool, device=query.device)
+    read.scatter_(3, unit_ids.masked_fill(unit_ids == NOT_CHOSEN, units), True)
+    visible = read[..., :units].repeat_interleave(unit_tokens, dim=3)
+    visible &= torch.arange(units * unit_tokens, device=query.device) < context_tokens[:, :, None, None]
+    mask_RHQ1C = visible.transpose(1, 2)[:, :, :, None].expand(-1, -1, -1, group, -1)
+    mixed = F.scaled_dot_product_attention(
+        query.transpose(1, 2).flatten(2, 3).float(),
+        keys.float(),
+        values.float(),
+        attn_mask=mask_RHQ1C.flatten(2, 3),
+        scale=scale,
+    )
+    return mixed.unflatten(2, (positions, group)).transpose(1, 2).to(query.dtype)

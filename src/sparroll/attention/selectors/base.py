@@ -1,0 +1,82 @@
+"""What a selector is: how the KV cache is cut into units, what is kept about each unit, how a unit is scored.
+
+Three things are kept apart, so that each can change alone: the **unit** (what is read or left out as a whole), the
+**index** (the row kept about each complete unit, which is all that scoring reads) and the **score**.
+"""
+
+# R requests, Q query positions, H kv heads, G query heads per kv head, U units, D head dimension, W index row width
+
+from __future__ import annotations
+
+import dataclasses
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from sparroll.errors import UserError
+
+
+@dataclass(frozen=True)
+class Selector(ABC):
+    """Base of all selectors. Units of `page_tokens` tokens; the first and the most recent ones are always read."""
+
+    kind: ClassVar[str]
+    index_dtype: ClassVar[torch.dtype] = torch.bfloat16
+    """Storage of index rows."""
+
+    page_tokens: int = 16
+    """Tokens per unit of selection, 1 to 128."""
+    first_tokens: int = 16
+    """Tokens at the start of the context that are always read; whole units."""
+    recent_tokens: int = 32
+    """The last units that are always read, the incomplete one included; whole units, at least one."""
+
+    def __post_init__(self) -> None:
+        for name in ("page_tokens", "first_tokens", "recent_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool):
+                raise UserError(f"{name} must be a whole number of tokens, got {value!r}")
+        if not 1 <= self.page_tokens <= 128:
+            raise UserError(f"page_tokens must lie in 1..128, got {self.page_tokens}", "the published selector has 16")
+        for name, least in (("first_tokens", 0), ("recent_tokens", self.unit_tokens)):
+            value = getattr(self, name)
+            if value < least or value % self.unit_tokens:
+                below = max(least, value // self.unit_tokens * self.unit_tokens)
+                raise UserError(
+                    f"{name} must be a multiple of the unit ({self.unit_tokens} tokens) and at least {least}, got {value}",
+                    f"use {below} or {below + self.unit_tokens}",
+                )
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens that are read or left out together."""
+        return self.page_tokens
+
+    @property
+    def least_budget_tokens(self) -> int:
+        """Smallest budget that leaves one unit to choose: first + recent + one unit."""
+        return self.first_tokens + self.recent_tokens + self.unit_tokens
+
+    @abstractmethod
+    def index_width(self, head_dim: int) -> int:
+        """Numbers kept per unit and KV head."""
+
+    @abstractmethod
+    def build_index(self, keys: Tensor) -> Tensor:
+        """Index rows of complete units: keys [..., unit_tokens, D] (after RoPE) -> [..., W] in `index_dtype`."""
+
+    @abstractmethod
+    def score(self, query: Tensor, index: Tensor, scale: float, candidates: Tensor) -> Tensor:
+        """Higher is read first.
+
+        query [R, Q, H, G, D] after RoPE; index [R, H, U, W]; scale: what the model multiplies q.k with;
+        candidates [R, Q, 1, U] bool, the units that compete (complete and not read anyway). Only their scores count.
+        Returns [R, Q, H, U] float32.
+        """
+
+    def table(self) -> dict[str, Any]:
+        """As it stands in a schedule file."""
+        return {"kind": self.kind, **dataclasses.asdict(self)}

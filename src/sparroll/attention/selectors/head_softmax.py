@@ -1,0 +1,23 @@
+"""Page means scored per query head: softmax over the competing pages, then the maximum over the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sparroll.attention.selectors.page_mean import PageMean
+
+
+@dataclass(frozen=True)
+class HeadSoftmax(PageMean):
+    """A page that one head of the group needs badly is not voted down by the others' indifference."""
+
+    kind = "head_softmax"
+
+    def score(self, query: Tensor, index: Tensor, scale: float, candidates: Tensor) -> Tensor:
+        logits = scale * torch.einsum("rqhgd,rhud->rqhgu", query.float(), index.float())
+        logits = logits.masked_fill(~candidates[:, :, :, None], -torch.inf)
+        # A row without candidates would be softmax of nothing: NaN. Its scores do not count, so any number will do.
+        return torch.nan_to_num(logits.softmax(-1), nan=0.0).amax(3)

@@ -1,0 +1,50 @@
+"""Writing files so that a kill at any moment leaves either the old file or the new one, never half of one."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from sparroll.errors import UserError
+
+
+def write_text(path: Path | str, text: str) -> Path:
+    """Replace `path` by a file holding `text`: a temporary file beside it, flushed to disk, then renamed."""
+    path = Path(path)
+    folder = output_folder(path.parent)
+    handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as sink:
+            sink.write(text)
+            sink.flush()
+            os.fsync(sink.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(temporary, 0o666 & ~umask)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    return path
+
+
+def write_json(path: Path | str, value: Any) -> Path:
+    """Like `write_text`; NaN and infinities are refused, since JSON has none."""
+    return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def output_folder(path: Path | str) -> Path:
+    """The folder, created if it is missing. Raises UserError where it cannot be written."""
+    path = Path(path)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path):
+            pass
+    except OSError as error:
+        raise UserError(
+            f"cannot write to the folder {path} ({error.strerror or error})", "choose another folder with --out"
+        ) from None
+    return path
