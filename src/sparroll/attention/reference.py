@@ -54,11 +54,13 @@ def sparse_decode(
     read_values = values.unflatten(2, (-1, unit_tokens))[rows, columns, chosen].flatten(2, 3)
     positions = chosen[..., None] * unit_tokens + inside
     visible = (unit_ids[..., None] != NOT_CHOSEN) & (positions < context_tokens[:, None, None, None])
+    visible = visible.flatten(2)
+    # What was never written may hold NaN, and 0 * NaN is NaN: a masked softmax alone does not keep it out.
     mixed = F.scaled_dot_product_attention(
         query.float(),
-        read_keys.float(),
-        read_values.float(),
-        attn_mask=visible.flatten(2)[:, :, None],
+        read_keys.float().masked_fill(~visible[..., None], 0.0),
+        read_values.float().masked_fill(~visible[..., None], 0.0),
+        attn_mask=visible[:, :, None],
         scale=scale,
     )
     return mixed.to(query.dtype)
@@ -82,10 +84,11 @@ def sparse_prefill(
     visible = read[..., :units].repeat_interleave(unit_tokens, dim=3)
     visible &= torch.arange(units * unit_tokens, device=query.device) < context_tokens[:, :, None, None]
     mask_RHQ1C = visible.transpose(1, 2)[:, :, :, None].expand(-1, -1, -1, group, -1)
+    written = torch.arange(keys.shape[2], device=query.device) < context_tokens.amax(1)[:, None, None]
     mixed = F.scaled_dot_product_attention(
         query.transpose(1, 2).flatten(2, 3).float(),
-        keys.float(),
-        values.float(),
+        keys.float().masked_fill(~written[..., None], 0.0),
+        values.float().masked_fill(~written[..., None], 0.0),
         attn_mask=mask_RHQ1C.flatten(2, 3),
         scale=scale,
     )

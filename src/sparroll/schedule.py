@@ -1,0 +1,234 @@
+"""A schedule: how many tokens of the KV cache a decode step may read at each context length. Load, check, look up, save.
+
+Nothing here decides a budget (see calibrate/) or reads a cache (see attention/).
+"""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import tomllib
+from dataclasses import dataclass, field
+from importlib import resources
+from pathlib import Path
+from typing import Any, overload
+
+import tomli_w
+import torch
+from torch import Tensor
+
+from sparroll import files
+from sparroll.attention.selectors import PageMean, Selector, make_selector
+from sparroll.errors import UserError, nearest
+
+FORMAT = 1
+_KEYS = ["format", "model", "selector", "dense_layers", "target", "made_by", "steps"]
+_STEP_KEYS = ["from_context_tokens", "kv_budget_tokens", "measured"]
+
+
+@dataclass(frozen=True)
+class Step:
+    """From this context length on (prompt + generated, the current token included), read at most this many tokens."""
+
+    from_context_tokens: int
+    kv_budget_tokens: int
+    measured: dict[str, Any] | None = None
+    """The tail measured under this budget: {"value", "low", "high", "tokens"}. None in presets not measured here."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Context length -> KV budget in tokens, first and recent ones included. Immutable; checked when made.
+
+    >>> Schedule.load("qwen3-1.7b-0.86").kv_budget_tokens(17_000)
+    3584
+    """
+
+    steps: tuple[Step, ...]
+    selector: Selector = field(default_factory=PageMean)
+    dense_layers: tuple[int, ...] = (0, 1)
+    """Layers that always read the whole context."""
+    model: str | None = None
+    """The model it was measured on; None fits any."""
+    target: dict[str, Any] | None = None
+    """What it was calibrated to hold, e.g. {"estimator": "top_k_lower", "quantile": 0.05, "at_least": 0.86, ...}."""
+    made_by: dict[str, Any] | None = None
+    name: str = "unnamed"
+
+    def __post_init__(self) -> None:
+        _check_steps(self.steps, self.selector)
+        if list(self.dense_layers) != sorted({layer for layer in self.dense_layers if _is_count(layer)}):
+            raise UserError(f"dense_layers must be distinct layer numbers in rising order, got {list(self.dense_layers)}")
+        starts = [step.from_context_tokens for step in self.steps]
+        budgets = [step.kv_budget_tokens for step in self.steps]
+        object.__setattr__(self, "_starts", starts)
+        object.__setattr__(self, "_budgets", budgets)
+
+    @overload
+    def kv_budget_tokens(self, context_tokens: int) -> int: ...
+    @overload
+    def kv_budget_tokens(self, context_tokens: Tensor) -> Tensor: ...
+    def kv_budget_tokens(self, context_tokens: int | Tensor) -> int | Tensor:
+        """Budget at a context length; an integer tensor of any shape gives a tensor of that shape on its device."""
+        if isinstance(context_tokens, Tensor):
+            if context_tokens.is_floating_point() or context_tokens.is_complex():
+                raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
+            starts = torch.tensor(self._starts, device=context_tokens.device)
+            budgets = torch.tensor(self._budgets, device=context_tokens.device)
+            return budgets[(torch.bucketize(context_tokens, starts, right=True) - 1).clamp_min(0)]
+        if context_tokens < 0:
+            raise UserError(f"context_tokens must not be negative, got {context_tokens}")
+        return self._budgets[bisect.bisect_right(self._starts, context_tokens) - 1]
+
+    @staticmethod
+    def fixed(kv_budget_tokens: int, selector: Selector | None = None, dense_layers: tuple[int, ...] = (0, 1)) -> Schedule:
+        """The same budget at every length."""
+        return Schedule(
+            steps=(Step(0, kv_budget_tokens),),
+            selector=selector or PageMean(),
+            dense_layers=dense_layers,
+            name=f"fixed-{kv_budget_tokens}",
+        )
+
+    @staticmethod
+    def load(name_or_path: str | Path, model: str | None = None, force: bool = False) -> Schedule:
+        """A published preset by name, or a TOML file by path.
+
+        With `model`, a schedule made for another one is refused unless `force`. A missing or broken file is an error,
+        never another schedule.
+        """
+        path, name = _find(str(name_or_path))
+        try:
+            table = tomllib.loads(path.read_text(encoding="utf-8"))
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise UserError(f"the schedule file {name_or_path} is not valid TOML: {error}") from None
+        except OSError as error:
+            raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}") from None
+        try:
+            schedule = Schedule.from_table(table, name)
+        except UserError as error:
+            raise UserError(f"schedule {name_or_path}: {error.message}", error.hint) from None
+        if model is not None and not force:
+            schedule.check_model(model)
+        return schedule
+
+    @staticmethod
+    def from_table(table: dict[str, Any], name: str = "unnamed") -> Schedule:
+        """From the tables of a schedule file. Unknown and missing keys are errors."""
+        for key in table:
+            if key not in _KEYS:
+                raise UserError(f"unknown key {key!r}", nearest(key, _KEYS))
+        if table.get("format") != FORMAT:
+            raise UserError(f"format must be {FORMAT}, got {table.get('format')!r}", "made by another version of sparroll?")
+        for key, kind in (("selector", dict), ("steps", list), ("dense_layers", list)):
+            if not isinstance(table.get(key), kind):
+                raise UserError(f"{key!r} is missing or not a {'table' if kind is dict else 'list'}")
+        return Schedule(
+            steps=tuple(_step(entry) for entry in table["steps"]),
+            selector=make_selector(table["selector"]),
+            dense_layers=tuple(table["dense_layers"]),
+            model=table.get("model"),
+            target=table.get("target"),
+            made_by=table.get("made_by"),
+            name=name,
+        )
+
+    def table(self) -> dict[str, Any]:
+        """As it stands in a file; `from_table` gives the schedule back."""
+        steps = [{key: value for key, value in dataclasses.asdict(step).items() if value is not None} for step in self.steps]
+        table = {
+            "format": FORMAT,
+            "model": self.model,
+            "selector": self.selector.table(),
+            "dense_layers": list(self.dense_layers),
+            "target": self.target,
+            "made_by": self.made_by,
+            "steps": steps,
+        }
+        return {key: value for key, value in table.items() if value is not None}
+
+    def save(self, path: str | Path) -> Path:
+        """Write the TOML file, atomically."""
+        return files.write_text(path, tomli_w.dumps(self.table()))
+
+    def check_model(self, model: str) -> None:
+        """Raise UserError where the schedule was made for another model (names compare without folder and case)."""
+        if self.model is not None and _short(self.model) != _short(model):
+            raise UserError(
+                f"schedule {self.name!r} was made for {self.model}, not for {model}",
+                "calibrate one for this model, or pass --force-schedule to use it all the same",
+            )
+
+    def check_layers(self, layers: int) -> None:
+        """Raise UserError where a dense layer does not exist in a model of that many layers."""
+        if self.dense_layers and self.dense_layers[-1] >= layers:
+            raise UserError(f"dense_layers names layer {self.dense_layers[-1]}, but the model has layers 0..{layers - 1}")
+
+
+def presets() -> list[str]:
+    """Names of the schedules shipped with the package."""
+    folder = resources.files("sparroll") / "presets"
+    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def _find(name_or_path: str) -> tuple[Path, str]:
+    if name_or_path in presets():
+        return Path(str(resources.files("sparroll") / "presets" / f"{name_or_path}.toml")), name_or_path
+    path = Path(name_or_path)
+    if path.suffix == ".toml" or "/" in name_or_path:
+        if not path.is_file():
+            raise UserError(f"no schedule file at {name_or_path}", "`sparroll schedule list` names the presets")
+        return path, path.stem
+    raise UserError(f"unknown schedule preset {name_or_path!r}", nearest(name_or_path, presets()))
+
+
+def _is_count(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _step(entry: Any) -> Step:
+    if not isinstance(entry, dict):
+        raise UserError(f"each entry of 'steps' must be a table, got {entry!r}")
+    for key in entry:
+        if key not in _STEP_KEYS:
+            raise UserError(f"unknown key {key!r} in a step", nearest(key, _STEP_KEYS))
+    for key in _STEP_KEYS[:2]:
+        if not _is_count(entry.get(key)):
+            raise UserError(f"{key} must be a whole number of tokens, got {entry.get(key)!r}")
+    return Step(**entry)
+
+
+def _check_steps(steps: tuple[Step, ...], selector: Selector) -> None:
+    if not steps:
+        raise UserError("a schedule needs at least one step")
+    if steps[0].from_context_tokens != 0:
+        raise UserError(f"the first step must start at 0 tokens of context, got {steps[0].from_context_tokens}")
+    for before, after in zip(steps, steps[1:], strict=False):
+        if after.from_context_tokens <= before.from_context_tokens:
+            raise UserError(
+                "steps must start at strictly rising context lengths, "
+                f"got {before.from_context_tokens} then {after.from_context_tokens}"
+            )
+    for step in steps:
+        check_budget(step.kv_budget_tokens, selector)
+
+
+def check_budget(kv_budget_tokens: int, selector: Selector) -> None:
+    """Raise UserError unless the budget is whole units and leaves one unit to choose beside the forced ones."""
+    unit, least = selector.unit_tokens, selector.least_budget_tokens
+    if kv_budget_tokens % unit:
+        below = max(least, kv_budget_tokens // unit * unit)
+        raise UserError(
+            f"kv_budget_tokens must be a multiple of page_tokens ({unit}), got {kv_budget_tokens}",
+            f"use {below} or {below + unit}",
+        )
+    if kv_budget_tokens < least:
+        raise UserError(
+            f"kv_budget_tokens must be at least {least} (first {selector.first_tokens} + recent "
+            f"{selector.recent_tokens} + one unit of {unit}), got {kv_budget_tokens}",
+            f"use {least} or more",
+        )
+
+
+def _short(model: str) -> str:
+    return model.rstrip("/").rsplit("/", 1)[-1].lower()
