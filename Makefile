@@ -1,0 +1,40 @@
+# make quickstart | test | lint | docs. Each installs what it needs into .venv first (about 75 s, once).
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+STAMP = $(VENV)/.sparroll-installed
+
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+export TOKENIZERS_PARALLELISM = false
+
+.PHONY: quickstart test lint docs install
+
+install: $(STAMP)
+
+# torch goes first and alone: pinned, it stays as it is when the rest is resolved against it.
+$(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "error: sparroll needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1)"; \
+		  echo "hint: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	@touch $@
+
+# From profile to report.html in runs/quickstart/; interrupted, it goes on where it was.
+quickstart: $(STAMP)
+	$(BIN)/sparroll quickstart
+
+# Two worker processes with one thread each.
+test: export OMP_NUM_THREADS = 1
+test: $(STAMP)
+	$(BIN)/python -m pytest
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+docs: export NO_MKDOCS_2_WARNING = 1
+docs: $(STAMP)
+	$(BIN)/mkdocs build --strict --quiet
