@@ -1,0 +1,216 @@
+"""What the trainer's side thinks of given tokens: teacher-forced log-probabilities, dense or through the rollouts' own
+sparse attention. Logits exist only for a chunk of tokens at a time, never for a whole response.
+"""
+
+# B rollouts, S tokens of prompt + response, T response tokens, N scored tokens of a batch, V vocabulary, K top-k, E hidden
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from sparroll.engines.base import Progress
+from sparroll.engines.hf_attention import ReplayStep, routed, run_step
+from sparroll.engines.sampling import check_finite, log_probs
+from sparroll.engines.support import check_supported, load_model
+from sparroll.errors import UserError
+from sparroll.mismatch.acceptance import acceptance
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout, TokenBatch
+
+
+@dataclass
+class TokenScores:
+    """One rollout's response under the scoring policy, on the CPU."""
+
+    logp: Tensor
+    """[T] float32, log-probability of each response token at the given temperature."""
+    top_k_ids: Tensor | None = None
+    """[T, K] int64, most likely first."""
+    top_k_logp: Tensor | None = None
+
+
+class Scorer:
+    """Teacher-forced scoring of rollouts with one model.
+
+    model: name, folder, or a model object (used as it is).  batch_tokens: padded tokens per forward.
+    logit_chunk_tokens: tokens whose logits exist at one time (1024 x 152K in fp32 are 620 MB).
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel,
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        batch_tokens: int = 16_384,
+        logit_chunk_tokens: int = 1024,
+    ):
+        self.tokenizer: PreTrainedTokenizerBase | None = None
+        if isinstance(model, PreTrainedModel):
+            self.model = model
+        else:
+            self.model, self.tokenizer = load_model(model, dtype, device)
+        check_supported(self.model)
+        self.batch_tokens = batch_tokens
+        self.logit_chunk_tokens = logit_chunk_tokens
+
+    def dense(
+        self, rollouts: list[Rollout], *, temperature: float = 1.0, top_k: int = 0, on_progress: Progress | None = None
+    ) -> list[TokenScores]:
+        """Scores under the dense policy, in the rollouts' order."""
+        return self._scores(rollouts, None, temperature, top_k, on_progress)
+
+    def sparse(
+        self,
+        rollouts: list[Rollout],
+        schedule: Schedule,
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        on_progress: Progress | None = None,
+    ) -> list[TokenScores]:
+        """Scores under sparse decoding: each response token as an engine with this schedule would have seen it."""
+        schedule.check_layers(self.model.config.num_hidden_layers)
+        return self._scores(rollouts, schedule, temperature, top_k, on_progress)
+
+    @torch.inference_mode()
+    def exact_acceptance(
+        self,
+        rollouts: list[Rollout],
+        schedule: Schedule | None,
+        *,
+        temperature: float = 1.0,
+        on_progress: Progress | None = None,
+    ) -> list[Tensor]:
+        """Acceptance [T] per rollout from the full distributions of both sides, sparse attention replayed.
+
+        With schedule None both sides are dense, and every value is 1 up to rounding.
+        """
+        if schedule is not None:
+            schedule.check_layers(self.model.config.num_hidden_layers)
+        results: dict[int, Tensor] = {}
+        for members, batch in self._batches(rollouts):
+            dense_NE = self._hidden(batch, None)[_scored(batch)]
+            sparse_NE = self._hidden(batch, schedule)[_scored(batch)]
+            parts = [
+                acceptance(self._logits(dense, temperature), self._logits(sparse, temperature)).cpu()
+                for dense, sparse in zip(
+                    dense_NE.split(self.logit_chunk_tokens), sparse_NE.split(self.logit_chunk_tokens), strict=True
+                )
+            ]
+            results |= dict(zip(members, torch.cat(parts).split(batch.response_tokens_B.tolist()), strict=True))
+            if on_progress:
+                on_progress(len(results), len(rollouts))
+        return [results[number] for number in range(len(rollouts))]
+
+    @torch.inference_mode()
+    def _scores(
+        self,
+        rollouts: list[Rollout],
+        schedule: Schedule | None,
+        temperature: float,
+        top_k: int,
+        on_progress: Progress | None,
+    ) -> list[TokenScores]:
+        results: dict[int, TokenScores] = {}
+        for members, batch in self._batches(rollouts):
+            hidden_NE, tokens_N = self._hidden(batch, schedule)[_scored(batch)], _response_ids(batch)
+            parts = []
+            for hidden, tokens in zip(
+                hidden_NE.split(self.logit_chunk_tokens), tokens_N.split(self.logit_chunk_tokens), strict=True
+            ):
+                logp = log_probs(self.model.get_output_embeddings()(hidden), temperature)
+                sampled = logp.gather(-1, tokens[:, None])[:, 0]
+                best = logp.topk(min(top_k, logp.shape[-1]), dim=-1)
+                parts.append((sampled.cpu(), best.indices.cpu(), best.values.cpu()))
+            lengths = batch.response_tokens_B.tolist()
+            columns = [torch.cat(column).split(lengths) for column in zip(*parts, strict=True)]
+            for number, logp, ids, best_logp in zip(members, *columns, strict=True):
+                check_finite(logp, "while scoring")
+                results[number] = TokenScores(logp, ids if top_k else None, best_logp if top_k else None)
+            if on_progress:
+                on_progress(len(results), len(rollouts))
+        return [results[number] for number in range(len(rollouts))]
+
+    def _hidden(self, batch: TokenBatch, schedule: Schedule | None) -> Tensor:
+        training = self.model.training
+        self.model.eval()
+        try:
+            return last_hidden(self.model, batch, schedule)
+        finally:
+            self.model.train(training)
+
+    def _logits(self, hidden: Tensor, temperature: float) -> Tensor:
+        logits = self.model.get_output_embeddings()(hidden).float()
+        return logits if temperature in (0, 1) else logits / temperature
+
+    def _batches(self, rollouts: list[Rollout]) -> Iterator[tuple[list[int], TokenBatch]]:
+        """Rollouts of similar length together, up to `batch_tokens` padded tokens, longest first."""
+        if not rollouts:
+            raise UserError("there are no rollouts to score")
+        for members in length_buckets([len(r.prompt_ids) + len(r.response_ids) for r in rollouts], self.batch_tokens):
+            yield members, TokenBatch.from_rollouts([rollouts[i] for i in members], 0, self.model.device)
+
+
+def response_logp(
+    model: PreTrainedModel, batch: TokenBatch, temperature: float, logit_chunk_tokens: int = 1024
+) -> Tensor:
+    """[B, T] log-probabilities of the response tokens under the dense policy, with gradient; 0 where the mask is false.
+
+    The training forward: what `Scorer.dense` computes, for autograd. Logits are recomputed in the backward pass.
+    """
+    hidden_NE, tokens_N = last_hidden(model, batch, None)[_scored(batch)], _response_ids(batch)
+
+    def chunk_logp(hidden: Tensor, tokens: Tensor) -> Tensor:
+        return log_probs(model.get_output_embeddings()(hidden), temperature).gather(-1, tokens[:, None])[:, 0]
+
+    chunks = zip(hidden_NE.split(logit_chunk_tokens), tokens_N.split(logit_chunk_tokens), strict=True)
+    run: Callable[..., Tensor] = checkpoint if torch.is_grad_enabled() else lambda fn, *args, **_: fn(*args)
+    logp_N = torch.cat([run(chunk_logp, hidden, tokens, use_reentrant=False) for hidden, tokens in chunks])
+    mask_BT = batch.mask_BT
+    return logp_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, logp_N)
+
+
+def last_hidden(model: PreTrainedModel, batch: TokenBatch, schedule: Schedule | None) -> Tensor:
+    """[B, S, E] final hidden states of prompt + response; under a schedule, those of the rollouts' sparse stream."""
+    body: nn.Module = model.get_decoder()
+    # Right padding needs no mask: under causal attention no real token sees what comes after it.
+    positions = torch.arange(batch.input_ids_BS.shape[1], device=batch.input_ids_BS.device).expand_as(batch.input_ids_BS)
+    if schedule is None:
+        return body(input_ids=batch.input_ids_BS, position_ids=positions, use_cache=False).last_hidden_state
+    with routed(model):
+        step = ReplayStep(schedule, batch.prompt_tokens_B)
+        layers = int(model.config.num_hidden_layers)
+        return run_step(body, step, layers, input_ids=batch.input_ids_BS, position_ids=positions).last_hidden_state
+
+
+def length_buckets(lengths: list[int], batch_tokens: int) -> list[list[int]]:
+    """Indices grouped so that longest * count <= batch_tokens in each group (one too long stands alone)."""
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= batch_tokens:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+    return groups
+
+
+def _scored(batch: TokenBatch) -> Tensor:
+    """[B, S] bool: positions whose next token is a response token, in the order of `_response_ids`."""
+    positions = torch.arange(batch.input_ids_BS.shape[1], device=batch.input_ids_BS.device)
+    start = batch.prompt_tokens_B[:, None] - 1
+    return (positions >= start) & (positions < start + batch.response_tokens_B[:, None])
+
+
+def _response_ids(batch: TokenBatch) -> Tensor:
+    """[N] the response tokens of all rows, row by row."""
+    positions = torch.arange(batch.input_ids_BS.shape[1], device=batch.input_ids_BS.device)
+    start = batch.prompt_tokens_B[:, None]
+    return batch.input_ids_BS[(positions >= start) & (positions < start + batch.response_tokens_B[:, None])]

@@ -1,0 +1,58 @@
+"""Which transformers models sparse decoding can run: plain multi-head or grouped-query attention over the whole context."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from sparroll.errors import UserError
+from sparroll.models import resolve
+
+
+def check_supported(model: PreTrainedModel) -> None:
+    """Raise UserError with the reason where the model's attention is not plain causal attention over all tokens."""
+    reason = unsupported_reason(model)
+    if reason:
+        raise UserError(
+            f"{type(model).__name__} is not supported: {reason}",
+            "docs/engines.md lists the architectures that are",
+        )
+
+
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Why sparse decoding cannot run this model, or None."""
+    config = model.config
+    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "num_attention_heads"):
+        return "it is not a decoder-only transformer"
+    if getattr(config, "kv_lora_rank", None):
+        return "multi-head latent attention keeps no keys per head"
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"]) - {"full_attention"}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return f"sliding-window attention of {config.sliding_window} tokens (config.sliding_window = None turns it off)"
+    if getattr(config, "attn_logit_softcapping", None):
+        return "attention logits are soft-capped"
+    if getattr(config, "attention_chunk_size", None):
+        return "attention is chunked"
+    if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):
+        return "it has attention sinks"
+    if not getattr(model, "_supports_attention_backend", False):
+        return "its attention does not go through transformers' attention interface"
+    return None
+
+
+def load_model(
+    name: str | Path, dtype: torch.dtype | None, device: torch.device | str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer from a packaged name, a folder or the hub; safetensors only, no remote code."""
+    folder = resolve(str(name))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot load the model {str(name)!r}: {reason}", "give a hub name or a folder") from None
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
