@@ -1,0 +1,47 @@
+"""What a task is, and the list of tasks by name. A task writes prompts and checks answers; it knows no tokenizer and no model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from difflib import get_close_matches
+from typing import Literal, Protocol
+
+from sparroll.types import Prompt
+
+Split = Literal["train", "eval"]
+
+
+class Task(Protocol):
+    """A family of prompts with verifiable answers."""
+
+    name: str
+
+    def prompts(self, split: Split, level: int, seed: int, count: int) -> list[Prompt]:
+        """The first `count` prompts of one stream; the same arguments always give the same prompts."""
+        ...
+
+    def reward(self, prompt: Prompt, response_text: str) -> float:
+        """1.0 if the response answers the prompt correctly, else 0.0."""
+        ...
+
+
+_FACTORIES: dict[str, Callable[[], Task]] = {}
+
+
+def register(name: str, factory: Callable[[], Task]) -> None:
+    """Make `get(name)` return `factory()`. A name is given once."""
+    if name in _FACTORIES:
+        raise ValueError(f"task {name!r} is already registered\nhint: choose another name")
+    _FACTORIES[name] = factory
+
+
+def names() -> list[str]:
+    return sorted(_FACTORIES)
+
+
+def get(name: str) -> Task:
+    if name not in _FACTORIES:
+        near = get_close_matches(name, _FACTORIES, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"known tasks: {', '.join(names())}"
+        raise ValueError(f"unknown task {name!r}\nhint: {hint}")
+    return _FACTORIES[name]()
