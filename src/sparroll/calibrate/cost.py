@@ -1,0 +1,130 @@
+"""What decoding costs in effective FLOPs (eFLOPs; Kinetics, Sparrow): arithmetic plus cache reads, weighed by `intensity`.
+
+Formulas only, in the symbols of the papers. Seconds on a real device are plan.py's business.
+
+    P parameters    N samples    Lin prompt_tokens    Lout response_tokens    D kv_width    r gqa_ratio
+    I intensity     B kv_budget_tokens                s unit_tokens
+
+Lengths are treated as continuous, as the papers do: a sum over the response's positions becomes an integral from Lin to
+Lin + Lout. Dense attention is the integral of `2 r N D x + 2 I D (shared prompt + N own tokens)`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from sparroll.errors import UserError, nearest
+from sparroll.schedule import Schedule
+
+KINETICS_INTENSITY = 562.5
+"""FLOPs done while one cache element is read: a B200's 2.25e15 FLOP/s * 2 bytes / 8e12 bytes/s."""
+
+Scoring = Literal["corrected", "published", "none"]
+SCORINGS = ["corrected", "published", "none"]
+
+
+def dense(
+    *,
+    parameters: float,
+    prompt_tokens: float,
+    response_tokens: float,
+    kv_width: float,
+    gqa_ratio: float,
+    samples: float = 1,
+    intensity: float = KINETICS_INTENSITY,
+) -> float:
+    """eFLOPs of `samples` responses to one prompt that read the whole cache at every step.
+
+    kv_width: numbers per token in K (or in V), all layers together: layers * kv_heads * head_dim.
+    gqa_ratio: query heads per KV head. The prompt's cache is read once for all samples.
+    """
+    _check(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples, intensity)
+    P, N, Lin, Lout, D, r = parameters, samples, prompt_tokens, response_tokens, kv_width, gqa_ratio
+    arithmetic = 2 * P * N * Lout + r * (2 * Lin + Lout) * Lout * N * D
+    return arithmetic + intensity * (2 * Lin * Lout * D + N * Lout**2 * D)
+
+
+def sparse(
+    *,
+    parameters: float,
+    prompt_tokens: float,
+    response_tokens: float,
+    kv_width: float,
+    gqa_ratio: float,
+    kv_budget_tokens: int | Schedule,
+    samples: float = 1,
+    unit_tokens: int | None = None,
+    intensity: float = KINETICS_INTENSITY,
+    scoring: Scoring = "corrected",
+) -> float:
+    """eFLOPs of the same responses when a step reads `kv_budget_tokens` of the cache, scoring included.
+
+    kv_budget_tokens: an int is the published closed form, which charges the budget at every position, also where the
+    context is shorter; a Schedule is integrated over the positions exactly and never reads more than the context.
+    unit_tokens: tokens per scored unit; left out, the schedule's selector says it (16 for an int).
+    scoring: "corrected" divides the prompt's terms by unit_tokens as well; "published" leaves them undivided, as
+    printed; "none" leaves scoring out. Dense layers and the selector's index width are not part of this model.
+    """
+    _check(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples, intensity)
+    P, N, Lin, Lout, D, r = parameters, samples, prompt_tokens, response_tokens, kv_width, gqa_ratio
+    if isinstance(kv_budget_tokens, Schedule):
+        unit_tokens = unit_tokens or kv_budget_tokens.selector.unit_tokens
+        tokens_read = integrated_budget(kv_budget_tokens, Lin, Lin + Lout)
+    else:
+        if kv_budget_tokens <= 0:
+            raise UserError(f"kv_budget_tokens must be positive, got {kv_budget_tokens}")
+        unit_tokens = unit_tokens or 16
+        tokens_read = kv_budget_tokens * Lout
+    attention = 2 * (r + intensity) * N * D * tokens_read
+    return 2 * N * P * Lout + attention + _scoring(N, Lin, Lout, D, r, intensity, unit_tokens, scoring)
+
+
+def integrated_budget(schedule: Schedule, from_context_tokens: float, to_context_tokens: float) -> float:
+    """Integral of min(budget(x), x) over context lengths x: the tokens read by a response that spans them."""
+    if to_context_tokens < from_context_tokens:
+        raise UserError(f"the span must not end before it starts, got {from_context_tokens} to {to_context_tokens}")
+    starts = [step.from_context_tokens for step in schedule.steps]
+    total = 0.0
+    for step, end in zip(schedule.steps, [*starts[1:], math.inf], strict=True):
+        low = max(from_context_tokens, step.from_context_tokens)
+        high = min(to_context_tokens, end)
+        if low < high:
+            total += _integral_of_minimum(step.kv_budget_tokens, low, high)
+    return total
+
+
+def _integral_of_minimum(budget: float, low: float, high: float) -> float:
+    whole_until = min(max(budget, low), high)
+    return (whole_until - low) * (whole_until + low) / 2 + budget * (high - whole_until)
+
+
+def _scoring(
+    N: float, Lin: float, Lout: float, D: float, r: float, intensity: float, s: int, scoring: Scoring
+) -> float:
+    if scoring not in SCORINGS:
+        raise UserError(f"unknown scoring {scoring!r}", nearest(str(scoring), SCORINGS))
+    if s <= 0:
+        raise UserError(f"unit_tokens must be positive, got {s}")
+    if scoring == "none":
+        return 0.0
+    prompt = 2 * N * Lin * D * Lout + 2 * intensity * Lin * D * Lout
+    response = r * N * D * Lout**2 / (2 * s) + intensity * N * D * Lout**2 / (2 * s)
+    return (prompt / s if scoring == "corrected" else prompt) + response
+
+
+def _check(
+    parameters: float,
+    prompt_tokens: float,
+    response_tokens: float,
+    kv_width: float,
+    gqa_ratio: float,
+    samples: float,
+    intensity: float,
+) -> None:
+    if prompt_tokens < 0 or response_tokens < 0:
+        raise UserError(f"lengths must not be negative, got prompt {prompt_tokens} and response {response_tokens}")
+    positive = {"parameters": parameters, "kv_width": kv_width, "gqa_ratio": gqa_ratio, "samples": samples}
+    for name, value in {**positive, "intensity": intensity}.items():
+        if not value > 0:
+            raise UserError(f"{name} must be positive, got {value}")
