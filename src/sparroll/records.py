@@ -1,0 +1,171 @@
+"""What every JSON result carries: what was asked, of which code, on which machine, when. Plain data; runs nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import platform
+import subprocess
+from datetime import UTC, datetime
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sparroll import files
+from sparroll.errors import UserError
+
+FORMAT = 1
+PACKAGES = ("sparroll", "torch", "transformers", "numpy", "scipy", "accelerate", "triton", "vllm", "verl", "trl")
+
+
+def make(
+    kind: str, results: Any, *, config: Any = None, seed: int | None = None, wall_seconds: float | None = None
+) -> dict[str, Any]:
+    """A record: the results, and everything needed to tell where they come from.
+
+    >>> make("profile", {"rows": []}, config={"model": "tiny-reasoner"}, seed=0)["versions"]["torch"]
+    '2.13.0+cpu'
+    """
+    return {
+        "format": FORMAT,
+        "kind": kind,
+        **provenance(),
+        "seed": seed,
+        "wall_seconds": None if wall_seconds is None else round(wall_seconds, 3),
+        "config": plain(config),
+        "results": plain(results),
+    }
+
+
+def write(path: Path | str, kind: str, results: Any, **about: Any) -> Path:
+    """`make`, written atomically. Takes `config`, `seed` and `wall_seconds` like `make`."""
+    return files.write_json(path, make(kind, results, **about))
+
+
+def read(path: Path | str, kind: str | None = None) -> dict[str, Any]:
+    """A record back from its file; a file that is none, or of another kind, is refused."""
+    path = Path(path)
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read the record {path}: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path} is not valid JSON: {error}") from None
+    if not isinstance(record, dict) or record.get("format") != FORMAT or "results" not in record:
+        raise UserError(f"{path} is not a sparroll record")
+    if kind is not None and record["kind"] != kind:
+        raise UserError(f"{path} holds a record of kind {record['kind']!r}, not {kind!r}")
+    return record
+
+
+def provenance() -> dict[str, Any]:
+    """Date, commit, hardware and versions: the part of a record that does not depend on what was asked."""
+    return {
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit(),
+        "hardware": hardware(),
+        "versions": versions(),
+    }
+
+
+def made_by(command: str) -> dict[str, Any]:
+    """The short form that a schedule file carries: {"command", "commit", "hardware", "date"}."""
+    code = commit()
+    short = "unknown" if code["id"] is None else code["id"][:12] + ("+changes" if code["dirty"] else "")
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"command": command, "commit": short, "hardware": hardware_line(), "date": date}
+
+
+def commit() -> dict[str, Any]:
+    """Commit of the source checkout that runs, and whether it has changes. id None when installed from a wheel."""
+    root = Path(__file__).parents[2]
+    if not (root / "pyproject.toml").is_file():
+        return {"id": None, "dirty": None}
+    head = _git(root, "rev-parse", "HEAD")
+    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
+    return {"id": head or None, "dirty": None if changes is None else bool(changes)}
+
+
+@cache
+def hardware() -> dict[str, Any]:
+    """Processor, cores this process may use, memory, and each accelerator."""
+    import torch
+
+    gpus = []
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            device = torch.cuda.get_device_properties(index)
+            gpus.append({"name": device.name, "memory_gib": round(device.total_memory / 2**30, 1)})
+    return {
+        "cpu": _cpu_name(),
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": _memory_gib(),
+        "gpus": gpus,
+        "system": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def hardware_line() -> str:
+    """In words: '2 x NVIDIA H200' or 'AMD EPYC 9B14, 2 cores'."""
+    machine = hardware()
+    if machine["gpus"]:
+        return f"{len(machine['gpus'])} x {machine['gpus'][0]['name']}"
+    return f"{machine['cpu']}, {machine['cores']} cores"
+
+
+def versions() -> dict[str, str]:
+    """Python and those of PACKAGES that are installed."""
+    found = {"python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def plain(value: Any) -> Any:
+    """Anything a record may hold as JSON data: dataclasses, pydantic models, tensors, arrays, paths, tuples."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    if hasattr(value, "tolist"):
+        return plain(value.tolist())
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, float) and value != value:
+        # JSON has no NaN; a figure that does not exist is null.
+        return None
+    return value
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return result.stdout.strip() if result.returncode == 0 else None
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_gib() -> float | None:
+    try:
+        return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+    except (ValueError, OSError, AttributeError):
+        return None
