@@ -40,7 +40,7 @@ def tiny_model(architecture: str = "qwen3", seed: int = 0, **changes: object) ->
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.ndim > 1:
-                parameter.normal_(0, 0.25 if "embed" not in name else 1.0)
+                parameter.normal_(0, 0.15 if "embed" not in name else 1.0)
     return model
 
 

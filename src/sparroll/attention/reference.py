@@ -58,8 +58,8 @@ def sparse_decode(
     # What was never written may hold NaN, and 0 * NaN is NaN: a masked softmax alone does not keep it out.
     mixed = F.scaled_dot_product_attention(
         query.float(),
-        read_keys.float().masked_fill(~visible[..., None], 0.0),
-        read_values.float().masked_fill(~visible[..., None], 0.0),
+        read_keys.float().masked_fill_(~visible[..., None], 0.0),
+        read_values.float().masked_fill_(~visible[..., None], 0.0),
         attn_mask=visible[:, :, None],
         scale=scale,
     )

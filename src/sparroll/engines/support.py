@@ -41,7 +41,17 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "it has attention sinks"
     if not getattr(model, "_supports_attention_backend", False):
         return "its attention does not go through transformers' attention interface"
+    if not _plain_head(model):
+        return "its logits are more than its output head applied to the last hidden state"
     return None
+
+
+@torch.inference_mode()
+def _plain_head(model: PreTrainedModel) -> bool:
+    # Scoring applies the output head to chunks of hidden states, so a model that scales or caps logits must be refused.
+    ids = torch.arange(3, device=model.device).clamp_max(model.config.vocab_size - 1)[None]
+    hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
+    return torch.allclose(model.get_output_embeddings()(hidden), model(input_ids=ids, use_cache=False).logits, equal_nan=True)
 
 
 def load_model(
