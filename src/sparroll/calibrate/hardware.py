@@ -51,7 +51,7 @@ class Hardware:
         return dataclasses.asdict(self)
 
     def save(self, path: str | Path) -> Path:
-        """Write the JSON file that `hardware` reads."""
+        """Write the JSON file that `find_hardware` reads."""
         return files.write_json(path, self.table())
 
 
@@ -73,7 +73,7 @@ PROFILES: dict[str, Hardware] = {
 }
 
 
-def hardware(name_or_path: str | Path) -> Hardware:
+def find_hardware(name_or_path: str | Path) -> Hardware:
     """A profile by name ("H200", any case), or a JSON file written by `Hardware.save`."""
     text = str(name_or_path)
     for name, profile in PROFILES.items():
