@@ -54,15 +54,17 @@ class Schedule:
     """What it was calibrated to hold, e.g. {"estimator": "top_k_lower", "quantile": 0.05, "at_least": 0.86, ...}."""
     made_by: dict[str, Any] | None = None
     name: str = "unnamed"
+    _starts: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    _budgets: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         _check_steps(self.steps, self.selector)
         if list(self.dense_layers) != sorted({layer for layer in self.dense_layers if _is_count(layer)}):
-            raise UserError(f"dense_layers must be distinct layer numbers in rising order, got {list(self.dense_layers)}")
-        starts = [step.from_context_tokens for step in self.steps]
-        budgets = [step.kv_budget_tokens for step in self.steps]
-        object.__setattr__(self, "_starts", starts)
-        object.__setattr__(self, "_budgets", budgets)
+            raise UserError(
+                f"dense_layers must be distinct layer numbers in rising order, got {list(self.dense_layers)}"
+            )
+        self._starts.extend(step.from_context_tokens for step in self.steps)
+        self._budgets.extend(step.kv_budget_tokens for step in self.steps)
 
     @overload
     def kv_budget_tokens(self, context_tokens: int) -> int: ...
@@ -81,7 +83,9 @@ class Schedule:
         return self._budgets[bisect.bisect_right(self._starts, context_tokens) - 1]
 
     @staticmethod
-    def fixed(kv_budget_tokens: int, selector: Selector | None = None, dense_layers: tuple[int, ...] = (0, 1)) -> Schedule:
+    def fixed(
+        kv_budget_tokens: int, selector: Selector | None = None, dense_layers: tuple[int, ...] = (0, 1)
+    ) -> Schedule:
         """The same budget at every length."""
         return Schedule(
             steps=(Step(0, kv_budget_tokens),),
@@ -119,7 +123,9 @@ class Schedule:
             if key not in _KEYS:
                 raise UserError(f"unknown key {key!r}", nearest(key, _KEYS))
         if table.get("format") != FORMAT:
-            raise UserError(f"format must be {FORMAT}, got {table.get('format')!r}", "made by another version of sparroll?")
+            raise UserError(
+                f"format must be {FORMAT}, got {table.get('format')!r}", "made by another version of sparroll?"
+            )
         for key, kind in (("selector", dict), ("steps", list), ("dense_layers", list)):
             if not isinstance(table.get(key), kind):
                 raise UserError(f"{key!r} is missing or not a {'table' if kind is dict else 'list'}")
@@ -135,7 +141,9 @@ class Schedule:
 
     def table(self) -> dict[str, Any]:
         """As it stands in a file; `from_table` gives the schedule back."""
-        steps = [{key: value for key, value in dataclasses.asdict(step).items() if value is not None} for step in self.steps]
+        steps = [
+            {key: value for key, value in dataclasses.asdict(step).items() if value is not None} for step in self.steps
+        ]
         table = {
             "format": FORMAT,
             "model": self.model,
@@ -162,7 +170,9 @@ class Schedule:
     def check_layers(self, layers: int) -> None:
         """Raise UserError where a dense layer does not exist in a model of that many layers."""
         if self.dense_layers and self.dense_layers[-1] >= layers:
-            raise UserError(f"dense_layers names layer {self.dense_layers[-1]}, but the model has layers 0..{layers - 1}")
+            raise UserError(
+                f"dense_layers names layer {self.dense_layers[-1]}, but the model has layers 0..{layers - 1}"
+            )
 
 
 def presets() -> list[str]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from models import ARCHITECTURES, prompts, tiny_model
-from oracle import sparse_logp
 
+from equivalence.models import ARCHITECTURES, prompts, tiny_model
+from equivalence.oracle import sparse_logp
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer

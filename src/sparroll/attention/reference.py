@@ -45,7 +45,7 @@ def sparse_decode(
     scale: float,
 ) -> Tensor:
     """Exact attention of one new token per request over the chosen units. See api.sparse_decode."""
-    requests, heads, _, dim = keys.shape
+    requests, heads = keys.shape[:2]
     chosen = unit_ids.clamp_min(0)
     rows = torch.arange(requests, device=keys.device)[:, None, None]
     columns = torch.arange(heads, device=keys.device)[None, :, None]

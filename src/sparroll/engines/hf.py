@@ -149,8 +149,9 @@ class HFEngine:
         if not len(prompts):
             raise UserError("there are no prompts", "give at least one")
         limit = getattr(self.model.config, "max_position_embeddings", None)
-        all_ids = []
-        for number, prompt in enumerate(prompts):
+        all_ids: list[list[int]] = []
+        given: Sequence[str | Sequence[int]] = prompts
+        for number, prompt in enumerate(given):
             if isinstance(prompt, str):
                 if self.tokenizer is None:
                     raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")

@@ -182,7 +182,9 @@ def last_hidden(model: PreTrainedModel, batch: TokenBatch, schedule: Schedule | 
     """[B, S, E] final hidden states of prompt + response; under a schedule, those of the rollouts' sparse stream."""
     body: nn.Module = model.get_decoder()
     # Right padding needs no mask: under causal attention no real token sees what comes after it.
-    positions = torch.arange(batch.input_ids_BS.shape[1], device=batch.input_ids_BS.device).expand_as(batch.input_ids_BS)
+    positions = torch.arange(batch.input_ids_BS.shape[1], device=batch.input_ids_BS.device).expand_as(
+        batch.input_ids_BS
+    )
     if schedule is None:
         return body(input_ids=batch.input_ids_BS, position_ids=positions, use_cache=False).last_hidden_state
     with routed(model):

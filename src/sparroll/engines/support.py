@@ -51,7 +51,9 @@ def _plain_head(model: PreTrainedModel) -> bool:
     # Scoring applies the output head to chunks of hidden states, so a model that scales or caps logits must be refused.
     ids = torch.arange(3, device=model.device).clamp_max(model.config.vocab_size - 1)[None]
     hidden = model.get_decoder()(input_ids=ids, use_cache=False).last_hidden_state
-    return torch.allclose(model.get_output_embeddings()(hidden), model(input_ids=ids, use_cache=False).logits, equal_nan=True)
+    return torch.allclose(
+        model.get_output_embeddings()(hidden), model(input_ids=ids, use_cache=False).logits, equal_nan=True
+    )
 
 
 def load_model(

@@ -27,7 +27,9 @@ def register_selector(selector: type[Selector]) -> type[Selector]:
     """Make a Selector subclass known under its `kind`; usable as a class decorator. A kind is taken once."""
     taken = _SELECTORS.get(selector.kind)
     if taken is not None and taken is not selector:
-        raise UserError(f"selector kind {selector.kind!r} is already taken by {taken.__qualname__}", "pick another kind")
+        raise UserError(
+            f"selector kind {selector.kind!r} is already taken by {taken.__qualname__}", "pick another kind"
+        )
     _SELECTORS[selector.kind] = selector
     return selector
 

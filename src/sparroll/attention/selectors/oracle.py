@@ -45,4 +45,6 @@ class OracleToken(OraclePage):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.page_tokens != 1:
-            raise UserError(f"oracle_token selects single tokens, got page_tokens {self.page_tokens}", "use oracle_page")
+            raise UserError(
+                f"oracle_token selects single tokens, got page_tokens {self.page_tokens}", "use oracle_page"
+            )

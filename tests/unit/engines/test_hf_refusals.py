@@ -1,0 +1,112 @@
+"""What HFEngine refuses, and what it says."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from sparroll.engines import HFEngine
+from sparroll.engines.scoring import Scorer
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+
+SIZES = dict(
+    vocab_size=50, hidden_size=32, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+    num_key_value_heads=1, head_dim=16, max_position_embeddings=64, pad_token_id=0, bos_token_id=1, eos_token_id=2,
+)  # fmt: skip
+
+
+def build(architecture: str = "qwen3", **changes: object) -> PreTrainedModel:
+    torch.manual_seed(0)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(architecture, **{**SIZES, **changes}))
+
+
+@pytest.mark.parametrize(
+    ("architecture", "changes", "reason"),
+    [
+        ("mistral", {"sliding_window": 32}, "sliding-window attention of 32 tokens"),
+        ("qwen2", {"use_sliding_window": True, "sliding_window": 8, "max_window_layers": 0}, "sliding_attention"),
+        ("gemma2", {}, "sliding_attention"),
+        ("gpt_oss", {"num_local_experts": 2, "num_experts_per_tok": 1}, "sliding_attention"),
+        ("granite", {"logits_scaling": 2.0}, "more than its output head"),
+        (
+            "deepseek_v3",
+            {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 16,
+             "n_routed_experts": 4, "num_experts_per_tok": 1, "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16,
+             "num_key_value_heads": 2},
+            "multi-head latent attention",
+        ),
+    ],
+)  # fmt: skip
+def test_unsupported_attention_is_refused_with_the_reason(architecture: str, changes: dict, reason: str) -> None:
+    with pytest.raises(UserError, match="is not supported: .*" + reason):
+        HFEngine(build(architecture, **changes))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "settings", "message"),
+    [
+        ([], {}, "there are no prompts"),
+        ([[]], {}, "prompt 0 is empty"),
+        ([[1], [50]], {}, "prompt 1 has token ids outside 0..49"),
+        ([[1] * 64], {}, "prompt 0 has 64 tokens, the model's context holds 64"),
+        ([[1] * 60], {}, "set max_new_tokens to at most 4"),
+        (["text"], {}, "string prompts need a tokenizer"),
+        ("text", {}, "prompts must be a list"),
+        ([[1]], {"n": 0}, "n=0"),
+        ([[1]], {"temperature": -1.0}, "temperature=-1.0"),
+        ([[1]], {"seed": [1, 2]}, "one seed per request makes 1, got 2"),
+    ],
+)
+def test_bad_requests_are_refused(prompts: list, settings: dict, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        HFEngine(build()).generate(prompts, **{"max_new_tokens": 8, **settings})
+
+
+def test_nan_logits_are_an_error_not_a_token() -> None:
+    model = build()
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(UserError, match="NaN logits"):
+        HFEngine(model).generate([[1, 2]], max_new_tokens=4)
+    rollouts = HFEngine(build()).generate([[1, 2]], max_new_tokens=4)
+    with pytest.raises(UserError, match="NaN logits"):
+        Scorer(model).dense(rollouts)
+
+
+def test_a_schedule_that_does_not_fit_the_model_is_refused() -> None:
+    with pytest.raises(UserError, match="names layer 5"):
+        HFEngine(build(), schedule=Schedule.fixed(64, dense_layers=(0, 5)))
+    engine = HFEngine(build())
+    with pytest.raises(UserError, match="unknown schedule preset"):
+        engine.set_schedule("no-such-preset")
+    assert engine.schedule is None
+
+
+def test_weights_must_fit_and_their_version_must_rise() -> None:
+    engine, other = HFEngine(build()), build(tie_word_embeddings=False)
+    nn.init.normal_(other.lm_head.weight, std=3.0)
+    engine.load_weights(other, version=1)
+    (rollout,) = engine.generate([[1, 2]], max_new_tokens=3)
+    assert rollout.weight_version == 1
+    expected = HFEngine(other).generate([[1, 2]], max_new_tokens=3)[0]
+    assert rollout.response_ids == expected.response_ids
+    with pytest.raises(UserError, match="must rise above 1, got 1"):
+        engine.load_weights(other, version=1)
+    with pytest.raises(UserError, match="do not fit"):
+        engine.load_weights(build(hidden_size=64), version=2)
+    assert engine.weight_version == 1
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = build().train()
+    before = model.config._attn_implementation
+    HFEngine(model, schedule=Schedule.fixed(64)).generate([[1, 2]], max_new_tokens=3)
+    assert model.training and model.config._attn_implementation == before
+
+
+def test_scoring_nothing_is_an_error() -> None:
+    with pytest.raises(UserError, match="no rollouts"):
+        Scorer(build()).dense([])

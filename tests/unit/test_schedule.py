@@ -1,0 +1,135 @@
+"""The schedule file's contract: what a valid one answers, and how each broken one is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparroll.attention.selectors import OracleToken, PageMean
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule, Step, presets
+
+VALID = """
+format = 1
+model = "Qwen/Qwen3-1.7B"
+selector = { kind = "page_mean", page_tokens = 16, first_tokens = 16, recent_tokens = 32 }
+dense_layers = [0, 1]
+target = { statistic = "acceptance", estimator = "top_k_lower", top_k = 20, quantile = 0.05, at_least = 0.86 }
+
+[[steps]]
+from_context_tokens = 0
+kv_budget_tokens = 512
+measured = { value = 0.866, low = 0.861, high = 0.871, tokens = 81234 }
+
+[[steps]]
+from_context_tokens = 2000
+kv_budget_tokens = 1024
+"""
+
+
+def write(folder: Path, text: str) -> str:
+    path = folder / "schedule.toml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_published_preset_has_the_published_budgets() -> None:
+    schedule = Schedule.load("qwen3-1.7b-0.86")
+    assert [schedule.kv_budget_tokens(length) for length in (1, 1999, 2000, 17_000, 100_000)] == [
+        512, 512, 1024, 3584, 4096,
+    ]  # fmt: skip
+
+
+def test_tensor_lookup_equals_int_lookup_for_any_shape_and_integer_type() -> None:
+    schedule = Schedule.load("qwen3-8b-0.92")
+    lengths = torch.tensor([[0, 1, 1999, 2000], [2001, 31_999, 32_000, 10**9]])
+    for dtype in (torch.int64, torch.int32):
+        found = schedule.kv_budget_tokens(lengths.to(dtype))
+        assert found.tolist() == [[schedule.kv_budget_tokens(n) for n in row] for row in lengths.tolist()]
+    with pytest.raises(UserError, match="integers"):
+        schedule.kv_budget_tokens(torch.tensor([1.0]))
+    with pytest.raises(UserError, match="negative"):
+        schedule.kv_budget_tokens(-1)
+
+
+def test_all_twenty_presets_load_and_name_their_model() -> None:
+    assert len(presets()) == 20
+    for name in presets():
+        schedule = Schedule.load(name)
+        assert schedule.name == name and schedule.target is not None
+        assert name.startswith(schedule.model.rsplit("/", 1)[-1].lower())
+        assert schedule.target["at_least"] == float(name.rsplit("-", 1)[-1])
+
+
+def test_a_stricter_preset_never_reads_less() -> None:
+    lengths = torch.arange(0, 40_000, 500)
+    for model in ("qwen3-1.7b", "qwen3-4b", "qwen3-8b"):
+        family = [Schedule.load(name).kv_budget_tokens(lengths) for name in presets() if name.startswith(model)]
+        for looser, stricter in zip(family, family[1:], strict=False):
+            assert bool((looser <= stricter).all())
+
+
+def test_save_and_load_round_trip(tmp_path: Path) -> None:
+    schedule = Schedule.load(write(tmp_path, VALID))
+    assert schedule.steps[0].measured == {"value": 0.866, "low": 0.861, "high": 0.871, "tokens": 81234}
+    again = Schedule.load(schedule.save(tmp_path / "again" / "copy.toml"))
+    assert json.dumps(again.table()) == json.dumps(schedule.table())
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("format = 1", "format = 2", "format must be 1, got 2"),
+        ("format = 1", "format = [", "not valid TOML"),
+        ("dense_layers = [0, 1]", "", "'dense_layers' is missing"),
+        ("dense_layers = [0, 1]", "dense_layers = [1, 0]", "distinct layer numbers in rising order"),
+        ("dense_layers = [0, 1]", 'dense_layers = [0, "x"]', "distinct layer numbers"),
+        ("from_context_tokens = 0", "from_context_tokens = 16", "first step must start at 0"),
+        ("from_context_tokens = 2000", "from_context_tokens = 0", "strictly rising"),
+        ("kv_budget_tokens = 512", "kv_budget_tokens = 500", "multiple of page_tokens (16), got 500\nhint: use 496 or 512"),
+        ("kv_budget_tokens = 512", "kv_budget_tokens = 48", "must be at least 64"),
+        ("kv_budget_tokens = 512", "kv_budget_tokens = -16", "whole number of tokens, got -16"),
+        ("kv_budget_tokens = 512", "kv_budget_tokens = 512.0", "whole number of tokens, got 512.0"),
+        ("kv_budget_tokens = 512", "kv_budget = 512", "unknown key 'kv_budget' in a step\nhint: did you mean"),
+        ("target =", "targets =", "unknown key 'targets'\nhint: did you mean 'target'?"),
+        ('"page_mean"', '"page_meen"', "unknown selector kind 'page_meen'\nhint: did you mean 'page_mean'?"),
+        ("page_tokens = 16", "page_token = 16", "no setting 'page_token'\nhint: did you mean 'page_tokens'?"),
+        ("page_tokens = 16", "page_tokens = 129", "page_tokens must lie in 1..128, got 129"),
+        ("page_tokens = 16", "page_tokens = true", "page_tokens must be a whole number"),
+        ("recent_tokens = 32", "recent_tokens = 40", "recent_tokens must be a multiple"),
+        ("recent_tokens = 32", "recent_tokens = 0", "at least 16, got 0"),
+    ],
+)  # fmt: skip
+def test_each_broken_invariant_is_a_clear_error(tmp_path: Path, before: str, after: str, message: str) -> None:
+    assert before in VALID
+    with pytest.raises(UserError) as caught:
+        Schedule.load(write(tmp_path, VALID.replace(before, after)))
+    assert message in str(caught.value)
+
+
+def test_a_missing_schedule_never_turns_into_another_one(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="did you mean 'qwen3-14b-0.86'"):
+        Schedule.load("qwen3-14-0.86")
+    with pytest.raises(UserError, match="no schedule file at"):
+        Schedule.load(tmp_path / "gone.toml")
+    with pytest.raises(UserError, match="needs at least one step"):
+        Schedule(steps=())
+
+
+def test_a_schedule_for_another_model_is_refused_unless_forced(tmp_path: Path) -> None:
+    path = write(tmp_path, VALID)
+    assert Schedule.load(path, model="models/qwen3-1.7b").model == "Qwen/Qwen3-1.7B"
+    with pytest.raises(UserError, match="made for Qwen/Qwen3-1.7B, not for Qwen/Qwen3-4B"):
+        Schedule.load(path, model="Qwen/Qwen3-4B")
+    assert Schedule.load(path, model="Qwen/Qwen3-4B", force=True).name == "schedule"
+    with pytest.raises(UserError, match="names layer 1, but the model has layers 0..0"):
+        Schedule.load(path).check_layers(1)
+
+
+def test_budgets_are_whole_units_of_the_selector() -> None:
+    assert Schedule.fixed(50, OracleToken(first_tokens=3, recent_tokens=5)).kv_budget_tokens(10) == 50
+    with pytest.raises(UserError, match="multiple"):
+        Schedule(steps=(Step(0, 50),), selector=PageMean(page_tokens=4, first_tokens=4, recent_tokens=4))
