@@ -1,0 +1,59 @@
+"""Counting values of [0, 1] in fixed cells, and reading quantiles from the counts. Knows neither tokens nor rollouts.
+
+2000 cells of width 1/2000, plus one cell each for exactly 0 and exactly 1. 0.999 is the edge of a cell, so the share at
+or above it is exact; so are 0 and 1 as quantiles.
+"""
+
+# C cells (2002), *N any leading dimensions
+
+# ruff: noqa: F722 (jaxtyping)
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+INNER_CELLS = 2000
+CELLS = INNER_CELLS + 2
+"""Cell 0 is the value 0, cell 2001 the value 1, cell i between them holds values from (i - 1)/2000 up to i/2000."""
+NEARLY_ONE = 0.999
+"""From here on two policies count as agreed on a token (Sparrow, section 3)."""
+NEARLY_ONE_CELL = 1 + 1998
+
+EDGES = torch.arange(INNER_CELLS + 1, dtype=torch.float64) / INNER_CELLS
+"""[2001] the borders of the inner cells."""
+
+
+def cells(values: Float[Tensor, "*N"]) -> Int[Tensor, "*N"]:
+    """The cell of each value; values must lie in [0, 1]."""
+    exact = values.to(torch.float64)
+    return torch.where(exact == 0, 0, torch.bucketize(exact, EDGES, right=True))
+
+
+def quantile(counts: Int[Tensor, "*N C"], level: float) -> Float[Tensor, "*N"]:
+    """Smallest value that at least the share `level` of the counted values does not exceed; NaN where nothing counts.
+
+    Inside a cell values are taken as evenly spread, so the result is off by less than a cell, 0.0005. A quantile that is
+    exactly 0 or exactly 1 comes out exactly.
+    """
+    below = counts.to(torch.int64).cumsum(-1)
+    total = below[..., -1:]
+    # The small term keeps 0.1 * 30 = 3.0000000000000004 at rank 3.
+    rank = (level * total.to(torch.float64) - 1e-9).ceil().clamp_min(1).to(torch.int64)
+    cell = torch.searchsorted(below, rank).clamp_max(CELLS - 1)
+    inside = counts.gather(-1, cell).to(torch.float64)
+    place = (rank - below.gather(-1, cell)).to(torch.float64) + inside - 0.5
+    value = ((cell - 1).to(torch.float64) + place / inside) / INNER_CELLS
+    value = torch.where(cell == 0, 0.0, torch.where(cell == CELLS - 1, 1.0, value))
+    return torch.where(total > 0, value, math.nan).squeeze(-1)
+
+
+def share_nearly_one(counts: Int[Tensor, "*N C"]) -> Float[Tensor, "*N"]:
+    """Share of values at or above 0.999; NaN where nothing counts."""
+    return counts[..., NEARLY_ONE_CELL:].sum(-1).to(torch.float64) / counts.sum(-1)

@@ -1,0 +1,114 @@
+"""The tail of the acceptance by context length, as rows, as plain data and as text. Computes nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+
+def bin_name(from_context_tokens: int, to_context_tokens: int) -> str:
+    """How a bin of context lengths is called in metric names and tables: "16k-18k", "0-2k", "250-500".
+
+    Thousands are written as k when both ends are whole thousands. The end is exclusive.
+    """
+    ends = (from_context_tokens, to_context_tokens)
+    if any(end % 1000 for end in ends):
+        return "-".join(str(end) for end in ends)
+    return "-".join(f"{end // 1000}k" if end else "0" for end in ends)
+
+
+@dataclass(frozen=True)
+class TailRow:
+    """Acceptance of the tokens in one bin of context lengths.
+
+    >>> TailRow(from_context_tokens=16000, to_context_tokens=18000, tokens=81234, rollouts=62, mean=0.977, q01=0.71,
+    ...         q05=0.868, q10=0.931, quantile_value=0.868, low=0.861, high=0.874, share_above_999=0.73)
+    """
+
+    from_context_tokens: int
+    to_context_tokens: int
+    """Exclusive."""
+    tokens: int
+    rollouts: int
+    """Rollouts with a token in the bin: the number of independent pieces of evidence."""
+    mean: float
+    q01: float
+    q05: float
+    q10: float
+    quantile_value: float
+    """The quantile that the table was asked for."""
+    low: float
+    """Lower end of the 95 % interval of `quantile_value`; 0 where the data cannot tell (a single rollout)."""
+    high: float
+    """Upper end; 1 where the data cannot tell."""
+    share_above_999: float
+    """Share of tokens whose acceptance is 0.999 or more."""
+
+    @property
+    def name(self) -> str:
+        """The bin's name, see `bin_name`."""
+        return bin_name(self.from_context_tokens, self.to_context_tokens)
+
+
+@dataclass(frozen=True)
+class TailTable:
+    """One row a bin that has tokens, in rising order, and one row over all of them. `print` shows it aligned."""
+
+    rows: list[TailRow]
+    overall: TailRow
+    quantile: float
+    estimator: str
+    """Which estimator of mismatch.acceptance.ESTIMATORS the figures are of. Figures of two estimators do not compare."""
+    length_correlation: float | None
+    """Pearson correlation of acceptance with context length over tokens; None when one of them does not vary."""
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a JSON record."""
+        return {
+            "estimator": self.estimator,
+            "quantile": self.quantile,
+            "length_correlation": self.length_correlation,
+            "rows": [dataclasses.asdict(row) for row in self.rows],
+            "overall": dataclasses.asdict(self.overall),
+        }
+
+    def __str__(self) -> str:
+        header = ["context", "tokens", "rollouts", "mean", *_quantile_names(self.quantile), "95 % interval", ">= .999"]
+        lines = [header, *(self._cells(row, row.name) for row in self.rows), self._cells(self.overall, "all")]
+        widths = [max(len(line[column]) for line in lines) for column in range(len(header))]
+        text = [_aligned(line, widths) for line in lines]
+        rule = "-" * len(text[0])
+        title = (
+            f"acceptance ({self.estimator}) by context length in tokens; interval of {_quantile_name(self.quantile)}"
+        )
+        if self.length_correlation is not None:
+            title += f"; correlation with length {self.length_correlation:+.3f}"
+        return "\n".join([title, text[0], rule, *text[1:-1], rule, text[-1]])
+
+    def _cells(self, row: TailRow, name: str) -> list[str]:
+        values = {0.01: row.q01, 0.05: row.q05, 0.10: row.q10, self.quantile: row.quantile_value}
+        quantiles = [_share(values[level]) for level in sorted(values)]
+        interval = f"{_share(row.low)} - {_share(row.high)}"
+        counts = [f"{row.tokens:,}", f"{row.rollouts:,}"]
+        return [name, *counts, _share(row.mean), *quantiles, interval, f"{100 * row.share_above_999:.1f} %"]
+
+
+def _quantile_name(level: float) -> str:
+    """0.05 -> "q05", 0.125 -> "q12.5"."""
+    return "q" + f"{100 * level:.6g}".zfill(2)
+
+
+def _quantile_names(level: float) -> list[str]:
+    return [_quantile_name(each) for each in sorted({0.01, 0.05, 0.10, level})]
+
+
+def _share(value: float) -> str:
+    """Three decimals, rounded towards 0, so that 0.8596 never reads as a target of 0.86 that is met."""
+    return f"{math.floor(value * 1000 + 1e-9) / 1000:.3f}"
+
+
+def _aligned(line: list[str], widths: list[int]) -> str:
+    first = line[0].ljust(widths[0])
+    return "  ".join([first, *(cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True))])

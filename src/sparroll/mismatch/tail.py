@@ -1,0 +1,318 @@
+"""The lower tail of the acceptance by context length: counted rollout by rollout, merged over shards and ranks, constant
+in memory. Knows no engine and no schedule, and sets no target."""
+
+# T tokens of one rollout, N tokens of many, C histogram cells, R bootstrap replicates, U rollouts
+
+# ruff: noqa: F722 (jaxtyping)
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from sparroll.errors import UserError, nearest
+from sparroll.mismatch import histogram
+from sparroll.mismatch.acceptance import ESTIMATORS
+from sparroll.mismatch.beta import BetaFit, fit_from_histogram
+from sparroll.mismatch.bootstrap import interval, poisson_weights
+from sparroll.mismatch.histogram import CELLS
+from sparroll.mismatch.sums import MOST_CONTEXT_TOKENS, UNIT, added, bin_sums, moments, pearson
+from sparroll.mismatch.table import TailRow, TailTable
+
+if TYPE_CHECKING:
+    from jaxtyping import Float, Int
+
+FORMAT = 1
+MOST_BINS = 1024
+MOST_TOKENS_A_BIN = 2**30
+_STATE_KEYS = ["settings", "quantile", "bins", "counts", "replicates", "sums", "overall", "moments"]
+
+
+@dataclass
+class _Bin:
+    """Everything known about one bin of context lengths."""
+
+    counts: Tensor
+    """[C] int64, tokens per cell."""
+    replicates: Tensor
+    """[R, C] int32, the same with each rollout counted as often as the replicate drew it."""
+    sums: list[int] = field(default_factory=lambda: [0] * 5)
+    """See sums.bin_sums."""
+
+
+class TailStatistics:
+    """Quantiles of the acceptance per bin of context lengths, with intervals, from rollouts that are added one by one.
+
+    Add each rollout once, whole, under an id of its own: across steps, prompts and ranks. Statistics with the same
+    settings merge, and merged statistics are those of one pass to the last bit, whatever the order, because every sum in
+    here is a sum of whole numbers and a rollout's bootstrap weights follow from its id alone.
+
+    Memory: a bin that has tokens takes `replicates` * 2002 cells * 4 bytes + 16 KB, 1.6 MB at 200 replicates; contexts
+    up to 32K in bins of 2000 take 26 MB, however many rollouts are added. Quantiles are exact to a cell, 0.0005.
+
+    >>> statistics = TailStatistics(bin_tokens=2000)
+    >>> statistics.add(acceptance_T, rollout.context_tokens, rollout_id="aime24/7#3")
+    >>> print(statistics.table(estimator="exact"))
+    """
+
+    def __init__(self, bin_tokens: int = 2000, quantile: float = 0.05, replicates: int = 200, seed: int = 0):
+        for name, value, least in (("bin_tokens", bin_tokens, 1), ("replicates", replicates, 20), ("seed", seed, 0)):
+            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+                raise UserError(f"{name} must be a whole number of {least} or more, got {value!r}")
+        if not 0 < quantile < 1:
+            raise UserError(f"quantile must be between 0 and 1, got {quantile!r}", "use 0.05 for the 5th percentile")
+        self.bin_tokens = bin_tokens
+        self.quantile = float(quantile)
+        self.replicates = replicates
+        """Bootstrap replicates. 200 place the ends of a 95 % interval to about a tenth of its width."""
+        self.seed = seed
+        """Draws the bootstrap weights. Statistics to be merged must share it."""
+        self._bins: dict[int, _Bin] = {}
+        self._rollouts = 0
+        self._tokens_squared = 0
+        self._moments = [0] * 5
+
+    @property
+    def tokens(self) -> int:
+        """Tokens added so far, over all bins."""
+        return sum(int(each.counts.sum()) for each in self._bins.values())
+
+    def add(
+        self, acceptance_T: Float[Tensor, " T"], context_tokens_T: Int[Tensor, " T"], rollout_id: int | str
+    ) -> None:
+        """Count the tokens of one rollout; `context_tokens_T` as in Rollout.context_tokens. Nothing is counted on error.
+
+        A rollout without tokens is ignored.
+        """
+        weights_R = poisson_weights(self.seed, rollout_id, self.replicates)
+        acceptance_T, context_T = _checked(acceptance_T, context_tokens_T, rollout_id)
+        if len(acceptance_T) == 0:
+            return
+        starts, place_T = torch.unique(context_T // self.bin_tokens, return_inverse=True)
+        cells_T = histogram.cells(acceptance_T)
+        counts_BC = torch.bincount(place_T * CELLS + cells_T, minlength=len(starts) * CELLS).view(-1, CELLS)
+        sums_B5 = bin_sums(acceptance_T, cells_T, place_T, counts_BC.sum(1))
+        self._make_bins(starts.tolist(), counts_BC.sum(1).tolist())
+        for start, counts_C, sums in zip(starts.tolist(), counts_BC, sums_B5, strict=True):
+            each = self._bins[start]
+            each.counts += counts_C
+            each.replicates += weights_R[:, None] * counts_C.to(torch.int32)
+            each.sums = added(each.sums, sums)
+        self._rollouts += 1
+        self._tokens_squared += len(acceptance_T) ** 2
+        self._moments = added(self._moments, moments(acceptance_T, context_T))
+
+    def merge(self, other: TailStatistics) -> None:
+        """Take in the rollouts of another one, which stays as it is. Refused unless all settings agree."""
+        for name in ("bin_tokens", "quantile", "replicates", "seed"):
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if mine != theirs:
+                raise UserError(
+                    f"statistics with different {name} cannot be merged: {mine} and {theirs}",
+                    "measure all shards with the same settings",
+                )
+        self._make_bins(list(other._bins), [int(each.counts.sum()) for each in other._bins.values()])
+        for start, theirs in other._bins.items():
+            each = self._bins[start]
+            each.counts += theirs.counts
+            each.replicates += theirs.replicates
+            each.sums = added(each.sums, theirs.sums)
+        self._rollouts += other._rollouts
+        self._tokens_squared += other._tokens_squared
+        self._moments = added(self._moments, other._moments)
+
+    def table(self, estimator: str) -> TailTable:
+        """The statistics as they stand. `estimator` names what was added, one of mismatch.acceptance.ESTIMATORS."""
+        if estimator not in ESTIMATORS:
+            raise UserError(f"unknown estimator {estimator!r}", nearest(estimator, list(ESTIMATORS)))
+        if not self._bins:
+            raise UserError("no tokens were measured, so there is no tail", "add rollouts that have response tokens")
+        starts = sorted(self._bins)
+        rows = [self._row(start, start + 1, self._bins[start], *self._bins[start].sums[:2]) for start in starts]
+        overall = self._row(starts[0], starts[-1] + 1, self._overall(), self._rollouts, self._tokens_squared)
+        return TailTable(rows, overall, self.quantile, estimator, self.length_correlation())
+
+    def length_correlation(self) -> float | None:
+        """Pearson correlation of acceptance with context length over tokens; None when one of them does not vary."""
+        return pearson(self.tokens, self._moments)
+
+    def beta(self, from_context_tokens: int | None = None) -> BetaFit:
+        """Beta fit (see beta.py) of the bin that starts at this context length, or of all tokens.
+
+        Raises UserError where there is nothing to fit: fewer than 20 tokens below 0.999, or all of them equal.
+        """
+        if from_context_tokens is None:
+            each = self._overall()
+        else:
+            start, rest = divmod(from_context_tokens, self.bin_tokens)
+            if rest or start not in self._bins:
+                known = [self.bin_tokens * start for start in sorted(self._bins)]
+                raise UserError(f"no bin with tokens starts at {from_context_tokens}", f"bins start at {known}")
+            each = self._bins[start]
+        return fit_from_histogram(each.counts, each.sums[3] / UNIT, each.sums[4] / UNIT)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything, settings included, as plain tensors (safetensors takes them); `from_state` gives it back."""
+        bins = [self._bins[start] for start in sorted(self._bins)]
+        return {
+            "settings": torch.tensor([FORMAT, CELLS, self.bin_tokens, self.replicates, self.seed]),
+            "quantile": torch.tensor([self.quantile], dtype=torch.float64),
+            "bins": torch.tensor(sorted(self._bins), dtype=torch.int64),
+            "counts": _stacked([each.counts for each in bins], (CELLS,), torch.int64),
+            "replicates": _stacked([each.replicates for each in bins], (self.replicates, CELLS), torch.int32),
+            "sums": torch.tensor([each.sums for each in bins], dtype=torch.int64).view(len(bins), 5),
+            "overall": torch.tensor([self._rollouts, self._tokens_squared]),
+            "moments": torch.tensor([divmod(moment, 2**62) for moment in self._moments]),
+        }
+
+    @staticmethod
+    def from_state(state: dict[str, Tensor]) -> TailStatistics:
+        """From what `state` gave, in this process or another."""
+        missing = [key for key in _STATE_KEYS if key not in state]
+        if missing:
+            raise UserError(
+                f"not a state of tail statistics: {', '.join(missing)} missing", "was the file written whole?"
+            )
+        written, cells, bin_tokens, replicates, seed = state["settings"].tolist()
+        if (written, cells) != (FORMAT, CELLS):
+            raise UserError(
+                f"tail statistics of format {written} with {cells} cells, expected {FORMAT} with {CELLS}",
+                "they were written by another version of sparroll: measure again",
+            )
+        made = TailStatistics(bin_tokens, float(state["quantile"][0]), replicates, seed)
+        bins = len(state["bins"])
+        shapes = {
+            "counts": (bins, CELLS),
+            "replicates": (bins, replicates, CELLS),
+            "sums": (bins, 5),
+            "moments": (5, 2),
+        }
+        for key, shape in shapes.items():
+            if state[key].shape != shape:
+                raise UserError(f"not a state of tail statistics: {key} is {list(state[key].shape)}, not {list(shape)}")
+        for row, start in enumerate(state["bins"].tolist()):
+            counts, drawn = state["counts"][row].clone(), state["replicates"][row].clone()
+            made._bins[start] = _Bin(counts, drawn, state["sums"][row].tolist())
+        made._rollouts, made._tokens_squared = state["overall"].tolist()
+        made._moments = [high * 2**62 + low for high, low in state["moments"].tolist()]
+        return made
+
+    def _make_bins(self, starts: list[int], tokens: list[int]) -> None:
+        """Make room for all that is about to be added, or raise before anything is."""
+        if len(self._bins.keys() | set(starts)) > MOST_BINS:
+            raise UserError(
+                f"more than {MOST_BINS} bins of {self.bin_tokens} tokens", "use a larger bin_tokens, for example 2000"
+            )
+        for start, more in zip(starts, tokens, strict=True):
+            if start in self._bins and int(self._bins[start].counts.sum()) + more > MOST_TOKENS_A_BIN:
+                raise UserError(
+                    f"more than {MOST_TOKENS_A_BIN:,} tokens in one bin",
+                    "start new statistics, or use a smaller bin_tokens",
+                )
+        for start in starts:
+            if start not in self._bins:
+                empty = torch.zeros(self.replicates, CELLS, dtype=torch.int32)
+                self._bins[start] = _Bin(torch.zeros(CELLS, dtype=torch.int64), empty)
+
+    def _overall(self) -> _Bin:
+        bins = list(self._bins.values())
+        total = _Bin(torch.zeros(CELLS, dtype=torch.int64), torch.zeros(self.replicates, CELLS, dtype=torch.int64))
+        for each in bins:
+            total.counts += each.counts
+            total.replicates += each.replicates
+            total.sums = added(total.sums, each.sums)
+        return total
+
+    def _row(self, start: int, stop: int, each: _Bin, rollouts: int, tokens_squared: int) -> TailRow:
+        tokens = int(each.counts.sum())
+        value = float(histogram.quantile(each.counts, self.quantile))
+        drawn_R = histogram.quantile(each.replicates, self.quantile)
+        low, high = interval(value, drawn_R, self.quantile, tokens, tokens * tokens / tokens_squared)
+        q01, q05, q10 = (float(histogram.quantile(each.counts, level)) for level in (0.01, 0.05, 0.10))
+        return TailRow(
+            from_context_tokens=start * self.bin_tokens,
+            to_context_tokens=stop * self.bin_tokens,
+            tokens=tokens,
+            rollouts=rollouts,
+            mean=each.sums[2] / UNIT / tokens,
+            q01=q01,
+            q05=q05,
+            q10=q10,
+            quantile_value=value,
+            low=low,
+            high=high,
+            share_above_999=float(histogram.share_nearly_one(each.counts)),
+        )
+
+
+def tail(
+    acceptance: Float[Tensor, " N"],
+    context_tokens: Int[Tensor, " N"],
+    rollout_ids: Int[Tensor, " N"] | Sequence[int | str],
+    bin_tokens: int = 2000,
+    quantile: float = 0.05,
+    *,
+    estimator: str = "exact",
+    replicates: int = 200,
+    seed: int = 0,
+) -> TailTable:
+    """The tail of tokens that are all at hand: one entry a token in each argument, in any order.
+
+    `rollout_ids` says which tokens depend on each other. `estimator` names what `acceptance` was computed by.
+    """
+    if not len(acceptance) == len(context_tokens) == len(rollout_ids):
+        raise UserError(
+            f"acceptance, context_tokens and rollout_ids must have one entry a token, got {len(acceptance)}, "
+            f"{len(context_tokens)} and {len(rollout_ids)}",
+            "repeat each rollout's id for all of its tokens: torch.repeat_interleave(ids, response_tokens)",
+        )
+    statistics = TailStatistics(bin_tokens, quantile, replicates, seed)
+    for rollout_id, where in _by_rollout(rollout_ids):
+        statistics.add(acceptance[where], context_tokens[where], rollout_id)
+    return statistics.table(estimator)
+
+
+def _by_rollout(rollout_ids: Tensor | Sequence[int | str]) -> Iterator[tuple[int | str, Tensor]]:
+    """Each id with the positions of its tokens, in the ids' order of appearance."""
+    ids = rollout_ids.tolist() if isinstance(rollout_ids, Tensor) else list(rollout_ids)
+    numbers: dict[int | str, int] = {}
+    number_N = torch.tensor([numbers.setdefault(each, len(numbers)) for each in ids], dtype=torch.int64)
+    order = torch.argsort(number_N, stable=True)
+    yield from zip(numbers, order.split(torch.bincount(number_N, minlength=len(numbers)).tolist()), strict=True)
+
+
+def _checked(acceptance_T: Tensor, context_T: Tensor, rollout_id: int | str) -> tuple[Tensor, Tensor]:
+    acceptance_T, context_T = acceptance_T.detach().cpu(), context_T.detach().cpu()
+    where = f"rollout {rollout_id!r}"
+    if acceptance_T.ndim != 1 or acceptance_T.shape != context_T.shape:
+        raise UserError(
+            f"{where}: acceptance and context_tokens must be two lists of one length, got {list(acceptance_T.shape)} and "
+            f"{list(context_T.shape)}",
+            "add one rollout at a time, without padding",
+        )
+    if not acceptance_T.is_floating_point() or context_T.is_floating_point() or context_T.dtype == torch.bool:
+        raise UserError(
+            f"{where}: acceptance must be floating point and context_tokens integers, got {acceptance_T.dtype} and "
+            f"{context_T.dtype}"
+        )
+    wrong_T = ~((acceptance_T >= 0) & (acceptance_T <= 1))
+    if bool(wrong_T.any()):
+        place = int(wrong_T.nonzero()[0, 0])
+        raise UserError(
+            f"{where}: acceptance must be in [0, 1], got {float(acceptance_T[place]):.6g} at token {place}",
+            "pass what mismatch.acceptance returns",
+        )
+    if len(context_T) and not (int(context_T.min()) >= 0 and int(context_T.max()) < MOST_CONTEXT_TOKENS):
+        raise UserError(
+            f"{where}: context_tokens must be in [0, {MOST_CONTEXT_TOKENS:,}), got {int(context_T.min())} to "
+            f"{int(context_T.max())}"
+        )
+    return acceptance_T.to(torch.float64), context_T.to(torch.int64)
+
+
+def _stacked(rows: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    return torch.stack(rows) if rows else torch.zeros(0, *shape, dtype=dtype)
