@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from typing import Literal, Protocol
 
+from sparroll.errors import UserError, nearest
 from sparroll.types import Prompt
 
 Split = Literal["train", "eval"]
@@ -31,7 +31,7 @@ _FACTORIES: dict[str, Callable[[], Task]] = {}
 def register(name: str, factory: Callable[[], Task]) -> None:
     """Make `get(name)` return `factory()`. A name is given once."""
     if name in _FACTORIES:
-        raise ValueError(f"task {name!r} is already registered\nhint: choose another name")
+        raise UserError(f"task {name!r} is already registered", "choose another name")
     _FACTORIES[name] = factory
 
 
@@ -41,7 +41,5 @@ def names() -> list[str]:
 
 def get(name: str) -> Task:
     if name not in _FACTORIES:
-        near = get_close_matches(name, _FACTORIES, n=1)
-        hint = f"did you mean {near[0]!r}?" if near else f"known tasks: {', '.join(names())}"
-        raise ValueError(f"unknown task {name!r}\nhint: {hint}")
+        raise UserError(f"unknown task {name!r}", nearest(name, names()))
     return _FACTORIES[name]()

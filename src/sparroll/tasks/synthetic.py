@@ -10,6 +10,7 @@ from __future__ import annotations
 from random import Random
 from zlib import crc32
 
+from sparroll.errors import UserError
 from sparroll.tasks import base
 from sparroll.tasks.synthetic_kinds import ANSWER, EOS, KIND, KINDS, PAD, Problem
 from sparroll.types import Prompt
@@ -98,8 +99,8 @@ def register_all() -> None:
 
 def _check(split: str, kind: str, level: int) -> None:
     if split not in ("train", "eval"):
-        raise ValueError(f"unknown split {split!r}\nhint: use 'train' or 'eval'")
+        raise UserError(f"unknown split {split!r}", "use 'train' or 'eval'")
     if kind not in KIND:
-        raise ValueError(f"unknown kind {kind!r}\nhint: kinds are {', '.join(KINDS)}")
+        raise UserError(f"unknown kind {kind!r}", f"kinds are {', '.join(KINDS)}")
     if level not in LEVELS:
-        raise ValueError(f"level must be 0 to {LEVELS[-1]}, got {level!r}\nhint: 0 is a warm-up, {LEVELS[-1]} the longest")
+        raise UserError(f"level must be 0 to {LEVELS[-1]}, got {level!r}", f"0 is a warm-up, {LEVELS[-1]} the longest")
