@@ -1,0 +1,71 @@
+"""All verbs, and what becomes of errors: a user's is one line and a hint on standard error with exit code 2."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+
+from sparroll.cli import doctor, rollout, schedule
+from sparroll.errors import UserError
+
+app = typer.Typer(
+    name="sparroll",
+    help="RL for reasoning models with sparse-attention rollouts that stay as stable as dense ones.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("doctor")(doctor.doctor)
+app.command("rollout")(rollout.rollout)
+app.add_typer(schedule.app, name="schedule")
+
+# Typer carries its own copy of click, so the base of its usage errors is found through a public one.
+_UsageProblem: type[Exception] = next(
+    kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException" and issubclass(kind, Exception)
+)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run one command line; returns the exit code: 0, 2 after a user's error, 130 when interrupted."""
+    try:
+        code = app(args=arguments, prog_name="sparroll", standalone_mode=False)
+    except UserError as error:
+        return fail(error.message, error.hint)
+    except ValueError as error:
+        if not hasattr(error, "errors"):
+            raise
+        return fail(*_first_problem(error))
+    except _UsageProblem as problem:
+        return _usage(problem)
+    except KeyboardInterrupt:
+        return 130
+    return code if isinstance(code, int) else 0
+
+
+def fail(message: str, hint: str | None) -> int:
+    """Print a user's error as it should look; the exit code."""
+    print(f"error: {' '.join(message.split())}", file=sys.stderr)
+    if hint:
+        print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
+    return 2
+
+
+def _usage(problem: Exception) -> int:
+    context = getattr(problem, "ctx", None)
+    if type(problem).__name__ == "NoArgsIsHelpError":
+        # The help text itself.
+        print(problem.format_message())  # type: ignore[attr-defined]
+        return 2
+    where = context.command_path if context is not None else "sparroll"
+    return fail(problem.format_message(), f"`{where} --help` lists the options")  # type: ignore[attr-defined]
+
+
+def _first_problem(error: ValueError) -> tuple[str, str | None]:
+    """Message and hint of a pydantic validation error's first entry."""
+    problems = error.errors()  # type: ignore[attr-defined]
+    first = problems[0]
+    where = ".".join(str(part) for part in first["loc"]) or "the configuration"
+    more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
+    return f"{where}: {first['msg']}, got {first['input']!r}{more}", None

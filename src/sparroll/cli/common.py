@@ -1,0 +1,96 @@
+"""What verbs share: options of the same name and meaning, prompts from files and tasks, the output folder, Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparroll import files
+from sparroll.errors import UserError
+from sparroll.progress import say
+from sparroll.schedule import Schedule
+
+if TYPE_CHECKING:
+    from sparroll.engines.hf import HFEngine
+
+Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the results; created if missing.")]
+Model = Annotated[str, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cuda where there is one.")]
+Prompts = Annotated[
+    Path | None, typer.Option("--prompts", help="Text file with a prompt a line, or JSONL with the key `prompt`.")
+]
+Task = Annotated[str | None, typer.Option("--task", help="Take prompts of a built-in task, e.g. synthetic.")]
+Level = Annotated[int, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")]
+Count = Annotated[int, typer.Option("--count", min=1, help="How many prompts of the task, or at most of the file.")]
+Chat = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template as a user message.")]
+ForceSchedule = Annotated[
+    bool, typer.Option("--force-schedule", help="Use a schedule that was made for another model all the same.")
+]
+
+
+def print_json(value: Any) -> None:
+    """The machine's copy of a result, alone on standard output."""
+    from sparroll.records import plain
+
+    print(json.dumps(plain(value), indent=1, allow_nan=False))
+
+
+def output_folder(path: Path) -> Path:
+    """Checked before any work starts."""
+    return files.output_folder(path)
+
+
+def wrote(*paths: Path, quiet: bool = False) -> None:
+    """How every long command ends."""
+    for path in paths:
+        say(f"wrote {path}", quiet=quiet)
+
+
+@contextmanager
+def interruptible(what_is_kept: str) -> Iterator[None]:
+    """Turn Ctrl-C into a line that says how to go on, and exit code 130."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        say(f"interrupted: {what_is_kept}")
+        raise typer.Exit(130) from None
+
+
+def load_schedule(schedule: str | None, budget: int | None, model: str, force: bool = False) -> Schedule | None:
+    """The schedule that --schedule or --budget names; None (dense) without either."""
+    if schedule is not None and budget is not None:
+        raise UserError("--schedule and --budget exclude each other", "--budget reads the same number at every length")
+    if schedule is not None:
+        return Schedule.load(schedule, model=model, force=force)
+    return None if budget is None else Schedule.fixed(budget)
+
+
+def load_engine(model: str, schedule: Schedule | None, device: str | None, max_batch: int = 64) -> HFEngine:
+    """An engine with the model loaded, without transformers' own bars."""
+    from sparroll.engines.hf import HFEngine
+
+    quiet_transformers()
+    return HFEngine(model, schedule=schedule, device=device, max_batch=max_batch)
+
+
+def quiet_transformers() -> None:
+    """No progress bars and notices of transformers between ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+
+
+def print_facts(facts: dict[str, Any]) -> None:
+    """Plain numbers of a summary, one a line; nested tables are left to the record."""
+    flat = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
+    width = max(len(name) for name in flat)
+    for name, value in flat.items():
+        print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")

@@ -1,0 +1,120 @@
+"""`sparroll schedule list | show`: what a schedule file says, as a table and a small plot."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sparroll.cli.common import Json, print_json
+from sparroll.schedule import Schedule, presets
+
+app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_args_is_help=True)
+
+_LONGEST_TOKENS = 32_768
+_COLUMNS, _LINES = 60, 9
+
+
+@app.command("list")
+def list_(json: Json = False) -> None:
+    """Name the schedules shipped with the package."""
+    loaded = [Schedule.load(name) for name in presets()]
+    if json:
+        print_json([{"name": schedule.name, **schedule.table()} for schedule in loaded])
+        return
+    table = Table("name", "model", "target", "steps", "budget tokens", box=None)
+    for schedule in loaded:
+        budgets = [step.kv_budget_tokens for step in schedule.steps]
+        target = (schedule.target or {}).get("at_least")
+        span = f"{min(budgets)} to {max(budgets)}"
+        table.add_row(
+            schedule.name, schedule.model, "-" if target is None else f"{target:.2f}", str(len(budgets)), span
+        )
+    Console().print(table)
+
+
+@app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="A preset's name or a file's path.")],
+    context: Annotated[
+        int | None, typer.Option("--context", min=1, help="Longest context in the plot and the shares, in tokens.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Print one schedule: its settings, its steps, and budget against context."""
+    schedule = Schedule.load(name)
+    if json:
+        print_json({"name": schedule.name, **schedule.table()})
+        return
+    longest = context or max(_LONGEST_TOKENS, 2 * schedule.steps[-1].from_context_tokens)
+    console = Console(highlight=False)
+    for line in _header(schedule):
+        console.print(line, markup=False, soft_wrap=True)
+    console.print(_steps(schedule, longest))
+    console.print()
+    for line in plot(schedule, longest):
+        console.print(line, markup=False, no_wrap=True, overflow="crop")
+
+
+def _header(schedule: Schedule) -> list[str]:
+    selector = schedule.selector.table()
+    settings = ", ".join(f"{key} {value}" for key, value in selector.items() if key != "kind")
+    lines = [
+        f"schedule  {schedule.name}",
+        f"model     {schedule.model or 'any'}",
+        f"selector  {selector['kind']} ({settings})",
+        f"dense     layers {', '.join(map(str, schedule.dense_layers)) or 'none'}",
+    ]
+    if schedule.target:
+        lines.append("target    " + ", ".join(f"{key} {value}" for key, value in schedule.target.items()))
+    if schedule.made_by:
+        lines.append("made by   " + ", ".join(str(value) for value in schedule.made_by.values()))
+    return [*lines, ""]
+
+
+def _steps(schedule: Schedule, longest: int) -> Table:
+    table = Table(box=None)
+    for title in ("from context", "to", "KV budget", "share read", "measured tail", "tokens"):
+        table.add_column(title, justify="right")
+    ends = [step.from_context_tokens for step in schedule.steps[1:]]
+    for step, end in zip(schedule.steps, [*ends, None], strict=True):
+        # A context within its budget is read whole.
+        shares = [min(1.0, step.kv_budget_tokens / max(1, at)) for at in (step.from_context_tokens, end or longest)]
+        measured = step.measured or {}
+        interval = f" [{measured['low']:.3f}, {measured['high']:.3f}]" if {"low", "high"} <= measured.keys() else ""
+        table.add_row(
+            f"{step.from_context_tokens:,}",
+            "" if end is None else f"{end:,}",
+            f"{step.kv_budget_tokens:,}",
+            f"{shares[0]:.0%} to {shares[1]:.0%}",
+            f"{measured['value']:.3f}{interval}" if "value" in measured else "-",
+            f"{measured['tokens']:,}" if "tokens" in measured else "-",
+        )
+    return table
+
+
+def plot(schedule: Schedule, longest: int) -> list[str]:
+    """Budget against context in characters; the dots are the whole context, which dense attention reads."""
+    contexts = [max(1, longest * (column + 1) // _COLUMNS) for column in range(_COLUMNS)]
+    budgets = [schedule.kv_budget_tokens(at) for at in contexts]
+    top = max(budgets)
+    lines = []
+    for line in range(_LINES, 0, -1):
+        low, high = top * (line - 1) / _LINES, top * line / _LINES
+        cells = [_cell(min(budget, at), at, low, high) for budget, at in zip(budgets, contexts, strict=True)]
+        label = f"{top * line // _LINES:>8,}" if line in (_LINES, (_LINES + 1) // 2, 1) else " " * 8
+        lines.append(f"{label} ┤{''.join(cells)}")
+    lines.append(f"{0:>8} └{'─' * _COLUMNS}")
+    middle = f"{longest // 2:,}"
+    lines.append(" " * 10 + "0" + middle.center(_COLUMNS - 1 - len(f"{longest:,}")) + f"{longest:,}")
+    lines.append(" " * 10 + "context tokens. bars: tokens read, sparse layers; dots: all of it")
+    return lines
+
+
+def _cell(read: int, context: int, low: float, high: float) -> str:
+    eighths = round(8 * (min(read, high) - low) / (high - low))
+    if eighths > 0:
+        return " ▁▂▃▄▅▆▇█"[eighths]
+    return "·" if low < context <= high else " "

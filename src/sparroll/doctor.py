@@ -1,0 +1,170 @@
+"""What this machine has, whether sparroll can use it, and why not. Looks only: installs and changes nothing."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+
+from sparroll import records
+
+NEEDED = {
+    "torch": ">=2.11,<2.16",
+    "transformers": ">=5.10,<6",
+    "accelerate": ">=1.10",
+    "safetensors": ">=0.6",
+    "numpy": ">=1.26",
+    "scipy": ">=1.13",
+    "matplotlib": ">=3.9",
+    "packaging": ">=24",
+    "psutil": ">=6",
+    "pydantic": ">=2.10",
+    "rich": ">=13.9",
+    "typer": ">=0.15",
+    "tomli-w": ">=1.1",
+}
+"""The dependencies of pyproject.toml; a test compares."""
+
+OPTIONAL = {
+    "tensorboard": (">=2.18", "training logs for TensorBoard"),
+    "wandb": (">=0.19", "training logs for Weights & Biases"),
+    "trackio": (">=0.2", "training logs for trackio"),
+    "triton": (">=3.5", "not used by this version: attention runs in PyTorch"),
+    "vllm": (">=0.24,<0.34", "not used by this version: rollouts run in HFEngine"),
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the examination. Only "bad" makes the machine unfit."""
+
+    status: Literal["ok", "--", "bad"]
+    what: str
+    value: str
+    note: str = ""
+
+
+def healthy(findings: list[Finding]) -> bool:
+    return all(finding.status != "bad" for finding in findings)
+
+
+def examine() -> list[Finding]:
+    """Everything, in the order it should be read."""
+    return [
+        _python(),
+        _sparroll(),
+        *(_needed(name, versions) for name, versions in NEEDED.items()),
+        *(_optional(name, versions, use) for name, (versions, use) in OPTIONAL.items()),
+        *_devices(),
+        _memory(),
+        *_folders(),
+        _presets(),
+        _tiny_model(),
+    ]
+
+
+def _python() -> Finding:
+    fit = sys.version_info >= (3, 11)
+    return Finding(
+        "ok" if fit else "bad", "python", platform.python_version(), "" if fit else "3.11 or newer is needed"
+    )
+
+
+def _sparroll() -> Finding:
+    import sparroll
+
+    code = records.commit()
+    where = "installed package" if code["id"] is None else f"commit {code['id'][:12]}"
+    return Finding("ok", "sparroll", sparroll.__version__, where + (", with changes" if code["dirty"] else ""))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _needed(name: str, versions: str) -> Finding:
+    found = _version(name)
+    if found is None:
+        return Finding("bad", name, "missing", f"install {name}{versions}")
+    fits = SpecifierSet(versions).contains(found, prereleases=True)
+    return Finding("ok" if fits else "bad", name, found, f"supported: {versions}")
+
+
+def _optional(name: str, versions: str, use: str) -> Finding:
+    found = _version(name)
+    if found is None:
+        return Finding("--", name, "not installed", use)
+    fits = SpecifierSet(versions).contains(found, prereleases=True)
+    return Finding(
+        "ok" if fits else "--", name, found, f"{use}; {'known' if fits else 'not known to work'}: {versions}"
+    )
+
+
+def _devices() -> list[Finding]:
+    import torch
+
+    cpu = Finding(
+        "ok",
+        "cpu",
+        records.hardware()["cpu"],
+        f"{records.hardware()['cores']} cores, {torch.get_num_threads()} threads",
+    )
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or torch.version.hip
+        why = "no usable device or driver" if built else "this torch is built without it"
+        return [cpu, Finding("--", "cuda", "not available", why)]
+    gpus = []
+    for index in range(torch.cuda.device_count()):
+        free, total = torch.cuda.mem_get_info(index)
+        note = f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
+        gpus.append(Finding("ok", f"cuda:{index}", torch.cuda.get_device_name(index), note))
+    return [cpu, *gpus]
+
+
+def _memory() -> Finding:
+    import psutil
+
+    memory = psutil.virtual_memory()
+    return Finding("ok", "memory", f"{memory.total / 2**30:.1f} GiB", f"{memory.available / 2**30:.1f} GiB available")
+
+
+def _folders() -> list[Finding]:
+    home = os.environ.get("HF_HOME") or os.path.join(os.path.expanduser("~"), ".cache", "huggingface")
+    return [_folder("model cache", Path(home)), _folder("working folder", Path.cwd())]
+
+
+def _folder(what: str, path: Path) -> Finding:
+    """Writable, or could be made; the nearest existing parent decides."""
+    parent = next(folder for folder in (path, *path.parents) if folder.exists())
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            pass
+    except OSError as error:
+        return Finding("bad", what, str(path), f"cannot write there: {error.strerror}")
+    return Finding("ok", what, str(path), f"writable, {shutil.disk_usage(parent).free / 2**30:.0f} GiB free")
+
+
+def _presets() -> Finding:
+    from sparroll.schedule import Schedule, presets
+
+    names = [Schedule.load(name).name for name in presets()]
+    return Finding("ok" if names else "bad", "schedules", f"{len(names)} presets", "`sparroll schedule list`")
+
+
+def _tiny_model() -> Finding:
+    from sparroll import models
+
+    folder = Path(models.resolve("tiny-reasoner"))
+    there = (folder / "model.safetensors").is_file()
+    return Finding("ok" if there else "bad", "tiny-reasoner", "shipped" if there else "missing from this installation")

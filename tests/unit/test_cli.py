@@ -1,0 +1,117 @@
+"""The command line as its users meet it: what is printed, exit codes, --json, and every bad input by name."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from cli_runs import error_of
+from sparroll import doctor
+from sparroll.cli import main
+from sparroll.cli.schedule import plot
+from sparroll.schedule import Schedule, Step, presets
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_schedule_list_names_every_preset(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "list"]) == 0
+    printed = capsys.readouterr().out
+    assert all(name in printed for name in presets())
+
+
+def test_schedule_show_prints_steps_and_a_plot(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "show", "qwen3-1.7b-0.86"]) == 0
+    printed = capsys.readouterr().out
+    assert "14,000  18,000      3,584" in printed
+    assert "█" in printed
+
+
+def test_schedule_show_as_json_is_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["schedule", "show", "qwen3-4b-0.86", "--json"]) == 0
+    table = json.loads(capsys.readouterr().out)
+    assert table.pop("name") == "qwen3-4b-0.86"
+    assert Schedule.from_table(table).steps == Schedule.load("qwen3-4b-0.86").steps
+
+
+def test_the_plot_is_as_high_as_the_budget_and_never_above_the_context() -> None:
+    lines = plot(Schedule(steps=(Step(0, 512), Step(3000, 1024))), 6000)
+    top, bottom = lines[0].partition("┤")[2], lines[8].partition("┤")[2]
+    assert top == " " * 9 + "·" + " " * 19 + "█" * 31 or top.endswith("█" * 31)
+    assert "█" not in top[:29]
+    assert bottom[5:] == "█" * 55
+
+
+def test_doctor_finds_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
+    code = main(["doctor", "--json"])
+    report = json.loads(capsys.readouterr().out)
+    assert code == (0 if report["ok"] else 1)
+    status = {finding["what"]: finding["status"] for finding in report["findings"]}
+    assert status["torch"] == status["transformers"] == status["cpu"] == status["schedules"] == "ok"
+    assert {"triton", "vllm", "memory", "model cache"} <= status.keys()
+
+
+def test_doctor_calls_a_version_outside_the_supported_range_bad(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(doctor.NEEDED, "torch", ">=99")
+    finding = next(finding for finding in doctor.examine() if finding.what == "torch")
+    assert finding.status == "bad"
+    assert not doctor.healthy([finding])
+
+
+def test_doctor_checks_the_ranges_of_pyproject() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {f"{name}{versions}" for name, versions in doctor.NEEDED.items()} == set(project["dependencies"])
+    declared = {entry for extra in project["optional-dependencies"].values() for entry in extra}
+    named = {f"{name}{versions}" for name, (versions, _) in doctor.OPTIONAL.items() if name != "triton"}
+    assert named <= declared
+
+
+def test_unknown_preset_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    message, hint = error_of(["schedule", "show", "qwen3-1.7b-0.87"], capsys)
+    assert message == "unknown schedule preset 'qwen3-1.7b-0.87'"
+    assert "did you mean 'qwen3-1.7b-0.8" in hint
+
+
+def test_broken_toml_says_where(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text("format = 1\nsteps = [\n")
+    message, hint = error_of(["schedule", "show", str(path)], capsys)
+    assert message.startswith(f"the schedule file {path} is not valid TOML: ")
+    assert "at end of document" in message
+    assert "schedule show" in hint
+
+
+def test_a_budget_that_is_not_whole_pages_names_the_neighbours(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Schedule.fixed(512).table()
+    table["steps"][0]["kv_budget_tokens"] = 500
+    import tomli_w
+
+    path = tmp_path / "mine.toml"
+    path.write_text(tomli_w.dumps(table))
+    message, hint = error_of(["schedule", "show", str(path)], capsys)
+    assert message.endswith("kv_budget_tokens must be a multiple of page_tokens (16), got 500")
+    assert hint == "use 496 or 512"
+
+
+def test_a_misspelt_option_and_a_missing_argument_are_short_errors(capsys: pytest.CaptureFixture[str]) -> None:
+    message, hint = error_of(["schedule", "show", "--contxt", "5"], capsys)
+    assert "--contxt" in message
+    assert "schedule show --help" in hint
+    message, _ = error_of(["schedule", "show"], capsys)
+    assert "Missing argument" in message
+
+
+def test_the_entry_point_ends_with_the_exit_code_and_no_traceback() -> None:
+    code = "import sys; from sparroll.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "schedule", "show", "nonsense"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env={"PYTHONPATH": str(ROOT / "src")})
+    assert result.returncode == 2
+    assert result.stdout == ""
+    assert result.stderr.startswith("error: unknown schedule preset 'nonsense'\nhint: ")

@@ -1,0 +1,178 @@
+"""`sparroll rollout`: prompts in, JSONL out, interrupted and resumed; each bad input by name."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from cli_runs import CONTEXT_TOKENS, error_of, save_model
+from sparroll.cli import main
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model") / "small")
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a b c\n\nd e f g 1 2 3\nx y z\n")
+    return path
+
+
+def _command(model: Path, prompts: Path, out: Path, *more: str) -> list[str]:
+    first = ["rollout", "--model", str(model), "--prompts", str(prompts), "--out", str(out)]
+    return [*first, "--max-new-tokens", "20", *more]
+
+
+def _rows(out: Path) -> list[dict]:
+    return [json.loads(line) for line in (out / "rollouts.jsonl").read_text().splitlines()]
+
+
+def test_rollouts_are_written_with_the_log_probability_of_each_token(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_command(model, prompts, tmp_path / "out", "--n", "2")) == 0
+    output = capsys.readouterr()
+    assert output.err.strip().splitlines()[-1] == f"wrote {tmp_path / 'out' / 'record.json'}"
+    rows = _rows(tmp_path / "out")
+    assert [(row["prompt_index"], row["sample_index"]) for row in rows] == [(p, s) for p in range(3) for s in range(2)]
+    assert all(len(row["sparse_logp"]) == len(row["response_ids"]) for row in rows)
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["results"]["rollouts"] == 6
+    assert record["results"]["kv_read_share"] == 1.0
+
+
+def test_json_output_is_json_and_nothing_else(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_command(model, prompts, tmp_path / "out", "--json")) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["rollouts"].endswith("rollouts.jsonl")
+    assert output.err == ""
+
+
+def test_an_interrupted_run_goes_on_and_ends_with_the_same_file(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.engines.hf import HFEngine
+
+    small = ["--n", "2", "--max-batch", "1", "--budget", "64"]
+    assert main(_command(model, prompts, tmp_path / "straight", *small)) == 0
+    generate, calls = HFEngine.generate, []
+
+    def interrupted(self: HFEngine, *arguments: object, **settings: object) -> object:
+        calls.append(1)
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return generate(self, *arguments, **settings)
+
+    monkeypatch.setattr(HFEngine, "generate", interrupted)
+    capsys.readouterr()
+    assert main(_command(model, prompts, tmp_path / "out", *small)) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    # A kill in the middle of a write leaves half a line behind.
+    with (tmp_path / "out" / "rollouts.jsonl").open("a") as sink:
+        sink.write('{"prompt_index": 2, "sam')
+    assert len(_rows(tmp_path / "straight")) == 6
+    assert main(_command(model, prompts, tmp_path / "out", *small)) == 0
+    assert _rows(tmp_path / "out") == _rows(tmp_path / "straight")
+
+
+def test_a_folder_with_other_rollouts_is_not_mixed(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_command(model, prompts, tmp_path / "out")) == 0
+    capsys.readouterr()
+    message, hint = error_of(_command(model, prompts, tmp_path / "out", "--seed", "1"), capsys)
+    assert "asked for differently" in message
+    assert "--out" in hint
+
+
+def test_jsonl_prompts_are_read_and_a_line_without_one_is_named(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a b", "answer": "c"}\n{"question": "d"}\n')
+    message, hint = error_of(_command(model, path, tmp_path / "out"), capsys)
+    assert message == f"line 2 of {path} has no prompt"
+    assert '"prompt"' in hint
+    path.write_text('{"prompt": "a b", "answer": "c"}\n')
+    assert main(_command(model, path, tmp_path / "out")) == 0
+
+
+def test_empty_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("\n  \n")
+    message, hint = error_of(_command(model, path, tmp_path / "out"), capsys)
+    assert message == f"there are no prompts in {path}"
+    assert "one a line" in hint
+
+
+def test_a_prompt_longer_than_the_context(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_text("a " * (CONTEXT_TOKENS + 5))
+    message, hint = error_of(_command(model, path, tmp_path / "out"), capsys)
+    assert f"has {CONTEXT_TOKENS + 5} tokens, the model's context holds {CONTEXT_TOKENS}" in message
+    path.write_text("a " * (CONTEXT_TOKENS - 5))
+    message, hint = error_of(_command(model, path, tmp_path / "out2"), capsys)
+    assert "exceed the context" in message
+    assert "at most 5" in hint
+
+
+def test_an_output_folder_that_cannot_be_written_is_refused_before_any_work(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").write_text("")
+    message, hint = error_of(_command(Path("no-such-model"), prompts, tmp_path / "file" / "out"), capsys)
+    assert message.startswith("cannot write to the folder")
+    assert "--out" in hint
+
+
+def test_a_model_that_is_not_there(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message, hint = error_of(_command(tmp_path / "nothing", prompts, tmp_path / "out"), capsys)
+    assert message.startswith("cannot load the model")
+    assert hint
+
+
+def test_an_unsupported_model_is_refused_with_the_reason(
+    prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_model(tmp_path / "windowed", use_sliding_window=True, sliding_window=32, max_window_layers=0)
+    message, hint = error_of(_command(folder, prompts, tmp_path / "out"), capsys)
+    assert "Qwen3ForCausalLM is not supported" in message
+    assert "sliding" in message
+    assert hint
+
+
+def test_nan_logits(model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_model(tmp_path / "broken")
+    weights = load_file(folder / "model.safetensors")
+    weights["model.norm.weight"] = torch.full_like(weights["model.norm.weight"], float("nan"))
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    message, hint = error_of(_command(folder, prompts, tmp_path / "out"), capsys)
+    assert "NaN logits" in message
+    assert "weights" in hint
+
+
+def test_prompts_come_from_exactly_one_place(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["rollout", "--model", str(model), "--out", str(tmp_path / "out")]
+    message, _ = error_of(command, capsys)
+    assert message == "give either --prompts FILE or --task NAME"
+    message, _ = error_of([*command, "--task", "synthetik"], capsys)
+    assert message == "unknown task 'synthetik'"
+
+
+def test_a_schedule_for_another_model_needs_force(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message, hint = error_of(_command(model, prompts, tmp_path / "out", "--schedule", "qwen3-1.7b-0.86"), capsys)
+    assert "was made for Qwen/Qwen3-1.7B" in message
+    assert "--force-schedule" in hint
+    command = _command(model, prompts, tmp_path / "out", "--schedule", "qwen3-1.7b-0.86", "--force-schedule")
+    assert main(command) == 0
