@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sparroll.cli import doctor, rollout, schedule
+from sparroll.cli import doctor, plan, rollout, schedule
 from sparroll.errors import UserError
 
 app = typer.Typer(
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("doctor")(doctor.doctor)
 app.command("rollout")(rollout.rollout)
+app.command("plan")(plan.plan)
 app.add_typer(schedule.app, name="schedule")
 
 # Typer carries its own copy of click, so the base of its usage errors is found through a public one.

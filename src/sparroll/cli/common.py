@@ -63,13 +63,20 @@ def interruptible(what_is_kept: str) -> Iterator[None]:
         raise typer.Exit(130) from None
 
 
-def load_schedule(schedule: str | None, budget: int | None, model: str, force: bool = False) -> Schedule | None:
+def load_schedule(
+    schedule: str | None, budget: int | None, model: str, force: bool = False, layers: int | None = None
+) -> Schedule | None:
     """The schedule that --schedule or --budget names; None (dense) without either."""
     if schedule is not None and budget is not None:
         raise UserError("--schedule and --budget exclude each other", "--budget reads the same number at every length")
     if schedule is not None:
         return Schedule.load(schedule, model=model, force=force)
-    return None if budget is None else Schedule.fixed(budget)
+    return None if budget is None else fixed_budget(budget, layers)
+
+
+def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:
+    """One budget at every length; layers 0 and 1 dense, as published, where the model has that many."""
+    return Schedule.fixed(kv_budget_tokens, dense_layers=tuple(range(min(2, layers if layers is not None else 2))))
 
 
 def load_engine(model: str, schedule: Schedule | None, device: str | None, max_batch: int = 64) -> HFEngine:

@@ -1,0 +1,128 @@
+"""`sparroll plan`: what a schedule would save on a device, from the model's config alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparroll import records
+from sparroll.cli import common
+from sparroll.errors import UserError
+
+if TYPE_CHECKING:
+    from sparroll.calibrate.plan import Plan, StepTime
+    from sparroll.calibrate.time_model import TimeModel
+    from sparroll.schedule import Schedule
+
+MEASURE = "measure"
+
+
+def plan(
+    model: Annotated[
+        str, typer.Option("--model", help="Qwen3-1.7B and its like, a folder, a config.json, a hub name.")
+    ],
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file.")] = None,
+    budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
+    gpu: Annotated[
+        str, typer.Option("--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or measure: this machine.")
+    ] = "H200",
+    lengths: Annotated[
+        str, typer.Option("--lengths", help="12000, 0-32768, 4000,9000, lognormal:18000,0.6,max=32768, or a JSON list.")
+    ] = "0-32768",
+    lengths_are: Annotated[
+        str, typer.Option("--lengths-are", help="contexts: of the requests in flight; rollouts: final lengths.")
+    ] = "contexts",
+    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=0, help="Where rollouts begin to decode.")] = 0,
+    batch: Annotated[int | None, typer.Option("--batch", help="Requests at once; default: what memory holds.")] = None,
+    element_bytes: Annotated[
+        int, typer.Option("--element-bytes", min=1, help="Bytes per weight and cached number.")
+    ] = 2,
+    fit_steps: Annotated[
+        bool, typer.Option("--fit-steps", help="With --gpu measure: load the model and time real decode steps here.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option("--out", help="Also write OUT/plan.json.")] = None,
+    force_schedule: common.ForceSchedule = False,
+    json_output: common.Json = False,
+) -> None:
+    """Predict tokens per second and speed-up of decoding with a schedule."""
+    from sparroll.calibrate import hardware as devices
+    from sparroll.calibrate import plan as predict
+    from sparroll.calibrate.shapes import model_shape
+
+    if out is not None:
+        common.output_folder(out)
+    if fit_steps and gpu != MEASURE:
+        raise UserError(f"--fit-steps times this machine, not {gpu}", "add --gpu measure")
+    shape = model_shape(model)
+    chosen = common.load_schedule(schedule, budget, shape.name, force_schedule, shape.layers)
+    if chosen is None:
+        raise UserError("a plan needs --schedule or --budget", "`sparroll schedule list` names the presets")
+    result = predict.plan(
+        shape,
+        chosen,
+        hardware=devices.measure() if gpu == MEASURE else gpu,
+        lengths=lengths,
+        lengths_are=lengths_are,  # type: ignore[arg-type]
+        prompt_tokens=prompt_tokens,
+        batch=batch,
+        element_bytes=element_bytes,
+        time_model=_time_model(model, chosen) if fit_steps else None,
+        force_schedule=force_schedule,
+    )
+    path = records.write(out / "plan.json", "plan", result.table()) if out is not None else None
+    if json_output:
+        common.print_json(result.table())
+    else:
+        print("\n".join(text(result)))
+    if path is not None:
+        common.wrote(path, quiet=json_output)
+
+
+def _time_model(model: str, schedule: Schedule) -> TimeModel:
+    from sparroll.calibrate.shapes import model_shape
+    from sparroll.calibrate.time_model import fit_time_model, measure_steps
+
+    engine = common.load_engine(model, None, None)
+    element_bytes = engine.model.dtype.itemsize
+    dense = measure_steps(engine, model_shape(model), element_bytes=element_bytes)
+    engine.set_schedule(schedule)
+    return fit_time_model([*dense, *measure_steps(engine, model_shape(model), element_bytes=element_bytes)])
+
+
+def text(plan: Plan) -> list[str]:
+    """A plan as it is printed."""
+    device = plan.hardware
+    lines = [
+        f"model      {plan.model.name}: {plan.model.parameters / 1e9:.2f} B parameters, {plan.model.layers} layers, "
+        f"{plan.kv_bytes_per_token / 1024:.0f} KiB of cache per token",
+        f"device     {device.name}: {device.bandwidth_bytes_per_second / 1e12:.2f} TB/s, "
+        f"{device.flops_per_second / 1e12:.0f} TFLOP/s, {device.memory_bytes / 1e9:.0f} GB",
+        f"schedule   {plan.schedule}: reads {plan.kv_read_share:.0%} of the cache",
+        f"lengths    {plan.lengths} (mean context {plan.mean_context_tokens:,.0f}), batch {plan.batch} ({plan.batch_is})",
+        "",
+        f"{'':<8}{'step':>11}{'weights':>11}{'KV':>11}{'index':>11}{'compute':>11}   {'bound':<9}{'tokens/s':>10}",
+        _step("dense", plan.dense),
+        _step("sparse", plan.sparse),
+        "",
+        f"speed-up   {plan.speedup:.2f}x",
+        "",
+        f"{'context':>9}{'budget':>9}{'read':>7}{'speed-up':>10}",
+        *(
+            f"{row.context_tokens:>9,}{row.kv_budget_tokens:>9,}{row.kv_read_share:>7.0%}{row.speedup:>9.2f}x"
+            for row in plan.by_length
+        ),
+        "",
+    ]
+    return [*lines, *(f"- {line}" for line in plan.assumptions)]
+
+
+def _step(name: str, step: StepTime) -> str:
+    parts = (step.seconds, step.weight_seconds, step.kv_seconds, step.index_seconds, step.compute_seconds)
+    cells = "".join(f"{_duration(part):>11}" for part in parts)
+    return f"{name:<8}{cells}   {step.bound:<9}{step.tokens_per_second:>10,.0f}"
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds * 1e3:.2f} ms" if seconds >= 1e-3 else f"{seconds * 1e6:.1f} us"
