@@ -1,12 +1,17 @@
-"""Models shipped with the package, by name."""
+"""The models that come with the package: `resolve` turns a name into a folder that `from_pretrained` reads. Loads no model."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-_PACKAGED = {"tiny-reasoner": "tiny_reasoner"}
+_HERE = Path(__file__).resolve().parent
+PACKAGED = {"tiny-reasoner": _HERE / "tiny_reasoner"}
 
 
 def resolve(name: str) -> str:
-    """The folder of a packaged model ("tiny-reasoner"); any other name, a hub name or a folder, unchanged."""
-    return str(Path(__file__).parent / _PACKAGED[name]) if name in _PACKAGED else name
+    """The folder of a packaged model; any other name or path is returned as it is.
+
+    >>> resolve("Qwen/Qwen3-1.7B")
+    'Qwen/Qwen3-1.7B'
+    """
+    return str(PACKAGED[name]) if name in PACKAGED else name
