@@ -1,0 +1,134 @@
+"""The measured tail of one length bin as a non-decreasing function of the budget. Knows no target and no other bin."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy.optimize import isotonic_regression
+
+from sparroll.mismatch.table import TailTable
+
+
+@dataclass(frozen=True)
+class Cell:
+    """The tail measured in one length bin under one fixed budget.
+
+    >>> Cell(kv_budget_tokens=1024, from_context_tokens=2000, to_context_tokens=4000, value=0.864, low=0.859, high=0.868,
+    ...      tokens=81_234, rollouts=512)
+    """
+
+    kv_budget_tokens: int
+    from_context_tokens: int
+    to_context_tokens: int
+    """Exclusive."""
+    value: float
+    low: float
+    """Lower end of the 95 % interval."""
+    high: float
+    tokens: int
+    rollouts: int
+
+    def summary(self) -> dict[str, Any]:
+        """What a schedule file keeps of it."""
+        figures = {"value": self.value, "low": self.low, "high": self.high}
+        return {name: round(value, 6) for name, value in figures.items()} | {
+            "tokens": self.tokens,
+            "rollouts": self.rollouts,
+        }
+
+
+def cells_of(table: TailTable, kv_budget_tokens: int) -> list[Cell]:
+    """A tail table, measured under one fixed budget, as cells."""
+    return [
+        Cell(
+            kv_budget_tokens,
+            row.from_context_tokens,
+            row.to_context_tokens,
+            row.quantile_value,
+            row.low,
+            row.high,
+            row.tokens,
+            row.rollouts,
+        )
+        for row in table.rows
+    ]
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One bin's measured budgets, rising."""
+
+    points: tuple[Cell, ...]
+    unit_tokens: int
+    dense_from: int
+    """Budget from which on every context of the bin is read whole."""
+
+    @staticmethod
+    def through(cells: Sequence[Cell], ceiling: Cell | None, end: int, unit_tokens: int) -> Curve:
+        """Cells of one bin that ends before `end`. Those that read every context whole become one dense point, whose
+        figures are the ceiling's where it was measured."""
+        longest = end - 1
+        dense_from = -(-longest // unit_tokens) * unit_tokens
+        points = sorted((c for c in cells if c.kv_budget_tokens < longest), key=lambda cell: cell.kv_budget_tokens)
+        whole = [cell for cell in cells if cell.kv_budget_tokens >= longest]
+        if whole:
+            points.append(replace(ceiling or max(whole, key=lambda cell: cell.tokens), kv_budget_tokens=dense_from))
+        return Curve(tuple(points), unit_tokens, dense_from)
+
+    def reaches(self, kv_budget_tokens: int) -> bool:
+        """Whether that budget, or one that reads all contexts of the bin, was measured here."""
+        return self.points[-1].kv_budget_tokens >= min(kv_budget_tokens, self.dense_from)
+
+    def cheapest(self, target: float, floor: int) -> int | None:
+        """The smallest budget of whole units, at least `floor`, whose lower bound meets the target; None if none does.
+
+        The measured budget at the upper end of a segment must meet it by its own lower bound, not only by the
+        regression's. Where the floor is dearer than all of those it is taken: more tokens do not lower the regression.
+        """
+        fitted = self._fitted("low")
+        meeting = [i for i, cell in enumerate(self.points) if min(cell.low, fitted[i]) >= target]
+        for index in meeting:
+            budget = max(floor, self._crossing(index, fitted, target))
+            if budget <= self.points[index].kv_budget_tokens:
+                return budget
+        return floor if meeting else None
+
+    def measured(self, kv_budget_tokens: int) -> dict[str, Any]:
+        """The figures at a budget: of the cell itself, or read off the lines between its neighbours, and marked so."""
+        for cell in self.points:
+            if cell.kv_budget_tokens == min(kv_budget_tokens, self.dense_from):
+                return cell.summary() | ({"dense": True} if kv_budget_tokens >= self.dense_from else {})
+        below = [cell for cell in self.points if cell.kv_budget_tokens < kv_budget_tokens]
+        above = [cell for cell in self.points if cell.kv_budget_tokens > kv_budget_tokens]
+        if not above:
+            return below[-1].summary() | {"at_kv_budget_tokens": below[-1].kv_budget_tokens}
+        if not below:
+            return above[0].summary() | {"at_kv_budget_tokens": above[0].kv_budget_tokens}
+        logs = [math.log(cell.kv_budget_tokens) for cell in self.points]
+        figures = {
+            name: round(float(np.interp(math.log(kv_budget_tokens), logs, self._fitted(name))), 6)
+            for name in ("value", "low", "high")
+        }
+        tokens = min(below[-1].tokens, above[0].tokens)
+        rollouts = min(below[-1].rollouts, above[0].rollouts)
+        return {**figures, "tokens": tokens, "rollouts": rollouts, "interpolated": True}
+
+    def _fitted(self, name: str) -> np.ndarray:
+        raw = np.array([getattr(cell, name) for cell in self.points], dtype=np.float64)
+        return isotonic_regression(raw, weights=np.array([cell.tokens for cell in self.points], dtype=np.float64)).x
+
+    def _crossing(self, index: int, fitted: np.ndarray, target: float) -> int:
+        """Where the line that ends at point `index` reaches the target, in whole units."""
+        at = self.points[index].kv_budget_tokens
+        if index == 0:
+            return at
+        before = self.points[index - 1].kv_budget_tokens
+        if fitted[index - 1] >= target:
+            return before if self.points[index - 1].low >= target else at
+        share = (target - fitted[index - 1]) / (fitted[index] - fitted[index - 1])
+        budget = before * (at / before) ** share
+        return min(at, math.ceil(budget / self.unit_tokens - 1e-9) * self.unit_tokens)

@@ -1,0 +1,219 @@
+"""From measured tails (budget x length bin) to a schedule: per bin the cheapest budget whose lower confidence bound
+meets the target. Pure arithmetic on a table; nothing here runs a model.
+
+In each bin the lower bounds become a non-decreasing function of the budget (isotonic regression, weighted by tokens),
+joined by straight lines in the logarithm of the budget. Measured curves are concave there, so a line lies below them and
+an interpolated budget errs on the dear side. Budgets are rounded up to whole units and never fall with length.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparroll.attention.selectors import Selector
+from sparroll.calibrate.curve import Cell, Curve
+from sparroll.errors import UserError
+from sparroll.mismatch.table import bin_name
+from sparroll.schedule import Schedule, Step
+
+MIN_TOKENS = 400
+"""Below so many tokens the 5th percentile rests on fewer than twenty of them."""
+MIN_ROLLOUTS = 8
+"""Below so many rollouts a bootstrap over rollouts says little."""
+
+
+@dataclass(frozen=True)
+class FittedBin:
+    """What was decided for one bin of context lengths, and on what grounds."""
+
+    from_context_tokens: int
+    to_context_tokens: int
+    kv_budget_tokens: int
+    measured: dict[str, Any] | None
+    """{"value", "low", "high", "tokens", "rollouts"} at this budget, with `interpolated = true` where the budget lies
+    between measured ones; None in a bin without data."""
+    dense_ceiling: dict[str, Any] | None
+    """The same statistic with dense rollouts; None where it was not measured."""
+
+    @property
+    def name(self) -> str:
+        return bin_name(self.from_context_tokens, self.to_context_tokens)
+
+
+@dataclass(frozen=True)
+class FittedSchedule:
+    """The schedule, what was decided bin by bin, and what a reader should know about it."""
+
+    schedule: Schedule
+    bins: tuple[FittedBin, ...]
+    notes: tuple[str, ...]
+
+
+def fit_schedule(
+    cells: Sequence[Cell],
+    *,
+    target: float,
+    selector: Selector,
+    dense_layers: Sequence[int],
+    estimator: str,
+    quantile: float = 0.05,
+    top_k: int | None = None,
+    ceiling: Sequence[Cell] = (),
+    min_tokens: int = MIN_TOKENS,
+    min_rollouts: int = MIN_ROLLOUTS,
+    model: str | None = None,
+    made_by: dict[str, Any] | None = None,
+    name: str = "calibrated",
+) -> FittedSchedule:
+    """Fit a schedule to measured cells.
+
+    ceiling: the dense engine's cells (their budget is ignored), one per bin. A cell with fewer than `min_tokens` tokens
+    or `min_rollouts` rollouts is left out. A bin that has no cell left takes the budget of the next longer bin that has,
+    and beyond the longest measured bin its budget goes on; `notes` names these bins.
+    Raises UserError where the dense ceiling, or the largest budget, misses the target.
+    """
+    if not 0 < target < 1:
+        raise UserError(f"the target must lie between 0 and 1, got {target}")
+    if not cells:
+        raise UserError("there are no measured cells to fit")
+    needs = _Needs(target, min_tokens, min_rollouts, max(cell.kv_budget_tokens for cell in cells))
+    ceilings = {cell.from_context_tokens: cell for cell in ceiling if needs.enough(cell)}
+    needs.check_ceiling(list(ceilings.values()))
+    curves = _curves(cells, ceilings, _bin_tokens([*cells, *ceiling]), needs, selector)
+    if not any(curve for _, curve in curves):
+        raise needs.nothing_measured(cells)
+    bins, notes = _walk(curves, ceilings, needs, selector.least_budget_tokens)
+    schedule = Schedule(
+        steps=_steps(bins),
+        selector=selector,
+        dense_layers=tuple(dense_layers),
+        model=model,
+        target=_target(target, estimator, quantile, top_k),
+        made_by=made_by,
+        name=name,
+    )
+    return FittedSchedule(schedule, tuple(bins), tuple(notes))
+
+
+def _curves(
+    cells: Sequence[Cell], ceilings: dict[int, Cell], width: int, needs: _Needs, selector: Selector
+) -> list[tuple[tuple[int, int], Curve | None]]:
+    """Every bin from 0 to the longest one that has a cell, and its curve where there is enough data."""
+    curves = []
+    for start in range(0, max(cell.from_context_tokens for cell in cells) + 1, width):
+        here = [cell for cell in cells if cell.from_context_tokens == start and needs.enough(cell)]
+        curve = Curve.through(here, ceilings.get(start), start + width, selector.unit_tokens) if here else None
+        curves.append(((start, start + width), curve))
+    return curves
+
+
+def _walk(
+    curves: Sequence[tuple[tuple[int, int], Curve | None]], ceilings: dict[int, Cell], needs: _Needs, floor: int
+) -> tuple[list[FittedBin], list[str]]:
+    """Budgets bin by bin, rising. A bin without data waits for the next one that has."""
+    bins: list[FittedBin] = []
+    waiting: list[FittedBin] = []
+    notes: list[str] = []
+    for (start, end), curve in curves:
+        cheapest = curve.cheapest(needs.target, floor) if curve else None
+        if curve and cheapest is None and curve.reaches(needs.largest):
+            raise needs.missed(curve, bin_name(start, end), ceilings.get(start))
+        measured = curve.measured(cheapest) if curve and cheapest is not None else None
+        found = FittedBin(start, end, cheapest or 0, measured, ceilings[start].summary() if start in ceilings else None)
+        if cheapest is None:
+            waiting.append(found)
+            continue
+        if waiting:
+            notes.append(needs.lacking(waiting, cheapest, f"of {found.name}"))
+        bins += [*(replace(skipped, kv_budget_tokens=cheapest) for skipped in waiting), found]
+        floor, waiting = cheapest, []
+    if not bins:
+        raise UserError(
+            f"no bin has enough data at the largest budget, {needs.largest} tokens, and smaller ones miss the target",
+            "take more prompts, more samples or wider bins",
+        )
+    last = f"of {bins[-1].name}, the longest measured bin"
+    if waiting:
+        notes.append(needs.lacking(waiting, floor, last))
+    notes.append(f"contexts from {curves[-1][0][1]} on were not measured; they take the {floor} tokens {last}")
+    return [*bins, *(replace(skipped, kv_budget_tokens=floor) for skipped in waiting)], notes
+
+
+@dataclass(frozen=True)
+class _Needs:
+    """What a cell must have to count, what a budget must reach, and the words for where they do not."""
+
+    target: float
+    min_tokens: int
+    min_rollouts: int
+    largest: int
+    """Largest budget of the sweep."""
+
+    def enough(self, cell: Cell) -> bool:
+        return cell.tokens >= self.min_tokens and cell.rollouts >= self.min_rollouts
+
+    def check_ceiling(self, ceilings: Sequence[Cell]) -> None:
+        for cell in ceilings:
+            if cell.value < self.target:
+                where = bin_name(cell.from_context_tokens, cell.to_context_tokens)
+                lowest = _down(min(each.value for each in ceilings))
+                raise UserError(
+                    f"the dense ceiling at {where} is {_down(cell.value)}, below the target of {self.target}: even dense "
+                    "rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
+                    f"lower the target to {lowest} or less, or raise the engine's precision",
+                )
+
+    def missed(self, curve: Curve, where: str, ceiling: Cell | None) -> UserError:
+        best = max(curve.points, key=lambda cell: cell.low)
+        dense = f"; dense rollouts reach {_down(ceiling.value)}" if ceiling else ""
+        return UserError(
+            f"no budget meets the target of {self.target} at {where}: the best lower bound is {_down(best.low)} "
+            f"(value {_down(best.value)}) at {best.kv_budget_tokens} tokens{dense}",
+            "sweep larger budgets, take more rollouts if the value itself meets the target, or lower the target",
+        )
+
+    def nothing_measured(self, cells: Sequence[Cell]) -> UserError:
+        best = max(cells, key=lambda cell: (cell.rollouts, cell.tokens))
+        return UserError(
+            f"no bin can be fitted: {self.min_tokens} tokens from {self.min_rollouts} rollouts are needed, the fullest "
+            f"cell has {best.tokens} from {best.rollouts}",
+            "take more prompts, more samples or wider bins",
+        )
+
+    def lacking(self, bins: Sequence[FittedBin], budget: int, whose: str) -> str:
+        where = bin_name(bins[0].from_context_tokens, bins[-1].to_context_tokens)
+        return (
+            f"{where}: fewer than {self.min_tokens} tokens or {self.min_rollouts} rollouts at the budgets that matter; "
+            f"takes the {budget} tokens {whose}"
+        )
+
+
+def _bin_tokens(cells: Sequence[Cell]) -> int:
+    widths = {cell.to_context_tokens - cell.from_context_tokens for cell in cells}
+    width = widths.pop()
+    if widths or width <= 0 or any(cell.from_context_tokens % width for cell in cells):
+        raise UserError("the cells must share one bin width and start at its multiples", "fit cells of one sweep")
+    return width
+
+
+def _target(target: float, estimator: str, quantile: float, top_k: int | None) -> dict[str, Any]:
+    table = {"statistic": "acceptance", "estimator": estimator, "top_k": top_k, "quantile": quantile}
+    return {key: value for key, value in table.items() if value is not None} | {"at_least": target}
+
+
+def _steps(bins: Sequence[FittedBin]) -> tuple[Step, ...]:
+    """One step per bin with data, and one wherever the budget changes."""
+    steps: list[Step] = []
+    for found in bins:
+        if steps and found.measured is None and steps[-1].kv_budget_tokens == found.kv_budget_tokens:
+            continue
+        steps.append(Step(found.from_context_tokens, found.kv_budget_tokens, found.measured))
+    return tuple(steps)
+
+
+def _down(value: float) -> str:
+    """Three decimals, rounded towards 0, so that a miss never reads as met."""
+    return f"{math.floor(value * 1000 + 1e-9) / 1000:.3f}"
