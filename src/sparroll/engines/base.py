@@ -76,11 +76,14 @@ class Engine(Protocol):
         max_new_tokens: int,
         temperature: float = 1.0,
         stop_ids: Sequence[int] | None = None,
-        seed: int = 0,
+        seed: int | Sequence[int] = 0,
         top_k: int = 0,
         on_progress: Progress | None = None,
     ) -> list[Rollout]:
-        """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch."""
+        """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch.
+
+        seed: one for all, or one per request, prompt by prompt.
+        """
         ...
 
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:

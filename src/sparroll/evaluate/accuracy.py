@@ -1,0 +1,106 @@
+"""Accuracy of an engine on a task's prompts. Reads the engine as it stands; `dense_attention` makes it dense for a while.
+Nothing here trains."""
+
+# P prompts, N responses per prompt
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+
+from sparroll.engines.base import Engine, Progress
+from sparroll.errors import UserError
+from sparroll.tasks import Task
+from sparroll.types import Prompt
+
+REPLICATES = 1000
+
+
+@dataclass(frozen=True)
+class Graded:
+    """One prompt's responses: their rewards, lengths in tokens, and how many were cut at the length limit."""
+
+    rewards: tuple[float, ...]
+    response_tokens: tuple[int, ...]
+    cut: int
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Mean reward over prompts, with the 95 % interval of a bootstrap over prompts (responses to one prompt depend on
+    each other)."""
+
+    value: float
+    low: float
+    high: float
+    prompts: int
+    samples_per_prompt: int
+    response_tokens: float
+    """Mean length of a response."""
+    cut_share: float
+    """Responses that were cut at `max_new_tokens`."""
+
+    @staticmethod
+    def of(graded: Sequence[Graded]) -> Accuracy:
+        per_prompt_P = np.array([np.mean(one.rewards) for one in graded])
+        low, high = bootstrap_interval(per_prompt_P)
+        lengths = [length for one in graded for length in one.response_tokens]
+        return Accuracy(
+            value=float(per_prompt_P.mean()),
+            low=low,
+            high=high,
+            prompts=len(graded),
+            samples_per_prompt=len(graded[0].rewards),
+            response_tokens=float(np.mean(lengths)),
+            cut_share=sum(one.cut for one in graded) / len(lengths),
+        )
+
+
+def grade(
+    engine: Engine,
+    task: Task,
+    prompts: Sequence[Prompt],
+    prompt_ids: Sequence[Sequence[int]],
+    decode: Callable[[list[int]], str],
+    *,
+    n: int = 1,
+    max_new_tokens: int,
+    temperature: float = 1.0,
+    seed: int | Sequence[int] = 0,
+    on_progress: Progress | None = None,
+) -> list[Graded]:
+    """Sample `n` responses per prompt and check them. prompt_ids: the prompts as the model is to see
+    them; decode: from response ids to the text that the task reads."""
+    if not prompts:
+        raise UserError("there are no prompts to evaluate on", "give at least one")
+    rollouts = engine.generate(
+        prompt_ids, n, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=on_progress
+    )
+    graded = []
+    for index, prompt in enumerate(prompts):
+        mine = rollouts[index * n : (index + 1) * n]
+        rewards = tuple(task.reward(prompt, decode(r.response_ids)) for r in mine)
+        lengths = tuple(len(r.response_ids) for r in mine)
+        graded.append(Graded(rewards, lengths, sum(r.finish_reason == "length" for r in mine)))
+    return graded
+
+
+@contextmanager
+def dense_attention(engine: Engine) -> Iterator[None]:
+    """Dense inside the block; the schedule that was in force comes back afterwards, whatever happens."""
+    schedule = engine.schedule
+    engine.set_schedule(None)
+    try:
+        yield
+    finally:
+        engine.set_schedule(schedule)
+
+
+def bootstrap_interval(values_P: np.ndarray) -> tuple[float, float]:
+    """95 % percentile interval of the mean; the same values always give the same interval."""
+    draws = np.random.default_rng(0).integers(0, len(values_P), size=(REPLICATES, len(values_P)))
+    low, high = np.quantile(values_P[draws].mean(axis=1), [0.025, 0.975])
+    return float(low), float(high)

@@ -1,0 +1,189 @@
+"""What a training run can be told, field by field: the unit and what happens when you change it. Reading files and
+overrides is config_file.py's part."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from sparroll.train.corrections import Correction, correction
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+
+
+class ModelSection(Section):
+    name: str = "tiny-reasoner"
+    """Packaged name, hub name or folder of the model to train; also where the reference of the KL term comes from."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto: the GPU of this process if there is one."""
+
+
+class TaskSection(Section):
+    name: str = "synthetic"
+    """Task family that writes the prompts and checks the answers."""
+    level: int = Field(default=1, ge=0)
+    """Difficulty; what a level means is the task's business."""
+    train_prompts: int = Field(default=1024, ge=1)
+    """Distinct training prompts. After the last one they all come again, in another order."""
+    chat_template: bool = False
+    """Wrap each prompt as a user's turn with the tokenizer's chat template. For instruction-tuned models."""
+
+
+class RolloutSection(Section):
+    engine: Literal["hf"] = "hf"
+    """Who samples. hf: the reference engine on transformers."""
+    schedule: str = "dense"
+    """Preset name or file of the KV budgets to sample under; "dense" reads the whole context."""
+    kv_budget_tokens: int | None = Field(default=None, gt=0)
+    """One budget at every length instead of a schedule, in tokens. Lower is faster and further from the dense policy."""
+    force_schedule: bool = False
+    """Use a schedule that was made for another model."""
+    samples_per_prompt: int = Field(default=8, ge=2)
+    """Rollouts that are judged against each other. More give steadier advantages and cost rollout time."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of sampling, and of every log-probability in the run."""
+    max_new_tokens: int = Field(default=1024, ge=1)
+    """A response is cut here, in tokens. A cut response usually has no answer, so its reward is 0."""
+    max_batch: int = Field(default=64, ge=1)
+    """Rollouts that decode together. Bounds the KV cache's memory."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the engine's weights and cache. bf16 halves memory and lowers the dense ceiling a little."""
+    top_k: int = Field(default=20, ge=1)
+    """Most likely tokens kept of both policies at each position, to estimate the acceptance."""
+
+    @model_validator(mode="after")
+    def _one_choice(self) -> Self:
+        if self.kv_budget_tokens is not None and self.schedule != "dense":
+            raise ValueError("rollout.schedule and rollout.kv_budget_tokens exclude each other; leave one out")
+        return self
+
+
+class TrainSection(Section):
+    steps: int = Field(default=100, ge=1)
+    """Steps in all. A resumed run may raise it."""
+    prompts_per_step: int = Field(default=8, ge=1)
+    """Prompts of one step, over all processes; each gets `samples_per_prompt` rollouts."""
+    lr: float = Field(default=1e-6, gt=0)
+    """Learning rate of AdamW after the warm-up; constant from there on, so more steps do not change earlier ones."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Steps over which the learning rate rises linearly from lr / warmup_steps."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay of AdamW, on matrices only."""
+    beta1: float = Field(default=0.9, ge=0, lt=1)
+    """Memory of AdamW's gradient mean."""
+    beta2: float = Field(default=0.999, ge=0, lt=1)
+    """Memory of AdamW's gradient square. Lower adapts faster in short runs."""
+    max_gradient_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients longer than this are scaled down to it; none leaves them."""
+    epochs_per_batch: int = Field(default=1, ge=1)
+    """Updates on the same rollouts. From the second on the clip bites."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """A token's ratio now/dense below 1 - clip_low brings no more gain."""
+    clip_high: float = Field(default=0.28, gt=0)
+    """Same above 1 + clip_high. Higher than clip_low lets unlikely tokens grow (clip-higher)."""
+    kl_coefficient: float = Field(default=0.0, ge=0)
+    """Weight of the KL to the initial model (k3 estimate). Above 0 a second copy of the model stays in memory."""
+    normalise_advantage: bool = True
+    """Divide a group's advantages by the standard deviation of its rewards."""
+    micro_batch_tokens: int = Field(default=16_384, ge=1)
+    """Padded tokens of one forward and backward pass. Bounds memory; does not change the result."""
+    micro_batch_rollouts: int | None = Field(default=None, ge=1)
+    """Also bound the rollouts of a pass."""
+    dtype: Literal["fp32", "bf16"] = "fp32"
+    """Precision of the trainer's arithmetic. Weights and optimizer stay fp32, since bf16 would swallow small updates."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass: less memory, about a third more time."""
+    seed: int = Field(default=0, ge=0)
+    """Of prompts, sampling and everything else that is drawn."""
+
+
+class CorrectionSection(BaseModel):
+    """The name, and beside it the settings of that correction: `name = "tis"`, `weight_max = 2.0`."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+    name: str = "tis"
+    """What makes up for sampling from the sparse policy; see corrections/."""
+
+    @model_validator(mode="after")
+    def _exists(self) -> Self:
+        self.make()
+        return self
+
+    def make(self) -> Correction:
+        settings: dict[str, Any] = self.model_extra or {}
+        return correction(self.name, **settings)
+
+
+class MismatchSection(Section):
+    bin_tokens: int = Field(default=2000, ge=1)
+    """Width of the context-length bins that the tail is reported for, in tokens."""
+    least_tokens: int = Field(default=200, ge=20)
+    """A bin with fewer tokens in a step is shown, but not counted as the worst one: its 5th percentile is noise."""
+    ceiling_every_steps: int = Field(default=10, ge=0)
+    """How often the dense ceiling is measured on fresh dense rollouts; 0: only before the first step."""
+    ceiling_prompts: int = Field(default=2, ge=1)
+    """Dense rollouts of one such measurement."""
+
+
+class GuardSection(Section):
+    action: Literal["off", "warn", "stop", "stricter"] = "warn"
+    """What happens when the tail stays under the target. stricter: go on with the next schedule of `stricter`."""
+    at_least: float | None = Field(default=None, gt=0, le=1)
+    """Target of the worst bin's 5th percentile (estimator top_k_lower); without one, the schedule's own target."""
+    window_steps: int = Field(default=5, ge=1)
+    """The tail must be under the target in so many steps in a row."""
+    stricter: tuple[str, ...] = ()
+    """Presets or files to fall back to, in this order; "dense" may be the last."""
+
+    @model_validator(mode="after")
+    def _somewhere_to_go(self) -> Self:
+        if self.action == "stricter" and not self.stricter:
+            raise ValueError('guard.action = "stricter" needs guard.stricter, e.g. ["qwen3-1.7b-0.86", "dense"]')
+        return self
+
+
+class EvaluateSection(Section):
+    prompts: int = Field(default=64, ge=0)
+    """Prompts of the eval split, always the same; 0 turns dense evaluation off."""
+    samples_per_prompt: int = Field(default=1, ge=1)
+    """Responses per prompt. More narrow the interval less than more prompts do."""
+    every_steps: int = Field(default=0, ge=0)
+    """Evaluate after every so many steps. Before the first and after the last step it always happens."""
+    temperature: float = Field(default=1.0, ge=0)
+    """0 is greedy."""
+    level: int | None = Field(default=None, ge=0)
+    """Difficulty; without one, the training level."""
+
+
+class CheckpointSection(Section):
+    every_steps: int = Field(default=10, ge=0)
+    """Save after every so many steps; 0: only at the end and on Ctrl-C. A kill loses what came after the last one."""
+    keep: int = Field(default=2, ge=1)
+    """Newest checkpoints that stay on disk."""
+
+
+class LogSection(Section):
+    sinks: tuple[Literal["console", "tensorboard", "wandb", "trackio"], ...] = ("console",)
+    """Where metrics go beside metrics.jsonl, which is always written."""
+    project: str = "sparroll"
+    """Project name for W&B and trackio."""
+    run_name: str | None = None
+    """Run name there; without one, the output folder's name."""
+
+
+class TrainConfig(Section):
+    """Everything a run depends on. Frozen; `model_dump(mode="json")` is what is written beside the results."""
+
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    rollout: RolloutSection = RolloutSection()
+    train: TrainSection = TrainSection()
+    correction: CorrectionSection = CorrectionSection()
+    mismatch: MismatchSection = MismatchSection()
+    guard: GuardSection = GuardSection()
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()

@@ -1,0 +1,57 @@
+"""This process among its peers: which share is ours, and how shares become one whole. Accelerate finds the peers; with one
+process everything here is the identity."""
+
+# R processes
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar
+
+import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
+from torch import Tensor
+
+Item = TypeVar("Item")
+
+
+class Ranks:
+    """Peers under `accelerate launch` or `torchrun`; alone otherwise. device: "auto", "cpu" or "cuda"."""
+
+    def __init__(self, device: str = "auto"):
+        self._state = PartialState(cpu=True) if device == "cpu" else PartialState()
+        self.device = torch.device("cpu") if device == "cpu" else self._state.device
+        self.rank: int = self._state.process_index
+        self.count: int = self._state.num_processes
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+    def share(self, items: Sequence[Item]) -> list[Item]:
+        """Every R-th item, starting at ours: the shares differ by at most one item."""
+        return list(items[self.rank :: self.count])
+
+    def gather(self, items: list[Any]) -> list[Any]:
+        """The items of all processes, in the order of ranks, on every process."""
+        return list(gather_object(items)) if self.count > 1 else items
+
+    def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
+        """Add up gradients over processes in place, as one flat tensor; a missing one counts as zero."""
+        if self.count == 1:
+            return
+        trained = [parameter for parameter in parameters if parameter.requires_grad]
+        for parameter in trained:
+            if parameter.grad is None:
+                parameter.grad = torch.zeros_like(parameter)
+        gradients: list[Tensor] = [parameter.grad for parameter in trained if parameter.grad is not None]
+        flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
+        torch.distributed.all_reduce(flat)
+        for gradient, part in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
+            gradient.copy_(part.view_as(gradient))
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.count > 1:
+            torch.distributed.barrier()

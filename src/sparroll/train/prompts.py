@@ -1,0 +1,50 @@
+"""Which prompts a step gets: an endless walk over the training set, one order per epoch. The cursor is one number."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from sparroll.errors import UserError
+from sparroll.tasks import Task
+from sparroll.types import Prompt
+
+
+class PromptStream:
+    """`train_prompts` prompts of the task's train split, shuffled anew in each epoch."""
+
+    def __init__(self, task: Task, level: int, seed: int, train_prompts: int):
+        self.prompts = task.prompts("train", level, seed, train_prompts)
+        if not self.prompts:
+            raise UserError(f"the task {task.name!r} has no training prompts at level {level}")
+        self.seed = seed
+        self.drawn = 0
+        """Prompts handed out so far: the cursor that a checkpoint keeps."""
+
+    def next(self, count: int) -> list[Prompt]:
+        """The next prompts; a step may straddle two epochs."""
+        taken = [self._at(position) for position in range(self.drawn, self.drawn + count)]
+        self.drawn += count
+        return taken
+
+    def _at(self, position: int) -> Prompt:
+        epoch, place = divmod(position, len(self.prompts))
+        return self.prompts[self._order(epoch)[place]]
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(len(self.prompts)))
+        random.Random(f"{self.seed}/{epoch}").shuffle(order)
+        return order
+
+
+def encode(tokenizer: Any, prompts: Sequence[Prompt], chat_template: bool) -> list[list[int]]:
+    """Token ids as the model is to see the prompts."""
+    if tokenizer is None:
+        raise UserError("the model has no tokenizer, so prompts cannot be encoded", "save one into the model's folder")
+    if not chat_template:
+        return [list(tokenizer(prompt.text)["input_ids"]) for prompt in prompts]
+    if not getattr(tokenizer, "chat_template", None):
+        raise UserError("task.chat_template is on, but the tokenizer has none", "turn it off for base models")
+    turns = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
+    return [list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)) for turn in turns]

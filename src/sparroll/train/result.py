@@ -1,0 +1,94 @@
+"""A finished run in a few figures, read back from its metrics.jsonl, so that a resumed run sums up like a straight one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparroll import records
+from sparroll.train.sinks import read_lines
+
+WINDOW_STEPS = 5
+"""`reward_first` and `reward_last` are means over so many steps, or half the run if that is less."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """A dense accuracy with its 95 % interval, after `step` steps."""
+
+    value: float
+    low: float
+    high: float
+    prompts: int
+    step: int
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a run came to."""
+
+    out: Path
+    checkpoint: Path
+    """The last one; its model/ is a plain transformers folder."""
+    steps: int
+    stopped: str
+    """The guard's reason for stopping early; empty otherwise."""
+    reward_first: float
+    """Mean reward of the first `reward_window_steps` steps, each with the rewards of its own rollouts."""
+    reward_last: float
+    """Same of the last ones."""
+    reward_window_steps: int
+    rollouts_per_step: int
+    dense_accuracy_first: Interval | None
+    """Before the first step; None without evaluation."""
+    dense_accuracy_last: Interval | None
+    tail_q05_min: float
+    """Lowest 5th percentile of the acceptance (top_k_lower, all contexts of a step together) of any step."""
+    tail_q05_worst_bin_min: float | None
+    """The same of the worst bin; None where no bin ever had enough tokens."""
+    dense_ceiling_q05: float
+    """The latest that was measured."""
+    kv_read_share: float
+    """Tokens attended / tokens in context, mean over steps."""
+    wall_seconds: float
+    """Steps and evaluations; without loading, and without what a kill threw away."""
+    events: tuple[str, ...]
+    """What the guard did, "step 12: ..." each."""
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a record; intervals as {"value", "low", "high", "prompts", "step"}."""
+        return dict(records.plain(self))
+
+
+def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
+    """From the lines of metrics.jsonl."""
+    lines = read_lines(out / "metrics.jsonl")
+    steps = [line for line in lines if "reward/mean" in line]
+    accuracies = [_interval(line) for line in lines if "evaluate/dense_accuracy" in line]
+    window = max(1, min(WINDOW_STEPS, len(steps) // 2))
+    rewards = [line["reward/mean"] for line in steps]
+    worst = [line[name] for line in steps if (name := "mismatch/acceptance_q05_worst_bin") in line]
+    return TrainResult(
+        out=out,
+        checkpoint=checkpoint,
+        steps=len(steps),
+        stopped=stopped,
+        reward_first=sum(rewards[:window]) / window,
+        reward_last=sum(rewards[-window:]) / window,
+        reward_window_steps=window,
+        rollouts_per_step=int(steps[0]["rollout/count"]),
+        dense_accuracy_first=accuracies[0] if accuracies else None,
+        dense_accuracy_last=accuracies[-1] if accuracies else None,
+        tail_q05_min=min(line["mismatch/acceptance_q05"] for line in steps),
+        tail_q05_worst_bin_min=min(worst, default=None),
+        dense_ceiling_q05=steps[-1]["mismatch/dense_ceiling_q05"],
+        kv_read_share=sum(line["rollout/kv_read_share"] for line in steps) / len(steps),
+        wall_seconds=sum(line.get("time/step_seconds", 0.0) + line.get("time/evaluate_seconds", 0.0) for line in lines),
+        events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
+    )
+
+
+def _interval(line: dict[str, Any]) -> Interval:
+    name = "evaluate/dense_accuracy"
+    return Interval(line[name], line[f"{name}_low"], line[f"{name}_high"], int(line["evaluate/prompts"]), line["step"])

@@ -1,0 +1,83 @@
+"""From prompts to rollouts with rewards: our share of a step's prompts, sampled under the engine's schedule."""
+
+# G prompts of our share, N samples per prompt
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparroll.engines.base import Engine
+from sparroll.tasks import Task
+from sparroll.train.distributed import Ranks
+from sparroll.types import Prompt, Rollout, StepReport
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What `sample` needs beside the prompts."""
+
+    samples_per_prompt: int
+    max_new_tokens: int
+    temperature: float
+    top_k: int
+
+
+def sample(
+    engine: Engine, prompt_ids: Sequence[Sequence[int]], numbers: list[int], seeds: list[int], sampling: Sampling
+) -> list[Rollout]:
+    """Rollouts of our prompts; `prompt_index` becomes the prompt's number within the step, over all processes."""
+    if not prompt_ids:
+        return []
+    rollouts = engine.generate(
+        prompt_ids,
+        sampling.samples_per_prompt,
+        max_new_tokens=sampling.max_new_tokens,
+        temperature=sampling.temperature,
+        seed=seeds,
+        top_k=sampling.top_k,
+    )
+    for rollout in rollouts:
+        rollout.prompt_index = numbers[rollout.prompt_index]
+    return rollouts
+
+
+def rewards(decode: Callable[[list[int]], str], task: Task, prompts: list[Prompt], rollouts: list[Rollout]) -> Tensor:
+    """[G, N] reward of each response's text."""
+    per_prompt = len(rollouts) // max(len(prompts), 1)
+    values = [
+        task.reward(prompts[row // per_prompt], decode(rollout.response_ids)) for row, rollout in enumerate(rollouts)
+    ]
+    return torch.tensor(values, dtype=torch.float32).view(len(prompts), per_prompt)
+
+
+def rollout_report(rollouts: list[Rollout], reward_GN: Tensor, engine: Engine, ranks: Ranks) -> StepReport:
+    """Rewards, lengths and what was read, over all processes."""
+    layers = engine.report().layers
+    mine = {
+        "rewards": reward_GN.tolist(),
+        "tokens": [len(rollout.response_ids) for rollout in rollouts],
+        "cut": sum(rollout.finish_reason == "length" for rollout in rollouts),
+        "sparse": sum(rollout.attention == "sparse" for rollout in rollouts),
+        "read": sum(layer.read_tokens for layer in layers),
+        "context": sum(layer.context_tokens for layer in layers),
+    }
+    everyone = ranks.gather([mine])
+    groups = [group for one in everyone for group in one["rewards"]]
+    tokens = [count for one in everyone for count in one["tokens"]]
+    total = {key: sum(one[key] for one in everyone) for key in ("cut", "sparse", "read", "context")}
+    return {
+        "reward/mean": float(np.mean(groups)),
+        "reward/std": float(np.std(groups)),
+        "reward/groups_all_equal_share": float(np.mean([len(set(group)) == 1 for group in groups])),
+        "rollout/count": float(len(tokens)),
+        "rollout/response_tokens_mean": float(np.mean(tokens)),
+        "rollout/response_tokens_max": float(max(tokens)),
+        "rollout/cut_share": total["cut"] / len(tokens),
+        "rollout/sparse_share": total["sparse"] / len(tokens),
+        "rollout/kv_read_share": total["read"] / total["context"] if total["context"] else 1.0,
+    }

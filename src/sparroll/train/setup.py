@@ -1,0 +1,159 @@
+"""From a configuration and a folder to everything a run works with: new, or where the newest whole checkpoint left it."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from sparroll import files, tasks
+from sparroll.engines import HFEngine
+from sparroll.engines.scoring import Scorer
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+from sparroll.tasks import Task
+from sparroll.train import checkpoint
+from sparroll.train.checkpoint import RunState
+from sparroll.train.config import TrainConfig
+from sparroll.train.config_file import refuse_changes, write_config
+from sparroll.train.distributed import Ranks
+from sparroll.train.guard import Guard
+from sparroll.train.optimizer import restore_optimizer
+from sparroll.train.prompts import PromptStream
+from sparroll.train.randomness import restore_generators, seed_everything
+from sparroll.train.rollouts import Sampling
+from sparroll.train.sinks import JsonLines, Sink, open_sinks
+from sparroll.train.update import PolicyUpdate
+from sparroll.train.weight_sync import push
+
+_DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass
+class Parts:
+    """Everything a run works with."""
+
+    config: TrainConfig
+    out: Path
+    ranks: Ranks
+    task: Task
+    prompts: PromptStream
+    scorer: Scorer
+    """Holds the policy: `scorer.model` is what is trained."""
+    reference: Scorer | None
+    """The initial model, for the KL term."""
+    engine: HFEngine
+    update: PolicyUpdate
+    sampling: Sampling
+    guard: Guard
+    state: RunState
+    metrics: JsonLines | None
+    """Only on the main process, like the sinks."""
+    sinks: list[Sink]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+
+def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
+    """Raises UserError before anything is computed where the folder, the configuration or a name in it is wrong."""
+    ranks = Ranks(config.model.device)
+    found = _find_checkpoint(config, out, resume)
+    task = tasks.get(config.task.name)
+    schedule = starting_schedule(config)
+    guard = make_guard(config, schedule)
+    ranks.wait()
+    if ranks.is_main:
+        files.output_folder(out)
+        write_config(config, out / "config.json")
+        checkpoint.tidy(out / "checkpoints", found)
+    state = checkpoint.load_state(found) if found else RunState(schedule=schedule)
+    # A sink whose package is missing is found before the model is loaded.
+    sinks = open_sinks(config, out, state.step) if ranks.is_main else []
+    metrics = JsonLines(out / "metrics.jsonl", state.metrics_bytes) if ranks.is_main else None
+
+    scorer = Scorer(
+        found / "model" if found else config.model.name,
+        dtype=torch.float32,
+        device=ranks.device,
+        batch_tokens=config.train.micro_batch_tokens,
+    )
+    reference = None
+    if config.train.kl_coefficient > 0:
+        reference = Scorer(config.model.name, dtype=_DTYPE[config.train.dtype], device=ranks.device)
+    engine = HFEngine(
+        config.model.name,
+        schedule=state.schedule,
+        dtype=_DTYPE[config.rollout.dtype],
+        device=ranks.device,
+        max_batch=config.rollout.max_batch,
+    )
+    update = PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks)
+    prompts = PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts)
+    seed_everything(config.train.seed)
+    if found:
+        restore_optimizer(scorer.model, update.optimizer, checkpoint.load_optimizer(found))
+        prompts.drawn = state.prompts_drawn
+        guard.restore(state.guard)
+        push(scorer.model, engine, state.step)
+        if ranks.rank < len(state.generators):
+            restore_generators(state.generators[ranks.rank])
+    sampling = Sampling(
+        samples_per_prompt=config.rollout.samples_per_prompt,
+        max_new_tokens=config.rollout.max_new_tokens,
+        temperature=config.rollout.temperature,
+        top_k=min(config.rollout.top_k, scorer.model.config.vocab_size),
+    )
+    return Parts(
+        config, out, ranks, task, prompts, scorer, reference, engine, update, sampling, guard, state, metrics, sinks
+    )
+
+
+def starting_schedule(config: TrainConfig) -> Schedule | None:
+    """What the rollouts start under; None is dense."""
+    if config.rollout.kv_budget_tokens is not None:
+        return Schedule.fixed(config.rollout.kv_budget_tokens)
+    return _schedule(config.rollout.schedule, config)
+
+
+def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
+    """Raises UserError where the guard is to act but has no target."""
+    target = config.guard.at_least
+    if target is None and schedule is not None and schedule.target is not None:
+        target = float(schedule.target["at_least"])
+    if target is None and schedule is not None and config.guard.action in ("stop", "stricter"):
+        raise UserError(
+            f"guard.action is {config.guard.action!r}, but the schedule {schedule.name!r} names no target",
+            "set one: --set guard.at_least=0.86",
+        )
+    stricter = [_schedule(name, config) for name in config.guard.stricter]
+    return Guard(config.guard.action, target, config.guard.window_steps, stricter)
+
+
+def _schedule(name: str, config: TrainConfig) -> Schedule | None:
+    if name == "dense":
+        return None
+    return Schedule.load(name, model=config.model.name, force=config.rollout.force_schedule)
+
+
+def _find_checkpoint(config: TrainConfig, out: Path, resume: bool) -> Path | None:
+    begun = (out / "config.json").is_file()
+    if begun and not resume:
+        raise UserError(f"{out} already holds a run", "go on with --resume, or choose another folder with --out")
+    if not resume:
+        return None
+    if not begun:
+        raise UserError(f"there is no run to resume in {out}", "leave --resume out to start one")
+    found, complaints = checkpoint.newest(out / "checkpoints")
+    for complaint in complaints:
+        print(complaint, file=sys.stderr, flush=True)
+    if found is None:
+        refuse_changes(checkpoint.read_json(out / "config.json"), config)
+        print(f"{out} has no whole checkpoint: starting from the first step", file=sys.stderr, flush=True)
+    else:
+        refuse_changes(checkpoint.load_run_config(found), config)
+        print(f"resuming from {found.name}", file=sys.stderr, flush=True)
+    return found

@@ -1,0 +1,91 @@
+"""What the training tests share: a random tiny Qwen3 with a tokenizer, a task that a random model sometimes solves, and a
+short run of both. Importable from a subprocess too."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from sparroll import tasks
+from sparroll.train import TrainConfig
+from sparroll.train.config_file import config_from
+from sparroll.types import Prompt
+
+WORDS = ("<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz")
+
+
+class Vowels:
+    """Say as many vowels as you can: the reward is their share of the response. Needs no skill to get off the ground."""
+
+    name = "vowels"
+
+    def prompts(self, split: str, level: int, seed: int, count: int) -> list[Prompt]:
+        drawn = []
+        for index in range(count):
+            rng = random.Random(f"{split}/{level}/{seed}/{index}")
+            text = " ".join(rng.choices(WORDS[2:], k=rng.randint(3, 40)))
+            drawn.append(Prompt(f"vowels/{split}/{index}", text, "", task=self.name, level=level))
+        return drawn
+
+    def reward(self, prompt: Prompt, response_text: str) -> float:
+        words = response_text.split()
+        return sum(word in "aeiou" for word in words) / max(len(words), 1)
+
+
+if "vowels" not in tasks.names():
+    tasks.register("vowels", Vowels)
+
+
+def write_model(folder: Path, seed: int = 0) -> str:
+    """A random Qwen3 with 4 layers and GQA, peaked enough that sparse attention changes what it says."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=len(WORDS),
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        max_position_embeddings=512,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=1,
+        initializer_range=0.2,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+    words = Tokenizer(WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<pad>"))
+    words.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=words, pad_token="<pad>", eos_token="<eos>").save_pretrained(folder)
+    return str(folder)
+
+
+def short_config(model: str, **changes: dict[str, Any]) -> TrainConfig:
+    """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after. `changes` by section."""
+    table: dict[str, dict[str, Any]] = {
+        "model": {"name": model, "device": "cpu"},
+        "task": {"name": "vowels", "level": 0, "train_prompts": 10},
+        "rollout": {
+            "kv_budget_tokens": 64,
+            "samples_per_prompt": 4,
+            "max_new_tokens": 90,
+            "max_batch": 16,
+            "top_k": 20,
+        },
+        "train": {"steps": 4, "prompts_per_step": 4, "lr": 1e-3, "micro_batch_tokens": 600, "seed": 3},
+        "mismatch": {"bin_tokens": 50, "ceiling_every_steps": 2, "ceiling_prompts": 2},
+        "evaluate": {"prompts": 6},
+        "checkpoint": {"every_steps": 2},
+        "log": {"sinks": []},
+    }
+    for section, values in changes.items():
+        table[section] = table.get(section, {}) | values
+    return config_from(table)
