@@ -4,14 +4,13 @@ Tokens of one rollout depend on each other, so whole rollouts are resampled. Eac
 name: shards and ranks need not talk to agree on them. Nothing here sees a token.
 """
 
-# R replicates
+# R replicates, C histogram cells
 
 # ruff: noqa: F722 (jaxtyping)
 
 from __future__ import annotations
 
 import hashlib
-import math
 from functools import cache
 from numbers import Integral
 from typing import TYPE_CHECKING
@@ -21,9 +20,10 @@ import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
+from sparroll.mismatch import histogram
 
 if TYPE_CHECKING:
-    from jaxtyping import Float, Int
+    from jaxtyping import Int
 
 CONFIDENCE = 0.95
 ONE_ROLLOUT = 1.5
@@ -48,36 +48,50 @@ def poisson_weights(seed: int, rollout_id: int | str, replicates: int) -> Int[Te
 
 
 def interval(
-    value: float, replicates: Float[Tensor, " R"], level: float, tokens: int, effective_rollouts: float
+    counts: Int[Tensor, " C"], replicates: Int[Tensor, "R C"], level: float, effective_rollouts: float
 ) -> tuple[float, float]:
-    """95 % interval (low, high) of a quantile from its bootstrap replicates, inside [0, 1] and around the value.
+    """95 % interval (low, high) of a quantile, from the histogram of all tokens and those of the replicates.
 
-    The percentile interval, widened about the value by sqrt(n / (n - 1)) * t(n - 1) / 1.96 with n effective rollouts: the
-    bootstrap of few clusters is too sure of itself (Hesterberg 2015, section 4). n = 20 gives 1.10, n = 5 gives 1.58,
-    n = 2 gives 9.2. With one rollout, or one that outweighs all others (n under 1.5), nothing is known beyond it: (0, 1).
-    An end that so few tokens could not tell even if they were independent (fewer than 72 for the lower end of a 5th
-    percentile) is 0 or 1 as well.
+    How far the share of tokens below the quantile varies over the replicates says how many independent tokens the data
+    are worth. With that many, the share's exact binomial interval (Clopper and Pearson, with Student's correction for few
+    rollouts: Korn and Graubard 1998) gives two levels, and their quantiles are the interval's ends (Woodruff 1952).
+    Replicates' own percentiles would put `low` above the truth too often: see tests/unit/mismatch/test_coverage.py.
+
+    An end for which the data hold no token is 0 or 1: the lower end of a 5th percentile of under about 72 tokens. With one
+    rollout, or one that outweighs the others (fewer than 1.5 effective ones), it is (0, 1). No interval knows of a kind of
+    rollout that never occurred.
     """
-    spread_R = replicates[~torch.isnan(replicates)]
-    if effective_rollouts < ONE_ROLLOUT or len(spread_R) < 2:
-        return 0.0, 1.0
-    tail = (1 - CONFIDENCE) / 2
-    ends = torch.quantile(spread_R, torch.tensor([tail, 1 - tail], dtype=spread_R.dtype))
-    factor = _widening(effective_rollouts)
-    low = value - factor * max(0.0, value - float(ends[0]))
-    high = value + factor * max(0.0, float(ends[1]) - value)
-    # No token below, or none above, the true quantile: with this probability the sample says nothing on that side.
-    low = 0.0 if (1 - level) ** tokens > tail else low
-    high = 1.0 if level**tokens > tail else high
-    return max(0.0, low), min(1.0, high)
-
-
-def _widening(effective_rollouts: float) -> float:
     from scipy import special
 
-    freedom = effective_rollouts - 1
-    ratio = special.stdtrit(freedom, (1 + CONFIDENCE) / 2) / special.ndtri((1 + CONFIDENCE) / 2)
-    return math.sqrt(effective_rollouts / freedom) * float(ratio)
+    if effective_rollouts < ONE_ROLLOUT:
+        return 0.0, 1.0
+    tail, tokens = (1 - CONFIDENCE) / 2, int(counts.sum())
+    worth = _independent_tokens(counts, replicates, level, effective_rollouts)
+    below = worth * level
+    lower_level = float(special.betaincinv(below, worth - below + 1, tail))
+    upper_level = float(special.betaincinv(below + 1, worth - below, 1 - tail))
+    low = float(histogram.quantile(counts, lower_level)) if lower_level * tokens >= 1 else 0.0
+    high = float(histogram.quantile(counts, upper_level)) if (1 - upper_level) * tokens >= 1 else 1.0
+    return low, high
+
+
+def _independent_tokens(counts: Tensor, replicates: Tensor, level: float, effective_rollouts: float) -> float:
+    """Size of a simple random sample that would know the share below the quantile as well as these rollouts do."""
+    from scipy import special
+
+    freedom, tokens = effective_rollouts - 1, int(counts.sum())
+    cell = int(histogram.quantile_cell(counts, level))
+    drawn_R = replicates.sum(1)
+    worth = float(tokens)
+    # Both borders of the quantile's cell: where values pile up in it, one of them may show no variation.
+    for border in (cell, cell + 1):
+        share = float(counts[:border].sum()) / tokens
+        share_R = (replicates[:, :border].sum(1) / drawn_R)[drawn_R > 0]
+        variance = float(share_R.to(torch.float64).var()) * effective_rollouts / freedom
+        if variance > 0:
+            worth = min(worth, share * (1 - share) / variance)
+    few = special.ndtri((1 + CONFIDENCE) / 2) / special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
+    return worth * float(few) ** 2
 
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)

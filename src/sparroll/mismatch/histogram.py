@@ -42,18 +42,28 @@ def quantile(counts: Int[Tensor, "*N C"], level: float) -> Float[Tensor, "*N"]:
     Inside a cell values are taken as evenly spread, so the result is off by less than a cell, 0.0005. A quantile that is
     exactly 0 or exactly 1 comes out exactly.
     """
-    below = counts.to(torch.int64).cumsum(-1)
-    total = below[..., -1:]
-    # The small term keeps 0.1 * 30 = 3.0000000000000004 at rank 3.
-    rank = (level * total.to(torch.float64) - 1e-9).ceil().clamp_min(1).to(torch.int64)
-    cell = torch.searchsorted(below, rank).clamp_max(CELLS - 1)
+    cell, rank_inside = _locate(counts, level)
     inside = counts.gather(-1, cell).to(torch.float64)
-    place = (rank - below.gather(-1, cell)).to(torch.float64) + inside - 0.5
-    value = ((cell - 1).to(torch.float64) + place / inside) / INNER_CELLS
+    value = ((cell - 1).to(torch.float64) + (rank_inside - 0.5) / inside) / INNER_CELLS
     value = torch.where(cell == 0, 0.0, torch.where(cell == CELLS - 1, 1.0, value))
-    return torch.where(total > 0, value, math.nan).squeeze(-1)
+    return torch.where(inside > 0, value, math.nan).squeeze(-1)
+
+
+def quantile_cell(counts: Int[Tensor, "*N C"], level: float) -> Int[Tensor, "*N"]:
+    """The cell in which `quantile` lies."""
+    return _locate(counts, level)[0].squeeze(-1)
 
 
 def share_nearly_one(counts: Int[Tensor, "*N C"]) -> Float[Tensor, "*N"]:
     """Share of values at or above 0.999; NaN where nothing counts."""
     return counts[..., NEARLY_ONE_CELL:].sum(-1).to(torch.float64) / counts.sum(-1)
+
+
+def _locate(counts: Tensor, level: float) -> tuple[Tensor, Tensor]:
+    """Cell of the quantile, and its rank among the values in that cell, from 1; both keep a last dimension of 1."""
+    below = counts.to(torch.int64).cumsum(-1)
+    total = below[..., -1:]
+    # The small term keeps 0.1 * 30 = 3.0000000000000004 at rank 3.
+    rank = (level * total.to(torch.float64) - 1e-9).ceil().clamp_min(1).to(torch.int64)
+    cell = torch.searchsorted(below, rank).clamp_max(CELLS - 1)
+    return cell, (rank - below.gather(-1, cell) + counts.gather(-1, cell)).to(torch.float64)

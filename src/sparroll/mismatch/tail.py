@@ -68,7 +68,7 @@ class TailStatistics:
         self.bin_tokens = bin_tokens
         self.quantile = float(quantile)
         self.replicates = replicates
-        """Bootstrap replicates. 200 place the ends of a 95 % interval to about a tenth of its width."""
+        """Bootstrap replicates. With 200 the width of an interval is known to 5 %; memory is in proportion."""
         self.seed = seed
         """Draws the bootstrap weights. Statistics to be merged must share it."""
         self._bins: dict[int, _Bin] = {}
@@ -230,8 +230,7 @@ class TailStatistics:
     def _row(self, start: int, stop: int, each: _Bin, rollouts: int, tokens_squared: int) -> TailRow:
         tokens = int(each.counts.sum())
         value = float(histogram.quantile(each.counts, self.quantile))
-        drawn_R = histogram.quantile(each.replicates, self.quantile)
-        low, high = interval(value, drawn_R, self.quantile, tokens, tokens * tokens / tokens_squared)
+        low, high = interval(each.counts, each.replicates, self.quantile, tokens * tokens / tokens_squared)
         q01, q05, q10 = (float(histogram.quantile(each.counts, level)) for level in (0.01, 0.05, 0.10))
         return TailRow(
             from_context_tokens=start * self.bin_tokens,
