@@ -1,0 +1,299 @@
+"""Measure the tail of one schedule on one set of prompts: what the profile, the sweep and the verification share.
+
+Decides nothing: no target, no budget grid, no file.
+"""
+
+# T response tokens of one rollout
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from sparroll.errors import UserError, nearest
+from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_sampled, acceptance_top_k
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout
+
+if TYPE_CHECKING:
+    from sparroll.engines.base import Engine
+    from sparroll.engines.scoring import Scorer, TokenScores
+
+Mode = Literal["faithful", "replay"]
+MODES = ["faithful", "replay"]
+
+OnProgress = Callable[[int, int, str], None]
+"""Called with (done, in all, what is going on)."""
+
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+
+@dataclass(frozen=True)
+class MeasureSettings:
+    """How tails are measured. Two tails compare only where these agree."""
+
+    max_new_tokens: int
+    mode: Mode = "faithful"
+    """faithful: every schedule generates its own rollouts. replay: one set of dense rollouts is read again through the
+    sparse attention of each schedule; cheaper, and blind to where sparse rollouts wander."""
+    samples: int = 8
+    """Rollouts per prompt."""
+    temperature: float = 1.0
+    estimator: str = "top_k_lower"
+    """One of mismatch.ESTIMATORS. The published target of 0.86 is on top_k_lower with k = 20."""
+    top_k: int = 20
+    bin_tokens: int = 2000
+    quantile: float = 0.05
+    replicates: int = 200
+    """Bootstrap replicates of the interval."""
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.mode not in MODES:
+            raise UserError(f"unknown mode {self.mode!r}", nearest(str(self.mode), MODES))
+        if self.estimator not in ESTIMATORS:
+            raise UserError(f"unknown estimator {self.estimator!r}", nearest(str(self.estimator), list(ESTIMATORS)))
+        for name in ("max_new_tokens", "samples", "top_k"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        # Refuses what it cannot use, before anything runs.
+        self.statistics()
+
+    def statistics(self) -> TailStatistics:
+        """Empty statistics with these settings."""
+        return TailStatistics(self.bin_tokens, self.quantile, self.replicates, self.seed)
+
+    @property
+    def list_tokens(self) -> int:
+        """Length of the top-k lists that the estimator needs."""
+        return self.top_k if self.estimator.startswith("top_k") else 0
+
+    def table(self) -> dict[str, Any]:
+        """Plain data."""
+        return dataclasses.asdict(self)
+
+
+@dataclass
+class Measurement:
+    """The tail of one schedule; of dense decoding where `schedule` is None: the ceiling."""
+
+    schedule: Schedule | None
+    statistics: TailStatistics
+    estimator: str
+    kv_read_share: float
+    """Tokens attended / tokens in context over all layers and decode steps: as the engine reports it (faithful), or by
+    the schedule's arithmetic on the replayed rollouts (replay)."""
+    mode: Literal["faithful", "replay", "dense"]
+    """dense: no step could read less than its context, so the dense rollouts' statistics stand for it."""
+    seed: int
+    wall_seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        return "dense" if self.schedule is None else self.schedule.name
+
+    def tail(self) -> TailTable:
+        """The table by context length, with intervals."""
+        return self.statistics.table(self.estimator)
+
+
+@dataclass
+class Study:
+    """One model, one set of prompts, one way to measure. Dense rollouts and their scores are made once and kept.
+
+    engine and scorer must hold the same weights. The engine's schedule is put back after each measurement; its report
+    is reset by each. Given `rollouts` (dense ones), nothing dense is generated.
+
+    >>> study = Study(engine, Scorer(engine.model), prompts, MeasureSettings(max_new_tokens=1024))
+    >>> print(study.measure(Schedule.fixed(512)).tail())
+    """
+
+    engine: Engine
+    scorer: Scorer
+    prompts: Prompts
+    settings: MeasureSettings
+    rollouts: list[Rollout] | None = None
+    """The dense rollouts, once they exist."""
+    given_rollouts: str | None = field(default=None, init=False)
+    """Digest of the rollouts the study was made with; None where it generates its own."""
+    _dense_scores: list[TokenScores] | None = field(default=None, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.rollouts is not None:
+            self.given_rollouts = digest([[r.prompt_ids, r.response_ids] for r in self.rollouts])
+
+    def dense_rollouts(self, on_progress: OnProgress | None = None) -> list[Rollout]:
+        """Generated with full attention on the first call."""
+        if self.rollouts is None:
+            self.rollouts = self._generate(None, self.settings.seed, on_progress)
+        return self.rollouts
+
+    def ceiling(self, on_progress: OnProgress | None = None) -> Measurement:
+        """The dense engine against the scorer: the noise floor that no budget can beat."""
+        started = time.perf_counter()
+        phases = _Phases(on_progress, 2)
+        rollouts = self.dense_rollouts(phases.next("dense rollouts"))
+        statistics = self._statistics(rollouts, None, "faithful", phases.next("dense scores"))
+        return self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
+
+    def measure(
+        self,
+        schedule: Schedule,
+        *,
+        mode: Mode | None = None,
+        seed: int | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> Measurement:
+        """The tail under a schedule. `mode` and `seed` default to the settings'; a seed of its own gives fresh rollouts."""
+        started = time.perf_counter()
+        mode, seed = mode or self.settings.mode, self.settings.seed if seed is None else seed
+        phases = _Phases(on_progress, 2)
+        if mode == "replay":
+            rollouts = self.dense_rollouts(phases.next("dense rollouts"))
+            share = read_share(rollouts, schedule, self.layers)
+        else:
+            rollouts = self._generate(schedule, seed, phases.next(f"rollouts with {schedule.name}"))
+            share = self.engine.report().kv_read_share
+        statistics = self._statistics(rollouts, schedule, mode, phases.next(f"scores of {schedule.name}"))
+        return self._measurement(schedule, statistics, share, mode, seed, started)
+
+    @property
+    def layers(self) -> int:
+        return int(self.scorer.model.config.num_hidden_layers)
+
+    def _measurement(
+        self,
+        schedule: Schedule | None,
+        statistics: TailStatistics,
+        share: float,
+        mode: Literal["faithful", "replay", "dense"],
+        seed: int,
+        started: float,
+    ) -> Measurement:
+        seconds = time.perf_counter() - started
+        return Measurement(schedule, statistics, self.settings.estimator, share, mode, seed, seconds)
+
+    def _generate(self, schedule: Schedule | None, seed: int, on_progress: OnProgress | None) -> list[Rollout]:
+        before = self.engine.schedule
+        self.engine.set_schedule(schedule)
+        self.engine.reset_report()
+        try:
+            return self.engine.generate(
+                self.prompts,
+                self.settings.samples,
+                max_new_tokens=self.settings.max_new_tokens,
+                temperature=self.settings.temperature,
+                seed=seed,
+                top_k=self.settings.list_tokens,
+                on_progress=_named(on_progress, "rollouts"),
+            )
+        finally:
+            self.engine.set_schedule(before)
+
+    def _statistics(
+        self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
+    ) -> TailStatistics:
+        statistics = self.settings.statistics()
+        values = self._acceptances(rollouts, schedule, mode, _named(on_progress, "rollouts scored"))
+        for rollout, acceptance_T in zip(rollouts, values, strict=True):
+            statistics.add(acceptance_T, rollout.context_tokens, f"{rollout.prompt_index}#{rollout.sample_index}")
+        return statistics
+
+    def _acceptances(
+        self,
+        rollouts: list[Rollout],
+        schedule: Schedule | None,
+        mode: Mode,
+        on_progress: Callable[[int, int], None] | None,
+    ) -> list[Tensor]:
+        temperature, estimator = self.settings.temperature, self.settings.estimator
+        if estimator == "exact":
+            return self.scorer.exact_acceptance(rollouts, schedule, temperature=temperature, on_progress=on_progress)
+        if mode == "faithful":
+            dense = self._dense(rollouts, on_progress)
+            return [_acceptance(estimator, score, rollout) for score, rollout in zip(dense, rollouts, strict=True)]
+        assert schedule is not None, "a replay needs a schedule"
+        dense, width = self._dense(rollouts, None), self.settings.list_tokens
+        sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, top_k=width, on_progress=on_progress)
+        return [_replayed_acceptance(estimator, left, right) for left, right in zip(dense, sparse, strict=True)]
+
+    def _dense(self, rollouts: list[Rollout], on_progress: Callable[[int, int], None] | None) -> list[TokenScores]:
+        if rollouts is self.rollouts and self._dense_scores is not None:
+            return self._dense_scores
+        width, temperature = self.settings.list_tokens, self.settings.temperature
+        scores = self.scorer.dense(rollouts, temperature=temperature, top_k=width, on_progress=on_progress)
+        if rollouts is self.rollouts:
+            self._dense_scores = scores
+        return scores
+
+
+def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> float:
+    """Tokens attended / tokens in context that an engine with this schedule would report for these rollouts.
+
+    A rollout's first token comes from the prefill, so its decode steps are those of the other tokens.
+    """
+    unit, read, whole = schedule.selector.unit_tokens, 0, 0
+    for rollout in rollouts:
+        contexts_T = rollout.context_tokens[1:]
+        units_T = -(-contexts_T // unit)
+        kept_T = (schedule.kv_budget_tokens(contexts_T) // unit).minimum(units_T)
+        # The last unit is always read, and lacks units_T * unit - contexts_T tokens.
+        read += int((kept_T * unit - (units_T * unit - contexts_T)).sum())
+        whole += int(contexts_T.sum())
+    dense_layers = len(schedule.dense_layers)
+    return (dense_layers * whole + (layers - dense_layers) * read) / (layers * whole) if whole else 1.0
+
+
+def digest(value: Any) -> str:
+    """A short name for plain data."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _acceptance(estimator: str, dense: TokenScores, rollout: Rollout) -> Tensor:
+    if estimator == "sampled":
+        return acceptance_sampled(dense.logp, rollout.sparse_logp)
+    return _bounds(estimator, dense, rollout.top_k_ids, rollout.top_k_logp)
+
+
+def _replayed_acceptance(estimator: str, dense: TokenScores, sparse: TokenScores) -> Tensor:
+    if estimator == "sampled":
+        # The dense policy drew the token, so the roles change: min(1, q/p) has the acceptance as its mean under p.
+        return acceptance_sampled(sparse.logp, dense.logp)
+    return _bounds(estimator, dense, sparse.top_k_ids, sparse.top_k_logp)
+
+
+def _bounds(estimator: str, dense: TokenScores, sparse_ids: Tensor | None, sparse_logp: Tensor | None) -> Tensor:
+    if sparse_ids is None or sparse_logp is None or dense.top_k_ids is None or dense.top_k_logp is None:
+        raise UserError(f"{estimator} needs the top-k lists of both sides", "rollouts must be generated with top_k")
+    lower_T, upper_T = acceptance_top_k(dense.top_k_ids, dense.top_k_logp, sparse_ids, sparse_logp)
+    return lower_T if estimator == "top_k_lower" else upper_T
+
+
+def _named(on_progress: OnProgress | None, what: str) -> Callable[[int, int], None] | None:
+    if on_progress is None:
+        return None
+    return lambda done, total: on_progress(done, total, f"{done}/{total} {what}")
+
+
+class _Phases:
+    """One progress out of several that follow each other, in hundredths of a phase."""
+
+    def __init__(self, on_progress: OnProgress | None, phases: int):
+        self._on_progress, self._phases, self._begun = on_progress, phases, -1
+
+    def next(self, what: str) -> OnProgress | None:
+        self._begun += 1
+        report, begun = self._on_progress, self._begun
+        if report is None:
+            return None
+        return lambda done, total, text: report(
+            100 * begun + 100 * done // max(total, 1), 100 * self._phases, f"{what}: {text}"
+        )

@@ -1,0 +1,108 @@
+"""From a model to a schedule file in one call: sweep, fit, verify, save. The steps themselves are in their own modules."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from sparroll.attention.selectors import Selector
+from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule
+from sparroll.calibrate.measure import OnProgress, Study
+from sparroll.calibrate.sweep import Sweep, sweep
+from sparroll.calibrate.verify import Bound, Verification, verify
+from sparroll.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A schedule file and everything it was made from."""
+
+    schedule: Schedule
+    path: Path
+    sweep: Sweep
+    fitted: FittedSchedule
+    verification: Verification | None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know: bins without data, budgets raised by the verification."""
+        return self.fitted.notes + (self.verification.notes if self.verification else ())
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Per bin: the budget, the tail under it (of the verification where there was one), and the dense ceiling.
+
+        Bins without enough data have q05 None. `q05` is the quantile that the settings ask for.
+        """
+        tails = {step.from_context_tokens: step.measured or {} for step in self.schedule.steps}
+        ceilings = {bin.from_context_tokens: bin.dense_ceiling or {} for bin in self.fitted.bins}
+        return [
+            {
+                "from_context_tokens": start,
+                "kv_budget_tokens": self.schedule.kv_budget_tokens(start),
+                "q05": tails.get(start, {}).get("value"),
+                "q05_low": tails.get(start, {}).get("low"),
+                "dense_ceiling_q05": ceilings.get(start, {}).get("value"),
+            }
+            for start in sorted({*tails, *ceilings})
+        ]
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a JSON record."""
+        return {
+            "schedule": self.schedule.table(),
+            "rows": self.rows(),
+            "notes": list(self.notes),
+            "bins": [dataclasses.asdict(found) for found in self.fitted.bins],
+            "sweep": self.sweep.table(),
+            "verification": self.verification.table() if self.verification else None,
+        }
+
+
+def calibrate(
+    study: Study,
+    *,
+    out: Path | str,
+    budgets: Sequence[int],
+    target: float = 0.86,
+    selector: Selector | None = None,
+    dense_layers: tuple[int, ...] = (0, 1),
+    verify_rounds: int = 4,
+    bound: Bound = "value",
+    min_tokens: int = MIN_TOKENS,
+    min_rollouts: int = MIN_ROLLOUTS,
+    model: str | None = None,
+    made_by: dict[str, Any] | None = None,
+    name: str = "schedule",
+    on_progress: OnProgress | None = None,
+) -> Calibration:
+    """Measure `budgets`, fit the cheapest schedule that holds `target`, verify it, and write OUT/NAME.toml.
+
+    Interrupted, it goes on where it stopped when called again. verify_rounds 0 leaves the verification out. Where
+    bins still miss the target after the last round, the file is written with their figures and `verification.met` is
+    false. model and made_by go into the file as they are. Other arguments: see `sweep`, `fit_schedule` and `verify`.
+    """
+    swept = sweep(
+        study, out=out, budgets=budgets, selector=selector, dense_layers=dense_layers, on_progress=on_progress
+    )
+    fitted = swept.fit(
+        target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
+    )
+    verification = None
+    if verify_rounds > 0:
+        verification = verify(
+            study,
+            fitted.schedule,
+            target=target,
+            notches=swept.budgets,
+            out=out,
+            bound=bound,
+            most_rounds=verify_rounds,
+            min_tokens=min_tokens,
+            min_rollouts=min_rollouts,
+            on_progress=on_progress,
+        )
+    schedule = replace(verification.schedule if verification else fitted.schedule, name=name)
+    return Calibration(schedule, schedule.save(Path(out) / f"{name}.toml"), swept, fitted, verification)

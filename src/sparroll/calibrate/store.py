@@ -1,0 +1,188 @@
+"""A sweep's folder: settings, dense rollouts, and one pair of files per measurement. Written so that a kill at any moment
+leaves each measurement either whole or absent.
+
+    OUT/settings.json                   what was measured and how; a resumed sweep must agree
+    OUT/rollouts.safetensors            the dense rollouts
+    OUT/NAME.safetensors, OUT/NAME.json one measurement: statistics that can be merged, and the table; the JSON is last
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from sparroll import files
+from sparroll.calibrate.measure import Measurement
+from sparroll.errors import UserError
+from sparroll.mismatch import TailStatistics
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout
+
+FORMAT = 1
+
+
+class Store:
+    """The folder of one sweep. Opening it checks the settings."""
+
+    def __init__(self, out: Path | str, settings: Mapping[str, Any]):
+        self.folder = files.output_folder(out)
+        settings = {"format": FORMAT, **json.loads(json.dumps(settings))}
+        path = self.folder / "settings.json"
+        if path.exists():
+            _check_same(_read_json(path), settings, path)
+        else:
+            if any(self.folder.glob("*.safetensors")):
+                raise UserError(f"{self.folder} holds measurements without their settings.json", "choose another --out")
+            files.write_json(path, settings)
+
+    def load(self, name: str) -> Measurement | None:
+        """A finished measurement, or None."""
+        path = self.folder / f"{name}.json"
+        if not path.exists():
+            return None
+        table = _read_json(path)
+        try:
+            schedule = table["schedule"]
+            return Measurement(
+                schedule=None if schedule is None else Schedule.from_table(schedule, table["name"]),
+                statistics=TailStatistics.from_state(_load_tensors(path.with_suffix(".safetensors"))),
+                estimator=table["tail"]["estimator"],
+                kv_read_share=table["kv_read_share"],
+                mode=table["mode"],
+                seed=table["seed"],
+                wall_seconds=table["wall_seconds"],
+            )
+        except (KeyError, TypeError) as error:
+            raise _damaged(path, f"it lacks {error}") from None
+
+    def save(self, name: str, measurement: Measurement) -> Path:
+        """Write a finished measurement; returns the JSON's path."""
+        _write_tensors(self.folder / f"{name}.safetensors", measurement.statistics.state())
+        return files.write_json(self.folder / f"{name}.json", measurement_table(measurement))
+
+    def load_rollouts(self) -> list[Rollout] | None:
+        """The dense rollouts, or None before they were saved."""
+        path = self.folder / "rollouts.safetensors"
+        return rollouts_from(_load_tensors(path)) if path.exists() else None
+
+    def save_rollouts(self, rollouts: list[Rollout]) -> None:
+        _write_tensors(self.folder / "rollouts.safetensors", rollout_tensors(rollouts))
+
+
+def measurement_table(measurement: Measurement) -> dict[str, Any]:
+    """Plain data of one measurement."""
+    return {
+        "name": measurement.name,
+        "schedule": measurement.schedule.table() if measurement.schedule else None,
+        "mode": measurement.mode,
+        "seed": measurement.seed,
+        "kv_read_share": measurement.kv_read_share,
+        "wall_seconds": round(measurement.wall_seconds, 3),
+        "tail": measurement.tail().table(),
+    }
+
+
+def rollout_tensors(rollouts: list[Rollout]) -> dict[str, Tensor]:
+    """Dense rollouts as flat tensors: everything that scoring and the statistics read."""
+    tensors = {
+        "prompt_ids": torch.tensor([token for r in rollouts for token in r.prompt_ids]),
+        "response_ids": torch.tensor([token for r in rollouts for token in r.response_ids]),
+        "sparse_logp": torch.cat([r.sparse_logp for r in rollouts]),
+        "numbers": torch.tensor([_numbers(rollout) for rollout in rollouts]),
+    }
+    listed = [r for r in rollouts if r.top_k_ids is not None and r.top_k_logp is not None]
+    if listed and len(listed) == len(rollouts):
+        tensors["top_k_ids"] = torch.cat([r.top_k_ids for r in rollouts if r.top_k_ids is not None])
+        tensors["top_k_logp"] = torch.cat([r.top_k_logp for r in rollouts if r.top_k_logp is not None])
+    return tensors
+
+
+def _numbers(rollout: Rollout) -> list[int]:
+    lengths = [len(rollout.prompt_ids), len(rollout.response_ids)]
+    place = [rollout.prompt_index, rollout.sample_index, rollout.seed, rollout.weight_version]
+    return [*lengths, *place, int(rollout.finish_reason == "stop")]
+
+
+def rollouts_from(tensors: Mapping[str, Tensor]) -> list[Rollout]:
+    """The inverse of `rollout_tensors`."""
+    numbers = tensors["numbers"].tolist()
+    prompts = tensors["prompt_ids"].split([row[0] for row in numbers])
+    lengths = [row[1] for row in numbers]
+    columns = {name: tensors[name].split(lengths) for name in tensors if name not in ("numbers", "prompt_ids")}
+    rollouts = []
+    for place, (_, _, prompt_index, sample_index, seed, version, stopped) in enumerate(numbers):
+        own = {name: parts[place] for name, parts in columns.items()}
+        rollouts.append(
+            Rollout(
+                prompt_ids=prompts[place].tolist(),
+                response_ids=own.pop("response_ids").tolist(),
+                sparse_logp=own.pop("sparse_logp"),
+                finish_reason="stop" if stopped else "length",
+                prompt_index=prompt_index,
+                sample_index=sample_index,
+                seed=seed,
+                weight_version=version,
+                **own,
+            )
+        )
+    return rollouts
+
+
+def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
+    for key in [*now, *before]:
+        if before.get(key) != now.get(key):
+            raise UserError(
+                f"the sweep in {path.parent} was made with {key} = {_short(before.get(key))}, this one has "
+                f"{_short(now.get(key))}",
+                "use the same settings to resume it, or another --out",
+            )
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise _damaged(path, str(error)) from None
+    if not isinstance(table, dict):
+        raise _damaged(path, "it is not a table")
+    return table
+
+
+def _load_tensors(path: Path) -> dict[str, Tensor]:
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise _damaged(path, str(error).splitlines()[0]) from None
+
+
+def _damaged(path: Path, reason: str) -> UserError:
+    return UserError(f"cannot read {path}: {reason}", f"delete {path.with_suffix('.json')} to measure it again")
+
+
+def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Atomic, like files.write_text: a temporary file beside it, flushed to disk, then renamed."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as sink:
+            sink.write(to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}))
+            sink.flush()
+            os.fsync(sink.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

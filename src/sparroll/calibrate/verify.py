@@ -1,0 +1,140 @@
+"""Generate with a fitted schedule itself and see whether every bin holds the target; raise what misses, and look again.
+
+The rollouts of the last round are the ones reported: no round's figures are altered, averaged or chosen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal
+
+from sparroll.calibrate.curve import Cell, cells_of
+from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+from sparroll.calibrate.measure import Measurement, OnProgress, Study
+from sparroll.calibrate.store import Store, measurement_table
+from sparroll.calibrate.sweep import fingerprint
+from sparroll.mismatch.table import bin_name
+from sparroll.schedule import Schedule, Step
+
+Bound = Literal["value", "low"]
+
+
+@dataclass(frozen=True)
+class Verification:
+    """The schedule after the last round, and what that round measured."""
+
+    schedule: Schedule
+    measurement: Measurement
+    """Of the last round, generated with `schedule`."""
+    met: bool
+    """Whether every bin with enough data held the target in the last round."""
+    missed: tuple[str, ...]
+    """Names of the bins that did not."""
+    rounds: tuple[Measurement, ...]
+    notes: tuple[str, ...]
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a JSON record."""
+        return {
+            "schedule": self.schedule.table(),
+            "met": self.met,
+            "missed": list(self.missed),
+            "notes": list(self.notes),
+            "rounds": [measurement_table(each) for each in self.rounds],
+        }
+
+
+def verify(
+    study: Study,
+    schedule: Schedule,
+    *,
+    target: float,
+    notches: Sequence[int],
+    out: Path | str,
+    bound: Bound = "value",
+    most_rounds: int = 4,
+    min_tokens: int = MIN_TOKENS,
+    min_rollouts: int = MIN_ROLLOUTS,
+    on_progress: OnProgress | None = None,
+) -> Verification:
+    """Measure `schedule` faithfully; where a bin misses the target, raise its budget to the next notch and repeat.
+
+    notches: budgets in tokens, usually the sweep's grid. bound: what must meet the target, the measured quantile
+    ("value") or the lower end of its interval ("low"). Round k draws its rollouts with the seed settings.seed + 1 + k,
+    so none of them took part in the fit. Ends when all bins hold, no budget can be raised, or after `most_rounds`.
+    Finished rounds are kept in `out` and not repeated.
+    """
+    store = Store(Path(out), fingerprint(study, schedule.selector, schedule.dense_layers))
+    rounds: list[Measurement] = []
+    notes: list[str] = []
+    while True:
+        measurement = _round(study, schedule, len(rounds), store, on_progress)
+        rounds.append(measurement)
+        cells = [c for c in cells_of(measurement.tail(), 0) if c.tokens >= min_tokens and c.rollouts >= min_rollouts]
+        missed = [cell for cell in cells if getattr(cell, bound) < target]
+        raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
+        notes += [_said(cell, len(rounds), target, bound, schedule, raised) for cell in missed]
+        if raised.steps == schedule.steps:
+            break
+        schedule = raised
+    names = tuple(bin_name(cell.from_context_tokens, cell.to_context_tokens) for cell in missed)
+    return Verification(_with_figures(schedule, cells), measurement, not missed, names, tuple(rounds), tuple(notes))
+
+
+def _round(study: Study, schedule: Schedule, number: int, store: Store, on_progress: OnProgress | None) -> Measurement:
+    name, seed = f"verify-{number}", study.settings.seed + 1 + number
+    found = store.load(name)
+    # A kept round of another schedule belongs to another fit.
+    if found is None or found.schedule is None or _plain(found.schedule) != _plain(schedule) or found.seed != seed:
+        found = study.measure(schedule, mode="faithful", seed=seed, on_progress=on_progress)
+        store.save(name, found)
+    return found
+
+
+def _plain(schedule: Schedule) -> list[tuple[int, int]]:
+    return [(step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps]
+
+
+def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) -> Schedule:
+    """The schedule with the next notch from each missed bin on, up to where it is dearer already."""
+    for cell in missed:
+        start, end = cell.from_context_tokens, cell.to_context_tokens
+        budget = schedule.kv_budget_tokens(start)
+        higher = [notch for notch in sorted(notches) if notch > budget]
+        if higher and budget < end - 1:
+            schedule = _at_least(schedule, start, higher[0])
+    return schedule
+
+
+def _at_least(schedule: Schedule, start: int, budget: int) -> Schedule:
+    """Budgets from `start` on are at least `budget`; raised steps lose the figures of the budget they had."""
+    steps = list(schedule.steps)
+    if all(step.from_context_tokens != start for step in steps):
+        steps.append(Step(start, schedule.kv_budget_tokens(start)))
+        steps.sort(key=lambda step: step.from_context_tokens)
+    lifted = [
+        Step(step.from_context_tokens, budget)
+        if step.from_context_tokens >= start and step.kv_budget_tokens < budget
+        else step
+        for step in steps
+    ]
+    return replace(schedule, steps=tuple(lifted))
+
+
+def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
+    """The measured bins' figures, as found with the schedule itself; a step without data keeps what the fit gave."""
+    found = {cell.from_context_tokens: cell.summary() | {"verified": True} for cell in cells}
+    starts = sorted({*found, *(step.from_context_tokens for step in schedule.steps)})
+    kept = {step.from_context_tokens: step.measured for step in schedule.steps}
+    steps = (Step(start, schedule.kv_budget_tokens(start), found.get(start, kept.get(start))) for start in starts)
+    return replace(schedule, steps=tuple(steps))
+
+
+def _said(cell: Cell, number: int, target: float, bound: Bound, before: Schedule, after: Schedule) -> str:
+    where = bin_name(cell.from_context_tokens, cell.to_context_tokens)
+    budgets = [schedule.kv_budget_tokens(cell.from_context_tokens) for schedule in (before, after)]
+    then = f"raised to {budgets[1]}" if budgets[1] > budgets[0] else "not raised further"
+    figure = f"{bound} {getattr(cell, bound):.4f}"
+    return f"round {number}: {where} has {figure} at {budgets[0]} tokens, the target is {target}; {then}"
