@@ -68,14 +68,13 @@ def save(
     """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest."""
     final = folder / f"{_PREFIX}{state.step:06d}"
     partial = folder / f".{final.name}.partial"
+    assert not final.exists(), f"{final} is there already"
     _remove(partial)
     partial.mkdir(parents=True)
     _write_model(partial / "model", model, tokenizer)
     save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
     _write_plain(partial, state, config)
     _write_manifest(partial)
-    if final.exists():
-        _remove(final)
     partial.rename(final)
     _flush(folder)
     _point(folder, final)
@@ -85,7 +84,7 @@ def save(
 
 
 def load_state(checkpoint: Path) -> RunState:
-    """The state that `save` wrote. Model and optimizer have their own files, see `optimizer_file` and `model/`."""
+    """The state that `save` wrote. Model and optimizer have files of their own."""
     plain = read_json(checkpoint / "state.json")
     if plain.pop("format") != FORMAT:
         raise UserError(
@@ -101,10 +100,6 @@ def load_state(checkpoint: Path) -> RunState:
 
 def load_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "optimizer.safetensors")
-
-
-def load_run_config(checkpoint: Path) -> dict[str, Any]:
-    return dict(read_json(checkpoint / "config.json"))
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
@@ -123,7 +118,7 @@ def tidy(folder: Path, used: Path | None) -> None:
     for partial in folder.glob(f".{_PREFIX}*"):
         _remove(partial)
     for newer in _folders(folder):
-        if used is not None and newer.name <= used.name:
+        if used is not None and _number(newer) <= _number(used):
             break
         aside = folder / f"damaged-{newer.name}"
         _remove(aside)
@@ -195,7 +190,12 @@ def _point(folder: Path, final: Path) -> None:
 
 def _folders(folder: Path) -> list[Path]:
     """Checkpoint folders, newest first."""
-    return sorted((path for path in folder.glob(f"{_PREFIX}*") if path.is_dir()), reverse=True)
+    named = (path for path in folder.glob(f"{_PREFIX}*") if path.is_dir() and path.name[len(_PREFIX) :].isdigit())
+    return sorted(named, key=_number, reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name[len(_PREFIX) :])
 
 
 def _remove(path: Path) -> None:

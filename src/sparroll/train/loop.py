@@ -13,19 +13,19 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.engines.scoring import TokenScores
-from sparroll.evaluate.accuracy import Accuracy, dense_attention, grade
 from sparroll.mismatch import TailTable
 from sparroll.train import checkpoint
 from sparroll.train.advantages import group_advantages
 from sparroll.train.checkpoint import RunState
 from sparroll.train.config import TrainConfig
+from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.interrupts import Interrupts
 from sparroll.train.measure import ceiling_report, measure_tail, tail_report
 from sparroll.train.micro_batches import padded
 from sparroll.train.prompts import encode
 from sparroll.train.randomness import generator_state, rollout_seeds
 from sparroll.train.result import TrainResult, summarise
-from sparroll.train.rollouts import Sampling, rewards, rollout_report, sample
+from sparroll.train.rollouts import rewards, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
 from sparroll.train.update import autocast, correct
 from sparroll.train.weight_sync import check_engine, check_rollouts, push
@@ -50,13 +50,14 @@ class Trainer:
     def __init__(self, parts: Parts):
         self.parts = parts
         self.config, self.ranks, self.engine = parts.config, parts.ranks, parts.engine
+        self.policy = parts.scorer.model
         self.state = parts.state
         """As of the last completed step, whatever has begun since."""
         self.ceiling = dict(parts.state.dense_ceiling)
         self.interrupts = Interrupts()
         self.weights_moved = False
-        """Weights are ahead of `state`: between the first change of a step and its completion."""
-        self.saved_step = parts.state.step if parts.state.step else -1
+        """The weights are ahead of `state`: true from the first update of a step until the step is complete."""
+        self.saved_step = parts.state.step if parts.resumed_from else -1
 
     def run(self, on_progress: OnProgress | None = None) -> TrainResult:
         steps = self.config.train.steps
@@ -75,8 +76,8 @@ class Trainer:
             raise
         finally:
             self.interrupts.restore()
-            self.close()
-        return self.finish()
+            self.parts.close_logs()
+        return self.summary()
 
     def step(self) -> StepReport:
         number, clock = self.state.step + 1, Clock()
@@ -86,21 +87,20 @@ class Trainer:
         with clock("rollout"):
             rollouts = self.sample(prompts, number)
         with clock("reward"):
-            reward_GN = rewards(self.decode, self.parts.task, list(prompts.values()), rollouts)
+            reward_GN = rewards(self.parts.decode, self.parts.task, list(prompts.values()), rollouts)
             report = rollout_report(rollouts, reward_GN, self.engine, self.ranks)
         advantage_GN = group_advantages(reward_GN, self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
             reference_logp = self.score_reference(rollouts)
         with clock("measure"):
-            tail = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks)
-            report |= self.mismatch_report(tail)
+            report |= self.mismatch_report(measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks))
         corrected = correct(self.config.correction.make(), rollouts, [score.logp for score in scores], self.ranks)
         report |= corrected.report
         with clock("update"):
             batch = self.batch(rollouts, scores, advantage_GN)
-            report |= self.parts.update(batch, corrected, reference_logp, number, self.hold_interrupts)
-            push(self.parts.scorer.model, self.engine, number)
+            report |= self.parts.update(batch, corrected, reference_logp, number, self.before_weights_move)
+            push(self.policy, self.engine, number)
         events, stopped = self.guard(report)
         self.complete(number, report | clock.report(), events, stopped)
         return report
@@ -112,12 +112,20 @@ class Trainer:
         drawn = self.parts.prompts.next(self.config.train.prompts_per_step)
         return dict(self.ranks.share(list(enumerate(drawn))))
 
+    def measure_ceiling_when_due(self) -> None:
+        every, step = self.config.mismatch.ceiling_every_steps, self.state.step
+        regular = every and step % every == 0
+        # Dense rollouts are their own ceiling, see `mismatch_report`.
+        if self.engine.schedule is not None and (regular or not self.ceiling):
+            self.ceiling = dense_ceiling(self.parts, step, self.score)
+
     def sample(self, prompts: dict[int, Prompt], number: int) -> list[Rollout]:
         check_engine(self.engine, self.state.step)
         self.engine.reset_report()
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
-        rollouts = sample(self.engine, self.encode(list(prompts.values())), numbers, seeds, sampling)
+        prompt_ids = encode(self.parts.scorer.tokenizer, list(prompts.values()), self.config.task.chat_template)
+        rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling)
         check_rollouts(rollouts, self.state.step)
         return rollouts
 
@@ -125,21 +133,19 @@ class Trainer:
         """Dense log-probabilities and top-k lists in one pass: the loss needs the former, the acceptance the latter."""
         if not rollouts:
             return []
+        sampling = self.parts.sampling
         with autocast(self.config.train.dtype, self.ranks.device):
-            return self.parts.scorer.dense(
-                rollouts, temperature=self.parts.sampling.temperature, top_k=self.parts.sampling.top_k
-            )
+            return self.parts.scorer.dense(rollouts, temperature=sampling.temperature, top_k=sampling.top_k)
 
     def score_reference(self, rollouts: list[Rollout]) -> list[Tensor] | None:
-        if self.parts.reference is None:
+        if self.parts.reference is None or not rollouts:
             return None
-        temperature = self.parts.sampling.temperature
-        return (
-            [score.logp for score in self.parts.reference.dense(rollouts, temperature=temperature)] if rollouts else []
-        )
+        with autocast(self.config.train.dtype, self.ranks.device):
+            scores = self.parts.reference.dense(rollouts, temperature=self.parts.sampling.temperature)
+        return [score.logp for score in scores]
 
     def mismatch_report(self, tail: TailTable) -> StepReport:
-        """The tail, always with the dense ceiling beside it; dense rollouts are their own ceiling."""
+        """The tail, always with the dense ceiling beside it."""
         if self.engine.schedule is None:
             self.ceiling = ceiling_report(tail, self.state.step)
         return tail_report(tail, self.config.mismatch.least_tokens) | self.ceiling
@@ -152,6 +158,10 @@ class Trainer:
         batch.advantage_B = advantage_GN.flatten()
         return batch
 
+    def before_weights_move(self) -> None:
+        self.interrupts.hold()
+        self.weights_moved = True
+
     def guard(self, report: StepReport) -> tuple[list[str], str]:
         """-> (what to log, why to stop)"""
         verdict = self.parts.guard.watch(report.get("mismatch/acceptance_q05_worst_bin"), self.engine.schedule)
@@ -161,11 +171,11 @@ class Trainer:
 
     def complete(self, number: int, report: StepReport, events: list[str], stopped: str) -> None:
         """The step is done: log it, and make it the state that a checkpoint would hold."""
-        self.log(number, report, events)
+        metrics_bytes = self.parts.log(number, report, events)
         self.state = RunState(
             step=number,
             prompts_drawn=self.parts.prompts.drawn,
-            metrics_bytes=self.metrics_bytes(),
+            metrics_bytes=metrics_bytes,
             evaluated_step=self.state.evaluated_step,
             schedule=self.engine.schedule,
             stopped=stopped,
@@ -175,86 +185,19 @@ class Trainer:
         )
         self.weights_moved = False
 
-    # -- beside the steps ------------------------------------------------------------------------------------------------
-
-    def measure_ceiling_when_due(self) -> None:
-        """The tail between the engine in dense mode and the trainer, on fresh dense rollouts: the noise floor."""
-        settings = self.config.mismatch
-        regular = settings.ceiling_every_steps and self.state.step % settings.ceiling_every_steps == 0
-        if self.engine.schedule is None or (self.ceiling and not regular):
-            return
-        level = self.config.task.level
-        prompts = self.parts.task.prompts("eval", level, self.config.train.seed, settings.ceiling_prompts)
-        mine = dict(self.ranks.share(list(enumerate(prompts))))
-        seeds = rollout_seeds(self.config.train.seed, "ceiling", self.state.step, list(mine), 1)
-        sampling = self.parts.sampling
-        once = Sampling(1, sampling.max_new_tokens, sampling.temperature, sampling.top_k)
-        with dense_attention(self.engine):
-            rollouts = sample(self.engine, self.encode(list(mine.values())), list(mine), seeds, once)
-        tail = measure_tail(rollouts, self.score(rollouts), settings.bin_tokens, self.ranks)
-        self.ceiling = ceiling_report(tail, self.state.step)
+    # -- between steps ---------------------------------------------------------------------------------------------------
 
     def evaluate_when_due(self) -> None:
-        """Dense accuracy on the eval split: before the first step, every so many steps, and after the last."""
+        """Before the first step, every so many steps, and after the last."""
         settings, step = self.config.evaluate, self.state.step
-        last = step == self.config.train.steps or bool(self.state.stopped)
         regular = settings.every_steps and step % settings.every_steps == 0
-        if not settings.prompts or self.state.evaluated_step == step or not (step == 0 or last or regular):
-            return
-        clock = Clock()
-        with clock("evaluate"), dense_attention(self.engine):
-            accuracy = self.evaluate()
-        report = {
-            "evaluate/dense_accuracy": accuracy.value,
-            "evaluate/dense_accuracy_low": accuracy.low,
-            "evaluate/dense_accuracy_high": accuracy.high,
-            "evaluate/prompts": float(accuracy.prompts),
-            "evaluate/response_tokens_mean": accuracy.response_tokens,
-            "evaluate/cut_share": accuracy.cut_share,
-        }
-        self.log(step, report | {"time/evaluate_seconds": clock.seconds["evaluate"]}, [])
-        self.state.evaluated_step, self.state.metrics_bytes = step, self.metrics_bytes()
-
-    def evaluate(self) -> Accuracy:
-        settings, seed = self.config.evaluate, self.config.train.seed
-        level = self.config.task.level if settings.level is None else settings.level
-        prompts = self.parts.task.prompts("eval", level, seed, settings.prompts)
-        mine = dict(self.ranks.share(list(enumerate(prompts))))
-        graded = []
-        if mine:
-            graded = grade(
-                self.engine,
-                self.parts.task,
-                list(mine.values()),
-                self.encode(list(mine.values())),
-                self.decode,
-                n=settings.samples_per_prompt,
-                max_new_tokens=self.parts.sampling.max_new_tokens,
-                temperature=settings.temperature,
-                # The same draws at every evaluation: two of them differ by the weights alone.
-                seed=rollout_seeds(seed, "evaluate", 0, list(mine), settings.samples_per_prompt),
-            )
-        return Accuracy.of(
-            [one for _, one in sorted(self.ranks.gather(list(zip(mine, graded, strict=True))), key=_first)]
-        )
-
-    def encode(self, prompts: list[Prompt]) -> list[list[int]]:
-        return encode(self.parts.scorer.tokenizer, prompts, self.config.task.chat_template)
-
-    def decode(self, response_ids: list[int]) -> str:
-        assert self.parts.scorer.tokenizer is not None
-        return str(self.parts.scorer.tokenizer.decode(response_ids, skip_special_tokens=True))
-
-    def log(self, step: int, report: StepReport, events: list[str]) -> None:
-        if self.parts.metrics is not None:
-            self.parts.metrics.write(step, report, events)
-        for sink in self.parts.sinks:
-            sink.write(step, report, events)
-
-    def metrics_bytes(self) -> int:
-        return self.parts.metrics.position if self.parts.metrics is not None else 0
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------------
+        due = step in (0, self.config.train.steps) or regular or self.state.stopped
+        if settings.prompts and due and self.state.evaluated_step != step:
+            began = time.perf_counter()
+            report = dense_accuracy(self.parts)
+            report["time/evaluate_seconds"] = time.perf_counter() - began
+            self.state.metrics_bytes = self.parts.log(step, report, [])
+            self.state.evaluated_step = step
 
     def save_when_due(self) -> None:
         every = self.config.checkpoint.every_steps
@@ -262,45 +205,35 @@ class Trainer:
             self.save()
 
     def save(self) -> None:
+        """A checkpoint of the last completed step; nothing where there is one already."""
         if self.saved_step != self.state.step:
-            self._save_on_main()
+            self.save_on_main()
             self.ranks.wait()
 
-    def _save_on_main(self) -> None:
-        if self.ranks.is_main:
-            parts = self.parts
-            assert parts.metrics is not None
+    def save_on_main(self) -> None:
+        parts = self.parts
+        if parts.metrics is not None:
             parts.metrics.flush()
-            about = self.config.model_dump(mode="json")
-            model, tokenizer = parts.scorer.model, parts.scorer.tokenizer
+            config, tokenizer = self.config.model_dump(mode="json"), parts.scorer.tokenizer
             optimizer, keep = parts.update.optimizer, self.config.checkpoint.keep
-            checkpoint.save(parts.checkpoints, self.state, about, model, tokenizer, optimizer, keep)
+            checkpoint.save(parts.checkpoints, self.state, config, self.policy, tokenizer, optimizer, keep)
         self.saved_step = self.state.step
 
-    def hold_interrupts(self) -> None:
-        self.interrupts.hold()
-        self.weights_moved = True
-
     def leave_resumable(self) -> None:
-        """After Ctrl-C: save the last completed step, unless the weights have already left it, and say what is there."""
+        """After Ctrl-C: save the last completed step, unless the weights have already left it, and say what there is."""
         self.interrupts.hold()
         if self.weights_moved:
             cut, saved = self.state.step + 1, max(self.saved_step, 0)
-            kept = f"the update of step {cut} was cut off; the last checkpoint is of step {saved}"
+            kept = f"the update of step {cut} was cut off, the last checkpoint is of step {saved}"
         else:
             if self.saved_step != self.state.step:
-                self._save_on_main()
+                # No waiting for the other processes: they may be anywhere.
+                self.save_on_main()
             kept = f"step {self.state.step} is saved"
         if self.ranks.is_main:
-            print(f"interrupted: {kept}; go on with --resume in {self.parts.out}", file=sys.stderr, flush=True)
+            print(f"interrupted: {kept}; --resume goes on there", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
-        if self.parts.metrics is not None:
-            self.parts.metrics.close()
-        for sink in self.parts.sinks:
-            sink.close()
-
-    def finish(self) -> TrainResult:
+    def summary(self) -> TrainResult:
         parts = self.parts
         result = summarise(parts.out, parts.checkpoints / f"step-{self.state.step:06d}", self.state.stopped)
         if self.ranks.is_main:
@@ -313,23 +246,19 @@ class Clock:
     """Seconds per part of a step."""
 
     def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
+        self._seconds: dict[str, float] = {}
         self._began = time.perf_counter()
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self.seconds[part] = time.perf_counter() - began
+        self._seconds[part] = time.perf_counter() - began
 
     def report(self) -> StepReport:
-        parts = {f"time/{part}_seconds": seconds for part, seconds in self.seconds.items()}
+        parts = {f"time/{part}_seconds": seconds for part, seconds in self._seconds.items()}
         return parts | {"time/step_seconds": time.perf_counter() - self._began}
 
 
 def _in_words(report: StepReport) -> str:
     return f"reward {report['reward/mean']:.3f}  tail {report['mismatch/acceptance_q05']:.3f}"
-
-
-def _first(pair: tuple[int, object]) -> int:
-    return pair[0]

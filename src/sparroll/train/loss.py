@@ -55,6 +55,8 @@ def policy_loss(
     `kept_tokens` counts the kept tokens of the whole step (all micro batches, all ranks, skipped zero-advantage groups
     included); summed over micro batches and ranks the parts are the mean. -> (loss with gradient, sums for the metrics)
     """
+    # A token that the dense policy cannot say (-inf) has no ratio: it counts as a token and moves nothing.
+    kept_BT, counted_tokens = kept_BT & torch.isfinite(dense_logp_BT), float(kept_BT.sum())
     log_ratio_BT = (now_logp_BT - dense_logp_BT).masked_fill(~kept_BT, 0.0)
     ratio_BT = exponential(log_ratio_BT)
     clipped_BT = ratio_BT.clamp(1.0 - settings.clip_low, 1.0 + settings.clip_high)
@@ -70,7 +72,7 @@ def policy_loss(
         kept_ratio = ratio_BT[kept_BT]
         sums = LossSums(
             loss=float(loss),
-            tokens=float(kept_ratio.numel()),
+            tokens=counted_tokens,
             ratio=float(kept_ratio.sum()),
             clipped=float(((bounded_BT < plain_BT) & kept_BT).sum()),
             kl=float(kl_BT.sum()),

@@ -11,7 +11,7 @@ import torch
 from sparroll import files, tasks
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
-from sparroll.errors import UserError
+from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
 from sparroll.train import checkpoint
@@ -27,6 +27,7 @@ from sparroll.train.rollouts import Sampling
 from sparroll.train.sinks import JsonLines, Sink, open_sinks
 from sparroll.train.update import PolicyUpdate
 from sparroll.train.weight_sync import push
+from sparroll.types import StepReport
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -49,6 +50,7 @@ class Parts:
     sampling: Sampling
     guard: Guard
     state: RunState
+    resumed_from: Path | None
     metrics: JsonLines | None
     """Only on the main process, like the sinks."""
     sinks: list[Sink]
@@ -57,12 +59,27 @@ class Parts:
     def checkpoints(self) -> Path:
         return self.out / "checkpoints"
 
+    def decode(self, response_ids: list[int]) -> str:
+        """The text that a task reads."""
+        assert self.scorer.tokenizer is not None
+        return str(self.scorer.tokenizer.decode(response_ids, skip_special_tokens=True))
+
+    def log(self, step: int, report: StepReport, events: list[str]) -> int:
+        """To all sinks; -> length of metrics.jsonl."""
+        for sink in self.sinks:
+            sink.write(step, report, events)
+        return self.metrics.write(step, report, events) if self.metrics is not None else 0
+
+    def close_logs(self) -> None:
+        for sink in [*self.sinks, *([self.metrics] if self.metrics is not None else [])]:
+            sink.close()
+
 
 def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
     """Raises UserError before anything is computed where the folder, the configuration or a name in it is wrong."""
     ranks = Ranks(config.model.device)
-    found = _find_checkpoint(config, out, resume)
-    task = tasks.get(config.task.name)
+    found = _find_checkpoint(config, out, resume, quiet=not ranks.is_main)
+    task = _task(config.task.name)
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
     ranks.wait()
@@ -83,7 +100,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
     )
     reference = None
     if config.train.kl_coefficient > 0:
-        reference = Scorer(config.model.name, dtype=_DTYPE[config.train.dtype], device=ranks.device)
+        reference = Scorer(config.model.name, dtype=torch.float32, device=ranks.device)
     engine = HFEngine(
         config.model.name,
         schedule=state.schedule,
@@ -108,7 +125,21 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
         top_k=min(config.rollout.top_k, scorer.model.config.vocab_size),
     )
     return Parts(
-        config, out, ranks, task, prompts, scorer, reference, engine, update, sampling, guard, state, metrics, sinks
+        config,
+        out,
+        ranks,
+        task,
+        prompts,
+        scorer,
+        reference,
+        engine,
+        update,
+        sampling,
+        guard,
+        state,
+        found,
+        metrics,
+        sinks,
     )
 
 
@@ -139,7 +170,13 @@ def _schedule(name: str, config: TrainConfig) -> Schedule | None:
     return Schedule.load(name, model=config.model.name, force=config.rollout.force_schedule)
 
 
-def _find_checkpoint(config: TrainConfig, out: Path, resume: bool) -> Path | None:
+def _task(name: str) -> Task:
+    if name not in tasks.names():
+        raise UserError(f"unknown task {name!r}", nearest(name, tasks.names()))
+    return tasks.get(name)
+
+
+def _find_checkpoint(config: TrainConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
     begun = (out / "config.json").is_file()
     if begun and not resume:
         raise UserError(f"{out} already holds a run", "go on with --resume, or choose another folder with --out")
@@ -148,12 +185,8 @@ def _find_checkpoint(config: TrainConfig, out: Path, resume: bool) -> Path | Non
     if not begun:
         raise UserError(f"there is no run to resume in {out}", "leave --resume out to start one")
     found, complaints = checkpoint.newest(out / "checkpoints")
-    for complaint in complaints:
-        print(complaint, file=sys.stderr, flush=True)
-    if found is None:
-        refuse_changes(checkpoint.read_json(out / "config.json"), config)
-        print(f"{out} has no whole checkpoint: starting from the first step", file=sys.stderr, flush=True)
-    else:
-        refuse_changes(checkpoint.load_run_config(found), config)
-        print(f"resuming from {found.name}", file=sys.stderr, flush=True)
+    refuse_changes(checkpoint.read_json((found or out) / "config.json"), config)
+    resolution = f"resuming from {found.name}" if found else f"{out} has no whole checkpoint: starting from step 1"
+    for line in [*complaints, resolution] if not quiet else []:
+        print(line, file=sys.stderr, flush=True)
     return found

@@ -23,7 +23,7 @@ from sparroll.types import StepReport
 class Sink(Protocol):
     """Takes one report after each step (and after each evaluation)."""
 
-    def write(self, step: int, report: StepReport, events: list[str]) -> None: ...
+    def write(self, step: int, report: StepReport, events: list[str]) -> object: ...
 
     def close(self) -> None: ...
 
@@ -48,7 +48,8 @@ class JsonLines:
         os.lseek(self._handle, position, os.SEEK_SET)
         self.position = position
 
-    def write(self, step: int, report: StepReport, events: list[str]) -> None:
+    def write(self, step: int, report: StepReport, events: list[str]) -> int:
+        """-> length of the file."""
         line: dict[str, Any] = {"step": step, **report}
         bad = [name for name, value in report.items() if not math.isfinite(value)]
         assert not bad, f"metrics must be finite, {bad[0]} is {report[bad[0]]}"
@@ -58,6 +59,7 @@ class JsonLines:
         written = os.write(self._handle, data)
         assert written == len(data), "the disk is full: metrics.jsonl got half a line"
         self.position += written
+        return self.position
 
     def flush(self) -> None:
         os.fsync(self._handle)

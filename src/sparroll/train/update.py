@@ -50,8 +50,7 @@ def correct(correction: Correction, rollouts: list[Rollout], dense_logp: list[Te
     own = torch.tensor([place[row[:2]] for row in mine], dtype=torch.int64)
     own_T = max((len(row[2]) for row in mine), default=0)
     difference = torch.cat([row[3] - row[2] for row in rows])
-    report = {f"correction/{name}": value for name, value in result.metrics.items()}
-    report["mismatch/kl_sparse_to_dense"] = float(difference[torch.isfinite(difference)].mean())
+    report = result.metrics | {"mismatch/kl_sparse_to_dense": float(difference[torch.isfinite(difference)].mean())}
     return Corrected(result.weights[own, :own_T], kept_BT[own, :own_T], int(kept_BT.sum()), report)
 
 

@@ -145,12 +145,12 @@ def metrics(ratio: LogRatio, weights_BT: Tensor, kept_BT: Tensor, cut_BT: Tensor
     squares = float((kept**2).sum())
     clamped_BT = mask_BT & torch.isfinite(ratio.values_BT) & (ratio.values_BT.abs() > LOG_RATIO_CLAMP)
     return {
-        "weight_mean": float(kept.mean()) if kept.numel() else 0.0,
-        "weight_max": float(kept.max()) if kept.numel() else 0.0,
-        "effective_sample_size": float(kept.sum()) ** 2 / squares if squares else 0.0,
-        "effective_sample_share": float(kept.sum()) ** 2 / squares / tokens if squares else 0.0,
-        "truncated_share": int(cut_BT.sum()) / tokens,
-        "masked_token_share": int((mask_BT & ~kept_BT).sum()) / tokens,
-        "masked_sequence_share": int((written_B & ~kept_BT.any(dim=1)).sum()) / rollouts,
-        "clamped_share": int(clamped_BT.sum()) / tokens,
+        "correction/weight_mean": float(kept.mean()) if kept.numel() else 0.0,
+        "correction/weight_max": float(kept.max()) if kept.numel() else 0.0,
+        "correction/effective_sample_size": float(kept.sum()) ** 2 / squares if squares else 0.0,
+        "correction/effective_sample_share": float(kept.sum()) ** 2 / squares / tokens if squares else 0.0,
+        "correction/truncated_share": int(cut_BT.sum()) / tokens,
+        "correction/masked_token_share": int((mask_BT & ~kept_BT).sum()) / tokens,
+        "correction/masked_sequence_share": int((written_B & ~kept_BT.any(dim=1)).sum()) / rollouts,
+        "correction/clamped_share": int(clamped_BT.sum()) / tokens,
     }
