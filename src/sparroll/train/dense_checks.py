@@ -1,0 +1,67 @@
+"""What a run asks the engine in dense mode: the dense ceiling of the acceptance, and the dense accuracy. The schedule is back
+in force afterwards, and no state of the run changes here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from sparroll.engines.scoring import TokenScores
+from sparroll.evaluate.accuracy import Accuracy, dense_attention, grade
+from sparroll.train.measure import ceiling_report, measure_tail
+from sparroll.train.prompts import encode
+from sparroll.train.randomness import rollout_seeds
+from sparroll.train.rollouts import Sampling, sample
+from sparroll.train.setup import Parts
+from sparroll.types import Prompt, Rollout, StepReport
+
+
+def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list[TokenScores]]) -> StepReport:
+    """The tail between the engine in dense mode and the trainer, on a few fresh dense rollouts: the noise floor."""
+    config, sampling = parts.config, parts.sampling
+    mine = _eval_share(parts, config.task.level, config.mismatch.ceiling_prompts)
+    seeds = rollout_seeds(config.train.seed, "ceiling", step, list(mine), 1)
+    once = Sampling(1, sampling.max_new_tokens, sampling.temperature, sampling.top_k)
+    with dense_attention(parts.engine):
+        rollouts = sample(parts.engine, _ids(parts, mine), list(mine), seeds, once)
+    return ceiling_report(measure_tail(rollouts, score(rollouts), config.mismatch.bin_tokens, parts.ranks), step)
+
+
+def dense_accuracy(parts: Parts) -> StepReport:
+    """Accuracy on the eval split under full attention, over all processes."""
+    settings, seed = parts.config.evaluate, parts.config.train.seed
+    level = parts.config.task.level if settings.level is None else settings.level
+    mine = _eval_share(parts, level, settings.prompts)
+    graded = []
+    if mine:
+        with dense_attention(parts.engine):
+            graded = grade(
+                parts.engine,
+                parts.task,
+                list(mine.values()),
+                _ids(parts, mine),
+                parts.decode,
+                n=settings.samples_per_prompt,
+                max_new_tokens=parts.sampling.max_new_tokens,
+                temperature=settings.temperature,
+                # The same draws at every evaluation: two of them differ by the weights alone.
+                seed=rollout_seeds(seed, "evaluate", 0, list(mine), settings.samples_per_prompt),
+            )
+    everyone = dict(parts.ranks.gather(list(zip(mine, graded, strict=True))))
+    accuracy = Accuracy.of([everyone[number] for number in sorted(everyone)])
+    return {
+        "evaluate/dense_accuracy": accuracy.value,
+        "evaluate/dense_accuracy_low": accuracy.low,
+        "evaluate/dense_accuracy_high": accuracy.high,
+        "evaluate/prompts": float(accuracy.prompts),
+        "evaluate/response_tokens_mean": accuracy.response_tokens,
+        "evaluate/cut_share": accuracy.cut_share,
+    }
+
+
+def _eval_share(parts: Parts, level: int, count: int) -> dict[int, Prompt]:
+    prompts = parts.task.prompts("eval", level, parts.config.train.seed, count)
+    return dict(parts.ranks.share(list(enumerate(prompts))))
+
+
+def _ids(parts: Parts, prompts: dict[int, Prompt]) -> list[list[int]]:
+    return encode(parts.scorer.tokenizer, list(prompts.values()), parts.config.task.chat_template)
