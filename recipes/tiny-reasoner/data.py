@@ -1,4 +1,4 @@
-"""Training batches made on the fly by worker processes: token ids, responses only in the loss, rows of like length together."""
+"""Training batches made on the fly by worker processes: token ids, loss on responses only, rows of like length."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ from folder import WORD_ID
 from sparroll.tasks.synthetic import LEVELS, RESPONSE_TOKENS, example
 from sparroll.tasks.synthetic_kinds import KINDS
 
-BUCKETS = (192, 320, 448, 640, 960, 1408, 1920, 2304)
+BUCKETS = (192, 320, 448, 640, 960, 1408, 1920, 2432)
 """Row lengths; each batch holds problems that fit one of them."""
 
 
 def level_weights(progress: float) -> list[float]:
-    """How often each level is drawn: short levels first, all of them from 30 % of the training on."""
+    """How often each level is drawn: short ones first, all from 30 % of the training on; long ones less often."""
     highest = 1.5 + progress / 0.3 * (len(LEVELS) - 1)
-    return [max(0.0, min(1.0, highest - level)) / (low + high) ** 0.5 for level, (low, high) in enumerate(RESPONSE_TOKENS)]
+    present = [max(0.0, min(1.0, highest - level)) for level in LEVELS]
+    return [share / (low + high) ** 0.5 for share, (low, high) in zip(present, RESPONSE_TOKENS, strict=True)]
 
 
 def _work(worker: int, seed: int, batch_tokens: int, progress, batches) -> None:
@@ -54,7 +55,8 @@ def _pack(rows: list[tuple[array, int]], size: int) -> tuple[np.ndarray, np.ndar
 def _put(batches, progress, batch) -> None:
     while progress.value < 1.0:
         try:
-            return batches.put(batch, timeout=1.0)
+            batches.put(batch, timeout=1.0)
+            return
         except queue.Full:
             continue
 

@@ -1,4 +1,4 @@
-"""The model folder: architecture, tokenizer, and how weights are written. What `from_pretrained` reads; no training here."""
+"""The model folder that `from_pretrained` reads: architecture, tokenizer, how weights are written. No training here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -64,23 +63,17 @@ def stored_weights(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in named.items()}
 
 
-def save_weights(model: Qwen3ForCausalLM, path: Path) -> None:
-    save_file(stored_weights(model), path, metadata={"format": "pt"})
-
-
-def round_to_stored(model: Qwen3ForCausalLM) -> None:
-    """Give a model in fp32 exactly the values that its file holds, so that what is measured is what is shipped."""
-    model.load_state_dict({n: t.float() for n, t in stored_weights(model).items()}, strict=False)
-
-
 def write_folder(folder: Path, config: Qwen3Config) -> None:
-    """Everything but the weights. The config says float32, so plain `from_pretrained` computes in fp32 from the bf16 file."""
+    """Everything but the weights. The config says float32: `from_pretrained` computes in fp32 from the bf16 file."""
     folder.mkdir(parents=True, exist_ok=True)
     new_tokenizer().save_pretrained(folder)
     described = config.to_dict() | {"architectures": ["Qwen3ForCausalLM"], "dtype": "float32"}
     described.pop("_name_or_path", None)
     (folder / "config.json").write_text(json.dumps(described, indent=2, sort_keys=True) + "\n")
     GenerationConfig(
-        do_sample=True, temperature=1.0, bos_token_id=config.bos_token_id, eos_token_id=config.eos_token_id,
+        do_sample=True,
+        temperature=1.0,
+        bos_token_id=config.bos_token_id,
+        eos_token_id=config.eos_token_id,
         pad_token_id=config.pad_token_id,
     ).save_pretrained(folder)

@@ -1,4 +1,4 @@
-"""Batched dense sampling at temperature 1 with a fixed cache, for measuring accuracy during and after training. Not an engine."""
+"""Batched dense sampling with a fixed cache, to measure accuracy during and after training. Not an engine."""
 
 # B rows, K kv heads, G query heads per kv head, S cache slots, D head dimension
 
@@ -87,28 +87,36 @@ def sample(model, prompts: list[list[int]], max_new_tokens: int, greedy: bool = 
     return [row[: row.index(end) + 1] if end in row else row for row in rows]
 
 
-def accuracy_table(model, levels, count: int, kinds, deadline: float, seed: int = 0, greedy: bool = False, keep: int = 0):
-    """Per kind and level: accuracy and response tokens over `count` eval problems. Also up to `keep` sampled token rows of each."""
+def accuracy_table(model, levels, count: int, kinds, deadline: float, greedy: bool = False, keep: int = 0):
+    """Accuracy and response tokens over `count` eval problems of each kind and level, and `keep` token rows of each."""
     table, samples = [], {}
     for level in levels:
         if time.time() > deadline:
             break
         began = time.time()
         tasks = {kind: SyntheticTask(kind, (kind,)) for kind in kinds}
-        prompts = {kind: task.prompts("eval", level, seed, count) for kind, task in tasks.items()}
-        ids = [[WORD_ID[w] for w in p.text.split()] for kind in kinds for p in prompts[kind]]
-        responses = sample(model, ids, int(RESPONSE_TOKENS[level][1] * 1.25), greedy)
-        for place, kind in enumerate(kinds):
+        prompts = [prompt for task in tasks.values() for prompt in task.prompts("eval", level, 0, count)]
+        ids = [[WORD_ID[word] for word in prompt.text.split()] for prompt in prompts]
+        responses = sample(model, ids, int(RESPONSE_TOKENS[level][1] * 1.2), greedy)
+        for place, (kind, task) in enumerate(tasks.items()):
             rows = range(place * count, (place + 1) * count)
-            texts = [" ".join(WORDS[i] for i in responses[row]) for row in rows]
-            right = [tasks[kind].reward(p, text) for p, text in zip(prompts[kind], texts, strict=True)]
+            texts = {row: " ".join(WORDS[i] for i in responses[row]) for row in rows}
+            right = sum(task.reward(prompts[row], texts[row]) for row in rows)
             tokens = sorted(len(responses[row]) for row in rows)
-            table.append({
-                "kind": kind, "level": level, "problems": count, "accuracy": sum(right) / count,
-                "prompt_tokens": len(ids[rows[0]]), "response_tokens_mean": round(sum(tokens) / count, 1),
-                "response_tokens_q05": tokens[count // 20], "response_tokens_q95": tokens[count * 19 // 20],
-                "ended": sum(WORD_ID[EOS] in responses[row] for row in rows) / count,
-            })
+            table.append(
+                {
+                    "kind": kind,
+                    "level": level,
+                    "problems": count,
+                    "accuracy": right / count,
+                    "prompt_tokens": len(ids[rows[0]]),
+                    "response_tokens_mean": round(sum(tokens) / count, 1),
+                    "response_tokens_q05": tokens[count // 20],
+                    "response_tokens_q95": tokens[count * 19 // 20],
+                    "ended": sum(responses[row][-1] == WORD_ID[EOS] for row in rows) / count,
+                }
+            )
             samples[kind, level] = [(ids[row], responses[row]) for row in rows[:keep]]
-        print(f"  level {level} ({time.time() - began:.1f} s): " + "  ".join(f"{r['kind']} {r['accuracy']:.3f}" for r in table[-len(kinds):]), flush=True)
+        scores = "  ".join(f"{row['kind']} {row['accuracy']:.3f}" for row in table[-len(kinds) :])
+        print(f"  level {level} ({time.time() - began:.1f} s): {scores}", flush=True)
     return table, samples

@@ -1,5 +1,7 @@
-"""How far block-sparse attention is from dense on the model's own samples, by budget and context length. Teacher-forced: one forward
-over whole sequences with the mask that decoding would have used. A quick look for tuning the recipe; `sparroll calibrate` is the measurement.
+"""How far block-sparse attention is from dense on the model's own samples, by budget and context length.
+
+Teacher-forced: one forward over whole sequences with the mask that decoding would have used. A quick look for tuning
+the recipe; `sparroll calibrate` is the measurement.
 """
 
 # B rows, H query heads, K kv heads, T positions, P pages
@@ -61,8 +63,8 @@ AttentionMaskInterface.register("recipe_probe", lambda *_, **__: None)
 
 
 @torch.no_grad()
-def acceptance_by_bin(model, pairs, settings: list[tuple[int, int]], bin_tokens: int, rows_at_once: int, deadline: float) -> list[dict]:
-    """`pairs` are (prompt ids, response ids); `settings` are (budget, page). One row of the result per setting and bin."""
+def acceptance_by_bin(model, pairs, settings, bin_tokens: int, rows_at_once: int, deadline: float) -> list[dict]:
+    """`pairs` are (prompt ids, response ids); `settings` are (budget, page). One result per setting and bin."""
     global _setting
     found: dict[tuple, list[torch.Tensor]] = {}
     pairs = sorted(pairs, key=lambda pair: len(pair[0]) + len(pair[1]))
@@ -102,9 +104,11 @@ def _rows(part, device):
 
 def _row(key: tuple, values: torch.Tensor, bin_tokens: int) -> dict:
     page, budget, at = key
-    row = {"page": page, "budget": budget, "from_context": at * bin_tokens, "tokens": values.numel(), "mean": values.mean().item()}
+    row = {"page": page, "budget": budget, "from_context": at * bin_tokens, "tokens": values.numel()}
     if page == 0:
-        return {"entropy_nats": row["mean"], "share_over_0.1_nats": (values > 0.1).float().mean().item(), **row, "page": None}
+        over = (values > 0.1).float().mean().item()
+        return row | {"page": None, "entropy_nats": values.mean().item(), "share_over_0.1_nats": over}
+    row["mean"] = values.mean().item()
     points = torch.tensor([0.01, 0.05, 0.10, 0.25])
     q01, q05, q10, q25 = values.sort().values[(points * (values.numel() - 1)).long()].tolist()
     return row | {"q01": q01, "q05": q05, "q10": q10, "q25": q25, "over_999": (values > 0.999).float().mean().item()}

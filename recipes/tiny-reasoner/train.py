@@ -1,12 +1,17 @@
-"""Train tiny-reasoner from scratch and measure it. Writes checkpoints and result.json under --out; ends by itself at --minutes.
+"""Train tiny-reasoner from scratch and measure it. Writes checkpoints and result.json under --out; ends by itself.
 
-python recipes/tiny-reasoner/train.py --out runs/tiny-reasoner                       # one GPU, about ten minutes
-python recipes/tiny-reasoner/train.py --out runs/dry --device cpu --steps 5 --dry     # does every part work?
+python recipes/tiny-reasoner/train.py --out runs/tiny-reasoner                      # one GPU, under ten minutes
+python recipes/tiny-reasoner/train.py --out runs/dry --device cpu --steps 4 --dry    # does every part work?
+
+The trunk trains at a constant rate. At each mark a copy is cooled down (its rate falls to nothing) and saved, so the
+marks are models of rising skill. The one nearest to --aim on --aim-kind at --aim-levels is measured in full:
+reinforcement learning needs a model that is right about half of the time.
 """
 
 from __future__ import annotations
 
 import argparse
+import copy
 import json
 import math
 import os
@@ -18,40 +23,42 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 import transformers
+from safetensors.torch import save_file
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from data import Batches  # noqa: E402
-from folder import new_config, new_model, round_to_stored, save_weights, write_folder  # noqa: E402
+from folder import new_config, new_model, stored_weights  # noqa: E402
 from sampling import accuracy_table  # noqa: E402
 from tail_probe import acceptance_by_bin  # noqa: E402
 
 from sparroll.tasks.synthetic import LEVELS  # noqa: E402
 from sparroll.tasks.synthetic_kinds import KINDS  # noqa: E402
 
+BUDGETS = (64, 96, 128, 160, 192, 256, 320, 384, 512, 768)
+PAGES = (16, 8, 4)
+
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--train-minutes", type=float, default=6.3)
-    parser.add_argument("--minutes", type=float, default=9.5, help="whole run, measuring included")
-    parser.add_argument("--steps", type=int, default=0, help="train this many steps instead of --train-minutes")
+    parser.add_argument("--trunk-minutes", type=float, default=4.2, help="training at the constant rate")
+    parser.add_argument("--minutes", type=float, default=9.2, help="the whole run, measuring included")
+    parser.add_argument("--steps", type=int, default=0, help="trunk of this many steps instead of --trunk-minutes")
+    parser.add_argument("--marks", type=float, nargs="+", default=[0.25, 0.4, 0.6, 0.8, 1.0])
+    parser.add_argument("--cool-steps", type=int, default=300)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
-    parser.add_argument("--checkpoints", type=int, default=4)
+    parser.add_argument("--aim", type=float, default=0.5)
+    parser.add_argument("--aim-kind", default="add")
+    parser.add_argument("--aim-levels", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--commit", default="")
-    parser.add_argument("--dry", action="store_true", help="measure a few short problems only")
+    parser.add_argument("--dry", action="store_true", help="tiny measurements only")
     return parser.parse_args()
-
-
-def learning_rate(args, step: int, progress: float) -> float:
-    """Warm up over 300 steps, hold, then fall to nothing over the last 40 %."""
-    return args.lr * min(1.0, (step + 1) / 300) * min(1.0, max(0.0, (1 - progress) / 0.4))
 
 
 def response_loss(model, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
@@ -60,69 +67,109 @@ def response_loss(model, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tenso
     return F.cross_entropy(model.lm_head(hidden[inside]).float(), labels[inside])
 
 
-def train(args, model, record: dict, began: float) -> None:
-    decay = [p for p in model.parameters() if p.dim() > 1]
-    rest = [p for p in model.parameters() if p.dim() <= 1]
-    groups = [{"params": decay, "weight_decay": 0.05}, {"params": rest, "weight_decay": 0.0}]
-    optimizer = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.98), fused=args.device == "cuda")
-    batches = Batches(args.workers, args.seed, args.batch_tokens)
-    next(batches)
-    started, step, tokens, saved, summed = time.time(), 0, 0, 0, []
-    bf16 = torch.autocast(args.device, dtype=torch.bfloat16)
-    while True:
-        spent = time.time() - started
-        progress = step / args.steps if args.steps else spent / (60 * args.train_minutes)
-        batches.set_progress(min(progress, 0.9999))
-        if progress >= saved / args.checkpoints and saved:
-            save_weights(model, args.out / f"checkpoint-{saved}of{args.checkpoints}.safetensors")
-        saved = max(saved, int(progress * args.checkpoints) + 1)
-        if progress >= 1:
-            break
-        ids, labels = (part.to(args.device, non_blocking=True).long() for part in next(batches))
-        for group in optimizer.param_groups:
-            group["lr"] = learning_rate(args, step, progress)
-        with bf16:
-            loss = response_loss(model, ids, labels)
+class Trainer:
+    """Model, optimizer and data; one `step` at a given rate."""
+
+    def __init__(self, args, model) -> None:
+        self.args, self.model = args, model
+        weights = [p for p in model.parameters() if p.dim() > 1]
+        gains = [p for p in model.parameters() if p.dim() <= 1]
+        groups = [{"params": weights, "weight_decay": 0.05}, {"params": gains, "weight_decay": 0.0}]
+        self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.98), fused=args.device == "cuda")
+        self.batches = Batches(args.workers, args.seed, args.batch_tokens)
+        self.steps = self.tokens = 0
+        self.losses: list[torch.Tensor] = []
+
+    def step(self, lr: float) -> None:
+        ids, labels = (part.to(self.args.device, non_blocking=True).long() for part in next(self.batches))
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        with torch.autocast(self.args.device, dtype=torch.bfloat16):
+            loss = response_loss(self.model, ids, labels)
         loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        tokens, step = tokens + ids.numel(), step + 1
-        summed.append(loss.detach())
-        if step % 250 == 0 or args.steps:
-            mean_loss, summed = torch.stack(summed).mean().item(), []
-            point = {"step": step, "tokens": tokens, "seconds": round(time.time() - started, 1), "loss": round(mean_loss, 4)}
-            record["loss_curve"].append(point)
-            print(point | {"waiting": batches.waiting()}, flush=True)
-            if not math.isfinite(mean_loss):
-                raise SystemExit(f"loss is {mean_loss} at step {step}")
-    batches.close()
-    record["train_seconds"] = round(time.time() - started, 1)
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.losses.append(loss.detach())
+        self.steps, self.tokens = self.steps + 1, self.tokens + ids.numel()
+
+    def mean_loss(self) -> float:
+        """Over the steps since the last call."""
+        mean, self.losses = torch.stack(self.losses).mean().item(), []
+        if not math.isfinite(mean):
+            raise SystemExit(f"loss is {mean} at step {self.steps}\nhint: lower --lr (now {self.args.lr})")
+        return round(mean, 4)
+
+    def cooled(self) -> dict[str, torch.Tensor]:
+        """Weights as stored, after a cool-down from here; the trunk is put back where it was."""
+        saved = copy.deepcopy((self.model.state_dict(), self.optimizer.state_dict(), self.steps, self.tokens))
+        for done in range(self.args.cool_steps):
+            self.step(self.args.lr * (1 - done / self.args.cool_steps))
+        print(f"  cooled: loss {self.mean_loss()}", flush=True)
+        weights = stored_weights(self.model)
+        self.model.load_state_dict(saved[0])
+        self.optimizer.load_state_dict(saved[1])
+        self.steps, self.tokens = saved[2:]
+        return weights
 
 
-def measure(args, model, record: dict, deadline: float) -> None:
+def train(args, model, record: dict) -> list[dict[str, torch.Tensor]]:
+    """The cooled weights at each mark."""
+    trainer = Trainer(args, model)
+    next(trainer.batches)
+    marks, cooled, paused, began = list(args.marks), [], 0.0, time.time()
+    while marks:
+        seconds = time.time() - began - paused
+        progress = trainer.steps / args.steps if args.steps else seconds / (60 * args.trunk_minutes)
+        trainer.batches.set_progress(min(progress, 0.9999))
+        if progress >= marks[0]:
+            pause = time.time()
+            print(f"mark {marks.pop(0)}: step {trainer.steps}", flush=True)
+            cooled.append(trainer.cooled())
+            record["marks"].append(quick_look(args, cooled[-1]) | {"step": trainer.steps, "tokens": trainer.tokens})
+            paused += time.time() - pause
+            continue
+        trainer.step(args.lr * min(1.0, (trainer.steps + 1) / 300))
+        if trainer.steps % 250 == 0 or args.steps:
+            point = {"step": trainer.steps, "tokens": trainer.tokens, "seconds": round(seconds, 1)}
+            record["loss_curve"].append(point | {"loss": trainer.mean_loss()})
+            print(record["loss_curve"][-1], flush=True)
+    trainer.batches.close()
+    record["train_seconds"] = round(time.time() - began, 1)
+    return cooled
+
+
+def loaded(args, weights: dict[str, torch.Tensor]):
+    """A model in fp32 with exactly the values that the file holds: what is measured is what is shipped."""
+    model = new_model(new_config(), args.seed)
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
+    return model.to(args.device).eval()
+
+
+def quick_look(args, weights) -> dict:
+    count = 128 if not args.dry else 2
+    table, _ = accuracy_table(loaded(args, weights), args.aim_levels, count, KINDS, math.inf)
+    aimed = [row["accuracy"] for row in table if row["kind"] == args.aim_kind]
+    return {"aimed_accuracy": sum(aimed) / len(aimed), "accuracy": table}
+
+
+def measure(args, weights, record: dict, deadline: float) -> None:
     levels, count, keep = (LEVELS, 256, 24) if not args.dry else (LEVELS[:2], 4, 2)
-    round_to_stored(model)
-    model.eval()
-    with torch.autocast(args.device, enabled=False):
-        print("sampled accuracy", flush=True)
-        record["accuracy"], samples = accuracy_table(model, levels, count, KINDS, deadline, keep=keep)
-        write_record(args, record)
-        budgets = (64, 96, 128, 192, 256, 384, 512, 768)
-        settings = [(budget, page) for page in (16, 8, 4) for budget in budgets] if not args.dry else [(64, 16), (96, 4)]
-        groups = [(kind, levels_of) for levels_of in ((1, 2, 3), (4, 5), (6, 7, 8)) for kind in KINDS]
-        record["tail"] = []
-        for kind, levels_of in groups:
-            if time.time() > deadline:
-                break
-            pairs = [pair for level in levels_of for pair in samples.get((kind, level), [])]
-            if pairs:
+    model = loaded(args, weights)
+    print("sampled accuracy", flush=True)
+    record["accuracy"], samples = accuracy_table(model, levels, count, KINDS, deadline, keep=keep)
+    write_record(args, record)
+    print("greedy accuracy", flush=True)
+    record["accuracy_greedy"], _ = accuracy_table(model, levels[:4], count // 2, KINDS, deadline, greedy=True)
+    write_record(args, record)
+    settings = [(b, page) for page in PAGES for b in BUDGETS] if not args.dry else [(64, 16), (96, 4)]
+    record["tail"] = []
+    for group in ((2, 3), (1,), (4, 5), (6, 7, 8)):
+        for kind in KINDS:
+            pairs = [pair for level in group for pair in samples.get((kind, level), [])]
+            if pairs and time.time() < deadline:
                 rows = acceptance_by_bin(model, pairs, settings, 250, 8, deadline)
-                record["tail"] += [{"kind": kind, "levels": levels_of, **row} for row in rows]
-        write_record(args, record)
-        print("greedy accuracy", flush=True)
-        greedy_levels = LEVELS[:5] if not args.dry else LEVELS[:1]
-        record["accuracy_greedy"], _ = accuracy_table(model, greedy_levels, count // 2, KINDS, deadline, greedy=True)
+                record["tail"] += [{"kind": kind, "levels": group, **row} for row in rows]
     write_record(args, record)
 
 
@@ -130,26 +177,39 @@ def write_record(args, record: dict) -> None:
     (args.out / "result.json").write_text(json.dumps(record, indent=1) + "\n")
 
 
-def hardware(device: str) -> dict:
-    gpu = torch.cuda.get_device_name(0) if device == "cuda" else None
-    return {"device": device, "gpu": gpu, "cpus": os.cpu_count(), "machine": platform.machine()}
+def new_record(args, model) -> dict:
+    gpu = torch.cuda.get_device_name(0) if args.device == "cuda" else None
+    return {
+        "config": {name: value for name, value in vars(args).items() if name not in ("out", "commit")},
+        "parameters": sum(p.numel() for p in model.parameters()),
+        "commit": args.commit,
+        "hardware": {"gpu": gpu, "cpus": os.cpu_count(), "machine": platform.machine()},
+        "versions": {
+            "python": platform.python_version(),
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+        },
+        "seed": args.seed,
+        "loss_curve": [],
+        "marks": [],
+    }
 
 
 def main() -> None:
     began, args = time.time(), arguments()
     args.out.mkdir(parents=True, exist_ok=True)
-    model = new_model(new_config(args.layers), args.seed).to(args.device)
-    record = {
-        "config": {k: v for k, v in vars(args).items() if k not in ("out", "commit")},
-        "model": {"parameters": sum(p.numel() for p in model.parameters()), "layers": args.layers},
-        "commit": args.commit, "hardware": hardware(args.device), "seed": args.seed,
-        "versions": {"torch": torch.__version__, "transformers": transformers.__version__, "python": platform.python_version()},
-        "loss_curve": [],
-    }
-    write_folder(args.out / "folder", model.config) if args.dry else None
-    train(args, model, record, began)
+    model = new_model(new_config(), args.seed).to(args.device)
+    record = new_record(args, model)
+    cooled = train(args, model, record)
+    off = [abs(mark["aimed_accuracy"] - args.aim) for mark in record["marks"]]
+    record["chosen_mark"] = chosen = off.index(min(off))
     write_record(args, record)
-    measure(args, model, record, began + 60 * args.minutes)
+    for first in range(0, len(cooled), 3):
+        together = {f"{first + i}.{n}": t for i, w in enumerate(cooled[first : first + 3]) for n, t in w.items()}
+        save_file(together, args.out / f"marks-{first}.safetensors")
+    save_file(cooled[chosen], args.out / "model.safetensors", metadata={"format": "pt"})
+    print(f"measuring mark {chosen}", flush=True)
+    measure(args, cooled[chosen], record, began + 60 * args.minutes)
     record["wall_seconds"] = round(time.time() - began, 1)
     write_record(args, record)
     print(f"wrote {args.out / 'result.json'}")

@@ -1,4 +1,4 @@
-"""The models that come with the package: `resolve` turns a name into a folder that `from_pretrained` reads. Loads no model."""
+"""The models that come with the package: `resolve` gives the folder that `from_pretrained` reads. Loads nothing."""
 
 from __future__ import annotations
 

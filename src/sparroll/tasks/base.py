@@ -1,4 +1,4 @@
-"""What a task is, and the list of tasks by name. A task writes prompts and checks answers; it knows no tokenizer and no model."""
+"""What a task is, and the tasks by name. A task writes prompts and checks answers; it knows no tokenizer or model."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Problems made from a seed, with answers that a program checks and reference chains of thought to learn from. Words, not token ids.
+"""Problems made from a seed, with answers that a program checks and reference chains of thought. Words, not token ids.
 
-A problem is fixed by (split, kind, level, seed, index). Streams of different arguments are independent, and the two splits can never
-share a problem, whatever their seeds: a checksum of the prompt's words decides which split it belongs to (one prompt in eight is
-"eval"), and drawing repeats until the prompt belongs to the split that was asked for.
+A problem is fixed by (split, kind, level, seed, index). Streams of different arguments are independent, and the two
+splits can never share a problem, whatever their seeds: a checksum of the prompt's words decides which split it belongs
+to (one prompt in eight is "eval"), and drawing repeats until the prompt belongs to the split that was asked for.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ LEVELS = range(9)
 RESPONSE_TOKENS = (
     (60, 150),
     (180, 300),
-    (250, 400),
-    (350, 520),
-    (450, 680),
-    (600, 900),
-    (800, 1150),
-    (1000, 1500),
-    (1200, 2000),
+    (240, 400),
+    (320, 520),
+    (420, 680),
+    (580, 900),
+    (750, 1150),
+    (850, 1500),
+    (900, 2000),
 )
 """Per level: fewest and most tokens of a reference response, over all kinds, end-of-sequence included."""
 
@@ -90,7 +90,7 @@ class SyntheticTask:
 
 
 def register_all() -> None:
-    """`synthetic` mixes all kinds; `synthetic_chain`, `synthetic_walk`, `synthetic_sort` and `synthetic_add` are one each."""
+    """`synthetic` mixes all kinds; `synthetic_chain`, `_walk`, `_sort` and `_add` are one each."""
     base.register("synthetic", SyntheticTask)
     for kind in KINDS:
         name = f"synthetic_{kind}"

@@ -1,8 +1,8 @@
-"""The four kinds of synthetic problem: how each is drawn, and a correct chain of thought for it. Words only; no seeds, no splits.
+"""The four kinds of synthetic problem: how each is drawn, and a correct chain of thought for it. Words only; no splits.
 
-Every kind makes its reader look far back, and each reference chain leaves some order free (which ready variable, which item of a
-bucket, which operand, which earlier result to check). The reference takes a free choice at random, so a policy trained on it is
-not one-hot.
+Every kind makes its reader look far back, and each reference chain leaves some order free (which ready variable, which
+item of a bucket, which operand, which earlier result to check). The reference takes a free choice at random, so a
+policy trained on it is not one-hot.
 """
 
 from __future__ import annotations
@@ -14,13 +14,16 @@ from typing import Protocol
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 ANSWER = "answer"
 KINDS = ("chain", "walk", "sort", "add")
-MARKS = (";", ":", "=", "+", "-", ">", ",", "?", "find", "check", ANSWER, "start", "steps", "sum", "tens", "col", "put", "carry")
+MARKS = (*";:=+->,?", "find", "check", ANSWER, "start", "steps", "sum", "tens", "col", "put", "carry")
 DIGITS = tuple("0123456789")
 NAMES = tuple(consonant + vowel for consonant in "bcdfghjklmnpqrstvwyz" for vowel in "aeiou")
 VOCABULARY = (PAD, BOS, EOS, UNKNOWN, *DIGITS, *KINDS, *MARKS, *NAMES)
 
 PAIRS = tuple((str(n // 10), str(n % 10)) for n in range(100))
 TRIPLES = tuple((str(n // 100), str(n // 10 % 10), str(n % 10)) for n in range(1000))
+
+CHECK_SHARE = (0.0, 0.6)
+"""Each response draws from this range how often it checks an earlier result after a step."""
 
 
 @dataclass(frozen=True)
@@ -41,57 +44,58 @@ class Kind(Protocol):
 
 
 class Chain:
-    """Resolve variables from sums and differences mod 100, in any order that respects what depends on what.
+    """Resolve variables from sums and differences mod 100; the answer is the sum of the asked ones mod 100.
 
-    prompt    chain ba 4 7 ; ki = ba - du ; du 1 2 ; find ki ?
-    response  ki = ba - du : ba 4 7 - du 1 2 = ki 3 5 ; answer 3 5 <eos>
-    Every variable is needed for the one that is asked. After a step, sometimes: check du 1 2 ;
+    prompt    chain du = ba + ki ; ba 4 7 ; li = du - ba ; ki 1 2 ; find li ?
+    response  du = ba + ki : ba 4 7 + ki 1 2 = du 5 9 ; li = du - ba : du 5 9 - ba 4 7 = li 1 2 ; li 1 2 sum 1 2 ;
+              answer 1 2 <eos>
+    The formulas form threads: each takes the variable before it in its thread, and a constant. The ends are asked.
+    Formulas come in any order that keeps the order inside each thread. After one, sometimes: check ki 1 2 ;
     """
 
-    constants = (3, 4, 5, 6, 7, 8, 10, 12, 14)
-    formulas = (5, 11, 15, 20, 27, 36, 48, 64, 84)
-    check_share = 0.3
+    constants = (3, 4, 5, 6, 7, 8, 9, 10, 12)
+    threads = (2, 3, 3, 4, 4, 5, 6, 7, 8)
+    formulas = (4, 10, 14, 18, 24, 33, 45, 60, 80)
 
     def draw(self, rng: Random, level: int) -> Problem:
-        constants, formulas = self.constants[level], self.formulas[level]
-        order = rng.sample(NAMES, constants + formulas)
-        value = {name: rng.randrange(100) for name in order[:constants]}
-        merges = set(rng.sample(range(formulas), constants - 1))
-        unused, definition = order[:constants], {}
-        for step, name in enumerate(order[constants:]):
-            left = unused.pop(rng.randrange(len(unused)))
-            merge = step in merges
-            right = unused.pop(rng.randrange(len(unused))) if merge else rng.choice([n for n in value if n != left])
-            if rng.random() < 0.5:
-                left, right = right, left
-            sign = rng.choice("+-")
+        count, threads = self.constants[level], self.threads[level]
+        order = rng.sample(NAMES, count + self.formulas[level])
+        constants, variables = order[:count], order[count:]
+        value = {name: rng.randrange(100) for name in constants}
+        ends, definition = [rng.choice(constants) for _ in range(threads)], {}
+        for step, name in enumerate(variables):
+            thread = step if step < threads else rng.randrange(threads)
+            left, sign, right = ends[thread], rng.choice("+-"), rng.choice(constants)
             definition[name] = (left, sign, right)
             value[name] = (value[left] + (value[right] if sign == "+" else -value[right])) % 100
-            unused.append(name)
-        target = order[-1]
-        statements = [(name, *PAIRS[value[name]], ";") for name in order[:constants]]
-        statements += [(name, "=", *definition[name], ";") for name in order[constants:]]
+            ends[thread] = name
+        statements = [(name, *PAIRS[value[name]], ";") for name in constants]
+        statements += [(name, "=", *definition[name], ";") for name in variables]
         rng.shuffle(statements)
-        words = ("chain", *(word for statement in statements for word in statement), "find", target, "?")
-        return Problem(words, PAIRS[value[target]], (definition, value, target))
+        words = ("chain", *(word for statement in statements for word in statement), "find", *ends, "?")
+        return Problem(words, PAIRS[sum(value[name] for name in ends) % 100], (definition, value, ends))
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
-        definition, value, target = facts
+        definition, value, ends = facts
+        check_share = rng.uniform(*CHECK_SHARE)
         known = [name for name in value if name not in definition]
-        resolved, waiting, words = set(known), dict(definition), []
-        while True:
-            ready = [n for n, (left, _, right) in waiting.items() if left in resolved and right in resolved]
-            name = rng.choice(ready)
-            left, sign, right = waiting.pop(name)
+        resolved, waiting, words = set(known), list(definition), []
+        while waiting:
+            name = rng.choice([name for name in waiting if definition[name][0] in resolved])
+            left, sign, right = definition[name]
             words += (name, "=", left, sign, right, ":", left, *PAIRS[value[left]], sign, right, *PAIRS[value[right]])
             words += ("=", name, *PAIRS[value[name]], ";")
-            if name == target:
-                return words
+            waiting.remove(name)
             resolved.add(name)
             known.append(name)
-            if rng.random() < self.check_share:
+            if rng.random() < check_share:
                 checked = rng.choice(known)
                 words += ("check", checked, *PAIRS[value[checked]], ";")
+        total = 0
+        for name in ends:
+            total = (total + value[name]) % 100
+            words += (name, *PAIRS[value[name]], "sum", *PAIRS[total], ";")
+        return words
 
 
 class Walk:
@@ -102,9 +106,8 @@ class Walk:
     After a step, sometimes, an edge already walked: check ba > ki 4 7 ;
     """
 
-    steps = (7, 16, 22, 30, 40, 53, 69, 82, 95)
+    steps = (7, 16, 23, 30, 40, 54, 70, 85, 95)
     spare_share = 0.25
-    check_share = 0.4
 
     def draw(self, rng: Random, level: int) -> Problem:
         steps = self.steps[level]
@@ -119,55 +122,57 @@ class Walk:
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
         (edges,) = facts
+        check_share = rng.uniform(*CHECK_SHARE)
         words, total = [], 0
         for step, (here, there, cost) in enumerate(edges, start=1):
             total = (total + cost) % 100
             words += (*PAIRS[step], here, ">", there, *PAIRS[cost], "sum", *PAIRS[total], ";")
-            if step < len(edges) and rng.random() < self.check_share:
+            if step < len(edges) and rng.random() < check_share:
                 here, there, cost = edges[rng.randrange(step)]
                 words += ("check", here, ">", there, *PAIRS[cost], ";")
         return words
 
 
 class Sort:
-    """Order named numbers by buckets of tens; the answer is the name at the asked rank.
+    """Order named numbers by buckets of tens, up to the asked rank; the answer is the name found there.
 
     prompt    sort ba 4 7 ; ki 4 2 ; du 1 2 ; find 0 2 ?
-    response  tens 4 : ki 4 2 , ba 4 7 , ; tens 1 : du 1 2 , ; ... 0 1 du 1 2 ; 0 2 ki 4 2 ; 0 3 ba 4 7 ; answer ki <eos>
-    The ten buckets and the items of a bucket come in any order. Between ranked items, sometimes: check ba 4 7 ;
+    response  tens 4 : ki 4 2 , ba 4 7 , ; tens 1 : du 1 2 , ; tens 0 : ; ... 0 1 du 1 2 ; 0 2 ki 4 2 ; answer ki <eos>
+    The ten buckets and the items of a bucket come in any order. Between ranked items, sometimes: check du 1 2 ;
     """
 
-    items = (6, 15, 22, 30, 40, 54, 70, 90, 99)
-    check_share = 0.3
+    items = (6, 17, 25, 34, 45, 62, 82, 94, 99)
+    lowest_rank = 0.8
 
     def draw(self, rng: Random, level: int) -> Problem:
         items = self.items[level]
         listed = list(zip(rng.sample(NAMES, items), rng.sample(range(100), items), strict=True))
-        rank = rng.randrange(items // 2, items) + 1
+        rank = rng.randint(round(items * self.lowest_rank), items)
         ranked = sorted(listed, key=lambda item: item[1])
-        words = ("sort", *(w for name, n in listed for w in (name, *PAIRS[n], ";")), "find", *PAIRS[rank % 100], "?")
-        return Problem(words, (ranked[rank - 1][0],), (ranked,))
+        words = ("sort", *(w for name, n in listed for w in (name, *PAIRS[n], ";")), "find", *PAIRS[rank], "?")
+        return Problem(words, (ranked[rank - 1][0],), (ranked, rank))
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
-        (ranked,) = facts
+        ranked, asked = facts
+        check_share = rng.uniform(*CHECK_SHARE)
         words: list[str] = []
         for tens in rng.sample(range(10), 10):
             bucket = [(name, n) for name, n in ranked if n // 10 == tens]
             rng.shuffle(bucket)
             words += ("tens", str(tens), ":", *(w for name, n in bucket for w in (name, *PAIRS[n], ",")), ";")
-        for rank, (name, n) in enumerate(ranked, start=1):
+        for rank, (name, n) in enumerate(ranked[:asked], start=1):
             words += (*PAIRS[rank], name, *PAIRS[n], ";")
-            if rank < len(ranked) and rng.random() < self.check_share:
+            if rank < asked and rng.random() < check_share:
                 checked, n = ranked[rng.randrange(rank)]
                 words += ("check", checked, *PAIRS[n], ";")
         return words
 
 
 class Add:
-    """Sum named numbers column by column, the rightmost column first; the answer is the digits of the sum.
+    """Sum the asked ones of many named numbers column by column, from the right; the answer is the digits of the sum.
 
-    prompt    add ba 4 7 ; ki 1 2 ; du 9 9 ; ?
-    response  col 0 : ki 2 0 0 2 ; ba 7 0 0 9 ; du 9 0 1 8 ; put 8 carry 0 1 ; col 1 : ... ; answer 1 5 8 <eos>
+    prompt    add ba 4 7 ; ki 1 2 ; du 9 9 ; li 5 0 ; find du ba ?
+    response  col 0 : ba 7 0 0 7 ; du 9 0 1 6 ; put 6 carry 0 1 ; col 1 : ... ; answer 1 4 6 <eos>
     Each operand enters a column as name, digit, running sum; in any order. Leading zeros of the answer are dropped.
     """
 
@@ -176,17 +181,19 @@ class Add:
 
     def draw(self, rng: Random, level: int) -> Problem:
         operands, columns = self.operands[level], self.columns[level]
-        rows = [(name, [rng.randrange(10) for _ in range(columns)]) for name in rng.sample(NAMES, operands)]
-        total = sum(int("".join(map(str, digits))) for _, digits in rows)
-        words = ("add", *(w for name, digits in rows for w in (name, *map(str, digits), ";")), "?")
-        return Problem(words, tuple(str(total)), (rows, columns))
+        listed = [(name, rng.choices(range(10), k=columns)) for name in rng.sample(NAMES, 2 * operands)]
+        asked = rng.sample(listed, operands)
+        total = sum(int("".join(map(str, digits))) for _, digits in asked)
+        rows = (word for name, digits in listed for word in (name, *map(str, digits), ";"))
+        words = ("add", *rows, "find", *(name for name, _ in asked), "?")
+        return Problem(words, tuple(str(total)), (asked, columns))
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
-        rows, columns = facts
+        asked, columns = facts
         words, running = [], 0
         for column in range(columns):
             words += ("col", str(column), ":")
-            for name, digits in rng.sample(rows, len(rows)):
+            for name, digits in rng.sample(asked, len(asked)):
                 digit = digits[columns - 1 - column]
                 running += digit
                 words += (name, str(digit), *TRIPLES[running], ";")
