@@ -1,5 +1,5 @@
 """How far sparse decoding is from dense for given budgets or schedules: tails, Beta fits, correlation with length, and
-the dense ceiling beside them. Chooses nothing and writes nothing.
+the dense ceiling beside them. Chooses nothing.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
-from sparroll.calibrate.measure import Measurement, OnProgress, Study
-from sparroll.calibrate.store import measurement_table
+from sparroll.calibrate.measure import Measurement, OnProgress, Study, digest
+from sparroll.calibrate.store import Store, measurement_table
+from sparroll.calibrate.sweep import fingerprint
 from sparroll.errors import UserError
 from sparroll.mismatch import BetaFit
 from sparroll.schedule import Schedule
@@ -60,24 +61,51 @@ def profile(
     *,
     selector: Selector | None = None,
     dense_layers: tuple[int, ...] = (0, 1),
+    out: Path | str | None = None,
     on_progress: OnProgress | None = None,
 ) -> Profile:
     """Measure each of `schedules` (fixed budgets in tokens, preset names, files or Schedules) and the dense ceiling.
 
-    selector and dense_layers belong to the fixed budgets; a schedule brings its own.
+    selector and dense_layers belong to the fixed budgets; a schedule brings its own. With `out`, each finished
+    measurement is kept in that folder and not repeated when the same profile is asked for again.
     """
     if not schedules:
         raise UserError("there is nothing to profile", "give at least one budget or schedule")
     loaded = [_schedule(each, selector or PageMean(), dense_layers) for each in schedules]
     for schedule in loaded:
         schedule.check_layers(study.layers)
+    store = Store(out, fingerprint(study, selector or PageMean(), dense_layers)) if out is not None else None
     parts = 1 + len(loaded)
-    ceiling = _entry(study.ceiling(_part(on_progress, 0, parts)))
+    ceiling = _ceiling(study, store, _part(on_progress, 0, parts))
     entries = [
-        _entry(study.measure(schedule, on_progress=_part(on_progress, number, parts)))
+        _entry(_measured(study, schedule, store, _part(on_progress, number, parts)))
         for number, schedule in enumerate(loaded, start=1)
     ]
-    return Profile(ceiling, tuple(entries))
+    return Profile(_entry(ceiling), tuple(entries))
+
+
+def _ceiling(study: Study, store: Store | None, on_progress: OnProgress | None) -> Measurement:
+    if store is None:
+        return study.ceiling(on_progress)
+    if study.rollouts is None:
+        study.rollouts = store.load_rollouts()
+    found = store.load("dense")
+    if found is None:
+        store.save_rollouts(study.dense_rollouts(on_progress))
+        found = study.ceiling(on_progress)
+        store.save("dense", found)
+    return found
+
+
+def _measured(study: Study, schedule: Schedule, store: Store | None, on_progress: OnProgress | None) -> Measurement:
+    if store is None:
+        return study.measure(schedule, on_progress=on_progress)
+    name = f"{schedule.name}-{digest(schedule.table())}"
+    found = store.load(name)
+    if found is None:
+        found = study.measure(schedule, on_progress=on_progress)
+        store.save(name, found)
+    return found
 
 
 def _schedule(schedule: int | str | Path | Schedule, selector: Selector, dense_layers: tuple[int, ...]) -> Schedule:

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sparroll.cli import doctor, plan, rollout, schedule
+from sparroll.cli import calibrate, doctor, plan, profile, report, rollout, schedule, train
 from sparroll.errors import UserError
 
 app = typer.Typer(
@@ -20,6 +20,10 @@ app = typer.Typer(
 app.command("doctor")(doctor.doctor)
 app.command("rollout")(rollout.rollout)
 app.command("plan")(plan.plan)
+app.command("profile")(profile.profile)
+app.command("calibrate")(calibrate.calibrate)
+app.command("train")(train.train)
+app.command("report")(report.report)
 app.add_typer(schedule.app, name="schedule")
 
 # Typer carries its own copy of click, so the base of its usage errors is found through a public one.

@@ -1,0 +1,112 @@
+"""`sparroll calibrate`: from a model and prompts to a schedule file that holds the target."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparroll import files, records
+from sparroll.cli import common, measuring
+from sparroll.progress import Progress, say
+
+if TYPE_CHECKING:
+    from sparroll.calibrate.run import Calibration
+
+DENSE_LAYERS = (0, 1)
+
+
+def calibrate(
+    model: common.Model,
+    out: common.Out,
+    target: Annotated[
+        float, typer.Option("--target", min=0, max=1, help="What the tail must hold at every length.")
+    ] = 0.86,
+    budget: Annotated[
+        list[int] | None,
+        typer.Option("--budget", help="A budget of the grid, in tokens; repeatable. Default: published."),
+    ] = None,
+    prompts_file: common.Prompts = None,
+    task: common.Task = None,
+    level: common.Level = 3,
+    count: common.Count = 64,
+    chat: common.Chat = False,
+    samples: measuring.Samples = 8,
+    max_new_tokens: measuring.MaxNewTokens = 1024,
+    temperature: measuring.Temperature = 1.0,
+    mode: measuring.Mode = "faithful",
+    estimator: measuring.Estimator = "top_k_lower",
+    bin_tokens: measuring.BinTokens = 2000,
+    selector: measuring.Kind = "page_mean",
+    page_tokens: measuring.PageTokens = 16,
+    verify_rounds: Annotated[
+        int, typer.Option("--verify-rounds", min=0, help="Rounds that check the fitted schedule.")
+    ] = 4,
+    name: Annotated[str, typer.Option("--name", help="The schedule file is OUT/NAME.toml.")] = "schedule",
+    max_batch: measuring.MaxBatch = 64,
+    seed: common.Seed = 0,
+    device: common.Device = None,
+    json_output: common.Json = False,
+) -> None:
+    """Sweep a grid of budgets, fit the cheapest schedule that holds the target, and verify it. Interrupted, it resumes."""
+    from sparroll.calibrate.measure import MeasureSettings
+    from sparroll.calibrate.run import calibrate as run
+    from sparroll.calibrate.sweep import PUBLISHED_PAGES
+    from sparroll.report import collect, render
+
+    common.output_folder(out)
+    settings = MeasureSettings(
+        max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
+        estimator=estimator, bin_tokens=bin_tokens, seed=seed,
+    )  # fmt: skip
+    budgets = budget or [pages * 16 for pages in PUBLISHED_PAGES]
+    chosen = measuring.selector(selector, page_tokens)
+    entries = measuring.source(prompts_file, task, level, count, seed)
+    study = measuring.study(model, entries, chat, settings, device, max_batch)
+    started = time.perf_counter()
+    with (
+        common.interruptible(f"{out} keeps every measured budget; the same command goes on"),
+        Progress(json_output) as bars,
+    ):
+        found = run(
+            study,
+            out=out,
+            budgets=budgets,
+            target=target,
+            selector=chosen,
+            dense_layers=DENSE_LAYERS,
+            verify_rounds=verify_rounds,
+            model=model,
+            made_by=records.made_by(f"sparroll calibrate --model {model} --mode {mode} --target {target}"),
+            name=name,
+            on_progress=bars.bar("calibrate"),
+        )
+    config = measuring.described(model, entries, chat, settings, budgets=budgets, target=target)
+    seconds = time.perf_counter() - started
+    record = records.write(
+        out / "calibration.json", "calibration", found.table(), config=config, seed=seed, wall_seconds=seconds
+    )
+    page = files.write_text(out / "report.html", render(collect(out)))
+    if json_output:
+        common.print_json(found.table())
+    else:
+        print("\n".join(text(found)))
+    if found.verification is not None and not found.verification.met:
+        say(f"warning: the verified tail is under the target at {', '.join(found.verification.missed)}")
+    common.wrote(record, page, found.path, quiet=json_output)
+
+
+def text(found: Calibration) -> list[str]:
+    """Per bin: the budget, the tail under it, the dense ceiling; then the notes."""
+    lines = [f"{'from context':>12}{'KV budget':>11}{'tail':>8}{'low':>8}{'dense ceiling':>15}"]
+    for row in found.rows():
+        cells = "".join(
+            f"{_figure(row[key]):>{width}}" for key, width in (("q05", 8), ("q05_low", 8), ("dense_ceiling_q05", 15))
+        )
+        lines.append(f"{row['from_context_tokens']:>12,}{row['kv_budget_tokens']:>11,}{cells}")
+    return [*lines, "", *(f"- {note}" for note in found.notes)]
+
+
+def _figure(value: float | None) -> str:
+    return "-" if value is None else f"{int(value * 1000 + 1e-9) / 1000:.3f}"

@@ -1,0 +1,59 @@
+"""What `profile` and `calibrate` share: the options that say how tails are measured, and the study they add up to."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparroll.attention.selectors import Selector, make_selector
+from sparroll.cli import common, prompts
+from sparroll.types import Prompt
+
+if TYPE_CHECKING:
+    from sparroll.calibrate.measure import MeasureSettings, Study
+
+Samples = Annotated[int, typer.Option("--samples", min=1, help="Rollouts per prompt.")]
+MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest response, in tokens.")]
+Temperature = Annotated[float, typer.Option("--temperature", min=0, help="Of sampling and of both policies.")]
+Mode = Annotated[
+    str,
+    typer.Option(
+        "--mode", help="faithful: generate with every budget. replay: re-read one set of dense rollouts; cheaper."
+    ),
+]
+Estimator = Annotated[str, typer.Option("--estimator", help="top_k_lower (the published scale), top_k_upper, exact.")]
+BinTokens = Annotated[int, typer.Option("--bin-tokens", min=1, help="Width of the context-length bins.")]
+Kind = Annotated[str, typer.Option("--selector", help="page_mean, quest, head_softmax, streaming, oracle_page, ...")]
+PageTokens = Annotated[int, typer.Option("--page-tokens", min=1, max=128, help="Tokens per page.")]
+MaxBatch = Annotated[int, typer.Option("--max-batch", min=1, help="Rollouts that decode together.")]
+
+
+def selector(kind: str, page_tokens: int) -> Selector:
+    """One page first and two recent ones, as published; `streaming` and the like take the same."""
+    table: dict[str, Any] = {"kind": kind, "page_tokens": page_tokens}
+    return make_selector(table | {"first_tokens": page_tokens, "recent_tokens": 2 * page_tokens})
+
+
+def source(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Any]:
+    """The prompts as they were given; see prompts.read."""
+    return list(prompts.read(path, task, level, count, seed))
+
+
+def study(
+    model: str, entries: list[Any], chat: bool, settings: MeasureSettings, device: str | None, max_batch: int
+) -> Study:
+    """Engine and scorer on one model, and the prompts as token ids."""
+    from sparroll.calibrate.measure import Study
+    from sparroll.engines.scoring import Scorer
+
+    engine = common.load_engine(model, None, device, max_batch)
+    assert engine.tokenizer is not None
+    return Study(engine, Scorer(engine.model), prompts.encode(entries, engine.tokenizer, chat), settings)
+
+
+def described(model: str, entries: list[Any], chat: bool, settings: MeasureSettings, **more: Any) -> dict[str, Any]:
+    """The configuration as a record holds it."""
+    texts = [entry.text if isinstance(entry, Prompt) else entry for entry in entries]
+    return {"model": model, **settings.table(), **more, "chat": chat, "prompts": texts}

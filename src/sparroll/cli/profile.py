@@ -1,0 +1,95 @@
+"""`sparroll profile`: how far given budgets and schedules are from dense, by context length."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sparroll import files, records
+from sparroll.cli import common, measuring
+from sparroll.errors import UserError
+from sparroll.progress import Progress
+
+if TYPE_CHECKING:
+    from sparroll.calibrate.profile import Entry
+
+
+def profile(
+    model: common.Model,
+    out: common.Out,
+    budget: Annotated[
+        list[int] | None, typer.Option("--budget", help="A fixed KV budget in tokens; repeatable.")
+    ] = None,
+    schedule: Annotated[list[str] | None, typer.Option("--schedule", help="A preset or file; repeatable.")] = None,
+    prompts_file: common.Prompts = None,
+    task: common.Task = None,
+    level: common.Level = 3,
+    count: common.Count = 16,
+    chat: common.Chat = False,
+    samples: measuring.Samples = 4,
+    max_new_tokens: measuring.MaxNewTokens = 1024,
+    temperature: measuring.Temperature = 1.0,
+    mode: measuring.Mode = "faithful",
+    estimator: measuring.Estimator = "top_k_lower",
+    bin_tokens: measuring.BinTokens = 2000,
+    selector: measuring.Kind = "page_mean",
+    page_tokens: measuring.PageTokens = 16,
+    max_batch: measuring.MaxBatch = 64,
+    seed: common.Seed = 0,
+    device: common.Device = None,
+    force_schedule: common.ForceSchedule = False,
+    json_output: common.Json = False,
+) -> None:
+    """Measure the tail of the acceptance for each budget and schedule, with the dense ceiling beside them."""
+    from sparroll.calibrate.measure import MeasureSettings
+    from sparroll.calibrate.profile import profile as measure
+    from sparroll.report import collect, render
+    from sparroll.schedule import Schedule
+
+    common.output_folder(out)
+    settings = MeasureSettings(
+        max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
+        estimator=estimator, bin_tokens=bin_tokens, seed=seed,
+    )  # fmt: skip
+    chosen = measuring.selector(selector, page_tokens)
+    asked = [Schedule.load(name, model=model, force=force_schedule) for name in schedule or []]
+    asked = [*(Schedule.fixed(tokens, chosen) for tokens in budget or []), *asked]
+    if not asked:
+        raise UserError(
+            "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
+        )
+    entries = measuring.source(prompts_file, task, level, count, seed)
+    study = measuring.study(model, entries, chat, settings, device, max_batch)
+    started = time.perf_counter()
+    with (
+        common.interruptible(f"{out} keeps what is measured; the same command goes on"),
+        Progress(json_output) as bars,
+    ):
+        found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
+    config = measuring.described(model, entries, chat, settings, schedules=[each.name for each in asked])
+    seconds = time.perf_counter() - started
+    record = records.write(
+        out / "profile.json", "profile", found.table(), config=config, seed=seed, wall_seconds=seconds
+    )
+    page = files.write_text(out / "report.html", render(collect(out)))
+    if json_output:
+        common.print_json(found.table())
+    else:
+        for entry in (found.ceiling, *found.entries):
+            print("\n".join(_lines(entry)), end="\n\n")
+    common.wrote(record, page, quiet=json_output)
+
+
+def _lines(entry: Entry) -> list[str]:
+    measurement = entry.measurement
+    lines = [f"{measurement.name}: reads {measurement.kv_read_share:.0%} of the cache", str(measurement.tail())]
+    overall = entry.fits[0]
+    if overall.beta is None:
+        return [*lines, f"no Beta fit: {overall.why_not}"]
+    beta = overall.beta
+    return [
+        *lines,
+        f"Beta below 0.999: a {beta.a:.3f}, b {beta.b:.3f}, share above {beta.weight:.3f}, KS {beta.ks:.3f}",
+    ]

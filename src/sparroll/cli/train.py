@@ -1,0 +1,39 @@
+"""`sparroll train`: GRPO from a TOML file and overrides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from sparroll import files
+from sparroll.cli import common
+from sparroll.progress import Progress
+
+
+def train(
+    out: common.Out,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file; defaults without one.")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, e.g. --set train.lr=1e-6; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
+    json_output: common.Json = False,
+) -> None:
+    """Train a model with GRPO on sparse (or dense) rollouts. Ctrl-C leaves a run that --resume continues."""
+    from sparroll.report import collect, render
+    from sparroll.train import load_config
+    from sparroll.train import train as run
+
+    settings = load_config(config, overrides or [])
+    common.output_folder(out)
+    common.quiet_transformers()
+    with Progress(json_output) as bars:
+        result = run(settings, out, resume=resume, on_progress=bars.bar("train"))
+    page = files.write_text(out / "report.html", render(collect(out)))
+    if json_output:
+        common.print_json(result.table())
+    else:
+        common.print_facts(result.table())
+    common.wrote(result.checkpoint / "model", page, out / "result.json", quiet=json_output)

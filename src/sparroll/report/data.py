@@ -1,0 +1,86 @@
+"""What a report shows, as plain data. No files, no drawing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class TailPoint:
+    """The tail in one bin of context lengths."""
+
+    from_context_tokens: int
+    to_context_tokens: int
+    value: float
+    low: float
+    high: float
+    tokens: int
+
+    @property
+    def middle(self) -> float:
+        return (self.from_context_tokens + self.to_context_tokens) / 2
+
+
+@dataclass(frozen=True)
+class TailCurve:
+    """One line of the tail plot."""
+
+    name: str
+    kind: Literal["budget", "schedule", "ceiling"]
+    points: tuple[TailPoint, ...]
+    kv_budget_tokens: int | None = None
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Dense accuracy after a step, with its 95 % interval."""
+
+    step: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class TrainingRun:
+    """What one RL run logged, by step."""
+
+    name: str
+    steps: tuple[int, ...]
+    reward: tuple[float, ...]
+    tail_q05: tuple[float | None, ...]
+    kv_read_share: tuple[float, ...]
+    accuracy: tuple[Accuracy, ...]
+    rollouts: str = ""
+    """How it sampled, in words."""
+    events: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Provenance:
+    """Which record a part of the report rests on."""
+
+    what: str
+    file: str
+    record: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class ReportData:
+    """Everything on the page. Parts that the run did not make are empty and left out."""
+
+    title: str
+    model: str = ""
+    target: float | None = None
+    estimator: str = ""
+    quantile: float = 0.05
+    curves: tuple[TailCurve, ...] = ()
+    schedule: dict[str, Any] | None = None
+    schedule_name: str = ""
+    notes: tuple[str, ...] = ()
+    plans: tuple[dict[str, Any], ...] = ()
+    runs: tuple[TrainingRun, ...] = ()
+    facts: dict[str, str] = field(default_factory=dict)
+    """Short figures for the top of the page, by name."""
+    provenance: tuple[Provenance, ...] = ()

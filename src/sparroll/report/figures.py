@@ -1,0 +1,196 @@
+"""The figures of a report as SVG text that stands inside an HTML page. Draws what it is given."""
+
+from __future__ import annotations
+
+import io
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from sparroll.report.data import TailCurve, TrainingRun
+from sparroll.schedule import Schedule
+
+INK, QUIET, GRID = "#1f2933", "#66727f", "#e4e7eb"
+DENSE, GOOD, BAD, TARGET = "#4a5560", "#0b7a75", "#c8553d", "#b7791f"
+_OTHERS = ("#5b6abf", "#8a4f7d", "#6b8e23", "#3d85c6")
+_STYLE = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Helvetica Neue", "Arial", "DejaVu Sans"],
+    "font.size": 10,
+    "axes.edgecolor": QUIET,
+    "axes.labelcolor": INK,
+    "axes.titlecolor": INK,
+    "axes.titlesize": 10.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "xtick.color": QUIET,
+    "ytick.color": QUIET,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "lines.linewidth": 1.8,
+    "svg.fonttype": "none",
+}
+
+
+def run_color(name: str, index: int) -> str:
+    """The three runs of the quickstart keep their colours everywhere; others take turns."""
+    return {"dense": DENSE, "calibrated": GOOD, "aggressive": BAD}.get(name, _OTHERS[index % len(_OTHERS)])
+
+
+def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic: str) -> str:
+    """Tail against context length: one line a fixed budget, the dense ceiling on top, the target across."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.4, 4.4), layout="constrained")
+        axes = figure.subplots()
+        budgets = sorted({curve.kv_budget_tokens for curve in curves if curve.kv_budget_tokens is not None})
+        for curve in curves:
+            _tail_line(axes, curve, budgets)
+        if target is not None:
+            axes.axhline(target, color=TARGET, linewidth=1.4, linestyle=(0, (5, 3)))
+            axes.annotate(
+                f"target {target:g}", (1, target), xycoords=("axes fraction", "data"), xytext=(-4, 4),
+                textcoords="offset points", ha="right", color=TARGET, fontsize=9,
+            )  # fmt: skip
+        axes.set_xlabel("context length (tokens)")
+        axes.set_ylabel(statistic)
+        values = [point.low for curve in curves for point in curve.points]
+        axes.set_ylim(max(0.0, min([*values, target or 1.0]) - 0.04), 1.01)
+        axes.set_xlim(0, max(point.to_context_tokens for curve in curves for point in curve.points))
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+        return _svg(figure, "tail")
+
+
+def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
+    if curve.kind == "ceiling":
+        look: dict[str, Any] = {"color": DENSE, "linewidth": 2.2, "linestyle": "--"}
+    elif curve.kind == "schedule":
+        look = {"color": GOOD, "linewidth": 2.8}
+    else:
+        place = budgets.index(curve.kv_budget_tokens) if curve.kv_budget_tokens is not None else 0
+        look = {"color": mpl.colormaps["plasma"](0.08 + 0.78 * (1 - place / max(1, len(budgets) - 1)))}
+    at = [point.middle for point in curve.points]
+    axes.plot(at, [point.value for point in curve.points], marker="o", markersize=4, label=curve.name, **look)
+    lows, highs = [point.low for point in curve.points], [point.high for point in curve.points]
+    axes.fill_between(at, lows, highs, color=look["color"], alpha=0.13, linewidth=0)
+
+
+def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule] = ()) -> str:
+    """Budget against context length, below the diagonal that dense attention reads."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.4, 3.7), layout="constrained")
+        axes = figure.subplots()
+        contexts = [max(1, round(longest * place / 400)) for place in range(401)]
+        read = [min(schedule.kv_budget_tokens(at), at) for at in contexts]
+        axes.fill_between(contexts, read, color=GOOD, alpha=0.18, linewidth=0)
+        axes.plot(contexts, read, color=GOOD, label=f"{schedule.name}: tokens read")
+        for index, other in enumerate(others):
+            reads = [min(other.kv_budget_tokens(at), at) for at in contexts]
+            axes.plot(contexts, reads, color=run_color(other.name, index), label=f"{other.name}: tokens read")
+        axes.plot(contexts, contexts, color=DENSE, linestyle="--", linewidth=1.6, label="dense: the whole context")
+        axes.set_xlim(0, longest)
+        axes.set_ylim(0, None)
+        axes.set_xlabel("context length (tokens)")
+        axes.set_ylabel("tokens read per step")
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.legend(loc="upper left")
+        return _svg(figure, "schedule")
+
+
+def planned_speedups(plans: Sequence[dict[str, Any]]) -> str:
+    """Predicted speed-up of decoding against context length, one line a plan."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(10.4, 3.7), layout="constrained")
+        axes = figure.subplots()
+        for index, plan in enumerate(plans):
+            rows = plan["by_length"]
+            label = f"{plan['model']['name']} on {plan['hardware']['name']}: {plan['speedup']:.2f}x over the mix"
+            axes.plot(
+                [row["context_tokens"] for row in rows], [row["speedup"] for row in rows],
+                marker="o", markersize=4, color=(GOOD, *_OTHERS)[index % (1 + len(_OTHERS))], label=label,
+            )  # fmt: skip
+        axes.axhline(1, color=DENSE, linestyle="--", linewidth=1.4)
+        axes.set_ylim(0, None)
+        axes.set_xlim(0, None)
+        axes.set_xlabel("context length (tokens)")
+        axes.set_ylabel("speed-up of decoding")
+        axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
+        axes.legend(loc="lower right")
+        return _svg(figure, "plan")
+
+
+def training(runs: Sequence[TrainingRun], target: float | None) -> str:
+    """Reward, tail and dense accuracy by step, side by side, one colour a run."""
+    with mpl.rc_context(_STYLE):
+        figure = Figure(figsize=(11.4, 3.7), layout="constrained")
+        reward, tail, accuracy = figure.subplots(1, 3)
+        for index, run in enumerate(runs):
+            color = run_color(run.name, index)
+            reward.plot(run.steps, run.reward, color=color, alpha=0.28, linewidth=1.1)
+            reward.plot(run.steps, _smooth(run.reward), color=color, label=run.name)
+            seen = [(step, value) for step, value in zip(run.steps, run.tail_q05, strict=True) if value is not None]
+            tail.plot([step for step, _ in seen], [value for _, value in seen], color=color, label=run.name)
+            # Side by side, so that intervals of equal runs can be told apart.
+            offset = 0.012 * max(run.steps) * (index - (len(runs) - 1) / 2)
+            accuracy.errorbar(
+                [point.step + offset for point in run.accuracy], [point.value for point in run.accuracy],
+                yerr=[
+                    [point.value - point.low for point in run.accuracy],
+                    [point.high - point.value for point in run.accuracy],
+                ],
+                color=color, marker="o", markersize=4.5, elinewidth=1, capsize=2.5, label=run.name,
+            )  # fmt: skip
+        if target is not None:
+            tail.axhline(target, color=TARGET, linewidth=1.4, linestyle=(0, (5, 3)))
+        reward.set_title("mean reward of the rollouts")
+        tail.set_title("tail of the rollouts: 5th percentile")
+        accuracy.set_title("dense accuracy, with 95 % intervals")
+        for axes in (reward, tail, accuracy):
+            axes.set_xlabel("step")
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        shares = [value for run in runs for value in run.reward]
+        shares += [bound for run in runs for point in run.accuracy for bound in (point.low, point.high)]
+        for axes in (reward, accuracy):
+            axes.set_ylim(max(0.0, min(shares) - 0.05), min(1.0, max(shares) + 0.05))
+        handles, labels = reward.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(runs), fontsize=10.5)
+        return _svg(figure, "training")
+
+
+def _smooth(values: Sequence[float], window: int = 5) -> list[float]:
+    """Mean of the last `window` values; what the thick line shows."""
+    return [
+        sum(values[max(0, end - window) : end]) / len(values[max(0, end - window) : end])
+        for end in range(1, len(values) + 1)
+    ]
+
+
+def _thousands(value: float, _: int) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+
+
+def _svg(figure: Figure, name: str) -> str:
+    sink = io.StringIO()
+    # A salt of its own keeps the ids of several figures on one page apart, and the same from run to run.
+    with mpl.rc_context({"svg.hashsalt": name}):
+        figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
+    text = sink.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
+    # Inside HTML the parser knows the namespaces; without them no address of another site stands on the page.
+    text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
+    ids = set(re.findall(r'\bid="([^"]+)"', text))
+    for one in sorted(ids, key=len, reverse=True):
+        text = re.sub(rf'(id="|#){re.escape(one)}(["\)])', rf"\g<1>{name}-{one}\g<2>", text)
+    return text.replace("<svg ", f'<svg role="img" class="figure" data-figure="{name}" ', 1)
