@@ -1,5 +1,5 @@
-"""What a run asks the engine in dense mode: the dense ceiling of the acceptance, and the dense accuracy. The schedule is back
-in force afterwards, and no state of the run changes here."""
+"""What a run asks the engine in dense mode: the dense ceiling of the acceptance, and the dense accuracy. The schedule is in
+force again afterwards, and no state of the run changes here."""
 
 from __future__ import annotations
 

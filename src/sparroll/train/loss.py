@@ -71,7 +71,7 @@ def policy_loss(
     with torch.no_grad():
         kept_ratio = ratio_BT[kept_BT]
         sums = LossSums(
-            loss=float(loss),
+            loss=float(loss.detach()),
             tokens=counted_tokens,
             ratio=float(kept_ratio.sum()),
             clipped=float(((bounded_BT < plain_BT) & kept_BT).sum()),

@@ -1,0 +1,72 @@
+"""Accuracy and its interval; what grading asks of an engine."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from sparroll.errors import UserError
+from sparroll.evaluate.accuracy import Accuracy, Graded, bootstrap_interval, dense_attention, grade
+from sparroll.schedule import Schedule
+from sparroll.types import Prompt, Rollout
+
+
+def test_accuracy_is_the_mean_over_prompts() -> None:
+    graded = [Graded((1.0, 0.0), (3, 5), 1), Graded((1.0, 1.0), (2, 2), 0)]
+    accuracy = Accuracy.of(graded)
+    assert (accuracy.value, accuracy.prompts, accuracy.samples_per_prompt) == (0.75, 2, 2)
+    assert (accuracy.response_tokens, accuracy.cut_share) == (3.0, 0.25)
+    assert accuracy.low <= accuracy.value <= accuracy.high
+
+
+def test_the_interval_is_that_of_the_mean() -> None:
+    values = np.array([1.0, 0.0] * 200)
+    low, high = bootstrap_interval(values)
+    # The standard error is .5 / sqrt(400) = .025.
+    assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.006)
+    assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.006)
+    assert bootstrap_interval(values) == (low, high)
+    assert bootstrap_interval(np.ones(5)) == (1.0, 1.0)
+
+
+class Echo:
+    """An engine that answers with the prompt's ids, once per sample."""
+
+    def __init__(self) -> None:
+        self.schedule: Schedule | None = Schedule.fixed(64)
+
+    def set_schedule(self, schedule: Schedule | None) -> None:
+        self.schedule = schedule
+
+    def generate(self, prompts: list[list[int]], n: int, **_: object) -> list[Rollout]:
+        return [
+            Rollout(list(ids), list(ids), torch.zeros(len(ids)), "length" if len(ids) > 2 else "stop")
+            for ids in prompts
+            for _ in range(n)
+        ]
+
+
+def test_each_prompt_is_graded_with_its_own_responses() -> None:
+    prompts = [Prompt("a", "1", "1"), Prompt("b", "2 2 2", "wrong")]
+    task = SimpleNamespace(reward=lambda prompt, text: float(text == prompt.answer))
+    graded = grade(Echo(), task, prompts, [[1], [2, 2, 2]], lambda ids: " ".join(map(str, ids)), n=2, max_new_tokens=4)
+    assert graded == [Graded((1.0, 1.0), (1, 1), 0), Graded((0.0, 0.0), (3, 3), 2)]
+    with pytest.raises(UserError, match="no prompts"):
+        grade(Echo(), task, [], [], str, max_new_tokens=4)
+
+
+def test_the_schedule_comes_back_whatever_happens() -> None:
+    engine = Echo()
+    schedule = engine.schedule
+
+    def fail() -> None:
+        with dense_attention(engine):
+            assert engine.schedule is None
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert engine.schedule is schedule

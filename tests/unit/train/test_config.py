@@ -1,0 +1,93 @@
+"""Configuration: files, overrides, and one line for every mistake."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from pydantic import BaseModel
+
+from sparroll.errors import UserError
+from sparroll.train.config import TrainConfig
+from sparroll.train.config_file import config_from, load_config, refuse_changes, write_config
+
+
+def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nlr = 1e-4\nsteps = 7\n[correction]\nname = "icepop"\nweight_max = 3.0\n')
+    config = load_config(path, ["train.lr=3e-4", "rollout.schedule=qwen3-1.7b-0.86", "guard.at_least=0.8"])
+    assert (config.train.lr, config.train.steps, config.train.clip_high) == (3e-4, 7, 0.28)
+    assert config.correction.model_dump() == {"name": "icepop", "weight_max": 3.0}
+    assert config.rollout.schedule == "qwen3-1.7b-0.86"
+    assert config.guard.at_least == 0.8
+
+
+def test_override_values_are_read_like_toml_and_none_clears() -> None:
+    config = load_config(None, ["train.max_gradient_norm=none", 'log.sinks=["console"]', "task.chat_template=true"])
+    assert config.train.max_gradient_norm is None
+    assert config.log.sinks == ("console",)
+    assert config.task.chat_template is True
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["train.lrr=1"], r"(?s)unknown key train\.lrr.*did you mean 'lr'"),
+        (["trian.lr=1"], r"(?s)unknown section \[trian\].*did you mean 'train'"),
+        (["train.lr=fast"], r"train\.lr: input should be a valid number.*'fast'"),
+        (["train.clip_low=2"], r"train\.clip_low: input should be less than 1, got 2"),
+        (["train.steps=0"], r"train\.steps"),
+        (["rollout.samples_per_prompt=1"], r"rollout\.samples_per_prompt"),
+        (["rollout.temperature=0"], r"rollout\.temperature"),
+        (["correction.name=tsi"], r"(?s)unknown correction 'tsi'.*known: icepop, none, tis"),
+        (["correction.weight_mx=2"], r"(?s)no setting 'weight_mx'.*weight_max"),
+        (["correction.weight_max=-1"], r"weight_max must be a positive number"),
+        (["train.lr"], r"(?s)section\.key=value, got 'train\.lr'.*--set train\.lr=1e-6"),
+        (["rollout.schedule=x", "rollout.kv_budget_tokens=64"], r"exclude each other"),
+        (["guard.action=stricter"], r"needs guard\.stricter"),
+        (['log.sinks=["mlflow"]'], r"log\.sinks.*'mlflow'"),
+    ],
+)
+def test_every_mistake_is_one_line(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        load_config(None, overrides)
+    assert "\n" not in raised.value.message
+
+
+def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    with pytest.raises(UserError, match="cannot read the configuration"):
+        load_config(path)
+    path.write_text("[train\nlr = 1")
+    with pytest.raises(UserError, match="not valid TOML"):
+        load_config(path)
+    path.write_text("train = 3\n")
+    with pytest.raises(UserError, match=r"\[train\] must be a section"):
+        load_config(path)
+
+
+def test_the_resolved_configuration_reads_back_as_the_same_one(tmp_path: Path) -> None:
+    config = load_config(None, ["correction.name=icepop", "correction.weight_min=0.25", "train.seed=5"])
+    table = json.loads(write_config(config, tmp_path / "config.json").read_text())
+    assert config_from(table) == config
+    assert table["train"]["lr"] == 1e-6
+    refuse_changes(table, config)
+
+
+def test_a_resumed_run_may_change_steps_logging_and_checkpoints_only() -> None:
+    before = load_config(None, []).model_dump(mode="json")
+    refuse_changes(before, load_config(None, ["train.steps=500", "checkpoint.every_steps=1", "log.project=x"]))
+    with pytest.raises(UserError, match=r"(?s)train\.lr was 1e-06 .* is 0\.1 now.*train\.steps, checkpoint, log"):
+        refuse_changes(before, load_config(None, ["train.lr=0.1"]))
+    with pytest.raises(UserError, match=r"correction\.weight_max was None"):
+        refuse_changes(before, load_config(None, ["correction.weight_max=3"]))
+
+
+def test_every_field_says_what_it_does() -> None:
+    for section in TrainConfig.model_fields.values():
+        kind = section.annotation
+        assert isinstance(kind, type)
+        assert issubclass(kind, BaseModel)
+        for name, field in kind.model_fields.items():
+            assert field.description, f"{kind.__name__}.{name} has no docstring"

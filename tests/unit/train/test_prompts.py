@@ -1,0 +1,63 @@
+"""The walk over the training prompts, and how prompts become ids."""
+
+from __future__ import annotations
+
+import pytest
+
+from sparroll.errors import UserError
+from sparroll.tasks import get
+from sparroll.train.prompts import PromptStream, encode
+from sparroll.types import Prompt
+
+
+def stream(seed: int = 0, train_prompts: int = 7) -> PromptStream:
+    return PromptStream(get("synthetic"), 0, seed, train_prompts)
+
+
+def test_every_epoch_holds_each_prompt_once_in_an_order_of_its_own() -> None:
+    walk = stream()
+    epochs = [[prompt.prompt_id for prompt in walk.next(7)] for _ in range(3)]
+    assert all(sorted(epoch) == sorted(epochs[0]) and len(set(epoch)) == 7 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+
+
+def test_the_size_of_a_draw_does_not_matter() -> None:
+    one, other = stream(), stream()
+    assert [*one.next(3), *one.next(10), *one.next(1)] == other.next(14)
+
+
+def test_the_cursor_is_all_there_is_to_restore() -> None:
+    walk = stream()
+    walk.next(9)
+    again = stream()
+    again.drawn = walk.drawn
+    assert again.next(5) == walk.next(5)
+
+
+def test_seeds_differ() -> None:
+    assert stream(0).next(7) != stream(1).next(7)
+
+
+class Words:
+    chat_template = None
+
+    def __call__(self, text: str) -> dict[str, list[int]]:
+        return {"input_ids": [len(word) for word in text.split()]}
+
+    def apply_chat_template(
+        self, turns: list[dict[str, str]], add_generation_prompt: bool, return_dict: bool
+    ) -> list[int]:
+        assert add_generation_prompt
+        assert not return_dict
+        return [0, *self(turns[0]["content"])["input_ids"], 0]
+
+
+def test_prompts_are_encoded_bare_or_as_a_users_turn() -> None:
+    prompts, tokenizer = [Prompt("a", "one three", ""), Prompt("b", "x", "")], Words()
+    assert encode(tokenizer, prompts, chat_template=False) == [[3, 5], [1]]
+    with pytest.raises(UserError, match="the tokenizer has none"):
+        encode(tokenizer, prompts, chat_template=True)
+    tokenizer.chat_template = "{{ messages }}"
+    assert encode(tokenizer, prompts, chat_template=True) == [[0, 3, 5, 0], [0, 1, 0]]
+    with pytest.raises(UserError, match="has no tokenizer"):
+        encode(None, prompts, chat_template=False)
