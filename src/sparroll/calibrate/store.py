@@ -10,15 +10,13 @@ from __future__ import annotations
 
 import json
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file
-from safetensors.torch import save as to_bytes
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from sparroll import files
@@ -32,10 +30,12 @@ FORMAT = 1
 
 
 class Store:
-    """The folder of one sweep. Opening it checks the settings."""
+    """The folder of one sweep, for one process at a time. Opening it checks the settings and clears what a kill left."""
 
     def __init__(self, out: Path | str, settings: Mapping[str, Any]):
         self.folder = files.output_folder(out)
+        for left_behind in self.folder.glob(".*.tmp"):
+            left_behind.unlink()
         settings = {"format": FORMAT, **json.loads(json.dumps(settings))}
         path = self.folder / "settings.json"
         if path.exists():
@@ -176,13 +176,12 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """Atomic, like files.write_text: a temporary file beside it, flushed to disk, then renamed."""
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
-        with os.fdopen(handle, "wb") as sink:
-            sink.write(to_bytes({name: tensor.contiguous() for name, tensor in tensors.items()}))
-            sink.flush()
-            os.fsync(sink.fileno())
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
+        with temporary.open("rb") as written:
+            os.fsync(written.fileno())
         os.replace(temporary, path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise

@@ -99,13 +99,14 @@ def _plain(schedule: Schedule) -> list[tuple[int, int]]:
 
 def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) -> Schedule:
     """The schedule with the next notch from each missed bin on, up to where it is dearer already."""
+    raised = schedule
     for cell in missed:
         start, end = cell.from_context_tokens, cell.to_context_tokens
         budget = schedule.kv_budget_tokens(start)
         higher = [notch for notch in sorted(notches) if notch > budget]
         if higher and budget < end - 1:
-            schedule = _at_least(schedule, start, higher[0])
-    return schedule
+            raised = _at_least(raised, start, higher[0])
+    return raised
 
 
 def _at_least(schedule: Schedule, start: int, budget: int) -> Schedule:

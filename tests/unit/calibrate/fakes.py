@@ -1,0 +1,137 @@
+"""An engine and a scorer whose acceptance follows a known law: enough of both protocols to test what measures with them."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from sparroll.calibrate.measure import MeasureSettings, Study
+from sparroll.engines.base import EngineReport, LayerReport
+from sparroll.engines.scoring import TokenScores
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout
+
+LAYERS = 4
+CEILING = 0.97
+NOTHING = float("-inf")
+
+
+def law(context_T, schedule):
+    """Acceptance: the ceiling where the context is read whole, else it falls with context over budget."""
+    if schedule is None:
+        return torch.full(context_T.shape, CEILING)
+    budget_T = schedule.kv_budget_tokens(context_T)
+    return torch.where(context_T <= budget_T, CEILING, CEILING - 0.1 * (context_T / budget_T - 1)).clamp_min(0.0)
+
+
+def jitter(rollout_seed, tokens):
+    generator = torch.Generator().manual_seed(rollout_seed)
+    return 0.02 * (torch.rand(tokens, generator=generator) - 0.5)
+
+
+def lists(acceptance_T):
+    """A sparse top-2 list that shares exactly this mass with the dense list {0: 1}."""
+    ids = torch.tensor([[0, 2]]).expand(len(acceptance_T), 2)
+    return ids, torch.stack([acceptance_T.log(), (1 - acceptance_T).log()], 1).float()
+
+
+class FakeEngine:
+    """Rollouts of 50 to 400 tokens, drawn from seed, prompt and sample."""
+
+    def __init__(self):
+        self.schedule = None
+        self.weight_version = 0
+        self.generated = []
+        """(schedule name, seed) of each call."""
+        self.fail = False
+
+    def set_schedule(self, schedule):
+        self.schedule = schedule
+
+    def reset_report(self):
+        self._report = EngineReport("fake", "fake", None, 0)
+
+    def report(self):
+        return self._report
+
+    def generate(
+        self, prompts, n=1, *, max_new_tokens, temperature=1.0, stop_ids=None, seed=0, top_k=0, on_progress=None
+    ):
+        self.generated.append((self.schedule.name if self.schedule else None, seed))
+        if self.fail:
+            raise RuntimeError("the engine broke")
+        rollouts = [
+            self._rollout(prompt, index, sample, seed, max_new_tokens, top_k)
+            for index, prompt in enumerate(prompts)
+            for sample in range(n)
+        ]
+        contexts = sum(int(r.context_tokens.sum()) for r in rollouts)
+        self._report.layers = [LayerReport(context_tokens=contexts, read_tokens=contexts // 2)] * LAYERS
+        if on_progress:
+            on_progress(len(rollouts), len(rollouts))
+        return rollouts
+
+    def _rollout(self, prompt, index, sample, seed, max_new_tokens, top_k):
+        own = 10_007 * seed + 101 * index + sample
+        tokens = min(max_new_tokens, 50 + (own * 7919) % 351)
+        context_T = len(prompt) + torch.arange(tokens)
+        acceptance_T = (law(context_T, self.schedule) + jitter(own, tokens)).clamp(0.01, 0.999)
+        ids, logp = lists(acceptance_T) if top_k else (None, None)
+        return Rollout(
+            prompt_ids=list(prompt),
+            response_ids=[0] * tokens,
+            sparse_logp=acceptance_T.log(),
+            finish_reason="stop" if tokens % 2 else "length",
+            prompt_index=index,
+            sample_index=sample,
+            seed=own,
+            top_k_ids=ids,
+            top_k_logp=logp,
+        )
+
+
+class FakeModel(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.arange(6.0))
+        self.config = type("Config", (), {"num_hidden_layers": LAYERS})()
+
+
+class FakeScorer:
+    """Dense: everything on token 0. Sparse: the law."""
+
+    def __init__(self):
+        self.model = FakeModel()
+        self.calls = []
+
+    def dense(self, rollouts, *, temperature=1.0, top_k=0, on_progress=None):
+        self.calls.append("dense")
+        scores = []
+        for rollout in rollouts:
+            tokens = len(rollout.response_ids)
+            ids = torch.tensor([[0, 1]]).expand(tokens, 2)
+            scores.append(TokenScores(torch.zeros(tokens), ids, torch.tensor([[0.0, NOTHING]]).expand(tokens, 2)))
+        return scores
+
+    def sparse(self, rollouts, schedule, *, temperature=1.0, top_k=0, on_progress=None):
+        self.calls.append(schedule.name)
+        accepted = [self._accepted(rollout, schedule) for rollout in rollouts]
+        return [TokenScores(each.log(), *lists(each)) for each in accepted]
+
+    def exact_acceptance(self, rollouts, schedule, *, temperature=1.0, on_progress=None):
+        self.calls.append("exact")
+        return [self._accepted(rollout, schedule) for rollout in rollouts]
+
+    def _accepted(self, rollout, schedule):
+        noise = jitter(rollout.seed, len(rollout.response_ids))
+        return (law(rollout.context_tokens, schedule) + noise).clamp(0.01, 0.999)
+
+
+def study(prompts=6, samples=4, **settings):
+    defaults = {"max_new_tokens": 400, "samples": samples, "bin_tokens": 100, "replicates": 40}
+    return Study(
+        FakeEngine(), FakeScorer(), [[1] * 20 for _ in range(prompts)], MeasureSettings(**{**defaults, **settings})
+    )
+
+
+FIXED = Schedule.fixed(128, dense_layers=(0,))

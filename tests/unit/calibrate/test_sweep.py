@@ -1,0 +1,214 @@
+"""The sweep: what it measures, that it resumes after a kill anywhere, and what it refuses."""
+
+import json
+import os
+import signal
+
+import pytest
+import torch
+
+from sparroll.calibrate import store
+from sparroll.calibrate.sweep import sweep
+from sparroll.errors import UserError
+
+from .fakes import study
+
+GRID = [64, 128, 256]
+
+
+def run(bench, out, budgets=GRID):
+    return sweep(bench, out=out, budgets=budgets, dense_layers=(0,))
+
+
+def figures(out):
+    """The measured tables, by file."""
+    return {
+        path.name: json.loads(path.read_text())["tail"]
+        for path in sorted(out.glob("*.json"))
+        if path.stem != "settings"
+    }
+
+
+@pytest.mark.parametrize("mode", ["faithful", "replay"])
+def test_every_budget_and_the_ceiling_are_measured(tmp_path, mode):
+    bench = study(mode=mode)
+    got = run(bench, tmp_path)
+    assert got.budgets == GRID
+    lows = [measurement.tail().overall.quantile_value for measurement in got.measurements]
+    assert lows == sorted(lows)
+    assert got.ceiling.tail().overall.quantile_value >= lows[-1]
+    expected = [(None, 0)] if mode == "replay" else [(None, 0), *((f"fixed-{budget}", 0) for budget in GRID)]
+    assert bench.engine.generated == expected
+    assert json.loads(json.dumps(got.table()))["budgets"][0]["kv_budget_tokens"] == 64
+
+
+def test_a_finished_sweep_is_not_measured_again_and_budgets_may_be_added(tmp_path):
+    first = run(study(), tmp_path)
+    bench = study()
+    again = run(bench, tmp_path, [*GRID, 192])
+    assert bench.engine.generated == [("fixed-192", 0)]
+    assert again.budgets == [64, 128, 192, 256]
+    assert again.measurements[0].tail() == first.measurements[0].tail()
+    assert again.ceiling.tail() == first.ceiling.tail()
+
+
+@pytest.mark.parametrize("mode", ["faithful", "replay"])
+def test_a_kill_at_any_write_loses_nothing_that_was_written(tmp_path, mode):
+    straight = tmp_path / "straight"
+    run(study(mode=mode), straight)
+    killed = tmp_path / "killed"
+    kills = 0
+    for write in range(1, 100):
+        if _killed_at_write(write, killed, mode):
+            kills += 1
+            assert not _differing(killed, straight)
+        else:
+            break
+    # Settings, rollouts, and two files for the ceiling and each budget; every other kill leaves one write behind.
+    assert kills >= 5
+    assert figures(killed) == figures(straight)
+    assert not list(killed.glob(".*"))
+    for path in straight.glob("*.safetensors"):
+        assert (killed / path.name).read_bytes() == path.read_bytes()
+
+
+def _differing(part, whole):
+    complete = figures(whole)
+    return [name for name, table in figures(part).items() if table != complete[name]]
+
+
+def _killed_at_write(write, out, mode):
+    """Run the sweep in a child that dies by SIGKILL right before (odd) or after (even) its write-th rename."""
+    child = os.fork()
+    if child == 0:
+        replace, count = os.replace, [0]
+
+        def dying(source, target):
+            count[0] += 1
+            if count[0] == 1 + write // 2 and write % 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+            replace(source, target)
+            if count[0] == 1 + write // 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        os.replace = dying
+        try:
+            torch.set_num_threads(1)
+            run(study(mode=mode), out)
+            os._exit(0)
+        except BaseException:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        assert os.WTERMSIG(status) == signal.SIGKILL
+        return True
+    assert os.WEXITSTATUS(status) == 0
+    return False
+
+
+def test_a_resumed_replay_reads_the_saved_rollouts(tmp_path):
+    run(study(mode="replay"), tmp_path, [64])
+    bench = study(mode="replay")
+    run(bench, tmp_path, [64, 128])
+    assert bench.engine.generated == []
+    assert bench.scorer.calls == ["dense", "fixed-128"]
+
+
+def test_a_budget_that_holds_every_context_is_dense_by_construction(tmp_path):
+    bench = study()
+    # Prompts of 20 and 400 new tokens: the last one is drawn at a context of 419.
+    got = run(bench, tmp_path, [128, 416, 432])
+    assert [name for name, _ in bench.engine.generated] == [None, "fixed-128", "fixed-416"]
+    assert got.measurements[2].mode == "dense"
+    assert got.measurements[2].tail() == got.ceiling.tail()
+    assert run(study(), tmp_path, [128, 416, 432]).measurements[2].mode == "dense"
+
+
+def test_the_fit_meets_the_target_in_every_bin(tmp_path):
+    fitted = run(study(prompts=12, samples=8), tmp_path, [64, 96, 128, 192, 256]).fit(0.86, min_tokens=100)
+    assert [found.from_context_tokens for found in fitted.bins] == [0, 100, 200, 300, 400]
+    assert all(found.measured["low"] >= 0.86 for found in fitted.bins if found.measured)
+    budgets = [found.kv_budget_tokens for found in fitted.bins]
+    assert budgets == sorted(budgets)
+    # By the law, .86 + .01 of jitter at the end of 200..300 needs 300 / 2 = 150 tokens.
+    assert 128 <= budgets[2] <= 160
+    assert fitted.schedule.target["at_least"] == 0.86
+    assert fitted.bins[0].dense_ceiling["value"] > 0.95
+
+
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ({"temperature": 0.7}, "temperature = 1.0, this one has 0.7"),
+        ({"seed": 1}, "seed = 0, this one has 1"),
+        ({"prompts": 7}, "prompts = "),
+        ({"mode": "replay"}, 'mode = "faithful", this one has "replay"'),
+    ],
+)
+def test_other_settings_do_not_resume(tmp_path, change, key):
+    run(study(), tmp_path, [64])
+    with pytest.raises(UserError, match=f"was made with {key}") as error:
+        run(study(**change), tmp_path, [64])
+    assert "another --out" in error.value.hint
+
+
+def test_other_weights_or_dense_layers_do_not_resume(tmp_path):
+    run(study(), tmp_path, [64])
+    bench = study()
+    with torch.no_grad():
+        bench.scorer.model.weight += 1e-3
+    with pytest.raises(UserError, match="was made with weights = "):
+        run(bench, tmp_path, [64])
+    with pytest.raises(UserError, match=r"was made with dense_layers = \[0\], this one has \[0, 1\]"):
+        sweep(study(), out=tmp_path, budgets=[64])
+
+
+@pytest.mark.parametrize("name", ["budget-000064.safetensors", "budget-000064.json", "settings.json"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    run(study(), tmp_path, [64])
+    (tmp_path / name).write_text("{")
+    with pytest.raises(UserError, match=f"cannot read .*{name}"):
+        run(study(), tmp_path, [64])
+
+
+def test_measurements_without_settings_are_not_taken_over(tmp_path):
+    run(study(), tmp_path, [64])
+    (tmp_path / "settings.json").unlink()
+    with pytest.raises(UserError, match="holds measurements without their settings"):
+        run(study(), tmp_path, [64])
+
+
+@pytest.mark.parametrize(
+    ("budgets", "settings", "message"),
+    [
+        ([], {}, "budget grid is empty"),
+        ([64, 100], {}, r"must be a multiple of page_tokens \(16\), got 100"),
+        ([64], {"estimator": "sampled"}, "cannot be fitted to the estimator 'sampled'"),
+    ],
+)
+def test_what_cannot_be_swept_is_refused_before_anything_runs(tmp_path, budgets, settings, message):
+    bench = study(**settings)
+    with pytest.raises(UserError, match=message):
+        run(bench, tmp_path / "out", budgets)
+    assert bench.engine.generated == []
+    assert not (tmp_path / "out").exists()
+
+
+def test_rollouts_come_back_from_their_file_as_they_were():
+    rollouts = study().dense_rollouts()
+    for before, after in zip(rollouts, store.rollouts_from(store.rollout_tensors(rollouts)), strict=True):
+        assert before.prompt_ids == after.prompt_ids
+        assert before.response_ids == after.response_ids
+        assert torch.equal(before.sparse_logp, after.sparse_logp)
+        assert torch.equal(before.top_k_ids, after.top_k_ids)
+        assert torch.equal(before.top_k_logp, after.top_k_logp)
+        for name in ("prompt_index", "sample_index", "seed", "finish_reason", "weight_version"):
+            assert getattr(before, name) == getattr(after, name)
+
+
+def test_progress_goes_over_all_cells_to_the_end(tmp_path):
+    seen = []
+    sweep(study(), out=tmp_path, budgets=GRID, dense_layers=(0,), on_progress=lambda *call: seen.append(call))
+    assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
+    assert seen[-1][:2] == (400, 400)
+    assert any("budget 128" in text for _, _, text in seen)
