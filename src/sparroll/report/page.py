@@ -45,12 +45,13 @@ def render(data: ReportData) -> str:
         f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
         for name, value in data.facts.items()
     )
+    top = f'<div class="facts">{facts}</div>\n' if facts else ""
     subtitle = f"<p>model {escape(data.model)}</p>" if data.model else ""
     return (
         f'<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<title>{escape(data.title)}</title>\n'
         f"<style>{_CSS}</style>\n</head>\n<body>\n<main>\n<header><h1>{escape(data.title)}</h1>{subtitle}</header>\n"
-        f'<div class="facts">{facts}</div>\n{body}\n{_footer(data)}\n</main>\n</body>\n</html>\n'
+        f"{top}{body}\n{_footer(data)}\n</main>\n</body>\n</html>\n"
     )
 
 
@@ -77,7 +78,7 @@ def _tail(data: ReportData) -> str:
         f"Acceptance is the probability mass that sparse and dense decoding share at a token; 1 means the same policy. "
         f"The mean hides what destabilises training, so this is the {percent}, by context length "
         f"(estimator <code>{escape(data.estimator)}</code>). Bands are 95 % intervals of a bootstrap over rollouts. "
-        f"The dense ceiling is the same statistic with dense rollouts: nothing sparse can do better."
+        f"The dense ceiling is the same statistic with dense rollouts: no budget can be expected to do better."
     )
     bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in data.curves for p in curve.points})
     rows = []
@@ -114,7 +115,7 @@ def _schedule(data: ReportData) -> str:
     for step, end in zip(schedule.steps, [*ends, None], strict=True):
         measured = step.measured or {}
         tail = f"{_down(measured['value'])} [{_down(measured['low'])}, {_down(measured['high'])}]" if measured else "-"
-        kind = "between measured budgets" if measured.get("interpolated") else ("measured" if measured else "-")
+        kind = _origin(measured)
         rows.append(
             [
                 f"{step.from_context_tokens:,} to {'...' if end is None else f'{end:,}'}",
@@ -135,17 +136,21 @@ def _schedule(data: ReportData) -> str:
     )  # fmt: skip
 
 
+def _origin(measured: dict[str, Any]) -> str:
+    """How a step's tail was come by."""
+    if not measured:
+        return "-"
+    if measured.get("dense"):
+        return "dense: the budget holds every context"
+    if measured.get("verified"):
+        return "measured with this schedule"
+    return "between measured budgets" if measured.get("interpolated") else "measured at this budget"
+
+
 def _plans(data: ReportData) -> str:
     if not data.plans:
         return ""
-    rows = [
-        [
-            escape(plan["model"]["name"]), escape(plan["hardware"]["name"]), escape(plan["schedule"]),
-            escape(plan["lengths"]), str(plan["batch"]), f"{plan['kv_read_share']:.0%}",
-            f"{plan['dense']['tokens_per_second']:,.0f}", f"{plan['sparse']['tokens_per_second']:,.0f}", f"<b>{plan['speedup']:.2f}x</b>",
-        ]
-        for plan in data.plans
-    ]  # fmt: skip
+    rows = [_plan_cells(plan) for plan in data.plans]
     head = [
         "model",
         "device",
@@ -168,6 +173,13 @@ def _plans(data: ReportData) -> str:
         _table(head, rows),
         _list(data.plans[0]["assumptions"]),
     )
+
+
+def _plan_cells(plan: dict[str, Any]) -> list[str]:
+    names = [plan["model"]["name"], plan["hardware"]["name"], plan["schedule"], plan["lengths"]]
+    rates = [f"{plan[side]['tokens_per_second']:,.0f}" for side in ("dense", "sparse")]
+    figures = [str(plan["batch"]), f"{plan['kv_read_share']:.0%}", *rates, f"<b>{plan['speedup']:.2f}x</b>"]
+    return [*map(escape, names), *figures]
 
 
 def _training(data: ReportData) -> str:
