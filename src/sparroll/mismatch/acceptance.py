@@ -44,7 +44,10 @@ def acceptance(dense_logits: Float[Tensor, "*T V"], sparse_logits: Float[Tensor,
             "score the same tokens with the same vocabulary on both sides",
         )
     if dense_logits.ndim == 0 or dense_logits.shape[-1] == 0:
-        raise UserError(f"logits need a last dimension over the vocabulary, got {_shape(dense_logits)}")
+        raise UserError(
+            f"logits must be [.., V] with V of 1 or more, got {_shape(dense_logits)}",
+            "the last dimension is the vocabulary",
+        )
     double = torch.float64 in (dense_logits.dtype, sparse_logits.dtype)
     dtype = torch.float64 if double else torch.float32
     vocabulary = dense_logits.shape[-1]
@@ -76,6 +79,7 @@ def acceptance_top_k(
     It needs no assumption on how the lists were chosen. (Lower + min(1 - p(list), 1 - q(list)) is not a bound: with
     p = (.6, .3, .1), q = (.3, .4, .3) and lists of one it gives .4, and the acceptance is .7.)
     """
+    _check_pair(dense_logp, sparse_logp, "dense_logp", "sparse_logp")
     _check_list(dense_ids, dense_logp, "dense_ids", "dense_logp")
     _check_list(sparse_ids, sparse_logp, "sparse_ids", "sparse_logp")
     if dense_ids.shape[:-1] != sparse_ids.shape[:-1]:
@@ -84,7 +88,6 @@ def acceptance_top_k(
             f"{_shape(sparse_ids)}",
             "both sides need one list for each token",
         )
-    _check_pair(dense_logp, sparse_logp, "dense_logp", "sparse_logp")
     tokens, leading = dense_ids.shape[:-1].numel(), dense_ids.shape[:-1]
     flat = [x.reshape(tokens, x.shape[-1]) for x in (dense_ids, dense_logp, sparse_ids, sparse_logp)]
     dtype = torch.promote_types(torch.promote_types(dense_logp.dtype, sparse_logp.dtype), torch.float32)

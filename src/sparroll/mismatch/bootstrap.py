@@ -86,8 +86,8 @@ def _independent_tokens(counts: Tensor, replicates: Tensor, level: float, effect
     # Both borders of the quantile's cell: where values pile up in it, one of them may show no variation.
     for border in (cell, cell + 1):
         share = float(counts[:border].sum()) / tokens
-        share_R = (replicates[:, :border].sum(1) / drawn_R)[drawn_R > 0]
-        variance = float(share_R.to(torch.float64).var()) * effective_rollouts / freedom
+        share_R = (replicates[:, :border].sum(1).to(torch.float64) / drawn_R)[drawn_R > 0]
+        variance = float(share_R.var()) * effective_rollouts / freedom
         if variance > 0:
             worth = min(worth, share * (1 - share) / variance)
     few = special.ndtri((1 + CONFIDENCE) / 2) / special.stdtrit(freedom, (1 + CONFIDENCE) / 2)

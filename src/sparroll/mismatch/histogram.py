@@ -32,7 +32,7 @@ EDGES = torch.arange(INNER_CELLS + 1, dtype=torch.float64) / INNER_CELLS
 
 def cells(values: Float[Tensor, "*N"]) -> Int[Tensor, "*N"]:
     """The cell of each value; values must lie in [0, 1]."""
-    exact = values.to(torch.float64)
+    exact = values.to(torch.float64).contiguous()
     return torch.where(exact == 0, 0, torch.bucketize(exact, EDGES, right=True))
 
 

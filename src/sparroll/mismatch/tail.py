@@ -19,8 +19,9 @@ from sparroll.mismatch import histogram
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.mismatch.beta import BetaFit, fit_from_histogram
 from sparroll.mismatch.bootstrap import interval, poisson_weights
+from sparroll.mismatch.checks import check_settings, check_state, checked_rollout
 from sparroll.mismatch.histogram import CELLS
-from sparroll.mismatch.sums import MOST_CONTEXT_TOKENS, UNIT, added, bin_sums, moments, pearson
+from sparroll.mismatch.sums import UNIT, added, bin_sums, moments, pearson
 from sparroll.mismatch.table import TailRow, TailTable
 
 if TYPE_CHECKING:
@@ -29,7 +30,6 @@ if TYPE_CHECKING:
 FORMAT = 1
 MOST_BINS = 1024
 MOST_TOKENS_A_BIN = 2**30
-_STATE_KEYS = ["settings", "quantile", "bins", "counts", "replicates", "sums", "overall", "moments"]
 
 
 @dataclass
@@ -60,11 +60,7 @@ class TailStatistics:
     """
 
     def __init__(self, bin_tokens: int = 2000, quantile: float = 0.05, replicates: int = 200, seed: int = 0):
-        for name, value, least in (("bin_tokens", bin_tokens, 1), ("replicates", replicates, 20), ("seed", seed, 0)):
-            if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
-                raise UserError(f"{name} must be a whole number of {least} or more, got {value!r}")
-        if not 0 < quantile < 1:
-            raise UserError(f"quantile must be between 0 and 1, got {quantile!r}", "use 0.05 for the 5th percentile")
+        check_settings(bin_tokens, quantile, replicates, seed)
         self.bin_tokens = bin_tokens
         self.quantile = float(quantile)
         self.replicates = replicates
@@ -86,10 +82,10 @@ class TailStatistics:
     ) -> None:
         """Count the tokens of one rollout; `context_tokens_T` as in Rollout.context_tokens. Nothing is counted on error.
 
-        A rollout without tokens is ignored.
+        A rollout without tokens is ignored. Rollouts that share an id are resampled together.
         """
         weights_R = poisson_weights(self.seed, rollout_id, self.replicates)
-        acceptance_T, context_T = _checked(acceptance_T, context_tokens_T, rollout_id)
+        acceptance_T, context_T = checked_rollout(acceptance_T, context_tokens_T, rollout_id)
         if len(acceptance_T) == 0:
             return
         starts, place_T = torch.unique(context_T // self.bin_tokens, return_inverse=True)
@@ -172,28 +168,9 @@ class TailStatistics:
     @staticmethod
     def from_state(state: dict[str, Tensor]) -> TailStatistics:
         """From what `state` gave, in this process or another."""
-        missing = [key for key in _STATE_KEYS if key not in state]
-        if missing:
-            raise UserError(
-                f"not a state of tail statistics: {', '.join(missing)} missing", "was the file written whole?"
-            )
-        written, cells, bin_tokens, replicates, seed = state["settings"].tolist()
-        if (written, cells) != (FORMAT, CELLS):
-            raise UserError(
-                f"tail statistics of format {written} with {cells} cells, expected {FORMAT} with {CELLS}",
-                "they were written by another version of sparroll: measure again",
-            )
+        check_state(state, FORMAT)
+        _, _, bin_tokens, replicates, seed = state["settings"].tolist()
         made = TailStatistics(bin_tokens, float(state["quantile"][0]), replicates, seed)
-        bins = len(state["bins"])
-        shapes = {
-            "counts": (bins, CELLS),
-            "replicates": (bins, replicates, CELLS),
-            "sums": (bins, 5),
-            "moments": (5, 2),
-        }
-        for key, shape in shapes.items():
-            if state[key].shape != shape:
-                raise UserError(f"not a state of tail statistics: {key} is {list(state[key].shape)}, not {list(shape)}")
         for row, start in enumerate(state["bins"].tolist()):
             counts, drawn = state["counts"][row].clone(), state["replicates"][row].clone()
             made._bins[start] = _Bin(counts, drawn, state["sums"][row].tolist())
@@ -270,6 +247,7 @@ def tail(
             "repeat each rollout's id for all of its tokens: torch.repeat_interleave(ids, response_tokens)",
         )
     statistics = TailStatistics(bin_tokens, quantile, replicates, seed)
+    acceptance, context_tokens = acceptance.detach().cpu(), context_tokens.detach().cpu()
     for rollout_id, where in _by_rollout(rollout_ids):
         statistics.add(acceptance[where], context_tokens[where], rollout_id)
     return statistics.table(estimator)
@@ -282,35 +260,6 @@ def _by_rollout(rollout_ids: Tensor | Sequence[int | str]) -> Iterator[tuple[int
     number_N = torch.tensor([numbers.setdefault(each, len(numbers)) for each in ids], dtype=torch.int64)
     order = torch.argsort(number_N, stable=True)
     yield from zip(numbers, order.split(torch.bincount(number_N, minlength=len(numbers)).tolist()), strict=True)
-
-
-def _checked(acceptance_T: Tensor, context_T: Tensor, rollout_id: int | str) -> tuple[Tensor, Tensor]:
-    acceptance_T, context_T = acceptance_T.detach().cpu(), context_T.detach().cpu()
-    where = f"rollout {rollout_id!r}"
-    if acceptance_T.ndim != 1 or acceptance_T.shape != context_T.shape:
-        raise UserError(
-            f"{where}: acceptance and context_tokens must be two lists of one length, got {list(acceptance_T.shape)} and "
-            f"{list(context_T.shape)}",
-            "add one rollout at a time, without padding",
-        )
-    if not acceptance_T.is_floating_point() or context_T.is_floating_point() or context_T.dtype == torch.bool:
-        raise UserError(
-            f"{where}: acceptance must be floating point and context_tokens integers, got {acceptance_T.dtype} and "
-            f"{context_T.dtype}"
-        )
-    wrong_T = ~((acceptance_T >= 0) & (acceptance_T <= 1))
-    if bool(wrong_T.any()):
-        place = int(wrong_T.nonzero()[0, 0])
-        raise UserError(
-            f"{where}: acceptance must be in [0, 1], got {float(acceptance_T[place]):.6g} at token {place}",
-            "pass what mismatch.acceptance returns",
-        )
-    if len(context_T) and not (int(context_T.min()) >= 0 and int(context_T.max()) < MOST_CONTEXT_TOKENS):
-        raise UserError(
-            f"{where}: context_tokens must be in [0, {MOST_CONTEXT_TOKENS:,}), got {int(context_T.min())} to "
-            f"{int(context_T.max())}"
-        )
-    return acceptance_T.to(torch.float64), context_T.to(torch.int64)
 
 
 def _stacked(rows: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

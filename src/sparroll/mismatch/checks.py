@@ -1,0 +1,81 @@
+"""What tail statistics refuse: settings out of range, tokens of no rollout, tensors that are no state of theirs."""
+
+# T tokens of one rollout
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparroll.errors import UserError
+from sparroll.mismatch.histogram import CELLS
+from sparroll.mismatch.sums import MOST_CONTEXT_TOKENS
+
+_SETTING_HINTS = {
+    "bin_tokens": "2000 suits contexts of tens of thousands of tokens, 250 those of a thousand",
+    "replicates": "200 is enough for a 95 % interval",
+    "seed": "0 will do; only statistics with one seed merge",
+}
+_STATE_KEYS = ["settings", "quantile", "bins", "counts", "replicates", "sums", "overall", "moments"]
+
+
+def check_settings(bin_tokens: int, quantile: float, replicates: int, seed: int) -> None:
+    """Raise UserError for the first setting out of range."""
+    for name, value, least in (("bin_tokens", bin_tokens, 1), ("replicates", replicates, 20), ("seed", seed, 0)):
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
+            raise UserError(f"{name} must be a whole number of {least} or more, got {value!r}", _SETTING_HINTS[name])
+    if not 0 < quantile < 1:
+        raise UserError(f"quantile must be between 0 and 1, got {quantile!r}", "use 0.05 for the 5th percentile")
+
+
+def check_state(state: dict[str, Tensor], expected_format: int) -> None:
+    """Raise UserError unless the tensors are those that TailStatistics.state gives."""
+    missing = [key for key in _STATE_KEYS if key not in state]
+    if missing:
+        raise UserError(f"not a state of tail statistics: {', '.join(missing)} missing", "was the file written whole?")
+    written, cells, _, replicates, _ = state["settings"].tolist()
+    if (written, cells) != (expected_format, CELLS):
+        raise UserError(
+            f"tail statistics of format {written} with {cells} cells, expected {expected_format} with {CELLS}",
+            "they were written by another version of sparroll: measure again",
+        )
+    bins = len(state["bins"])
+    shapes = {"counts": (bins, CELLS), "replicates": (bins, replicates, CELLS), "sums": (bins, 5), "moments": (5, 2)}
+    for key, shape in shapes.items():
+        if state[key].shape != shape:
+            raise UserError(
+                f"not a state of tail statistics: {key} is {list(state[key].shape)}, not {list(shape)}",
+                "was the file changed by hand?",
+            )
+
+
+def checked_rollout(acceptance_T: Tensor, context_T: Tensor, rollout_id: int | str) -> tuple[Tensor, Tensor]:
+    """Both on the CPU, in float64 and int64; raises UserError for what is no rollout's tokens."""
+    acceptance_T, context_T = acceptance_T.detach().cpu(), context_T.detach().cpu()
+    where = f"rollout {rollout_id!r}"
+    if acceptance_T.ndim != 1 or acceptance_T.shape != context_T.shape:
+        raise UserError(
+            f"{where}: acceptance and context_tokens must be two lists of one length, got {list(acceptance_T.shape)} and "
+            f"{list(context_T.shape)}",
+            "add one rollout at a time, without padding",
+        )
+    if not acceptance_T.is_floating_point() or context_T.is_floating_point() or context_T.dtype == torch.bool:
+        raise UserError(
+            f"{where}: acceptance must be floating point and context_tokens integers, got {acceptance_T.dtype} and "
+            f"{context_T.dtype}",
+            "were the two swapped?",
+        )
+    wrong_T = ~((acceptance_T >= 0) & (acceptance_T <= 1))
+    if bool(wrong_T.any()):
+        place = int(wrong_T.nonzero()[0, 0])
+        raise UserError(
+            f"{where}: acceptance must be in [0, 1], got {float(acceptance_T[place]):.6g} at token {place}",
+            "pass what mismatch.acceptance returns",
+        )
+    if len(context_T) and not (int(context_T.min()) >= 0 and int(context_T.max()) < MOST_CONTEXT_TOKENS):
+        raise UserError(
+            f"{where}: context_tokens must be in [0, {MOST_CONTEXT_TOKENS:,}), got {int(context_T.min())} to "
+            f"{int(context_T.max())}",
+            "pass Rollout.context_tokens",
+        )
+    return acceptance_T.to(torch.float64), context_T.to(torch.int64)

@@ -1,0 +1,71 @@
+"""Names of bins, columns that align, and plain data that JSON takes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from sparroll.mismatch import TailRow, TailTable, bin_name, tail
+
+
+@pytest.mark.parametrize(
+    ("start", "stop", "name"),
+    [
+        (16_000, 18_000, "16k-18k"),
+        (0, 2000, "0-2k"),
+        (0, 250, "0-250"),
+        (250, 500, "250-500"),
+        (750, 1000, "750-1000"),
+        (1000, 1250, "1000-1250"),
+        (1024, 2048, "1024-2048"),
+        (998_000, 1_000_000, "998k-1000k"),
+    ],
+)
+def test_bins_are_named_by_their_ends(start: int, stop: int, name: str) -> None:
+    assert bin_name(start, stop) == name
+
+
+def row(start: int, stop: int, tokens: int, value: float) -> TailRow:
+    return TailRow(start, stop, tokens, 31, 0.97712, 0.4, value, 0.93, value, value - 0.01, value + 0.01, 0.731)
+
+
+def table(quantile: float = 0.05) -> TailTable:
+    rows = [row(0, 2000, 1_234_567, 0.8996), row(16_000, 18_000, 81, 0.61)]
+    return TailTable(rows, row(0, 18_000, 1_234_648, 0.88), quantile, "top_k_lower", -0.1234)
+
+
+def test_the_text_is_aligned_and_names_its_estimator() -> None:
+    lines = str(table()).splitlines()
+    assert lines == [
+        "acceptance (top_k_lower) by context length in tokens; interval of q05; correlation with length -0.123",
+        "context     tokens  rollouts   mean    q01    q05    q10  95 % interval  >= .999",
+        "--------------------------------------------------------------------------------",
+        "0-2k     1,234,567        31  0.977  0.400  0.899  0.930  0.889 - 0.909   73.1 %",
+        "16k-18k         81        31  0.977  0.400  0.610  0.930  0.600 - 0.620   73.1 %",
+        "--------------------------------------------------------------------------------",
+        "all      1,234,648        31  0.977  0.400  0.880  0.930  0.870 - 0.890   73.1 %",
+    ]
+
+
+def test_a_value_just_under_a_target_never_reads_as_the_target() -> None:
+    assert "0.859" in str(TailTable([], row(0, 2000, 5, 0.85999), 0.05, "exact", None))
+
+
+@pytest.mark.parametrize(("quantile", "columns"), [(0.02, "q01    q02    q05    q10"), (0.125, "q05    q10  q12.5")])
+def test_another_quantile_gets_its_own_column_in_order(quantile: float, columns: str) -> None:
+    assert columns in str(table(quantile))
+    assert f"interval of q{100 * quantile:g}".replace("q2", "q02") in str(table(quantile))
+
+
+def test_plain_data_survive_json() -> None:
+    measured = tail(torch.rand(50), torch.arange(50), torch.arange(50) // 5, bin_tokens=25)
+    data = json.loads(json.dumps(measured.table(), allow_nan=False))
+    assert [TailRow(**each) for each in data["rows"]] == measured.rows
+    assert TailRow(**data["overall"]) == measured.overall
+    assert (data["estimator"], data["quantile"]) == ("exact", 0.05)
+
+
+def test_rows_know_their_names() -> None:
+    assert [each.name for each in table().rows] == ["0-2k", "16k-18k"]
