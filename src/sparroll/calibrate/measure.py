@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from sparroll.calibrate.phases import OnProgress, Phases, named
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_sampled, acceptance_top_k
 from sparroll.schedule import Schedule
@@ -28,9 +29,6 @@ if TYPE_CHECKING:
 
 Mode = Literal["faithful", "replay"]
 MODES = ["faithful", "replay"]
-
-OnProgress = Callable[[int, int, str], None]
-"""Called with (done, in all, what is going on)."""
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
@@ -139,7 +137,7 @@ class Study:
     def ceiling(self, on_progress: OnProgress | None = None) -> Measurement:
         """The dense engine against the scorer: the noise floor that no budget can beat."""
         started = time.perf_counter()
-        phases = _Phases(on_progress, 2)
+        phases = Phases(on_progress, 2)
         rollouts = self.dense_rollouts(phases.next("dense rollouts"))
         statistics = self._statistics(rollouts, None, "faithful", phases.next("dense scores"))
         return self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
@@ -155,7 +153,7 @@ class Study:
         """The tail under a schedule. `mode` and `seed` default to the settings'; a seed of its own gives fresh rollouts."""
         started = time.perf_counter()
         mode, seed = mode or self.settings.mode, self.settings.seed if seed is None else seed
-        phases = _Phases(on_progress, 2)
+        phases = Phases(on_progress, 2)
         if mode == "replay":
             rollouts = self.dense_rollouts(phases.next("dense rollouts"))
             share = read_share(rollouts, schedule, self.layers)
@@ -193,7 +191,7 @@ class Study:
                 temperature=self.settings.temperature,
                 seed=seed,
                 top_k=self.settings.list_tokens,
-                on_progress=_named(on_progress, "rollouts"),
+                on_progress=named(on_progress, "rollouts"),
             )
         finally:
             self.engine.set_schedule(before)
@@ -202,7 +200,7 @@ class Study:
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
     ) -> TailStatistics:
         statistics = self.settings.statistics()
-        values = self._acceptances(rollouts, schedule, mode, _named(on_progress, "rollouts scored"))
+        values = self._acceptances(rollouts, schedule, mode, named(on_progress, "rollouts scored"))
         for rollout, acceptance_T in zip(rollouts, values, strict=True):
             statistics.add(acceptance_T, rollout.context_tokens, f"{rollout.prompt_index}#{rollout.sample_index}")
         return statistics
@@ -275,25 +273,3 @@ def _bounds(estimator: str, dense: TokenScores, sparse_ids: Tensor | None, spars
         raise UserError(f"{estimator} needs the top-k lists of both sides", "rollouts must be generated with top_k")
     lower_T, upper_T = acceptance_top_k(dense.top_k_ids, dense.top_k_logp, sparse_ids, sparse_logp)
     return lower_T if estimator == "top_k_lower" else upper_T
-
-
-def _named(on_progress: OnProgress | None, what: str) -> Callable[[int, int], None] | None:
-    if on_progress is None:
-        return None
-    return lambda done, total: on_progress(done, total, f"{done}/{total} {what}")
-
-
-class _Phases:
-    """One progress out of several that follow each other, in hundredths of a phase."""
-
-    def __init__(self, on_progress: OnProgress | None, phases: int):
-        self._on_progress, self._phases, self._begun = on_progress, phases, -1
-
-    def next(self, what: str) -> OnProgress | None:
-        self._begun += 1
-        report, begun = self._on_progress, self._begun
-        if report is None:
-            return None
-        return lambda done, total, text: report(
-            100 * begun + 100 * done // max(total, 1), 100 * self._phases, f"{what}: {text}"
-        )

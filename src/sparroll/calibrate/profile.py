@@ -7,13 +7,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
-from sparroll.calibrate.measure import Measurement, OnProgress, Study, digest
-from sparroll.calibrate.store import Store, measurement_table
-from sparroll.calibrate.sweep import fingerprint
+from sparroll.calibrate.measure import Measurement, Study, digest
+from sparroll.calibrate.phases import OnProgress, Phases
+from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
 from sparroll.mismatch import BetaFit
 from sparroll.schedule import Schedule
@@ -66,46 +67,26 @@ def profile(
 ) -> Profile:
     """Measure each of `schedules` (fixed budgets in tokens, preset names, files or Schedules) and the dense ceiling.
 
-    selector and dense_layers belong to the fixed budgets; a schedule brings its own. With `out`, each finished
-    measurement is kept in that folder and not repeated when the same profile is asked for again.
+    selector and dense_layers belong to the fixed budgets; a schedule brings its own. With `out`, finished measurements
+    are kept in that folder and an interrupted profile goes on from them; other settings are refused there.
     """
     if not schedules:
         raise UserError("there is nothing to profile", "give at least one budget or schedule")
     loaded = [_schedule(each, selector or PageMean(), dense_layers) for each in schedules]
     for schedule in loaded:
         schedule.check_layers(study.layers)
-    store = Store(out, fingerprint(study, selector or PageMean(), dense_layers)) if out is not None else None
-    parts = 1 + len(loaded)
-    ceiling = _ceiling(study, store, _part(on_progress, 0, parts))
-    entries = [
-        _entry(_measured(study, schedule, store, _part(on_progress, number, parts)))
-        for number, schedule in enumerate(loaded, start=1)
-    ]
+    store = None if out is None else Store(out, fingerprint(study))
+    phases = Phases(on_progress, 1 + len(loaded))
+    progress = phases.next("dense ceiling")
+    ceiling = study.ceiling(progress) if store is None else store.ceiling(study, progress)
+    entries = []
+    for schedule in loaded:
+        measure = partial(study.measure, schedule, on_progress=phases.next(schedule.name))
+        # Two schedules of one name, or a file that was edited, are told apart by what they say.
+        name = f"{schedule.name.replace('/', '-')}-{digest(schedule.table())}"
+        entries.append(_entry(measure() if store is None else store.measured(name, measure)))
+    phases.end()
     return Profile(_entry(ceiling), tuple(entries))
-
-
-def _ceiling(study: Study, store: Store | None, on_progress: OnProgress | None) -> Measurement:
-    if store is None:
-        return study.ceiling(on_progress)
-    if study.rollouts is None:
-        study.rollouts = store.load_rollouts()
-    found = store.load("dense")
-    if found is None:
-        store.save_rollouts(study.dense_rollouts(on_progress))
-        found = study.ceiling(on_progress)
-        store.save("dense", found)
-    return found
-
-
-def _measured(study: Study, schedule: Schedule, store: Store | None, on_progress: OnProgress | None) -> Measurement:
-    if store is None:
-        return study.measure(schedule, on_progress=on_progress)
-    name = f"{schedule.name}-{digest(schedule.table())}"
-    found = store.load(name)
-    if found is None:
-        found = study.measure(schedule, on_progress=on_progress)
-        store.save(name, found)
-    return found
 
 
 def _schedule(schedule: int | str | Path | Schedule, selector: Selector, dense_layers: tuple[int, ...]) -> Schedule:
@@ -126,10 +107,3 @@ def _fit(measurement: Measurement, start: int | None) -> BinFit:
         return BinFit(start, measurement.statistics.beta(start))
     except UserError as error:
         return BinFit(start, None, error.message)
-
-
-def _part(on_progress: OnProgress | None, number: int, parts: int) -> OnProgress | None:
-    """The share of one progress that part `number` of `parts` takes, in hundredths of a part."""
-    if on_progress is None:
-        return None
-    return lambda done, total, text: on_progress(100 * number + 100 * done // max(total, 1), 100 * parts, text)

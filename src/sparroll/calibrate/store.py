@@ -10,17 +10,18 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from sparroll import files
-from sparroll.calibrate.measure import Measurement
+from sparroll.calibrate.measure import Measurement, Study, digest
+from sparroll.calibrate.phases import OnProgress, Phases
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule
@@ -70,6 +71,26 @@ class Store:
         _write_tensors(self.folder / f"{name}.safetensors", measurement.statistics.state())
         return files.write_json(self.folder / f"{name}.json", measurement_table(measurement))
 
+    def ceiling(self, study: Study, on_progress: OnProgress | None) -> Measurement:
+        """The study's dense ceiling, from the folder or measured now; its dense rollouts come from the folder too."""
+        if study.rollouts is None:
+            study.rollouts = self.load_rollouts()
+        found = self.load("dense")
+        if found is None:
+            phases = Phases(on_progress, 2)
+            self.save_rollouts(study.dense_rollouts(phases.next("dense rollouts")))
+            found = study.ceiling(phases.next("scores"))
+            self.save("dense", found)
+        return found
+
+    def measured(self, name: str, measure: Callable[[], Measurement]) -> Measurement:
+        """The measurement of that name: from the folder, or made now and kept."""
+        found = self.load(name)
+        if found is None:
+            found = measure()
+            self.save(name, found)
+        return found
+
     def load_rollouts(self) -> list[Rollout] | None:
         """The dense rollouts, or None before they were saved."""
         path = self.folder / "rollouts.safetensors"
@@ -77,6 +98,26 @@ class Store:
 
     def save_rollouts(self, rollouts: list[Rollout]) -> None:
         _write_tensors(self.folder / "rollouts.safetensors", rollout_tensors(rollouts))
+
+
+def fingerprint(study: Study) -> dict[str, Any]:
+    """What two runs must share for their measurements to belong together."""
+    return {
+        **study.settings.table(),
+        "prompts": digest([prompt if isinstance(prompt, str) else list(prompt) for prompt in study.prompts]),
+        "rollouts": study.given_rollouts,
+        "weights": weights_digest(study.scorer.model),
+    }
+
+
+def weights_digest(model: nn.Module) -> str:
+    """A short name for a model's weights: names, shapes and up to 64 evenly spaced values of every tensor."""
+    seen = []
+    for name, tensor in sorted(model.state_dict().items()):
+        flat = tensor.detach().reshape(-1)
+        places = torch.linspace(0, max(len(flat) - 1, 0), min(64, len(flat)), dtype=torch.float64).long()
+        seen.append([name, list(tensor.shape), flat[places.to(flat.device)].double().tolist()])
+    return digest(seen)
 
 
 def measurement_table(measurement: Measurement) -> dict[str, Any]:

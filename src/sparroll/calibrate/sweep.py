@@ -3,20 +3,18 @@ measured again. Fits nothing (see fit.py)."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import nn
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule, fit_schedule
-from sparroll.calibrate.measure import Measurement, MeasureSettings, OnProgress, Study, digest
-from sparroll.calibrate.store import Store, measurement_table
+from sparroll.calibrate.measure import Measurement, MeasureSettings, Study
+from sparroll.calibrate.phases import OnProgress, Phases
+from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, check_budget
 
@@ -97,23 +95,25 @@ def sweep(
     """
     selector = selector or PageMean()
     grid = _grid(study, budgets, selector, dense_layers)
-    store = Store(out, fingerprint(study, selector, dense_layers))
-    report = _Cells(on_progress, 1 + len(grid))
-    ceiling = _ceiling(study, store, report)
-    longest = _longest_context(study, store)
+    store = Store(out, sweep_fingerprint(study, selector, dense_layers))
+    phases = Phases(on_progress, 1 + len(grid))
+    ceiling = store.ceiling(study, phases.next("dense ceiling"))
+    longest = _longest_context(study)
     measurements = []
     for budget in grid:
         schedule = Schedule.fixed(budget, selector, dense_layers)
-        progress = report.next(f"budget {budget}")
-        name = f"budget-{budget:06d}"
-        found = store.load(name)
-        if found is None:
-            dense = budget >= longest
-            found = _as_dense(ceiling, schedule) if dense else study.measure(schedule, on_progress=progress)
-            store.save(name, found)
-        measurements.append(found)
-    report.end()
+        progress = phases.next(f"budget {budget}")
+        measure = partial(study.measure, schedule, on_progress=progress)
+        if budget >= longest:
+            measure = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0)
+        measurements.append(store.measured(f"budget-{budget:06d}", measure))
+    phases.end()
     return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements))
+
+
+def sweep_fingerprint(study: Study, selector: Selector, dense_layers: tuple[int, ...]) -> dict[str, Any]:
+    """What a resumed sweep must share with the interrupted one."""
+    return {"selector": selector.table(), "dense_layers": list(dense_layers), **fingerprint(study)}
 
 
 def _grid(study: Study, budgets: Sequence[int], selector: Selector, dense_layers: tuple[int, ...]) -> list[int]:
@@ -127,19 +127,7 @@ def _grid(study: Study, budgets: Sequence[int], selector: Selector, dense_layers
     return sorted(set(budgets))
 
 
-def _ceiling(study: Study, store: Store, report: _Cells) -> Measurement:
-    if study.rollouts is None:
-        study.rollouts = store.load_rollouts()
-    progress = report.next("dense ceiling")
-    found = store.load("dense")
-    if found is None:
-        store.save_rollouts(study.dense_rollouts(progress))
-        found = study.ceiling(progress)
-        store.save("dense", found)
-    return found
-
-
-def _longest_context(study: Study, store: Store) -> int:
+def _longest_context(study: Study) -> int:
     """The longest context that any decode step of the study can have."""
     rollouts = study.dense_rollouts()
     if study.settings.mode == "replay":
@@ -147,52 +135,6 @@ def _longest_context(study: Study, store: Store) -> int:
     return max(len(rollout.prompt_ids) for rollout in rollouts) + study.settings.max_new_tokens - 1
 
 
-def _as_dense(ceiling: Measurement, schedule: Schedule) -> Measurement:
-    return replace(ceiling, schedule=schedule, mode="dense", wall_seconds=0.0)
-
-
 def _budget(measurement: Measurement) -> int:
     assert measurement.schedule is not None, "a swept measurement has a schedule"
     return measurement.schedule.steps[0].kv_budget_tokens
-
-
-def fingerprint(study: Study, selector: Selector, dense_layers: tuple[int, ...]) -> dict[str, Any]:
-    """What a resumed sweep must share with the interrupted one."""
-    return {
-        **study.settings.table(),
-        "selector": selector.table(),
-        "dense_layers": list(dense_layers),
-        "prompts": digest([prompt if isinstance(prompt, str) else list(prompt) for prompt in study.prompts]),
-        "rollouts": study.given_rollouts,
-        "weights": weights_digest(study.scorer.model),
-    }
-
-
-def weights_digest(model: nn.Module) -> str:
-    """A short name for a model's weights: names, shapes and up to 64 evenly spaced values of every tensor."""
-    parts = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        flat = tensor.detach().reshape(-1)
-        places = (
-            torch.linspace(0, max(len(flat) - 1, 0), min(64, len(flat)), dtype=torch.float64).long().to(flat.device)
-        )
-        parts.update(f"{name}{list(tensor.shape)}{flat[places].double().tolist()}".encode())
-    return parts.hexdigest()[:16]
-
-
-class _Cells:
-    """One progress over the cells of a sweep, in hundredths of a cell."""
-
-    def __init__(self, on_progress: OnProgress | None, cells: int):
-        self._report, self._total, self._begun = on_progress or (lambda *_: None), 100 * cells, -100
-
-    def next(self, what: str) -> Callable[[int, int, str], None]:
-        self._begun += 100
-        begun = self._begun
-        self._report(begun, self._total, what)
-        return lambda done, total, text: self._report(
-            begun + 100 * done // max(total, 1), self._total, f"{what}: {text}"
-        )
-
-    def end(self) -> None:
-        self._report(self._total, self._total, "done")

@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
-from sparroll.calibrate.measure import Measurement, OnProgress, Study
+from sparroll.calibrate.measure import Measurement, Study
+from sparroll.calibrate.phases import OnProgress
 from sparroll.calibrate.store import Store, measurement_table
-from sparroll.calibrate.sweep import fingerprint
+from sparroll.calibrate.sweep import sweep_fingerprint
 from sparroll.mismatch.table import bin_name
 from sparroll.schedule import Schedule, Step
 
@@ -66,7 +67,7 @@ def verify(
     so none of them took part in the fit. Ends when all bins hold, no budget can be raised, or after `most_rounds`.
     Finished rounds are kept in `out` and not repeated.
     """
-    store = Store(Path(out), fingerprint(study, schedule.selector, schedule.dense_layers))
+    store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers))
     rounds: list[Measurement] = []
     notes: list[str] = []
     while True:

@@ -31,6 +31,17 @@ def test_a_bin_that_cannot_be_fitted_says_why():
     assert all(fit.beta or "Beta fit needs 20 values" in fit.why_not for fit in fits)
 
 
+def test_a_profile_with_a_folder_goes_on_from_it(tmp_path):
+    first = profile(study(), [64], dense_layers=(0,), out=tmp_path)
+    bench = study()
+    second = profile(bench, [64, 128], dense_layers=(0,), out=tmp_path)
+    assert bench.engine.generated == [("fixed-128", 0)]
+    assert second.entries[0].measurement.tail() == first.entries[0].measurement.tail()
+    assert second.ceiling.measurement.tail() == first.ceiling.measurement.tail()
+    with pytest.raises(UserError, match="was made with seed = 0, this one has 5"):
+        profile(study(seed=5), [64], dense_layers=(0,), out=tmp_path)
+
+
 def test_progress_covers_all_parts():
     seen = []
     profile(study(), [64, 128], dense_layers=(0,), on_progress=lambda *call: seen.append(call))

@@ -5,7 +5,8 @@ import math
 
 import pytest
 
-from sparroll.calibrate.time_model import MeasuredStep, fit_time_model
+from sparroll.calibrate.shapes import model_shape
+from sparroll.calibrate.time_model import MeasuredStep, fit_time_model, measure_steps
 from sparroll.errors import UserError
 
 KV_BYTES = 28 * 2 * 8 * 128 * 2
@@ -57,3 +58,33 @@ def test_no_term_is_ever_negative():
 def test_too_little_to_fit_is_refused(steps, message):
     with pytest.raises(UserError, match=message):
         fit_time_model(steps)
+
+
+def test_decode_steps_of_a_real_engine_are_timed():
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from sparroll.engines import HFEngine
+    from sparroll.schedule import Schedule
+
+    config = Qwen3Config(
+        vocab_size=64,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+    )
+    torch.manual_seed(0)
+    engine = HFEngine(Qwen3ForCausalLM(config).eval(), schedule=Schedule.fixed(64, dense_layers=(0,)))
+    steps = measure_steps(
+        engine, model_shape(config), contexts=(32, 256), batches=(2,), element_bytes=4, new_tokens=4, repeats=1
+    )
+    assert [step.batch for step in steps] == [2, 2]
+    assert [step.sparse_layers for step in steps] == [0, 2]
+    token_bytes = 2 * 2 * 16 * 4
+    # Contexts 33..36 are read whole by all three layers; beyond the budget two layers read 64 tokens and the index.
+    assert steps[0].cache_bytes_read == 2 * 3 * token_bytes * 34.5
+    assert steps[1].cache_bytes_read > 2 * token_bytes * (258.5 + 2 * 50)
+    assert steps[1].cache_bytes_read < 2 * token_bytes * (258.5 + 2 * (64 + 258.5 / 32))
