@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -22,9 +22,9 @@ from sparroll.train.distributed import Ranks
 from sparroll.train.guard import Guard
 from sparroll.train.optimizer import restore_optimizer
 from sparroll.train.prompts import PromptStream
-from sparroll.train.randomness import restore_generators, seed_everything
+from sparroll.train.randomness import generator_state, restore_generators, seed_everything
 from sparroll.train.rollouts import Sampling
-from sparroll.train.sinks import JsonLines, Sink, open_sinks
+from sparroll.train.sinks import JsonLines, Sink, check_packages, open_sinks
 from sparroll.train.update import PolicyUpdate
 from sparroll.train.weight_sync import push
 from sparroll.types import StepReport
@@ -51,9 +51,10 @@ class Parts:
     guard: Guard
     state: RunState
     resumed_from: Path | None
-    metrics: JsonLines | None
+    """The checkpoint folder; None for a new run."""
+    metrics: JsonLines | None = None
     """Only on the main process, like the sinks."""
-    sinks: list[Sink]
+    sinks: list[Sink] = field(default_factory=list)
 
     @property
     def checkpoints(self) -> Path:
@@ -82,65 +83,69 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
     task = _task(config.task.name)
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
-    ranks.wait()
-    if ranks.is_main:
-        files.output_folder(out)
-        write_config(config, out / "config.json")
-        checkpoint.tidy(out / "checkpoints", found)
-    state = checkpoint.load_state(found) if found else RunState(schedule=schedule)
-    # A sink whose package is missing is found before the model is loaded.
-    sinks = open_sinks(config, out, state.step) if ranks.is_main else []
-    metrics = JsonLines(out / "metrics.jsonl", state.metrics_bytes) if ranks.is_main else None
-
-    scorer = Scorer(
-        found / "model" if found else config.model.name,
-        dtype=torch.float32,
-        device=ranks.device,
-        batch_tokens=config.train.micro_batch_tokens,
+    check_packages(config)
+    files.output_folder(out)
+    state = checkpoint.load_state(found) if found else RunState(schedule=schedule, guard=guard.state())
+    scorer = _policy(found / "model" if found else config.model.name, config, ranks)
+    parts = Parts(
+        config=config,
+        out=out,
+        ranks=ranks,
+        task=task,
+        prompts=PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts),
+        scorer=scorer,
+        reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
+        engine=_engine(config, state.schedule, ranks),
+        update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
+        sampling=_sampling(config, scorer.model.config.vocab_size),
+        guard=guard,
+        state=state,
+        resumed_from=found,
     )
-    reference = None
-    if config.train.kl_coefficient > 0:
-        reference = Scorer(config.model.name, dtype=torch.float32, device=ranks.device)
-    engine = HFEngine(
-        config.model.name,
-        schedule=state.schedule,
-        dtype=_DTYPE[config.rollout.dtype],
-        device=ranks.device,
-        max_batch=config.rollout.max_batch,
-    )
-    update = PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks)
-    prompts = PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts)
     seed_everything(config.train.seed)
     if found:
-        restore_optimizer(scorer.model, update.optimizer, checkpoint.load_optimizer(found))
-        prompts.drawn = state.prompts_drawn
-        guard.restore(state.guard)
-        push(scorer.model, engine, state.step)
-        if ranks.rank < len(state.generators):
-            restore_generators(state.generators[ranks.rank])
-    sampling = Sampling(
-        samples_per_prompt=config.rollout.samples_per_prompt,
-        max_new_tokens=config.rollout.max_new_tokens,
-        temperature=config.rollout.temperature,
-        top_k=min(config.rollout.top_k, scorer.model.config.vocab_size),
-    )
-    return Parts(
-        config,
-        out,
-        ranks,
-        task,
-        prompts,
-        scorer,
-        reference,
-        engine,
-        update,
-        sampling,
-        guard,
-        state,
-        found,
-        metrics,
-        sinks,
-    )
+        _restore(parts, found)
+    else:
+        state.generators = ranks.gather([generator_state()])
+    ranks.wait()
+    if ranks.is_main:
+        _begin_writing(parts)
+    return parts
+
+
+def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:
+    return Scorer(name, dtype=torch.float32, device=ranks.device, batch_tokens=config.train.micro_batch_tokens)
+
+
+def _engine(config: TrainConfig, schedule: Schedule | None, ranks: Ranks) -> HFEngine:
+    rollout, dtype = config.rollout, _DTYPE[config.rollout.dtype]
+    return HFEngine(config.model.name, schedule=schedule, dtype=dtype, device=ranks.device, max_batch=rollout.max_batch)
+
+
+def _sampling(config: TrainConfig, vocabulary: int) -> Sampling:
+    rollout = config.rollout
+    top_k = min(rollout.top_k, vocabulary)
+    return Sampling(rollout.samples_per_prompt, rollout.max_new_tokens, rollout.temperature, top_k)
+
+
+def _restore(parts: Parts, found: Path) -> None:
+    """Everything that is not made from the checkpoint to begin with."""
+    policy, state = parts.scorer.model, parts.state
+    restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
+    parts.prompts.drawn = state.prompts_drawn
+    parts.guard.restore(state.guard)
+    push(policy, parts.engine, state.step)
+    if parts.ranks.rank < len(state.generators):
+        restore_generators(state.generators[parts.ranks.rank])
+
+
+def _begin_writing(parts: Parts) -> None:
+    """Last, so that a run that could not start leaves nothing that looks like one."""
+    config, out = parts.config, parts.out
+    write_config(config, out / "config.json")
+    checkpoint.tidy(parts.checkpoints, parts.resumed_from)
+    parts.metrics = JsonLines(out / "metrics.jsonl", parts.state.metrics_bytes)
+    parts.sinks = open_sinks(config, out, parts.state.step)
 
 
 def starting_schedule(config: TrainConfig) -> Schedule | None:
@@ -177,12 +182,12 @@ def _task(name: str) -> Task:
 
 
 def _find_checkpoint(config: TrainConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
-    begun = (out / "config.json").is_file()
-    if begun and not resume:
+    metrics = out / "metrics.jsonl"
+    if not resume and ((metrics.is_file() and metrics.stat().st_size) or (out / "checkpoints").exists()):
         raise UserError(f"{out} already holds a run", "go on with --resume, or choose another folder with --out")
     if not resume:
         return None
-    if not begun:
+    if not (out / "config.json").is_file():
         raise UserError(f"there is no run to resume in {out}", "leave --resume out to start one")
     found, complaints = checkpoint.newest(out / "checkpoints")
     refuse_changes(checkpoint.read_json((found or out) / "config.json"), config)

@@ -102,7 +102,7 @@ class ConsoleLine:
 
 class TensorBoard:
     def __init__(self, out: Path, step: int):
-        module = _package("torch.utils.tensorboard", "tensorboard")
+        module = _package("tensorboard")
         # What a killed run wrote after its last checkpoint is hidden.
         self._writer = module.SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
 
@@ -120,7 +120,7 @@ class Tracker:
     """W&B, or trackio, which speaks the same words. The run's id lives beside the metrics: a resumed run goes on there."""
 
     def __init__(self, package: str, out: Path, config: TrainConfig):
-        module = _package(package, package)
+        module = _package(package)
         name = config.log.run_name or out.name
         about: dict[str, Any] = {
             "project": config.log.project,
@@ -139,6 +139,16 @@ class Tracker:
 
     def close(self) -> None:
         self._run.finish()
+
+
+_PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+
+
+def check_packages(config: TrainConfig) -> None:
+    """Raise UserError where a chosen sink's package is missing."""
+    for name in config.log.sinks:
+        if name in _PACKAGES:
+            _package(name)
 
 
 def open_sinks(config: TrainConfig, out: Path, step: int) -> list[Sink]:
@@ -161,10 +171,10 @@ def _run_id(out: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _package(module: str, package: str) -> ModuleType:
+def _package(name: str) -> ModuleType:
     try:
-        return importlib.import_module(module)
+        return importlib.import_module(_PACKAGES[name])
     except ImportError:
         raise UserError(
-            f"log.sinks names {package!r}, but the package {package} is not installed", f"pip install {package}"
+            f"log.sinks names {name!r}, but the package {name} is not installed", f"pip install {name}"
         ) from None

@@ -1,0 +1,27 @@
+"""One process of a data-parallel run: python one_rank.py MODEL FOLDER, under the environment that torchrun sets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from integration.train_runs import short_config
+from sparroll.train import train
+
+CHANGES = {"steps": 2, "prompts_per_step": 3, "lr": 1e-4}
+"""Three prompts a step: with two processes, one of them has two."""
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    model, out = sys.argv[1], Path(sys.argv[2])
+    train(short_config(model, train=CHANGES), out)
+    train(short_config(model, train=CHANGES | {"steps": 3}), out, resume=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,67 @@
+"""Data-parallel training on two gloo processes is training on one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load_file
+from torch import Tensor
+
+from integration.one_rank import CHANGES
+from integration.train_runs import short_config, write_model
+from sparroll.train import train
+from sparroll.train.sinks import read_lines
+
+HERE = Path(__file__).parent
+
+
+def run_ranks(count: int, model: str, out: Path) -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, str(HERE / "one_rank.py"), model, str(out)]
+    shared = {"WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            command,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=os.environ
+            | shared
+            | {"RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(HERE.parents[1] / "src")},
+        )
+        for rank in range(count)
+    ]
+    for process in ranks:
+        _, error = process.communicate(timeout=240)
+        assert process.returncode == 0, error
+
+
+def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
+    return max(float((one[name] - other[name]).abs().max()) for name in one)
+
+
+@pytest.mark.slow
+def test_two_processes_train_like_one(tmp_path: Path) -> None:
+    """Two steps, then a third one after a resume."""
+    model = write_model(tmp_path / "model")
+    run_ranks(2, model, tmp_path / "two")
+    train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
+    before = load_file(Path(model) / "model.safetensors")
+    for step in (2, 3):
+        place = f"checkpoints/step-{step:06d}/model/model.safetensors"
+        one, two = (load_file(tmp_path / name / place) for name in ("one", "two"))
+        assert difference(one, before) > 1e-4
+        assert difference(one, two) < 1e-6
+    logged, expected = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
+    # The two processes evaluated after their second step too, which was their last at first.
+    logged = [line for line in logged if not (line["step"] == 2 and "evaluate/prompts" in line)]
+    for line, same in zip(logged, expected, strict=True):
+        assert {k: v for k, v in line.items() if not k.startswith("time/")} == pytest.approx(
+            {k: v for k, v in same.items() if not k.startswith("time/")}, rel=1e-4, abs=1e-5
+        )

@@ -1,0 +1,191 @@
+"""A run that was cut off anywhere and resumed is the run that was not: weights, optimizer, metrics, to the bit."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+from integration.killed_runs import MOMENTS
+from integration.train_runs import short_config, write_model
+from sparroll.engines import HFEngine
+from sparroll.train import TrainResult, train
+from sparroll.train.sinks import read_lines
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    train(short_config(model), out)
+    return out
+
+
+def same_run(out: Path, straight: Path) -> None:
+    """Weights, optimizer, state and metrics equal to the bit, wall times apart."""
+    logged, expected = (
+        [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_lines(folder / "metrics.jsonl")]
+        for folder in (out, straight)
+    )
+    assert logged == expected
+    here, there = (folder / "checkpoints" / "step-000004" for folder in (out, straight))
+    for name in ("model/model.safetensors", "optimizer.safetensors"):
+        one, other = load_file(here / name), load_file(there / name)
+        assert one.keys() == other.keys()
+        assert all(one[key].equal(other[key]) for key in one), name
+    assert (here / "generators.json").read_text() == (there / "generators.json").read_text()
+    state, expected_state = (json.loads((folder / "state.json").read_text()) for folder in (here, there))
+    # Wall times have lengths of their own, and Ctrl-C in the last evaluation saves the step before it.
+    ignored = {"metrics_bytes": 0, "evaluated_step": 0}
+    assert state | ignored == expected_state | ignored
+    assert not list((out / "checkpoints").glob(".*"))
+
+
+@pytest.fixture(scope="module")
+def killed(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One folder per moment, each with a run that was killed there."""
+    folder = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, str(HERE / "killed_runs.py"), model, str(folder), *MOMENTS]
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1] / "src")}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert done.returncode == 0, done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_run_killed_at_any_moment_resumes_to_the_bit(moment: str, model: str, killed: Path, straight: Path) -> None:
+    train(short_config(model, checkpoint={"every_steps": 1, "keep": 1}), killed / moment, resume=True)
+    same_run(killed / moment, straight)
+
+
+def interrupted_at(call: int, monkeypatch: pytest.MonkeyPatch, really: bool = False) -> None:
+    """Ctrl-C at the n-th time that the engine is asked for rollouts."""
+    original = HFEngine.generate
+    left = call
+
+    def generate(self: HFEngine, *args: Any, **kwargs: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            raise KeyboardInterrupt
+        return original(self, *args, **kwargs)
+
+    monkeypatch.setattr(HFEngine, "generate", generate)
+
+
+@pytest.mark.parametrize("call", [1, 3, 6, 8])
+def test_ctrl_c_during_rollouts_saves_the_last_completed_step(
+    call: int,
+    model: str,
+    straight: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    config, out = short_config(model, checkpoint={"every_steps": 0}), tmp_path / "run"
+    with monkeypatch.context() as patch:
+        interrupted_at(call, patch)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out)
+    (saved,) = [path.name for path in (out / "checkpoints").glob("step-*")]
+    assert f"interrupted: step {int(saved.removeprefix('step-'))} is saved" in capsys.readouterr().err
+    train(config, out, resume=True)
+    same_run(out, straight)
+
+
+def test_ctrl_c_during_the_update_waits_for_the_step_to_be_complete(
+    model: str, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = short_config(model, checkpoint={"every_steps": 0}), tmp_path / "run"
+    original, calls = HFEngine.load_weights, []
+
+    def load_weights(self: HFEngine, *args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        if len(calls) == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HFEngine, "load_weights", load_weights)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out)
+    assert "interrupted: step 2 is saved" in capsys.readouterr().err
+    assert [line["step"] for line in read_lines(out / "metrics.jsonl")] == [0, 1, 2]
+    train(config, out, resume=True)
+    same_run(out, straight)
+
+
+def test_a_second_ctrl_c_during_the_update_leaves_the_checkpoint_before(
+    model: str, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config, out = short_config(model), tmp_path / "run"
+    original, calls = HFEngine.load_weights, []
+
+    def load_weights(self: HFEngine, *args: Any, **kwargs: Any) -> None:
+        calls.append(1)
+        if len(calls) == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), signal.SIGINT)
+        original(self, *args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HFEngine, "load_weights", load_weights)
+        with pytest.raises(KeyboardInterrupt):
+            train(config, out)
+    assert "the update of step 4 was cut off, the last checkpoint is of step 2" in capsys.readouterr().err
+    train(config, out, resume=True)
+    same_run(out, straight)
+
+
+def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_goes_on(
+    model: str, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    train(short_config(model), out)
+    weights = out / "checkpoints" / "step-000004" / "model" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    train(short_config(model), out, resume=True)
+    told = capsys.readouterr().err
+    assert "step-000004 is damaged" in told
+    assert "resuming from step-000002" in told
+    same_run(out, straight)
+
+
+def test_a_finished_run_may_be_given_more_steps(model: str, tmp_path: Path) -> None:
+    without = {"evaluate": {"prompts": 0}}
+    long = train(short_config(model, **without), tmp_path / "long")
+    train(short_config(model, train={"steps": 2}, **without), tmp_path / "short")
+    extended = train(short_config(model, **without), tmp_path / "short", resume=True)
+    same_run(tmp_path / "short", tmp_path / "long")
+    assert (extended.reward_first, extended.reward_last) == (long.reward_first, long.reward_last)
+
+
+def test_resuming_a_finished_run_computes_nothing(model: str, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HFEngine, "generate", None)
+    before = (straight / "metrics.jsonl").read_bytes()
+    result: TrainResult = train(short_config(model), straight, resume=True)
+    assert result.steps == 4
+    assert (straight / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_guards_fallback_survives_a_kill(model: str, tmp_path: Path) -> None:
+    guard = {"action": "stricter", "at_least": 0.999, "window_steps": 1, "stricter": ["dense"]}
+    changes: dict[str, Any] = {"guard": guard, "mismatch": {"least_tokens": 20, "ceiling_every_steps": 0}}
+    long = train(short_config(model, **changes), tmp_path / "long")
+    train(short_config(model, train={"steps": 2}, evaluate={"prompts": 6}, **changes), tmp_path / "short")
+    again = train(short_config(model, **changes), tmp_path / "short", resume=True)
+    assert again.events == long.events
+    assert again.reward_last == long.reward_last
