@@ -25,6 +25,8 @@ class Progress:
 
     def __init__(self, quiet: bool = False, console: Console | None = None):
         self.console = console or Console(stderr=True)
+        self.silent = quiet
+        """Asked to say nothing at all."""
         self.quiet = quiet or not self.console.is_terminal
         self._bars = RichProgress(
             TextColumn("{task.description}"),
@@ -61,3 +63,11 @@ def say(text: str, quiet: bool = False) -> None:
     """A line on standard error, where standard output belongs to results."""
     if not quiet:
         print(text, file=sys.stderr, flush=True)
+
+
+def quiet_transformers() -> None:
+    """No progress bars and notices of transformers between ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()

@@ -6,7 +6,7 @@ import sys
 
 import typer
 
-from sparroll.cli import calibrate, doctor, plan, profile, report, rollout, schedule, train
+from sparroll.cli import calibrate, doctor, plan, profile, quickstart, report, rollout, schedule, train
 from sparroll.errors import UserError
 
 app = typer.Typer(
@@ -17,6 +17,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
+app.command("quickstart")(quickstart.quickstart)
 app.command("doctor")(doctor.doctor)
 app.command("rollout")(rollout.rollout)
 app.command("plan")(plan.plan)

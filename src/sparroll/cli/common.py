@@ -12,7 +12,7 @@ import typer
 
 from sparroll import files
 from sparroll.errors import UserError
-from sparroll.progress import say
+from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
 
 if TYPE_CHECKING:
@@ -85,14 +85,6 @@ def load_engine(model: str, schedule: Schedule | None, device: str | None, max_b
 
     quiet_transformers()
     return HFEngine(model, schedule=schedule, device=device, max_batch=max_batch)
-
-
-def quiet_transformers() -> None:
-    """No progress bars and notices of transformers between ours."""
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()
-    logging.set_verbosity_error()
 
 
 def print_facts(facts: dict[str, Any]) -> None:

@@ -9,7 +9,7 @@ import typer
 
 from sparroll import files
 from sparroll.cli import common
-from sparroll.progress import Progress
+from sparroll.progress import Progress, quiet_transformers
 
 
 def train(
@@ -28,7 +28,7 @@ def train(
 
     settings = load_config(config, overrides or [])
     common.output_folder(out)
-    common.quiet_transformers()
+    quiet_transformers()
     with Progress(json_output) as bars:
         result = run(settings, out, resume=resume, on_progress=bars.bar("train"))
     page = files.write_text(out / "report.html", render(collect(out)))

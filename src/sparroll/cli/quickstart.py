@@ -1,0 +1,56 @@
+"""`sparroll quickstart`: the whole idea on a small model, on this machine's CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from sparroll.cli import common
+from sparroll.progress import Progress
+
+
+def quickstart(
+    out: common.Out = Path("runs/quickstart"),
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file with other sizes.")] = None,
+    json_output: common.Json = False,
+) -> None:
+    """Profile, calibrate, plan, three short RL runs (dense, calibrated, too aggressive), report. Resumes where it was."""
+    from sparroll.quickstart import load_settings
+    from sparroll.quickstart import quickstart as run
+
+    settings = load_settings(config)
+    common.output_folder(out)
+    with (
+        common.interruptible(f"{out} keeps what is finished; the same command goes on"),
+        Progress(json_output) as bars,
+    ):
+        summary = run(settings, out, bars)
+    if json_output:
+        common.print_json(summary)
+    else:
+        print("\n".join(text(summary)))
+    common.wrote(out / "summary.json", out / "report.html", quiet=json_output)
+
+
+def text(summary: dict[str, Any]) -> list[str]:
+    """The summary as it is printed."""
+    lines = [f"{'from context':>12}{'KV budget':>11}{'tail q05':>10}{'low':>8}{'dense ceiling':>15}"]
+    for row in summary["tail"]:
+        figures = f"{_down(row['q05']):>10}{_down(row['q05_low']):>8}{_down(row['dense_ceiling_q05']):>15}"
+        lines.append(f"{row['from_context_tokens']:>12,}{row['kv_budget_tokens']:>11,}{figures}")
+    lines += ["", f"{'run':<12}{'reward':>18}{'dense accuracy':>18}{'lowest tail':>13}"]
+    for name, run in summary["runs"].items():
+        reward = f"{run['reward_first']:.3f} to {run['reward_last']:.3f}"
+        accuracy = "-"
+        if run["dense_accuracy_first"] is not None:
+            accuracy = f"{run['dense_accuracy_first']:.3f} to {run['dense_accuracy_last']:.3f}"
+        lines.append(f"{name:<12}{reward:>18}{accuracy:>18}{_down(run['tail_q05_min']):>13}")
+    share = summary["kv_read_share"]
+    read = "" if share is None else f"calibrated rollouts read {share:.0%} of the KV cache; "
+    return ["", *lines, "", f"{read}target {summary['target']:g}, {summary['wall_seconds']:.0f} s in all"]
+
+
+def _down(value: float | None) -> str:
+    return "-" if value is None else f"{int(value * 1000 + 1e-9) / 1000:.3f}"

@@ -1,0 +1,106 @@
+"""The sizes of a quickstart, read from a TOML file like quickstart.toml beside this one. Says what to run; runs nothing."""
+
+from __future__ import annotations
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sparroll.attention.selectors import Selector, make_selector
+from sparroll.errors import UserError, nearest
+from sparroll.schedule import Schedule
+
+CALIBRATED = "calibrated"
+"""In place of a schedule's name: the one that this quickstart makes."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class CalibrateSettings(Section):
+    task: str = "synthetic"
+    level: int = Field(ge=0)
+    prompts: int = Field(ge=1)
+    samples: int = Field(ge=1)
+    """Rollouts per prompt and budget."""
+    max_new_tokens: int = Field(ge=1)
+    temperature: float = Field(1.0, gt=0)
+    target: float = Field(0.86, gt=0, lt=1)
+    bin_tokens: int = Field(ge=1)
+    selector: str = "page_mean"
+    page_tokens: int = Field(16, ge=1, le=128)
+    dense_layers: tuple[int, ...] = (0, 1)
+    budgets: tuple[int, ...] = Field(min_length=1)
+    """Grid of the sweep, in tokens."""
+    verify_rounds: int = Field(ge=0)
+    bound: Literal["value", "low"] = "value"
+    """What must meet the target in the verification: the measured tail, or the lower end of its interval."""
+
+    def make_selector(self) -> Selector:
+        page = self.page_tokens
+        settings = {"page_tokens": page, "first_tokens": page, "recent_tokens": 2 * page}
+        return make_selector({"kind": self.selector, **settings})
+
+
+class PlanSettings(Section):
+    model: str
+    schedule: str
+    gpu: str = "H200"
+    lengths: str = "0-32768"
+
+
+class RunSettings(Section):
+    schedule: str | None = None
+    """dense, calibrated, a preset or a file."""
+    kv_budget_tokens: int | None = None
+    """One budget at every length instead, with the calibration's selector."""
+
+    @model_validator(mode="after")
+    def _one(self) -> Self:
+        if (self.schedule is None) == (self.kv_budget_tokens is None):
+            raise ValueError("a run needs either schedule or kv_budget_tokens")
+        return self
+
+
+class Settings(Section):
+    model: str = "tiny-reasoner"
+    seed: int = Field(0, ge=0)
+    calibrate: CalibrateSettings
+    plans: tuple[PlanSettings, ...] = ()
+    train: dict[str, dict[str, Any]] = {}
+    """Sections of a `sparroll train` file, shared by the runs."""
+    runs: dict[str, RunSettings] = {}
+
+    def aggressive_schedule(self, run: RunSettings) -> Schedule:
+        """The fixed budget of a run, selected as in the calibration."""
+        assert run.kv_budget_tokens is not None
+        selector, layers = self.calibrate.make_selector(), self.calibrate.dense_layers
+        return Schedule.fixed(run.kv_budget_tokens, selector, layers)
+
+
+def load_settings(path: Path | None = None) -> Settings:
+    """From a file, or the packaged sizes."""
+    source = path or Path(str(resources.files("sparroll.quickstart") / "quickstart.toml"))
+    try:
+        table = tomllib.loads(source.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {source}: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"{source} is not valid TOML: {error}", "src/sparroll/quickstart/quickstart.toml is an example"
+        ) from None
+    for key in table:
+        if key not in Settings.model_fields:
+            raise UserError(f"{source}: unknown key {key!r}", nearest(key, list(Settings.model_fields)))
+    try:
+        return Settings.model_validate(table)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UserError(
+            f"{source}: {where}: {first['msg']}", "quickstart.toml in the package shows every key"
+        ) from None
