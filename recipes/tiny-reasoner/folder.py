@@ -63,6 +63,12 @@ def stored_weights(model: Qwen3ForCausalLM) -> dict[str, torch.Tensor]:
     return {name: tensor.detach().to("cpu", torch.bfloat16).contiguous() for name, tensor in named.items()}
 
 
+def load_weights(model: Qwen3ForCausalLM, weights: dict[str, torch.Tensor]) -> Qwen3ForCausalLM:
+    """The model in fp32 with exactly the values that the file holds, so that what is measured is what is shipped."""
+    model.load_state_dict({name: tensor.float() for name, tensor in weights.items()}, strict=False)
+    return model.eval()
+
+
 def write_folder(folder: Path, config: Qwen3Config) -> None:
     """Everything but the weights. The config says float32: `from_pretrained` computes in fp32 from the bf16 file."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -44,50 +44,52 @@ class Kind(Protocol):
 
 
 class Chain:
-    """Resolve variables from sums and differences mod 100; the answer is the sum of the asked ones mod 100.
+    """Follow threads of sums and differences mod 100 to their ends; the answer is the sum of the ends mod 100.
 
-    prompt    chain du = ba + ki ; ba 4 7 ; li = du - ba ; ki 1 2 ; find li ?
-    response  du = ba + ki : ba 4 7 + ki 1 2 = du 5 9 ; li = du - ba : du 5 9 - ba 4 7 = li 1 2 ; li 1 2 sum 1 2 ;
-              answer 1 2 <eos>
-    The formulas form threads: each takes the variable before it in its thread, and a constant. The ends are asked.
-    Formulas come in any order that keeps the order inside each thread. After one, sometimes: check ki 1 2 ;
+    prompt    chain li = du - ba ; ba 4 7 ; du = ki + ba ; ki 1 2 ; start ki find li ?
+    response  ki > du = ki + ba : ki 1 2 + ba 4 7 = du 5 9 ; du > li = du - ba : du 5 9 - ba 4 7 = li 1 2 ;
+              li 1 2 sum 1 2 ; answer 1 2 <eos>
+    A step takes a variable whose value is known and writes the one formula that continues from it. Any thread may go
+    next. After a step, sometimes: check ba 4 7 ;
     """
 
-    constants = (3, 4, 5, 6, 7, 8, 9, 10, 12)
     threads = (2, 3, 3, 4, 4, 5, 6, 7, 8)
-    formulas = (4, 10, 14, 18, 24, 33, 45, 60, 80)
+    constants = (4, 5, 6, 7, 8, 9, 10, 11, 12)
+    formulas = (4, 9, 12, 16, 21, 30, 41, 55, 72)
 
     def draw(self, rng: Random, level: int) -> Problem:
         count, threads = self.constants[level], self.threads[level]
         order = rng.sample(NAMES, count + self.formulas[level])
         constants, variables = order[:count], order[count:]
         value = {name: rng.randrange(100) for name in constants}
-        ends, definition = [rng.choice(constants) for _ in range(threads)], {}
-        for step, name in enumerate(variables):
-            thread = step if step < threads else rng.randrange(threads)
+        starts, step_after = constants[:threads], {}
+        ends = list(starts)
+        for index, name in enumerate(variables):
+            thread = index if index < threads else rng.randrange(threads)
             left, sign, right = ends[thread], rng.choice("+-"), rng.choice(constants)
-            definition[name] = (left, sign, right)
+            step_after[left] = (name, sign, right)
             value[name] = (value[left] + (value[right] if sign == "+" else -value[right])) % 100
             ends[thread] = name
         statements = [(name, *PAIRS[value[name]], ";") for name in constants]
-        statements += [(name, "=", *definition[name], ";") for name in variables]
+        statements += [(name, "=", left, sign, right, ";") for left, (name, sign, right) in step_after.items()]
         rng.shuffle(statements)
-        words = ("chain", *(word for statement in statements for word in statement), "find", *ends, "?")
-        return Problem(words, PAIRS[sum(value[name] for name in ends) % 100], (definition, value, ends))
+        words = (word for statement in statements for word in statement)
+        question = ("start", *rng.sample(starts, threads), "find", *ends, "?")
+        facts = (step_after, value, constants, starts, ends)
+        return Problem(("chain", *words, *question), PAIRS[sum(value[name] for name in ends) % 100], facts)
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
-        definition, value, ends = facts
+        step_after, value, constants, starts, ends = facts
         check_share = rng.uniform(*CHECK_SHARE)
-        known = [name for name in value if name not in definition]
-        resolved, waiting, words = set(known), list(definition), []
-        while waiting:
-            name = rng.choice([name for name in waiting if definition[name][0] in resolved])
-            left, sign, right = definition[name]
-            words += (name, "=", left, sign, right, ":", left, *PAIRS[value[left]], sign, right, *PAIRS[value[right]])
-            words += ("=", name, *PAIRS[value[name]], ";")
-            waiting.remove(name)
-            resolved.add(name)
+        known, open_ends, words = list(constants), list(starts), []
+        while open_ends:
+            left = open_ends.pop(rng.randrange(len(open_ends)))
+            name, sign, right = step_after[left]
+            words += (left, ">", name, "=", left, sign, right, ":", left, *PAIRS[value[left]])
+            words += (sign, right, *PAIRS[value[right]], "=", name, *PAIRS[value[name]], ";")
             known.append(name)
+            if name in step_after:
+                open_ends.append(name)
             if rng.random() < check_share:
                 checked = rng.choice(known)
                 words += ("check", checked, *PAIRS[value[checked]], ";")
