@@ -238,6 +238,11 @@ def test_a_gradient_that_is_not_finite_stops_before_a_weight_moves(model: str, t
         ({"rollout": {"kv_budget_tokens": 100}}, "must be a multiple of page_tokens"),
         ({"rollout": {"kv_budget_tokens": None, "schedule": "qwen3-1.7b-0.68"}}, "unknown schedule preset"),
         ({"rollout": {"kv_budget_tokens": None, "schedule": "qwen3-1.7b-0.86"}}, "was made for Qwen/Qwen3-1.7B"),
+        pytest.param(
+            {"model": {"device": "cuda"}},
+            r"(?s)no CUDA device.*model\.device=cpu",
+            marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
+        ),
         ({"guard": {"action": "stop"}}, r"(?s)'stop', but the schedule 'fixed-64' names no target.*guard\.at_least"),
         ({"rollout": {"max_new_tokens": 5000}}, "exceed the context of 512"),
     ],
@@ -268,6 +273,6 @@ def test_progress_is_told_after_every_step(model: str, tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     config = config_from(short_config(model).model_dump() | {"evaluate": {"prompts": 0}})
     result = train(config, tmp_path / "run", on_progress=lambda *about: told.append(about))
-    assert [about[:2] for about in told] == [(1, 4), (2, 4), (3, 4), (4, 4)]
-    assert "reward 0." in told[0][2]
+    assert [about[:2] for about in told] == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
+    assert "reward 0." in told[1][2]
     assert result.dense_accuracy_first is None

@@ -72,7 +72,7 @@ def write_model(folder: Path, seed: int = 0) -> str:
     return str(folder)
 
 
-def short_config(model: str, **changes: dict[str, Any]) -> TrainConfig:
+def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
     """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after. `changes` by section."""
     table: dict[str, dict[str, Any]] = {
         "model": {"name": model, "device": "cpu"},

@@ -13,6 +13,8 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from sparroll.errors import UserError
+
 Item = TypeVar("Item")
 
 
@@ -21,9 +23,17 @@ class Ranks:
 
     def __init__(self, device: str = "auto"):
         self._state = PartialState(cpu=True) if device == "cpu" else PartialState()
-        self.device = torch.device("cpu") if device == "cpu" else self._state.device
+        self.device = self._own_device(device)
         self.rank: int = self._state.process_index
         self.count: int = self._state.num_processes
+
+    def _own_device(self, device: str) -> torch.device:
+        # Not accelerate's own choice, which is made once per Python process.
+        if device == "cuda" and not torch.cuda.is_available():
+            raise UserError("model.device is 'cuda', but there is no CUDA device", "--set model.device=cpu")
+        if device == "cpu" or not torch.cuda.is_available():
+            return torch.device("cpu")
+        return torch.device("cuda", self._state.local_process_index)
 
     @property
     def is_main(self) -> bool:

@@ -61,6 +61,8 @@ class Trainer:
 
     def run(self, on_progress: OnProgress | None = None) -> TrainResult:
         steps = self.config.train.steps
+        if on_progress:
+            on_progress(self.state.step, steps, "")
         try:
             self.evaluate_when_due()
             while self.state.step < steps and not self.state.stopped:

@@ -1,0 +1,152 @@
+"""The quickstart at toy sizes: from nothing to summary.json and report.html, interrupted on the way and resumed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cli_runs import error_of
+from sparroll.cli import main
+
+SIZES = """
+model = "tiny-reasoner"
+[calibrate]
+level = 0
+prompts = 8
+samples = 2
+max_new_tokens = 100
+target = 0.5
+bin_tokens = 100
+page_tokens = 4
+budgets = [32, 64, 160]
+verify_rounds = 2
+[[plans]]
+model = "Qwen/Qwen3-1.7B"
+schedule = "qwen3-1.7b-0.86"
+[[plans]]
+model = "tiny-reasoner"
+schedule = "calibrated"
+lengths = "0-200"
+[train.task]
+level = 0
+[train.rollout]
+samples_per_prompt = 2
+max_new_tokens = 80
+[train.train]
+steps = 3
+prompts_per_step = 2
+lr = 1e-5
+[train.mismatch]
+bin_tokens = 100
+[train.evaluate]
+prompts = 4
+[train.checkpoint]
+every_steps = 1
+[train.log]
+sinks = []
+[runs.dense]
+schedule = "dense"
+[runs.calibrated]
+schedule = "calibrated"
+[runs.aggressive]
+kv_budget_tokens = 16
+"""
+CODE = "import sys; from sparroll.cli import main; sys.exit(main())"
+KEYS = {"schedule_path", "target", "tail", "runs", "kv_read_share", "wall_seconds"}
+
+
+@pytest.fixture
+def sizes(tmp_path: Path) -> Path:
+    path = tmp_path / "sizes.toml"
+    path.write_text(SIZES)
+    return path
+
+
+def _start(sizes: Path, out: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CODE, "quickstart", "--config", str(sizes), "--out", str(out)]
+    source = str(Path(__file__).parents[2] / "src")
+    return subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env=os.environ | {"PYTHONPATH": source},
+    )  # fmt: skip
+
+
+def _figures(out: Path) -> dict[str, Any]:
+    summary = json.loads((out / "summary.json").read_text())
+    assert set(summary) == KEYS
+    return {"tail": summary["tail"], "runs": summary["runs"]}
+
+
+@pytest.mark.slow
+def test_an_interrupted_quickstart_goes_on_and_ends_like_a_straight_one(sizes: Path, tmp_path: Path) -> None:
+    straight = _start(sizes, tmp_path / "straight")
+    output, errors = straight.communicate(timeout=400)
+    assert straight.returncode == 0, errors
+    assert "calibrated rollouts read" in output
+    assert errors.splitlines()[-2:] == [
+        f"wrote {tmp_path}/straight/summary.json",
+        f"wrote {tmp_path}/straight/report.html",
+    ]
+
+    cut, out = _start(sizes, tmp_path / "cut"), tmp_path / "cut"
+    began = time.monotonic()
+    while not (out / "dense" / "metrics.jsonl").exists():
+        assert time.monotonic() - began < 300
+        assert cut.poll() is None, cut.communicate()[1]
+        time.sleep(0.05)
+    # To the parent alone, as a process manager would; a terminal sends it to all.
+    cut.send_signal(signal.SIGINT)
+    _, errors = cut.communicate(timeout=120)
+    assert cut.returncode == 130, errors
+    assert "the same command goes on" in errors
+    assert not (out / "summary.json").exists()
+    calibrated_at = (out / "calibration" / "calibration.json").stat().st_mtime_ns
+
+    again = _start(sizes, out)
+    _, errors = again.communicate(timeout=400)
+    assert again.returncode == 0, errors
+    assert (out / "calibration" / "calibration.json").stat().st_mtime_ns == calibrated_at
+    assert _figures(out) == _figures(tmp_path / "straight")
+
+    page = (out / "report.html").read_text()
+    assert "src=" not in page
+    assert "http" not in page
+    assert page.count("<svg") == 4
+    assert "aggressive" in page
+
+
+def test_mistakes_in_the_sizes_are_found_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path, out = tmp_path / "sizes.toml", tmp_path / "out"
+    command = ["quickstart", "--config", str(path), "--out", str(out)]
+    path.write_text(SIZES.replace("[calibrate]", "[calibrated]"))
+    message, hint = error_of(command, capsys)
+    assert "unknown key 'calibrated'" in message
+    assert hint == "did you mean 'calibrate'?"
+    path.write_text(SIZES.replace("lr = 1e-5", "learning_rate = 1e-5"))
+    message, _ = error_of(command, capsys)
+    assert "unknown key train.learning_rate" in message
+    path.write_text(SIZES.replace("prompts = 8", "prompts = 0"))
+    message, _ = error_of(command, capsys)
+    assert "calibrate.prompts" in message
+    assert not (out / "calibration").exists()
+
+
+def test_a_folder_of_another_quickstart_is_refused(
+    sizes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "settings.json").write_text("{}")
+    message, _ = error_of(["quickstart", "--config", str(sizes), "--out", str(out)], capsys)
+    assert "holds a quickstart with other settings" in message
+    assert main(["report", "--run", str(out)]) == 2
