@@ -105,7 +105,10 @@ class Schedule:
         try:
             table = tomllib.loads(path.read_text(encoding="utf-8"))
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(f"the schedule file {name_or_path} is not valid TOML: {error}") from None
+            raise UserError(
+                f"the schedule file {name_or_path} is not valid TOML: {error}",
+                "`sparroll schedule show qwen3-1.7b-0.86 --json` shows what one holds",
+            ) from None
         except OSError as error:
             raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}") from None
         try:

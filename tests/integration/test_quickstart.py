@@ -20,14 +20,14 @@ SIZES = """
 model = "tiny-reasoner"
 [calibrate]
 level = 0
-prompts = 8
-samples = 2
+prompts = 12
+samples = 1
 max_new_tokens = 100
 target = 0.5
 bin_tokens = 100
 page_tokens = 4
-budgets = [32, 64, 160]
-verify_rounds = 2
+budgets = [32, 160]
+verify_rounds = 1
 [[plans]]
 model = "Qwen/Qwen3-1.7B"
 schedule = "qwen3-1.7b-0.86"
@@ -41,7 +41,7 @@ level = 0
 samples_per_prompt = 2
 max_new_tokens = 80
 [train.train]
-steps = 3
+steps = 2
 prompts_per_step = 2
 lr = 1e-5
 [train.mismatch]
@@ -135,7 +135,7 @@ def test_mistakes_in_the_sizes_are_found_before_anything_runs(
     path.write_text(SIZES.replace("lr = 1e-5", "learning_rate = 1e-5"))
     message, _ = error_of(command, capsys)
     assert "unknown key train.learning_rate" in message
-    path.write_text(SIZES.replace("prompts = 8", "prompts = 0"))
+    path.write_text(SIZES.replace("prompts = 12", "prompts = 0"))
     message, _ = error_of(command, capsys)
     assert "calibrate.prompts" in message
     assert not (out / "calibration").exists()

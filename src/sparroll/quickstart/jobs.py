@@ -10,6 +10,7 @@ import os
 import queue
 import signal
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -103,6 +104,7 @@ def _child(job: Job, messages: Any) -> None:
     with job.log.open("a", encoding="utf-8", buffering=1) as log:
         sys.stdout = sys.stderr = log
         torch.set_num_threads(1)
+        threading.Thread(target=_end_with_parent, daemon=True).start()
         quiet_transformers()
 
         def on_progress(done: int, total: int, text: str = "") -> None:
@@ -116,3 +118,11 @@ def _child(job: Job, messages: Any) -> None:
             sys.exit(130)
         except Exception:
             messages.put((job.name, "failure", traceback.format_exc()))
+
+
+def _end_with_parent() -> None:
+    """A killed parent cannot stop its jobs; every file they write is whole at any moment, so they may just end."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None, "a job runs in a child process"
+    parent.join()
+    os._exit(1)

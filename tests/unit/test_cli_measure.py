@@ -1,0 +1,111 @@
+"""`sparroll profile`, `calibrate`, `plan` and `report` on the command line; the figures themselves are tested elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_runs import error_of, save_model
+from sparroll.cli import main
+from sparroll.schedule import Schedule
+
+SMALL = ["--task", "synthetic", "--level", "0", "--count", "6", "--samples", "2", "--max-new-tokens", "60"]
+TINY = ["--model", "tiny-reasoner", *SMALL, "--bin-tokens", "50", "--page-tokens", "4"]
+
+
+def test_plan_reproduces_the_published_roofline(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--model", "Qwen3-1.7B", "--schedule", "qwen3-1.7b-0.86", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["speedup"] == pytest.approx(3.40, rel=0.05)
+    assert main(["plan", "--model", "Qwen3-1.7B", "--schedule", "qwen3-1.7b-0.86"]) == 0
+    assert "speed-up   3.4" in capsys.readouterr().out
+
+
+def test_plan_refuses_what_it_does_not_know(capsys: pytest.CaptureFixture[str]) -> None:
+    message, hint = error_of(["plan", "--model", "Qwen3-1.7B", "--budget", "512", "--gpu", "H20O"], capsys)
+    assert message == "unknown hardware 'H20O'"
+    assert "H200" in hint
+    message, _ = error_of(["plan", "--model", "Qwen3-1.7B"], capsys)
+    assert message == "a plan needs --schedule or --budget"
+    message, hint = error_of(["plan", "--model", "Qwen3-1.7B", "--budget", "500"], capsys)
+    assert "multiple of page_tokens (16), got 500" in message
+    assert hint == "use 496 or 512"
+    message, _ = error_of(["plan", "--model", "Qwen3-1.7B", "--budget", "512", "--lengths", "many"], capsys)
+    assert "many" in message
+
+
+def test_plan_takes_a_model_folder_and_writes_a_record(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = save_model(tmp_path / "small")
+    capsys.readouterr()
+    command = ["plan", "--model", str(folder), "--budget", "64", "--lengths", "100", "--out", str(tmp_path / "out")]
+    assert main(command) == 0
+    assert capsys.readouterr().err.strip() == f"wrote {tmp_path / 'out' / 'plan.json'}"
+    assert json.loads((tmp_path / "out" / "plan.json").read_text())["results"]["model"]["layers"] == 3
+
+
+def test_profile_prints_and_plots_each_budget_and_resumes(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out = tmp_path / "out"
+    command = ["profile", *TINY, "--budget", "16", "--budget", "48", "--out", str(out)]
+    assert main(command) == 0
+    output = capsys.readouterr()
+    assert all(text in output.out for text in ("dense: reads 100%", "fixed-16: reads", "fixed-48: reads", "Beta"))
+    assert output.err.splitlines()[-1] == f"wrote {out / 'report.html'}"
+    record = json.loads((out / "profile.json").read_text())
+    assert [entry["name"] for entry in record["results"]["schedules"]] == ["fixed-16", "fixed-48"]
+    assert "budget 16" in (out / "report.html").read_text()
+
+    from sparroll.engines.hf import HFEngine
+
+    def again(*_: object, **__: object) -> None:
+        raise AssertionError("a finished profile must not generate again")
+
+    monkeypatch.setattr(HFEngine, "generate", again)
+    assert main([*command, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == record["results"]
+
+
+def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = ["calibrate", *TINY, "--target", "0.3", "--out", str(out), "--name", "mine", "--verify-rounds", "1"]
+    assert main([*command, *(part for budget in (24, 48, 96) for part in ("--budget", str(budget)))]) == 0
+    output = capsys.readouterr()
+    assert "dense ceiling" in output.out
+    assert output.err.splitlines()[-1] == f"wrote {out / 'mine.toml'}"
+    schedule = Schedule.load(out / "mine.toml")
+    assert schedule.target is not None
+    assert schedule.target["at_least"] == 0.3
+    assert schedule.model == "tiny-reasoner"
+    assert schedule.made_by is not None
+    assert main(["schedule", "show", str(out / "mine.toml")]) == 0
+    assert "0.3" in capsys.readouterr().out
+    assert main(["report", "--run", str(out)]) == 0
+    assert "<svg" in (out / "report.html").read_text()
+
+
+def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["--model", "no-such-model", "--task", "synthetic", "--out", str(tmp_path / "out")]
+    message, _ = error_of(["profile", *there], capsys)
+    assert message == "there is nothing to profile"
+    message, hint = error_of(["profile", *there, "--budget", "100"], capsys)
+    assert "multiple of page_tokens (16), got 100" in message
+    assert hint == "use 96 or 112"
+    message, _ = error_of(["profile", *there, "--budget", "64", "--estimator", "top_k"], capsys)
+    assert message == "unknown estimator 'top_k'"
+    message, hint = error_of(["calibrate", *there, "--selector", "page_meen"], capsys)
+    assert message == "unknown selector kind 'page_meen'"
+    message, hint = error_of(["calibrate", *there, "--mode", "cheap"], capsys)
+    assert message == "unknown mode 'cheap'"
+    assert "faithful" in hint
+
+
+def test_report_needs_something_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message, _ = error_of(["report", "--run", str(tmp_path / "nowhere")], capsys)
+    assert message.startswith("there is no folder")
+    message, hint = error_of(["report", "--run", str(tmp_path)], capsys)
+    assert message.startswith("there is nothing to report in")
+    assert hint

@@ -1,0 +1,51 @@
+"""`sparroll train` on the command line: a run ends with its report; mistakes in the configuration are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from cli_runs import error_of
+from sparroll.cli import main
+
+SMALL = [
+    "task.level=0", "rollout.samples_per_prompt=2", "rollout.max_new_tokens=40", "train.prompts_per_step=2",
+    "train.steps=2", "evaluate.prompts=2", "mismatch.bin_tokens=50",
+]  # fmt: skip
+
+
+def _command(out: Path, *more: str) -> list[str]:
+    return ["train", "--out", str(out), *(part for setting in SMALL for part in ("--set", setting)), *more]
+
+
+def test_a_run_ends_with_its_report_and_can_be_taken_further(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(_command(out)) == 0
+    output = capsys.readouterr()
+    assert "tail_q05_min" in output.out
+    assert output.err.splitlines()[-1] == f"wrote {out / 'result.json'}"
+    assert "<svg" in (out / "report.html").read_text()
+    message, hint = error_of(_command(out), capsys)
+    assert message == f"{out} already holds a run"
+    assert "--resume" in hint
+    assert main(_command(out, "--resume", "--set", "train.steps=3", "--json")) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == 3
+
+
+def test_a_misspelt_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    message, hint = error_of(["train", "--out", str(tmp_path), "--set", "train.learning_rat=1"], capsys)
+    assert message == "unknown key train.learning_rat"
+    assert hint
+    message, hint = error_of(["train", "--out", str(tmp_path), "--set", "trian.lr=1"], capsys)
+    assert message == "unknown section [trian]"
+    assert hint == "did you mean 'train'?"
+    message, _ = error_of(["train", "--out", str(tmp_path), "--set", "train.lr=fast"], capsys)
+    assert "train.lr" in message
+    path = tmp_path / "broken.toml"
+    path.write_text("[train\n")
+    message, _ = error_of(["train", "--out", str(tmp_path), "--config", str(path)], capsys)
+    assert "is not valid TOML" in message
