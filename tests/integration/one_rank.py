@@ -15,12 +15,16 @@ from sparroll.train import train
 CHANGES = {"steps": 2, "prompts_per_step": 3, "lr": 1e-4}
 """Three prompts a step: with two processes, one of them has two."""
 
+LONELY = {"steps": 1, "prompts_per_step": 1}
+"""With two processes, one of them has nothing to do."""
+
 
 def main() -> None:
     torch.set_num_threads(1)
     model, out = sys.argv[1], Path(sys.argv[2])
     train(short_config(model, train=CHANGES), out)
     train(short_config(model, train=CHANGES | {"steps": 3}), out, resume=True)
+    train(short_config(model, train=LONELY), out / "lonely")
 
 
 if __name__ == "__main__":

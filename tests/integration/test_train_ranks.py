@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.one_rank import CHANGES
+from integration.one_rank import CHANGES, LONELY
 from integration.train_runs import short_config, write_model
 from sparroll.train import train
 from sparroll.train.sinks import read_lines
@@ -48,7 +48,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Two steps, then a third one after a resume."""
+    """Two steps, then a third one after a resume; then a run with one prompt for two processes."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
     train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
@@ -58,8 +58,14 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
         one, two = (load_file(tmp_path / name / place) for name in ("one", "two"))
         assert difference(one, before) > 1e-4
         assert difference(one, two) < 1e-6
-    logged, expected = (read_lines(tmp_path / name / "metrics.jsonl") for name in ("two", "one"))
-    # The two processes evaluated after their second step too, which was their last at first.
+    train(short_config(model, train=LONELY), tmp_path / "one" / "lonely")
+    same_lines(tmp_path / "two" / "lonely", tmp_path / "one" / "lonely")
+    same_lines(tmp_path / "two", tmp_path / "one")
+
+
+def same_lines(out: Path, expected_out: Path) -> None:
+    logged, expected = (read_lines(folder / "metrics.jsonl") for folder in (out, expected_out))
+    # The run that was resumed evaluated after its second step too, which was its last at first.
     logged = [line for line in logged if not (line["step"] == 2 and "evaluate/prompts" in line)]
     for line, same in zip(logged, expected, strict=True):
         assert {k: v for k, v in line.items() if not k.startswith("time/")} == pytest.approx(

@@ -48,13 +48,14 @@ class Ranks:
         return list(gather_object(items)) if self.count > 1 else items
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add up gradients over processes in place, as one flat tensor; a missing one counts as zero."""
-        if self.count == 1:
-            return
+        """Add up gradients over processes in place, as one flat tensor. A missing one becomes zero, with one process too:
+        the optimizer treats it alike then."""
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in trained:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        if self.count == 1:
+            return
         gradients: list[Tensor] = [parameter.grad for parameter in trained if parameter.grad is not None]
         flat = torch.cat([gradient.reshape(-1) for gradient in gradients])
         torch.distributed.all_reduce(flat)

@@ -20,6 +20,7 @@ from sparroll.train.config import TrainConfig
 from sparroll.train.config_file import refuse_changes, write_config
 from sparroll.train.distributed import Ranks
 from sparroll.train.guard import Guard
+from sparroll.train.measure import ESTIMATOR
 from sparroll.train.optimizer import restore_optimizer
 from sparroll.train.prompts import PromptStream
 from sparroll.train.randomness import generator_state, restore_generators, seed_everything
@@ -156,17 +157,31 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
 
 
 def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
-    """Raises UserError where the guard is to act but has no target."""
+    """Raises UserError where the guard is to act but has no target, or one of a statistic that it does not watch."""
     target = config.guard.at_least
-    if target is None and schedule is not None and schedule.target is not None:
-        target = float(schedule.target["at_least"])
-    if target is None and schedule is not None and config.guard.action in ("stop", "stricter"):
-        raise UserError(
-            f"guard.action is {config.guard.action!r}, but the schedule {schedule.name!r} names no target",
-            "set one: --set guard.at_least=0.86",
-        )
+    if target is None and schedule is not None and config.guard.action != "off":
+        target = _own_target(schedule, config.rollout.top_k)
+        if target is None and config.guard.action != "warn":
+            raise UserError(
+                f"guard.action is {config.guard.action!r}, but the schedule {schedule.name!r} names no target",
+                "set one: --set guard.at_least=0.86",
+            )
     stricter = [_schedule(name, config) for name in config.guard.stricter]
     return Guard(config.guard.action, target, config.guard.window_steps, stricter)
+
+
+def _own_target(schedule: Schedule, top_k: int) -> float | None:
+    """What the schedule was calibrated to hold; None where it does not say."""
+    if schedule.target is None:
+        return None
+    watched = {"estimator": ESTIMATOR, "quantile": 0.05, "top_k": top_k}
+    found = {name: schedule.target.get(name) for name in watched}
+    if found != watched:
+        raise UserError(
+            f"the schedule {schedule.name!r} holds a target for {found}, the guard watches {watched}",
+            "give the guard a target of its own, --set guard.at_least=0.86, or turn it off, --set guard.action=off",
+        )
+    return float(schedule.target["at_least"])
 
 
 def _schedule(name: str, config: TrainConfig) -> Schedule | None:

@@ -149,7 +149,7 @@ class PolicyUpdate:
         if not math.isfinite(norm):
             raise UserError(
                 f"the gradient of step {step} is not finite (norm {norm})",
-                "resume from the last checkpoint with a lower train.lr in a new run, or look for NaN in the weights",
+                "start a new run from the last checkpoint's model/ with a lower train.lr",
             )
         return norm
 

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from sparroll.schedule import Schedule
+import pytest
+
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule, Step
+from sparroll.train import load_config
 from sparroll.train.guard import Guard, Verdict
+from sparroll.train.setup import make_guard
 
 LOOSE, TIGHT = Schedule.fixed(64), Schedule.fixed(512)
 
@@ -67,3 +72,31 @@ def test_a_restored_guard_goes_on_where_the_other_stood() -> None:
     other.restore(one.state())
     for tail in (0.7, 0.7):
         assert one.watch(tail, TIGHT) == other.watch(tail, TIGHT)
+
+
+def schedule_with(target: dict[str, object] | None) -> Schedule:
+    return Schedule(steps=(Step(0, 64),), target=target, name="own")
+
+
+OWN = {"statistic": "acceptance", "estimator": "top_k_lower", "top_k": 20, "quantile": 0.05, "at_least": 0.86}
+
+
+def test_without_a_target_of_its_own_the_guard_takes_the_schedules() -> None:
+    assert make_guard(load_config(), schedule_with(OWN)).at_least == 0.86
+    assert make_guard(load_config(None, ["guard.at_least=0.8"]), schedule_with(OWN)).at_least == 0.8
+    assert make_guard(load_config(), schedule_with(None)).at_least is None
+    assert make_guard(load_config(), None).at_least is None
+
+
+@pytest.mark.parametrize("change", [{"estimator": "exact"}, {"quantile": 0.01}, {"top_k": 50}])
+def test_a_target_of_another_statistic_is_refused_and_not_compared(change: dict[str, object]) -> None:
+    schedule = schedule_with(OWN | change)
+    with pytest.raises(UserError, match=r"(?s)the guard watches .*top_k_lower.*guard\.at_least"):
+        make_guard(load_config(), schedule)
+    assert make_guard(load_config(None, ["guard.at_least=0.8"]), schedule).at_least == 0.8
+    assert make_guard(load_config(None, ["guard.action=off"]), schedule).action == "off"
+
+
+def test_a_guard_that_is_to_act_needs_a_target() -> None:
+    with pytest.raises(UserError, match="'stop', but the schedule 'own' names no target"):
+        make_guard(load_config(None, ["guard.action=stop"]), schedule_with(None))
