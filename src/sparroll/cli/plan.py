@@ -71,7 +71,8 @@ def plan(
         time_model=_time_model(model, chosen) if fit_steps else None,
         force_schedule=force_schedule,
     )
-    path = records.write(out / "plan.json", "plan", result.table()) if out is not None else None
+    asked = {"model": model, "schedule": chosen.name, "gpu": gpu, "lengths": lengths, "lengths_are": lengths_are}
+    path = records.write(out / "plan.json", "plan", result.table(), config=asked) if out is not None else None
     if json_output:
         common.print_json(result.table())
     else:

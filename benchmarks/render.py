@@ -1,0 +1,118 @@
+"""The tables of README.md and docs/results.md, from the records in benchmarks/results. Measures nothing.
+
+python benchmarks/render.py            # writes them between <!-- table: NAME --> and <!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparroll import records
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+MEASURED_IN_THE_PAPER = {"Qwen3-1.7B": 2.21, "Qwen3-4B": 2.41, "Qwen3-8B": 2.06, "Qwen3-14B": 1.49}
+"""Rollout speed-ups with the 0.86 presets on an H200 (Sparrow, arXiv 2606.08446)."""
+
+
+def results(name: str, kind: str) -> Any:
+    return records.read(RESULTS / f"{name}.json", kind)["results"]
+
+
+def plans() -> str:
+    rows = []
+    for size in ("1.7b", "4b", "8b", "14b"):
+        plan = results(f"plan-qwen3-{size}", "plan")
+        model = plan["model"]["name"]
+        share, speedup = f"{plan['kv_read_share']:.0%}", f"{plan['speedup']:.2f}x"
+        rows.append([model, plan["schedule"], share, speedup, f"{MEASURED_IN_THE_PAPER[model]:.2f}x"])
+    return table(["model", "schedule", "KV read", "planned, H200", "measured in the paper"], rows)
+
+
+def quickstart_tail() -> str:
+    rows = [
+        [
+            f"from {row['from_context_tokens']}",
+            str(row["kv_budget_tokens"]),
+            f"{down(row['q05'])} (low {down(row['q05_low'])})",
+            down(row["dense_ceiling_q05"]),
+        ]
+        for row in results("quickstart-seed-0", "quickstart")["tail"]
+    ]
+    return table(["context tokens", "KV budget", "tail", "dense ceiling"], rows)
+
+
+def quickstart_runs() -> str:
+    """One line a run: the mean over seeds, and the standard deviation between them."""
+    seeds = [records.read(path, "quickstart")["results"] for path in sorted(RESULTS.glob("quickstart-seed-*.json"))]
+    rows = []
+    for name in seeds[0]["runs"]:
+        runs = [seed["runs"][name] for seed in seeds]
+        figures = [spread([run[key] for run in runs]) for key in ("reward_first", "reward_last")]
+        figures += [spread([run[key] for run in runs]) for key in ("dense_accuracy_first", "dense_accuracy_last")]
+        rows.append([name, *figures, down(min(run["tail_q05_min"] for run in runs))])
+    head = [
+        "rollouts",
+        "reward, first steps",
+        "last steps",
+        "dense accuracy before",
+        "after",
+        "lowest tail of any step",
+    ]
+    return table(head, rows)
+
+
+def decode() -> str:
+    rows = []
+    for name, machine in (("hf-decode-cpu", "2 CPU cores, fp32"), ("hf-decode-h200", "H200, bf16")):
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        found = results(name, "hf-decode")
+        steps = found["step"]["step_seconds"]
+        for mode in ("dense", "sparse"):
+            rows.append([machine, mode, *(f"{1000 * seconds:.2f}" for seconds in steps[mode])])
+    contexts = results("hf-decode-cpu", "hf-decode")["step"]["contexts"]
+    return table(["machine", "step, ms", *(f"{context // 1024}K" for context in contexts)], rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "plans": plans,
+    "quickstart-tail": quickstart_tail,
+    "quickstart-runs": quickstart_runs,
+    "decode": decode,
+}
+
+
+def render(text: str) -> str:
+    """A page with each marked table made anew."""
+
+    def made(found: re.Match[str]) -> str:
+        return f"<!-- table: {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"
+
+    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", made, text, flags=re.S)
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def spread(values: Sequence[float]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.3f}"
+    return f"{statistics.mean(values):.3f} +- {statistics.stdev(values):.3f}"
+
+
+def down(value: float) -> str:
+    """Three decimals, towards 0: a tail just under the target never reads as met."""
+    return f"{int(value * 1000 + 1e-9) / 1000:.3f}"
+
+
+if __name__ == "__main__":
+    for page in PAGES:
+        page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,66 @@
+"""docs/cli.md from the command line itself: `python tests/cli_reference.py` writes it, a test compares."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+from sparroll.cli.app import app
+
+PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
+_HEAD = """# Command line
+
+Every verb has `--help`. A mistake is one line with a hint on standard error, and exit code 2. Ctrl-C ends a long verb
+with exit code 130 and leaves what is finished; the same command goes on (`train`: with `--resume`). With `--json` standard
+output holds the result as JSON and nothing else. Long verbs write under `--out` and end by naming the files they wrote.
+"""
+
+
+def verbs() -> Iterator[tuple[str, Any]]:
+    """("schedule show", command) for every command, in the order of the help."""
+    for name, command in get_command(app).commands.items():  # type: ignore[attr-defined]
+        if hasattr(command, "commands"):
+            yield from ((f"{name} {inner}", found) for inner, found in command.commands.items())
+        else:
+            yield name, command
+
+
+def page() -> str:
+    """The whole page."""
+    return "\n".join([_HEAD, *(_verb(name, command) for name, command in verbs())])
+
+
+def _verb(name: str, command: Any) -> str:
+    lines = [f"## sparroll {name}", "", command.help.strip(), "", "| option | default | |", "|---|---|---|"]
+    for parameter in command.params:
+        if parameter.name != "help":
+            lines.append(
+                f"| {_names(parameter)} | {_default(parameter)} | {_cell(getattr(parameter, 'help', '') or '')} |"
+            )
+    return "\n".join([*lines, ""])
+
+
+def _names(parameter: Any) -> str:
+    if not parameter.opts[0].startswith("--"):
+        return f"`{parameter.name.upper()}`"
+    return f"`{parameter.opts[0]}`" + (" (repeatable)" if parameter.multiple else "")
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    default = parameter.default
+    if callable(default) or default is None or default is False or default in ([], ()):
+        return ""
+    return f"`{default}`"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").removesuffix("; repeatable.")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")

@@ -1,0 +1,99 @@
+"""The documentation against the program: commands parse, the reference is complete, links between files exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from cli_reference import PAGE, page, verbs
+from sparroll.attention.selectors import make_selector, selector_kinds
+from sparroll.schedule import Schedule
+from sparroll.train.config_file import load_config
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+
+
+def _blocks(path: Path, language: str) -> list[str]:
+    text = path.read_text(encoding="utf-8")
+    found = re.findall(rf"^( *)```{language}\n(.*?)^\1```", text, flags=re.S | re.M)
+    return [re.sub(rf"^{indent}", "", block, flags=re.M) for indent, block in found]
+
+
+def _commands() -> list[tuple[str, str]]:
+    found = []
+    for path in PAGES:
+        for block in _blocks(path, "bash"):
+            lines = block.replace("\\\n", " ").splitlines()
+            found += [(path.name, line) for line in lines if re.search(r"(^|/|\s)sparroll [a-z]", line)]
+    return found
+
+
+def test_the_reference_is_what_the_program_says() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run: python tests/cli_reference.py"
+
+
+@pytest.mark.parametrize(("page", "line"), _commands())
+def test_every_command_in_the_docs_has_an_existing_verb_and_options(page: str, line: str) -> None:
+    words = shlex.split(line)
+    start = next(place for place, word in enumerate(words) if word.split("/")[-1] == "sparroll")
+    known = dict(verbs())
+    name = " ".join(words[start + 1 : start + 3])
+    name = name if name in known else words[start + 1]
+    assert name in known, f"{page}: sparroll has no verb {name}"
+    options = {option for parameter in known[name].params for option in parameter.opts}
+    for word in words[start + 1 :]:
+        if word.startswith("--"):
+            assert word in options, f"{page}: sparroll {name} has no option {word}"
+
+
+def test_every_toml_in_the_docs_is_accepted(tmp_path: Path) -> None:
+    schedule, train = 0, 0
+    for path in PAGES:
+        for block in _blocks(path, "toml"):
+            file = tmp_path / "block.toml"
+            file.write_text(block)
+            if block.startswith("format = 1"):
+                Schedule.load(file)
+                schedule += 1
+            elif block.startswith("# train.toml"):
+                load_config(file)
+                train += 1
+    assert (schedule, train) == (1, 1)
+
+
+def test_the_selector_of_the_docs_works_as_written() -> None:
+    code = next(block for block in _blocks(ROOT / "docs" / "selectors.md", "python") if "class LastKey" in block)
+    exec(compile(code, "selectors.md", "exec"), {"__name__": "selectors_page"})
+    assert "last_key" in selector_kinds()
+    schedule = Schedule.fixed(128, make_selector({"kind": "last_key", "page_tokens": 16}))
+
+    import torch
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    from sparroll.engines.hf import HFEngine
+
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=40, hidden_size=32, intermediate_size=32, num_hidden_layers=3, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=512, eos_token_id=None,
+    )  # fmt: skip
+    engine = HFEngine(Qwen3ForCausalLM(config), schedule=schedule)
+    (rollout,) = engine.generate([list(range(30)) * 8], max_new_tokens=4)
+    assert rollout.attention == "sparse"
+
+
+def test_links_between_files_lead_somewhere() -> None:
+    for path in PAGES:
+        for target in re.findall(r"\]\(([^)#:]+?)(?:#[^)]*)?\)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name}: {target}"
+
+
+def test_every_selector_is_documented() -> None:
+    text = (ROOT / "docs" / "selectors.md").read_text(encoding="utf-8")
+    kinds = [path.stem for path in (ROOT / "src/sparroll/attention/selectors").glob("*.py")]
+    assert {"page_mean", "oracle"} <= set(kinds)
+    assert all(f"`{kind}" in text for kind in kinds if kind not in ("__init__", "base"))

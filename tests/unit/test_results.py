@@ -1,0 +1,39 @@
+"""The tables of README and docs hold what the committed records say."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sparroll import records
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmarks_render", ROOT / "benchmarks" / "render.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+def test_tables_are_rendered_from_the_records(tables: ModuleType, page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    assert re.search(r"<!-- table: [\w-]+ -->", text), f"{page} has no table"
+    assert tables.render(text) == text, "run: python benchmarks/render.py"
+
+
+def test_every_record_is_whole() -> None:
+    paths = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+    assert paths
+    for path in paths:
+        record = records.read(path)
+        assert {"date", "commit", "hardware", "versions", "config"} <= record.keys(), path.name
