@@ -12,13 +12,18 @@ from sparroll.errors import UserError
 
 
 def write_text(path: Path | str, text: str) -> Path:
-    """Replace `path` by a file holding `text`: a temporary file beside it, flushed to disk, then renamed."""
+    """Replace `path` by a file holding `text` in UTF-8."""
+    return write_bytes(path, text.encode())
+
+
+def write_bytes(path: Path | str, data: bytes) -> Path:
+    """Replace `path` by a file holding `data`: a temporary file beside it, flushed to disk, then renamed."""
     path = Path(path)
     folder = output_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".tmp")
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as sink:
-            sink.write(text)
+        with os.fdopen(handle, "wb") as sink:
+            sink.write(data)
             sink.flush()
             os.fsync(sink.fileno())
         umask = os.umask(0)

@@ -6,9 +6,9 @@ import copy
 
 import pytest
 import torch
+
 from equivalence.models import ARCHITECTURES, prompts, tiny_model
 from equivalence.test_hf_engine import ODD_LENGTHS, RISING
-
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
 

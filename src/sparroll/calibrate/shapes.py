@@ -145,19 +145,14 @@ def _from_config(config: Any, name: str) -> ModelShape:
 
 
 def _check_attention(config: Any, name: str) -> None:
-    # Only what would make the cost wrong: every layer must keep K and V per head for the whole context.
-    kinds = set(_first(config, "layer_types") or ["full_attention"]) - {"full_attention"}
-    if kinds:
-        reason = f"it has layers of type {', '.join(sorted(kinds))}"
-    elif _first(config, "kv_lora_rank"):
-        reason = "multi-head latent attention keeps no keys per head"
-    elif _first(config, "sliding_window") and getattr(config, "use_sliding_window", True):
-        reason = f"its attention slides over {config.sliding_window} tokens"
-    elif getattr(config, "is_encoder_decoder", False) or _first(config, "num_attention_heads") is None:
-        reason = "it is not a decoder-only transformer"
-    else:
-        return
-    raise UserError(f"cannot plan for {name}: {reason}", "plain multi-head and grouped-query attention can be planned")
+    # transformers loads with this import, and plans of built-in shapes do without it.
+    from sparroll.engines.support import unsupported_config
+
+    reason = unsupported_config(config)
+    if reason:
+        raise UserError(
+            f"cannot plan for {name}: {reason}", "plain multi-head and grouped-query attention can be planned"
+        )
 
 
 def _first(config: Any, *names: str) -> Any:

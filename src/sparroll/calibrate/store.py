@@ -9,14 +9,13 @@ leaves each measurement either whole or absent.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from sparroll import files
@@ -216,13 +215,4 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    """Atomic, like files.write_text: a temporary file beside it, flushed to disk, then renamed."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, temporary)
-        with temporary.open("rb") as written:
-            os.fsync(written.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    files.write_bytes(path, save({name: tensor.contiguous() for name, tensor in tensors.items()}))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -21,10 +22,9 @@ def check_supported(model: PreTrainedModel) -> None:
         )
 
 
-def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why sparse decoding cannot run this model, or None."""
-    config = model.config
-    if getattr(config, "is_encoder_decoder", False) or not hasattr(config, "num_attention_heads"):
+def unsupported_config(config: Any) -> str | None:
+    """Why the config alone rules sparse decoding out, or None: every layer must attend to all K and V, kept per head."""
+    if getattr(config, "is_encoder_decoder", False) or getattr(config, "num_attention_heads", None) is None:
         return "it is not a decoder-only transformer"
     if getattr(config, "kv_lora_rank", None):
         return "multi-head latent attention keeps no keys per head"
@@ -37,6 +37,14 @@ def unsupported_reason(model: PreTrainedModel) -> str | None:
         return "attention logits are soft-capped"
     if getattr(config, "attention_chunk_size", None):
         return "attention is chunked"
+    return None
+
+
+def unsupported_reason(model: PreTrainedModel) -> str | None:
+    """Why sparse decoding cannot run this model, or None. Runs it on three tokens."""
+    reason = unsupported_config(model.config)
+    if reason:
+        return reason
     if any(name.rsplit(".", 1)[-1] == "sinks" for name, _ in model.named_parameters()):
         return "it has attention sinks"
     if not getattr(model, "_supports_attention_backend", False):
