@@ -115,3 +115,17 @@ def test_the_entry_point_ends_with_the_exit_code_and_no_traceback() -> None:
     assert result.returncode == 2
     assert result.stdout == ""
     assert result.stderr.startswith("error: unknown schedule preset 'nonsense'\nhint: ")
+
+
+def test_running_out_of_device_memory_says_what_to_lower(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import torch
+
+    def full() -> list[str]:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB. GPU 0 has ...")
+
+    monkeypatch.setattr("sparroll.cli.schedule.presets", full)
+    message, hint = error_of(["schedule", "list"], capsys)
+    assert message == "out of memory on the device: CUDA out of memory"
+    assert "--max-batch" in hint

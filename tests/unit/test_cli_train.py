@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,7 @@ def test_a_run_ends_with_its_report_and_can_be_taken_further(
     assert "tail_q05_min" in output.out
     assert output.err.splitlines()[-1] == f"wrote {out / 'result.json'}"
     assert "<svg" in (out / "report.html").read_text()
+    _check_that_every_metric_is_documented(out / "metrics.jsonl")
     message, hint = error_of(_command(out), capsys)
     assert message == f"{out} already holds a run"
     assert "--resume" in hint
@@ -49,3 +51,10 @@ def test_a_misspelt_key_names_the_nearest(tmp_path: Path, capsys: pytest.Capture
     path.write_text("[train\n")
     message, _ = error_of(["train", "--out", str(tmp_path), "--config", str(path)], capsys)
     assert "is not valid TOML" in message
+
+
+def _check_that_every_metric_is_documented(metrics: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    names = {name for line in metrics.read_text().splitlines() for name in json.loads(line)} - {"step", "events"}
+    plain = {re.sub(r"/[0-9k]+-[0-9k]+$", "/16k-18k", name) for name in names}
+    assert sorted(name for name in plain if f"`{name}`" not in page) == []

@@ -47,6 +47,11 @@ def main(arguments: list[str] | None = None) -> int:
         return _usage(problem)
     except KeyboardInterrupt:
         return 130
+    except RuntimeError as error:
+        # Torch's own class, without loading torch for it.
+        if type(error).__name__ != "OutOfMemoryError":
+            raise
+        return fail(f"out of memory on the device: {str(error).partition('. ')[0]}", "lower --max-batch or the lengths")
     return code if isinstance(code, int) else 0
 
 
