@@ -7,6 +7,7 @@ to (one prompt in eight is "eval"), and drawing repeats until the prompt belongs
 
 from __future__ import annotations
 
+from functools import partial
 from random import Random
 from zlib import crc32
 
@@ -94,7 +95,7 @@ def register_all() -> None:
     base.register("synthetic", SyntheticTask)
     for kind in KINDS:
         name = f"synthetic_{kind}"
-        base.register(name, lambda name=name, kind=kind: SyntheticTask(name, (kind,)))
+        base.register(name, partial(SyntheticTask, name, (kind,)))
 
 
 def _check(split: str, kind: str, level: int) -> None:

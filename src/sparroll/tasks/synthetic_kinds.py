@@ -70,7 +70,7 @@ class Chain:
             step_after[left] = (name, sign, right)
             value[name] = (value[left] + (value[right] if sign == "+" else -value[right])) % 100
             ends[thread] = name
-        statements = [(name, *PAIRS[value[name]], ";") for name in constants]
+        statements: list[tuple[str, ...]] = [(name, *PAIRS[value[name]], ";") for name in constants]
         statements += [(name, "=", left, sign, right, ";") for left, (name, sign, right) in step_after.items()]
         rng.shuffle(statements)
         words = (word for statement in statements for word in statement)
@@ -81,7 +81,8 @@ class Chain:
     def reference(self, facts: tuple, rng: Random) -> list[str]:
         step_after, value, constants, starts, ends = facts
         check_share = rng.uniform(*CHECK_SHARE)
-        known, open_ends, words = list(constants), list(starts), []
+        known, open_ends = list(constants), list(starts)
+        words: list[str] = []
         while open_ends:
             left = open_ends.pop(rng.randrange(len(open_ends)))
             name, sign, right = step_after[left]
@@ -125,7 +126,8 @@ class Walk:
     def reference(self, facts: tuple, rng: Random) -> list[str]:
         (edges,) = facts
         check_share = rng.uniform(*CHECK_SHARE)
-        words, total = [], 0
+        words: list[str] = []
+        total = 0
         for step, (here, there, cost) in enumerate(edges, start=1):
             total = (total + cost) % 100
             words += (*PAIRS[step], here, ">", there, *PAIRS[cost], "sum", *PAIRS[total], ";")
@@ -192,7 +194,8 @@ class Add:
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
         asked, columns = facts
-        words, running = [], 0
+        words: list[str] = []
+        running = 0
         for column in range(columns):
             words += ("col", str(column), ":")
             for name, digits in rng.sample(asked, len(asked)):
