@@ -8,7 +8,7 @@ ratio is now/dense; what lies between dense and sparse is the correction's busin
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -32,7 +32,7 @@ class LossSums:
     ratio: float = 0.0
     clipped: float = 0.0
     kl: float = 0.0
-    ratio_max: float = field(default=0.0)
+    ratio_max: float = 0.0
 
     def add(self, other: LossSums) -> None:
         for name in ("loss", "tokens", "ratio", "clipped", "kl"):

@@ -92,9 +92,11 @@ class ConsoleLine:
 
     def write(self, step: int, report: StepReport, events: list[str]) -> None:
         shown = [f"{label} {form.format(report[name])}" for label, name, form in self.SHOWN if name in report]
-        self.console.print(f"step {step}/{self.steps}  " + "  ".join(shown), highlight=False, markup=False)
+        self.console.print(
+            f"step {step}/{self.steps}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True
+        )
         for event in events:
-            self.console.print(f"  {event}", style="yellow", highlight=False, markup=False)
+            self.console.print(f"  {event}", style="yellow", highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
         return
