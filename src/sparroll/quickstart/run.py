@@ -65,15 +65,19 @@ def _trained(settings: Settings, out: Path, progress: Progress) -> None:
     missing = [name for name in settings.runs if not (out / name / "result.json").exists()]
     if missing:
         with _stage(f"3/3 RL runs: {', '.join(missing)}", progress):
-            _run(progress, out, [(f"train {name}", stages.train_run, (settings, out, name)) for name in missing])
+            work = [(f"train {name}", stages.train_run, (settings, out, name)) for name in missing]
+            # All at once: three equal runs that take turns on two cores end sooner than two and then one.
+            _run(progress, out, work, at_once=len(work))
 
 
-def _run(progress: Progress, out: Path, work: list[tuple[str, Any, tuple[Any, ...]]]) -> None:
+def _run(
+    progress: Progress, out: Path, work: list[tuple[str, Any, tuple[Any, ...]]], at_once: int | None = None
+) -> None:
     made = [
         jobs.Job(name, function, arguments, out / "logs" / f"{name.replace(' ', '-').replace(',', '')}.log")
         for name, function, arguments in work
     ]
-    jobs.run(made, {job.name: progress.bar(job.name) for job in made})
+    jobs.run(made, {job.name: progress.bar(job.name) for job in made}, at_once)
 
 
 @contextmanager
