@@ -99,7 +99,7 @@ def test_a_token_that_dense_cannot_say_counts_but_moves_nothing() -> None:
     kept = torch.ones(1, 2, dtype=torch.bool)
     loss, sums = policy_loss(now, dense, torch.tensor([1.0]), torch.ones(1, 2), kept, 2, SETTINGS)
     loss.backward()
-    assert float(loss) == pytest.approx(-0.5)
+    assert loss.item() == pytest.approx(-0.5)
     assert now.grad.tolist() == [[0.0, -0.5]]
     assert sums.tokens == 2
 
