@@ -67,6 +67,18 @@ def quickstart_runs() -> str:
     return table(head, rows)
 
 
+def replay() -> str:
+    rows = []
+    for row in results("replay", "replay")["rows"]:
+        tails = [
+            f"{down(row[f'{mode}_q05'])} [{down(row[f'{mode}_low'])}, {down(row[f'{mode}_high'])}]"
+            for mode in ("faithful", "replay")
+        ]
+        difference = f"{row['replay_q05'] - row['faithful_q05']:+.3f}"
+        rows.append([str(row["kv_budget_tokens"]), f"from {row['from_context_tokens']}", *tails, difference])
+    return table(["KV budget", "context tokens", "faithful", "replay", "replay - faithful"], rows)
+
+
 def decode() -> str:
     rows = []
     for name, machine in (("hf-decode-cpu", "2 CPU cores, fp32"), ("hf-decode-h200", "H200, bf16")):
@@ -84,6 +96,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "plans": plans,
     "quickstart-tail": quickstart_tail,
     "quickstart-runs": quickstart_runs,
+    "replay": replay,
     "decode": decode,
 }
 
