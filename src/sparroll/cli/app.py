@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 
 import typer
 
@@ -35,6 +37,9 @@ _UsageProblem: type[Exception] = next(
 
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line; returns the exit code: 0, 2 after a user's error, 130 when interrupted."""
+    if threading.current_thread() is threading.main_thread():
+        # Job schedulers end a job with SIGTERM; it leaves the same resumable state as Ctrl-C.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         code = app(args=arguments, prog_name="sparroll", standalone_mode=False)
     except UserError as error:
