@@ -63,12 +63,12 @@ def calibrate(
     budgets = budget or [pages * 16 for pages in PUBLISHED_PAGES]
     chosen = measuring.selector(selector, page_tokens)
     entries = measuring.source(prompts_file, task, level, count, seed)
-    study = measuring.study(model, entries, chat, settings, device, max_batch)
     started = time.perf_counter()
     with (
         common.interruptible(f"{out} keeps every measured budget; the same command goes on"),
         Progress(json_output) as bars,
     ):
+        study = measuring.study(model, entries, chat, settings, device, max_batch)
         found = run(
             study,
             out=out,

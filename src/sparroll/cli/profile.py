@@ -61,12 +61,12 @@ def profile(
             "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
         )
     entries = measuring.source(prompts_file, task, level, count, seed)
-    study = measuring.study(model, entries, chat, settings, device, max_batch)
     started = time.perf_counter()
     with (
         common.interruptible(f"{out} keeps what is measured; the same command goes on"),
         Progress(json_output) as bars,
     ):
+        study = measuring.study(model, entries, chat, settings, device, max_batch)
         found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
     config = measuring.described(model, entries, chat, settings, schedules=[each.name for each in asked])
     seconds = time.perf_counter() - started

@@ -50,11 +50,11 @@ def rollout(
         "n": n, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed,
     }  # fmt: skip
     sink = _Sink(out, config, n)
-    engine = common.load_engine(model, chosen, device, max_batch)
-    assert engine.tokenizer is not None
-    ids = prompts.encode(list(source), engine.tokenizer, chat)
     started = time.perf_counter()
     with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
+        engine = common.load_engine(model, chosen, device, max_batch)
+        assert engine.tokenizer is not None
+        ids = prompts.encode(list(source), engine.tokenizer, chat)
         _sample(engine, ids, sink, n, max_new_tokens, temperature, seed, bars.bar("rollouts"))
     rows = sink.rows()
     summary = _summary(rows, source, task) | {"engine": engine.report().table()}
