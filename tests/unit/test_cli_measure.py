@@ -48,14 +48,14 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     out = tmp_path / "out"
-    command = ["profile", *TINY, "--budget", "16", "--budget", "48", "--out", str(out)]
+    command = ["profile", *TINY, "--budget", "52", "--budget", "72", "--out", str(out)]
     assert main(command) == 0
     output = capsys.readouterr()
-    assert all(text in output.out for text in ("dense: reads 100%", "fixed-16: reads", "fixed-48: reads", "Beta"))
+    assert all(text in output.out for text in ("dense: reads 100%", "fixed-52: reads", "fixed-72: reads", "Beta"))
     assert output.err.splitlines()[-1] == f"wrote {out / 'report.html'}"
     record = json.loads((out / "profile.json").read_text())
-    assert [entry["name"] for entry in record["results"]["schedules"]] == ["fixed-16", "fixed-48"]
-    assert "budget 16" in (out / "report.html").read_text()
+    assert [entry["name"] for entry in record["results"]["schedules"]] == ["fixed-52", "fixed-72"]
+    assert "budget 52" in (out / "report.html").read_text()
 
     from sparroll.engines.hf import HFEngine
 
@@ -70,7 +70,7 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
 def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = ["calibrate", *TINY, "--target", "0.3", "--out", str(out), "--name", "mine", "--verify-rounds", "1"]
-    assert main([*command, *(part for budget in (24, 48, 96) for part in ("--budget", str(budget)))]) == 0
+    assert main([*command, *(part for budget in (52, 72, 96) for part in ("--budget", str(budget)))]) == 0
     output = capsys.readouterr()
     assert "dense ceiling" in output.out
     assert output.err.splitlines()[-1] == f"wrote {out / 'mine.toml'}"

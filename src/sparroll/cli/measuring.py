@@ -26,14 +26,17 @@ Mode = Annotated[
 Estimator = Annotated[str, typer.Option("--estimator", help="top_k_lower (the published scale), top_k_upper, exact.")]
 BinTokens = Annotated[int, typer.Option("--bin-tokens", min=1, help="Width of the context-length bins.")]
 Kind = Annotated[str, typer.Option("--selector", help="page_mean, quest, head_softmax, streaming, oracle_page, ...")]
-PageTokens = Annotated[int, typer.Option("--page-tokens", min=1, max=128, help="Tokens per page.")]
+PageTokens = Annotated[
+    int, typer.Option("--page-tokens", min=1, max=128, help="Tokens that are read or left out together.")
+]
 MaxBatch = Annotated[int, typer.Option("--max-batch", min=1, help="Rollouts that decode together.")]
 
 
 def selector(kind: str, page_tokens: int) -> Selector:
-    """One page first and two recent ones, as published; `streaming` and the like take the same."""
+    """At least 16 first and 32 recent tokens are always read, in whole pages, as published."""
+    first, recent = (-(-tokens // page_tokens) * page_tokens for tokens in (16, 32))
     table: dict[str, Any] = {"kind": kind, "page_tokens": page_tokens}
-    return make_selector(table | {"first_tokens": page_tokens, "recent_tokens": 2 * page_tokens})
+    return make_selector(table | {"first_tokens": first, "recent_tokens": max(recent, 2 * page_tokens)})
 
 
 def source(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Any]:
