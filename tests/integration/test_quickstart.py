@@ -26,6 +26,8 @@ max_new_tokens = 100
 target = 0.5
 bin_tokens = 100
 page_tokens = 4
+first_tokens = 4
+recent_tokens = 8
 budgets = [32, 160]
 verify_rounds = 1
 [[plans]]
