@@ -7,8 +7,8 @@ import re
 from html.parser import HTMLParser
 
 import pytest
-from report_data import full
 
+from report_data import full
 from sparroll.report.data import ReportData
 from sparroll.report.figures import schedule_budgets, tail_by_length
 from sparroll.report.page import render
