@@ -18,7 +18,7 @@ def _curve(name: str, kind: str, budget: int | None, level: float) -> TailCurve:
     points = []
     for start, end in BINS:
         value = 1 - (1 - level) * (1 if budget is None else max(0.0, 1 - budget / end) ** 0.6) - 0.01 * start / 1500
-        points.append(TailPoint(start, end, value, value - 0.02, value + 0.015, 4000))
+        points.append(TailPoint(start, end, value, value - 0.02, value + 0.015, 4000, 32))
     return TailCurve(name, kind, tuple(points), budget)  # type: ignore[arg-type]
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sparroll.errors import UserError
 from sparroll.report.data import Accuracy, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.schedule import Schedule
 
 _WHAT = {"profile": "tails", "calibration": "tails and schedule", "plan": "plan", "train": "training run"}
 
@@ -97,6 +98,7 @@ def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budge
             row["low"],
             row["high"],
             row["tokens"],
+            row["rollouts"],
         )
         for row in measured["tail"]["rows"]
     )
@@ -120,11 +122,6 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
     accuracy = [
         Accuracy(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"]) for line in lines if name in line
     ]
-    rollout = record["config"]["rollout"]
-    budget, schedule = rollout["kv_budget_tokens"], rollout["schedule"]
-    how = (
-        f"budget {budget}" if budget is not None else ("" if schedule == "dense" else f"schedule {Path(schedule).stem}")
-    )
     return TrainingRun(
         name=folder.name,
         steps=tuple(line["step"] for line in steps),
@@ -132,9 +129,23 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
         tail_q05=tuple(line.get("mismatch/acceptance_q05") for line in steps),
         kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
         accuracy=tuple(accuracy),
-        rollouts=how,
+        rollouts=_how(folder, record["config"]["rollout"]),
         events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
     )
+
+
+def _how(folder: Path, rollout: dict[str, Any]) -> str:
+    """What the rollouts read, in words."""
+    if rollout["kv_budget_tokens"] is not None:
+        return f"budget {rollout['kv_budget_tokens']}"
+    if rollout["schedule"] == "dense":
+        return "whole context"
+    # The schedule that ran lies in the last checkpoint, whatever became of the file.
+    saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
+    if not saved:
+        return f"schedule {Path(rollout['schedule']).stem}"
+    budgets = sorted({step.kv_budget_tokens for step in Schedule.load(saved[-1]).steps})
+    return f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
 
 
 def _order(run: TrainingRun) -> tuple[int, str]:
@@ -150,9 +161,9 @@ def _facts(
 ) -> dict[str, str]:
     facts: dict[str, str] = {}
     held = [curve for curve in parts.get("curves", ()) if curve.kind == "schedule"]
-    if held and parts.get("target") is not None:
-        lowest = min(point.value for point in held[0].points)
-        facts[f"lowest tail of the schedule (target {parts['target']:g})"] = f"{int(lowest * 1000) / 1000:.3f}"
+    solid = [point.value for point in held[0].points if not point.thin] if held else []
+    if solid and parts.get("target") is not None:
+        facts[f"lowest tail of the schedule (target {parts['target']:g})"] = f"{int(min(solid) * 1000) / 1000:.3f}"
     plans = [record["results"] for _, record in found if record["kind"] == "plan"]
     for plan in plans[:2]:
         facts[f"{plan['model']['name']} on {plan['hardware']['name']}, planned"] = f"{plan['speedup']:.2f}x"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+
 
 @dataclass(frozen=True)
 class TailPoint:
@@ -16,6 +18,12 @@ class TailPoint:
     low: float
     high: float
     tokens: int
+    rollouts: int
+
+    @property
+    def thin(self) -> bool:
+        """Too few data to say anything; calibration leaves such bins out as well."""
+        return self.tokens < MIN_TOKENS or self.rollouts < MIN_ROLLOUTS
 
     @property
     def middle(self) -> float:

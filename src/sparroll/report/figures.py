@@ -63,7 +63,7 @@ def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic:
             )  # fmt: skip
         axes.set_xlabel("context length (tokens)")
         axes.set_ylabel(statistic)
-        values = [point.low for curve in curves for point in curve.points]
+        values = [point.low for curve in curves for point in curve.points if not point.thin]
         axes.set_ylim(max(0.0, min([*values, target or 1.0]) - 0.04), 1.01)
         axes.set_xlim(0, max(point.to_context_tokens for curve in curves for point in curve.points))
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
@@ -79,10 +79,22 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
     else:
         place = budgets.index(curve.kv_budget_tokens) if curve.kv_budget_tokens is not None else 0
         look = {"color": mpl.colormaps["plasma"](0.08 + 0.78 * (1 - place / max(1, len(budgets) - 1)))}
-    at = [point.middle for point in curve.points]
-    axes.plot(at, [point.value for point in curve.points], marker="o", markersize=4, label=curve.name, **look)
-    lows, highs = [point.low for point in curve.points], [point.high for point in curve.points]
-    axes.fill_between(at, lows, highs, color=look["color"], alpha=0.13, linewidth=0)
+    solid = [point for point in curve.points if not point.thin]
+    at = [point.middle for point in solid]
+    axes.plot(at, [point.value for point in solid], marker="o", markersize=4, label=curve.name, **look)
+    axes.fill_between(
+        at,
+        [point.low for point in solid],
+        [point.high for point in solid],
+        color=look["color"],
+        alpha=0.13,
+        linewidth=0,
+    )
+    thin = [point for point in curve.points if point.thin]
+    axes.plot(
+        [point.middle for point in thin], [point.value for point in thin],
+        linestyle="none", marker="o", markersize=4, markerfacecolor="none", color=look["color"], alpha=0.5,
+    )  # fmt: skip
 
 
 def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule] = ()) -> str:

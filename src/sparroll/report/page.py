@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
 from sparroll.report import figures
 from sparroll.report.data import ReportData
 from sparroll.schedule import Schedule
@@ -28,7 +29,7 @@ table { border-collapse: collapse; width: 100%; margin-top: 14px; font-size: 13.
 th, td { padding: 5px 10px; text-align: right; border-bottom: 1px solid #e4e7eb; font-variant-numeric: tabular-nums; }
 th { color: #66727f; font-weight: 600; border-bottom-color: #c3cbd3; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-.met { color: #0b7a75; } .missed { color: #c8553d; }
+.thin { color: #9aa5b1; } .met { color: #0b7a75; } .missed { color: #c8553d; }
 ul { margin: 10px 0 0; padding-left: 20px; color: #3e4c59; }
 footer { margin-top: 28px; color: #66727f; font-size: 13px; }
 footer table { font-size: 12.5px; }
@@ -78,6 +79,7 @@ def _tail(data: ReportData) -> str:
         f"Acceptance is the probability mass that sparse and dense decoding share at a token; 1 means the same policy. "
         f"The mean hides what destabilises training, so this is the {percent}, by context length "
         f"(estimator <code>{escape(data.estimator)}</code>). Bands are 95 % intervals of a bootstrap over rollouts. "
+        f"Hollow points and grey figures rest on fewer than {MIN_TOKENS} tokens or {MIN_ROLLOUTS} rollouts. "
         f"The dense ceiling is the same statistic with dense rollouts: no budget can be expected to do better."
     )
     bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in data.curves for p in curve.points})
@@ -99,6 +101,8 @@ def _tail_cell(point: Any, target: float | None) -> str:
     if point is None:
         return "-"
     text = f"{_down(point.value)} <small>[{_down(point.low)}, {_down(point.high)}]</small>"
+    if point.thin:
+        return f'<span class="thin">{text}</span>'
     if target is None:
         return text
     return f'<span class="{"met" if point.low >= target else "missed"}">{text}</span>'
