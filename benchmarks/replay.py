@@ -20,7 +20,7 @@ from sparroll.engines.scoring import Scorer
 from sparroll.progress import Progress, quiet_transformers
 from sparroll.schedule import Schedule
 
-SELECTOR = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
+SELECTOR = PageMean(page_tokens=4)
 
 
 def study(options: argparse.Namespace) -> Study:
