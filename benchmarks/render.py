@@ -1,4 +1,4 @@
-"""The tables of README.md and docs/results.md, from the records in benchmarks/results. Measures nothing.
+"""The tables of README.md and of the docs, from the records in benchmarks/results. Measures nothing.
 
 python benchmarks/render.py            # writes them between <!-- table: NAME --> and <!-- end -->
 """
@@ -15,7 +15,7 @@ from sparroll import records
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = (ROOT / "README.md", ROOT / "docs" / "results.md")
+PAGES = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/calibration.md"))
 MEASURED_IN_THE_PAPER = {"Qwen3-1.7B": 2.21, "Qwen3-4B": 2.41, "Qwen3-8B": 2.06, "Qwen3-14B": 1.49}
 """Rollout speed-ups with the 0.86 presets on an H200 (Sparrow, arXiv 2606.08446)."""
 

@@ -24,7 +24,7 @@ def tables() -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/results.md"])
+@pytest.mark.parametrize("page", ["README.md", "docs/results.md", "docs/calibration.md"])
 def test_tables_are_rendered_from_the_records(tables: ModuleType, page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
     assert re.search(r"<!-- table: [\w-]+ -->", text), f"{page} has no table"
