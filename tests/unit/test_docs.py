@@ -66,10 +66,10 @@ def test_every_toml_in_the_docs_is_accepted(tmp_path: Path) -> None:
 
 
 def test_the_selector_of_the_docs_works_as_written() -> None:
-    code = next(block for block in _blocks(ROOT / "docs" / "selectors.md", "python") if "class LastKey" in block)
+    code = next(block for block in _blocks(ROOT / "docs" / "selectors.md", "python") if "class NewestKey" in block)
     exec(compile(code, "selectors.md", "exec"), {"__name__": "selectors_page"})
-    assert "last_key" in selector_kinds()
-    schedule = Schedule.fixed(128, make_selector({"kind": "last_key", "page_tokens": 16}))
+    assert "newest_key" in selector_kinds()
+    schedule = Schedule.fixed(128, make_selector({"kind": "newest_key", "page_tokens": 16}))
 
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM

@@ -33,6 +33,8 @@ class CalibrateSettings(Section):
     bin_tokens: int = Field(ge=1)
     selector: str = "page_mean"
     page_tokens: int = Field(16, ge=1, le=128)
+    first_tokens: int = Field(16, ge=0)
+    recent_tokens: int = Field(32, ge=1)
     dense_layers: tuple[int, ...] = (0, 1)
     budgets: tuple[int, ...] = Field(min_length=1)
     """Grid of the sweep, in tokens."""
@@ -41,9 +43,14 @@ class CalibrateSettings(Section):
     """What must meet the target in the verification: the measured tail, or the lower end of its interval."""
 
     def make_selector(self) -> Selector:
-        page = self.page_tokens
-        settings = {"page_tokens": page, "first_tokens": page, "recent_tokens": 2 * page}
-        return make_selector({"kind": self.selector, **settings})
+        return make_selector(
+            {
+                "kind": self.selector,
+                "page_tokens": self.page_tokens,
+                "first_tokens": self.first_tokens,
+                "recent_tokens": self.recent_tokens,
+            }
+        )
 
 
 class PlanSettings(Section):
