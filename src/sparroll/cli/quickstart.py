@@ -14,6 +14,7 @@ from sparroll.progress import Progress
 def quickstart(
     out: common.Out = Path("runs/quickstart"),
     config: Annotated[Path | None, typer.Option("--config", help="TOML file with other sizes.")] = None,
+    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the sizes' own seed.")] = None,
     json_output: common.Json = False,
 ) -> None:
     """Profile, calibrate, plan, three short RL runs (dense, calibrated, too aggressive), report. Resumes where it was."""
@@ -21,6 +22,8 @@ def quickstart(
     from sparroll.quickstart import quickstart as run
 
     settings = load_settings(config)
+    if seed is not None:
+        settings = settings.model_copy(update={"seed": seed})
     common.output_folder(out)
     with (
         common.interruptible(f"{out} keeps what is finished; the same command goes on"),
