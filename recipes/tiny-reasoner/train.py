@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init", type=Path, help="weights to start from instead of random ones")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--trunk-minutes", type=float, default=4.2, help="training at the constant rate")
+    parser.add_argument("--trunk-minutes", type=float, default=6.0, help="training at the constant rate")
     parser.add_argument("--steps", type=int, default=0, help="trunk of this many steps instead of --trunk-minutes")
     parser.add_argument("--marks", type=float, nargs="+", default=[0.25, 0.4, 0.6, 0.8, 1.0])
     parser.add_argument("--cool-steps", type=int, default=300)
