@@ -160,7 +160,8 @@ def main() -> None:
     model = build(options)
     results = {"generate": against_generate(model, options), "step": step_costs(model, options)}
     wall = time.perf_counter() - started
-    config = {**vars(options), "threads": torch.get_num_threads()}
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
+    config = {**settings, "threads": torch.get_num_threads()}
     path = records.write(options.out, "hf-decode", results, config=config, seed=options.seed, wall_seconds=wall)
     print(f"engine / generate: {results['generate']['engine_over_generate']:.2f}")
     for mode, times in results["step"]["step_seconds"].items():

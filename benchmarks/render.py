@@ -92,12 +92,29 @@ def decode() -> str:
     return table(["machine", "step, ms", *(f"{context // 1024}K" for context in contexts)], rows)
 
 
+def rl_grid() -> str:
+    """One line a schedule and correction: the mean over seeds, and the standard deviation between them."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for run in results("rl-grid-tiny", "rl-grid"):
+        groups.setdefault((run["schedule"], run["correction"]), []).append(run)
+    rows = []
+    for (schedule, correction), runs in groups.items():
+        before, after = ([run["dense_accuracy"][end] for run in runs] for end in (0, -1))
+        reward = [statistics.mean(run["reward"][-5:]) for run in runs]
+        read = statistics.mean(statistics.mean(run["kv_read_share"]) for run in runs)
+        figures = [spread(values) for values in (before, after, reward)]
+        rows.append([schedule, correction, str(len(runs)), *figures, f"{read:.0%}"])
+    head = ["schedule", "correction", "seeds", "dense accuracy before", "after", "reward, last 5 steps", "KV read"]
+    return table(head, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "plans": plans,
     "quickstart-tail": quickstart_tail,
     "quickstart-runs": quickstart_runs,
     "replay": replay,
     "decode": decode,
+    "rl-grid": rl_grid,
 }
 
 

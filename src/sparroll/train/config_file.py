@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, ValidationError
 
@@ -67,13 +67,18 @@ def _set(table: dict[str, Any], override: str) -> None:
     section = table.setdefault(parts[0], {})
     if not isinstance(section, dict):
         raise UserError(f"[{parts[0]}] must be a section, got {section!r}")
-    section[parts[1]] = _value(raw.strip())
+    section[parts[1]] = None if raw.strip() == "none" and _may_be_absent(*parts) else _value(raw.strip())
+
+
+def _may_be_absent(section: str, key: str) -> bool:
+    """Whether `none` means no value there; `correction.name=none` is the correction of that name."""
+    kind = TrainConfig.model_fields[section].annotation if section in TrainConfig.model_fields else None
+    field = getattr(kind, "model_fields", {}).get(key)
+    return field is not None and type(None) in get_args(field.annotation)
 
 
 def _value(raw: str) -> Any:
-    """As TOML reads it; `none` for no value; what TOML cannot read is a string."""
-    if raw == "none":
-        return None
+    """As TOML reads it; what TOML cannot read is a string."""
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

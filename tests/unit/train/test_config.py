@@ -23,6 +23,10 @@ def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) 
     assert config.guard.at_least == 0.8
 
 
+def test_none_names_the_correction_where_a_name_is_asked_for() -> None:
+    assert load_config(None, ["correction.name=none"]).correction.name == "none"
+
+
 def test_override_values_are_read_like_toml_and_none_clears() -> None:
     config = load_config(None, ["train.max_gradient_norm=none", 'log.sinks=["console"]', "task.chat_template=true"])
     assert config.train.max_gradient_norm is None
