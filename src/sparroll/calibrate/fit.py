@@ -72,7 +72,8 @@ def fit_schedule(
 
     ceiling: the dense engine's cells (their budget is ignored), one per bin. A cell with fewer than `min_tokens` tokens
     or `min_rollouts` rollouts is left out. A bin that has no cell left takes the budget of the next longer bin that has,
-    and beyond the longest measured bin its budget goes on; `notes` names these bins.
+    and beyond the longest measured bin the share of the context that it reads goes on to the end of the grid of bins, since
+    a tail that nobody measured must not be trusted with less; `notes` names these bins.
     Raises UserError where the dense ceiling, or the largest budget, misses the target.
     """
     if not 0 < target < 1:
@@ -85,7 +86,7 @@ def fit_schedule(
     curves = _curves(cells, ceilings, _bin_tokens([*cells, *ceiling]), needs, selector)
     if not any(curve for _, curve in curves):
         raise needs.nothing_measured(cells)
-    bins, notes = _walk(curves, ceilings, needs, selector.least_budget_tokens)
+    bins, notes = _walk(curves, ceilings, needs, selector)
     schedule = Schedule(
         steps=_steps(bins),
         selector=selector,
@@ -111,12 +112,13 @@ def _curves(
 
 
 def _walk(
-    curves: Sequence[tuple[tuple[int, int], Curve | None]], ceilings: dict[int, Cell], needs: _Needs, floor: int
+    curves: Sequence[tuple[tuple[int, int], Curve | None]], ceilings: dict[int, Cell], needs: _Needs, selector: Selector
 ) -> tuple[list[FittedBin], list[str]]:
     """Budgets bin by bin, rising. A bin without data waits for the next one that has."""
     bins: list[FittedBin] = []
     waiting: list[FittedBin] = []
     notes: list[str] = []
+    floor = selector.least_budget_tokens
     for (start, end), curve in curves:
         cheapest = curve.cheapest(needs.target, floor) if curve else None
         if curve and cheapest is None and curve.reaches(needs.largest):
@@ -127,7 +129,7 @@ def _walk(
             waiting.append(found)
             continue
         if waiting:
-            notes.append(needs.lacking(waiting, cheapest, f"of {found.name}"))
+            notes.append(needs.lacking(waiting, cheapest, f"those of {found.name}"))
         bins += [*(replace(skipped, kv_budget_tokens=cheapest) for skipped in waiting), found]
         floor, waiting = cheapest, []
     if not bins:
@@ -135,11 +137,20 @@ def _walk(
             f"no bin has enough data at the largest budget, {needs.largest} tokens, and smaller ones miss the target",
             "take more prompts, more samples or wider bins",
         )
-    last = f"of {bins[-1].name}, the longest measured bin"
+    last = bins[-1]
+    for skipped in waiting:
+        # The same share of the context as in the longest measured bin, in whole units.
+        share_tokens = last.kv_budget_tokens * skipped.to_context_tokens / last.to_context_tokens
+        bins.append(
+            replace(skipped, kv_budget_tokens=math.ceil(share_tokens / selector.unit_tokens) * selector.unit_tokens)
+        )
     if waiting:
-        notes.append(needs.lacking(waiting, floor, last))
-    notes.append(f"contexts from {curves[-1][0][1]} on were not measured; they take the {floor} tokens {last}")
-    return [*bins, *(replace(skipped, kv_budget_tokens=floor) for skipped in waiting)], notes
+        notes.append(needs.lacking(waiting, bins[-1].kv_budget_tokens, f"the share of the context read in {last.name}"))
+    notes.append(
+        f"contexts from {curves[-1][0][1]} on were not measured; they take the {bins[-1].kv_budget_tokens} tokens of "
+        f"{bins[-1].name}"
+    )
+    return bins, notes
 
 
 @dataclass(frozen=True)
@@ -187,7 +198,7 @@ class _Needs:
         where = bin_name(bins[0].from_context_tokens, bins[-1].to_context_tokens)
         return (
             f"{where}: fewer than {self.min_tokens} tokens or {self.min_rollouts} rollouts at the budgets that matter; "
-            f"takes the {budget} tokens {whose}"
+            f"takes {budget} tokens, {whose}"
         )
 
 

@@ -111,7 +111,7 @@ def test_a_bin_without_data_takes_the_next_measured_one_and_says_so():
     assert budgets(fitted)[1] == budgets(fitted)[2] > 512
     assert fitted.bins[1].measured is None
     assert "2k-4k: fewer than 400 tokens or 8 rollouts" in fitted.notes[0]
-    assert f"takes the {budgets(fitted)[2]} tokens of 4k-6k" in fitted.notes[0]
+    assert f"takes {budgets(fitted)[2]} tokens, those of 4k-6k" in fitted.notes[0]
     assert fitted.schedule.kv_budget_tokens(3000) == budgets(fitted)[2]
 
 
@@ -121,14 +121,14 @@ def test_a_gap_in_the_table_counts_as_without_data():
     assert fitted.schedule.kv_budget_tokens(3000) == fitted.schedule.kv_budget_tokens(5000)
 
 
-def test_beyond_the_longest_measured_bin_its_budget_goes_on():
+def test_beyond_the_longest_measured_bin_the_share_that_it_reads_goes_on():
     cells = [*table({512: [0.90], 1024: [0.95]}), cell(512, 1, 0.5, tokens=20), cell(1024, 1, 0.5, tokens=20)]
     fitted = fit(cells)
-    assert budgets(fitted) == [512, 512]
-    assert "takes the 512 tokens of 0-2k, the longest measured bin" in fitted.notes[0]
-    assert "contexts from 4000 on were not measured" in fitted.notes[1]
-    assert fitted.schedule.kv_budget_tokens(100_000) == 512
-    assert len(fitted.schedule.steps) == 1
+    assert budgets(fitted) == [512, 1024]
+    assert "takes 1024 tokens, the share of the context read in 0-2k" in fitted.notes[0]
+    assert "contexts from 4000 on were not measured; they take the 1024 tokens of 2k-4k" in fitted.notes[1]
+    assert fitted.schedule.kv_budget_tokens(100_000) == 1024
+    assert [step.measured is None for step in fitted.schedule.steps] == [False, True]
 
 
 def test_a_bin_measured_only_at_small_budgets_is_undecided_not_refused():
