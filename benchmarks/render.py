@@ -63,7 +63,7 @@ def quickstart_runs() -> str:
         "last steps",
         "dense accuracy before",
         "after",
-        "lowest tail of any step",
+        "lowest tail of any step, all lengths together",
     ]
     return table(head, rows)
 
