@@ -129,7 +129,7 @@ def _walk(
             waiting.append(found)
             continue
         if waiting:
-            notes.append(needs.lacking(waiting, cheapest, f"those of {found.name}"))
+            notes.append(needs.lacking(waiting, f"{cheapest} tokens, those of {found.name}"))
         bins += [*(replace(skipped, kv_budget_tokens=cheapest) for skipped in waiting), found]
         floor, waiting = cheapest, []
     if not bins:
@@ -145,7 +145,11 @@ def _walk(
             replace(skipped, kv_budget_tokens=math.ceil(share_tokens / selector.unit_tokens) * selector.unit_tokens)
         )
     if waiting:
-        notes.append(needs.lacking(waiting, bins[-1].kv_budget_tokens, f"the share of the context read in {last.name}"))
+        notes.append(
+            needs.lacking(
+                waiting, f"up to {bins[-1].kv_budget_tokens} tokens, the share of the context read in {last.name}"
+            )
+        )
     notes.append(
         f"contexts from {curves[-1][0][1]} on were not measured; they take the {bins[-1].kv_budget_tokens} tokens of "
         f"{bins[-1].name}"
@@ -194,11 +198,11 @@ class _Needs:
             "take more prompts, more samples or wider bins",
         )
 
-    def lacking(self, bins: Sequence[FittedBin], budget: int, whose: str) -> str:
+    def lacking(self, bins: Sequence[FittedBin], budget: str) -> str:
         where = bin_name(bins[0].from_context_tokens, bins[-1].to_context_tokens)
         return (
             f"{where}: fewer than {self.min_tokens} tokens or {self.min_rollouts} rollouts at the budgets that matter; "
-            f"takes {budget} tokens, {whose}"
+            f"takes {budget}"
         )
 
 

@@ -13,7 +13,7 @@ from sparroll.errors import UserError
 
 app = typer.Typer(
     name="sparroll",
-    help="RL for reasoning models with sparse-attention rollouts that stay as stable as dense ones.",
+    help="RL for reasoning models with sparse-attention rollouts held close enough to dense ones to train on.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

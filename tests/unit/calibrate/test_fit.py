@@ -125,7 +125,7 @@ def test_beyond_the_longest_measured_bin_the_share_that_it_reads_goes_on():
     cells = [*table({512: [0.90], 1024: [0.95]}), cell(512, 1, 0.5, tokens=20), cell(1024, 1, 0.5, tokens=20)]
     fitted = fit(cells)
     assert budgets(fitted) == [512, 1024]
-    assert "takes 1024 tokens, the share of the context read in 0-2k" in fitted.notes[0]
+    assert "takes up to 1024 tokens, the share of the context read in 0-2k" in fitted.notes[0]
     assert "contexts from 4000 on were not measured; they take the 1024 tokens of 2k-4k" in fitted.notes[1]
     assert fitted.schedule.kv_budget_tokens(100_000) == 1024
     assert [step.measured is None for step in fitted.schedule.steps] == [False, True]
