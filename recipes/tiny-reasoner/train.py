@@ -1,4 +1,4 @@
-"""Train tiny-reasoner. Writes model.safetensors, the other marks and train.json under --out; measure.py comes after.
+"""Train tiny-reasoner. Writes model.safetensors, every mark and train.json under --out; measure.py comes after.
 
 python recipes/tiny-reasoner/train.py --out runs/tiny-reasoner                      # one GPU, a few minutes
 python recipes/tiny-reasoner/train.py --out runs/dry --device cpu --steps 4 --dry    # does every part work?
@@ -40,10 +40,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--init", type=Path, help="weights to start from instead of random ones")
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--trunk-minutes", type=float, default=6.0, help="training at the constant rate")
+    parser.add_argument("--trunk-minutes", type=float, default=6.5, help="training at the constant rate")
     parser.add_argument("--steps", type=int, default=0, help="trunk of this many steps instead of --trunk-minutes")
-    parser.add_argument("--marks", type=float, nargs="+", default=[0.25, 0.4, 0.6, 0.8, 1.0])
-    parser.add_argument("--cool-steps", type=int, default=300)
+    parser.add_argument("--marks", type=float, nargs="+", default=[0.4, 0.55, 0.7, 0.85, 1.0])
+    parser.add_argument("--cool-steps", type=int, default=200)
     parser.add_argument("--batch-tokens", type=int, default=65536)
     parser.add_argument("--lr", type=float, default=2e-3)
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 2))
@@ -121,6 +121,7 @@ def train(args, model, record: dict) -> list[dict[str, torch.Tensor]]:
             pause = time.time()
             print(f"mark {marks.pop(0)}: step {trainer.steps}", flush=True)
             cooled.append(trainer.cooled())
+            save_file(cooled[-1], args.out / f"mark-{len(cooled) - 1}.safetensors", metadata={"format": "pt"})
             record["marks"].append(quick_look(args, cooled[-1]) | {"step": trainer.steps, "tokens": trainer.tokens})
             paused += time.time() - pause
             continue
@@ -172,9 +173,6 @@ def main() -> None:
     cooled = train(args, model, record)
     off = [abs(mark["aimed_accuracy"] - args.aim) for mark in record["marks"]]
     record["chosen_mark"] = chosen = off.index(min(off))
-    for first in range(0, len(cooled), 3):
-        together = {f"{first + i}.{n}": t for i, w in enumerate(cooled[first : first + 3]) for n, t in w.items()}
-        save_file(together, args.out / f"marks-{first}.safetensors")
     save_file(cooled[chosen], args.out / "model.safetensors", metadata={"format": "pt"})
     record["wall_seconds"] = round(time.time() - began, 1)
     (args.out / "train.json").write_text(json.dumps(record, indent=1) + "\n")

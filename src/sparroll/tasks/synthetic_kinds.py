@@ -44,18 +44,17 @@ class Kind(Protocol):
 
 
 class Chain:
-    """Follow threads of sums and differences mod 100 to their ends; the answer is the sum of the ends mod 100.
+    """Follow threads of sums and differences mod 100 to their ends; the answer is the values of the ends.
 
-    prompt    chain li = du - ba ; ba 4 7 ; du = ki + ba ; ki 1 2 ; start ki find li ?
-    response  ki > du = ki + ba : ki 1 2 + ba 4 7 = du 5 9 ; du > li = du - ba : du 5 9 - ba 4 7 = li 1 2 ;
-              li 1 2 sum 1 2 ; answer 1 2 <eos>
+    prompt    chain du - ba > li ; ba 4 7 ; ki + ba > du ; ki 1 2 ; start ki find li ?
+    response  ki + ba > du : ki 1 2 + ba 4 7 = du 5 9 ; du - ba > li : du 5 9 - ba 4 7 = li 1 2 ; answer 1 2 <eos>
     A step takes a variable whose value is known and writes the one formula that continues from it. Any thread may go
     next. After a step, sometimes: check ba 4 7 ;
     """
 
     threads = (2, 3, 3, 4, 4, 5, 6, 7, 8)
     constants = (4, 5, 6, 7, 8, 9, 10, 11, 12)
-    formulas = (4, 9, 12, 16, 21, 30, 41, 55, 72)
+    formulas = (5, 11, 14, 19, 25, 34, 46, 62, 80)
 
     def draw(self, rng: Random, level: int) -> Problem:
         count, threads = self.constants[level], self.threads[level]
@@ -71,22 +70,23 @@ class Chain:
             value[name] = (value[left] + (value[right] if sign == "+" else -value[right])) % 100
             ends[thread] = name
         statements: list[tuple[str, ...]] = [(name, *PAIRS[value[name]], ";") for name in constants]
-        statements += [(name, "=", left, sign, right, ";") for left, (name, sign, right) in step_after.items()]
+        statements += [(left, sign, right, ">", name, ";") for left, (name, sign, right) in step_after.items()]
         rng.shuffle(statements)
         words = (word for statement in statements for word in statement)
         question = ("start", *rng.sample(starts, threads), "find", *ends, "?")
-        facts = (step_after, value, constants, starts, ends)
-        return Problem(("chain", *words, *question), PAIRS[sum(value[name] for name in ends) % 100], facts)
+        facts = (step_after, value, constants, starts)
+        answer = tuple(digit for name in ends for digit in PAIRS[value[name]])
+        return Problem(("chain", *words, *question), answer, facts)
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
-        step_after, value, constants, starts, ends = facts
+        step_after, value, constants, starts = facts
         check_share = rng.uniform(*CHECK_SHARE)
         known, open_ends = list(constants), list(starts)
         words: list[str] = []
         while open_ends:
             left = open_ends.pop(rng.randrange(len(open_ends)))
             name, sign, right = step_after[left]
-            words += (left, ">", name, "=", left, sign, right, ":", left, *PAIRS[value[left]])
+            words += (left, sign, right, ">", name, ":", left, *PAIRS[value[left]])
             words += (sign, right, *PAIRS[value[right]], "=", name, *PAIRS[value[name]], ";")
             known.append(name)
             if name in step_after:
@@ -94,10 +94,6 @@ class Chain:
             if rng.random() < check_share:
                 checked = rng.choice(known)
                 words += ("check", checked, *PAIRS[value[checked]], ";")
-        total = 0
-        for name in ends:
-            total = (total + value[name]) % 100
-            words += (name, *PAIRS[value[name]], "sum", *PAIRS[total], ";")
         return words
 
 
@@ -138,10 +134,10 @@ class Walk:
 
 
 class Sort:
-    """Order named numbers by buckets of tens, up to the asked rank; the answer is the name found there.
+    """Order named numbers by buckets of tens, up to the asked name; the answer is its rank.
 
-    prompt    sort ba 4 7 ; ki 4 2 ; du 1 2 ; find 0 2 ?
-    response  tens 4 : ki 4 2 , ba 4 7 , ; tens 1 : du 1 2 , ; tens 0 : ; ... 0 1 du 1 2 ; 0 2 ki 4 2 ; answer ki <eos>
+    prompt    sort ba 4 7 ; ki 4 2 ; du 1 2 ; find ki ?
+    response  tens 4 : ki 4 2 , ba 4 7 , ; tens 1 : du 1 2 , ; tens 0 : ; ... 0 1 du 1 2 ; 0 2 ki 4 2 ; answer 0 2 <eos>
     The ten buckets and the items of a bucket come in any order. Between ranked items, sometimes: check du 1 2 ;
     """
 
@@ -153,8 +149,8 @@ class Sort:
         listed = list(zip(rng.sample(NAMES, items), rng.sample(range(100), items), strict=True))
         rank = rng.randint(round(items * self.lowest_rank), items)
         ranked = sorted(listed, key=lambda item: item[1])
-        words = ("sort", *(w for name, n in listed for w in (name, *PAIRS[n], ";")), "find", *PAIRS[rank], "?")
-        return Problem(words, (ranked[rank - 1][0],), (ranked, rank))
+        words = ("sort", *(w for name, n in listed for w in (name, *PAIRS[n], ";")), "find", ranked[rank - 1][0], "?")
+        return Problem(words, PAIRS[rank], (ranked, rank))
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
         ranked, asked = facts
@@ -175,12 +171,13 @@ class Sort:
 class Add:
     """Sum the asked ones of many named numbers column by column, from the right; the answer is the digits of the sum.
 
-    prompt    add ba 4 7 ; ki 1 2 ; du 9 9 ; li 5 0 ; find du ba ?
-    response  col 0 : ba 7 0 0 7 ; du 9 0 1 6 ; put 6 carry 0 1 ; col 1 : ... ; answer 1 4 6 <eos>
-    Each operand enters a column as name, digit, running sum; in any order. Leading zeros of the answer are dropped.
+    prompt    add ba 4 7 ; ki 1 2 ; du 9 9 ; li 5 0 ; find 0 2 : du ba ?
+    response  col 0 : 0 2 ba 7 0 0 7 ; 0 1 du 9 0 1 6 ; put 6 carry 0 1 ; col 1 : ... ; answer 1 4 6 <eos>
+    An operand enters a column as count-down, name, digit, running sum; operands in any order. The count-down shows from
+    nearby where a column ends. Leading zeros of the answer are dropped.
     """
 
-    operands = (3, 5, 7, 8, 11, 14, 17, 20, 24)
+    operands = (3, 4, 6, 7, 9, 12, 14, 17, 20)
     columns = (3, 5, 5, 6, 6, 7, 8, 9, 10)
 
     def draw(self, rng: Random, level: int) -> Problem:
@@ -189,8 +186,8 @@ class Add:
         asked = rng.sample(listed, operands)
         total = sum(int("".join(map(str, digits))) for _, digits in asked)
         rows = (word for name, digits in listed for word in (name, *map(str, digits), ";"))
-        words = ("add", *rows, "find", *(name for name, _ in asked), "?")
-        return Problem(words, tuple(str(total)), (asked, columns))
+        question = ("find", *PAIRS[operands], ":", *(name for name, _ in asked), "?")
+        return Problem(("add", *rows, *question), tuple(str(total)), (asked, columns))
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
         asked, columns = facts
@@ -198,10 +195,10 @@ class Add:
         running = 0
         for column in range(columns):
             words += ("col", str(column), ":")
-            for name, digits in rng.sample(asked, len(asked)):
+            for left, (name, digits) in zip(range(len(asked), 0, -1), rng.sample(asked, len(asked)), strict=True):
                 digit = digits[columns - 1 - column]
                 running += digit
-                words += (name, str(digit), *TRIPLES[running], ";")
+                words += (*PAIRS[left], name, str(digit), *TRIPLES[running], ";")
             put, running = running % 10, running // 10
             words += ("put", str(put), "carry", *PAIRS[running], ";")
         return words

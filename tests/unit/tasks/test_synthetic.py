@@ -13,7 +13,7 @@ from sparroll.types import Prompt
 
 PROMPT = Prompt("synthetic/eval/chain/1/0/0", "chain ...", "4 2", task="synthetic", level=1)
 
-PINNED_SORT = "sort fa 8 8 ; ni 5 8 ; lu 2 9 ; di 1 4 ; fu 7 6 ; de 7 2 ; find 0 5 ?"
+PINNED_SORT = "sort fa 8 7 ; ta 5 8 ; ze 7 7 ; te 6 9 ; ro 8 6 ; zu 1 7 ; find ro ?"
 
 
 def reward(response: str) -> float:
@@ -28,12 +28,12 @@ def solve_chain(words: list[str]) -> str:
     *body, question = statements(words[1:])
     value = {name: int(tens + ones) for name, tens, ones in (s for s in body if len(s) == 3)}
     formulas = [s for s in body if len(s) == 5]
-    while any(s[0] not in value for s in formulas):
-        for name, _, left, sign, right in formulas:
+    while any(s[-1] not in value for s in formulas):
+        for left, sign, right, _, name in formulas:
             if left in value and right in value:
                 value[name] = (value[left] + (value[right] if sign == "+" else -value[right])) % 100
     asked = question[question.index("find") + 1 : -1]
-    return " ".join(f"{sum(value[name] for name in asked) % 100:02d}")
+    return " ".join(" ".join(f"{value[name]:02d}") for name in asked)
 
 
 def solve_walk(words: list[str]) -> str:
@@ -47,12 +47,14 @@ def solve_walk(words: list[str]) -> str:
 
 
 def solve_sort(words: list[str]) -> str:
-    *items, (_, *rank, _) = statements(words[1:])
-    return sorted((int(tens + ones), name) for name, tens, ones in items)[int("".join(rank)) - 1][1]
+    *items, (_, asked, _) = statements(words[1:])
+    ranked = [name for _, name in sorted((int(tens + ones), name) for name, tens, ones in items)]
+    return " ".join(f"{ranked.index(asked) + 1:02d}")
 
 
 def solve_add(words: list[str]) -> str:
-    *rows, (_, *asked, _) = statements(words[1:])
+    *rows, (_, tens, ones, _, *asked, _) = statements(words[1:])
+    assert len(asked) == int(tens + ones)
     number = {name: int("".join(digits)) for name, *digits in rows}
     return " ".join(str(sum(number[name] for name in asked)))
 
@@ -123,7 +125,7 @@ def test_a_text_belongs_to_one_split_whatever_the_seed() -> None:
 
 
 def test_references_of_one_kind_take_their_free_choices_in_different_ways() -> None:
-    orders = {tuple(reference_response("train", "add", 1, 0, i).split()[3:33:6]) for i in range(6)}
+    orders = {tuple(reference_response("train", "add", 1, 0, i).split()[5:35:8]) for i in range(6)}
     assert len(orders) == 6
 
 
