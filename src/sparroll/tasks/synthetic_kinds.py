@@ -46,8 +46,9 @@ class Kind(Protocol):
 class Chain:
     """Follow threads of sums and differences mod 100 to their ends; the answer is the values of the ends.
 
-    prompt    chain du - ba > li ; ba 4 7 ; ki + ba > du ; ki 1 2 ; start ki find li ?
-    response  ki + ba > du : ki 1 2 + ba 4 7 = du 5 9 ; du - ba > li : du 5 9 - ba 4 7 = li 1 2 ; answer 1 2 <eos>
+    prompt    chain du > li - ba ; ba 4 7 ; ki > du + ba ; ki 1 2 ; start ki find li ?
+    response  ki > du + ba : ki 1 2 + ba 4 7 = du 5 9 ; du > li - ba : du 5 9 - ba 4 7 = li 1 2 ; answer 1 2 <eos>
+    "ki > du + ba" leads from ki to du by adding ba.
     A step takes a variable whose value is known and writes the one formula that continues from it. Any thread may go
     next. After a step, sometimes: check ba 4 7 ;
     """
@@ -70,7 +71,7 @@ class Chain:
             value[name] = (value[left] + (value[right] if sign == "+" else -value[right])) % 100
             ends[thread] = name
         statements: list[tuple[str, ...]] = [(name, *PAIRS[value[name]], ";") for name in constants]
-        statements += [(left, sign, right, ">", name, ";") for left, (name, sign, right) in step_after.items()]
+        statements += [(left, ">", name, sign, right, ";") for left, (name, sign, right) in step_after.items()]
         rng.shuffle(statements)
         words = (word for statement in statements for word in statement)
         question = ("start", *rng.sample(starts, threads), "find", *ends, "?")
@@ -86,7 +87,7 @@ class Chain:
         while open_ends:
             left = open_ends.pop(rng.randrange(len(open_ends)))
             name, sign, right = step_after[left]
-            words += (left, sign, right, ">", name, ":", left, *PAIRS[value[left]])
+            words += (left, ">", name, sign, right, ":", left, *PAIRS[value[left]])
             words += (sign, right, *PAIRS[value[right]], "=", name, *PAIRS[value[name]], ";")
             known.append(name)
             if name in step_after:
@@ -134,35 +135,35 @@ class Walk:
 
 
 class Sort:
-    """Order named numbers by buckets of tens, up to the asked name; the answer is its rank.
+    """Order named numbers by buckets of tens; the answer is the rank of the asked one.
 
     prompt    sort ba 4 7 ; ki 4 2 ; du 1 2 ; find ki ?
-    response  tens 4 : ki 4 2 , ba 4 7 , ; tens 1 : du 1 2 , ; tens 0 : ; ... 0 1 du 1 2 ; 0 2 ki 4 2 ; answer 0 2 <eos>
+    response  tens 4 : ki 4 2 , ba 4 7 , ; tens 1 : du 1 2 , ; tens 0 : ; ... du 1 2 > 0 1 ; ki 4 2 > 0 2 ;
+              ba 4 7 > 0 3 ; answer 0 2 <eos>
     The ten buckets and the items of a bucket come in any order. Between ranked items, sometimes: check du 1 2 ;
     """
 
-    items = (6, 17, 25, 34, 45, 62, 82, 94, 99)
-    lowest_rank = 0.8
+    items = (6, 15, 22, 30, 40, 56, 74, 88, 99)
 
     def draw(self, rng: Random, level: int) -> Problem:
         items = self.items[level]
         listed = list(zip(rng.sample(NAMES, items), rng.sample(range(100), items), strict=True))
-        rank = rng.randint(round(items * self.lowest_rank), items)
         ranked = sorted(listed, key=lambda item: item[1])
+        rank = rng.randint(1, items)
         words = ("sort", *(w for name, n in listed for w in (name, *PAIRS[n], ";")), "find", ranked[rank - 1][0], "?")
-        return Problem(words, PAIRS[rank], (ranked, rank))
+        return Problem(words, PAIRS[rank], (ranked,))
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
-        ranked, asked = facts
+        (ranked,) = facts
         check_share = rng.uniform(*CHECK_SHARE)
         words: list[str] = []
         for tens in rng.sample(range(10), 10):
             bucket = [(name, n) for name, n in ranked if n // 10 == tens]
             rng.shuffle(bucket)
             words += ("tens", str(tens), ":", *(w for name, n in bucket for w in (name, *PAIRS[n], ",")), ";")
-        for rank, (name, n) in enumerate(ranked[:asked], start=1):
-            words += (*PAIRS[rank], name, *PAIRS[n], ";")
-            if rank < asked and rng.random() < check_share:
+        for rank, (name, n) in enumerate(ranked, start=1):
+            words += (name, *PAIRS[n], ">", *PAIRS[rank], ";")
+            if rank < len(ranked) and rng.random() < check_share:
                 checked, n = ranked[rng.randrange(rank)]
                 words += ("check", checked, *PAIRS[n], ";")
         return words
@@ -172,12 +173,13 @@ class Add:
     """Sum the asked ones of many named numbers column by column, from the right; the answer is the digits of the sum.
 
     prompt    add ba 4 7 ; ki 1 2 ; du 9 9 ; li 5 0 ; find 0 2 : du ba ?
-    response  col 0 : 0 2 ba 7 0 0 7 ; 0 1 du 9 0 1 6 ; put 6 carry 0 1 ; col 1 : ... ; answer 1 4 6 <eos>
-    An operand enters a column as count-down, name, digit, running sum; operands in any order. The count-down shows from
-    nearby where a column ends. Leading zeros of the answer are dropped.
+    response  col 0 : 0 2 ba 7 0 0 7 li ; 0 1 du 9 0 1 6 ba ; put 6 carry 0 1 ; col 1 : ... ; answer 1 4 6 <eos>
+    An operand enters a column as count-down, name, digit, running sum, remark; operands in any order. The count-down
+    shows from nearby where a column ends. A remark is any name of the prompt, none twice before each has had its turn:
+    its choice depends on much of the context, and nothing depends on it. Leading zeros of the answer are dropped.
     """
 
-    operands = (3, 4, 6, 7, 9, 12, 14, 17, 20)
+    operands = (3, 4, 6, 7, 9, 11, 13, 15, 18)
     columns = (3, 5, 5, 6, 6, 7, 8, 9, 10)
 
     def draw(self, rng: Random, level: int) -> Problem:
@@ -187,18 +189,20 @@ class Add:
         total = sum(int("".join(map(str, digits))) for _, digits in asked)
         rows = (word for name, digits in listed for word in (name, *map(str, digits), ";"))
         question = ("find", *PAIRS[operands], ":", *(name for name, _ in asked), "?")
-        return Problem(("add", *rows, *question), tuple(str(total)), (asked, columns))
+        return Problem(("add", *rows, *question), tuple(str(total)), ([name for name, _ in listed], asked, columns))
 
     def reference(self, facts: tuple, rng: Random) -> list[str]:
-        asked, columns = facts
+        listed, asked, columns = facts
         words: list[str] = []
+        remarks: list[str] = []
         running = 0
         for column in range(columns):
             words += ("col", str(column), ":")
             for left, (name, digits) in zip(range(len(asked), 0, -1), rng.sample(asked, len(asked)), strict=True):
                 digit = digits[columns - 1 - column]
                 running += digit
-                words += (*PAIRS[left], name, str(digit), *TRIPLES[running], ";")
+                remarks = remarks or rng.sample(listed, len(listed))
+                words += (*PAIRS[left], name, str(digit), *TRIPLES[running], remarks.pop(), ";")
             put, running = running % 10, running // 10
             words += ("put", str(put), "carry", *PAIRS[running], ";")
         return words

@@ -13,7 +13,7 @@ from sparroll.types import Prompt
 
 PROMPT = Prompt("synthetic/eval/chain/1/0/0", "chain ...", "4 2", task="synthetic", level=1)
 
-PINNED_SORT = "sort fa 8 7 ; ta 5 8 ; ze 7 7 ; te 6 9 ; ro 8 6 ; zu 1 7 ; find ro ?"
+PINNED_SORT = "sort ni 0 2 ; ko 3 2 ; ti 8 1 ; fo 5 9 ; yo 2 9 ; zi 3 6 ; find zi ?"
 
 
 def reward(response: str) -> float:
@@ -28,8 +28,8 @@ def solve_chain(words: list[str]) -> str:
     *body, question = statements(words[1:])
     value = {name: int(tens + ones) for name, tens, ones in (s for s in body if len(s) == 3)}
     formulas = [s for s in body if len(s) == 5]
-    while any(s[-1] not in value for s in formulas):
-        for left, sign, right, _, name in formulas:
+    while any(s[2] not in value for s in formulas):
+        for left, _, name, sign, right in formulas:
             if left in value and right in value:
                 value[name] = (value[left] + (value[right] if sign == "+" else -value[right])) % 100
     asked = question[question.index("find") + 1 : -1]
@@ -125,7 +125,7 @@ def test_a_text_belongs_to_one_split_whatever_the_seed() -> None:
 
 
 def test_references_of_one_kind_take_their_free_choices_in_different_ways() -> None:
-    orders = {tuple(reference_response("train", "add", 1, 0, i).split()[5:35:8]) for i in range(6)}
+    orders = {tuple(reference_response("train", "add", 1, 0, i).split()[5:38:9]) for i in range(6)}
     assert len(orders) == 6
 
 
