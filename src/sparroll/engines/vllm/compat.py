@@ -1,0 +1,186 @@
+"""All that depends on vLLM's version, and all that is refused at start, with the reason.
+
+Tested: 0.26 on CUDA (H200), 0.32 on CPU. Others from 0.24 to 0.33 were only read; they need SPARROLL_VLLM_UNTESTED=1.
+"""
+
+# P blocks, H kv heads, B tokens per block, S units per block, D head dimension, W index row width
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparroll.attention.selectors import PageMean, Selector
+from sparroll.engines.support import unsupported_config
+from sparroll.errors import UserError
+
+TESTED = {"cuda": (0, 26), "cpu": (0, 32)}
+OLDEST, NEWEST = (0, 24), (0, 33)
+UNTESTED_VARIABLE = "SPARROLL_VLLM_UNTESTED"
+
+
+def version() -> tuple[int, int]:
+    """Major and minor version of the installed vLLM."""
+    import vllm
+
+    return parse_version(vllm.__version__)
+
+
+def parse_version(text: str) -> tuple[int, int]:
+    """(0, 32) from "0.32.0+cpu"; (0, 0) from what is no version."""
+    found = re.match(r"(\d+)\.(\d+)", text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def check_version(found: tuple[int, int], device: str) -> None:
+    """Raise UserError unless sparroll's backend for the device ("cuda", "cpu") was tested with that version of vLLM."""
+    if found == TESTED.get(device):
+        return
+    name = f"vLLM {found[0]}.{found[1]}"
+    tested = ", ".join(f"{major}.{minor} on {where}" for where, (major, minor) in TESTED.items())
+    if device not in TESTED or not OLDEST <= found <= NEWEST:
+        raise UserError(f"sparroll does not work with {name} on {device}", f"tested are {tested}")
+    if os.environ.get(UNTESTED_VARIABLE) != "1":
+        raise UserError(
+            f"sparroll was not tested with {name} on {device}; tested are {tested}",
+            f"install one of these, or set {UNTESTED_VARIABLE}=1 and compare its log-probabilities with HFEngine's",
+        )
+
+
+def check_engine(vllm_config: Any, selector: Selector | None, device: str) -> None:
+    """Raise UserError, with the reason, for an engine configuration that sparse decoding does not support."""
+    reason = _unsupported(vllm_config) or _unsupported_selector(vllm_config, selector, device)
+    if reason:
+        raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/vllm.md lists what does")
+
+
+def check_layer(arguments: dict[str, Any]) -> None:
+    """The same for what an attention layer is made with: names and values of the arguments of vLLM's `Impl`."""
+    plain = {
+        "alibi_slopes": None,
+        "sliding_window": None,
+        "logits_soft_cap": None,
+        "kv_sharing_target_layer_name": None,
+        "sinks": None,
+        "attn_type": "decoder",
+    }
+    for name, value in plain.items():
+        got = arguments.get(name, value)
+        if got is not None and got != value and got != 0:
+            raise UserError(f"sparse decoding in vLLM does not work here: an attention layer has {name}={got!r}")
+
+
+def _unsupported(config: Any) -> str | None:
+    parallel, cache = config.parallel_config, config.cache_config
+    if config.speculative_config is not None:
+        return "speculative decoding"
+    if config.model_config.use_mla:
+        return "multi-head latent attention keeps no keys per head"
+    for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):
+        if getattr(parallel, name, 1) > 1:
+            return f"{name} = {getattr(parallel, name)}"
+    if getattr(parallel, "use_ubatching", False):
+        return "a step split into micro-batches (ubatching)"
+    if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
+        return f"a KV cache of type {cache.cache_dtype}"
+    if config.kv_transfer_config is not None:
+        return "KV cache transfer (kv_transfer_config)"
+    return unsupported_config(config.model_config.hf_text_config)
+
+
+def _unsupported_selector(config: Any, selector: Selector | None, device: str) -> str | None:
+    if selector is None:
+        return None
+    block, unit = config.cache_config.block_size, selector.unit_tokens
+    if device == "cuda" and type(selector) is not PageMean:
+        return f"the selector {selector.kind!r} has no kernel, page_mean has"
+    if device == "cuda" and unit & (unit - 1):
+        return f"units of {unit} tokens; powers of two are supported"
+    if block is not None and (block % 16 or block % unit):
+        return f"a block size of {block} tokens, which must be a multiple of 16 and of the unit ({unit})"
+    return None
+
+
+def index_spec(block_tokens: int, heads: int, width: int, selector: Selector) -> Any:
+    """KV-cache spec of an index layer: one row of `width` numbers for each unit of each KV head."""
+    from vllm.v1.kv_cache_interface import FullAttentionSpec
+
+    unit, dtype = selector.unit_tokens, selector.index_dtype
+    if "tokens_per_state" in {field.name for field in dataclasses.fields(FullAttentionSpec)}:
+        return FullAttentionSpec(
+            block_size=block_tokens,
+            num_kv_heads=heads,
+            head_size=width,
+            head_size_v=0,
+            dtype=dtype,
+            tokens_per_state=unit,
+        )
+    # Older vLLM knows only per-token sizes, so a unit's row is spread over its tokens; `index_shape` undoes it.
+    if width % unit:
+        raise UserError(f"this vLLM cannot keep index rows of {width} numbers for units of {unit} tokens")
+    return FullAttentionSpec(
+        block_size=block_tokens, num_kv_heads=heads, head_size=width // unit, head_size_v=0, dtype=dtype
+    )
+
+
+def index_shape(blocks: int, block_tokens: int, heads: int, size_per_token: int, unit: int) -> tuple[int, ...]:
+    """[P, H, S, W] of an index layer, as vLLM before `tokens_per_state` asks the backend for it."""
+    return (blocks, heads, block_tokens // unit, size_per_token * unit)
+
+
+def keys_and_values(kv_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:
+    """Views [P, B, H, D] of a layer's cache: [P, 2, B, H, D] until 0.25, [P, H, B, 2D] since."""
+    if kv_cache.ndim == 5:
+        return kv_cache[:, 0], kv_cache[:, 1]
+    keys, values = kv_cache.transpose(1, 2).split(head_dim, dim=-1)
+    return keys, values
+
+
+def host_lengths(common: Any) -> np.ndarray:
+    """Context lengths of the rows of a step, the new tokens included, without asking the device."""
+    lengths = getattr(common, "seq_lens_cpu_upper_bound", None)
+    if lengths is None:
+        lengths = getattr(common, "_seq_lens_cpu", None)
+    if lengths is None:
+        lengths = common.seq_lens.cpu()
+    return np.asarray(lengths)
+
+
+def rows_from(common: Any, first: int) -> Any:
+    """vLLM's CommonAttentionMetadata of the rows from `first` on, each row before it being one token."""
+    starts = {"query_start_loc", "query_start_loc_cpu"}
+    rows = {
+        "seq_lens",
+        "block_table_tensor",
+        "is_prefilling",
+        "seq_lens_cpu_upper_bound",
+        "_seq_lens_cpu",
+        "_num_computed_tokens_cpu",
+    }
+    changes: dict[str, Any] = {
+        "num_reqs": common.num_reqs - first,
+        "num_actual_tokens": common.num_actual_tokens - first,
+    }
+    for field in dataclasses.fields(common):
+        value = getattr(common, field.name)
+        if value is None:
+            continue
+        if field.name in starts:
+            changes[field.name] = value[first:] - first
+        elif field.name in rows or field.name in ("slot_mapping", "positions"):
+            changes[field.name] = value[first:]
+        elif field.name.endswith("_cache"):
+            changes[field.name] = None
+    return dataclasses.replace(common, **changes)
+
+
+def device_of(vllm_config: Any) -> torch.device:
+    """Where this worker's tensors live."""
+    kind = vllm_config.device_config.device_type
+    return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)

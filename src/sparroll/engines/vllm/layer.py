@@ -1,0 +1,57 @@
+"""What the CPU and the CUDA backend share: starting the worker's state, and each layer's number and index."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from typing import Any
+
+import torch
+
+from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.landmarks import IndexLayer, add_index_layers
+from sparroll.engines.vllm.settings import Settings
+from sparroll.engines.vllm.state import STATE
+
+_engine: weakref.ref[Any] | None = None
+
+
+def start(vllm_config: Any, settings: Settings) -> None:
+    """Check the engine's configuration and configure the worker's state for it. The second layer finds it done."""
+    global _engine
+    if _engine is not None and _engine() is vllm_config:
+        return
+    device = vllm_config.device_config.device_type
+    model = vllm_config.model_config
+    compat.check_version(compat.version(), device)
+    schedule = settings.load(model.model)
+    layers = int(model.hf_text_config.num_hidden_layers)
+    if schedule is not None:
+        schedule.check_layers(layers)
+        compat.check_engine(vllm_config, schedule.selector, device)
+    STATE.configure(schedule, layers, compat.device_of(vllm_config), str(model.model))
+    _engine = weakref.ref(vllm_config)
+
+
+class SparseLayer:
+    """Mixed into vLLM's `Impl` classes, before them."""
+
+    number: int
+    index: IndexLayer | None
+
+    def start_layer(self, parent: type, vllm_config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        """At the end of `__init__`, whose arguments are checked by name."""
+        settings = Settings.find(vllm_config)
+        assert settings is not None, "a sparse layer without settings"
+        start(vllm_config, settings)
+        if STATE.has_index:
+            bound = inspect.signature(parent.__init__).bind(self, *arguments, **named)  # type: ignore[misc]
+            compat.check_layer(bound.arguments)
+        self.number, self.index = -1, None
+        self._vllm_config = weakref.ref(vllm_config)
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        """vLLM calls this once the weights are there, before it asks what the KV cache holds."""
+        super().process_weights_after_loading(act_dtype)  # type: ignore[misc]
+        # Layers do not know their names; whoever comes first numbers all that exist.
+        add_index_layers(self._vllm_config(), SparseLayer, STATE.selector)

@@ -1,0 +1,42 @@
+"""From what vLLM returns to our rollouts, and what a rollout's decode steps must have read. Runs nothing."""
+
+# T response tokens, K top-k entries
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparroll.engines import sampling
+from sparroll.schedule import Schedule
+
+
+def read_tokens(schedule: Schedule | None, contexts: np.ndarray) -> np.ndarray:
+    """Tokens that a sparse layer attends at each context length: whole units, less what the last one lacks."""
+    if schedule is None:
+        return contexts
+    unit = schedule.selector.unit_tokens
+    units = -(-contexts // unit)
+    budgets = schedule.kv_budget_tokens(torch.from_numpy(contexts)).numpy()
+    return np.minimum(budgets // unit, units) * unit - (units * unit - contexts)
+
+
+def decode_contexts(prompt_tokens: int, response_tokens: int) -> np.ndarray:
+    """Context length of each decode step: the first token comes from the prefill."""
+    return np.arange(prompt_tokens + 1, prompt_tokens + response_tokens, dtype=np.int64)
+
+
+def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """([T] of the sampled tokens, [T, K] ids, [T, K] log-probabilities) from vLLM's flat lists, whose rows hold the
+    sampled token and then the most likely ones."""
+    ids_TW = torch.tensor(flat.token_ids, dtype=torch.int64).view(len(tokens), -1)
+    logp_TW = torch.tensor(flat.logprobs, dtype=torch.float32).view(len(tokens), -1)
+    assert ids_TW.shape[1] == top_k + 1, f"vLLM returned rows of {ids_TW.shape[1]} log-probabilities for top_k {top_k}"
+    sampling.check_finite(logp_TW[:, 0], f"in a response of {len(tokens)} tokens")
+    assert ids_TW[:, 0].tolist() == tokens, "vLLM's log-probabilities are of other tokens than it returned"
+    if not top_k:
+        return logp_TW[:, 0].clone(), None, None
+    return logp_TW[:, 0].clone(), ids_TW[:, 1:].clone(), logp_TW[:, 1:].clone()

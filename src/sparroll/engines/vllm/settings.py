@@ -1,0 +1,65 @@
+"""What the user asked of the plugin: `additional_config={"sparroll": ...}`, or an environment variable for frameworks
+that forward no engine arguments. Parsing only."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from sparroll.errors import UserError, nearest
+from sparroll.schedule import Schedule
+
+KEY = "sparroll"
+SCHEDULE_VARIABLE = "SPARROLL_VLLM_SCHEDULE"
+ATTENTIONS = ["triton", "fa3_pages"]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """`additional_config={"sparroll": "qwen3-4b-0.86"}`, or a table of these fields.
+
+    >>> Settings.parse({"schedule": "qwen3-4b-0.86", "attention": "fa3_pages"})
+    """
+
+    schedule: str | None = None
+    """Preset or path. None: dense, without an index, so that no schedule can be set later."""
+    attention: str = "triton"
+    """Who attends to the chosen units on CUDA: "triton", our kernel, or "fa3_pages", FlashAttention 3 on pages per head."""
+    force_schedule: bool = False
+    """Use a schedule that was made for another model."""
+
+    def __post_init__(self) -> None:
+        if self.attention not in ATTENTIONS:
+            raise UserError(f"unknown attention {self.attention!r}", nearest(str(self.attention), ATTENTIONS))
+
+    @staticmethod
+    def parse(value: Any) -> Settings:
+        """From what stands under "sparroll": a schedule's name or path, or a table."""
+        if value is None or isinstance(value, (str, os.PathLike)):
+            return Settings(schedule=None if value is None else os.fspath(value))
+        if not isinstance(value, Mapping):
+            raise UserError(
+                f'additional_config["{KEY}"] must be a schedule or a table, got {value!r}',
+                'for example {"sparroll": "schedule.toml"}',
+            )
+        known = [field.name for field in fields(Settings)]
+        for key in value:
+            if key not in known:
+                raise UserError(f'additional_config["{KEY}"] has no setting {key!r}', nearest(str(key), known))
+        return Settings(**value)
+
+    @staticmethod
+    def find(vllm_config: Any) -> Settings | None:
+        """The settings in force, or None where nobody asked for sparroll."""
+        additional = getattr(vllm_config, "additional_config", None)
+        if isinstance(additional, Mapping) and KEY in additional:
+            return Settings.parse(additional[KEY])
+        if os.environ.get(SCHEDULE_VARIABLE):
+            return Settings.parse(os.environ[SCHEDULE_VARIABLE])
+        return None
+
+    def load(self, model: str) -> Schedule | None:
+        """The schedule, checked against the model; None is dense."""
+        return None if self.schedule is None else Schedule.load(self.schedule, model=model, force=self.force_schedule)

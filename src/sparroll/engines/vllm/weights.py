@@ -1,0 +1,53 @@
+"""Whether given weights are those of a model: names and shapes against its transformers config. Moves nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, PretrainedConfig
+
+from sparroll.errors import UserError
+
+_HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor in a checkpoint of such a model. Allocates nothing."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+
+
+def checked(
+    weights: nn.Module | Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], tied: bool
+) -> list[tuple[str, Tensor]]:
+    """Names and tensors as vLLM's loader takes them. tied: the output head is the embedding, given once or twice.
+
+    Raises UserError where a name is missing or unknown, a shape is another, or tied weights differ.
+    """
+    state = weights.state_dict() if isinstance(weights, nn.Module) else weights
+    found = {name: tensor.detach() for name, tensor in state.items()}
+    if tied and _HEAD in found and _EMBEDDING in found:
+        head = found.pop(_HEAD)
+        if head.shape == found[_EMBEDDING].shape and not _equal(head, found[_EMBEDDING]):
+            raise _unfit(f"{_HEAD} differs from {_EMBEDDING}, which this model shares")
+    needed = {name: shape for name, shape in expected.items() if not (tied and name == _HEAD)}
+    missing, unknown = sorted(needed.keys() - found.keys()), sorted(found.keys() - needed.keys())
+    if missing:
+        raise _unfit(f"{len(missing)} tensors are missing, {missing[0]} among them")
+    if unknown:
+        raise _unfit(f"{len(unknown)} tensors are not the model's, {unknown[0]} among them")
+    for name, shape in needed.items():
+        if tuple(found[name].shape) != shape:
+            raise _unfit(f"{name} must have shape {list(shape)}, got {list(found[name].shape)}")
+    return [(name, found[name]) for name in needed]
+
+
+def _equal(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() or torch.equal(one, other)
+
+
+def _unfit(reason: str) -> UserError:
+    return UserError(f"the weights do not fit the engine's model: {reason}")
