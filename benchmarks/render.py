@@ -5,7 +5,6 @@ python benchmarks/render.py            # writes them between <!-- table: NAME --
 
 from __future__ import annotations
 
-import itertools
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -96,8 +95,7 @@ def decode() -> str:
 def rl_grid() -> str:
     """One line a schedule and correction: the mean over seeds, and the standard deviation between them."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
-    records_of_runs = [records.read(path, "rl-grid")["results"] for path in sorted(RESULTS.glob("rl-grid-tiny*.json"))]
-    for run in sorted(itertools.chain(*records_of_runs), key=lambda run: (run["schedule"], run["correction"])):
+    for run in sorted(results("rl-grid-tiny", "rl-grid"), key=lambda run: (run["schedule"], run["correction"])):
         groups.setdefault((run["schedule"], run["correction"]), []).append(run)
     rows = []
     for (schedule, correction), runs in groups.items():

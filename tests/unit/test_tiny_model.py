@@ -65,12 +65,12 @@ def test_encode_then_decode_is_the_same_text(tokenizer, kind: str) -> None:
         assert tokenizer.unk_token_id not in tokenizer.encode(text)
 
 
-@pytest.mark.parametrize(("name", "level"), [("synthetic_add", 0), ("synthetic_walk", 0), ("synthetic_chain", 0)])
+@pytest.mark.parametrize(("name", "level"), [("synthetic_add", 0), ("synthetic_walk", 0), ("synthetic_walk", 1)])
 def test_greedy_answers_to_easy_problems_are_right(model, tokenizer, name: str, level: int) -> None:
     task = tasks.get(name)
     prompts = task.prompts("eval", level, seed=1, count=8)
     inputs = tokenizer([prompt.text for prompt in prompts], return_tensors="pt", padding=True)
-    output = model.generate(**inputs, do_sample=False, temperature=None, max_new_tokens=150)
+    output = model.generate(**inputs, do_sample=False, temperature=None, max_new_tokens=260)
     responses = tokenizer.batch_decode(output[:, inputs.input_ids.shape[1] :], skip_special_tokens=True)
     rewards = [task.reward(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
     assert sum(rewards) >= 7
