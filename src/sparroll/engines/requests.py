@@ -1,0 +1,77 @@
+"""What is asked of an engine, checked before anything runs: the same mistakes are the same errors in every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from sparroll.engines import sampling
+from sparroll.errors import UserError
+
+Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+
+def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
+    """Raise UserError for numbers that ask for nothing."""
+    if n < 1 or max_new_tokens < 1 or temperature < 0 or top_k < 0:
+        raise UserError(
+            f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "
+            f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_k={top_k}"
+        )
+
+
+def token_ids(
+    prompts: Prompts,
+    tokenizer: PreTrainedTokenizerBase | None,
+    vocabulary: int,
+    context_limit: int | None,
+    max_new_tokens: int,
+) -> list[list[int]]:
+    """Ids of each prompt. Raises UserError for empty prompts and those that leave no room for `max_new_tokens`."""
+    if isinstance(prompts, str):
+        raise UserError("prompts must be a list", "pass [prompt] for a single one")
+    if not len(prompts):
+        raise UserError("there are no prompts", "give at least one")
+    all_ids: list[list[int]] = []
+    given: Sequence[str | Sequence[int]] = prompts
+    for number, prompt in enumerate(given):
+        if isinstance(prompt, str):
+            if tokenizer is None:
+                raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")
+            ids = list(tokenizer(prompt)["input_ids"])
+        else:
+            ids = [int(token) for token in prompt]
+        if not ids:
+            raise UserError(f"prompt {number} is empty")
+        if min(ids) < 0 or max(ids) >= vocabulary:
+            raise UserError(f"prompt {number} has token ids outside 0..{vocabulary - 1}")
+        if context_limit and len(ids) >= context_limit:
+            raise UserError(f"prompt {number} has {len(ids)} tokens, the model's context holds {context_limit}")
+        if context_limit and len(ids) + max_new_tokens > context_limit:
+            raise UserError(
+                f"prompt {number} ({len(ids)} tokens) + {max_new_tokens} new ones exceed the context of {context_limit}",
+                f"set max_new_tokens to at most {context_limit - len(ids)}",
+            )
+        all_ids.append(ids)
+    return all_ids
+
+
+def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
+    """One seed per request, prompt by prompt; a single one gives each request its own."""
+    if isinstance(seed, int):
+        return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
+    if len(seed) != prompts * n:
+        raise UserError(f"one seed per request makes {prompts * n}, got {len(seed)}")
+    return [int(one) for one in seed]
+
+
+def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
+    """The model's end-of-sequence ids; the tokenizer's where the model names none."""
+    stops = getattr(generation_config, "eos_token_id", None)
+    if stops is None and tokenizer is not None:
+        stops = tokenizer.eos_token_id
+    if stops is None:
+        return []
+    return [stops] if isinstance(stops, int) else list(stops)
