@@ -14,6 +14,10 @@ import torch
 
 torch.set_num_threads(1)
 
+if not torch.cuda.is_available():
+    # Read when triton is imported, and transformers imports it: kernels run in the interpreter on machines without a GPU.
+    os.environ["TRITON_INTERPRET"] = "1"
+
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if torch.cuda.is_available():

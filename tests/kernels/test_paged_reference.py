@@ -1,0 +1,121 @@
+"""The paged reference chooses and reads what the unpaged specification does, and nothing that was never written."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+from kernels.paged_caches import (
+    DEVICE,
+    ODD_CONTEXTS,
+    SHORT_CONTEXTS,
+    budgets_of,
+    paged_cache,
+    selector_of,
+    units_wanted,
+)
+from sparroll.attention import paged, reference
+from sparroll.attention.selectors import HeadSoftmax, OraclePage, PageMean, Quest, Selector, Streaming
+from sparroll.errors import UserError
+
+
+@pytest.mark.parametrize("layout", ["token_head", "head_token"])
+@pytest.mark.parametrize(("unit", "block_tokens"), [(16, 16), (4, 64), (1, 16)])
+@pytest.mark.parametrize("kind", [PageMean, HeadSoftmax, Quest, Streaming, OraclePage])
+def test_paged_equals_unpaged(kind: type[Selector], unit: int, block_tokens: int, layout: str) -> None:
+    selector = selector_of(unit, kind)
+    cache = paged_cache(SHORT_CONTEXTS, block_tokens=block_tokens, group=3, layout=layout, selector=selector)  # type: ignore[arg-type]
+    cache.index_written()
+    budgets = budgets_of(cache)
+    ids, _ = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets), "reference")
+    mixed = cache.attended(ids, "reference")
+    index = selector.build_index(cache.keys_RHCD.unflatten(2, (-1, unit)))
+    expected = reference.select(
+        cache.query_RHGD[:, None], index, cache.context_tokens_R[:, None], budgets[:, None], selector, cache.scale
+    )[:, 0]
+    some = cache.context_tokens_R > 0
+    ascending = torch.where(expected < 0, 1 << 40, expected).sort(-1).values
+    assert torch.equal(torch.where(ascending == 1 << 40, -1, ascending)[some], ids.long()[some])
+    unpaged = reference.sparse_decode(
+        cache.query_RHGD, cache.keys_RHCD, cache.values_RHCD, ids.long(), cache.context_tokens_R, unit, cache.scale
+    )
+    torch.testing.assert_close(mixed[some], unpaged[some], atol=1e-6, rtol=0)
+    assert not mixed[~some].any()
+
+
+@pytest.mark.parametrize("block_tokens", [16, 32])
+def test_full_budget_equals_dense(block_tokens: int) -> None:
+    cache = paged_cache(ODD_CONTEXTS, block_tokens=block_tokens)
+    budgets = torch.full((len(ODD_CONTEXTS),), 1 << 30, dtype=torch.int32, device=DEVICE)
+    # Every unit is read: scores that nobody wrote must not matter.
+    scores = torch.full((len(ODD_CONTEXTS), 2, cache.units), torch.nan, device=DEVICE)
+    ids, _ = cache.chosen(scores, budgets, cache.units, "reference")
+    mixed = cache.attended(ids, "reference")
+    for row, context in enumerate(ODD_CONTEXTS):
+        if not context:
+            assert not mixed[row].any()
+            continue
+        dense = torch.nn.functional.scaled_dot_product_attention(
+            cache.query_RHGD[row], cache.keys_RHCD[row, :, :context], cache.values_RHCD[row, :, :context]
+        )
+        torch.testing.assert_close(mixed[row], dense, atol=1e-5, rtol=0)
+
+
+def test_pages_say_where_each_unit_lies() -> None:
+    cache = paged_cache(SHORT_CONTEXTS, unit=4, block_tokens=16).index_written()
+    budgets = budgets_of(cache)
+    ids, pages = cache.chosen(cache.scores("reference"), budgets, 80, "reference")
+    for row, head, place in (ids >= 0).nonzero().tolist():
+        unit, page = int(ids[row, head, place]), int(pages[row, head, place])
+        assert page == int(cache.block_table_RM[row, unit // 4]) * 4 + unit % 4
+    assert torch.equal(pages < 0, ids < 0)
+
+
+def test_equal_scores_choose_the_lowest_units() -> None:
+    cache = paged_cache([200])
+    scores = torch.zeros(1, 2, cache.units, device=DEVICE)
+    budgets = torch.tensor([64], dtype=torch.int32, device=DEVICE)
+    ids, _ = cache.chosen(scores, budgets, 6, "reference")
+    assert ids.tolist() == [[[0, 1, 2, 3, -1, -1]] * 2]
+
+
+def test_a_wrong_request_is_refused_and_never_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache = paged_cache([40])
+    with pytest.raises(UserError, match="no paged attention implementation 'trition'.*\n.*triton"):
+        cache.index_written("trition")
+    with pytest.raises(UserError, match="blocks of 16.*\n.*use blocks of 32"):
+        paged.update_index(cache.keys_PBHD, cache.index_PSHW, cache.slots(), PageMean(32, 0, 32), "reference")
+    with pytest.raises(UserError, match="no triton kernel scores units for the selector 'quest'"):
+        paged_cache([40], selector=selector_of(16, Quest)).scores("triton")
+    with pytest.raises(UserError, match="needs a workspace"):
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM,
+            torch.zeros(1, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.selector, 1.0,
+            torch.empty_like(cache.query_RHGD), None, "triton",
+        )  # fmt: skip
+    if DEVICE == "cpu":
+        monkeypatch.delenv("TRITON_INTERPRET")
+        assert "TRITON_INTERPRET" not in os.environ
+        with pytest.raises(UserError, match="needs CUDA tensors, got cpu"):
+            cache.scores("triton")
+
+
+def test_a_workspace_that_is_too_small_is_refused() -> None:
+    cache = paged_cache([40, 40])
+    small = paged.DecodeWorkspace.allocate(1, 2, 2, 32, 1, DEVICE)
+    with pytest.raises(UserError, match="allocate it for at least 2 requests"):
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM,
+            torch.zeros(2, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.selector, 1.0,
+            torch.empty_like(cache.query_RHGD), small, "triton",
+        )  # fmt: skip
+
+
+def test_workspace_fits_every_batch_up_to_its_largest() -> None:
+    workspace = paged.DecodeWorkspace.allocate(256, 8, 2, 128, 32, "cpu")
+    rows = [requests * 8 * workspace.splits(requests, 8) for requests in range(1, 257)]
+    assert max(rows) <= len(workspace.mixed_XGD)
+    assert workspace.splits(1, 8) == 32 and workspace.splits(256, 8) == 1
+    assert workspace.bytes < 8 << 20

@@ -1,0 +1,256 @@
+"""Each kernel against the paged reference, over poisoned memory. Compiled where there is a GPU, else interpreted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor
+
+from kernels.paged_caches import (
+    DEVICE,
+    ODD_CONTEXTS,
+    SHORT_CONTEXTS,
+    PagedCache,
+    assert_attends,
+    budgets_of,
+    paged_cache,
+    selector_of,
+    units_wanted,
+)
+from sparroll.attention import paged
+from sparroll.attention.selectors import PageMean
+
+pytest.importorskip("triton", reason="triton runs on Linux only")
+
+UNITS_AND_BLOCKS = [(16, 16), (16, 32), (16, 64), (4, 16), (8, 32), (1, 16)]
+LAYOUTS = ["token_head", "head_token"]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+# The interpreter multiplies the bits of bf16 matrices instead of their values.
+DOT_DTYPES = DTYPES if DEVICE == "cuda" else [torch.float32, torch.float16]
+
+
+@dataclass(frozen=True)
+class Fp32Index(PageMean):
+    index_dtype: ClassVar[torch.dtype] = torch.float32
+
+
+@dataclass(frozen=True)
+class Fp16Index(PageMean):
+    index_dtype: ClassVar[torch.dtype] = torch.float16
+
+
+def both_indices(cache: PagedCache, slots: Tensor) -> tuple[Tensor, Tensor]:
+    found = []
+    for impl in ("reference", "triton"):
+        index = torch.full_like(cache.index_PSHW, torch.nan)
+        paged.update_index(cache.keys_PBHD, index, slots, cache.selector, impl)
+        found.append(index)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("unit", "block_tokens"), UNITS_AND_BLOCKS)
+def test_index_rows_are_written_for_complete_units_only(unit: int, block_tokens: int, layout: str) -> None:
+    contexts = [17, 0, 70]
+    cache = paged_cache(contexts, unit, block_tokens, dtype=torch.bfloat16, layout=layout)  # type: ignore[arg-type]
+    slots = torch.cat([cache.slots(), torch.tensor([-1, -1, -16, -17], device=DEVICE)])
+    expected, index = both_indices(cache, slots[torch.randperm(len(slots), device=DEVICE)])
+    torch.testing.assert_close(index, expected, equal_nan=True)
+    assert int((~index[..., 0].isnan()).sum()) == 2 * sum(context // unit for context in contexts)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("kind", [PageMean, Fp16Index, Fp32Index])
+def test_index_rows_at_every_head_size_and_storage(kind: type[PageMean], dim: int) -> None:
+    cache = paged_cache([16, 40], dim=dim, dtype=torch.bfloat16, selector=selector_of(16, kind))
+    expected, index = both_indices(cache, cache.slots())
+    assert index.dtype == kind.index_dtype
+    torch.testing.assert_close(index, expected, equal_nan=True)
+
+
+def assert_same_scores(cache: PagedCache) -> None:
+    cache.index_written()
+    expected, scores = cache.scores("reference"), cache.scores("triton")
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("unit", "block_tokens"), UNITS_AND_BLOCKS)
+def test_scores_at_every_unit_and_block(unit: int, block_tokens: int, layout: str) -> None:
+    contexts = ODD_CONTEXTS if unit == 16 else SHORT_CONTEXTS
+    assert_same_scores(paged_cache(contexts, unit, block_tokens, layout=layout))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 16])
+def test_scores_at_every_head_size_and_group(group: int, dim: int) -> None:
+    dtype, kind = DTYPES[group % 3], (PageMean, Fp16Index, Fp32Index)[dim // 32 % 3]
+    assert_same_scores(paged_cache([17, 0, 200], group=group, dim=dim, dtype=dtype, selector=selector_of(16, kind)))
+
+
+def test_rows_within_their_budget_are_not_scored() -> None:
+    cache = paged_cache(SHORT_CONTEXTS).index_written()
+    budgets = torch.tensor([64, 64, 64, 64, 112, 64], dtype=torch.int32, device=DEVICE)
+    expected = cache.scores("reference", kv_budget_tokens_R=budgets)
+    scores = cache.scores("triton", kv_budget_tokens_R=budgets)
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-5, equal_nan=True)
+    assert scores[:, 0].isnan().all(-1).tolist() == [True, True, False, True, True, False]
+
+
+def assert_same_choice(cache: PagedCache, scores: Tensor, budgets: Tensor, most: int) -> None:
+    expected = cache.chosen(scores, budgets, most, "reference")
+    for name, ours, theirs in zip(
+        ("ids", "pages"), cache.chosen(scores, budgets, most, "triton"), expected, strict=True
+    ):
+        assert torch.equal(ours, theirs), name
+
+
+@pytest.mark.parametrize(("unit", "block_tokens"), UNITS_AND_BLOCKS)
+def test_choice_at_every_unit_and_block_with_a_budget_for_each_request(unit: int, block_tokens: int) -> None:
+    cache = paged_cache(ODD_CONTEXTS, unit, block_tokens, dim=32).index_written()
+    budgets = budgets_of(cache)
+    wanted = units_wanted(cache, budgets)
+    for most in (wanted, wanted + 5):
+        assert_same_choice(cache, cache.scores("reference"), budgets, most)
+
+
+@pytest.mark.parametrize("values", [1, 2, 5])
+def test_equal_scores_choose_the_lowest_units(values: int) -> None:
+    cache = paged_cache(ODD_CONTEXTS)
+    generator = torch.Generator().manual_seed(values)
+    scores = torch.randint(-(values // 2), values, (len(ODD_CONTEXTS), 2, cache.units), generator=generator).float()
+    scores = torch.where(scores == 0, torch.tensor([0.0, -0.0]).repeat(cache.units)[: cache.units], scores).to(DEVICE)
+    assert_same_choice(cache, scores, budgets_of(cache), 40)
+
+
+def test_choice_over_the_whole_range_of_floats() -> None:
+    cache = paged_cache([4097])
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(1, 2, cache.units, generator=generator)
+    scores[0, 0] *= torch.logspace(-44, 37, cache.units)
+    scores[0, 1, ::3] = torch.inf
+    scores[0, 1, 1::3] = -torch.inf
+    for budget in (16, 160, 1600, 3200, 4096):
+        assert_same_choice(cache, scores.to(DEVICE), torch.tensor([budget], device=DEVICE), 257)
+
+
+def test_choice_with_as_many_units_as_fit() -> None:
+    cache = paged_cache([paged.MOST_UNITS, 8000], unit=1, heads=1)
+    generator = torch.Generator().manual_seed(0)
+    scores = torch.randn(2, 1, paged.MOST_UNITS, generator=generator).to(DEVICE)
+    assert_same_choice(cache, scores, torch.tensor([1000, 8191], device=DEVICE), paged.MOST_UNITS)
+
+
+def test_a_full_budget_reads_no_scores_and_a_larger_list_than_units_is_filled_up() -> None:
+    cache = paged_cache(ODD_CONTEXTS)
+    scores = torch.full((len(ODD_CONTEXTS), 2, cache.units), torch.nan, device=DEVICE)
+    budgets = torch.full((len(ODD_CONTEXTS),), 1 << 30, dtype=torch.int32, device=DEVICE)
+    assert_same_choice(cache, scores, budgets, cache.units + 7)
+
+
+def assert_same_attention(cache: PagedCache, splits: int = 3, seed: int = 0) -> None:
+    cache.index_written()
+    budgets = budgets_of(cache, seed)
+    most = units_wanted(cache, budgets) + 1
+    ids, pages = cache.chosen(cache.scores("reference"), budgets, most, "reference")
+    mixed = cache.attended(ids, "triton", splits, pages_RHN=pages, kv_budget_tokens_R=budgets)
+    assert_attends(cache, ids, mixed)
+    assert_attends(cache, ids, cache.attended(ids, "reference"))
+    assert not mixed[cache.context_tokens_R == 0].any()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("unit", "block_tokens"), UNITS_AND_BLOCKS)
+def test_decode_at_every_unit_and_block(unit: int, block_tokens: int, layout: str) -> None:
+    assert_same_attention(paged_cache(SHORT_CONTEXTS, unit, block_tokens, layout=layout))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 16])
+def test_decode_at_every_head_size_and_group(group: int, dim: int) -> None:
+    assert_same_attention(
+        paged_cache([17, 0, 200], group=group, dim=dim, dtype=DOT_DTYPES[(group + dim // 32) % len(DOT_DTYPES)])
+    )
+
+
+@pytest.mark.parametrize("splits", [1, 2, 7, 16])
+@pytest.mark.parametrize("dtype", DOT_DTYPES)
+def test_decode_at_odd_contexts_and_any_number_of_splits(dtype: torch.dtype, splits: int) -> None:
+    assert_same_attention(paged_cache(ODD_CONTEXTS, dtype=dtype, block_tokens=32), splits, seed=splits)
+
+
+@pytest.mark.parametrize("block_tokens", [16, 64])
+def test_full_budget_equals_dense(block_tokens: int) -> None:
+    cache = paged_cache(ODD_CONTEXTS, block_tokens=block_tokens, group=3, heads=1)
+    budgets = torch.full((len(ODD_CONTEXTS),), 1 << 30, dtype=torch.int32, device=DEVICE)
+    scores = torch.full((len(ODD_CONTEXTS), 1, cache.units), torch.nan, device=DEVICE)
+    ids, pages = cache.chosen(scores, budgets, cache.units, "triton")
+    mixed = cache.attended(ids, "triton", pages_RHN=pages, kv_budget_tokens_R=budgets)
+    for row, context in enumerate(ODD_CONTEXTS):
+        dense = torch.nn.functional.scaled_dot_product_attention(
+            cache.query_RHGD[row], cache.keys_RHCD[row, :, :context], cache.values_RHCD[row, :, :context]
+        )
+        torch.testing.assert_close(mixed[row], dense if context else torch.zeros_like(dense), atol=2e-5, rtol=0)
+
+
+def test_pages_and_budgets_spare_work_and_change_nothing() -> None:
+    cache = paged_cache(SHORT_CONTEXTS, unit=4, block_tokens=32).index_written()
+    budgets = budgets_of(cache)
+    ids, pages = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets) + 3, "reference")
+    plain = cache.attended(ids, "triton")
+    assert_attends(cache, ids, plain)
+    for settings in ({"pages_RHN": pages}, {"kv_budget_tokens_R": budgets}):
+        assert torch.equal(cache.attended(ids, "triton", **settings), plain)
+
+
+def test_units_in_any_order_and_with_gaps_in_heads_are_read_as_listed() -> None:
+    cache = paged_cache([100, 111])
+    ids = torch.tensor([[[6, 2, 0, -1], [1, -1, -1, -1]], [[3, 6, -1, -1], [5, 4, 0, 6]]], device=DEVICE).int()
+    assert_attends(cache, ids, cache.attended(ids, "triton"))
+
+
+@pytest.mark.gpu
+def test_all_operations_replay_in_one_cuda_graph_at_other_lengths_and_budgets() -> None:
+    cache = paged_cache(ODD_CONTEXTS, dim=128, dtype=torch.bfloat16).index_written()
+    longest, budgets = cache.context_tokens_R.clone(), budgets_of(cache)
+    most = units_wanted(cache, torch.full_like(budgets, 1024))
+    scores, out = cache.scores("triton"), torch.full_like(cache.query_RHGD, torch.nan)
+    ids, pages = cache.chosen(scores, budgets, most, "triton")
+    requests, heads, group, dim = out.shape
+    workspace = paged.DecodeWorkspace.allocate(requests, heads, group, dim, 8, DEVICE)
+    slots = cache.slots()[-requests:].clone()
+
+    def step() -> None:
+        paged.update_index(cache.keys_PBHD, cache.index_PSHW, slots, cache.selector, "triton")
+        paged.score_units(
+            cache.query_RHGD, cache.index_PSHW, cache.block_table_RM, cache.context_tokens_R, cache.selector, scores,
+            "triton", kv_budget_tokens_R=budgets,
+        )  # fmt: skip
+        paged.choose_units(
+            scores, cache.context_tokens_R, budgets, cache.selector, ids, "triton", pages_RHN=pages,
+            block_table_RM=cache.block_table_RM, units_per_block=1,
+        )  # fmt: skip
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, ids, cache.context_tokens_R,
+            cache.selector, cache.scale, out, workspace, "triton", pages_RHN=pages, kv_budget_tokens_R=budgets,
+        )  # fmt: skip
+
+    step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    for seed in range(4):
+        generator = torch.Generator().manual_seed(seed)
+        shorter = torch.rand(requests, generator=generator).to(DEVICE)
+        cache.context_tokens_R.copy_((longest * shorter).int())
+        budgets.copy_(budgets_of(cache, seed))
+        out.fill_(torch.nan)
+        graph.replay()
+        torch.cuda.synchronize()
+        assert_attends(cache, ids, out)
+        expected, _ = cache.chosen(cache.scores("triton"), budgets, most, "reference")
+        assert torch.equal(ids, expected)
