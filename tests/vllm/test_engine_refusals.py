@@ -41,9 +41,9 @@ def test_sleep_needs_a_gpu(engine: VLLMEngine) -> None:
 
 
 def test_another_index_or_other_dense_layers_are_refused(engine: VLLMEngine) -> None:
-    with pytest.raises(UserError, match="dense layers"):
+    with pytest.raises(UserError, match="has the dense layers"):
         engine.set_schedule(Schedule.fixed(64, dense_layers=(0,)))
-    with pytest.raises(UserError, match="index"):
+    with pytest.raises(UserError, match="keeps the index"):
         engine.set_schedule(Schedule.fixed(96, PageMean(page_tokens=16, first_tokens=32, recent_tokens=32)))
     assert engine.schedule is not None and engine.schedule.name == "fixed-64"
 

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparroll.attention.paged import MOST_UNITS
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.engines.support import unsupported_config
 from sparroll.errors import UserError
@@ -102,6 +103,8 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
         return f"the selector {selector.kind!r} has no kernel, page_mean has"
     if device == "cuda" and unit & (unit - 1):
         return f"units of {unit} tokens; powers of two are supported"
+    if device == "cuda" and config.model_config.max_model_len > MOST_UNITS * unit:
+        return f"max_model_len = {config.model_config.max_model_len}; the selection takes up to {MOST_UNITS * unit}"
     if block is not None and (block % 16 or block % unit):
         return f"a block size of {block} tokens, which must be a multiple of 16 and of the unit ({unit})"
     return None

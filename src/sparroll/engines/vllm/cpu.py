@@ -186,7 +186,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         if self.index.width:
             return self.index.index_PSHW
         blocks, heads, block = kv_cache.shape[:3]
-        return kv_cache.new_empty(blocks, block // STATE.unit_tokens, heads, 0)
+        return torch.empty(blocks, block // STATE.unit_tokens, heads, 0, dtype=self.index.selector.index_dtype)
 
 
 def _views(kv_cache: Tensor) -> tuple[Tensor, Tensor]:

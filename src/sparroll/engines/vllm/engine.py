@@ -7,6 +7,7 @@ decodes them as it sees fit; what comes back is checked against what the backend
 from __future__ import annotations
 
 import gc
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -48,6 +49,8 @@ class VLLMEngine:
     but another batch composition rounds differently, and a token near a tie may then differ.
     """
 
+    kind = "vllm"
+
     def __init__(
         self,
         model: str | Path,
@@ -82,11 +85,12 @@ class VLLMEngine:
         self._asleep = False
         self._end_ids = requests.end_ids(_generation_config(folder), self.tokenizer)
         chosen = _loaded(schedule)
-        self._check_schedule(chosen)
+        if chosen is not None:
+            chosen.check_layers(self.layers)
         self._capacity = launch.capacity(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
+        arguments = self._arguments(dtype, gpu_memory_share, sleep_mode) | vllm_arguments
         if _open:
             raise UserError("another VLLMEngine is open in this process", "close() it first")
-        arguments = self._arguments(dtype, gpu_memory_share, sleep_mode) | vllm_arguments
         self._parallel = int(arguments.get("tensor_parallel_size", 1))
         self._sleep_mode = bool(arguments.get("enable_sleep_mode", False))
         if sparse:
@@ -118,6 +122,11 @@ class VLLMEngine:
             "use_tqdm_on_load": False,
             "seed": 0,
         }
+        if not self.on_cpu and arguments["dtype"] == "float32":
+            raise UserError(
+                "vLLM's attention on a GPU does not take float32",
+                'dtype=torch.bfloat16; in a training configuration, rollout.dtype = "bf16"',
+            )
         if self.on_cpu:
             # Compiled code would keep the weights it was compiled with.
             arguments["enforce_eager"] = True
@@ -126,7 +135,7 @@ class VLLMEngine:
             arguments |= {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": sleep_mode}
         if self.sparse:
             arguments |= {
-                "block_size": 16,
+                "block_size": math.lcm(16, self._capacity.selector.unit_tokens),
                 "additional_config": {"sparroll": str(launch.schedule_file(self._capacity))},
             }
             if not self.on_cpu:
@@ -138,7 +147,8 @@ class VLLMEngine:
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
         """Takes effect with the next `generate`; None is dense. Its selector and dense layers must be the engine's."""
         schedule = _loaded(schedule)
-        self._check_schedule(schedule)
+        if schedule is not None:
+            self.check_schedule(schedule)
         if self.sparse:
             self.llm.collective_rpc(
                 "sparroll_set_schedule",
@@ -149,12 +159,20 @@ class VLLMEngine:
             self._empty_cache()
         self.schedule = schedule
 
-    def _check_schedule(self, schedule: Schedule | None) -> None:
-        if schedule is None:
-            return
+    def check_schedule(self, schedule: Schedule) -> None:
+        """Raise UserError where the engine could not run it: its index and its dense layers are fixed at start."""
         if not self.sparse:
             raise UserError("the engine was started with vLLM's own attention, which has no schedule", "sparse=True")
         schedule.check_layers(self.layers)
+        for what, kept, asked in (
+            ("keeps the index of", self._capacity.selector.table(), schedule.selector.table()),
+            ("has the dense layers", list(self._capacity.dense_layers), list(schedule.dense_layers)),
+        ):
+            if kept != asked:
+                raise UserError(
+                    f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}",
+                    "start another engine with that schedule, or with capacity=",
+                )
 
     def load_weights(self, weights_: nn.Module | dict[str, Tensor], version: int) -> None:
         """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine wakes.

@@ -23,6 +23,7 @@ from vllm.v1.attention.backend import (
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.state import STATE
+from sparroll.errors import UserError
 
 SUFFIX = ".sparroll_index"
 
@@ -46,7 +47,13 @@ class IndexLayer(AttentionLayerBase):
         return IndexBackend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-        return compat.index_spec(vllm_config.cache_config.block_size, self.heads, self.width, self.selector)
+        block_tokens = vllm_config.cache_config.block_size
+        if block_tokens % self.selector.unit_tokens:
+            raise UserError(
+                f"a block of {block_tokens} tokens does not hold whole units of {self.selector.unit_tokens}",
+                f"block_size={max(16, self.selector.unit_tokens)}",
+            )
+        return compat.index_spec(block_tokens, self.heads, self.width, self.selector)
 
 
 class IndexMetadataBuilder(AttentionMetadataBuilder[AttentionMetadata]):

@@ -29,7 +29,7 @@ def start(vllm_config: Any, settings: Settings) -> None:
     if schedule is not None:
         schedule.check_layers(layers)
         compat.check_engine(vllm_config, schedule.selector, device)
-    STATE.configure(schedule, layers, compat.device_of(vllm_config), str(model.model))
+    STATE.configure(schedule, layers, compat.device_of(vllm_config), str(model.model), settings.attention)
     _engine = weakref.ref(vllm_config)
 
 

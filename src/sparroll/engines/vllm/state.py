@@ -48,6 +48,10 @@ class State:
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     has_index: bool = False
     """Whether the engine was started with a schedule, so that index layers exist."""
+    attention: str = "triton"
+    """Who attends to the chosen units on CUDA (see Settings)."""
+    has_workspace: bool = False
+    """Whether the CUDA backend allocated memory for this engine."""
     counters: Counters = field(default_factory=Counters)
     ran: dict[int, str] = field(default_factory=dict)
     """Layer -> how its attention last ran: "dense", "triton", ... Absent: it never came through our backend. Layers
@@ -55,10 +59,18 @@ class State:
     index_read_share: dict[int, float] = field(default_factory=dict)
     _started_with: Schedule | None = None
 
-    def configure(self, schedule: Schedule | None, layers: int, device: torch.device | str, model: str = "") -> None:
+    def configure(
+        self,
+        schedule: Schedule | None,
+        layers: int,
+        device: torch.device | str,
+        model: str = "",
+        attention: str = "triton",
+    ) -> None:
         """Start for an engine of so many layers. The selector and the dense layers stay what they are now."""
         self.device, self.layers, self.model = torch.device(device), layers, model
-        self.has_index = schedule is not None
+        self.has_index, self.has_workspace = schedule is not None, False
+        self.attention = attention
         self._started_with = schedule
         self._steps_2S = torch.zeros(2, MOST_STEPS, dtype=torch.int32, device=self.device)
         self.index_read_share = {}

@@ -1,0 +1,144 @@
+"""vLLM on CPU with our backend is HFEngine, token for token, however vLLM schedules the work."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from sparroll import Schedule
+from sparroll.attention.selectors import PageMean, Quest, Selector, Streaming
+from sparroll.engines import HFEngine
+from sparroll.engines.vllm.state import STATE
+from sparroll.schedule import Step
+from vllm_runs import Sampled, engine, greedy, needs_vllm, random_prompts
+
+pytestmark = [needs_vllm, pytest.mark.slow]
+
+LENGTHS = [5, 40, 170, 16, 33, 300, 64, 90, 1, 17]
+NEW_TOKENS = 80
+RISING = Schedule(steps=(Step(0, 64), Step(100, 96), Step(250, 128)), name="rising")
+
+
+def oracle(schedule: Schedule | None, prompts: list[list[int]]) -> tuple[HFEngine, list]:
+    hf = HFEngine("tiny-reasoner", schedule=schedule, dtype=torch.float32)
+    return hf, hf.generate(prompts, max_new_tokens=NEW_TOKENS, temperature=0, stop_ids=[])
+
+
+def assert_same(sampled: list[Sampled], expected: list, tolerance: float = 1e-4) -> None:
+    for got, want in zip(sampled, expected, strict=True):
+        assert got.ids == want.response_ids, f"prompt of {len(want.prompt_ids)} tokens"
+        torch.testing.assert_close(got.logp, want.sparse_logp, atol=tolerance, rtol=0)
+
+
+@pytest.mark.parametrize("block_size", [16, 64])
+def test_mixed_batches_are_the_oracles(tmp_path: Path, block_size: int) -> None:
+    prompts = random_prompts(LENGTHS)
+    hf, expected = oracle(RISING, prompts)
+    with engine(tmp_path, RISING, block_size=block_size, max_num_seqs=4) as llm:
+        STATE.reset_report()
+        assert_same(greedy(llm, prompts, NEW_TOKENS), expected)
+        ours, theirs = STATE.report(), hf.report()
+    assert ours.layers == theirs.layers
+    assert ours.prefill_tokens == theirs.prefill_tokens == sum(LENGTHS)
+    assert {layer: STATE.ran[layer] for layer in range(6)} == dict.fromkeys((0, 1), "dense") | dict.fromkeys(
+        (2, 3, 4, 5), "reference"
+    )
+
+
+def test_chunked_prompts_are_the_oracles_and_their_one_token_ends_stay_dense(tmp_path: Path) -> None:
+    # 97 and 129 leave one token after chunks of 32, at contexts beyond the budget of 64.
+    prompts = random_prompts([129, 97, 40, 300])
+    _, expected = oracle(RISING, prompts)
+    with engine(tmp_path, RISING, max_num_batched_tokens=32, max_num_seqs=1) as llm:
+        STATE.reset_report()
+        assert_same(greedy(llm, prompts, NEW_TOKENS), expected)
+        assert STATE.counters.tail_tokens == 2
+        assert STATE.counters.prefill_tokens == 129 + 97 + 40 + 300
+    with engine(tmp_path, RISING, max_num_batched_tokens=32, max_num_seqs=4) as llm:
+        assert_same(greedy(llm, prompts, NEW_TOKENS), expected)
+
+
+def test_a_warm_prefix_cache_changes_nothing(tmp_path: Path) -> None:
+    prompts = random_prompts([100, 180, 64])
+    _, expected = oracle(RISING, prompts)
+    with engine(tmp_path, RISING) as llm:
+        assert_same(greedy(llm, prompts, NEW_TOKENS), expected)
+        again = greedy(llm, prompts, NEW_TOKENS)
+        assert all(sampled.cached_tokens >= 48 for sampled in again)
+        assert_same(again, expected)
+        # The same prompt cut inside a block, so that cached index rows serve another request.
+        shorter = [prompt[:-9] for prompt in prompts]
+        assert_same(greedy(llm, shorter, NEW_TOKENS), oracle(RISING, shorter)[1])
+
+
+def test_preempted_requests_end_as_the_oracles_up_to_dense_recomputation(tmp_path: Path) -> None:
+    prompts = random_prompts([60, 70, 80, 90, 100, 110])
+    _, expected = oracle(RISING, prompts)
+    with engine(tmp_path, RISING, num_gpu_blocks_override=48, max_model_len=512, disable_log_stats=False) as llm:
+        sampled = greedy(llm, prompts, NEW_TOKENS)
+        preemptions = sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
+    assert preemptions > 0
+    for got, want in zip(sampled, expected, strict=True):
+        agreeing = sum(a == b for a, b in zip(got.ids, want.response_ids, strict=True))
+        assert agreeing == NEW_TOKENS or agreeing > NEW_TOKENS // 3
+    assert sum(got.ids == want.response_ids for got, want in zip(sampled, expected, strict=True)) >= 3
+
+
+def test_weights_loaded_again_change_nothing(tmp_path: Path) -> None:
+    prompts = random_prompts([100, 40])
+    _, expected = oracle(RISING, prompts)
+    with engine(tmp_path, RISING) as llm:
+        assert_same(greedy(llm, prompts, NEW_TOKENS), expected)
+        llm.collective_rpc("reload_weights")
+        llm.reset_prefix_cache()
+        assert_same(greedy(llm, prompts, NEW_TOKENS), expected)
+        assert STATE.ran[2] == "reference"
+
+
+@pytest.mark.parametrize(
+    "selector",
+    [
+        PageMean(page_tokens=8, first_tokens=8, recent_tokens=16),
+        PageMean(page_tokens=1, first_tokens=4, recent_tokens=8),
+        Quest(),
+        Streaming(),
+    ],
+    ids=["page_mean-8", "page_mean-1", "quest", "streaming"],
+)
+def test_other_units_and_selectors_are_the_oracles(tmp_path: Path, selector: Selector) -> None:
+    schedule = Schedule.fixed(96, selector, dense_layers=(0,))
+    prompts = random_prompts([150, 40, 201])
+    _, expected = oracle(schedule, prompts)
+    with engine(tmp_path, schedule, block_size=32) as llm:
+        assert_same(greedy(llm, prompts, NEW_TOKENS), expected)
+        assert STATE.ran[1] == "reference"
+
+
+def test_a_budget_above_every_context_is_vllms_dense_attention(tmp_path: Path) -> None:
+    prompts = random_prompts(LENGTHS)
+    with engine(tmp_path, None) as llm:
+        dense = greedy(llm, prompts, NEW_TOKENS)
+    with engine(tmp_path, Schedule.fixed(1024)) as llm:
+        full = greedy(llm, prompts, NEW_TOKENS)
+        assert STATE.counters.decode_rows > 0
+        assert STATE.counters.sparse_rows == 0
+    for got, want in zip(full, dense, strict=True):
+        assert got.ids == want.ids
+        torch.testing.assert_close(got.logp, want.logp, atol=1e-6, rtol=0)
+
+
+def test_the_schedule_can_be_switched_to_dense_and_back(tmp_path: Path) -> None:
+    prompts = random_prompts([150, 40, 201])
+    with engine(tmp_path, RISING) as llm:
+        for schedule in (RISING, None, Schedule.fixed(96), RISING):
+            STATE.set_schedule(schedule)
+            llm.reset_prefix_cache()
+            assert_same(greedy(llm, prompts, NEW_TOKENS), oracle(schedule, prompts)[1])
+
+
+def test_vllm_is_its_own_where_nobody_asks_for_sparroll(tmp_path: Path) -> None:
+    with engine(tmp_path, None) as llm:
+        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
+        assert {type(layer.impl).__module__ for layer in layers.values()} == {"vllm.v1.attention.backends.cpu_attn"}

@@ -1,0 +1,77 @@
+"""Engines for the tests in tests/vllm: vLLM on CPU with the tiny model, and HFEngine as the oracle."""
+
+from __future__ import annotations
+
+import gc
+import importlib.util
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll import Schedule
+from sparroll.models import resolve
+
+# This folder's tests/vllm looks like a package of that name where vLLM is not installed.
+HAVE_VLLM = bool(importlib.util.find_spec("vllm")) and importlib.util.find_spec("vllm.v1") is not None
+needs_vllm = pytest.mark.skipif(not HAVE_VLLM, reason="vllm is not installed in this environment")
+
+
+@dataclass
+class Sampled:
+    ids: list[int]
+    logp: torch.Tensor
+    cached_tokens: int
+
+
+@contextmanager
+def engine(folder: Path, schedule: Schedule | None, **arguments: Any) -> Iterator[Any]:
+    """An `LLM` on the tiny model, fp32; without a schedule it is vLLM's own, untouched."""
+    # All in this process, so that its STATE can be looked at.
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ["VLLM_CPU_KVCACHE_SPACE"] = "1"
+    os.environ["VLLM_LOGGING_LEVEL"] = "ERROR"
+    from vllm import LLM
+
+    settings: dict[str, Any] = {
+        "model": str(resolve("tiny-reasoner")),
+        "dtype": "float32",
+        "block_size": 16,
+        "max_model_len": 1024,
+        "max_num_seqs": 16,
+        "enforce_eager": True,
+        "logprobs_mode": "processed_logprobs",
+    }
+    if schedule is not None:
+        settings["additional_config"] = {"sparroll": str(schedule.save(folder / "schedule.toml"))}
+    llm = LLM(**settings | arguments)
+    try:
+        yield llm
+    finally:
+        llm.llm_engine.engine_core.shutdown()
+        del llm
+        gc.collect()
+
+
+def greedy(llm: Any, prompts: list[list[int]], tokens: int) -> list[Sampled]:
+    """`tokens` greedy tokens after each prompt, with their log-probabilities."""
+    from vllm import SamplingParams
+
+    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0)
+    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+    sampled = []
+    for output in outputs:
+        ids = list(output.outputs[0].token_ids)
+        logp = [entry[token].logprob for entry, token in zip(output.outputs[0].logprobs, ids, strict=True)]
+        sampled.append(Sampled(ids, torch.tensor(logp), output.num_cached_tokens or 0))
+    return sampled
+
+
+def random_prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(3, 130, (length,), generator=generator).tolist() for length in lengths]
