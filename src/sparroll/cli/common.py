@@ -17,6 +17,7 @@ from sparroll.schedule import Schedule
 
 if TYPE_CHECKING:
     from sparroll.engines.hf import HFEngine
+    from sparroll.engines.vllm.engine import VLLMEngine
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results; created if missing.")]
@@ -30,6 +31,9 @@ Task = Annotated[str | None, typer.Option("--task", help="Take prompts of a buil
 Level = Annotated[int, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")]
 Count = Annotated[int, typer.Option("--count", min=1, help="How many prompts of the task, or at most of the file.")]
 Chat = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template as a user message.")]
+Engine = Annotated[
+    str, typer.Option("--engine", help="Who samples. hf: transformers. vllm: vLLM, which must be installed.")
+]
 ForceSchedule = Annotated[
     bool, typer.Option("--force-schedule", help="Use a schedule that was made for another model all the same.")
 ]
@@ -79,12 +83,28 @@ def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:
     return Schedule.fixed(kv_budget_tokens, dense_layers=tuple(range(min(2, layers if layers is not None else 2))))
 
 
-def load_engine(model: str, schedule: Schedule | None, device: str | None, max_batch: int = 64) -> HFEngine:
-    """An engine with the model loaded, without transformers' own bars."""
-    from sparroll.engines.hf import HFEngine
+def load_engine(
+    kind: str,
+    model: str,
+    schedule: Schedule | None,
+    device: str | None,
+    max_batch: int = 64,
+    capacity: Schedule | None = None,
+    gpu_memory_share: float = 0.85,
+) -> HFEngine | VLLMEngine:
+    """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
+    from sparroll.engines.choose import make_engine
 
     quiet_transformers()
-    return HFEngine(model, schedule=schedule, device=device, max_batch=max_batch)
+    return make_engine(
+        kind,
+        model,
+        schedule=schedule,
+        capacity=capacity,
+        device=device,
+        max_batch=max_batch,
+        gpu_memory_share=gpu_memory_share,
+    )
 
 
 def print_facts(facts: dict[str, Any]) -> None:

@@ -9,6 +9,7 @@ import typer
 
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.cli import common, prompts
+from sparroll.schedule import Schedule
 from sparroll.types import Prompt
 
 if TYPE_CHECKING:
@@ -45,18 +46,35 @@ def source(path: Path | None, task: str | None, level: int, count: int, seed: in
 
 
 def study(
-    model: str, entries: list[Any], chat: bool, settings: MeasureSettings, device: str | None, max_batch: int
+    model: str,
+    entries: list[Any],
+    chat: bool,
+    settings: MeasureSettings,
+    device: str | None,
+    max_batch: int,
+    engine_name: str,
+    schedules: list[Schedule],
 ) -> Study:
-    """Engine and scorer on one model, and the prompts as token ids."""
+    """Engine and scorer on one model, and the prompts as token ids. The scorer is transformers, whoever samples.
+
+    schedules: what will be measured, or one of each kind; refused here where the engine cannot run one.
+    """
     from sparroll.calibrate.measure import Study
+    from sparroll.engines.hf import HFEngine
     from sparroll.engines.scoring import Scorer
 
-    engine = common.load_engine(model, None, device, max_batch)
+    engine = common.load_engine(engine_name, model, None, device, max_batch, schedules[0], gpu_memory_share=0.5)
+    for schedule in schedules:
+        engine.check_schedule(schedule)
+    scorer = Scorer(engine.model) if isinstance(engine, HFEngine) else Scorer(model, device=device)
     assert engine.tokenizer is not None
-    return Study(engine, Scorer(engine.model), prompts.encode(entries, engine.tokenizer, chat), settings)
+    return Study(engine, scorer, prompts.encode(entries, engine.tokenizer, chat), settings)
 
 
-def described(model: str, entries: list[Any], chat: bool, settings: MeasureSettings, **more: Any) -> dict[str, Any]:
+def described(
+    model: str, entries: list[Any], chat: bool, settings: MeasureSettings, engine_name: str, **more: Any
+) -> dict[str, Any]:
     """The configuration as a record holds it."""
     texts = [entry.text if isinstance(entry, Prompt) else entry for entry in entries]
-    return {"model": model, **settings.table(), **more, "chat": chat, "prompts": texts}
+    engines = {"rollouts": engine_name, "dense_scores": "transformers"}
+    return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": texts}

@@ -84,8 +84,11 @@ def plan(
 def _time_model(model: str, schedule: Schedule) -> TimeModel:
     from sparroll.calibrate.shapes import model_shape
     from sparroll.calibrate.time_model import fit_time_model, measure_steps
+    from sparroll.engines.hf import HFEngine
+    from sparroll.progress import quiet_transformers
 
-    engine = common.load_engine(model, None, None)
+    quiet_transformers()
+    engine = HFEngine(model)
     element_bytes = engine.model.dtype.itemsize
     dense = measure_steps(engine, model_shape(model), element_bytes=element_bytes)
     engine.set_schedule(schedule)

@@ -9,6 +9,7 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, measuring
+from sparroll.engines.choose import check_engine
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 
@@ -38,6 +39,7 @@ def profile(
     page_tokens: measuring.PageTokens = 16,
     max_batch: measuring.MaxBatch = 64,
     seed: common.Seed = 0,
+    engine: common.Engine = "hf",
     device: common.Device = None,
     force_schedule: common.ForceSchedule = False,
     json_output: common.Json = False,
@@ -48,6 +50,7 @@ def profile(
     from sparroll.report import collect, render
     from sparroll.schedule import Schedule
 
+    check_engine(engine)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
@@ -66,9 +69,9 @@ def profile(
         common.interruptible(f"{out} keeps what is measured; the same command goes on"),
         Progress(json_output) as bars,
     ):
-        study = measuring.study(model, entries, chat, settings, device, max_batch)
+        study = measuring.study(model, entries, chat, settings, device, max_batch, engine, asked)
         found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
-    config = measuring.described(model, entries, chat, settings, schedules=[each.name for each in asked])
+    config = measuring.described(model, entries, chat, settings, engine, schedules=[each.name for each in asked])
     seconds = time.perf_counter() - started
     record = records.write(
         out / "profile.json", "profile", found.table(), config=config, seed=seed, wall_seconds=seconds

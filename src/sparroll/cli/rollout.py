@@ -13,12 +13,14 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, prompts
+from sparroll.engines.choose import check_engine
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 from sparroll.types import Prompt, Rollout
 
 if TYPE_CHECKING:
     from sparroll.engines.hf import HFEngine
+    from sparroll.engines.vllm.engine import VLLMEngine
 
 
 def rollout(
@@ -36,11 +38,13 @@ def rollout(
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 1.0,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Responses that decode together.")] = 64,
     seed: common.Seed = 0,
+    engine_name: common.Engine = "hf",
     device: common.Device = None,
     force_schedule: common.ForceSchedule = False,
     json_output: common.Json = False,
 ) -> None:
     """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
+    check_engine(engine_name)
     common.output_folder(out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     source = prompts.read(prompts_file, task, level, count, seed)
@@ -49,10 +53,12 @@ def rollout(
         "prompts": [entry.text if isinstance(entry, Prompt) else entry for entry in source],
         "n": n, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed,
     }  # fmt: skip
+    if engine_name != "hf":
+        config["engine"] = engine_name
     sink = _Sink(out, config, n)
     started = time.perf_counter()
     with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
-        engine = common.load_engine(model, chosen, device, max_batch)
+        engine = common.load_engine(engine_name, model, chosen, device, max_batch)
         assert engine.tokenizer is not None
         ids = prompts.encode(list(source), engine.tokenizer, chat)
         _sample(engine, ids, sink, n, max_new_tokens, temperature, seed, bars.bar("rollouts"))
@@ -100,7 +106,7 @@ class _Sink:
 
 
 def _sample(
-    engine: HFEngine,
+    engine: HFEngine | VLLMEngine,
     ids: list[list[int]],
     sink: _Sink,
     n: int,
@@ -134,7 +140,7 @@ def _sample(
         done += len(rollouts)
 
 
-def _row(engine: HFEngine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
+def _row(engine: HFEngine | VLLMEngine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
     assert engine.tokenizer is not None
     return {
         "prompt_index": prompt_index,

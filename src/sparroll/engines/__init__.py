@@ -1,4 +1,5 @@
-"""Who runs the rollouts. `HFEngine` runs any transformers decoder and is the oracle for every other engine."""
+"""Who runs the rollouts. `HFEngine` runs any transformers decoder and is the oracle for every other engine; `VLLMEngine`
+runs vLLM, for speed."""
 
 from __future__ import annotations
 
@@ -6,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from sparroll.engines.hf import HFEngine
+    from sparroll.engines.vllm.engine import VLLMEngine
 
-__all__ = ["HFEngine"]
+__all__ = ["HFEngine", "VLLMEngine"]
 
 
 def __getattr__(name: str) -> Any:
@@ -16,4 +18,8 @@ def __getattr__(name: str) -> Any:
         from sparroll.engines.hf import HFEngine
 
         return HFEngine
+    if name == "VLLMEngine":
+        from sparroll.engines.vllm.engine import VLLMEngine
+
+        return VLLMEngine
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -65,6 +65,8 @@ class EngineReport:
 class Engine(Protocol):
     """Samples rollouts from a model under a schedule (None = dense attention)."""
 
+    kind: str
+    """Its name: "hf", "vllm"."""
     schedule: Schedule | None
     weight_version: int
 

@@ -28,6 +28,8 @@ class HFEngine:
     schedule: Schedule, preset name, path, or None for dense.  max_batch: rows that decode together.
     """
 
+    kind = "hf"
+
     def __init__(
         self,
         model: str | Path | PreTrainedModel,
@@ -66,8 +68,12 @@ class HFEngine:
         if isinstance(schedule, (str, Path)):
             schedule = Schedule.load(schedule)
         if schedule is not None:
-            schedule.check_layers(self.layers)
+            self.check_schedule(schedule)
         self.schedule = schedule
+
+    def check_schedule(self, schedule: Schedule) -> None:
+        """Raise UserError where the engine could not run it."""
+        schedule.check_layers(self.layers)
 
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
         """Copy the weights in (names and shapes must match exactly). Raises UserError unless the version rises."""

@@ -33,8 +33,8 @@ class TaskSection(Section):
 
 
 class RolloutSection(Section):
-    engine: Literal["hf"] = "hf"
-    """Who samples. hf: the reference engine on transformers."""
+    engine: Literal["hf", "vllm"] = "hf"
+    """Who samples. hf: the reference engine on transformers. vllm: vLLM in the trainer's process, one process only."""
     schedule: str = "dense"
     """Preset name or file of the KV budgets to sample under; "dense" reads the whole context."""
     kv_budget_tokens: int | None = Field(default=None, gt=0)
@@ -53,11 +53,18 @@ class RolloutSection(Section):
     """Precision of the engine's weights and cache. bf16 halves memory and lowers the dense ceiling a little."""
     top_k: int = Field(default=20, ge=1)
     """Most likely tokens kept of both policies at each position, to estimate the acceptance."""
+    gpu_memory_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of the GPU for vLLM's weights and cache; the trainer has the rest. Only for the engine vllm."""
+    sleep_level: Literal[0, 1, 2] = 0
+    """What vLLM gives up while the policy is updated. 0: nothing. 1: its cache, and its weights to host memory. 2: both for
+    good, since new weights come anyway. Only for the engine vllm on a GPU."""
 
     @model_validator(mode="after")
     def _one_choice(self) -> Self:
         if self.kv_budget_tokens is not None and self.schedule != "dense":
             raise ValueError("rollout.schedule and rollout.kv_budget_tokens exclude each other; leave one out")
+        if self.sleep_level and self.engine != "vllm":
+            raise ValueError(f'rollout.sleep_level = {self.sleep_level} needs rollout.engine = "vllm"')
         return self
 
 

@@ -28,7 +28,7 @@ from sparroll.train.result import TrainResult, summarise
 from sparroll.train.rollouts import rewards, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
 from sparroll.train.update import autocast, correct
-from sparroll.train.weight_sync import check_engine, check_rollouts, push
+from sparroll.train.weight_sync import check_engine, check_rollouts, park, push
 from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
 
 OnProgress = Callable[[int, int, str], None]
@@ -91,6 +91,7 @@ class Trainer:
         with clock("reward"):
             reward_GN = rewards(self.parts.decode, self.parts.task, list(prompts.values()), rollouts)
             report = rollout_report(rollouts, reward_GN, self.engine, self.ranks)
+        park(self.engine, self.config.rollout.sleep_level)
         advantage_GN = group_advantages(reward_GN, self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)

@@ -9,8 +9,10 @@ from pathlib import Path
 import torch
 
 from sparroll import files, tasks
-from sparroll.engines import HFEngine
+from sparroll.engines.choose import check_engine, make_engine
+from sparroll.engines.hf import HFEngine
 from sparroll.engines.scoring import Scorer
+from sparroll.engines.vllm.engine import VLLMEngine
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
@@ -46,7 +48,7 @@ class Parts:
     """Holds the policy: `scorer.model` is what is trained."""
     reference: Scorer | None
     """The initial model, for the KL term."""
-    engine: HFEngine
+    engine: HFEngine | VLLMEngine
     update: PolicyUpdate
     sampling: Sampling
     guard: Guard
@@ -85,6 +87,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
     check_packages(config)
+    check_engine(config.rollout.engine)
     files.output_folder(out)
     state = checkpoint.load_state(found) if found else RunState(schedule=schedule, guard=guard.state())
     scorer = _policy(found / "model" if found else config.model.name, config, ranks)
@@ -96,7 +99,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
         prompts=PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts),
         scorer=scorer,
         reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
-        engine=_engine(config, state.schedule, ranks),
+        engine=_engine(config, state.schedule, guard, ranks),
         update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
         sampling=_sampling(config, scorer.model.config.vocab_size),
         guard=guard,
@@ -118,9 +121,29 @@ def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:
     return Scorer(name, dtype=torch.float32, device=ranks.device, batch_tokens=config.train.micro_batch_tokens)
 
 
-def _engine(config: TrainConfig, schedule: Schedule | None, ranks: Ranks) -> HFEngine:
-    rollout, dtype = config.rollout, _DTYPE[config.rollout.dtype]
-    return HFEngine(config.model.name, schedule=schedule, dtype=dtype, device=ranks.device, max_batch=rollout.max_batch)
+def _engine(config: TrainConfig, schedule: Schedule | None, guard: Guard, ranks: Ranks) -> HFEngine | VLLMEngine:
+    """Able to run every schedule that the guard may switch to."""
+    rollout = config.rollout
+    if rollout.engine == "vllm" and ranks.count > 1:
+        raise UserError(
+            f'rollout.engine = "vllm" runs in one process for now, this run has {ranks.count}',
+            "start it without a launcher, or --set rollout.engine=hf",
+        )
+    later = [stricter for stricter in [schedule, *guard.stricter] if stricter is not None]
+    engine = make_engine(
+        rollout.engine,
+        config.model.name,
+        schedule=schedule,
+        capacity=later[0] if later else None,
+        dtype=_DTYPE[rollout.dtype],
+        device=ranks.device,
+        max_batch=rollout.max_batch,
+        gpu_memory_share=rollout.gpu_memory_share,
+        sleep_mode=rollout.sleep_level > 0,
+    )
+    for stricter in later:
+        engine.check_schedule(stricter)
+    return engine
 
 
 def _sampling(config: TrainConfig, vocabulary: int) -> Sampling:

@@ -4,6 +4,7 @@ weights than the trainer believes would make every log-ratio wrong without an er
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Any
 
 from torch import nn
 
@@ -16,6 +17,12 @@ def push(policy: nn.Module, engine: Engine, version: int) -> None:
     if engine.weight_version != version:
         engine.load_weights(policy, version)
     check_engine(engine, version)
+
+
+def park(engine: Any, level: int) -> None:
+    """Let the engine give up GPU memory until `push` wakes it; level 0 leaves it as it is."""
+    if level:
+        engine.sleep(level)
 
 
 def check_engine(engine: Engine, version: int) -> None:

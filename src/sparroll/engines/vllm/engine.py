@@ -424,9 +424,9 @@ def _described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"cannot load the model {folder!r}: {reason}", "give a hub name or a folder") from None
-    reason = unsupported_config(config)
-    if reason:
-        raise UserError(f"{folder} is not supported: {reason}", "docs/engines.md lists the architectures that are")
+    unsupported = unsupported_config(config)
+    if unsupported:
+        raise UserError(f"{folder} is not supported: {unsupported}", "docs/engines.md lists the architectures that are")
     if tokenizer is None:
         try:
             tokenizer = AutoTokenizer.from_pretrained(folder)
@@ -443,9 +443,10 @@ def _generation_config(folder: str) -> Any:
 
 
 def _context_limit(config: Any, asked: int | None) -> int:
-    own = getattr(config, "max_position_embeddings", None)
+    own: int | None = getattr(config, "max_position_embeddings", None)
     if asked is not None and own is not None and asked > own:
         raise UserError(f"max_context_tokens is {asked}, the model's context holds {own}")
-    if asked is None and own is None:
+    limit = own if asked is None else asked
+    if limit is None:
         raise UserError("the model's config names no context length", "give max_context_tokens")
-    return int(asked if asked is not None else own)
+    return limit
