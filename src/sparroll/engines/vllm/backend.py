@@ -150,7 +150,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         self, common_prefix_len: int, common: Any, fast_build: bool, rows: Rows, captures: bool
     ) -> FlashAttentionMetadata:
         whole = super().build(common_prefix_len, common, fast_build)
-        whole.sparroll = None  # type: ignore[attr-defined]
+        whole.sparroll = None
         if not self.sparse or not rows.decodes:
             return whole
         # Where a full graph may run, its contents were settled at capture; only elsewhere is there a choice.
@@ -164,13 +164,12 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         STATE.upload()
         STATE.budgets(context_tokens_R, budgets_R)
         if rows.whole_R.any():
-            marked_R = torch.from_numpy(rows.whole_R).pin_memory().to(self.device, non_blocking=True)
-            budgets_R.masked_fill_(marked_R, UNLIMITED)
+            budgets_R.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
         if STATE.attention == "fa3_pages":
             heads = _workspace.read_tokens_RH.shape[1]
             torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
             _workspace.read_tokens_RH[:count] = read_tokens(context_tokens_R, budgets_R)[:, None]
-        whole.sparroll = Plan(  # type: ignore[attr-defined]
+        whole.sparroll = Plan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,
             context_tokens_R=context_tokens_R,

@@ -187,3 +187,9 @@ def device_of(vllm_config: Any) -> torch.device:
     """Where this worker's tensors live."""
     kind = vllm_config.device_config.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def on_device(values: np.ndarray, device: torch.device) -> Tensor:
+    """A copy there, without waiting for it."""
+    held = torch.from_numpy(values)
+    return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)

@@ -71,7 +71,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
     ) -> CPUAttentionMetadata:
         common = common_attn_metadata
         whole = super().build(common_prefix_len, common, fast_build)
-        whole.sparroll = None  # type: ignore[attr-defined]
+        whole.sparroll = None
         if not self.ours:
             return whole
         rows = Rows.of(common)
@@ -84,7 +84,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         budgets_R = STATE.budgets(context_tokens_R, torch.empty_like(context_tokens_R))
         budgets_R.masked_fill_(torch.from_numpy(rows.whole_R), UNLIMITED)
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
-        whole.sparroll = Plan(  # type: ignore[attr-defined]
+        whole.sparroll = Plan(
             decodes=count,
             prefills=behind,
             context_tokens_R=context_tokens_R,

@@ -98,8 +98,8 @@ def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | No
     """Give each sparse layer of this worker its number and its index. Repeated after a weight reload, it changes nothing."""
     layers = vllm_config.compilation_config.static_forward_context
     for name, layer in list(layers.items()):
-        impl = getattr(layer, "impl", None)
-        if not isinstance(impl, impl_class):
+        impl: Any = getattr(layer, "impl", None)
+        if impl is None or not issubclass(type(impl), impl_class):
             continue
         impl.number = extract_layer_index(name)
         if selector is None or impl.number not in STATE.sparse_layers:

@@ -1,0 +1,135 @@
+"""The CUDA backend's own code where no GPU is: kernels interpreted on CPU tensors, FlashAttention's paged call imitated.
+What vLLM does around it is not run here."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from sparroll import Schedule
+from sparroll.attention import paged
+from sparroll.engines.vllm.pages import HeadPages, read_tokens
+from sparroll.engines.vllm.state import STATE, UNLIMITED
+from sparroll.schedule import Step
+from vllm_runs import needs_vllm
+
+# R rows, H kv heads, G query heads per kv head, D head dim, P blocks, B tokens per block, M blocks per request
+R, H, G, D, P, M = 4, 2, 2, 32, 64, 12
+SCHEDULE = Schedule(steps=(Step(0, 64), Step(128, 80)), dense_layers=(0,))
+CONTEXTS = [1, 60, 171, 0]
+
+
+def cache(layout: str, block: int) -> Tensor:
+    """[P, H, B, 2D] as vLLM 0.26 shows it, in memory as NHD or HND."""
+    torch.manual_seed(0)
+    if layout == "NHD":
+        return torch.randn(P, block, H, 2 * D).transpose(1, 2)
+    return torch.randn(P, H, block, 2 * D)
+
+
+def attend_pages(
+    q: Tensor, k: Tensor, v: Tensor, out: Tensor, block_table: Tensor, seqused_k: Tensor, **call: Any
+) -> None:
+    """What FlashAttention does when each sequence has one query and one KV head."""
+    assert call["fa_version"] == 3 and call["max_seqlen_q"] == 1
+    assert call["cu_seqlens_q"].tolist() == list(range(len(q) + 1))
+    for sequence, tokens in enumerate(seqused_k.tolist()):
+        if not tokens:
+            out[sequence] = 0
+            continue
+        keys = k[block_table[sequence].long()].flatten(0, 1)[:tokens, 0]
+        values = v[block_table[sequence].long()].flatten(0, 1)[:tokens, 0]
+        out[sequence] = torch.softmax(q[sequence] @ keys.T * call["softmax_scale"], -1) @ values
+
+
+@pytest.mark.parametrize("block", [16, 64])
+@pytest.mark.parametrize("layout", ["NHD", "HND"])
+def test_head_pages_lie_where_the_units_do(layout: str, block: int) -> None:
+    keys_PHBD = cache(layout, block)[..., :D]
+    keys_PBHD = keys_PHBD.transpose(1, 2)
+    pages = HeadPages.of(keys_PBHD)
+    view = pages.view(keys_PBHD)
+    units_per_block = block // 16
+    units = torch.tensor([[[0, 5, P * units_per_block - 1, -1]] * H], dtype=torch.int32)
+    numbers = torch.empty_like(units)
+    pages.number(units, units_per_block, numbers)
+    for head in range(H):
+        for place, unit in enumerate(units[0, head, :3].tolist()):
+            held = keys_PHBD[unit // units_per_block, head].unflatten(0, (-1, 16))[unit % units_per_block]
+            assert torch.equal(view[numbers[0, head, place], :, 0], held)
+
+
+def test_rows_read_whole_units_less_what_the_last_lacks() -> None:
+    contexts = torch.tensor([0, 1, 64, 65, 171], dtype=torch.int32)
+    budgets = torch.tensor([0, 64, 64, 64, UNLIMITED], dtype=torch.int32)
+    assert read_tokens(contexts, budgets).tolist() == [0, 1, 64, 64 - 15, 171]
+
+
+@needs_vllm
+@pytest.mark.parametrize("attention", ["triton", "fa3_pages"])
+@pytest.mark.parametrize("block", [16, 64])
+def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attention: str, block: int) -> None:
+    # Before the kernels' modules are first imported.
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    from vllm.v1.attention.backends import fa_utils, flash_attn
+
+    from sparroll.engines.vllm import backend
+
+    # The interpreter of Triton 3.9 fails in the gather's masked store; the kernel's own tests run it with another.
+    attend = paged.paged_decode
+    monkeypatch.setattr(paged, "paged_decode", lambda *a, impl, **k: attend(*a, impl="reference", **k))
+    monkeypatch.setattr(fa_utils, "flash_attn_varlen_func", attend_pages, raising=False)
+    monkeypatch.setattr(flash_attn.FlashAttentionImpl, "do_kv_cache_update", lambda *a, **k: None)
+    monkeypatch.setattr(
+        flash_attn.FlashAttentionMetadataBuilder,
+        "build",
+        lambda self, prefix, common, fast_build=False: SimpleNamespace(),
+    )
+    STATE.configure(SCHEDULE, 2, "cpu", attention=attention)
+    selector, units_per_block = SCHEDULE.selector, block // 16
+    kv_cache = cache("NHD", block)
+    table = torch.randperm(P)[: R * M].view(R, M).int()
+    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.device("cpu"))
+    monkeypatch.setattr(backend, "_workspace", work)
+
+    builder = object.__new__(backend.SparseMetadataBuilder)
+    builder.sparse, builder.use_full_cuda_graph, builder.device = True, True, torch.device("cpu")
+    common = SimpleNamespace(
+        num_reqs=R,
+        query_start_loc_cpu=torch.tensor([0, 1, 2, 3, 3]),
+        seq_lens=torch.tensor(CONTEXTS, dtype=torch.int32),
+        seq_lens_cpu_upper_bound=torch.tensor(CONTEXTS),
+        is_prefilling=torch.zeros(R, dtype=torch.bool),
+        block_table_tensor=table,
+    )
+    metadata = builder.build(0, common)
+    assert metadata.sparroll.kv_budget_tokens_R.tolist() == [UNLIMITED, 64, 80, 0]
+
+    index = SimpleNamespace(index_PSHW=torch.zeros(P, units_per_block, H, D, dtype=torch.bfloat16))
+    impl = object.__new__(backend.SparseImpl)
+    for name, value in dict(number=1, index=index, num_heads=H * G, num_kv_heads=H, head_size=D, scale=D**-0.5).items():
+        setattr(impl, name, value)
+    slots = torch.arange(P * block)
+    impl.do_kv_cache_update(None, None, None, kv_cache, slots)
+    query, output = torch.randn(R, H * G, D), torch.full((R, H * G, D), float("nan"))
+    impl.forward(None, query, None, None, kv_cache, metadata, output)
+    assert STATE.ran[1] == attention
+
+    keys_PBHD, values_PBHD = kv_cache.transpose(1, 2).split(D, dim=-1)
+    expected_index = torch.zeros_like(index.index_PSHW)
+    paged.update_index(keys_PBHD, expected_index, slots, selector)
+    # The interpreter cuts bf16 off where the device rounds.
+    torch.testing.assert_close(index.index_PSHW, expected_index, atol=1e-3, rtol=2**-7)
+    contexts, budgets = common.seq_lens, metadata.sparroll.kv_budget_tokens_R
+    scores = torch.empty(R, H, M * units_per_block)
+    unit_ids = torch.empty(R, H, M * units_per_block, dtype=torch.int32)
+    query_RHGD, expected = query.unflatten(1, (H, G)), torch.empty(R, H, G, D)
+    paged.score_units(query_RHGD, index.index_PSHW, table, contexts, selector, scores)
+    paged.choose_units(scores, contexts, budgets, selector, unit_ids)
+    attend(query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, selector, D**-0.5, expected)
+    torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
+    assert (output[3] == 0).all()

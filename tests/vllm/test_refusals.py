@@ -1,0 +1,116 @@
+"""What the plugin refuses at start, and what it asks vLLM for. Needs no vLLM, but for the tests marked so."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparroll.attention.selectors import PageMean, Quest
+from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, Settings
+from sparroll.errors import UserError
+from vllm_runs import needs_vllm
+
+
+def config(**changes: Any) -> SimpleNamespace:
+    """A vLLM configuration that is accepted, with changes by dotted name written with two underscores."""
+    plain = SimpleNamespace(num_attention_heads=8, num_hidden_layers=4)
+    made = SimpleNamespace(
+        parallel_config=SimpleNamespace(decode_context_parallel_size=1, use_ubatching=False),
+        cache_config=SimpleNamespace(cache_dtype="auto", block_size=16),
+        model_config=SimpleNamespace(use_mla=False, hf_text_config=plain, max_model_len=40_960),
+        speculative_config=None,
+        kv_transfer_config=None,
+    )
+    for name, value in changes.items():
+        place, _, field = name.rpartition("__")
+        setattr(getattr(made, place) if place else made, field, value)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"speculative_config": object()}, "speculative decoding"),
+        ({"model_config__use_mla": True}, "latent attention"),
+        ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size = 2"),
+        ({"parallel_config__use_ubatching": True}, "micro-batches"),
+        ({"cache_config__cache_dtype": "fp8"}, "type fp8"),
+        ({"cache_config__block_size": 24}, "block size of 24"),
+        ({"kv_transfer_config": object()}, "kv_transfer_config"),
+        ({"model_config__max_model_len": 200_000}, "200000"),
+        ({"model_config__hf_text_config": SimpleNamespace(num_attention_heads=8, layer_types=["x"])}, "type x"),
+    ],
+)
+def test_unsupported_features_are_refused_with_the_reason(changes: dict[str, Any], reason: str) -> None:
+    compat.check_engine(config(), PageMean(), "cuda")
+    with pytest.raises(UserError, match=reason):
+        compat.check_engine(config(**changes), PageMean(), "cuda")
+
+
+def test_selectors_without_a_kernel_run_on_cpu_only() -> None:
+    compat.check_engine(config(), Quest(), "cpu")
+    with pytest.raises(UserError, match="quest"):
+        compat.check_engine(config(), Quest(), "cuda")
+
+
+@pytest.mark.parametrize("arguments", [{"sliding_window": 128}, {"sinks": object()}, {"logits_soft_cap": 30.0}])
+def test_layers_that_are_not_plain_attention_are_refused(arguments: dict[str, Any]) -> None:
+    compat.check_layer({"sliding_window": None, "attn_type": "decoder", "logits_soft_cap": 0})
+    with pytest.raises(UserError, match=next(iter(arguments))):
+        compat.check_layer(arguments)
+
+
+def test_untested_versions_need_a_word_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    compat.check_version((0, 26), "cuda")
+    compat.check_version(compat.parse_version("0.32.0+cpu"), "cpu")
+    for found, device in (((0, 23), "cuda"), ((0, 34), "cuda"), ((0, 0), "cpu"), ((0, 26), "tpu")):
+        with pytest.raises(UserError, match="does not work"):
+            compat.check_version(found, device)
+    with pytest.raises(UserError, match=compat.UNTESTED_VARIABLE):
+        compat.check_version((0, 32), "cuda")
+    monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
+    compat.check_version((0, 32), "cuda")
+
+
+def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    def find(additional: Any) -> Settings | None:
+        return Settings.find(SimpleNamespace(additional_config=additional))
+
+    assert find({}) is None
+    assert find({"sparroll": "a.toml"}) == Settings(schedule="a.toml")
+    assert find({"sparroll": {"schedule": "a.toml", "attention": "fa3_pages"}}) == Settings("a.toml", "fa3_pages")
+    assert find({"sparroll": None}) == Settings(schedule=None)
+    with pytest.raises(UserError, match="did you mean 'attention'"):
+        find({"sparroll": {"atention": "triton"}})
+    with pytest.raises(UserError, match="unknown attention 'fa2'"):
+        find({"sparroll": {"attention": "fa2"}})
+    monkeypatch.setenv(SCHEDULE_VARIABLE, "b.toml")
+    assert find({}) == Settings(schedule="b.toml")
+    assert find({"sparroll": "a.toml"}) == Settings(schedule="a.toml")
+
+
+def test_a_schedule_for_another_model_is_refused_unless_forced() -> None:
+    with pytest.raises(UserError, match="made for"):
+        Settings("qwen3-4b-0.86").load("somewhere/Llama-3")
+    assert Settings("qwen3-4b-0.86", force_schedule=True).load("somewhere/Llama-3") is not None
+
+
+@needs_vllm
+def test_registering_twice_names_the_classes_and_loads_none() -> None:
+    code = (
+        "import os, sys; os.environ['SPARROLL_VLLM_SCHEDULE'] = 'x'\n"
+        "from sparroll.engines.vllm.plugin import register; register(); register()\n"
+        "from vllm.v1.attention.backends.registry import AttentionBackendEnum as B\n"
+        "print([B[n].get_path() for n in ('CUSTOM', 'CPU_ATTN', 'FLASH_ATTN')])\n"
+        "assert 'torch.cuda' not in sys.modules or not __import__('torch').cuda.is_initialized()\n"
+        "assert not [m for m in sys.modules if m.startswith('sparroll.engines.vllm.') and m.endswith(('cpu', 'backend'))]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for name in ("backend.SparseBackend'", "cpu.SparseCPUBackend'", "backend.SparseBackendOverFlash'"):
+        assert name in done.stdout

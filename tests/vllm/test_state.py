@@ -1,0 +1,120 @@
+"""The schedule on the device, the counters, and the rows of a step. Needs no vLLM."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+import torch
+
+from sparroll import Schedule
+from sparroll.attention.selectors import PageMean
+from sparroll.engines.vllm.batch import Rows
+from sparroll.engines.vllm.state import UNLIMITED, State
+from sparroll.errors import UserError
+from sparroll.schedule import Step
+
+RISING = Schedule(steps=(Step(0, 64), Step(100, 96), Step(250, 128)), name="rising")
+
+
+@dataclass
+class Common:
+    """The part of vLLM's CommonAttentionMetadata that is looked at."""
+
+    query_start_loc_cpu: torch.Tensor
+    seq_lens_cpu_upper_bound: torch.Tensor
+    is_prefilling: torch.Tensor | None
+    num_reqs: int
+
+    @staticmethod
+    def of(new_tokens: list[int], contexts: list[int], prefilling: list[bool]) -> Common:
+        starts = torch.tensor([0, *np.cumsum(new_tokens)], dtype=torch.int32)
+        return Common(starts, torch.tensor(contexts), torch.tensor(prefilling), len(new_tokens))
+
+
+def started(schedule: Schedule | None = RISING) -> State:
+    state = State()
+    state.configure(schedule, 6, "cpu")
+    return state
+
+
+@pytest.mark.parametrize("name", ["qwen3-1.7b-0.86", "qwen3-14b-0.86"])
+def test_budgets_on_the_device_and_on_the_host_are_the_schedules(name: str) -> None:
+    schedule = Schedule.load(name)
+    state = started(schedule)
+    contexts = torch.cat(
+        [torch.arange(1, 40_000, 7), torch.tensor([s.from_context_tokens for s in schedule.steps[1:]])]
+    )
+    expected = schedule.kv_budget_tokens(contexts)
+    out = torch.empty(len(contexts), dtype=torch.int32)
+    assert state.budgets(contexts.int(), out) is out
+    assert torch.equal(out.long(), expected)
+    assert (state.host_budgets(contexts.numpy()) == expected.numpy()).all()
+
+
+def test_padding_rows_have_no_budget() -> None:
+    out = torch.full((3,), 7, dtype=torch.int32)
+    started().budgets(torch.tensor([0, 5, 0], dtype=torch.int32), out)
+    assert out.tolist() == [0, 64, 0]
+
+
+def test_a_new_schedule_fills_the_same_tensor() -> None:
+    state = started()
+    where = state._steps_2S.data_ptr()
+    contexts, out = torch.tensor([300], dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+    for schedule, budget in ((Schedule.fixed(256), 256), (None, UNLIMITED), (RISING, 128)):
+        state.set_schedule(schedule)
+        assert state.budgets(contexts, out).item() == budget
+        assert state.host_budgets(np.array([300])).item() == budget
+    assert state._steps_2S.data_ptr() == where
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        (Schedule.fixed(64, PageMean(page_tokens=8, first_tokens=8)), "keeps the index"),
+        (Schedule.fixed(64, dense_layers=(0,)), "dense layers are"),
+    ],
+)
+def test_a_schedule_that_needs_another_engine_is_refused(schedule: Schedule, reason: str) -> None:
+    with pytest.raises(UserError, match=reason):
+        started().set_schedule(schedule)
+
+
+def test_an_engine_started_dense_takes_no_schedule() -> None:
+    state = started(None)
+    assert state.sparse_layers == frozenset()
+    with pytest.raises(UserError, match="keeps no index"):
+        state.set_schedule(RISING)
+
+
+def test_a_mixed_step_is_told_apart_and_counted() -> None:
+    # Two decode rows, the one-token end of a chunked prompt, a chunk of 30, a resumed request of 50 tokens.
+    rows = Rows.of(Common.of([1, 1, 1, 30, 50], [40, 300, 129, 62, 90], [False, False, True, True, False]))
+    assert (rows.decodes, rows.prefills) == (3, 2)
+    state = started()
+    assert rows.host_budgets(state).tolist() == [64, 128, UNLIMITED]
+    rows.count(state)
+    counted = state.counters
+    assert (counted.decode_rows, counted.sparse_rows, counted.tail_tokens) == (2, 1, 1)
+    assert (counted.prefill_tokens, counted.recomputed_tokens) == (81, 50)
+    # 300 tokens are 19 units of 16, of which the last holds 12.
+    assert (counted.context_tokens, counted.read_tokens) == (340, 40 + 128 - 4)
+
+
+def test_padding_rows_of_a_graph_count_nothing() -> None:
+    rows = Rows.of(Common.of([1, 1, 0, 0], [300, 40, 0, 0], [False] * 4))
+    assert (rows.decodes, rows.prefills) == (4, 0)
+    state = started()
+    rows.count(state)
+    assert state.counters.decode_rows == 2
+
+
+def test_layers_that_never_ran_report_no_steps() -> None:
+    state = started()
+    Rows.of(Common.of([1], [300], [False])).count(state)
+    state.ran.update({0: "dense", 2: "triton"})
+    layers = state.report().layers
+    assert [layer.sparse_steps + layer.dense_steps for layer in layers] == [1, 0, 1, 0, 0, 0]
+    assert (layers[0].sparse_steps, layers[2].sparse_steps) == (0, 1)
