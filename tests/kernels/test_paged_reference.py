@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from kernels.paged_caches import (
+from paged_caches import (
     DEVICE,
     ODD_CONTEXTS,
     SHORT_CONTEXTS,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from kernels.paged_caches import (
+from paged_caches import (
     DEVICE,
     ODD_CONTEXTS,
     SHORT_CONTEXTS,

@@ -26,15 +26,17 @@ def score_units(
     scores_RHU: Tensor,
     kv_budget_tokens_R: Tensor | None,
     scale: float,
+    tile_bytes: int = TILE_BYTES,
+    programs: int = PROGRAMS,
 ) -> None:
-    """See paged.score_units. Page means need no scale."""
+    """See paged.score_units. Page means need no scale; `tile_bytes` and `programs` are for measurements."""
     requests, heads, group, _ = query_RHGD.shape
     units, width, unit = scores_RHU.shape[2], index_PSHW.shape[3], selector.unit_tokens
     if requests == 0:
         return
     lanes = triton.next_power_of_2(width)
-    tile_units = min(max(TILE_BYTES // (lanes * index_PSHW.element_size()), 16), 256)
-    shares = max(1, min(triton.cdiv(units, tile_units), triton.cdiv(PROGRAMS, requests * heads)))
+    tile_units = min(max(tile_bytes // (lanes * index_PSHW.element_size()), 16), 256)
+    shares = max(1, min(triton.cdiv(units, tile_units), triton.cdiv(programs, requests * heads)))
     _mean_query[(heads, shares, requests)](
         query_RHGD,
         index_PSHW,

@@ -12,6 +12,7 @@ from torch import Tensor
 from sparroll.attention.selectors.base import Selector
 
 _WIDEST_FILL = 1024
+_SCORES_PER_WARP = 256
 
 
 def choose_units(
@@ -23,8 +24,9 @@ def choose_units(
     pages_RHN: Tensor | None,
     block_table_RM: Tensor | None,
     units_per_block: int,
+    warps: int | None = None,
 ) -> None:
-    """See paged.choose_units."""
+    """See paged.choose_units. `warps` is for measurements."""
     requests, heads, units = scores_RHU.shape
     most = unit_ids_RHN.shape[2]
     if requests == 0:
@@ -49,7 +51,7 @@ def choose_units(
         LANES=lanes,
         FILL=min(max(32, triton.next_power_of_2(most)), _WIDEST_FILL),
         WITH_PAGES=pages_RHN is not None,
-        num_warps=4 if lanes <= 1024 else 8 if lanes <= 4096 else 16,
+        num_warps=warps or min(max(4, lanes // _SCORES_PER_WARP), 32),
     )
 
 
