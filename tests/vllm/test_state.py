@@ -70,6 +70,12 @@ def test_a_new_schedule_fills_the_same_tensor() -> None:
     assert state._steps_2S.data_ptr() == where
 
 
+def test_the_hosts_copy_stays_there_under_another_default_device() -> None:
+    with torch.device("meta"):
+        state = started()
+    assert state.host_budgets(np.array([300])).item() == 128
+
+
 @pytest.mark.parametrize(
     ("schedule", "reason"),
     [

@@ -58,7 +58,7 @@ def check_engine(vllm_config: Any, selector: Selector | None, device: str) -> No
     """Raise UserError, with the reason, for an engine configuration that sparse decoding does not support."""
     reason = _unsupported(vllm_config) or _unsupported_selector(vllm_config, selector, device)
     if reason:
-        raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/vllm.md lists what does")
+        raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/engines.md lists what does")
 
 
 def check_layer(arguments: dict[str, Any]) -> None:

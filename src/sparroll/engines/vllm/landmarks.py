@@ -36,7 +36,7 @@ class IndexLayer(AttentionLayerBase):
 
     def __init__(self, heads: int, head_dim: int, selector: Selector):
         self.heads, self.width, self.selector = heads, selector.index_width(head_dim), selector
-        self.kv_cache = torch.tensor([])
+        self.kv_cache = torch.empty(0, device="cpu")
 
     @property
     def index_PSHW(self) -> Tensor | None:

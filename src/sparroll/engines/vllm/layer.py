@@ -50,6 +50,18 @@ class SparseLayer:
         self.number, self.index = -1, None
         self._vllm_config = weakref.ref(vllm_config)
 
+    # vLLM may fold the cache update into kernels of its own; then ours, which keeps the index, would not be called.
+    supports_kv_cache_update_bypass = False
+
+    def fused_rope_kvcache_supported(self) -> bool:
+        return False
+
+    def fused_qk_norm_rope_kvcache_supported(self) -> bool:
+        return False
+
+    def fused_qk_norm_mrope_kvcache_supported(self) -> bool:
+        return False
+
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """vLLM calls this once the weights are there, before it asks what the KV cache holds."""
         super().process_weights_after_loading(act_dtype)  # type: ignore[misc]

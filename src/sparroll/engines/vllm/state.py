@@ -110,9 +110,10 @@ class State:
         self.schedule = schedule
         starts = [step.from_context_tokens for step in schedule.steps] if schedule else [0]
         budgets = [step.kv_budget_tokens for step in schedule.steps] if schedule else [UNLIMITED]
-        table = torch.full((2, MOST_STEPS), UNLIMITED, dtype=torch.int32)
-        table[0, : len(starts)] = torch.tensor(starts, dtype=torch.int32)
-        table[1, : len(budgets)] = torch.tensor(budgets, dtype=torch.int32)
+        # Explicitly on the host: vLLM builds models under a default device.
+        table = torch.full((2, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
+        table[0, : len(starts)] = torch.tensor(starts, dtype=torch.int32, device="cpu")
+        table[1, : len(budgets)] = torch.tensor(budgets, dtype=torch.int32, device="cpu")
         # A new tensor each time: an upload of the old one may still be under way.
         self._host_2S = table.pin_memory() if self.device.type == "cuda" else table
         self.upload()
