@@ -85,7 +85,9 @@ def calibrate(
             dense_layers=DENSE_LAYERS,
             verify_rounds=verify_rounds,
             model=model,
-            made_by=records.made_by(f"sparroll calibrate --model {model} --mode {mode} --target {target}"),
+            made_by=records.made_by(
+                f"sparroll calibrate --model {model} --engine {engine} --mode {mode} --target {target}"
+            ),
             name=name,
             on_progress=bars.bar("calibrate"),
         )

