@@ -37,7 +37,7 @@ def close_all() -> None:
 
 def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path) -> None:
     settings = ["--samples", "2", "--max-new-tokens", "160", "--bin-tokens", "100", "--verify-rounds", "1"]
-    budgets = ["--budget", "64", "--budget", "128", "--target", "0.5"]
+    budgets = ["--budget", "64", "--budget", "128", "--target", "0.001"]
     assert main(["calibrate", *PROMPTS, *settings, *budgets, "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "calibration.json").read_text())
     assert record["config"]["engines"] == {"rollouts": "vllm", "dense_scores": "transformers"}
