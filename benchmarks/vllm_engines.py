@@ -65,6 +65,10 @@ def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: An
     settings = {"max_model_len": 40_960, "max_num_seqs": 64, "gpu_memory_utilization": 0.92} | settings
     chosen: dict[str, Any] = {"attention_backend": "FLASH_ATTN"}
     if sparroll is not None:
+        from sparroll.engines.vllm import plugin
+
+        # Also where sparroll is on the path but not installed, so that vLLM finds no entry point.
+        plugin.register()
         chosen = {"attention_backend": "CUSTOM", "additional_config": {"sparroll": sparroll}}
     connector = {"fill_mean": 0.0, "fill_std": 1.0}
     return LLM(

@@ -90,7 +90,9 @@ def _unsupported(config: Any) -> str | None:
         return "a step split into micro-batches (ubatching)"
     if cache.cache_dtype not in ("auto", "float16", "bfloat16", "float32"):
         return f"a KV cache of type {cache.cache_dtype}"
-    if config.kv_transfer_config is not None:
+    transfer = config.kv_transfer_config
+    # vLLM's own benchmark connector only fills the cache, index layers included.
+    if transfer is not None and transfer.kv_connector != "DecodeBenchConnector":
         return "KV cache transfer (kv_transfer_config)"
     return unsupported_config(config.model_config.hf_text_config)
 
