@@ -28,7 +28,9 @@ ENGINES: dict[str, str | None] = {"dense": None, "triton": "triton", "fa3_pages"
 def measure(options: argparse.Namespace) -> None:
     """One engine, every cell; prints a JSON line a cell."""
     attention = ENGINES[options.engine]
-    asked = None if attention is None else {"schedule": options.schedule or f"{options.model}-0.86", "attention": attention}
+    asked = (
+        None if attention is None else {"schedule": options.schedule or f"{options.model}-0.86", "attention": attention}
+    )
     began = time.perf_counter()
     llm = vllm_engines.start(options.model, Path(options.folder), asked, max_num_seqs=max(options.batches))
     print(json.dumps({"start_seconds": time.perf_counter() - began}), flush=True)
@@ -59,7 +61,7 @@ def main() -> None:
         return
     began, cells = time.perf_counter(), []
     for engine in options.engines:
-        passed = [a for a in sys.argv[1:]]
+        passed = list(sys.argv[1:])
         run = subprocess.run([sys.executable, __file__, *passed, "--engine", engine], stdout=subprocess.PIPE, text=True)
         if run.returncode:
             print(f"{engine} failed with exit code {run.returncode}", flush=True)

@@ -4,7 +4,8 @@
 
 One run is `sparroll train` on synthetic_add level 3 at temperature 1.2 (contexts of 130 to 610 tokens), 14 steps of 4
 prompts x 8 rollouts, lr 1e-4, as in the quickstart. The record holds, per run, the reward of every step, dense accuracy
-before and after (256 held-out prompts), the 5th percentile of the acceptance per bin and step, and the share of the KV cache read.
+before and after (256 held-out prompts), the 5th percentile of the acceptance per bin and step, and the share of the
+KV cache read.
 """
 
 from __future__ import annotations

@@ -147,7 +147,9 @@ def bytes_read(contexts: list[int], schedule: Schedule, layers: int) -> float:
     budget = np.array([schedule.kv_budget_tokens(int(c)) for c in contexts])
     dense = len(schedule.dense_layers)
     index = np.where(budget < context, context / schedule.selector.unit_tokens * per_token / 2, 0)
-    return float(dense * context.sum() * per_token + (layers - dense) * (np.minimum(budget, context) * per_token + index).sum())
+    return float(
+        dense * context.sum() * per_token + (layers - dense) * (np.minimum(budget, context) * per_token + index).sum()
+    )
 
 
 def run_seconds(windows: list[dict[str, Any]], step_seconds: list[float], request_set: str) -> tuple[float, float]:
@@ -170,7 +172,9 @@ def attainable_seconds(
         columns = columns[:, [0, 2]]
     fitted, *_ = np.linalg.lstsq(columns, np.array(dense_seconds), rcond=None)
     rest = columns[:, :-1] @ fitted[:-1]
-    return [float(r + bytes_read(w["contexts"], schedule, layers) / bandwidth) for r, w in zip(rest, windows, strict=True)]
+    return [
+        float(r + bytes_read(w["contexts"], schedule, layers) / bandwidth) for r, w in zip(rest, windows, strict=True)
+    ]
 
 
 def main() -> None:
@@ -196,7 +200,9 @@ def main() -> None:
     if "drained" in options.sets:
         windows["drained"] = drained_windows(options.windows)
     if "steady" in options.sets:
-        windows["steady"] = steady_windows(max(4, options.windows // 2), min(dense.capacity_tokens, options.max_seqs * 12_000))
+        windows["steady"] = steady_windows(
+            max(4, options.windows // 2), min(dense.capacity_tokens, options.max_seqs * 12_000)
+        )
     dense_seconds = {name: [dense.seconds(w) for w in rows] for name, rows in windows.items()}
     bandwidth = dense.copy_bandwidth()
     sparse = Engine(options, options.sparse_engine, options.max_seqs)
@@ -226,7 +232,10 @@ def result(
     dense_median, sparse_median = ([vllm_engines.median(s) for s in found] for found in (dense, sparse))
     best = attainable_seconds(windows, dense_median, schedule, layers, bandwidth)
     seconds, tokens = run_seconds(windows, dense_median, request_set)
-    sparse_run, attainable_run = run_seconds(windows, sparse_median, request_set)[0], run_seconds(windows, best, request_set)[0]
+    sparse_run, attainable_run = (
+        run_seconds(windows, sparse_median, request_set)[0],
+        run_seconds(windows, best, request_set)[0],
+    )
     speedup, attainable = seconds / sparse_run, seconds / attainable_run
     return {
         "model": options.model,
@@ -239,7 +248,9 @@ def result(
         "attainable_speedup": attainable,
         "attainable_share": speedup / attainable,
         "copy_bytes_per_second": bandwidth,
-        "windows": [{"step": w["step"], "batch": len(w["contexts"]), "context_tokens": sum(w["contexts"])} for w in windows],
+        "windows": [
+            {"step": w["step"], "batch": len(w["contexts"]), "context_tokens": sum(w["contexts"])} for w in windows
+        ],
         "repeats": {"dense_seconds": dense, "sparse_seconds": sparse},
     }
 

@@ -99,6 +99,7 @@ def stop(llm: Any) -> None:
 def step_seconds(llm: Any, context_tokens_B: list[int], steps: int = 24, warm: int = 6) -> list[float]:
     """Seconds of each of `steps` decode steps of exactly these requests, the host's work included."""
     import torch
+
     from vllm import SamplingParams
 
     engine = llm.llm_engine

@@ -117,5 +117,7 @@ def test_workspace_fits_every_batch_up_to_its_largest() -> None:
     workspace = paged.DecodeWorkspace.allocate(256, 8, 2, 128, 32, "cpu")
     rows = [requests * 8 * workspace.splits(requests, 8) for requests in range(1, 257)]
     assert max(rows) <= len(workspace.mixed_XGD)
-    assert workspace.splits(1, 8) == 32 and workspace.splits(256, 8) == 1
+    assert workspace.splits(1, 8) >= 28 and workspace.splits(32, 8) == 1
+    # 40 requests of 8 heads would leave most multiprocessors idle in a second wave.
+    assert workspace.splits(40, 8) > 1
     assert workspace.bytes < 8 << 20

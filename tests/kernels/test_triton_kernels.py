@@ -22,6 +22,7 @@ from paged_caches import (
 )
 from sparroll.attention import paged
 from sparroll.attention.selectors import PageMean
+from sparroll.schedule import Schedule
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
 
@@ -115,6 +116,35 @@ def test_choice_at_every_unit_and_block_with_a_budget_for_each_request(unit: int
     wanted = units_wanted(cache, budgets)
     for most in (wanted, wanted + 5):
         assert_same_choice(cache, cache.scores("reference"), budgets, most)
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_an_unfilled_list_equals_a_filled_one_as_far_as_the_budget_goes(impl: str) -> None:
+    cache = paged_cache(ODD_CONTEXTS).index_written()
+    scores, budgets = cache.scores("reference"), budgets_of(cache)
+    filled, pages = cache.chosen(scores, budgets, 40, "reference")
+    ids, its_pages = (torch.full_like(filled, 7) for _ in range(2))
+    paged.choose_units(
+        scores, cache.context_tokens_R, budgets, cache.selector, ids, impl,
+        pages_RHN=its_pages, block_table_RM=cache.block_table_RM, units_per_block=cache.index_PSHW.shape[1],
+        fill_rest=False,
+    )  # fmt: skip
+    chosen = filled != -1
+    assert torch.equal(ids, torch.where(chosen, filled, 7)) and torch.equal(its_pages, torch.where(chosen, pages, 7))
+
+
+@pytest.mark.parametrize("lengths", [[1, 0, 511], [512, 513, 0, 99_999, 8191, 8192], [700] * 130])
+def test_budgets_are_those_of_the_schedule(lengths: list[int]) -> None:
+    from sparroll.attention import triton_budgets
+
+    schedule = Schedule.load("qwen3-1.7b-0.86")
+    table = torch.full((2, 64), 1 << 30, dtype=torch.int32)
+    for number, step in enumerate(schedule.steps):
+        table[:, number] = torch.tensor([step.from_context_tokens, step.kv_budget_tokens])
+    contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    out = torch.full((len(lengths) + 3,), -9, dtype=torch.int32, device=DEVICE)
+    triton_budgets.budgets(contexts, *table.to(DEVICE), out[: len(lengths)])
+    assert out.tolist() == [schedule.kv_budget_tokens(n) if n else 0 for n in lengths] + [-9] * 3
 
 
 @pytest.mark.parametrize("values", [1, 2, 5])

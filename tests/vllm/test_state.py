@@ -61,8 +61,9 @@ def test_padding_rows_have_no_budget() -> None:
 
 def test_a_new_schedule_fills_the_same_tensor() -> None:
     state = started()
-    where = state._steps_2S.data_ptr()
     contexts, out = torch.tensor([300], dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+    state.budgets(contexts, out)
+    where = state._steps_2S.data_ptr()
     for schedule, budget in ((Schedule.fixed(256), 256), (None, UNLIMITED), (RISING, 128)):
         state.set_schedule(schedule)
         assert state.budgets(contexts, out).item() == budget

@@ -35,8 +35,8 @@ _MODULES = {
 }
 MOST_UNITS = 8192
 """Units of one request that the triton selection can choose among."""
-_PROGRAMS = 1056
-"""Programs that a split decode aims at: eight for each multiprocessor of an H200."""
+_PROGRAMS = 264
+"""Programs of a split decode that run at one time: two on each multiprocessor of an H100 or H200."""
 _SCORED_BY_TRITON = ["page_mean"]
 
 
@@ -142,12 +142,14 @@ def choose_units(
     pages_RHN: Tensor | None = None,
     block_table_RM: Tensor | None = None,
     units_per_block: int | None = None,
+    fill_rest: bool = True,
 ) -> None:
     """The best units of each (request, head) into unit_ids_RHN (int32), in ascending order, -1 after them.
 
     As many as the budget holds, all of them where the context is within it, and never more than N: a budget of more units
     than N is for the caller to refuse. Among equal scores the lowest unit comes first. With `pages_RHN` (int32), also where
     each unit lies: block_table_RM[r, u // units_per_block] * units_per_block + u % units_per_block, -1 after them.
+    `fill_rest=False` leaves what lies after them as it is, for readers that know the budgets.
     """
     requests, heads, units = scores_RHU.shape
     _shapes(
@@ -174,7 +176,7 @@ def choose_units(
         )
     _operation(impl, "choose_units", scores_RHU)(
         scores_RHU, context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN, pages_RHN, block_table_RM,
-        units_per_block or 1,
+        units_per_block or 1, fill_rest,
     )  # fmt: skip
 
 
@@ -233,7 +235,10 @@ def paged_decode(
 
 
 def _splits(requests: int, heads: int, most: int) -> int:
-    return max(1, min(most, -(-_PROGRAMS // (requests * heads))))
+    """Fewest programs per (request, head) that keep the multiprocessors nearly as evenly busy as any number would."""
+    rows = requests * heads
+    waves = [-(-rows * splits // _PROGRAMS) / splits for splits in range(1, most + 1)]
+    return next(splits for splits, wave in enumerate(waves, start=1) if wave <= 1.05 * min(waves))
 
 
 @cache

@@ -67,23 +67,25 @@ def choose_units(
     pages_RHN: Tensor | None,
     block_table_RM: Tensor | None,
     units_per_block: int,
+    fill_rest: bool = True,
 ) -> None:
     """See paged.choose_units."""
     unit, units, most = selector.unit_tokens, scores_RHU.shape[2], unit_ids_RHN.shape[2]
     ids_U = torch.arange(units, device=scores_RHU.device)
     units_R = (context_tokens_R + unit - 1) // unit
-    wanted_R = torch.where(kv_budget_tokens_R >= context_tokens_R, units_R, kv_budget_tokens_R // unit)
-    wanted_R = wanted_R.clamp_max(most)
+    wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit).clamp_max(most)
     score_RHU = scores_RHU.masked_fill(ids_U >= units_R[:, None, None], -torch.inf)
     # A stable sort leaves equal scores in the order of their units.
     best_RHU = score_RHU.argsort(dim=-1, descending=True, stable=True)
     chosen_RHU = torch.zeros_like(best_RHU, dtype=torch.bool)
     chosen_RHU.scatter_(2, best_RHU, (ids_U < wanted_R[:, None, None]).expand_as(best_RHU))
     ascending_RHU = torch.where(chosen_RHU, ids_U, units).sort(dim=-1).values[..., :most]
-    unit_ids_RHN.fill_(NOT_CHOSEN)
-    unit_ids_RHN[..., :units] = ascending_RHU.masked_fill(ascending_RHU == units, NOT_CHOSEN)
+    ids_RHN = torch.full_like(unit_ids_RHN, NOT_CHOSEN)
+    ids_RHN[..., :units] = ascending_RHU.masked_fill(ascending_RHU == units, NOT_CHOSEN)
+    written_RHN = (ids_RHN != NOT_CHOSEN) | fill_rest
+    unit_ids_RHN.copy_(torch.where(written_RHN, ids_RHN, unit_ids_RHN))
     if pages_RHN is not None and block_table_RM is not None:
-        pages_RHN.copy_(_pages(unit_ids_RHN, block_table_RM, units_per_block))
+        pages_RHN.copy_(torch.where(written_RHN, _pages(ids_RHN, block_table_RM, units_per_block), pages_RHN))
 
 
 def paged_decode(
@@ -100,8 +102,12 @@ def paged_decode(
     pages_RHN: Tensor | None = None,
     kv_budget_tokens_R: Tensor | None = None,
 ) -> None:
-    """See paged.paged_decode. The workspace, the pages and the budgets spare a kernel work; nothing here needs them."""
+    """See paged.paged_decode. The workspace and the pages spare a kernel work; nothing here needs them."""
     unit = selector.unit_tokens
+    if kv_budget_tokens_R is not None:
+        wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit)
+        past_RN = torch.arange(unit_ids_RHN.shape[2], device=unit_ids_RHN.device) >= wanted_R[:, None]
+        unit_ids_RHN = unit_ids_RHN.masked_fill(past_RN[:, None], NOT_CHOSEN)
     inside = torch.arange(unit, device=keys_PBHD.device)
     positions_RHNt = unit_ids_RHN.long()[..., None] * unit + inside
     chosen_RHN1 = (unit_ids_RHN != NOT_CHOSEN)[..., None]
@@ -121,6 +127,12 @@ def paged_decode(
     )
     # A padding row sees nothing, and softmax of nothing is NaN.
     out_RHGD.copy_(mixed_RHGD.masked_fill(~visible_RHC.any(-1)[..., None, None], 0.0))
+
+
+def _wanted(context_tokens_R: Tensor, kv_budget_tokens_R: Tensor, unit: int) -> Tensor:
+    """Units that each request reads."""
+    units_R = (context_tokens_R + unit - 1) // unit
+    return torch.where(kv_budget_tokens_R >= context_tokens_R, units_R, kv_budget_tokens_R // unit)
 
 
 def _pages(unit_ids_RHN: Tensor, block_table_RM: Tensor, units_per_block: int) -> Tensor:

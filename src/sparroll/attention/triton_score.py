@@ -11,9 +11,9 @@ from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
 
-TILE_BYTES = 16384
+TILE_BYTES = 8192
 """Index bytes that one program has in flight."""
-PROGRAMS = 4096
+PROGRAMS = 2048
 """Aimed at, so that requests of different length even out."""
 
 
@@ -99,6 +99,8 @@ def _mean_query(
     units = (context + UNIT - 1) // UNIT
     tiles = (units_held + TILE - 1) // TILE
     if SKIP_WITHIN_BUDGET:
+        # Whoever gives budgets chooses among the units of the context alone.
+        tiles = (tl.minimum(units, units_held) + TILE - 1) // TILE
         tiles = tl.where(tl.load(kv_budget_tokens + request) >= context, 0, tiles)
 
     channel = tl.arange(0, LANES_W)

@@ -24,6 +24,7 @@ def choose_units(
     pages_RHN: Tensor | None,
     block_table_RM: Tensor | None,
     units_per_block: int,
+    fill_rest: bool = True,
     warps: int | None = None,
 ) -> None:
     """See paged.choose_units. `warps` is for measurements."""
@@ -31,7 +32,7 @@ def choose_units(
     most = unit_ids_RHN.shape[2]
     if requests == 0:
         return
-    lanes = max(32, triton.next_power_of_2(units))
+    lanes = max(256, triton.next_power_of_2(units))
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
     block_table = unit_ids_RHN if block_table_RM is None else block_table_RM
     _choose[(heads, requests)](
@@ -51,7 +52,8 @@ def choose_units(
         LANES=lanes,
         FILL=min(max(32, triton.next_power_of_2(most)), _WIDEST_FILL),
         WITH_PAGES=pages_RHN is not None,
-        num_warps=warps or min(max(4, lanes // _SCORES_PER_WARP), 32),
+        FILL_REST=fill_rest,
+        num_warps=warps or min(max(4, lanes // _SCORES_PER_WARP), 8),
     )
 
 
@@ -77,6 +79,7 @@ def _choose(
     LANES: tl.constexpr,
     FILL: tl.constexpr,
     WITH_PAGES: tl.constexpr,
+    FILL_REST: tl.constexpr,
 ):
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
@@ -84,6 +87,7 @@ def _choose(
     budget = tl.load(kv_budget_tokens + request).to(tl.int32)
     units = (context + UNIT - 1) // UNIT
     wanted = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most)
+    scores_row = scores + request * scores_per_request + head * scores_per_head
     ids_row = unit_ids + request * ids_per_request + head * ids_per_head
     pages_row = pages + request * pages_per_request + head * pages_per_head
     table_row = block_table + request * table_per_request
@@ -97,44 +101,66 @@ def _choose(
                 its_block = tl.load(table_row + each // UNITS_PER_BLOCK, mask=each < wanted, other=0).to(tl.int32)
                 tl.store(pages_row + each, its_block * UNITS_PER_BLOCK + each % UNITS_PER_BLOCK, mask=each < wanted)
     else:
-        unit = tl.arange(0, LANES)
-        exists = unit < units
-        score = tl.load(
-            scores + request * scores_per_request + head * scores_per_head + unit, mask=exists, other=float("-inf")
-        )
-        # Both zeros are one score.
-        score = tl.where(score == 0.0, 0.0, score)
-        bits = score.to(tl.int32, bitcast=True)
-        # Signed integers in the order of the floats they came from.
-        ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-        ordered = tl.where(exists, ordered, -0x80000000)
-        low = tl.min(tl.where(exists, ordered, 0x7FFFFFFF), axis=0).to(tl.int64)
-        high = tl.max(ordered, axis=0).to(tl.int64)
-        # At least `wanted` scores are >= low, and the wanted-th largest is <= high; both ends meet in it, or in any
-        # threshold that exactly `wanted` scores reach.
-        while low < high:
-            middle = (low + high + 1) >> 1
-            reaching = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32), axis=0)
-            low = tl.where(reaching >= wanted, middle, low)
-            high = tl.where(reaching > wanted, high, tl.where(reaching == wanted, middle, middle - 1))
-        threshold = low.to(tl.int32)
-        above = (ordered > threshold).to(tl.int32)
-        equal = ((ordered == threshold) & exists).to(tl.int32)
-        wanted_equals = wanted - tl.sum(above, axis=0)
-        # One scan counts both: units above in the lower half of each word, equal ones in the upper half.
-        counted = tl.cumsum(above + (equal << 16), axis=0)
-        above_so_far = counted & 0xFFFF
-        equal_so_far = counted >> 16
-        chosen = (above != 0) | ((equal != 0) & (equal_so_far <= wanted_equals))
-        place = above_so_far + tl.minimum(equal_so_far, wanted_equals) - 1
-        tl.store(ids_row + place, unit, mask=chosen)
-        if WITH_PAGES:
-            block = tl.load(table_row + unit // UNITS_PER_BLOCK, mask=chosen, other=0).to(tl.int32)
-            tl.store(pages_row + place, block * UNITS_PER_BLOCK + unit % UNITS_PER_BLOCK, mask=chosen)
+        # Short contexts need not pay for the longest one.
+        if units <= LANES // 8:
+            _select(scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES // 8, WITH_PAGES)
+        elif units <= LANES // 2:
+            _select(scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES // 2, WITH_PAGES)
+        else:
+            _select(scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES, WITH_PAGES)
 
-    nothing = tl.full([FILL], -1, tl.int32)
-    for start in range(wanted, most, FILL):
-        spare = start + fill
-        tl.store(ids_row + spare, nothing, mask=spare < most)
-        if WITH_PAGES:
-            tl.store(pages_row + spare, nothing, mask=spare < most)
+    if FILL_REST:
+        nothing = tl.full([FILL], -1, tl.int32)
+        for start in range(wanted, most, FILL):
+            spare = start + fill
+            tl.store(ids_row + spare, nothing, mask=spare < most)
+            if WITH_PAGES:
+                tl.store(pages_row + spare, nothing, mask=spare < most)
+
+
+@triton.jit
+@no_type_check
+def _select(
+    scores_row,
+    ids_row,
+    pages_row,
+    table_row,
+    units,
+    wanted,
+    UNITS_PER_BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    WITH_PAGES: tl.constexpr,
+):
+    """The `wanted` best of fewer than or exactly LANES units."""
+    unit = tl.arange(0, LANES)
+    exists = unit < units
+    score = tl.load(scores_row + unit, mask=exists, other=float("-inf"))
+    # Both zeros are one score.
+    score = tl.where(score == 0.0, 0.0, score)
+    bits = score.to(tl.int32, bitcast=True)
+    # Signed integers in the order of the floats they came from.
+    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    ordered = tl.where(exists, ordered, -0x80000000)
+    low = tl.min(tl.where(exists, ordered, 0x7FFFFFFF), axis=0).to(tl.int64)
+    high = tl.max(ordered, axis=0).to(tl.int64)
+    # At least `wanted` scores are >= low, and the wanted-th largest is <= high; both ends meet in it, or in any
+    # threshold that exactly `wanted` scores reach.
+    while low < high:
+        middle = (low + high + 1) >> 1
+        reaching = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32), axis=0)
+        low = tl.where(reaching >= wanted, middle, low)
+        high = tl.where(reaching > wanted, high, tl.where(reaching == wanted, middle, middle - 1))
+    threshold = low.to(tl.int32)
+    above = (ordered > threshold).to(tl.int32)
+    equal = ((ordered == threshold) & exists).to(tl.int32)
+    wanted_equals = wanted - tl.sum(above, axis=0)
+    # One scan counts both: units above in the lower half of each word, equal ones in the upper half.
+    counted = tl.cumsum(above + (equal << 16), axis=0)
+    above_so_far = counted & 0xFFFF
+    equal_so_far = counted >> 16
+    chosen = (above != 0) | ((equal != 0) & (equal_so_far <= wanted_equals))
+    place = above_so_far + tl.minimum(equal_so_far, wanted_equals) - 1
+    tl.store(ids_row + place, unit, mask=chosen)
+    if WITH_PAGES:
+        block = tl.load(table_row + unit // UNITS_PER_BLOCK, mask=chosen, other=0).to(tl.int32)
+        tl.store(pages_row + place, block * UNITS_PER_BLOCK + unit % UNITS_PER_BLOCK, mask=chosen)

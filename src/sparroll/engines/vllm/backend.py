@@ -161,7 +161,6 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         count = rows.decodes
         context_tokens_R = common.seq_lens[:count]
         budgets_R = _workspace.kv_budget_tokens_R[:count]
-        STATE.upload()
         STATE.budgets(context_tokens_R, budgets_R)
         if rows.whole_R.any():
             budgets_R.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
@@ -290,6 +289,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             pages_RHN=pages_RHN,
             block_table_RM=plan.block_table_RM,
             units_per_block=index_PSHW.shape[1],
+            # Our attention knows from the budgets where each list ends.
+            fill_rest=STATE.attention != "triton",
         )
         if STATE.attention == "fa3_pages":
             self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)

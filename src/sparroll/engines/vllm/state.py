@@ -53,6 +53,7 @@ class State:
     has_workspace: bool = False
     """Whether the CUDA backend allocated memory for this engine."""
     counters: Counters = field(default_factory=Counters)
+    _steps_2S: Tensor | None = None
     ran: dict[int, str] = field(default_factory=dict)
     """Layer -> how its attention last ran: "dense", "triton", ... Absent: it never came through our backend. Layers
     replayed from a CUDA graph were entered when it was captured."""
@@ -72,7 +73,7 @@ class State:
         self.has_index, self.has_workspace = schedule is not None, False
         self.attention = attention
         self._started_with = schedule
-        self._steps_2S = torch.zeros(2, MOST_STEPS, dtype=torch.int32, device=self.device)
+        self._steps_2S = None
         self.index_read_share = {}
         self.ran = {}
         self.reset_report()
@@ -116,15 +117,20 @@ class State:
         table[1, : len(budgets)] = torch.tensor(budgets, dtype=torch.int32, device="cpu")
         # A new tensor each time: an upload of the old one may still be under way.
         self._host_2S = table.pin_memory() if self.device.type == "cuda" else table
-        self.upload()
-
-    def upload(self) -> None:
-        """Put the schedule onto the device again: a sleeping engine may have lost it."""
-        self._steps_2S.copy_(self._host_2S, non_blocking=True)
+        if self._steps_2S is not None:
+            self._steps_2S.copy_(self._host_2S, non_blocking=True)
 
     def budgets(self, context_tokens_R: Tensor, out_R: Tensor) -> Tensor:
         """KV budget of each row, on the device; 0 for padding rows (context 0). No synchronisation."""
+        if self._steps_2S is None:
+            # Not before the first step: what is allocated while the model loads, an engine forgets in its sleep.
+            self._steps_2S = self._host_2S.to(self.device, non_blocking=True)
         starts_S, budgets_S = self._steps_2S
+        if self.device.type == "cuda":
+            from sparroll.attention import triton_budgets
+
+            triton_budgets.budgets(context_tokens_R, starts_S, budgets_S, out_R)
+            return out_R
         step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
         return torch.mul(budgets_S[step_R.clamp_(min=0)], context_tokens_R > 0, out=out_R)
 
