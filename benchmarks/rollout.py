@@ -183,7 +183,7 @@ def main() -> None:
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument("--schedule")
     parser.add_argument("--sets", nargs="+", default=["drained", "steady"], choices=["drained", "steady"])
-    parser.add_argument("--sparse-engine", default="fa3_pages", choices=["triton", "fa3_pages"])
+    parser.add_argument("--sparse-engine", default="triton", choices=["triton", "fa3_pages"])
     parser.add_argument("--windows", type=int, default=12)
     parser.add_argument("--steps", type=int, default=16)
     parser.add_argument("--max-seqs", type=int, default=128)

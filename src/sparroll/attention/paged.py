@@ -200,7 +200,7 @@ def paged_decode(
 
     Tokens at or past the context are never read, whatever lies there; padding rows (context 0) become zeros. unit_ids_RHN
     int32 as `choose_units` writes them: chosen ones first, -1 after them. Given `pages_RHN`, no block table is looked up;
-    given the `kv_budget_tokens_R` that the units were chosen under, they are not counted again. Neither changes the result.
+    given the `kv_budget_tokens_R` that the units were chosen under, nothing after them is looked at, filled or not.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]
