@@ -12,9 +12,10 @@ steady   as many requests as fill 95 % of the dense engine's KV cache; whoever e
 Whole runs take minutes to hours, so single steps are measured at --windows evenly spaced moments of the run, each with
 exactly the contexts that the requests have at that moment, and the time between is interpolated linearly.
 
-Attainable: the dense windows are fitted as a(batch) + c * context tokens, with a(batch) linear in the batch. A sparse step
-could take a(batch) + bytes it must read / copy bandwidth, measured in the same process; bytes = K and V of dense layers,
-K and V within budget and one index row per page in sparse layers.
+Attainable: a sparse step could take a(batch) + bytes it must read / copy bandwidth, measured in the same process; bytes =
+K and V of dense layers, K and V within budget and one index row per page in sparse layers. a(batch), everything but the
+cache, is measured and not fitted: a dense step of so many requests with 64 tokens each. (A fit over windows would follow
+FlashAttention's own ups and downs with the batch: 17 requests of 26K take longer than 25 of 22K.)
 """
 
 # B requests in a batch
@@ -162,19 +163,10 @@ def run_seconds(windows: list[dict[str, Any]], step_seconds: list[float], reques
 
 
 def attainable_seconds(
-    windows: list[dict[str, Any]], dense_seconds: list[float], schedule: Schedule, layers: int, bandwidth: float
+    windows: list[dict[str, Any]], rest: dict[int, float], schedule: Schedule, layers: int, bandwidth: float
 ) -> list[float]:
-    """Per window: fitted cost of everything but the cache, plus what the schedule must read at copy bandwidth."""
-    batch = np.array([len(w["contexts"]) for w in windows], dtype=float)
-    tokens = np.array([sum(w["contexts"]) for w in windows], dtype=float)
-    columns = np.stack([np.ones_like(batch), batch, tokens], axis=1)
-    if np.ptp(batch) == 0:
-        columns = columns[:, [0, 2]]
-    fitted, *_ = np.linalg.lstsq(columns, np.array(dense_seconds), rcond=None)
-    rest = columns[:, :-1] @ fitted[:-1]
-    return [
-        float(r + bytes_read(w["contexts"], schedule, layers) / bandwidth) for r, w in zip(rest, windows, strict=True)
-    ]
+    """Per window: the cost of everything but the cache, plus what the schedule must read at copy bandwidth."""
+    return [rest[len(w["contexts"])] + bytes_read(w["contexts"], schedule, layers) / bandwidth for w in windows]
 
 
 def main() -> None:
@@ -204,12 +196,14 @@ def main() -> None:
             max(4, options.windows // 2), min(dense.capacity_tokens, options.max_seqs * 12_000)
         )
     dense_seconds = {name: [dense.seconds(w) for w in rows] for name, rows in windows.items()}
+    batches = sorted({len(w["contexts"]) for rows in windows.values() for w in rows})
+    rest = {batch: dense.seconds({"step": -1, "contexts": [64] * batch}) for batch in batches}
     bandwidth = dense.copy_bandwidth()
     sparse = Engine(options, options.sparse_engine, options.max_seqs)
     sparse_seconds = {name: [sparse.seconds(w) for w in rows] for name, rows in windows.items()}
     sparse.copy_bandwidth()
     for name, rows in windows.items():
-        found = result(options, name, rows, dense_seconds[name], sparse_seconds[name], bandwidth)
+        found = result(options, name, rows, dense_seconds[name], sparse_seconds[name], rest, bandwidth)
         found |= {"dense_capacity_tokens": dense.capacity_tokens, "sparse_capacity_tokens": sparse.capacity_tokens}
         print(json.dumps({k: v for k, v in found.items() if k not in ("repeats", "windows")}), flush=True)
         if options.out_folder:
@@ -225,12 +219,14 @@ def result(
     windows: list[dict[str, Any]],
     dense: list[list[float]],
     sparse: list[list[float]],
+    rest: dict[int, list[float]],
     bandwidth: float,
 ) -> dict[str, Any]:
     schedule = Schedule.load(options.schedule)
     layers = int(vllm_engines.QWEN3[options.model]["num_hidden_layers"])
     dense_median, sparse_median = ([vllm_engines.median(s) for s in found] for found in (dense, sparse))
-    best = attainable_seconds(windows, dense_median, schedule, layers, bandwidth)
+    rest_median = {batch: vllm_engines.median(seconds) for batch, seconds in rest.items()}
+    best = attainable_seconds(windows, rest_median, schedule, layers, bandwidth)
     seconds, tokens = run_seconds(windows, dense_median, request_set)
     sparse_run, attainable_run = (
         run_seconds(windows, sparse_median, request_set)[0],
@@ -251,7 +247,7 @@ def result(
         "windows": [
             {"step": w["step"], "batch": len(w["contexts"]), "context_tokens": sum(w["contexts"])} for w in windows
         ],
-        "repeats": {"dense_seconds": dense, "sparse_seconds": sparse},
+        "repeats": {"dense_seconds": dense, "sparse_seconds": sparse, "dense_seconds_without_context": rest},
     }
 
 

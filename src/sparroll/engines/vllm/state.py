@@ -124,7 +124,9 @@ class State:
         """KV budget of each row, on the device; 0 for padding rows (context 0). No synchronisation."""
         if self._steps_2S is None:
             # Not before the first step: what is allocated while the model loads, an engine forgets in its sleep.
-            self._steps_2S = self._host_2S.to(self.device, non_blocking=True)
+            # Steps run in inference mode, whose tensors nobody could write to later.
+            with torch.inference_mode(False):
+                self._steps_2S = self._host_2S.to(self.device, non_blocking=True)
         starts_S, budgets_S = self._steps_2S
         if self.device.type == "cuda":
             from sparroll.attention import triton_budgets
