@@ -108,6 +108,59 @@ def rl_grid() -> str:
     return table(head, rows)
 
 
+def rollouts() -> str:
+    """Sparse against stock vLLM, a line per model and request set that was measured."""
+    rows = []
+    for size in ("1.7b", "4b", "8b", "14b"):
+        for request_set in ("drained", "steady"):
+            if not (RESULTS / f"rollout-qwen3-{size}-{request_set}-h200.json").exists():
+                continue
+            found = results(f"rollout-qwen3-{size}-{request_set}-h200", "rollout")
+            paper = MEASURED_IN_THE_PAPER[f"Qwen3-{size.upper()}"]
+            rows.append(
+                [
+                    f"Qwen3-{size.upper()}",
+                    request_set,
+                    f"{found['dense_tokens_per_second']:,.0f}",
+                    f"{found['sparse_tokens_per_second']:,.0f}",
+                    f"{found['speedup']:.2f}x",
+                    f"{found['attainable_speedup']:.2f}x",
+                    f"{found['attainable_share']:.0%}",
+                    f"{paper:.2f}x" if request_set == "drained" else "",
+                ]
+            )
+    head = ["model", "requests", "dense, tokens/s", "sparse", "speed-up", "attainable", "share of it", "paper"]
+    return table(head, rows)
+
+
+def decode_steps() -> str:
+    """Milliseconds of one decode step in vLLM, dense / sparse."""
+    cells = {
+        (cell["batch"], cell["context_tokens"], cell["engine"]): 1e3 * statistics.median(cell["seconds"])
+        for cell in results("decode-step-qwen3-1.7b-h200", "decode-step")
+    }
+    contexts = sorted({context for _, context, _ in cells})
+    rows = []
+    for batch in sorted({batch for batch, _, _ in cells}):
+        row = [str(batch)]
+        for context in contexts:
+            times = [cells.get((batch, context, engine)) for engine in ("dense", "triton")]
+            row.append("" if None in times else "{:.2f} / {:.2f}".format(*times))
+        rows.append(row)
+    return table(["batch", *(f"{context:,}" for context in contexts)], rows)
+
+
+def kernels() -> str:
+    """Microseconds of each kernel beside the time that its bytes take at copy bandwidth."""
+    rows = []
+    for row in results("kernels-h200", "kernels")["rows"]:
+        if row["context_tokens"] != 30_000:
+            continue
+        budget = row.get("kv_budget_tokens")
+        rows.append([row["kernel"], str(budget or ""), f"{row['graph_us']:.1f}", f"{row['floor_us']:.1f}"])
+    return table(["kernel", "KV budget", "time, us", "floor, us"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "plans": plans,
     "quickstart-tail": quickstart_tail,
@@ -115,6 +168,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "replay": replay,
     "decode": decode,
     "rl-grid": rl_grid,
+    "rollouts": rollouts,
+    "decode-steps": decode_steps,
+    "kernels": kernels,
 }
 
 
