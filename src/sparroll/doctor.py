@@ -162,7 +162,9 @@ def _vllm_attention(device: str, why_not: str) -> Finding:
         return Finding("--", what, "vLLM's own", why_not)
     variable = os.environ.get("SPARROLL_VLLM_SCHEDULE")
     if variable:
-        return Finding("ok", what, "sparroll", f"always, since SPARROLL_VLLM_SCHEDULE={variable}")
+        # On a GPU we stand in FlashAttention's place alone, and vLLM prefers FlashInfer on some.
+        when = "wherever vLLM takes FLASH_ATTN" if device == "cuda" else "always"
+        return Finding("ok", what, "sparroll", f"{when}, since SPARROLL_VLLM_SCHEDULE={variable}")
     ask = "attention_backend=CUSTOM and " if device == "cuda" else ""
     return Finding("ok", what, "sparroll if asked", f"{ask}additional_config.sparroll; see `sparroll serve-args`")
 

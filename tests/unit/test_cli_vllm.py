@@ -104,6 +104,9 @@ def test_doctor_says_which_attention_runs_when(some_vllm: pytest.MonkeyPatch) ->
     assert (found["vllm attention"].status, found["vllm attention"].value) == ("ok", "sparroll if asked")
     some_vllm.setenv("SPARROLL_VLLM_SCHEDULE", "qwen3-4b-0.86")
     assert vllm_findings()["vllm attention"].note == "always, since SPARROLL_VLLM_SCHEDULE=qwen3-4b-0.86"
+    some_vllm.setattr("torch.cuda.is_available", lambda: True)
+    some_vllm.setattr(doctor, "_version_refusal", lambda found, device: "")
+    assert vllm_findings()["vllm attention"].note.startswith("wherever vLLM takes FLASH_ATTN, since")
 
 
 def test_doctor_says_why_not(some_vllm: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from dataclasses import dataclass
 
 import numpy as np
@@ -125,3 +128,31 @@ def test_layers_that_never_ran_report_no_steps() -> None:
     layers = state.report().layers
     assert [layer.sparse_steps + layer.dense_steps for layer in layers] == [1, 0, 1, 0, 0, 0]
     assert (layers[0].sparse_steps, layers[2].sparse_steps) == (0, 1)
+
+
+def test_a_sparse_layer_that_ran_dense_is_not_reported_sparse() -> None:
+    state = started()
+    Rows.of(Common.of([1, 1], [300, 310], [False, False])).count(state)
+    state.ran.update({2: "dense", 3: "triton"})
+    layers = state.report().layers
+    assert (layers[2].dense_steps, layers[2].sparse_steps) == (2, 0)
+    assert layers[2].read_tokens == layers[2].context_tokens == 610
+    assert layers[3].sparse_steps == 2
+
+
+def test_the_prefix_cache_is_emptied_without_assertions_too() -> None:
+    lines = [
+        "from types import SimpleNamespace",
+        "from sparroll.engines.vllm.engine import VLLMEngine",
+        "engine, called = object.__new__(VLLMEngine), []",
+        "engine.llm = SimpleNamespace(reset_prefix_cache=lambda: called.append(1) or True)",
+        "engine._empty_cache()",
+        "print(len(called))",
+    ]
+    ran = subprocess.run(
+        [sys.executable, "-O", "-c", "\n".join(lines)],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+    )
+    assert ran.stdout.strip() == "1", ran.stderr

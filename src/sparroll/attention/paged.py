@@ -108,8 +108,9 @@ def score_units(
     """Score every unit of each (request, head) into scores_RHU (fp32), as `selector.score` does.
 
     Units that are read anyway (first, recent, the incomplete one) are +inf, units past the context -inf. A padding row has
-    context 0. With `kv_budget_tokens_R`, rows whose context lies within their budget are left as they are: all their units
-    will be chosen. `scale` is what the model multiplies q.k with (default D ** -0.5), for selectors that use it.
+    context 0. With `kv_budget_tokens_R`, rows whose context lies within their budget are left as they are (all their units
+    will be chosen), and units past the context may be: `choose_units` does not look at them.
+    `scale` is what the model multiplies q.k with (default D ** -0.5), for selectors that use it.
     """
     requests, heads, _, dim = query_RHGD.shape
     blocks, units_per_block = index_PSHW.shape[:2]

@@ -229,7 +229,9 @@ class VLLMEngine:
         gc.collect()
 
     def _empty_cache(self) -> None:
-        assert self.llm.reset_prefix_cache(), "vLLM kept its prefix cache: requests are still running"
+        # Not inside the assertion: `python -O` drops those, and K and V of old weights would be served.
+        emptied = self.llm.reset_prefix_cache()
+        assert emptied, "vLLM kept its prefix cache: requests are still running"
 
     # -- what ran --------------------------------------------------------------------------------------------------------
 

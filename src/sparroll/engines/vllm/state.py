@@ -169,7 +169,8 @@ class State:
         counted = self.counters
         if layer not in self.ran:
             return LayerReport()
-        sparse = layer in self.sparse_layers
+        # The rows were counted before any layer ran; what a layer did with them, only it knows.
+        sparse = layer in self.sparse_layers and self.ran[layer] != "dense"
         sparse_rows = counted.sparse_rows if sparse else 0
         return LayerReport(
             dense_steps=counted.decode_rows - sparse_rows,
