@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from sparroll.attention.selectors import PageMean
+from sparroll.engines.vllm import launch
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.errors import UserError
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 
 if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
@@ -24,6 +25,23 @@ def engine() -> Iterator[VLLMEngine]:
     engine = VLLMEngine("tiny-reasoner", schedule=Schedule.fixed(64), dtype=torch.float32, max_batch=4)
     yield engine
     engine.close()
+
+
+@pytest.mark.parametrize(
+    ("schedule", "reason"),
+    [
+        (Schedule.fixed(64, PageMean(page_tokens=8, first_tokens=8)), "keeps the index of"),
+        (Schedule(tuple(Step(100 * step, 64) for step in range(65))), "schedules of up to 64 steps, got 65"),
+    ],
+)
+def test_a_schedule_that_cannot_run_is_refused_before_vllm_starts(
+    monkeypatch: pytest.MonkeyPatch, schedule: Schedule, reason: str
+) -> None:
+    monkeypatch.setattr(launch, "prepare_process", lambda: None)
+    monkeypatch.setattr(launch, "start", lambda *arguments: pytest.fail("vLLM was started"))
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match=reason):
+        VLLMEngine("tiny-reasoner", schedule=schedule, capacity=Schedule.fixed(64), dtype=torch.float32)
 
 
 def test_a_second_engine_in_the_process_is_refused(engine: VLLMEngine) -> None:

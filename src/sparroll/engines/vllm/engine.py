@@ -23,6 +23,7 @@ from sparroll.engines import requests
 from sparroll.engines.base import EngineReport, LayerReport, Progress
 from sparroll.engines.support import unsupported_config
 from sparroll.engines.vllm import launch, outputs, weights
+from sparroll.engines.vllm.state import MOST_STEPS
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.models import resolve
@@ -85,9 +86,9 @@ class VLLMEngine:
         self._asleep = False
         self._end_ids = requests.end_ids(_generation_config(folder), self.tokenizer)
         chosen = _loaded(schedule)
-        if chosen is not None:
-            chosen.check_layers(self.layers)
         self._capacity = launch.capacity(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
+        if chosen is not None:
+            self.check_schedule(chosen)
         arguments = self._arguments(dtype, gpu_memory_share, sleep_mode) | vllm_arguments
         if _open:
             raise UserError("another VLLMEngine is open in this process", "close() it first")
@@ -164,6 +165,8 @@ class VLLMEngine:
         if not self.sparse:
             raise UserError("the engine was started with vLLM's own attention, which has no schedule", "sparse=True")
         schedule.check_layers(self.layers)
+        if len(schedule.steps) > MOST_STEPS:
+            raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
         for what, kept, asked in (
             ("keeps the index of", self._capacity.selector.table(), schedule.selector.table()),
             ("has the dense layers", list(self._capacity.dense_layers), list(schedule.dense_layers)),
