@@ -8,6 +8,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["MPLBACKEND"] = "Agg"
+# Whichever test imports vllm first, VLLMEngine finds it in this process.
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import pytest
 import torch

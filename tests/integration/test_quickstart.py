@@ -77,8 +77,13 @@ def _start(sizes: Path, out: Path) -> subprocess.Popen[str]:
     source = str(Path(__file__).parents[2] / "src")
     return subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True,
-        env=os.environ | {"PYTHONPATH": source},
+        env=os.environ | {"PYTHONPATH": source}, preexec_fn=_heed_interrupts,
     )  # fmt: skip
+
+
+def _heed_interrupts() -> None:
+    # A shell starts what it puts in the background deaf to SIGINT, and so would be all of its children.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _figures(out: Path) -> dict[str, Any]:

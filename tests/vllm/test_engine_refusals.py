@@ -44,6 +44,11 @@ def test_a_schedule_that_cannot_run_is_refused_before_vllm_starts(
         VLLMEngine("tiny-reasoner", schedule=schedule, capacity=Schedule.fixed(64), dtype=torch.float32)
 
 
+def test_stages_of_a_pipeline_are_refused() -> None:
+    with pytest.raises(UserError, match="one pipeline stage"):
+        VLLMEngine("tiny-reasoner", pipeline_parallel_size=2)
+
+
 def test_a_second_engine_in_the_process_is_refused(engine: VLLMEngine) -> None:
     with pytest.raises(UserError, match="another VLLMEngine is open"):
         VLLMEngine("tiny-reasoner")

@@ -58,7 +58,7 @@ def check_engine(vllm_config: Any, selector: Selector | None, device: str) -> No
     """Raise UserError, with the reason, for an engine configuration that sparse decoding does not support."""
     reason = _unsupported(vllm_config) or _unsupported_selector(vllm_config, selector, device)
     if reason:
-        raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/engines.md lists what does")
+        raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/vllm.md lists what is refused")
 
 
 def check_layer(arguments: dict[str, Any]) -> None:
@@ -92,7 +92,7 @@ def _unsupported(config: Any) -> str | None:
         return f"a KV cache of type {cache.cache_dtype}"
     transfer = config.kv_transfer_config
     # vLLM's own benchmark connector only fills the cache, index layers included.
-    if transfer is not None and transfer.kv_connector != "DecodeBenchConnector":
+    if transfer is not None and getattr(transfer, "kv_connector", None) != "DecodeBenchConnector":
         return "KV cache transfer (kv_transfer_config)"
     return unsupported_config(config.model_config.hf_text_config)
 

@@ -92,6 +92,8 @@ class VLLMEngine:
         arguments = self._arguments(dtype, gpu_memory_share, sleep_mode) | vllm_arguments
         if _open:
             raise UserError("another VLLMEngine is open in this process", "close() it first")
+        if int(arguments.get("pipeline_parallel_size", 1)) > 1:
+            raise UserError("VLLMEngine reads the counters of one pipeline stage", "use pipeline_parallel_size=1")
         self._parallel = int(arguments.get("tensor_parallel_size", 1))
         self._sleep_mode = bool(arguments.get("enable_sleep_mode", False))
         if sparse:

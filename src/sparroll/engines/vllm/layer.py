@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 import weakref
 from typing import Any
 
@@ -13,6 +14,8 @@ from sparroll.engines.vllm.landmarks import IndexLayer, add_index_layers
 from sparroll.engines.vllm.settings import Settings
 from sparroll.engines.vllm.state import STATE
 
+# A child of vLLM's logger, so that it is shown wherever vLLM's own lines are.
+_logger = logging.getLogger("vllm.sparroll")
 _engine: weakref.ref[Any] | None = None
 
 
@@ -30,6 +33,13 @@ def start(vllm_config: Any, settings: Settings) -> None:
         schedule.check_layers(layers)
         compat.check_engine(vllm_config, schedule.selector, device)
     STATE.configure(schedule, layers, compat.device_of(vllm_config), str(model.model), settings.attention)
+    _logger.info(
+        "sparroll: schedule %s, %d of %d layers sparse, attention %s",
+        settings.schedule,
+        len(STATE.sparse_layers),
+        layers,
+        "reference" if device == "cpu" else settings.attention,
+    )
     _engine = weakref.ref(vllm_config)
 
 
