@@ -2,8 +2,7 @@
 
     python benchmarks/decode_step.py --model qwen3-1.7b --out benchmarks/results/decode-step-qwen3-1.7b-h200.json
 
-Each engine lives in a process of its own, one after the other, with the same settings; the dense one is measured first
-and again last, so that a drift of the machine shows.
+Each engine lives in a process of its own, one after the other, with the same settings.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ def main() -> None:
         return
     began, cells = time.perf_counter(), []
     for engine in options.engines:
-        passed = list(sys.argv[1:])
-        run = subprocess.run([sys.executable, __file__, *passed, "--engine", engine], stdout=subprocess.PIPE, text=True)
+        run = subprocess.run(
+            [sys.executable, __file__, *sys.argv[1:], "--engine", engine], stdout=subprocess.PIPE, text=True
+        )
         if run.returncode:
-            print(f"{engine} failed with exit code {run.returncode}", flush=True)
-            continue
+            raise SystemExit(f"{engine} failed with exit code {run.returncode}; nothing was written")
         rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
         cells += [row for row in rows if "engine" in row]
     table(cells)

@@ -230,33 +230,6 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             keys_PBHD, _ = compat.keys_and_values(kv_cache, self.head_size)
             paged.update_index(keys_PBHD, index_PSHW, slot_mapping, STATE.selector, impl="triton")
 
-    def forward(
-        self,
-        layer: torch.nn.Module,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        attn_metadata: FlashAttentionMetadata | None,
-        output: Tensor,
-        output_scale: Tensor | None = None,
-        output_block_scale: Tensor | None = None,
-    ) -> Tensor:
-        plan: Plan | None = getattr(attn_metadata, "sparroll", None)
-        if plan is None or self.index is None:
-            if attn_metadata is not None:
-                STATE.ran.setdefault(self.number, "dense")
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
-            )
-        assert output_scale is None and output_block_scale is None, "fused output quantization"
-        count = plan.decodes
-        if plan.prefills is not None:
-            super().forward(layer, query[count:], key[count:], value[count:], kv_cache, plan.prefills, output[count:])
-        self._decode(query[:count], kv_cache, plan, output[:count])
-        STATE.ran[self.number] = STATE.attention
-        return output
-
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: Plan, output: Tensor) -> None:
         selector, work = STATE.selector, _workspace
         index_PSHW = None if self.index is None else self.index.index_PSHW

@@ -118,31 +118,8 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         paged.update_index(keys_XBHD, rows_XSHW, places_T * block + slots_T % block, STATE.selector, impl="reference")
         index_PSHW[blocks_X] = rows_XSHW
 
-    def forward(
-        self,
-        layer: Any,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        kv_cache: Tensor,
-        attn_metadata: CPUAttentionMetadata | None,
-        output: Tensor,
-        output_scale: Tensor | None = None,
-        output_block_scale: Tensor | None = None,
-    ) -> Tensor:
-        plan: Plan | None = getattr(attn_metadata, "sparroll", None)
-        if plan is None or self.index is None:
-            if attn_metadata is not None:
-                STATE.ran.setdefault(self.number, "dense")
-            return super().forward(
-                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
-            )
-        count = plan.decodes
-        if plan.prefills is not None:
-            super().forward(layer, query[count:], key[count:], value[count:], kv_cache, plan.prefills, output[count:])
-        self._decode(query[:count], kv_cache, plan, output[:count])
-        STATE.ran[self.number] = "reference"
-        return output
+    def attends_with(self) -> str:
+        return "reference"
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: Plan, output: Tensor) -> None:
         selector, index_PSHW = STATE.selector, self._index(kv_cache)

@@ -8,6 +8,7 @@ import weakref
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.landmarks import IndexLayer, add_index_layers
@@ -59,6 +60,43 @@ class SparseLayer:
             compat.check_layer(bound.arguments)
         self.number, self.index = -1, None
         self._vllm_config = weakref.ref(vllm_config)
+
+    def forward(
+        self,
+        layer: torch.nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: Any,
+        output: Tensor,
+        output_scale: Tensor | None = None,
+        output_block_scale: Tensor | None = None,
+    ) -> Tensor:
+        """Dense layers and steps without a plan are the parent's; else the rows that prefill are, and the rest is ours."""
+        plan: Any = getattr(attn_metadata, "sparroll", None)
+        parent: Any = super()
+        if plan is None or self.index is None:
+            if attn_metadata is not None:
+                STATE.ran.setdefault(self.number, "dense")
+            return parent.forward(
+                layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
+            )
+        assert output_scale is None and output_block_scale is None, "fused output quantization"
+        count = plan.decodes
+        if plan.prefills is not None:
+            parent.forward(layer, query[count:], key[count:], value[count:], kv_cache, plan.prefills, output[count:])
+        self._decode(query[:count], kv_cache, plan, output[:count])
+        STATE.ran[self.number] = self.attends_with()
+        return output
+
+    def attends_with(self) -> str:
+        """What the report calls the attention of a sparse step."""
+        return STATE.attention
+
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: Any, output: Tensor) -> None:
+        """Attention of the rows that decode, under the plan."""
+        raise NotImplementedError
 
     # vLLM may fold the cache update into kernels of its own; then ours, which keeps the index, would not be called.
     supports_kv_cache_update_bypass = False
