@@ -6,7 +6,9 @@
 Before a kernel is timed its result is compared with the paged reference on the same data. `graph_us` is the median over
 replays of a CUDA graph that holds the kernel several times, an L2 flush before each, less the same graph with the flushes
 alone: no launch cost is in it. `event_us` is one call between two events after a flush, launch included. The floor counts
-each byte once that the operation must read or write. Blocks lie in random order; contexts are of equal length.
+each byte once that the operation must read or write. Blocks lie in random order. Contexts are of equal length, or, with
+--mixed N, those of N requests somewhere in their responses (log-normal lengths as in rollout.py), each with the budget that
+--schedule gives it.
 `--check-only` compares and times nothing; with TRITON_INTERPRET=1 and --dtype float32 that runs without a GPU.
 """
 
@@ -18,16 +20,18 @@ import itertools
 import os
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparroll import records
 from sparroll.attention import paged
 from sparroll.attention.selectors import PageMean
+from sparroll.schedule import Schedule
 
 FLUSH_BYTES = 1 << 28
 COPY_BYTES = 1 << 31
@@ -36,10 +40,11 @@ MICRO = 1e6
 
 @dataclass
 class Case:
-    """Requests of one context length with a filled cache and a written index; outputs start as NaN."""
+    """Requests with a filled cache and a written index; outputs start as NaN."""
 
     selector: PageMean
-    context: int
+    name: str
+    contexts: np.ndarray
     query_RHGD: Tensor
     keys_PBHD: Tensor
     values_PBHD: Tensor
@@ -50,23 +55,25 @@ class Case:
     workspace: paged.DecodeWorkspace
 
     @staticmethod
-    def build(options: argparse.Namespace, context: int) -> Case:
-        device, dtype = options.device, getattr(torch, options.dtype)
+    def build(options: argparse.Namespace, name: str, contexts: np.ndarray) -> Case:
+        device, dtype, batch = options.device, getattr(torch, options.dtype), len(contexts)
         selector = PageMean(options.unit, options.unit, 2 * options.unit)
-        columns = -(-context // options.block)
-        blocks, units = options.batch * columns, -(-context // options.unit)
+        columns = -(-contexts // options.block)
+        blocks, units = int(columns.sum()), -(-int(contexts.max()) // options.unit)
         cache = torch.empty(blocks, options.block, options.heads, 2 * options.dim, dtype=dtype, device=device).normal_()
-        order = torch.randperm(blocks, device=device).int()
+        order = torch.randperm(blocks).int()
+        table = torch.zeros(batch, int(columns.max()), dtype=torch.int32)
+        for row, own in enumerate(order.split(columns.tolist())):
+            table[row, : len(own)] = own
         index = torch.full(
             (blocks, options.block // options.unit, options.heads, options.dim), torch.nan, device=device
         ).to(selector.index_dtype)
-        query = torch.randn(options.batch, options.heads, options.group, options.dim, dtype=dtype, device=device)
+        query = torch.randn(batch, options.heads, options.group, options.dim, dtype=dtype, device=device)
         return Case(
-            selector, context, query, cache[..., : options.dim], cache[..., options.dim :], index,
-            order.view(options.batch, columns),
-            torch.full((options.batch,), context, dtype=torch.int32, device=device),
-            torch.full((options.batch, options.heads, units), torch.nan, device=device),
-            paged.DecodeWorkspace.allocate(options.batch, options.heads, options.group, options.dim, 32, device),
+            selector, name, contexts, query, cache[..., : options.dim], cache[..., options.dim :], index, table.to(device),
+            torch.from_numpy(contexts).to(device, torch.int32),
+            torch.full((batch, options.heads, units), torch.nan, device=device),
+            paged.DecodeWorkspace.allocate(batch, options.group, options.dim, dtype, device),
         )  # fmt: skip
 
     @property
@@ -92,19 +99,20 @@ class Choice:
     """A case under one budget: what is chosen and what is attended to."""
 
     case: Case
-    budget: int
+    budget: str
+    budgets: np.ndarray
     budgets_R: Tensor
     unit_ids_RHN: Tensor
     pages_RHN: Tensor
     out_RHGD: Tensor
 
     @staticmethod
-    def build(case: Case, budget: int) -> Choice:
+    def build(case: Case, budget: str, budgets: np.ndarray) -> Choice:
         requests, heads = case.query_RHGD.shape[:2]
         device = case.query_RHGD.device
-        shape = (requests, heads, min(budget // case.selector.unit_tokens, case.scores_RHU.shape[2]))
+        shape = (requests, heads, min(int(budgets.max()) // case.selector.unit_tokens, case.scores_RHU.shape[2]))
         return Choice(
-            case, budget, torch.full((requests,), budget, dtype=torch.int32, device=device),
+            case, budget, budgets, torch.from_numpy(budgets).to(device, torch.int32),
             torch.full(shape, -2, dtype=torch.int32, device=device),
             torch.full(shape, -2, dtype=torch.int32, device=device),
             torch.full_like(case.query_RHGD, torch.nan),
@@ -121,9 +129,16 @@ class Choice:
         case = self.case
         paged.paged_decode(
             case.query_RHGD, case.keys_PBHD, case.values_PBHD, case.block_table_RM, self.unit_ids_RHN,
-            case.context_tokens_R, case.selector, case.query_RHGD.shape[-1] ** -0.5, self.out_RHGD, case.workspace, impl,
-            pages_RHN=self.pages_RHN, kv_budget_tokens_R=self.budgets_R,
+            case.context_tokens_R, self.budgets_R, case.selector, case.query_RHGD.shape[-1] ** -0.5, self.out_RHGD,
+            case.workspace, impl, pages_RHN=self.pages_RHN, planned=True,
         )  # fmt: skip
+
+    def plan(self) -> None:
+        """Once a step, for all layers."""
+        case = self.case
+        paged.plan_decode(
+            case.context_tokens_R, self.budgets_R, case.selector, self.unit_ids_RHN.shape[2], case.workspace
+        )
 
     def layer(self) -> None:
         self.case.score(budgets_R=self.budgets_R), self.choose(), self.attend()
@@ -140,7 +155,7 @@ def check_case(case: Case) -> None:
         case.index(slots)
     torch.testing.assert_close(case.index_PSHW, expected)
     case.score()
-    for row in range(len(case.query_RHGD)):
+    for row in range(0, len(case.query_RHGD), max(1, len(case.query_RHGD) // 32)):
         one = dataclasses.replace(
             case, query_RHGD=case.query_RHGD[row : row + 1], block_table_RM=case.block_table_RM[row : row + 1],
             context_tokens_R=case.context_tokens_R[row : row + 1],
@@ -152,6 +167,7 @@ def check_case(case: Case) -> None:
 
 def check_choice(choice: Choice) -> None:
     """Choice and attention; leaves both written by the kernels."""
+    choice.plan()
     choice.choose("reference")
     expected = choice.unit_ids_RHN.clone(), choice.pages_RHN.clone()
     choice.unit_ids_RHN.fill_(-2), choice.pages_RHN.fill_(-2)
@@ -163,6 +179,7 @@ def check_choice(choice: Choice) -> None:
 
 
 def check_attention(choice: Choice) -> None:
+    choice.plan()
     exact = torch.empty_like(choice.out_RHGD, dtype=torch.float32)
     dataclasses.replace(choice, out_RHGD=exact).attend("reference")
     choice.out_RHGD.fill_(torch.nan)
@@ -244,42 +261,40 @@ def measured(clock: Clock, bandwidth: float, call: Callable[[], Any], moved: int
 
 def case_rows(clock: Clock, bandwidth: float, case: Case) -> list[dict[str, Any]]:
     requests, heads, _, dim = case.query_RHGD.shape
-    units, unit = case.scores_RHU.shape[2], case.selector.unit_tokens
+    unit = case.selector.unit_tokens
     element, index_element = case.keys_PBHD.element_size(), case.index_PSHW.element_size()
     row_bytes = heads * dim * (unit * element + index_element)
     every = torch.arange(8192, device="cuda").clamp_max(case.keys_PBHD.shape[0] * case.keys_PBHD.shape[1] - 1)
     ends = case.slots_T[torch.randperm(len(case.slots_T), device="cuda")[:requests]]
-    scored = requests * heads * units * (dim * index_element + 4) + requests * case.block_table_RM.shape[1] * 4
+    scored = int(-(-case.contexts // unit).sum()) * (heads * (dim * index_element + 4) + 4)
     rows = [
         ("index, decode", lambda: case.index(ends), requests * row_bytes),
         ("index, 8192 tokens", lambda: case.index(every), 8192 // unit * row_bytes),
         ("scores", case.score, scored),
     ]
     return [
-        measured(clock, bandwidth, call, moved, kernel=name, context_tokens=case.context) for name, call, moved in rows
+        measured(clock, bandwidth, call, moved, kernel=name, context_tokens=case.name) for name, call, moved in rows
     ]
 
 
 def choice_rows(clock: Clock, bandwidth: float, choice: Choice) -> list[dict[str, Any]]:
     case = choice.case
-    requests, heads, _, dim = case.query_RHGD.shape
-    chosen, units = choice.unit_ids_RHN.shape[2], case.scores_RHU.shape[2]
-    lists = requests * heads * chosen * 4
-    tokens = min(chosen * case.selector.unit_tokens, case.context)
-    attended = requests * heads * tokens * 2 * dim * case.keys_PBHD.element_size() + 2 * lists
+    _, heads, _, dim = case.query_RHGD.shape
+    unit = case.selector.unit_tokens
+    units, read = -(-case.contexts // unit), np.minimum(choice.budgets, case.contexts)
+    lists = heads * int((-(-read // unit)).sum()) * 4
+    attended = heads * int(read.sum()) * 2 * dim * case.keys_PBHD.element_size() + 2 * lists
     # Within its budget a request is neither scored nor selected from.
-    scores = requests * heads * units * 4 * (choice.budget < case.context)
+    scores = heads * int(units[choice.budgets < case.contexts].sum()) * 4
     scored = scores * (1 + dim * case.index_PSHW.element_size() // 4)
     rows = [
         ("choice", choice.choose, scores + 2 * lists),
-        ("torch.topk", choice.torch_top_k, requests * heads * units * 4 + 3 * lists),
+        ("torch.topk", choice.torch_top_k, heads * int(units.sum()) * 4 + 3 * lists),
         ("attention", choice.attend, attended),
         ("sparse layer", choice.layer, scored + attended),
     ]
     return [
-        measured(
-            clock, bandwidth, call, moved, kernel=name, context_tokens=case.context, kv_budget_tokens=choice.budget
-        )
+        measured(clock, bandwidth, call, moved, kernel=name, context_tokens=case.name, kv_budget_tokens=choice.budget)
         for name, call, moved in rows
     ]
 
@@ -288,10 +303,10 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
     """Other layouts of each kernel's programs, each checked, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
-    from sparroll.attention import triton_decode, triton_score, triton_top_k
+    from sparroll.attention import triton_score, triton_top_k
 
     case = choice.case
-    requests, heads, group, dim = case.query_RHGD.shape
+    requests, _, group, dim = case.query_RHGD.shape
     rows: list[dict[str, Any]] = []
 
     def outputs() -> tuple[Tensor, ...]:
@@ -300,7 +315,7 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
     expected = [tensor.clone() for tensor in outputs()]
 
     def add(call: Callable[[], Any], **about: Any) -> None:
-        about |= {"context_tokens": case.context, "kv_budget_tokens": choice.budget}
+        about |= {"context_tokens": case.name, "kv_budget_tokens": choice.budget}
         try:
             rows.append({**about, "graph_us": clock.graph_us(call)})
         except OutOfResources as error:
@@ -325,28 +340,35 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
             ),
             kernel="choice", warps=warps,
         )  # fmt: skip
-    most = 16
-    workspace = paged.DecodeWorkspace(
-        torch.empty(requests * heads * most, group, dim, device="cuda"),
-        torch.empty(requests * heads * most, group, device="cuda"),
-        most,
-    )
-    tiles = [(16, 4, 4), (16, 4, 6), (32, 2, 4), (32, 4, 3), (32, 4, 4), (32, 4, 5), (64, 4, 2), (64, 4, 3), (64, 8, 3)]
-    for (tokens, warps, stages), splits in itertools.product(tiles, (1, 2, 3, 4, 5, 6, 8, 12, 16)):
-        tile = triton_decode.Tile(tokens, warps, stages)
-        add(
-            lambda tile=tile, splits=splits: triton_decode.paged_decode(
-                case.query_RHGD, case.keys_PBHD, case.values_PBHD, case.block_table_RM, choice.unit_ids_RHN,
-                case.context_tokens_R, case.selector, dim**-0.5, choice.out_RHGD, workspace, choice.pages_RHN,
-                choice.budgets_R, tile, splits,
-            ),
-            kernel="attention", tile_tokens=tokens, warps=warps, stages=stages, splits=splits,
-        )  # fmt: skip
+    tiles = [(32, 4, 3, 4), (32, 4, 4, 3), (32, 4, 5, 2), (64, 4, 2, 3), (64, 4, 3, 2), (64, 8, 3, 2), (128, 8, 2, 1),
+             (128, 8, 3, 1)]  # fmt: skip
+    for values in tiles:
+        tile = paged.Tile(*values)
+        workspace = paged.DecodeWorkspace.allocate(requests, group, dim, case.keys_PBHD.dtype, "cuda", tile)
+        other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace))
+        other.plan()
+        add(other.attend, kernel="attention", **dataclasses.asdict(tile))
     rows.sort(key=lambda row: (row["kernel"], row["graph_us"] or float("inf")))
     for kernel, group_rows in itertools.groupby(rows, key=lambda row: row["kernel"]):
         for row in list(group_rows)[:5]:
             print(f"sweep {kernel}:", {name: value for name, value in row.items() if name != "kernel"})
     return rows
+
+
+def cases(options: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, dict[str, np.ndarray]]]:
+    """Name, contexts, and under the name of each budget what every request may read."""
+    for context in options.contexts:
+        contexts = np.full(options.batch, context)
+        yield str(context), contexts, {str(budget): np.full(options.batch, budget) for budget in options.budgets}
+    schedule = Schedule.load(options.schedule)
+    for requests in options.mixed:
+        random = np.random.default_rng(options.seed)
+        lengths = np.minimum(random.lognormal(np.log(18_000), 0.6, 100_000), 32_768)
+        # Whoever is seen at work is more likely a long one.
+        lengths = random.choice(lengths, requests, p=lengths / lengths.sum())
+        contexts = 150 + (lengths * random.random(requests)).astype(int)
+        budgets = np.array([schedule.kv_budget_tokens(int(context)) for context in contexts])
+        yield f"{requests} mixed", contexts, {schedule.name: budgets}
 
 
 def main() -> None:
@@ -355,6 +377,8 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--contexts", type=int, nargs="+", default=[4096, 16384, 30000])
     parser.add_argument("--budgets", type=int, nargs="+", default=[1024, 4096])
+    parser.add_argument("--mixed", type=int, nargs="*", default=[93], help="requests in each batch of mixed lengths")
+    parser.add_argument("--schedule", default="qwen3-1.7b-0.86", help="budgets of the mixed batches")
     parser.add_argument("--heads", type=int, default=8, help="KV heads")
     parser.add_argument("--group", type=int, default=2, help="query heads per KV head")
     parser.add_argument("--dim", type=int, default=128)
@@ -379,15 +403,15 @@ def main() -> None:
     print(f"copy bandwidth: {bandwidth / 1e12:.2f} TB/s")
     rows: list[dict[str, Any]] = []
     swept: list[dict[str, Any]] = []
-    for context in options.contexts:
-        case = Case.build(options, context)
+    for name, contexts, budgets in cases(options):
+        case = Case.build(options, name, contexts)
         check_case(case)
         if clock is not None:
             rows += case_rows(clock, bandwidth, case)
-        for budget in options.budgets:
-            choice = Choice.build(case, budget)
+        for budget, of_each in budgets.items():
+            choice = Choice.build(case, budget, of_each)
             check_choice(choice)
-            print(f"context {context}, budget {budget}: kernels equal the reference")
+            print(f"context {name}, budget {budget}: kernels equal the reference")
             if clock is None:
                 continue
             rows += choice_rows(clock, bandwidth, choice)

@@ -79,15 +79,18 @@ class PagedCache:
         )  # fmt: skip
         return ids, pages
 
-    def attended(self, ids: Tensor, impl: str, splits: int = 3, **settings: Tensor) -> Tensor:
+    def attended(
+        self, ids: Tensor, budgets: Tensor, impl: str, programs: int | None = None, pages_RHN: Tensor | None = None
+    ) -> Tensor:
         out = torch.full_like(self.query_RHGD, torch.nan)
-        requests, heads, group, dim = out.shape
-        workspace = paged.DecodeWorkspace.allocate(requests, heads, group, dim, splits, DEVICE)
+        requests, _, group, dim = out.shape
+        workspace = paged.DecodeWorkspace.allocate(requests, group, dim, out.dtype, DEVICE, programs=programs)
+        workspace.tiles_before_R.fill_(-1 << 30)
         workspace.mixed_XGD.fill_(torch.nan)
         workspace.log_sum_XG.fill_(torch.nan)
         paged.paged_decode(
             self.query_RHGD, self.keys_PBHD, self.values_PBHD, self.block_table_RM, ids, self.context_tokens_R,
-            self.selector, self.scale, out, workspace, impl, **settings,
+            budgets, self.selector, self.scale, out, workspace, impl, pages_RHN=pages_RHN,
         )  # fmt: skip
         return out
 

@@ -30,7 +30,7 @@ def test_paged_equals_unpaged(kind: type[Selector], unit: int, block_tokens: int
     cache.index_written()
     budgets = budgets_of(cache)
     ids, _ = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets), "reference")
-    mixed = cache.attended(ids, "reference")
+    mixed = cache.attended(ids, budgets, "reference")
     index = selector.build_index(cache.keys_RHCD.unflatten(2, (-1, unit)))
     expected = reference.select(
         cache.query_RHGD[:, None], index, cache.context_tokens_R[:, None], budgets[:, None], selector, cache.scale
@@ -52,7 +52,7 @@ def test_full_budget_equals_dense(block_tokens: int) -> None:
     # Every unit is read: scores that nobody wrote must not matter.
     scores = torch.full((len(ODD_CONTEXTS), 2, cache.units), torch.nan, device=DEVICE)
     ids, _ = cache.chosen(scores, budgets, cache.units, "reference")
-    mixed = cache.attended(ids, "reference")
+    mixed = cache.attended(ids, budgets, "reference")
     for row, context in enumerate(ODD_CONTEXTS):
         if not context:
             assert not mixed[row].any()
@@ -92,8 +92,8 @@ def test_a_wrong_request_is_refused_and_never_runs_elsewhere(monkeypatch: pytest
     with pytest.raises(UserError, match="needs a workspace"):
         paged.paged_decode(
             cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM,
-            torch.zeros(1, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.selector, 1.0,
-            torch.empty_like(cache.query_RHGD), None, "triton",
+            torch.zeros(1, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.context_tokens_R,
+            cache.selector, 1.0, torch.empty_like(cache.query_RHGD), None, "triton",
         )  # fmt: skip
     if DEVICE == "cpu":
         monkeypatch.delenv("TRITON_INTERPRET")
@@ -102,22 +102,13 @@ def test_a_wrong_request_is_refused_and_never_runs_elsewhere(monkeypatch: pytest
             cache.scores("triton")
 
 
-def test_a_workspace_that_is_too_small_is_refused() -> None:
+@pytest.mark.parametrize(("requests", "group", "dim"), [(1, 2, 32), (2, 3, 32), (2, 2, 64)])
+def test_a_workspace_for_something_else_is_refused(requests: int, group: int, dim: int) -> None:
     cache = paged_cache([40, 40])
-    small = paged.DecodeWorkspace.allocate(1, 2, 2, 32, 1, DEVICE)
-    with pytest.raises(UserError, match="allocate it for at least 2 requests"):
+    other = paged.DecodeWorkspace.allocate(requests, group, dim, torch.float32, DEVICE)
+    with pytest.raises(UserError, match=r"needed: 2 of \(2, 32\)"):
         paged.paged_decode(
             cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM,
-            torch.zeros(2, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.selector, 1.0,
-            torch.empty_like(cache.query_RHGD), small, "triton",
+            torch.zeros(2, 2, 1, dtype=torch.int32, device=DEVICE), cache.context_tokens_R, cache.context_tokens_R,
+            cache.selector, 1.0, torch.empty_like(cache.query_RHGD), other, "triton",
         )  # fmt: skip
-
-
-def test_workspace_fits_every_batch_up_to_its_largest() -> None:
-    workspace = paged.DecodeWorkspace.allocate(256, 8, 2, 128, 32, "cpu")
-    rows = [requests * 8 * workspace.splits(requests, 8) for requests in range(1, 257)]
-    assert max(rows) <= len(workspace.mixed_XGD)
-    assert workspace.splits(1, 8) >= 28 and workspace.splits(32, 8) == 1
-    # 40 requests of 8 heads would leave most multiprocessors idle in a second wave.
-    assert workspace.splits(40, 8) > 1
-    assert workspace.bytes < 8 << 20

@@ -181,14 +181,14 @@ def test_a_full_budget_reads_no_scores_and_a_larger_list_than_units_is_filled_up
     assert_same_choice(cache, scores, budgets, cache.units + 7)
 
 
-def assert_same_attention(cache: PagedCache, splits: int = 3, seed: int = 0) -> None:
+def assert_same_attention(cache: PagedCache, programs: int | None = None, seed: int = 0) -> None:
     cache.index_written()
     budgets = budgets_of(cache, seed)
     most = units_wanted(cache, budgets) + 1
     ids, pages = cache.chosen(cache.scores("reference"), budgets, most, "reference")
-    mixed = cache.attended(ids, "triton", splits, pages_RHN=pages, kv_budget_tokens_R=budgets)
+    mixed = cache.attended(ids, budgets, "triton", programs, pages)
     assert_attends(cache, ids, mixed)
-    assert_attends(cache, ids, cache.attended(ids, "reference"))
+    assert_attends(cache, ids, cache.attended(ids, budgets, "reference"))
     assert not mixed[cache.context_tokens_R == 0].any()
 
 
@@ -206,10 +206,10 @@ def test_decode_at_every_head_size_and_group(group: int, dim: int) -> None:
     )
 
 
-@pytest.mark.parametrize("splits", [1, 2, 7, 16])
+@pytest.mark.parametrize("programs", [1, 2, 7, 16, 100, 1000])
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
-def test_decode_at_odd_contexts_and_any_number_of_splits(dtype: torch.dtype, splits: int) -> None:
-    assert_same_attention(paged_cache(ODD_CONTEXTS, dtype=dtype, block_tokens=32), splits, seed=splits)
+def test_decode_at_odd_contexts_and_any_number_of_programs(dtype: torch.dtype, programs: int) -> None:
+    assert_same_attention(paged_cache(ODD_CONTEXTS, dtype=dtype, block_tokens=32), programs, seed=programs)
 
 
 @pytest.mark.parametrize("block_tokens", [16, 64])
@@ -218,7 +218,7 @@ def test_full_budget_equals_dense(block_tokens: int) -> None:
     budgets = torch.full((len(ODD_CONTEXTS),), 1 << 30, dtype=torch.int32, device=DEVICE)
     scores = torch.full((len(ODD_CONTEXTS), 1, cache.units), torch.nan, device=DEVICE)
     ids, pages = cache.chosen(scores, budgets, cache.units, "triton")
-    mixed = cache.attended(ids, "triton", pages_RHN=pages, kv_budget_tokens_R=budgets)
+    mixed = cache.attended(ids, budgets, "triton", pages_RHN=pages)
     for row, context in enumerate(ODD_CONTEXTS):
         dense = torch.nn.functional.scaled_dot_product_attention(
             cache.query_RHGD[row], cache.keys_RHCD[row, :, :context], cache.values_RHCD[row, :, :context]
@@ -226,20 +226,28 @@ def test_full_budget_equals_dense(block_tokens: int) -> None:
         torch.testing.assert_close(mixed[row], dense if context else torch.zeros_like(dense), atol=2e-5, rtol=0)
 
 
-def test_pages_and_budgets_spare_work_and_change_nothing() -> None:
+def test_pages_spare_work_and_change_nothing() -> None:
     cache = paged_cache(SHORT_CONTEXTS, unit=4, block_tokens=32).index_written()
     budgets = budgets_of(cache)
     ids, pages = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets) + 3, "reference")
-    plain = cache.attended(ids, "triton")
+    plain = cache.attended(ids, budgets, "triton")
     assert_attends(cache, ids, plain)
-    for settings in ({"pages_RHN": pages}, {"kv_budget_tokens_R": budgets}):
-        assert torch.equal(cache.attended(ids, "triton", **settings), plain)
+    assert torch.equal(cache.attended(ids, budgets, "triton", pages_RHN=pages), plain)
+
+
+def test_what_lies_past_the_budget_is_not_read() -> None:
+    cache = paged_cache(SHORT_CONTEXTS).index_written()
+    budgets = budgets_of(cache)
+    ids, pages = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets) + 3, "reference")
+    rubbish = (torch.where(held == -1, 1 << 20, held) for held in (ids, pages))
+    assert_attends(cache, ids, cache.attended(next(rubbish), budgets, "triton", pages_RHN=next(rubbish)))
 
 
 def test_units_in_any_order_and_with_gaps_in_heads_are_read_as_listed() -> None:
     cache = paged_cache([100, 111])
     ids = torch.tensor([[[6, 2, 0, -1], [1, -1, -1, -1]], [[3, 6, -1, -1], [5, 4, 0, 6]]], device=DEVICE).int()
-    assert_attends(cache, ids, cache.attended(ids, "triton"))
+    budgets = torch.tensor([64, 64], dtype=torch.int32, device=DEVICE)
+    assert_attends(cache, ids, cache.attended(ids, budgets, "triton"))
 
 
 @pytest.mark.gpu
@@ -249,8 +257,8 @@ def test_all_operations_replay_in_one_cuda_graph_at_other_lengths_and_budgets() 
     most = units_wanted(cache, torch.full_like(budgets, 1024))
     scores, out = cache.scores("triton"), torch.full_like(cache.query_RHGD, torch.nan)
     ids, pages = cache.chosen(scores, budgets, most, "triton")
-    requests, heads, group, dim = out.shape
-    workspace = paged.DecodeWorkspace.allocate(requests, heads, group, dim, 8, DEVICE)
+    requests, _, group, dim = out.shape
+    workspace = paged.DecodeWorkspace.allocate(requests, group, dim, out.dtype, DEVICE)
     slots = cache.slots()[-requests:].clone()
 
     def step() -> None:
@@ -265,7 +273,7 @@ def test_all_operations_replay_in_one_cuda_graph_at_other_lengths_and_budgets() 
         )  # fmt: skip
         paged.paged_decode(
             cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, ids, cache.context_tokens_R,
-            cache.selector, cache.scale, out, workspace, "triton", pages_RHN=pages, kv_budget_tokens_R=budgets,
+            budgets, cache.selector, cache.scale, out, workspace, "triton", pages_RHN=pages,
         )  # fmt: skip
 
     step()

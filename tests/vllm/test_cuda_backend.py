@@ -93,7 +93,7 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
     selector, units_per_block = SCHEDULE.selector, block // 16
     kv_cache = cache("NHD", block)
     table = torch.randperm(P)[: R * M].view(R, M).int()
-    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.device("cpu"))
+    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.float32, torch.device("cpu"))
     monkeypatch.setattr(backend, "_workspace", work)
 
     builder = object.__new__(backend.SparseMetadataBuilder)
@@ -130,6 +130,6 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
     query_RHGD, expected = query.unflatten(1, (H, G)), torch.empty(R, H, G, D)
     paged.score_units(query_RHGD, index.index_PSHW, table, contexts, selector, scores)
     paged.choose_units(scores, contexts, budgets, selector, unit_ids)
-    attend(query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, selector, D**-0.5, expected)
+    attend(query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, budgets, selector, D**-0.5, expected)
     torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
     assert (output[3] == 0).all()

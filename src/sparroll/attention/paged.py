@@ -30,47 +30,81 @@ _MODULES = {
         "update_index": "triton_index",
         "score_units": "triton_score",
         "choose_units": "triton_top_k",
+        "plan_decode": "triton_decode",
         "paged_decode": "triton_decode",
     },
 }
 MOST_UNITS = 8192
 """Units of one request that the triton selection can choose among."""
-_PROGRAMS = 264
-"""Programs of a split decode that run at one time: two on each multiprocessor of an H100 or H200."""
+_ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
+"""Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 _SCORED_BY_TRITON = ["page_mean"]
 
 
 @dataclass(frozen=True)
-class DecodeWorkspace:
-    """What the splits of `paged_decode` leave for the final sum. Allocated once, shared by all layers and batch sizes."""
+class Tile:
+    """How the programs of a decode are laid out. Changes its speed, not its result."""
 
+    tokens: int
+    """Tokens read per iteration; a power of two, 16 or more."""
+    warps: int
+    stages: int
+    """Iterations in flight, the running one included."""
+    programs_per_multiprocessor: int
+
+    @staticmethod
+    def default(dim: int, element_bytes: int, device: torch.device) -> Tile:
+        """Measured on an H200 for 128 channels of 16 bits: 64 tokens, 4 warps, 3 stages (96 KB, two programs to a
+        multiprocessor). Devices with less shared memory, and wider heads, take smaller tiles."""
+        token_bytes = 2 * (1 << (dim - 1).bit_length()) * element_bytes
+        roomy = device.type == "cuda" and torch.cuda.get_device_capability(device) in _ROOMY
+        tokens = 64 if roomy and token_bytes <= 512 else 32
+        stage_bytes = tokens * token_bytes
+        return Tile(tokens, 4, 4 if stage_bytes <= 16384 else 3 if stage_bytes <= 32768 else 2, 2)
+
+
+@dataclass(frozen=True)
+class DecodeWorkspace:
+    """What the programs of `paged_decode` share. Allocated once, for all layers and batch sizes."""
+
+    tile: Tile
+    tiles_before_R: Tensor
+    """[most requests + 1] int32: tiles that each head of all requests before this one reads; see `plan_decode`."""
     mixed_XGD: Tensor
-    """fp32 partial outputs, one row of G x D per (request, head, split)."""
+    """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
     log_sum_XG: Tensor
-    """fp32 base-2 logarithms of their softmax sums; -inf where a split had nothing to read."""
-    most_splits: int
+    """fp32 base-2 logarithms of their softmax sums; -inf where nothing was visible."""
 
     @staticmethod
     def allocate(
-        max_requests: int, heads: int, group: int, dim: int, splits: int, device: torch.device | str
+        max_requests: int,
+        group: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str,
+        tile: Tile | None = None,
+        programs: int | None = None,
     ) -> DecodeWorkspace:
-        """`splits` bounds how many programs share one (request, head); the fewer requests, the more are used."""
-        rows = max(
-            requests * heads * _splits(requests, heads, splits) for requests in range(1, max_requests + 1)
-        )  # fmt: skip
+        """For caches of that dtype. `tile` and `programs` are for measurements; any values give the same results."""
+        device = torch.device(device)
+        tile = tile or Tile.default(dim, dtype.itemsize, device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+        parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
         return DecodeWorkspace(
-            torch.empty(rows, group, dim, dtype=torch.float32, device=device),
-            torch.empty(rows, group, dtype=torch.float32, device=device),
-            splits,
+            tile,
+            torch.zeros(max_requests + 1, dtype=torch.int32, device=device),
+            torch.zeros(parts, group, dim, dtype=torch.float32, device=device),
+            torch.zeros(parts, group, dtype=torch.float32, device=device),
         )
 
-    def splits(self, requests: int, heads: int) -> int:
-        """Programs per (request, head), from shapes alone."""
-        return _splits(requests, heads, self.most_splits)
+    @property
+    def programs(self) -> int:
+        """Programs that share all the reading."""
+        return len(self.mixed_XGD) // 2
 
     @property
     def bytes(self) -> int:
-        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel())
+        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + self.tiles_before_R.numel())
 
 
 def update_index(
@@ -181,6 +215,26 @@ def choose_units(
     )  # fmt: skip
 
 
+def plan_decode(
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    most_units: int,
+    workspace: DecodeWorkspace,
+    impl: str = "triton",
+) -> None:
+    """How `paged_decode` shares its work among programs, which is the same in all layers: into the workspace.
+
+    most_units: N, the columns of the lists of chosen units. The reference has nothing to plan.
+    """
+    _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, tuple(context_tokens_R.shape)))
+    if impl == "triton":
+        _fits(workspace, len(context_tokens_R))
+        _operation(impl, "plan_decode", context_tokens_R)(
+            context_tokens_R, kv_budget_tokens_R, selector, most_units, workspace
+        )
+
+
 def paged_decode(
     query_RHGD: Tensor,
     keys_PBHD: Tensor,
@@ -188,6 +242,7 @@ def paged_decode(
     block_table_RM: Tensor,
     unit_ids_RHN: Tensor,
     context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
     selector: Selector,
     scale: float,
     out_RHGD: Tensor,
@@ -195,13 +250,13 @@ def paged_decode(
     impl: str = "reference",
     *,
     pages_RHN: Tensor | None = None,
-    kv_budget_tokens_R: Tensor | None = None,
+    planned: bool = False,
 ) -> None:
     """Attention of one new token per request into out_RHGD: softmax over exactly the tokens of the chosen units.
 
     Tokens at or past the context are never read, whatever lies there; padding rows (context 0) become zeros. unit_ids_RHN
-    int32 as `choose_units` writes them: chosen ones first, -1 after them. Given `pages_RHN`, no block table is looked up;
-    given the `kv_budget_tokens_R` that the units were chosen under, nothing after them is looked at, filled or not.
+    int32 and kv_budget_tokens_R as for `choose_units`: what lies past the budget is not looked at, filled or not. Given
+    `pages_RHN`, no block table is looked up. `planned`: `plan_decode` was called with the same contexts and budgets.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]
@@ -212,6 +267,7 @@ def paged_decode(
         block_table_RM=(block_table_RM, (requests, block_table_RM.shape[-1])),
         unit_ids_RHN=(unit_ids_RHN, (requests, heads, unit_ids_RHN.shape[-1])),
         context_tokens_R=(context_tokens_R, (requests,)),
+        kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)),
         out_RHGD=(out_RHGD, (requests, heads, group, dim)),
     )
     for name, given in (("keys_PBHD", keys_PBHD), ("values_PBHD", values_PBHD)):
@@ -225,21 +281,12 @@ def paged_decode(
         _shapes(pages_RHN=(pages_RHN, tuple(unit_ids_RHN.shape)))
         _dtype("pages_RHN", pages_RHN, torch.int32)
         _contiguous_rows(pages_RHN=pages_RHN)
-    if kv_budget_tokens_R is not None:
-        _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)))
     if impl == "triton":
-        _fits(workspace, requests, heads, group, dim)
+        _fits(workspace, requests, (group, dim))
     _operation(impl, "paged_decode", query_RHGD)(
-        query_RHGD, keys_PBHD, values_PBHD, block_table_RM, unit_ids_RHN, context_tokens_R, selector, scale, out_RHGD,
-        workspace, pages_RHN, kv_budget_tokens_R,
+        query_RHGD, keys_PBHD, values_PBHD, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R, selector,
+        scale, out_RHGD, workspace, pages_RHN, planned,
     )  # fmt: skip
-
-
-def _splits(requests: int, heads: int, most: int) -> int:
-    """Fewest programs per (request, head) that keep the multiprocessors nearly as evenly busy as any number would."""
-    rows = requests * heads
-    waves = [-(-rows * splits // _PROGRAMS) / splits for splits in range(1, most + 1)]
-    return next(splits for splits, wave in enumerate(waves, start=1) if wave <= 1.05 * min(waves))
 
 
 @cache
@@ -308,16 +355,17 @@ def _scored(selector: Selector, impl: str) -> None:
         )
 
 
-def _fits(workspace: DecodeWorkspace | None, requests: int, heads: int, group: int, dim: int) -> None:
+def _fits(workspace: DecodeWorkspace | None, requests: int, rows: tuple[int, int] | None = None) -> None:
     if workspace is None:
         raise UserError("the triton decode needs a workspace", "DecodeWorkspace.allocate(...), once")
-    if group > 16 or dim > 256:
+    if rows and (rows[0] > 16 or rows[1] > 256):
         raise UserError(
-            f"the triton decode takes up to 16 query heads per kv head and head size 256, got {group} and {dim}"
+            f"the triton decode takes up to 16 query heads per kv head and head size 256, got {rows[0]} and {rows[1]}"
         )
-    rows = requests * heads * workspace.splits(requests, heads)
-    if tuple(workspace.mixed_XGD.shape[1:]) != (group, dim) or len(workspace.mixed_XGD) < rows:
+    held = tuple(workspace.mixed_XGD.shape[1:])
+    if len(workspace.tiles_before_R) <= requests or (rows and held != rows):
         raise UserError(
-            f"the workspace holds {tuple(workspace.mixed_XGD.shape)}, needed: {(rows, group, dim)}",
-            f"allocate it for at least {requests} requests, {heads} kv heads, {group} query heads each, head size {dim}",
+            f"the workspace is for {len(workspace.tiles_before_R) - 1} requests of (group, head size) {held}, needed: "
+            f"{requests} of {rows or held}",
+            "allocate it for the largest batch",
         )

@@ -95,19 +95,19 @@ def paged_decode(
     block_table_RM: Tensor,
     unit_ids_RHN: Tensor,
     context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
     selector: Selector,
     scale: float,
     out_RHGD: Tensor,
     workspace: Any = None,
     pages_RHN: Tensor | None = None,
-    kv_budget_tokens_R: Tensor | None = None,
+    planned: bool = False,
 ) -> None:
-    """See paged.paged_decode. The workspace and the pages spare a kernel work; nothing here needs them."""
+    """See paged.paged_decode. Workspace, pages and plan spare a kernel work; nothing here needs them."""
     unit = selector.unit_tokens
-    if kv_budget_tokens_R is not None:
-        wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit)
-        past_RN = torch.arange(unit_ids_RHN.shape[2], device=unit_ids_RHN.device) >= wanted_R[:, None]
-        unit_ids_RHN = unit_ids_RHN.masked_fill(past_RN[:, None], NOT_CHOSEN)
+    wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit)
+    past_RN = torch.arange(unit_ids_RHN.shape[2], device=unit_ids_RHN.device) >= wanted_R[:, None]
+    unit_ids_RHN = unit_ids_RHN.masked_fill(past_RN[:, None], NOT_CHOSEN)
     inside = torch.arange(unit, device=keys_PBHD.device)
     positions_RHNt = unit_ids_RHN.long()[..., None] * unit + inside
     chosen_RHN1 = (unit_ids_RHN != NOT_CHOSEN)[..., None]

@@ -9,6 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.triton_launch import after_previous, overlapping
 
 
 def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector) -> None:
@@ -28,6 +29,7 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
         D=dim,
         LANES_D=triton.next_power_of_2(dim),
         num_warps=2,
+        **overlapping(keys_PBHD),
     )
 
 
@@ -48,7 +50,9 @@ def _page_mean(
     UNIT: tl.constexpr,
     D: tl.constexpr,
     LANES_D: tl.constexpr,
+    launch_pdl: tl.constexpr = False,
 ):
+    after_previous(launch_pdl)
     slot = tl.load(slots + tl.program_id(0).to(tl.int64) * slots_apart).to(tl.int64)
     head = tl.program_id(1)
     # Of a negative slot the remainder may be negative or not; the first test keeps padding out either way.

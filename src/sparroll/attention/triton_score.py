@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.triton_launch import after_previous, overlapping
 
 TILE_BYTES = 8192
 """Index bytes that one program has in flight."""
@@ -60,6 +61,7 @@ def score_units(
         TILE=tile_units,
         SKIP_WITHIN_BUDGET=kv_budget_tokens_R is not None,
         num_warps=4,
+        **overlapping(query_RHGD),
     )
 
 
@@ -92,7 +94,9 @@ def _mean_query(
     LANES_W: tl.constexpr,
     TILE: tl.constexpr,
     SKIP_WITHIN_BUDGET: tl.constexpr,
+    launch_pdl: tl.constexpr = False,
 ):
+    after_previous(launch_pdl)
     head = tl.program_id(0)
     request = tl.program_id(2).to(tl.int64)
     context = tl.load(context_tokens + request)

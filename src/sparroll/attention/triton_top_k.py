@@ -10,6 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.triton_launch import after_previous, overlapping
 
 _WIDEST_FILL = 1024
 _SCORES_PER_WARP = 256
@@ -54,6 +55,7 @@ def choose_units(
         WITH_PAGES=pages_RHN is not None,
         FILL_REST=fill_rest,
         num_warps=warps or min(max(4, lanes // _SCORES_PER_WARP), 8),
+        **overlapping(scores_RHU),
     )
 
 
@@ -80,7 +82,9 @@ def _choose(
     FILL: tl.constexpr,
     WITH_PAGES: tl.constexpr,
     FILL_REST: tl.constexpr,
+    launch_pdl: tl.constexpr = False,
 ):
+    after_previous(launch_pdl)
     head = tl.program_id(0)
     request = tl.program_id(1).to(tl.int64)
     context = tl.load(context_tokens + request).to(tl.int32)

@@ -34,9 +34,6 @@ from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, Settings
 from sparroll.engines.vllm.state import STATE, UNLIMITED
 from sparroll.errors import UserError
 
-_MOST_SPLITS = 64
-"""Programs that share one (request, head) in a small batch."""
-
 
 @dataclass
 class Plan:
@@ -64,7 +61,9 @@ class Workspace:
     """0, 1, 2, ...: where the one query of each (request, head) starts."""
 
     @staticmethod
-    def allocate(rows: int, heads: int, group: int, dim: int, most_units: int, device: torch.device) -> Workspace:
+    def allocate(
+        rows: int, heads: int, group: int, dim: int, most_units: int, dtype: torch.dtype, device: torch.device
+    ) -> Workspace:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
@@ -72,7 +71,7 @@ class Workspace:
             scores_RHU=torch.zeros(rows, heads, most_units, dtype=torch.float32, device=device),
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
-            decode=paged.DecodeWorkspace.allocate(rows, heads, group, dim, _MOST_SPLITS, device),
+            decode=paged.DecodeWorkspace.allocate(rows, group, dim, dtype, device),
             kv_budget_tokens_R=integers(rows),
             read_tokens_RH=integers(rows, heads),
             starts=integers(rows * heads + 1),
@@ -164,6 +163,10 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         STATE.budgets(context_tokens_R, budgets_R)
         if rows.whole_R.any():
             budgets_R.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
+        if STATE.attention == "triton":
+            selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
+            assert selector is not None, "a plan without a schedule"
+            paged.plan_decode(context_tokens_R, budgets_R, selector, most_units, _workspace.decode)
         if STATE.attention == "fa3_pages":
             heads = _workspace.read_tokens_RH.shape[1]
             torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
@@ -217,7 +220,13 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         if _workspace is not None and _workspace.scores_RHU.shape == shape and STATE.has_workspace:
             return
         _workspace = Workspace.allocate(
-            rows, self.num_kv_heads, self.num_queries_per_kv, self.head_size, most_units, STATE.device
+            rows,
+            self.num_kv_heads,
+            self.num_queries_per_kv,
+            self.head_size,
+            most_units,
+            vllm_config.model_config.dtype,
+            STATE.device,
         )
         STATE.has_workspace = True
 
@@ -275,13 +284,14 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             plan.block_table_RM,
             unit_ids_RHN,
             plan.context_tokens_R,
+            plan.kv_budget_tokens_R,
             selector,
             self.scale,
             out_RHGD,
             work.decode,
             impl="triton",
             pages_RHN=pages_RHN,
-            kv_budget_tokens_R=plan.kv_budget_tokens_R,
+            planned=True,
         )
 
     def _attend_pages(

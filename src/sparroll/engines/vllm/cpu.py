@@ -151,6 +151,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
             table_RM,
             unit_ids_RHN,
             context_tokens_R,
+            plan.kv_budget_tokens_R,
             selector,
             self.scale,
             output.view(query.shape).unflatten(1, (heads, -1)),

@@ -1,0 +1,35 @@
+"""Launching kernels that follow each other closely. On Hopper and later a kernel may be set up while the one before it
+still runs (programmatic dependent launch), which spares a decode step a microsecond or two for each of its small kernels.
+
+A kernel that is launched `**overlapping(...)` has to call `after_previous` before it touches memory, whoever launches it:
+then whatever follows it, overlapping or not, also follows everything before it.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+def overlapping(tensor: Tensor) -> dict[str, Any]:
+    """Launch options for kernels on the tensor's device."""
+    return {"launch_pdl": True} if tensor.is_cuda and _capability(tensor.device) >= (9, 0) else {}
+
+
+@cache
+def _capability(device: torch.device) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(device)
+
+
+@triton.jit
+@no_type_check
+def after_previous(launch_pdl: tl.constexpr):
+    """Let the next kernel be set up, and wait until the previous one has written everything."""
+    if launch_pdl:
+        tl.extra.cuda.gdc_launch_dependents()
+        tl.extra.cuda.gdc_wait()
