@@ -41,7 +41,8 @@ def engine(folder: Path, schedule: Schedule | None, **arguments: Any) -> Iterato
     settings: dict[str, Any] = {
         "model": str(resolve("tiny-reasoner")),
         "dtype": "float32",
-        "block_size": 16,
+        # vLLM's own backend takes no smaller one.
+        "block_size": 32 if schedule is None else 16,
         "max_model_len": 1024,
         "max_num_seqs": 16,
         "enforce_eager": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -10,7 +11,9 @@ import torch
 from sparroll import Schedule
 from sparroll.attention.selectors import PageMean, Quest, Selector, Streaming
 from sparroll.engines import HFEngine
+from sparroll.engines.base import EngineReport
 from sparroll.engines.vllm.state import STATE
+from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.schedule import Step
 from vllm_runs import Sampled, engine, greedy, needs_vllm, random_prompts
 
@@ -73,17 +76,48 @@ def test_a_warm_prefix_cache_changes_nothing(tmp_path: Path) -> None:
         assert_same(greedy(llm, shorter, NEW_TOKENS), oracle(RISING, shorter)[1])
 
 
-def test_preempted_requests_end_as_the_oracles_up_to_dense_recomputation(tmp_path: Path) -> None:
+@pytest.mark.parametrize("chunk_tokens", [None, 33], ids=["whole", "chunked"])
+def test_preempted_requests_end_as_the_oracles_up_to_dense_recomputation(
+    tmp_path: Path, chunk_tokens: int | None
+) -> None:
     prompts = random_prompts([60, 70, 80, 90, 100, 110])
-    _, expected = oracle(RISING, prompts)
-    with engine(tmp_path, RISING, num_gpu_blocks_override=48, max_model_len=512, disable_log_stats=False) as llm:
+    hf, expected = oracle(RISING, prompts)
+    more = {} if chunk_tokens is None else {"max_num_batched_tokens": chunk_tokens}
+    small = dict(
+        num_gpu_blocks_override=48, max_model_len=512, enable_prefix_caching=False, worker_extension_cls=EXTENSION
+    )
+    with engine(tmp_path, RISING, **small, **more) as llm:
+        llm.collective_rpc("sparroll_reset_report")
+        preempted = preemptions_of(llm)
         sampled = greedy(llm, prompts, NEW_TOKENS)
-        preemptions = sum(m.value for m in llm.get_metrics() if m.name == "vllm:num_preemptions")
-    assert preemptions > 0
+        (table,) = llm.collective_rpc("sparroll_report")
+    ours, theirs = EngineReport.from_table(table), hf.report()
+    assert ours.preemptions == len(preempted) > 0
+    # Nothing is cached, so each comes back with all of its prompt and of what it had sampled.
+    assert ours.recomputed_tokens == sum(response for _, response in preempted)
+    assert ours.prefill_tokens == sum(map(len, prompts)) + sum(prompt + response for prompt, response in preempted)
+    assert ours.resumed_tokens == sum(response > 0 for _, response in preempted)
+    for one, other in zip(ours.layers, theirs.layers, strict=True):
+        assert one.dense_steps + one.sparse_steps == other.dense_steps + other.sparse_steps - ours.resumed_tokens
+        if other.sparse_steps:
+            assert one.sparse_steps == other.sparse_steps - ours.resumed_sparse_tokens
     for got, want in zip(sampled, expected, strict=True):
         agreeing = sum(a == b for a, b in zip(got.ids, want.response_ids, strict=True))
         assert agreeing == NEW_TOKENS or agreeing > NEW_TOKENS // 3
     assert sum(got.ids == want.response_ids for got, want in zip(sampled, expected, strict=True)) >= 3
+
+
+def preemptions_of(llm: Any) -> list[tuple[int, int]]:
+    """(prompt, response tokens) of each request that vLLM's scheduler preempts from here on."""
+    scheduler, seen = llm.llm_engine.engine_core.engine_core.scheduler, []
+    preempt = scheduler._preempt_request
+
+    def noted(request: Any, *arguments: Any, **named: Any) -> None:
+        seen.append((request.num_prompt_tokens, request.num_output_tokens + request.num_output_placeholders))
+        preempt(request, *arguments, **named)
+
+    scheduler._preempt_request = noted
+    return seen
 
 
 def test_weights_loaded_again_change_nothing(tmp_path: Path) -> None:

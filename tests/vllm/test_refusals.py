@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -114,3 +115,116 @@ def test_registering_twice_names_the_classes_and_loads_none() -> None:
     assert done.returncode == 0, done.stderr
     for name in ("backend.SparseBackend'", "cpu.SparseCPUBackend'", "backend.SparseBackendOverFlash'"):
         assert name in done.stdout
+
+
+def asking(additional: Any = None, **attention: Any) -> SimpleNamespace:
+    """The part of a VllmConfig that says which attention is asked for."""
+    fields: dict[str, Any] = {"backend": None, "backend_per_kind": {}}
+    return SimpleNamespace(additional_config=additional or {}, attention_config=SimpleNamespace(**fields | attention))
+
+
+@pytest.fixture
+def platform(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """CUDA, unless the test says otherwise."""
+    import vllm.platforms
+    from vllm.v1.attention.backends.registry import _ATTN_OVERRIDES
+
+    from sparroll.engines.vllm.plugin import register
+
+    found = SimpleNamespace(is_cuda=lambda: True, is_cpu=lambda: False, device_type="cuda")
+    monkeypatch.delenv(SCHEDULE_VARIABLE, raising=False)
+    overrides = dict(_ATTN_OVERRIDES)
+    # Before the platform: it imports vLLM's configuration, which asks the real one for more.
+    register()
+    monkeypatch.setattr(vllm.platforms, "current_platform", found)
+    yield found
+    _ATTN_OVERRIDES.clear()
+    _ATTN_OVERRIDES.update(overrides)
+
+
+@needs_vllm
+def test_who_asks_for_sparroll_and_names_no_backend_gets_it(
+    platform: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.engines.vllm.plugin import register
+
+    config = asking({"sparroll": "a.toml"})
+    compat.name_backend(config)
+    compat.name_backend(config)
+    assert config.attention_config.backend.name == "CUSTOM"
+    monkeypatch.setenv(SCHEDULE_VARIABLE, "a.toml")
+    register()
+    config = asking()
+    compat.name_backend(config)
+    assert config.attention_config.backend.name == "FLASH_ATTN"
+
+
+@needs_vllm
+def test_who_asks_for_sparroll_and_names_another_backend_is_told(platform: SimpleNamespace) -> None:
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum as Backend
+
+    for attention in ({"backend": Backend.FLASH_ATTN}, {"backend_per_kind": {"full_attention": Backend.FLASH_ATTN}}):
+        with pytest.raises(UserError, match="the attention backend is FLASH_ATTN\nhint: leave attention_backend out"):
+            compat.name_backend(asking({"sparroll": "a.toml"}, **attention))
+    compat.name_backend(asking({"sparroll": "a.toml"}, backend_per_kind={"full_attention": Backend.CUSTOM}))
+    compat.name_backend(asking({"sparroll": "a.toml"}, backend=Backend.CUSTOM))
+
+
+@needs_vllm
+def test_other_platforms_are_refused_and_a_cpu_needs_no_name(platform: SimpleNamespace) -> None:
+    platform.is_cuda, platform.device_type = lambda: False, "xpu"
+    with pytest.raises(UserError, match=r"does not work with vLLM on xpu\n.*leave out additional_config"):
+        compat.name_backend(asking({"sparroll": "a.toml"}))
+    platform.is_cpu = lambda: True
+    config = asking({"sparroll": "a.toml"})
+    compat.name_backend(config)
+    assert config.attention_config.backend is None
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    ("arguments", "seen"),
+    [
+        ("", "None"),
+        ("additional_config={'sparroll': 'qwen3-4b-0.86'}", "CUSTOM"),
+        ("additional_config={'sparroll': 'qwen3-4b-0.86'}, attention_backend='TRITON_ATTN'", "backend is TRITON_ATTN"),
+        ("additional_config={'sparrol': 'qwen3-4b-0.86'}", "None"),
+        ("additional_config={'sparroll': {'shedule': 'x'}}", "did you mean 'schedule'"),
+    ],
+)
+def test_a_configuration_made_by_vllm_itself_names_the_backend(arguments: str, seen: str) -> None:
+    # As on a CUDA platform, which vLLM asks for much else while it makes a configuration.
+    lines = [
+        "from vllm.engine.arg_utils import EngineArgs",
+        "from vllm.platforms import current_platform",
+        "from sparroll.engines.vllm.plugin import register",
+        "from sparroll.models import resolve",
+        "register(); register()",
+        f"engine = EngineArgs(model=str(resolve('tiny-reasoner')), dtype='float32', max_model_len=512, {arguments})",
+        "from sparroll.engines.vllm import compat",
+        "class Cuda:",
+        "    is_cpu, is_cuda = staticmethod(lambda: False), staticmethod(lambda: True)",
+        "import vllm.platforms, unittest.mock",
+        "naming = compat.name_backend",
+        "def name_backend(config):",
+        "    with unittest.mock.patch.object(vllm.platforms, 'current_platform', Cuda): naming(config)",
+        "compat.name_backend = name_backend",
+        "config = engine.create_engine_config()",
+        "import pickle; config = pickle.loads(pickle.dumps(config))",
+        "print('backend', getattr(config.attention_config.backend, 'name', None))",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert seen in (done.stdout if done.returncode == 0 else done.stderr), done.stderr
+
+
+@needs_vllm
+def test_what_cannot_be_sparse_is_refused_with_the_configuration() -> None:
+    lines = [
+        "from vllm.engine.arg_utils import EngineArgs",
+        "from sparroll.models import resolve",
+        "model = str(resolve('tiny-reasoner'))",
+        "asked = {'sparroll': 'qwen3-4b-0.86'}",
+        "EngineArgs(model=model, dtype='float32', kv_cache_dtype='fp8', additional_config=asked).create_engine_config()",
+    ]
+    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
+    assert "does not work here: a KV cache of type fp8" in done.stderr, done.stderr

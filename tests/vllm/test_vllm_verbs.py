@@ -87,6 +87,7 @@ def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> Non
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from sparroll.engines.vllm.settings import Settings
+    from sparroll.engines.vllm.worker import EXTENSION
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     for force in (False, True):
@@ -94,6 +95,7 @@ def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> Non
         assert Settings.parse(found.additional_config["sparroll"]) == Settings("qwen3-4b-0.86", force_schedule=force)
         assert (found.logprobs_mode, found.block_size) == ("processed_logprobs", 16)
         assert getattr(found.attention_backend, "name", found.attention_backend) == "CUSTOM"
+        assert found.worker_extension_cls == EXTENSION
 
 
 def test_doctor_sees_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:

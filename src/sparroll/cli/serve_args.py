@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from sparroll.cli import common
+from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, presets
 
@@ -42,8 +43,15 @@ def arguments(name: str, model: str | None = None, force: bool = False) -> list[
     block_tokens = _block_tokens(schedule.selector.unit_tokens)
     setting = "--additional-config.sparroll"
     where = [f"{setting}.schedule={source}", f"{setting}.force_schedule=true"] if force else [f"{setting}={source}"]
-    # Log-probabilities of the distribution that was sampled from, as every correction needs them.
-    return ["--attention-backend=CUSTOM", *where, f"--block-size={block_tokens}", "--logprobs-mode=processed_logprobs"]
+    return [
+        "--attention-backend=CUSTOM",
+        *where,
+        f"--block-size={block_tokens}",
+        # Log-probabilities of the distribution that was sampled from, as every correction needs them.
+        "--logprobs-mode=processed_logprobs",
+        # What ran, for whoever asks (docs/vllm.md).
+        f"--worker-extension-cls={EXTENSION}",
+    ]
 
 
 def _block_tokens(unit_tokens: int) -> int:

@@ -47,6 +47,14 @@ class EngineReport:
     prefill_tokens: int = 0
     generated_tokens: int = 0
     wall_seconds: float = 0.0
+    preemptions: int = 0
+    """How often a request lost its cache and was computed again. Only vLLM does that."""
+    recomputed_tokens: int = 0
+    """Response tokens that went through prefill after a preemption, so densely; among `prefill_tokens`."""
+    resumed_tokens: int = 0
+    """Response tokens sampled at the end of such a prefill: no layer counts a step for them."""
+    resumed_sparse_tokens: int = 0
+    """Of those, the ones for which the schedule reads a part of the context."""
     layers: list[LayerReport] = field(default_factory=list)
 
     @property
@@ -60,6 +68,16 @@ class EngineReport:
         """Plain data for a JSON record."""
         layers = [dataclasses.asdict(layer) | {"kv_read_share": layer.kv_read_share} for layer in self.layers]
         return dataclasses.asdict(self) | {"layers": layers, "kv_read_share": self.kv_read_share}
+
+    @staticmethod
+    def from_table(table: dict[str, Any]) -> EngineReport:
+        """The report that `table` wrote."""
+        layers = [LayerReport(**_without_share(layer)) for layer in table["layers"]]
+        return EngineReport(**_without_share(table) | {"layers": layers})
+
+
+def _without_share(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name != "kv_read_share"}
 
 
 class Engine(Protocol):

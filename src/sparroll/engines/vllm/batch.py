@@ -25,7 +25,6 @@ class Rows:
     whole_R: np.ndarray
     """Those of them that must read everything because they are the end of a prompt."""
     prefill_tokens: int
-    recomputed_tokens: int
 
     @staticmethod
     def of(common: Any) -> Rows:
@@ -44,14 +43,12 @@ class Rows:
             prefilling[: len(known)] = known
         # A prompt of one token has no context before it and is prefill, too.
         prefilling |= (new_tokens == 1) & (contexts == 1)
-        behind = new_tokens[decodes:]
         return Rows(
             decodes=decodes,
             prefills=common.num_reqs - decodes,
             contexts_R=contexts[:decodes],
             whole_R=prefilling[:decodes],
-            prefill_tokens=int(behind.sum()),
-            recomputed_tokens=int(behind[~prefilling[decodes:]].sum()),
+            prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
     def host_budgets(self, state: State) -> np.ndarray:
@@ -71,4 +68,3 @@ class Rows:
         counters.read_tokens += int(read.sum())
         counters.prefill_tokens += self.prefill_tokens + tail
         counters.tail_tokens += tail
-        counters.recomputed_tokens += self.recomputed_tokens

@@ -8,8 +8,10 @@ Tested: 0.26 on CUDA (H200), 0.32 on CPU. Others from 0.24 to 0.33 were only rea
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ from torch import Tensor
 from sparroll.attention.paged import MOST_UNITS
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.engines.support import unsupported_config
+from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, Settings
 from sparroll.errors import UserError
 
 TESTED = {"cuda": (0, 26), "cpu": (0, 32)}
@@ -52,6 +55,69 @@ def check_version(found: tuple[int, int], device: str) -> None:
             f"sparroll was not tested with {name} on {device}; tested are {tested}",
             f"install one of these, or set {UNTESTED_VARIABLE}=1 and compare its log-probabilities with HFEngine's",
         )
+
+
+def hook_config() -> None:
+    """From now on each `VllmConfig` that asks for sparroll names a backend of ours before vLLM looks at it, or is refused.
+
+    The hook is `__post_init__`, which pydantic looks up anew for each object: `vllm serve`, `LLM` and whoever else starts an
+    engine come by it, in the process where the user reads the error, and before vLLM decides what depends on the backend.
+    Workers get the finished configuration, backend included, from there. (EngineArgs is one of several ways to a
+    configuration; the platform's choice of a backend is cached, and made in the workers.) pydantic shows a UserError from
+    here as it shows vLLM's own, inside a ValidationError.
+    """
+    from vllm.config import VllmConfig
+
+    theirs = VllmConfig.__post_init__
+    if getattr(theirs, "names_sparrolls_backend", False):
+        return
+
+    @functools.wraps(theirs)
+    def post_init(config: Any) -> None:
+        settings = Settings.find(config) if config.model_config is not None else None
+        if settings is not None:
+            name_backend(config)
+        theirs(config)
+        if settings is not None:
+            # vLLM adapts a configuration to its model.
+            name_backend(config)
+        if settings is not None and settings.schedule is not None:
+            check_engine(config, None, config.device_config.device_type)
+
+    post_init.names_sparrolls_backend = True  # type: ignore[attr-defined]
+    VllmConfig.__post_init__ = post_init
+
+
+def name_backend(config: Any) -> None:
+    """Make a configuration that asks for sparroll name its backend. UserError where it names another, or cannot have one."""
+    from vllm.platforms import current_platform
+    from vllm.v1.attention.backends.registry import AttentionBackendEnum
+
+    if current_platform.is_cpu():
+        # vLLM has one backend there, whatever is named; the plugin put ours in its place.
+        return
+    if not current_platform.is_cuda():
+        raise UserError(
+            f"sparroll does not work with vLLM on {current_platform.device_type}",
+            f"it needs CUDA or a CPU; for vLLM's own attention leave out {_request(config)}",
+        )
+    attention = config.attention_config
+    named = (getattr(attention, "backend_per_kind", None) or {}).get("full_attention", attention.backend)
+    if named is None:
+        attention.backend = AttentionBackendEnum["CUSTOM" if _asks_itself(config) else "FLASH_ATTN"]
+    elif not named.get_path().startswith(__package__ + "."):
+        raise UserError(
+            f"{_request(config)} asks for sparroll's attention, and the attention backend is {named.name}",
+            'leave attention_backend out, or set it to "CUSTOM"; for dense attention leave out ' + _request(config),
+        )
+
+
+def _asks_itself(config: Any) -> bool:
+    return isinstance(config.additional_config, Mapping) and KEY in config.additional_config
+
+
+def _request(config: Any) -> str:
+    return f'additional_config["{KEY}"]' if _asks_itself(config) else SCHEDULE_VARIABLE
 
 
 def check_engine(vllm_config: Any, selector: Selector | None, device: str) -> None:

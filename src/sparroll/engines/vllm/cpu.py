@@ -45,16 +45,23 @@ class SparseCPUBackend(CPUAttentionBackend):
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
-        return [MultipleOf(16)]
+        if _asked():
+            return [MultipleOf(16)]
+        return CPUAttentionBackend.get_supported_kernel_block_sizes(kv_cache_spec)
 
     @staticmethod
     def get_impl_cls() -> type[CPUAttentionBackendImpl]:
-        asked = Settings.find(get_current_vllm_config_or_none())
-        return CPUAttentionBackendImpl if asked is None else SparseCPUImpl
+        return SparseCPUImpl if _asked() else CPUAttentionBackendImpl
 
     @staticmethod
     def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
-        return SparseCPUMetadataBuilder
+        # Unlike the others it is told the configuration, so where none is current it can still decide for itself.
+        unasked = get_current_vllm_config_or_none() is not None and not _asked()
+        return CPUAttentionMetadataBuilder if unasked else SparseCPUMetadataBuilder
+
+
+def _asked() -> bool:
+    return Settings.find(get_current_vllm_config_or_none()) is not None
 
 
 class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):

@@ -241,11 +241,18 @@ class VLLMEngine:
     # -- what ran --------------------------------------------------------------------------------------------------------
 
     def report(self) -> EngineReport:
-        """Which attention ran, layer by layer, as the backend in the worker counted it."""
-        if self.sparse:
-            self._counted = self.llm.collective_rpc("sparroll_report")[0]
+        """Which attention ran, layer by layer, as the worker counted it. With sparse=False nobody counts rows there: the
+        layers' steps are those that the rollouts needed."""
+        ran = EngineReport.from_table(self.llm.collective_rpc("sparroll_report")[0])
+        if not self.sparse:
+            ran = replace(
+                self._needed,
+                prefill_tokens=self._needed.prefill_tokens + ran.recomputed_tokens,
+                preemptions=ran.preemptions,
+                recomputed_tokens=ran.recomputed_tokens,
+            )
         return replace(
-            self._counted,
+            ran,
             model=self.model_name,
             schedule_name=self.schedule.name if self.schedule else None,
             weight_version=self.weight_version,
@@ -255,15 +262,14 @@ class VLLMEngine:
 
     def reset_report(self) -> None:
         self._generated_tokens, self._wall_seconds = 0, 0.0
-        self._counted = EngineReport(
+        self._needed = EngineReport(
             engine="vllm",
             model=self.model_name,
             schedule_name=None,
             weight_version=self.weight_version,
             layers=[LayerReport() for _ in range(self.layers)],
         )
-        if self.sparse:
-            self.llm.collective_rpc("sparroll_reset_report")
+        self.llm.collective_rpc("sparroll_reset_report")
 
     # -- generating ------------------------------------------------------------------------------------------------------
 
@@ -388,29 +394,42 @@ class VLLMEngine:
         return self.layers - len(self.schedule.dense_layers) if self.schedule else 0
 
     def _check_ran(self, before: EngineReport, rollouts: list[Rollout]) -> None:
-        """Raise RuntimeError unless the backend counted at least the decode steps that the rollouts needed."""
+        """Raise RuntimeError unless the backend counted every decode step that the rollouts needed.
+
+        A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, each other
+        one in a decode row over all before it. Only a preempted request differs: the end of the prefill that computes it
+        again samples one token, once a preemption at most. The worker counts these tokens, and how many of them a decode
+        row would have sampled sparsely. So, in each layer that ran: decode rows + resumed tokens >= the sum of T - 1, and
+        in a sparse one the same for sparse rows. They are equal unless vLLM schedules ahead: then a request that meets a
+        stop id may have run one row more, whose token nobody gets.
+        """
         contexts = [outputs.decode_contexts(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
         all_contexts = np.concatenate(contexts)
         if not self.sparse:
             self._count_dense(all_contexts, sum(len(rollout.prompt_ids) for rollout in rollouts))
             return
+        after = self.report()
         sparse = int((outputs.read_tokens(self.schedule, all_contexts) < all_contexts).sum())
+        preemptions = after.preemptions - before.preemptions
+        resumed = min(after.resumed_tokens - before.resumed_tokens, preemptions)
+        resumed_sparse = min(after.resumed_sparse_tokens - before.resumed_sparse_tokens, preemptions)
+        needed = len(all_contexts) - resumed
         dense_layers = self.schedule.dense_layers if self.schedule else range(self.layers)
-        for layer, (was, now) in enumerate(zip(before.layers, self.report().layers, strict=True)):
+        for layer, (was, now) in enumerate(zip(before.layers, after.layers, strict=True)):
             ran_sparse = now.sparse_steps - was.sparse_steps
             ran = ran_sparse + now.dense_steps - was.dense_steps
-            wanted = 0 if layer in dense_layers else sparse
-            # A preempted request decodes some tokens as part of a prefill; more than a few such are not sparse rollouts.
-            if ran < len(all_contexts) / 2 or ran_sparse < wanted / 2:
+            needed_sparse = 0 if layer in dense_layers else sparse - resumed_sparse
+            if ran < needed or ran_sparse < needed_sparse:
                 raise RuntimeError(
                     f"layer {layer} ran {ran} decode steps through sparroll's backend, {ran_sparse} of them sparse; the "
-                    f"rollouts have {len(all_contexts)}, {wanted} of them sparse under schedule "
-                    f"{self.schedule.name if self.schedule else 'dense'}: vLLM ran another attention backend"
+                    f"rollouts needed {needed}, {needed_sparse} of them sparse under schedule "
+                    f"{self.schedule.name if self.schedule else 'dense'}, after {preemptions} preemptions: vLLM ran another "
+                    "attention backend"
                 )
 
     def _count_dense(self, contexts: np.ndarray, prefill_tokens: int) -> None:
-        self._counted.prefill_tokens += prefill_tokens
-        for layer in self._counted.layers:
+        self._needed.prefill_tokens += prefill_tokens
+        for layer in self._needed.layers:
             layer.dense_steps += len(contexts)
             layer.context_tokens += int(contexts.sum())
             layer.read_tokens += int(contexts.sum())

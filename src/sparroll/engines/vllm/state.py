@@ -33,9 +33,14 @@ class Counters:
     prefill_tokens: int = 0
     tail_tokens: int = 0
     """Of those, one-token ends of chunked prompts. They ran among the decode rows and read everything."""
+    preemptions: int = 0
+    """Requests that lost their cache, each as often as it did. These four come from steps.py."""
     recomputed_tokens: int = 0
-    """Generated tokens computed again, densely, after a preemption, as far as a worker can tell: vLLM's V2 runner counts
-    them as prompt tokens, and so do we there."""
+    """Of the prefill tokens, those of responses: a preempted request prefills what it had sampled, densely."""
+    resumed_tokens: int = 0
+    """Response tokens sampled at the end of such a prefill. No decode row did it."""
+    resumed_sparse_tokens: int = 0
+    """Of those, the ones for which a decode row would have been a sparse row."""
 
 
 @dataclass
@@ -158,6 +163,10 @@ class State:
             weight_version=0,
             prefill_tokens=self.counters.prefill_tokens,
             generated_tokens=self.counters.decode_rows,
+            preemptions=self.counters.preemptions,
+            recomputed_tokens=self.counters.recomputed_tokens,
+            resumed_tokens=self.counters.resumed_tokens,
+            resumed_sparse_tokens=self.counters.resumed_sparse_tokens,
             layers=[self._layer(layer) for layer in range(self.layers)],
         )
 

@@ -1,15 +1,14 @@
-"""What VLLMEngine asks of vLLM's workers: vLLM adds these methods to its worker class (`worker_extension_cls`), and
-`collective_rpc` calls them by name. Imports vLLM only where a method runs."""
+"""What VLLMEngine, or whoever runs a server, asks of vLLM's workers: vLLM adds these methods to its worker class
+(`worker_extension_cls`), and `collective_rpc` calls them by name. Imports vLLM only where a method runs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from sparroll.engines.base import EngineReport
+from sparroll.errors import UserError
 
 EXTENSION = "sparroll.engines.vllm.worker.WorkerExtension"
 
@@ -35,15 +34,22 @@ class WorkerExtension:
 
         STATE.set_schedule(None if table is None else Schedule.from_table(table, name))
 
-    def sparroll_report(self) -> EngineReport:
-        """What ran in this worker since `sparroll_reset_report`."""
+    def sparroll_report(self) -> dict[str, Any]:
+        """What ran in this worker since `sparroll_reset_report`: an EngineReport's table, plain data. Counting starts there,
+        since vLLM runs steps of its own when it starts, and an extension is not asked before a method of it is called."""
+        from sparroll.engines.vllm import steps
         from sparroll.engines.vllm.state import STATE
 
-        return STATE.report()
+        if not steps.watched(self.model_runner):
+            raise UserError("nothing was counted yet", "call sparroll_reset_report first")
+        return STATE.report().table()
 
     def sparroll_reset_report(self) -> None:
+        """Count from here on; not while requests run."""
+        from sparroll.engines.vllm import steps
         from sparroll.engines.vllm.state import STATE
 
+        steps.watch(self.model_runner, STATE)
         STATE.reset_report()
 
 

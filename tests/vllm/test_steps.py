@@ -1,0 +1,166 @@
+"""Preemptions as a worker sees them in what the scheduler sends. Needs no vLLM."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from sparroll import Schedule
+from sparroll.engines.base import EngineReport
+from sparroll.engines.vllm import steps
+from sparroll.engines.vllm.state import State
+from sparroll.engines.vllm.steps import Follower
+from sparroll.errors import UserError
+
+
+def step(
+    new: list[tuple[str, int, int, int]] = (),  # type: ignore[assignment]
+    cached: list[tuple[str, int, int]] = (),  # type: ignore[assignment]
+    resumed: set[str] = frozenset(),  # type: ignore[assignment]
+    preempted: set[str] | None = None,
+    finished: set[str] = frozenset(),  # type: ignore[assignment]
+    tokens: dict[str, int] | None = None,
+    runner: int = 1,
+) -> Any:
+    """The part of vLLM's SchedulerOutput that is looked at.
+
+    new: (name, prompt, known, computed tokens).  cached: (name, computed, sampled tokens).
+    """
+    return SimpleNamespace(
+        scheduled_new_reqs=[
+            SimpleNamespace(
+                req_id=name,
+                prompt_token_ids=[5] * prompt,
+                prefill_token_ids=[5] * known if runner == 2 else None,
+                num_computed_tokens=computed,
+            )
+            for name, prompt, known, computed in new
+        ],
+        scheduled_cached_reqs=SimpleNamespace(
+            req_ids=[name for name, _, _ in cached],
+            num_computed_tokens=[computed for _, computed, _ in cached],
+            num_output_tokens=[sampled for _, _, sampled in cached],
+            resumed_req_ids=set(resumed),
+        ),
+        num_scheduled_tokens=tokens or {},
+        preempted_req_ids=preempted,
+        finished_req_ids=set(finished),
+    )
+
+
+@pytest.fixture
+def state() -> State:
+    state = State()
+    state.configure(Schedule.fixed(64), 2, "cpu")
+    return state
+
+
+def counted(state: State) -> tuple[int, int, int, int]:
+    found = state.counters
+    return found.preemptions, found.recomputed_tokens, found.resumed_tokens, found.resumed_sparse_tokens
+
+
+def came_back(runner: int, name: str, prompt: int, sampled: int, computed: int, tokens: int) -> Any:
+    if runner == 2:
+        return step(new=[(name, prompt, prompt + sampled, computed)], tokens={name: tokens}, runner=2)
+    return step(cached=[(name, computed, sampled)], resumed={name}, tokens={name: tokens})
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_a_preempted_request_prefills_its_response_and_samples_once(state: State, runner: int) -> None:
+    follower = Follower()
+    follower.follow(step(new=[("a", 100, 100, 0)], tokens={"a": 100}, runner=runner), state)
+    follower.follow(step(cached=[("a", 100, 1)], tokens={"a": 1}), state)
+    follower.follow(step(preempted={"a"}), state)
+    assert counted(state) == (1, 0, 0, 0)
+    # 48 of its 120 tokens are still cached; the rest comes in two chunks.
+    follower.follow(came_back(runner, "a", 100, 20, 48, 60), state)
+    assert counted(state) == (1, 8, 0, 0)
+    follower.follow(step(cached=[("a", 108, 20)], tokens={"a": 12}), state)
+    assert counted(state) == (1, 20, 1, 1)
+    follower.follow(step(cached=[("a", 120, 21)], tokens={"a": 1}), state)
+    assert counted(state) == (1, 20, 1, 1)
+    assert not follower.resumed
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_a_request_preempted_again_on_its_way_counts_what_it_ran(state: State, runner: int) -> None:
+    follower = Follower()
+    follower.follow(step(new=[("a", 30, 30, 0)], tokens={"a": 30}, runner=runner), state)
+    follower.follow(step(preempted={"a"}), state)
+    follower.follow(came_back(runner, "a", 30, 10, 0, 35), state)
+    follower.follow(step(preempted={"a"}), state)
+    follower.follow(came_back(runner, "a", 30, 10, 0, 40), state)
+    # Contexts of 40 are within the budget of 64.
+    assert counted(state) == (2, 15, 1, 0)
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_a_request_preempted_in_its_prompt_costs_no_decode_row(state: State, runner: int) -> None:
+    follower = Follower()
+    follower.follow(step(new=[("a", 100, 100, 0)], tokens={"a": 50}, runner=runner), state)
+    follower.follow(step(preempted={"a"}), state)
+    follower.follow(came_back(runner, "a", 100, 0, 0, 100), state)
+    assert counted(state) == (1, 0, 0, 0)
+
+
+def test_a_last_token_alone_is_a_decode_row_to_the_v1_runner_and_prefill_to_v2(state: State) -> None:
+    follower = Follower()
+    follower.prompts["a"] = 100
+    follower.follow(came_back(1, "a", 100, 20, 119, 1), state)
+    assert counted(state) == (0, 0, 0, 0)
+    follower.follow(came_back(2, "b", 100, 20, 119, 1), state)
+    assert counted(state) == (0, 1, 1, 1)
+
+
+def test_a_row_of_the_v1_runner_that_only_repeats_a_token_is_no_decode_row(state: State) -> None:
+    follower = Follower()
+    follower.prompts["a"] = 100
+    state.counters.decode_rows, state.counters.sparse_rows = 7, 7
+    follower.follow(came_back(1, "a", 100, 20, 112, 1), state)
+    assert (state.counters.decode_rows, state.counters.sparse_rows, state.counters.recomputed_tokens) == (6, 6, 1)
+    assert follower.resumed
+
+
+def test_a_finished_request_is_forgotten(state: State) -> None:
+    follower = Follower()
+    follower.follow(step(new=[("a", 30, 30, 0)], tokens={"a": 30}), state)
+    follower.follow(step(preempted={"a"}), state)
+    follower.follow(step(finished={"a"}), state)
+    assert not follower.prompts and not follower.resumed
+
+
+def test_a_runner_is_watched_once_and_its_warm_ups_are_not_counted(state: State) -> None:
+    runner = SimpleNamespace(execute_model=lambda output, intermediate=None, dummy_run=False: (output, dummy_run))
+    assert not steps.watched(runner)
+    steps.watch(runner, state)
+    watching = runner.execute_model
+    steps.watch(runner, state)
+    assert steps.watched(runner) and runner.execute_model is watching
+    dummy = step(preempted={"a"})
+    assert runner.execute_model(dummy, dummy_run=True) == (dummy, True)
+    assert counted(state) == (0, 0, 0, 0)
+    runner.execute_model(dummy)
+    assert counted(state) == (1, 0, 0, 0)
+
+
+def test_a_worker_reports_plain_data_and_nothing_before_it_counts(
+    state: State, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import json
+
+    from sparroll.engines.vllm import state as module
+    from sparroll.engines.vllm.worker import WorkerExtension
+
+    monkeypatch.setattr(module, "STATE", state)
+    worker = WorkerExtension()
+    worker.model_runner = SimpleNamespace(execute_model=lambda output: None)
+    with pytest.raises(UserError, match="sparroll_reset_report first"):
+        worker.sparroll_report()
+    worker.sparroll_reset_report()
+    worker.model_runner.execute_model(step(preempted={"a"}))
+    read = json.loads(json.dumps(worker.sparroll_report()))
+    assert EngineReport.from_table(read) == state.report()
+    assert read["preemptions"] == 1
