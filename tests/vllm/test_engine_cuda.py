@@ -1,0 +1,449 @@
+"""VLLMEngine on a GPU, compiled and in CUDA graphs: right log-probabilities, the same results after sleep, new weights and
+other schedules, and memory that is counted. One engine per class, since only one may be open in a process; about five
+minutes on an H200:
+
+    SPARROLL_GPU_RECORD=acceptance.json python -m pytest -n0 -q -s tests/vllm/test_engine_cuda.py
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import AutoConfig
+
+import vllm_gpu
+from sparroll.engines.vllm import outputs
+from sparroll.engines.vllm.state import STATE
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout
+from vllm_gpu import DRY, FULL, GIB, SELECTOR, SPARSE, Judge, Watch, note, only_on_gpu, prompts
+
+pytestmark = vllm_gpu.needs_gpu_and_vllm
+
+ROLLOUT_TOKENS = 120 if DRY else 1000
+GREEDY_TOKENS = 40 if DRY else 300
+LENGTHS = [20, 90] if DRY else [9, 12, 60, 100, 170, 255, 256, 257, 333, 600, 640, 900]
+# FlashAttention 3 computes heads of 32 as heads of 64.
+GREEDY: dict[str, Any] = dict(max_new_tokens=GREEDY_TOKENS, temperature=0, stop_ids=[])
+
+found: dict[str, Any] = {}
+"""What one engine left for the test of another."""
+
+
+def greedy(engine: Any) -> list[Rollout]:
+    vllm_gpu.forget_prefixes(engine)
+    return engine.generate(prompts(LENGTHS), **GREEDY)
+
+
+def sampled(engine: Any, new_tokens: int = ROLLOUT_TOKENS, n: int = 1 if DRY else 2) -> list[Rollout]:
+    rollouts = engine.generate(prompts(LENGTHS, 1), n=n, max_new_tokens=new_tokens, seed=5, stop_ids=[])
+    assert all(len(rollout.response_ids) == new_tokens for rollout in rollouts)
+    return rollouts
+
+
+@dataclasses.dataclass
+class Difference:
+    """Of greedy rollouts by two engines, or by one at two times. Log-probabilities: up to the first token that differs,
+    which included, since two tokens that are nearly as likely may change places."""
+
+    same_rollouts: int
+    rollouts: int
+    common_share: float
+    mean: float
+    largest: float
+
+    @staticmethod
+    def of(ones: list[Rollout], others: list[Rollout]) -> Difference:
+        parts: list[Tensor] = []
+        same = 0
+        for one, other in zip(ones, others, strict=True):
+            unequal = [a != b for a, b in zip(one.response_ids, other.response_ids, strict=True)]
+            same += not any(unequal)
+            until = (unequal.index(True) if any(unequal) else len(unequal)) + 1
+            parts.append((one.sparse_logp[:until] - other.sparse_logp[:until]).abs())
+        moved = torch.cat(parts).double()
+        tokens = sum(len(rollout.response_ids) for rollout in ones)
+        share = len(moved) / tokens
+        return Difference(same, len(ones), share, moved.mean().item(), moved.max().item())
+
+    @property
+    def none(self) -> bool:
+        return self.same_rollouts == self.rollouts and self.largest <= 1e-3
+
+    def check_same(self, noise: Difference) -> None:
+        """Raise unless nothing changed; where an untouched engine changes between two runs (`noise`), no more than that."""
+        if noise.none:
+            assert self.none, self
+        assert self.same_rollouts >= noise.same_rollouts - max(2, self.rollouts // 4), self
+        assert self.mean <= 3 * noise.mean + 1e-3, self
+
+
+# -- vLLM's own attention, as a yardstick ----------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="class")
+def stock() -> Iterator[Any]:
+    with vllm_gpu.engine(sparse=False, max_batch=32, gpu_memory_share=0.3, attention_backend="FLASH_ATTN") as engine:
+        yield engine
+
+
+class TestStock:
+    def test_dense_rollouts_of_stock_vllm_are_within_rounding(self, stock: Any) -> None:
+        found["stock"] = greedy(stock)
+        errors = Judge(vllm_gpu.load(torch.bfloat16)).errors(sampled(stock), None, SPARSE)
+        found["stock errors"] = errors
+        note("stock FlashAttention, dense", **dataclasses.asdict(errors))
+        errors.check()
+
+
+# -- the sparse engine -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="class")
+def started() -> Iterator[Any]:
+    with vllm_gpu.engine(schedule=SPARSE, max_batch=32, gpu_memory_share=0.3, sleep_mode=True) as engine:
+        yield engine
+
+
+@pytest.fixture
+def engine(started: Any) -> Iterator[Any]:
+    """Whatever a test leaves behind, the next one finds the engine awake, whole and with its schedule."""
+    yield started
+    started.wake()
+    if started._weights == "gone":
+        started.load_weights(vllm_gpu.load(torch.bfloat16), started.weight_version + 1)
+    started.set_schedule(SPARSE)
+
+
+@pytest.fixture(scope="class")
+def judge() -> Judge:
+    return Judge(vllm_gpu.load(torch.bfloat16))
+
+
+@pytest.fixture(scope="class")
+def before(started: Any) -> list[Rollout]:
+    """What the engine says when nothing has happened to it."""
+    return greedy(started)
+
+
+@pytest.fixture(scope="class")
+def noise(started: Any, before: list[Rollout]) -> Difference:
+    """Between two runs of the untouched engine: none, unless batches round differently."""
+    return Difference.of(before, greedy(started))
+
+
+class TestSparse:
+    @only_on_gpu
+    def test_the_v2_runner_ran_with_full_graphs_for_decode_steps(self, engine: Any) -> None:
+        from vllm.config import CUDAGraphMode
+
+        runner = vllm_gpu.runner(engine)
+        manager = runner.cudagraph_manager
+        mode = manager.cudagraph_mode
+        full = [each.num_tokens for each in manager.graphs if each.cg_mode == CUDAGraphMode.FULL]
+        note("runner", module=type(runner).__module__, graphs=mode.name, full_graph_sizes=sorted(full))
+        assert type(runner).__module__ == "vllm.v1.worker.gpu.model_runner"
+        assert vllm_gpu.config(engine).use_v2_model_runner
+        assert mode.decode_mode() == CUDAGraphMode.FULL
+        assert min(full) == 1 and max(full) == 32
+
+    def test_sparse_log_probs_over_1000_tokens_are_transformers_own(self, engine: Any, judge: Judge) -> None:
+        rollouts = sampled(engine)
+        errors = judge.errors(rollouts, SPARSE, None)
+        note("bf16, sparse, 1,000 tokens", tokens=len(vllm_gpu.log_probs(rollouts)), **dataclasses.asdict(errors))
+        assert {rollout.attention for rollout in rollouts} == {"sparse"}
+        errors.check()
+
+    def test_a_full_budget_is_dense_flash_attention(self, engine: Any, judge: Judge) -> None:
+        engine.set_schedule(None)
+        dense, dense_errors = greedy(engine), judge.errors(sampled(engine), None, SPARSE)
+        engine.set_schedule(FULL)
+        full, full_errors = greedy(engine), judge.errors(sampled(engine), None, SPARSE)
+        for name, errors in (("schedule None", dense_errors), ("full budget", full_errors)):
+            note(f"bf16, {name}", **dataclasses.asdict(errors))
+            errors.check()
+        against = {"None": Difference.of(full, dense)}
+        if "stock" in found:
+            against["stock"] = Difference.of(full, found["stock"])
+            assert full_errors.engine <= 1.5 * found["stock errors"].engine + 0.003, "rounds worse than vLLM's own"
+        for name, difference in against.items():
+            note(f"full budget against {name}, greedy", **dataclasses.asdict(difference))
+            assert difference.mean <= 1.5 * full_errors.transformers + 0.005, name
+        assert set(STATE.ran) == set(range(engine.layers))
+
+    @only_on_gpu
+    def test_graph_replays_run_the_sparse_kernels(self, engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+        watch, tokens, asked = Watch(engine, monkeypatch), 120, prompts([100] * 8, 2)
+        engine.reset_report()
+        engine.generate(asked, max_new_tokens=tokens, temperature=0, stop_ids=[])
+        note("graphs", replays=watch.replays, entries_from_python=watch.entries, pages_written_in_replay=watch.written)
+        assert watch.replays >= tokens - 4
+        assert watch.entries <= 3 * engine.layers
+        assert watch.written
+        assert [STATE.ran[layer] for layer in range(engine.layers)] == ["dense"] * 2 + ["triton"] * (engine.layers - 2)
+
+    def test_the_counters_are_the_schedules(self, engine: Any) -> None:
+        asked = prompts(LENGTHS, 3)
+        vllm_gpu.forget_prefixes(engine)
+        engine.reset_report()
+        engine.generate(asked, max_new_tokens=GREEDY_TOKENS, temperature=0, stop_ids=[])
+        report, read, context, sparse = engine.report(), 0, 0, 0
+        for prompt in asked:
+            contexts = outputs.decode_contexts(len(prompt), GREEDY_TOKENS)
+            reads = outputs.read_tokens(SPARSE, contexts)
+            context, read = context + int(contexts.sum()), read + int(reads.sum())
+            sparse += int((reads < contexts).sum())
+        steps = len(asked) * (GREEDY_TOKENS - 1)
+        last = report.layers[-1]
+        note("counters", decode_rows=last.dense_steps + last.sparse_steps, sparse_rows=last.sparse_steps, wanted=sparse)
+        assert (last.sparse_steps, last.dense_steps) == (sparse, steps - sparse)
+        assert (last.context_tokens, last.read_tokens) == (context, read)
+        assert report.layers[0].sparse_steps == 0 and report.layers[0].read_tokens == context
+        assert report.prefill_tokens == sum(LENGTHS)
+
+    def test_an_untouched_engine_repeats_itself(self, engine: Any, noise: Difference) -> None:
+        note("again", **dataclasses.asdict(noise))
+        assert noise.same_rollouts >= noise.rollouts / 2 and noise.mean <= 0.01, noise
+
+    @pytest.mark.parametrize("level", [1, 2])
+    def test_results_are_the_same_after_sleep(
+        self, engine: Any, before: list[Rollout], noise: Difference, level: int
+    ) -> None:
+        if DRY:
+            pytest.skip("there is no sleep on a CPU")
+        vllm_gpu.clean()
+        awake = vllm_gpu.used_bytes()
+        engine.sleep(level)
+        asleep = vllm_gpu.used_bytes()
+        with pytest.raises(UserError, match="the engine sleeps"):
+            engine.generate([[5]], max_new_tokens=1)
+        if level == 1:
+            engine.wake()
+        else:
+            engine.load_weights(vllm_gpu.load(torch.bfloat16), engine.weight_version + 1)
+        again = vllm_gpu.used_bytes()
+        difference = Difference.of(before, greedy(engine))
+        note(
+            f"sleep level {level}",
+            awake_gib=awake / GIB,
+            asleep_gib=asleep / GIB,
+            awake_again_gib=again / GIB,
+            **dataclasses.asdict(difference),
+        )
+        difference.check_same(noise)
+        assert awake - asleep >= 0.8 * 0.3 * vllm_gpu.total_bytes()
+
+    def test_results_are_the_same_after_the_same_weights(
+        self, engine: Any, before: list[Rollout], noise: Difference
+    ) -> None:
+        engine.load_weights(vllm_gpu.load(torch.bfloat16), engine.weight_version + 1)
+        difference = Difference.of(before, greedy(engine))
+        note("same weights", **dataclasses.asdict(difference))
+        difference.check_same(noise)
+
+    def test_weights_come_from_a_module_on_the_gpu_and_go_back(
+        self, engine: Any, before: list[Rollout], noise: Difference
+    ) -> None:
+        own = vllm_gpu.load(torch.bfloat16)
+        other = vllm_gpu.perturbed(own)
+        version = engine.weight_version + 1
+        engine.load_weights(other, version)
+        for wrong in (version, version - 1):
+            with pytest.raises(UserError, match="must rise above"):
+                engine.load_weights(own, wrong)
+        rollouts = sampled(engine)
+        assert {rollout.weight_version for rollout in rollouts} == {version}
+        judge = Judge(other)
+        errors, changed = judge.errors(rollouts, SPARSE, None), Difference.of(before, greedy(engine))
+        unlike = Judge(own).errors(rollouts[:6], SPARSE, None)
+        note("other weights", **dataclasses.asdict(errors), engine_from_old_weights=unlike.engine)
+        assert changed.same_rollouts < changed.rollouts / 2
+        errors.check()
+        assert errors.engine < 0.2 * unlike.engine
+        engine.load_weights(own, version + 1)
+        difference = Difference.of(before, greedy(engine))
+        note("weights back", **dataclasses.asdict(difference))
+        difference.check_same(noise)
+
+    def test_a_schedule_switches_and_back(self, engine: Any, before: list[Rollout], noise: Difference) -> None:
+        for schedule in (None, Schedule.fixed(256, SELECTOR)):
+            engine.set_schedule(schedule)
+            changed = Difference.of(before, greedy(engine))
+            assert changed.same_rollouts < changed.rollouts or DRY, schedule
+        engine.set_schedule(SPARSE)
+        difference = Difference.of(before, greedy(engine))
+        note("schedule back", **dataclasses.asdict(difference))
+        difference.check_same(noise)
+
+
+# -- other precisions and runners ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="class")
+def half() -> Iterator[Any]:
+    with vllm_gpu.engine(torch.float16, schedule=SPARSE, max_batch=32, gpu_memory_share=0.3) as engine:
+        yield engine
+
+
+class TestHalf:
+    def test_sparse_log_probs_in_fp16_are_transformers_own(self, half: Any) -> None:
+        errors = Judge(vllm_gpu.load(torch.float16)).errors(sampled(half, ROLLOUT_TOKENS // 2), SPARSE, None)
+        note("fp16, sparse", **dataclasses.asdict(errors))
+        # Rounding is rare enough here that single pages chosen otherwise make up most of both errors.
+        errors.check(factor=2, slack=0.01)
+
+
+@only_on_gpu
+def test_the_v1_runner_gives_the_same_log_probs() -> None:
+    environment = os.environ | {
+        "VLLM_USE_V2_MODEL_RUNNER": "0",
+        "PYTHONPATH": os.pathsep.join([str(Path(vllm_gpu.__file__).parent), *sys.path]),
+    }
+    run = subprocess.run(
+        [sys.executable, vllm_gpu.__file__], env=environment, capture_output=True, text=True, timeout=200
+    )
+    lines = [line.removeprefix("REPORT ") for line in run.stdout.splitlines() if line.startswith("REPORT ")]
+    assert lines, run.stdout[-2000:] + run.stderr[-6000:]
+    report = json.loads(lines[0])
+    note("V1 runner", **report)
+    assert report["runner"] == "vllm.v1.worker.gpu_model_runner"
+    names = [field.name for field in dataclasses.fields(vllm_gpu.Errors)]
+    vllm_gpu.Errors(**{name: report[name] for name in names}).check(factor=2, slack=0.01)
+    assert "FULL" in report["graphs"] and report["entries"] < report["steps"]
+
+
+# -- memory ----------------------------------------------------------------------------------------------------------------
+
+SHARE = 0.6
+MEMORY: dict[str, Any] = dict(
+    load_format="dummy",
+    max_batch=4 if DRY else 256,
+    max_context_tokens=512 if DRY else 40_960,
+    gpu_memory_share=SHARE,
+    compilation_config={"cudagraph_capture_sizes": [1, 8, 64, 256]},
+)
+
+
+@pytest.fixture(scope="module")
+def large(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A folder with the config of Qwen3-1.7B, and no weights."""
+    config = AutoConfig.for_model(
+        "qwen3",
+        architectures=["Qwen3ForCausalLM"],
+        vocab_size=256 if DRY else 151_936,
+        hidden_size=64 if DRY else 2048,
+        intermediate_size=64 if DRY else 6144,
+        num_hidden_layers=3 if DRY else 28,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=32 if DRY else 128,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+        dtype="bfloat16",
+    )
+    folder = tmp_path_factory.mktemp("qwen3-1.7b")
+    config.save_pretrained(folder)
+    return str(folder)
+
+
+def fill(engine: Any, before: int, name: str) -> dict[str, Any]:
+    """A full batch; what the GPU holds since the engine was started, beyond the share that vLLM was given."""
+    lengths = [40] * 6 if DRY else [1500] * 256
+    engine.generate(prompts(lengths, 4), max_new_tokens=24, stop_ids=[])
+    held = vllm_gpu.used_bytes() - before
+    beyond = held - SHARE * vllm_gpu.total_bytes()
+    figures = {
+        "capacity_tokens": vllm_gpu.capacity_tokens(engine),
+        "block_tokens": vllm_gpu.config(engine).cache_config.block_size,
+        "held_gib": held / GIB,
+        "beyond_share_gib": beyond / GIB,
+    }
+    note(f"memory, {name}", **figures)
+    return figures
+
+
+@pytest.fixture(scope="class")
+def used_before() -> int:
+    """Of the GPU, before the class's engine starts."""
+    vllm_gpu.clean()
+    return vllm_gpu.used_bytes()
+
+
+@pytest.fixture(scope="class")
+def large_dense(used_before: int, large: str) -> Iterator[Any]:
+    with vllm_gpu.engine(model=large, sparse=False, attention_backend="FLASH_ATTN", block_size=16, **MEMORY) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="class")
+def large_sparse(used_before: int, large: str) -> Iterator[Any]:
+    with vllm_gpu.engine(model=large, schedule=Schedule.fixed(512), **MEMORY) as engine:
+        yield engine
+
+
+class TestMemoryDense:
+    def test_the_dense_engine_is_measured(self, large_dense: Any, used_before: int) -> None:
+        found["dense memory"] = fill(large_dense, used_before, "dense")
+
+
+class TestMemorySparse:
+    def test_landmarks_and_workspace_are_counted_and_small(self, large_sparse: Any, used_before: int) -> None:
+        sparse = fill(large_sparse, used_before, "sparse")
+        if "dense memory" not in found:
+            pytest.skip("needs the dense engine's figures: run the whole file")
+        dense = found["dense memory"]
+        share = sparse["capacity_tokens"] / dense["capacity_tokens"]
+        extra = sparse["beyond_share_gib"] - dense["beyond_share_gib"]
+        note("capacity", of_dense=share, least=1 - 1 / 32 - 0.01, held_beyond_dense_gib=extra)
+        assert DRY or share >= 1 - 1 / 32 - 0.01
+        # As full as the dense engine is, so nothing of ours escaped vLLM's profiling.
+        assert extra <= 0.5
+        assert sparse["beyond_share_gib"] <= 4
+
+    @only_on_gpu
+    def test_the_engines_workspace_is_under_a_gibibyte(self, large_sparse: Any) -> None:
+        from sparroll.engines.vllm import backend
+
+        work = backend._workspace
+        assert work is not None
+        note("workspace of that engine", rows=len(work.scores_RHU), gib=tensor_bytes(work) / GIB)
+        assert tensor_bytes(work) < GIB
+
+
+def test_a_workspace_of_256_requests_at_40k_is_under_a_gibibyte() -> None:
+    from sparroll.engines.vllm.backend import Workspace
+
+    work = Workspace.allocate(
+        rows=256,
+        heads=8,
+        group=2,
+        dim=128,
+        most_units=40_960 // 16,
+        dtype=torch.bfloat16,
+        device=torch.device(vllm_gpu.DEVICE),
+    )
+    note("workspace of 256 x 40K", gib=tensor_bytes(work) / GIB)
+    assert tensor_bytes(work) < GIB
+
+
+def tensor_bytes(held: Any) -> int:
+    """Of all tensors in a dataclass and in those within it."""
+    total = 0
+    for field in dataclasses.fields(held):
+        value = getattr(held, field.name)
+        if isinstance(value, Tensor):
+            total += value.untyped_storage().nbytes()
+        elif dataclasses.is_dataclass(value):
+            total += tensor_bytes(value)
+    return total
