@@ -108,37 +108,102 @@ def rl_grid() -> str:
     return table(head, rows)
 
 
+SIZES = ("1.7b", "4b", "8b", "14b")
+REQUEST_SETS = ("drained", "steady")
+
+
+def rollout_records() -> list[tuple[str, str, dict[str, Any]]]:
+    """(size, request set, results) of what was measured."""
+    return [
+        (size, request_set, results(f"rollout-qwen3-{size}-{request_set}-h200", "rollout"))
+        for size in SIZES
+        for request_set in REQUEST_SETS
+        if (RESULTS / f"rollout-qwen3-{size}-{request_set}-h200.json").exists()
+    ]
+
+
 def rollouts() -> str:
     """Sparse against stock vLLM, a line per model and request set that was measured."""
+    measured = rollout_records()
+    fitted = any("attainable_share_fit" in found for *_, found in measured)
     rows = []
-    for size in ("1.7b", "4b", "8b", "14b"):
-        for request_set in ("drained", "steady"):
-            if not (RESULTS / f"rollout-qwen3-{size}-{request_set}-h200.json").exists():
-                continue
-            found = results(f"rollout-qwen3-{size}-{request_set}-h200", "rollout")
-            paper = MEASURED_IN_THE_PAPER[f"Qwen3-{size.upper()}"]
-            rows.append(
-                [
-                    f"Qwen3-{size.upper()}",
-                    request_set,
-                    f"{found['dense_tokens_per_second']:,.0f}",
-                    f"{found['sparse_tokens_per_second']:,.0f}",
-                    f"{found['speedup']:.2f}x",
-                    f"{found['attainable_speedup']:.2f}x",
-                    f"{found['attainable_share']:.0%}",
-                    f"{paper:.2f}x" if request_set == "drained" else "",
-                ]
-            )
-    head = ["model", "requests", "dense, tokens/s", "sparse", "speed-up", "attainable", "share of it", "paper"]
-    return table(head, rows)
+    for size, request_set, found in measured:
+        paper = MEASURED_IN_THE_PAPER[f"Qwen3-{size.upper()}"]
+        row = [
+            f"Qwen3-{size.upper()}",
+            request_set,
+            f"{found['dense_tokens_per_second']:,.0f}",
+            f"{found['sparse_tokens_per_second']:,.0f}",
+            f"{found['speedup']:.2f}x",
+            f"{found['attainable_speedup']:.2f}x",
+            f"{found['attainable_share']:.0%}",
+        ]
+        if fitted and "attainable_share_fit" in found:
+            row += [f"{found['attainable_speedup_fit']:.2f}x", f"{found['attainable_share_fit']:.0%}"]
+        elif fitted:
+            row += ["", ""]
+        rows.append([*row, f"{paper:.2f}x" if request_set == "drained" else ""])
+    head = ["model", "requests", "dense, tokens/s", "sparse", "speed-up", "attainable", "share of it"]
+    return table([*head, *(["attainable, fitted", "share of it"] if fitted else []), "paper"], rows)
+
+
+def whole_runs() -> str:
+    """The windows' estimate beside a whole run of the same, shorter requests."""
+    rows = []
+    for size, _, found in rollout_records():
+        whole = found.get("whole_run")
+        if whole is None:
+            continue
+        for engine in ("dense", "sparse"):
+            of = whole[engine]
+            seconds = [f"{of[key]:.2f}" for key in ("seconds", "estimated_seconds")]
+            error = f"{of['relative_error']:+.1%}"
+            rows.append([f"Qwen3-{size.upper()}", engine, f"{whole['scale']:g}", *seconds, error])
+    return table(["model", "engine", "scale of lengths", "run, s", "windows say, s", "error"], rows)
+
+
+def profiles() -> str:
+    """Milliseconds of a step by what the kernels do, dense / sparse / what the sparse one's bytes take."""
+    records_found = [
+        results(f"profile-qwen3-{size}-{request_set}-h200", "profile-step")
+        for size in SIZES
+        for request_set in REQUEST_SETS
+        if (RESULTS / f"profile-qwen3-{size}-{request_set}-h200.json").exists()
+    ]
+    groups: dict[str, None] = {}
+    for found in records_found:
+        groups |= dict.fromkeys([*found["sparse"]["groups_ms"], *found["dense"]["groups_ms"]])
+    rows = []
+    for group in [*(group for group in groups if group != "idle, host"), *(["idle, host"] if groups else [])]:
+        row = [group]
+        for found in records_found:
+            of = [found[engine]["groups_ms"].get(group) for engine in ("dense", "sparse")]
+            of.append(found["floors_ms"]["sparse"].get(group))
+            row.append(" / ".join("-" if ms is None else f"{ms:.2f}" for ms in of) if any(of) else "")
+        rows.append(row)
+    if records_found:
+        rows.append(
+            [
+                "step",
+                *(f"{found['dense']['wall_ms']:.2f} / {found['sparse']['wall_ms']:.2f}" for found in records_found),
+            ]
+        )
+    heads = [f"{found['model'].title()} {found['request_set']}, {found['batch']} requests" for found in records_found]
+    return table(["ms per step", *heads], rows)
+
+
+def decode_cells() -> dict[tuple[int, int, str], float]:
+    """(batch, context, engine) -> milliseconds of a step, where it was measured."""
+    return {
+        (cell["batch"], cell["context_tokens"], cell["engine"]): 1e3 * statistics.median(cell["seconds"])
+        for cell in results("decode-step-qwen3-1.7b-h200", "decode-step")
+        if "seconds" in cell
+    }
 
 
 def decode_steps() -> str:
     """Milliseconds of one decode step in vLLM, dense / sparse."""
-    cells = {
-        (cell["batch"], cell["context_tokens"], cell["engine"]): 1e3 * statistics.median(cell["seconds"])
-        for cell in results("decode-step-qwen3-1.7b-h200", "decode-step")
-    }
+    cells = decode_cells()
     contexts = sorted({context for _, context, _ in cells})
     rows = []
     for batch in sorted({batch for batch, _, _ in cells}):
@@ -148,6 +213,19 @@ def decode_steps() -> str:
             row.append("" if None in times else "{:.2f} / {:.2f}".format(*times))
         rows.append(row)
     return table(["batch", *(f"{context:,}" for context in contexts)], rows)
+
+
+def short_steps() -> str:
+    """The shortest context of the decode steps, which is within its budget: what sparse mode costs there."""
+    cells = decode_cells()
+    shortest = min(context for _, context, _ in cells)
+    rows = []
+    for batch in sorted({batch for batch, _, _ in cells}):
+        times = [cells.get((batch, shortest, engine)) for engine in ("dense", "triton")]
+        if None not in times:
+            dense, sparse = times
+            rows.append([str(batch), f"{dense:.3f}", f"{sparse:.3f}", f"{sparse / dense - 1:+.1%}"])
+    return table([f"batch, {shortest:,} tokens each", "dense, ms", "sparse, ms", "difference"], rows)
 
 
 def kernels() -> str:
@@ -169,7 +247,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode": decode,
     "rl-grid": rl_grid,
     "rollouts": rollouts,
+    "whole-runs": whole_runs,
+    "profiles": profiles,
     "decode-steps": decode_steps,
+    "short-steps": short_steps,
     "kernels": kernels,
 }
 

@@ -79,7 +79,7 @@ def steady_windows(
     moments: Windows = []
     first, gap = int(2 * scale * LONGEST), max(int(5_003 * scale), 1)
     for step in range(first + 20 * gap * windows):
-        if step >= first and (step - first) % gap == 0:
+        if concurrent and step >= first and (step - first) % gap == 0:
             if (PROMPT_TOKENS + slack_tokens) * concurrent + age_B.sum() <= capacity_tokens:
                 moments.append({"step": step, "contexts": (PROMPT_TOKENS + age_B).tolist()})
             if len(moments) == windows:

@@ -173,7 +173,8 @@ class Engine:
         count, total = len(context_tokens_B), sum(context_tokens_B)
         if needed > self.blocks:
             raise DoesNotFit(
-                f"{count} requests of {total} tokens need {needed} blocks, the cache has {self.blocks} of {self.block_tokens}"
+                f"{count} requests of {total} tokens together need {needed} blocks of {self.block_tokens}, "
+                f"the cache has {self.blocks}"
             )
         if count > self.most_requests:
             raise DoesNotFit(f"{count} requests, and max_num_seqs is {self.most_requests}")
@@ -237,8 +238,9 @@ class Engine:
         return {"seconds": seconds, "tokens": made, "steps_with_requests_put_off": put_off}
 
     def _add(self, number: int, context_tokens: int, response_tokens: int) -> str:
-        from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
+
+        from vllm import SamplingParams
 
         sampling = SamplingParams(
             max_tokens=response_tokens,
@@ -267,14 +269,13 @@ class Engine:
     def close(self) -> None:
         """Shut down, and wait until the GPU's memory is free. Raises RuntimeError where it is not."""
         import torch
-
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
         backend = sys.modules.get("sparroll.engines.vllm.backend")
         if backend is not None:
-            backend._workspace = None  # type: ignore[attr-defined]
+            backend._workspace = None
         # The compiled model and with it its CUDA graphs.
         torch._dynamo.reset()
         until = time.perf_counter() + 60
@@ -321,11 +322,8 @@ def copy_bandwidth() -> float:
     source = torch.ones(2 << 30 if on_gpu() else 1 << 24, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
     target.copy_(source)
-    times = []
-    for _ in range(8):
-        times.append(
-            _event_seconds(lambda: target.copy_(source)) if on_gpu() else _seconds(lambda: target.copy_(source))
-        )
+    clock = _event_seconds if on_gpu() else _seconds
+    times = [clock(target.copy_, source) for _ in range(8)]
     moved = 2 * source.numel()
     del source, target
     if on_gpu():
@@ -333,18 +331,18 @@ def copy_bandwidth() -> float:
     return moved / median(times)
 
 
-def _seconds(call: Callable[[], Any]) -> float:
+def _seconds(call: Callable[..., Any], *arguments: Any) -> float:
     began = time.perf_counter()
-    call()
+    call(*arguments)
     return time.perf_counter() - began
 
 
-def _event_seconds(call: Callable[[], Any]) -> float:
+def _event_seconds(call: Callable[..., Any], *arguments: Any) -> float:
     import torch
 
     start_event, end_event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start_event.record()
-    call()
+    call(*arguments)
     end_event.record()
     torch.cuda.synchronize()
     return start_event.elapsed_time(end_event) / 1e3
