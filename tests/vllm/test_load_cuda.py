@@ -204,7 +204,7 @@ def test_vllm_preempted_many_times(load: Load) -> None:
 
 def test_counters_add_up(load: Load) -> None:
     """A request's first token, and the first after a preemption, come from a prefill; each other from a decode row. So
-    nothing may be off by more than once per preemption."""
+    nothing may be off by more than once per preemption, which vLLM's scheduler is asked for here."""
     for number, (round_, report) in enumerate(zip(load.rounds, load.reports, strict=True)):
         contexts = np.concatenate(
             [outputs.decode_contexts(len(prompt), tokens) for prompt, tokens in round_.asked if tokens > 1]
@@ -220,6 +220,10 @@ def test_counters_add_up(load: Load) -> None:
             sparse_rows=layer.sparse_steps,
             sparse_of=sparse,
             preemptions=off,
+            preemptions_reported=report.preemptions,
+            resumed_tokens=report.resumed_tokens,
+            resumed_sparse_tokens=report.resumed_sparse_tokens,
+            recomputed_tokens=report.recomputed_tokens,
             prefilled=report.prefill_tokens,
             kv_read_share=layer.kv_read_share,
         )
@@ -231,6 +235,11 @@ def test_counters_add_up(load: Load) -> None:
         assert dense_layer.context_tokens == layer.context_tokens
         prompt_tokens = sum(len(prompt) for prompt, _ in round_.asked)
         assert prompt_tokens <= report.prefill_tokens <= prompt_tokens + round_.recomputed_tokens
+        # And exactly, by the engine's own count of what preemptions did.
+        assert report.preemptions == off
+        assert rows + report.resumed_tokens == len(contexts)
+        assert layer.sparse_steps + report.resumed_sparse_tokens == sparse
+        assert report.recomputed_tokens <= min(round_.recomputed_tokens, report.prefill_tokens - prompt_tokens)
 
 
 def test_all_blocks_are_free_at_the_end(load: Load, blocks_at_start: int) -> None:
