@@ -24,6 +24,11 @@ def selector_of(unit: int, kind: type[Selector] = PageMean) -> Selector:
     return kind(page_tokens=unit, first_tokens=16, recent_tokens=32)
 
 
+def poison(selector: Selector) -> float:
+    """What fills index rows that nobody wrote: NaN, also as a scale or an fp8 number in rows of bytes."""
+    return torch.nan if selector.index_dtype.is_floating_point else 255
+
+
 @dataclass
 class PagedCache:
     selector: Selector
@@ -129,7 +134,7 @@ def paged_cache(
         places = torch.arange(context)
         cache[own[places // block_tokens], places % block_tokens] = tokens
     units_per_block, width = block_tokens // selector.unit_tokens, selector.index_width(dim)
-    index = torch.full((blocks, units_per_block, heads, width), torch.nan, dtype=selector.index_dtype)
+    index = torch.full((blocks, units_per_block, heads, width), poison(selector), dtype=selector.index_dtype)
     cache, index = cache.to(DEVICE), index.to(DEVICE)
     if layout == "head_token":
         cache = cache.transpose(1, 2).contiguous().transpose(1, 2)

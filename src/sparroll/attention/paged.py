@@ -38,7 +38,7 @@ MOST_UNITS = 8192
 """Units of one request that the triton selection can choose among."""
 _ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
-_SCORED_BY_TRITON = ["page_mean"]
+_SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
 
 
 @dataclass(frozen=True)

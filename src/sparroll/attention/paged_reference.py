@@ -47,7 +47,7 @@ def score_units(
     columns_U = (ids_U // units_per_block).clamp_max(block_table_RM.shape[1] - 1)
     blocks_RU = block_table_RM[:, columns_U].long().masked_fill(~candidates_RU, 0)
     # What was never written may hold NaN, and a selector may mix rows.
-    index_RUHW = index_PSHW[blocks_RU, ids_U % units_per_block].masked_fill(~candidates_RU[..., None, None], 0.0)
+    index_RUHW = index_PSHW[blocks_RU, ids_U % units_per_block].masked_fill(~candidates_RU[..., None, None], 0)
     score_RHU = selector.score(
         query_RHGD[:, None], index_RUHW.transpose(1, 2), scale, candidates_RU[:, None, None]
     )[:, 0]  # fmt: skip

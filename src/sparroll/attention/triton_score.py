@@ -1,5 +1,9 @@
 """Scores of all units of each (request, head). Bound by reading the index once; neighbouring programs take neighbouring
-heads, whose rows of the same unit lie side by side."""
+heads, whose rows of the same unit lie side by side.
+
+Rows are floating-point numbers of any type, or words of packed codes. A code is never converted: masked in its word, it is
+the bit pattern of a float already, a power of two away from its value, and the query carries that power.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,8 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.selectors.quantized_mean import QuantizedMean
+from sparroll.attention.triton_index import words_of
 from sparroll.attention.triton_launch import after_previous, overlapping
 
 TILE_BYTES = 8192
@@ -31,22 +37,26 @@ def score_units(
     programs: int = PROGRAMS,
 ) -> None:
     """See paged.score_units. Page means need no scale; `tile_bytes` and `programs` are for measurements."""
-    requests, heads, group, _ = query_RHGD.shape
-    units, width, unit = scores_RHU.shape[2], index_PSHW.shape[3], selector.unit_tokens
+    requests, heads, group, dim = query_RHGD.shape
+    units, unit = scores_RHU.shape[2], selector.unit_tokens
     if requests == 0:
         return
-    lanes = triton.next_power_of_2(width)
-    tile_units = min(max(tile_bytes // (lanes * index_PSHW.element_size()), 16), 256)
+    bits, align, rows = 0, 1, index_PSHW
+    if isinstance(selector, QuantizedMean):
+        bits, align, rows = selector.bits, selector.row_align // 4, words_of(index_PSHW, selector)
+    held = dim * bits // 32 if bits else rows.shape[3]
+    lanes = triton.next_power_of_2(held)
+    tile_units = min(max(tile_bytes // (lanes * rows.element_size()), 16), 256)
     shares = max(1, min(triton.cdiv(units, tile_units), triton.cdiv(programs, requests * heads)))
     _mean_query[(heads, shares, requests)](
         query_RHGD,
-        index_PSHW,
+        rows,
         block_table_RM,
         context_tokens_R,
         context_tokens_R if kv_budget_tokens_R is None else kv_budget_tokens_R,
         scores_RHU,
         *query_RHGD.stride()[:3],
-        *index_PSHW.stride()[:3],
+        *(stride // align for stride in rows.stride()[:3]),
         block_table_RM.stride(0),
         *scores_RHU.stride()[:2],
         units,
@@ -55,11 +65,13 @@ def score_units(
         FIRST=selector.first_tokens // unit,
         RECENT=selector.recent_tokens // unit,
         G=group,
-        W=width,
+        W=held,
         LANES_G=triton.next_power_of_2(group),
         LANES_W=lanes,
         TILE=tile_units,
         SKIP_WITHIN_BUDGET=kv_budget_tokens_R is not None,
+        BITS=bits,
+        ALIGN=align,
         num_warps=4,
         **overlapping(query_RHGD),
     )
@@ -94,6 +106,8 @@ def _mean_query(
     LANES_W: tl.constexpr,
     TILE: tl.constexpr,
     SKIP_WITHIN_BUDGET: tl.constexpr,
+    BITS: tl.constexpr,
+    ALIGN: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
@@ -107,18 +121,21 @@ def _mean_query(
         tiles = (tl.minimum(units, units_held) + TILE - 1) // TILE
         tiles = tl.where(tl.load(kv_budget_tokens + request) >= context, 0, tiles)
 
-    channel = tl.arange(0, LANES_W)
-    member = tl.arange(0, LANES_G)
-    group_queries = tl.load(
-        query
-        + request * query_per_request
-        + head * query_per_head
-        + member[:, None] * query_per_member
-        + channel[None, :],
-        mask=(member < G)[:, None] & (channel < W)[None, :],
-        other=0.0,
-    )
-    mean = tl.sum(group_queries.to(tl.float32), axis=0) / G
+    lane = tl.arange(0, LANES_W)
+    first_query = query + request * query_per_request + head * query_per_head
+    if BITS == 0:
+        mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
+    else:
+        # Bits of a word that lie in the mantissa of a float, as far as they are whole codes.
+        LOW_BITS: tl.constexpr = 23 // BITS * BITS
+        means = ()
+        summed = tl.zeros([LANES_W], tl.float32)
+        for part in tl.static_range(32 // BITS):
+            channels = lane * (32 // BITS) + part
+            its_mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
+            summed += its_mean
+            means += (its_mean * 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS),)
+        of_all = tl.sum(summed, axis=0)
 
     for tile in range(tl.program_id(1), tiles, tl.num_programs(1)):
         unit = tile * TILE + tl.arange(0, TILE)
@@ -128,9 +145,53 @@ def _mean_query(
         candidate = exists & (forced == 0)
         column = unit // UNITS_PER_BLOCK
         block = tl.load(block_table + request * table_per_request + column, mask=candidate, other=0).to(tl.int64)
-        row = index + block * index_per_block + (unit % UNITS_PER_BLOCK) * index_per_unit + head * index_per_head
-        landmark = tl.load(row[:, None] + channel[None, :], mask=candidate[:, None] & (channel < W)[None, :], other=0.0)
-        score = tl.sum(landmark.to(tl.float32) * mean[None, :], axis=1)
+        row = (
+            index
+            + block * index_per_block * ALIGN
+            + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
+            + head * index_per_head * ALIGN
+        )
+        held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
+        if BITS == 0:
+            score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
+        else:
+            products = tl.zeros([TILE, LANES_W], tl.float32)
+            for part in tl.static_range(32 // BITS):
+                products += _as_float(held, part, BITS, LOW_BITS) * means[part][None, :]
+            score = tl.sum(products, axis=1)
+            if BITS == 8:
+                score *= 2.0**60
+            else:
+                score = score * 2.0**86 - (2**BITS - 1) * of_all
+            score *= tl.load(row + W, mask=candidate, other=0).to(tl.float32, bitcast=True)
         score = tl.where(forced, float("inf"), score)
         score = tl.where(exists, score, float("-inf"))
         tl.store(scores + request * scores_per_request + head * scores_per_head + unit, score, mask=unit < units_held)
+
+
+@triton.jit
+@no_type_check
+def _group_mean(query, query_per_member, channel, wanted, G: tl.constexpr, LANES_G: tl.constexpr):
+    """One vector: the group's mean query at these channels."""
+    member = tl.arange(0, LANES_G)
+    group_queries = tl.load(
+        query + member[:, None] * query_per_member + channel[None, :],
+        mask=(member < G)[:, None] & wanted[None, :],
+        other=0.0,
+    )
+    return tl.sum(group_queries.to(tl.float32), axis=0) / G
+
+
+@triton.jit
+@no_type_check
+def _as_float(words, part: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.constexpr):
+    """Code number `part` of each word: times 2 ** -120 if e4m3, else times 2 ** (part * BITS % LOW_BITS - 149)."""
+    if BITS == 8:
+        # Sign to bit 31, the other seven bits to the lower exponent and the upper mantissa of fp32; the sign's copies that
+        # the shift leaves between them are masked out, by 0x87F00000.
+        codes = ((words << (24 - 8 * part)) >> 4) & -0x78100000
+    else:
+        # The mantissa of a subnormal number. Words are shifted only to bring further codes below bit 23.
+        SHIFT: tl.constexpr = part * BITS // LOW_BITS * LOW_BITS
+        codes = (words >> SHIFT) & ((2**BITS - 1) << (part * BITS - SHIFT))
+    return codes.to(tl.float32, bitcast=True)

@@ -14,12 +14,14 @@ from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.head_softmax import HeadSoftmax
 from sparroll.attention.selectors.oracle import OraclePage, OracleToken
 from sparroll.attention.selectors.page_mean import PageMean
+from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.attention.selectors.quest import Quest
 from sparroll.attention.selectors.streaming import Streaming
 from sparroll.errors import UserError, nearest
 
 _SELECTORS: dict[str, type[Selector]] = {
-    selector.kind: selector for selector in (PageMean, Quest, HeadSoftmax, Streaming, OraclePage, OracleToken)
+    selector.kind: selector
+    for selector in (PageMean, QuantizedMean, Quest, HeadSoftmax, Streaming, OraclePage, OracleToken)
 }
 
 
@@ -63,6 +65,7 @@ __all__ = [
     "OraclePage",
     "OracleToken",
     "PageMean",
+    "QuantizedMean",
     "Quest",
     "Selector",
     "Streaming",

@@ -1,0 +1,141 @@
+"""Index rows of few bits: the kernels write the reference's bytes, and read its scores from them."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_caches import DEVICE, ODD_CONTEXTS, SHORT_CONTEXTS, PagedCache, budgets_of, paged_cache, units_wanted
+from sparroll.attention import paged
+from sparroll.attention.selectors import QuantizedMean
+from sparroll.errors import UserError
+
+pytest.importorskip("triton", reason="triton runs on Linux only")
+
+BITS = [8, 4, 2, 1]
+Layout = Literal["token_head", "head_token"]
+CACHES: list[tuple[int, int, Layout]] = [
+    (16, 16, "token_head"),
+    (16, 64, "head_token"),
+    (8, 32, "token_head"),
+    (4, 16, "head_token"),
+    (2, 16, "token_head"),
+    (1, 16, "head_token"),
+]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+
+
+def selector_of(unit: int, bits: int) -> QuantizedMean:
+    return QuantizedMean(page_tokens=unit, first_tokens=16, recent_tokens=32, bits=bits)
+
+
+def both_indices(cache: PagedCache, slots: Tensor) -> tuple[Tensor, Tensor]:
+    found = []
+    for impl in ("reference", "triton"):
+        index = torch.full_like(cache.index_PSHW, 255)
+        paged.update_index(cache.keys_PBHD, index, slots, cache.selector, impl)
+        found.append(index)
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("unit", "block_tokens", "layout"), CACHES)
+def test_bytes_are_those_of_the_reference_and_of_complete_units_only(
+    unit: int, block_tokens: int, layout: Layout, bits: int
+) -> None:
+    contexts = [17, 0, 70]
+    cache = paged_cache(
+        contexts, unit, block_tokens, dtype=torch.bfloat16, layout=layout, selector=selector_of(unit, bits)
+    )
+    slots = torch.cat([cache.slots(), torch.tensor([-1, -1, -16, -17], device=DEVICE)])
+    expected, index = both_indices(cache, slots[torch.randperm(len(slots), device=DEVICE)])
+    assert torch.equal(index, expected)
+    assert int((index != 255).any(-1).sum()) == 2 * sum(context // unit for context in contexts)
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("bits", BITS)
+def test_bytes_at_every_head_size_and_for_keys_of_any_type_and_size(bits: int, dim: int) -> None:
+    dtype = DTYPES[dim // 32 % 3]
+    cache = paged_cache([16, 40, 200], 4, 16, dim=dim, dtype=dtype, selector=selector_of(4, bits))
+    # Tokens apart by up to 24 powers of two, a few channels far above the others, units of equal keys and of zeros.
+    powers = torch.arange(cache.keys_PBHD.shape[0], device=DEVICE) % 25 - 12
+    cache.keys_PBHD.mul_((2.0**powers).to(dtype)[:, None, None, None])
+    cache.keys_PBHD[1::3, :, :, 5:7] *= 50
+    cache.keys_PBHD[::5, :, 0] = 0.0
+    cache.keys_PBHD[::5, :4, 0] = 1.5
+    expected, index = both_indices(cache, cache.slots())
+    assert torch.equal(index, expected)
+
+
+def test_fp8_rounds_as_torch_does_over_its_whole_range() -> None:
+    selector = selector_of(1, 8)
+    # A largest magnitude of 448 makes the scale 1: every e4m3, every middle between two, and their neighbours in fp32.
+    every = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+    middles = (every[1:] + every[:-1]) / 2
+    values = torch.cat([every, middles, middles.nextafter(torch.tensor(1e9)), middles.nextafter(torch.tensor(-1e9))])
+    values = torch.cat([values, -values, torch.tensor([-0.0])])
+    padded = torch.nn.functional.pad(values, (0, -len(values) % 31)).view(-1, 31)
+    keys = torch.cat([padded, torch.full((len(padded), 1), 448.0)], dim=1)
+    keys = torch.nn.functional.pad(keys, (0, 0, 0, -len(keys) % 16)).view(-1, 16, 1, 32).to(DEVICE)
+    index = torch.full((len(keys), 16, 1, selector.index_width(32)), 255, dtype=torch.uint8, device=DEVICE)
+    paged.update_index(keys, index, torch.arange(16 * len(keys), device=DEVICE), selector, "triton")
+    assert torch.equal(index, selector.build_index(keys[:, :, :, None]))
+    stored = index.view(-1, index.shape[-1])[: len(padded), :31]
+    assert torch.equal(stored, padded.to(torch.float8_e4m3fn).view(torch.uint8).to(DEVICE))
+
+
+def assert_same_scores(cache: PagedCache) -> None:
+    cache.index_written()
+    expected, scores = cache.scores("reference"), cache.scores("triton")
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+@pytest.mark.parametrize(("unit", "block_tokens", "layout"), CACHES)
+def test_scores_at_every_unit_and_block(unit: int, block_tokens: int, layout: Layout, bits: int) -> None:
+    contexts = ODD_CONTEXTS if unit == 16 else SHORT_CONTEXTS
+    assert_same_scores(paged_cache(contexts, unit, block_tokens, layout=layout, selector=selector_of(unit, bits)))
+
+
+@pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 4, 5, 6, 7, 8, 16])
+def test_scores_at_every_head_size_and_group(group: int, dim: int) -> None:
+    bits, unit = BITS[(group + dim // 32) % 4], (1, 4, 8)[group % 3]
+    dtype = DTYPES[group % 3]
+    assert_same_scores(
+        paged_cache([17, 0, 100], unit, group=group, dim=dim, dtype=dtype, selector=selector_of(unit, bits))
+    )
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_scores_of_large_and_of_tiny_keys_and_queries(bits: int) -> None:
+    for power in (-30, 20):
+        cache = paged_cache([100], 4, selector=selector_of(4, bits))
+        cache.keys_PBHD.mul_(2.0**power), cache.query_RHGD.mul_(2.0**-power * 100)
+        cache.index_written()
+        torch.testing.assert_close(cache.scores("triton"), cache.scores("reference"), atol=1e-2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("bits", BITS)
+def test_rows_within_their_budget_are_not_scored_and_the_choice_is_the_references(bits: int) -> None:
+    cache = paged_cache(SHORT_CONTEXTS, 4, selector=selector_of(4, bits)).index_written("triton")
+    budgets = budgets_of(cache)
+    scores = cache.scores("triton", kv_budget_tokens_R=budgets)
+    expected = cache.scores("reference", kv_budget_tokens_R=budgets)
+    torch.testing.assert_close(scores, expected, atol=1e-4, rtol=1e-5, equal_nan=True)
+    most = units_wanted(cache, budgets)
+    assert torch.equal(
+        cache.chosen(scores, budgets, most, "triton")[0], cache.chosen(expected, budgets, most, "reference")[0]
+    )
+
+
+def test_rows_that_are_not_aligned_are_refused() -> None:
+    cache = paged_cache([40], 16, selector=selector_of(16, 8))
+    wider = torch.zeros(*cache.index_PSHW.shape[:3], cache.index_PSHW.shape[3] + 4, dtype=torch.uint8, device=DEVICE)
+    cache.index_PSHW = wider[..., :-4]
+    with pytest.raises(UserError, match="multiples of 16 bytes"):
+        cache.scores("triton")
