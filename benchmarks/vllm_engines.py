@@ -270,14 +270,16 @@ class Engine:
         """Shut down, and wait until the GPU's memory is free. Raises RuntimeError where it is not."""
         import torch
         from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+        from vllm.platforms import current_platform
 
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
         backend = sys.modules.get("sparroll.engines.vllm.backend")
         if backend is not None:
             backend._workspace = None
-        # The compiled model and with it its CUDA graphs.
+        # The compiled model and with it its CUDA graphs; the next engine captures into a memory pool of its own.
         torch._dynamo.reset()
+        type(current_platform)._global_graph_pool = None
         until = time.perf_counter() + 60
         while True:
             cleanup_dist_env_and_memory()
