@@ -34,7 +34,6 @@ pytestmark = vllm_gpu.needs_gpu_and_vllm
 ROLLOUT_TOKENS = 120 if DRY else 1000
 GREEDY_TOKENS = 40 if DRY else 300
 LENGTHS = [20, 90] if DRY else [9, 12, 60, 100, 170, 255, 256, 257, 333, 600, 640, 900]
-# FlashAttention 3 computes heads of 32 as heads of 64.
 GREEDY: dict[str, Any] = dict(max_new_tokens=GREEDY_TOKENS, temperature=0, stop_ids=[])
 
 found: dict[str, Any] = {}
