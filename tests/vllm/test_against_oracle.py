@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -172,7 +176,48 @@ def test_the_schedule_can_be_switched_to_dense_and_back(tmp_path: Path) -> None:
             assert_same(greedy(llm, prompts, NEW_TOKENS), oracle(schedule, prompts)[1])
 
 
-def test_vllm_is_its_own_where_nobody_asks_for_sparroll(tmp_path: Path) -> None:
-    with engine(tmp_path, None) as llm:
-        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context
-        assert {type(layer.impl).__module__ for layer in layers.values()} == {"vllm.v1.attention.backends.cpu_attn"}
+PLAIN = """
+import json
+from vllm import LLM, SamplingParams
+from sparroll.models import resolve
+from vllm_runs import random_prompts
+
+llm = LLM(str(resolve("tiny-reasoner")), dtype="float32", max_model_len=512, max_num_seqs=4, enforce_eager=True)
+sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=0)
+outputs = llm.generate([{"prompt_token_ids": ids} for ids in random_prompts([5, 100, 37])], sampling, use_tqdm=False)
+worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
+config, groups = llm.llm_engine.vllm_config, worker.model_runner.attn_groups
+print("found", json.dumps({
+    "tokens": [list(output.outputs[0].token_ids) for output in outputs],
+    "logp": [output.outputs[0].cumulative_logprob for output in outputs],
+    "blocks": [config.cache_config.block_size, config.cache_config.num_gpu_blocks],
+    "cache": [list(cache.shape) for cache in worker.model_runner.kv_caches],
+    "impl": sorted({str(type(layer.impl)) for layer in config.compilation_config.static_forward_context.values()}),
+    "builder": [str(type(builder)) for each in groups for group in each for builder in group.metadata_builders],
+    "sizes": [str(size) for each in groups for group in each for size in group.backend.get_supported_kernel_block_sizes()],
+    "attention": repr(config.attention_config),
+    "backend": [str(group.backend) for each in groups for group in each],
+}))
+"""
+
+
+def test_vllm_is_its_own_where_nobody_asks_for_sparroll() -> None:
+    found = []
+    for plugins in ("", "sparroll"):
+        settings = {"VLLM_PLUGINS": plugins, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(
+            [sys.executable, "-c", PLAIN], env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout.rpartition("found ")[2]))
+    without, installed = found
+    assert "sparroll" in str(installed.pop("backend")) and "sparroll" not in str(without.pop("backend"))
+    assert installed == without
+    assert "vllm.v1.attention.backends.cpu_attn" in installed["impl"][0]
+    assert installed["tokens"][0] and installed["builder"]
+
+
+def test_a_small_block_is_refused_as_without_sparroll(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="No common block size for 16"), engine(tmp_path, None, block_size=16):
+        pass

@@ -49,6 +49,12 @@ def test_stages_of_a_pipeline_are_refused() -> None:
         VLLMEngine("tiny-reasoner", pipeline_parallel_size=2)
 
 
+def test_what_vllms_configuration_refuses_is_a_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match="a KV cache of type fp8"):
+        VLLMEngine("tiny-reasoner", dtype=torch.float32, kv_cache_dtype="fp8")
+
+
 def test_a_second_engine_in_the_process_is_refused(engine: VLLMEngine) -> None:
     with pytest.raises(UserError, match="another VLLMEngine is open"):
         VLLMEngine("tiny-reasoner")
@@ -99,3 +105,54 @@ def test_a_backend_that_did_not_run_is_an_error(engine: VLLMEngine, monkeypatch:
     monkeypatch.setattr(state.State, "report", nothing)
     with pytest.raises(RuntimeError, match="ran another attention backend"):
         engine.generate([[5] * 90], max_new_tokens=8, stop_ids=[])
+
+
+@pytest.mark.parametrize("lost", ["dense_steps", "sparse_steps"])
+def test_a_single_lost_step_of_one_layer_is_an_error(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    import sparroll.engines.vllm.state as state
+
+    report = state.State.report
+
+    def without_one(self: Any) -> Any:
+        found = report(self)
+        layer = found.layers[0 if lost == "dense_steps" else 3]
+        if layer.dense_steps + layer.sparse_steps > before:
+            setattr(layer, lost, getattr(layer, lost) - 1)
+            if lost == "sparse_steps":
+                # It ran, densely.
+                layer.dense_steps += 1
+        return found
+
+    layer = engine.report().layers[0]
+    before = layer.dense_steps + layer.sparse_steps
+    engine.generate([[5] * 90], max_new_tokens=8, stop_ids=[])
+    before += 7
+    monkeypatch.setattr(state.State, "report", without_one)
+    with pytest.raises(RuntimeError, match=f"layer {0 if lost == 'dense_steps' else 3} ran"):
+        engine.generate([[5] * 90], max_new_tokens=8, stop_ids=[])
+
+
+def test_preempted_requests_are_reported_and_accepted(engine: VLLMEngine) -> None:
+    engine.close()
+    for sparse in (True, False):
+        small = VLLMEngine(
+            "tiny-reasoner",
+            schedule=Schedule.fixed(64) if sparse else None,
+            dtype=torch.float32,
+            max_batch=8,
+            max_context_tokens=512,
+            sparse=sparse,
+            num_gpu_blocks_override=24,
+            block_size=32,
+        )
+        try:
+            small.generate([[5] * 60, [6] * 70, [7] * 80, [8] * 90, [9] * 100], n=2, max_new_tokens=80, stop_ids=[])
+            found = small.report()
+        finally:
+            small.close()
+        assert found.preemptions > 0 and found.recomputed_tokens > 0
+        steps = {layer.dense_steps + layer.sparse_steps for layer in found.layers}
+        assert steps == {10 * 79 - found.resumed_tokens}
+        assert (found.resumed_tokens > 0) == sparse

@@ -67,8 +67,17 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
 
     try:
         return vllm.LLM(model=model, **arguments)
+    except ValueError as error:
+        raise _user_error(error) from None
     finally:
         torch.set_num_threads = set_threads
+
+
+def _user_error(error: ValueError) -> ValueError:
+    """What our hook in vLLM's configuration raised (compat.hook_config), without pydantic's ValidationError around it."""
+    details = error.errors(include_url=False, include_input=False) if hasattr(error, "errors") else []
+    raised = [detail.get("ctx", {}).get("error") for detail in details]
+    return next((one for one in raised if isinstance(one, UserError)), error)
 
 
 def capacity(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
