@@ -1,4 +1,4 @@
-"""The counting of preemptions against vLLM's own schedulers: both runners' ways, scheduling ahead or not, prefix cache or not.
+"""The counting of preemptions against vLLM's own schedulers, for both runners, scheduling ahead or not.
 
 A worker is imitated: it decides which rows decode as the runners do, and samples random tokens.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import random
 from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,9 +33,9 @@ def ahead(request: pytest.FixtureRequest) -> bool:
 
 
 @pytest.fixture(params=[1, 2], ids=["runner v1", "runner v2"])
-def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+def runner(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     monkeypatch.setenv("VLLM_USE_V2_MODEL_RUNNER", str(request.param - 1))
-    yield request.param
+    return request.param
 
 
 @dataclass
@@ -112,10 +111,11 @@ def scheduler(ahead: bool, prefix_cache: bool, chunk_tokens: int, blocks: int, m
 
 
 def requests(chance: random.Random) -> list[Any]:
-    from vllm import SamplingParams
     from vllm.utils.hashing import sha256
     from vllm.v1.core.kv_cache_utils import get_request_block_hasher, init_none_hash
     from vllm.v1.request import Request
+
+    from vllm import SamplingParams
 
     init_none_hash(sha256)
     sampling = SamplingParams(temperature=0, max_tokens=80, ignore_eos=True, stop_token_ids=[STOP])
