@@ -52,7 +52,7 @@ class Case:
     block_table_RM: Tensor
     context_tokens_R: Tensor
     scores_RHU: Tensor
-    workspace: paged.DecodeWorkspace
+    workspace: paged.StepWorkspace
 
     @staticmethod
     def build(options: argparse.Namespace, name: str, contexts: np.ndarray) -> Case:
@@ -73,7 +73,7 @@ class Case:
             selector, name, contexts, query, cache[..., : options.dim], cache[..., options.dim :], index, table.to(device),
             torch.from_numpy(contexts).to(device, torch.int32),
             torch.full((batch, options.heads, units), torch.nan, device=device),
-            paged.DecodeWorkspace.allocate(batch, options.group, options.dim, dtype, device),
+            paged.StepWorkspace.allocate(batch, options.group, options.dim, dtype, selector, device),
         )  # fmt: skip
 
     @property
@@ -90,7 +90,8 @@ class Case:
     def score(self, impl: str = "triton", into: Tensor | None = None, budgets_R: Tensor | None = None) -> None:
         paged.score_units(
             self.query_RHGD, self.index_PSHW, self.block_table_RM, self.context_tokens_R, self.selector,
-            self.scores_RHU if into is None else into, impl, kv_budget_tokens_R=budgets_R,
+            self.scores_RHU if into is None else into, impl, kv_budget_tokens_R=budgets_R, workspace=self.workspace,
+            planned=budgets_R is not None,
         )  # fmt: skip
 
 
@@ -136,7 +137,7 @@ class Choice:
     def plan(self) -> None:
         """Once a step, for all layers."""
         case = self.case
-        paged.plan_decode(
+        paged.plan_step(
             case.context_tokens_R, self.budgets_R, case.selector, self.unit_ids_RHN.shape[2], case.workspace
         )
 
@@ -324,13 +325,15 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
         for found, before in zip(outputs(), expected, strict=True):
             torch.testing.assert_close(found, before, atol=2e-2, rtol=2e-2)
 
-    for tile_bytes, programs in itertools.product((8192, 16384, 32768), (1024, 2048, 4096, 8192, 16384)):
+    for tile_units, programs in itertools.product((16, 32, 64), (1024, 2048, 4096)):
+        workspace = dataclasses.replace(case.workspace, scored_tile_units=tile_units)
+        dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace)).plan()
         add(
-            lambda tile_bytes=tile_bytes, programs=programs: triton_score.score_units(
+            lambda programs=programs, workspace=workspace: triton_score.score_units(
                 case.query_RHGD, case.index_PSHW, case.block_table_RM, case.context_tokens_R, case.selector,
-                case.scores_RHU, None, 1.0, tile_bytes, programs,
+                case.scores_RHU, choice.budgets_R, 1.0, workspace, True, programs,
             ),
-            kernel="scores", tile_bytes=tile_bytes, programs=programs,
+            kernel="scores", tile_units=tile_units, programs=programs,
         )  # fmt: skip
     for warps in (4, 8, 16, 32):
         add(
@@ -344,7 +347,7 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
              (128, 8, 3, 1)]  # fmt: skip
     for values in tiles:
         tile = paged.Tile(*values)
-        workspace = paged.DecodeWorkspace.allocate(requests, group, dim, case.keys_PBHD.dtype, "cuda", tile)
+        workspace = paged.StepWorkspace.allocate(requests, group, dim, case.keys_PBHD.dtype, "cuda", tile)
         other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace))
         other.plan()
         add(other.attend, kernel="attention", **dataclasses.asdict(tile))

@@ -69,9 +69,21 @@ class PagedCache:
         scores = torch.full((requests, heads, self.units), torch.nan, device=DEVICE)
         paged.score_units(
             self.query_RHGD, self.index_PSHW, self.block_table_RM, self.context_tokens_R, self.selector, scores, impl,
-            **settings,
+            workspace=self.workspace(), **settings,
         )  # fmt: skip
         return scores
+
+    def workspace(self, programs: int | None = None) -> paged.StepWorkspace:
+        """Full of rubbish."""
+        requests, _, group, dim = self.query_RHGD.shape
+        workspace = paged.StepWorkspace.allocate(
+            requests, group, dim, self.query_RHGD.dtype, self.selector, DEVICE, programs=programs
+        )
+        for plan in (workspace.read_before_R, workspace.scored_before_R):
+            plan.fill_(-1 << 30)
+        workspace.mixed_XGD.fill_(torch.nan)
+        workspace.log_sum_XG.fill_(torch.nan)
+        return workspace
 
     def chosen(self, scores: Tensor, budgets: Tensor, most: int, impl: str) -> tuple[Tensor, Tensor]:
         """Unit ids and pages, written over poison."""
@@ -88,11 +100,7 @@ class PagedCache:
         self, ids: Tensor, budgets: Tensor, impl: str, programs: int | None = None, pages_RHN: Tensor | None = None
     ) -> Tensor:
         out = torch.full_like(self.query_RHGD, torch.nan)
-        requests, _, group, dim = out.shape
-        workspace = paged.DecodeWorkspace.allocate(requests, group, dim, out.dtype, DEVICE, programs=programs)
-        workspace.tiles_before_R.fill_(-1 << 30)
-        workspace.mixed_XGD.fill_(torch.nan)
-        workspace.log_sum_XG.fill_(torch.nan)
+        workspace = self.workspace(programs)
         paged.paged_decode(
             self.query_RHGD, self.keys_PBHD, self.values_PBHD, self.block_table_RM, ids, self.context_tokens_R,
             budgets, self.selector, self.scale, out, workspace, impl, pages_RHN=pages_RHN,

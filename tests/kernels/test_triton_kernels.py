@@ -257,15 +257,14 @@ def test_all_operations_replay_in_one_cuda_graph_at_other_lengths_and_budgets() 
     most = units_wanted(cache, torch.full_like(budgets, 1024))
     scores, out = cache.scores("triton"), torch.full_like(cache.query_RHGD, torch.nan)
     ids, pages = cache.chosen(scores, budgets, most, "triton")
-    requests, _, group, dim = out.shape
-    workspace = paged.DecodeWorkspace.allocate(requests, group, dim, out.dtype, DEVICE)
+    requests, workspace = len(out), cache.workspace()
     slots = cache.slots()[-requests:].clone()
 
     def step() -> None:
         paged.update_index(cache.keys_PBHD, cache.index_PSHW, slots, cache.selector, "triton")
         paged.score_units(
             cache.query_RHGD, cache.index_PSHW, cache.block_table_RM, cache.context_tokens_R, cache.selector, scores,
-            "triton", kv_budget_tokens_R=budgets,
+            "triton", kv_budget_tokens_R=budgets, workspace=workspace,
         )  # fmt: skip
         paged.choose_units(
             scores, cache.context_tokens_R, budgets, cache.selector, ids, "triton", pages_RHN=pages,

@@ -93,7 +93,7 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
     selector, units_per_block = SCHEDULE.selector, block // 16
     kv_cache = cache("NHD", block)
     table = torch.randperm(P)[: R * M].view(R, M).int()
-    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.float32, torch.device("cpu"))
+    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.float32, selector, torch.device("cpu"))
     monkeypatch.setattr(backend, "_workspace", work)
 
     builder = object.__new__(backend.SparseMetadataBuilder)

@@ -30,10 +30,12 @@ _MODULES = {
         "update_index": "triton_index",
         "score_units": "triton_score",
         "choose_units": "triton_top_k",
-        "plan_decode": "triton_decode",
+        "plan_step": "triton_plan",
         "paged_decode": "triton_decode",
     },
 }
+SCORED_TILE_BYTES = 8192
+"""Index bytes that a program has in flight when it scores."""
 MOST_UNITS = 8192
 """Units of one request that the triton selection can choose among."""
 _ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
@@ -64,12 +66,18 @@ class Tile:
 
 
 @dataclass(frozen=True)
-class DecodeWorkspace:
-    """What the programs of `paged_decode` share. Allocated once, for all layers and batch sizes."""
+class StepWorkspace:
+    """What the programs of a step's kernels share. Allocated once, for all layers and batch sizes."""
 
     tile: Tile
-    tiles_before_R: Tensor
-    """[most requests + 1] int32: tiles that each head of all requests before this one reads; see `plan_decode`."""
+    scored_tile_units: int
+    """Units that a program scores at a time."""
+    processors: int
+    """Multiprocessors of the device."""
+    read_before_R: Tensor
+    """[most requests + 1] int32: tiles that one head of all requests before this one reads; see `plan_step`."""
+    scored_before_R: Tensor
+    """The same for tiles of units that are scored."""
     mixed_XGD: Tensor
     """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
     log_sum_XG: Tensor
@@ -81,18 +89,28 @@ class DecodeWorkspace:
         group: int,
         dim: int,
         dtype: torch.dtype,
+        selector: Selector,
         device: torch.device | str,
         tile: Tile | None = None,
         programs: int | None = None,
-    ) -> DecodeWorkspace:
-        """For caches of that dtype. `tile` and `programs` are for measurements; any values give the same results."""
+        scored_tile_units: int | None = None,
+    ) -> StepWorkspace:
+        """For caches of that dtype. The last three are for measurements; any values give the same results."""
         device = torch.device(device)
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
-        return DecodeWorkspace(
+        row_bytes = selector.index_width(dim) * selector.index_dtype.itemsize
+
+        def integers() -> Tensor:
+            return torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
+
+        return StepWorkspace(
             tile,
-            torch.zeros(max_requests + 1, dtype=torch.int32, device=device),
+            scored_tile_units or min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), 256),
+            processors,
+            integers(),
+            integers(),
             torch.zeros(parts, group, dim, dtype=torch.float32, device=device),
             torch.zeros(parts, group, dtype=torch.float32, device=device),
         )
@@ -104,7 +122,8 @@ class DecodeWorkspace:
 
     @property
     def bytes(self) -> int:
-        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + self.tiles_before_R.numel())
+        plans = self.read_before_R.numel() + self.scored_before_R.numel()
+        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + plans)
 
 
 def update_index(
@@ -127,6 +146,26 @@ def update_index(
     _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector)
 
 
+def plan_step(
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    most_units: int,
+    workspace: StepWorkspace,
+    impl: str = "triton",
+) -> None:
+    """How `score_units` and `paged_decode` share their work among programs: into the workspace, once for all layers.
+
+    most_units: N, the columns of the lists of chosen units. The reference has nothing to plan.
+    """
+    _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, tuple(context_tokens_R.shape)))
+    if impl == "triton":
+        _fits(workspace, len(context_tokens_R))
+        _operation(impl, "plan_step", context_tokens_R)(
+            context_tokens_R, kv_budget_tokens_R, selector, most_units, workspace
+        )
+
+
 def score_units(
     query_RHGD: Tensor,
     index_PSHW: Tensor,
@@ -138,13 +177,16 @@ def score_units(
     *,
     kv_budget_tokens_R: Tensor | None = None,
     scale: float | None = None,
+    workspace: StepWorkspace | None = None,
+    planned: bool = False,
 ) -> None:
     """Score every unit of each (request, head) into scores_RHU (fp32), as `selector.score` does.
 
     Units that are read anyway (first, recent, the incomplete one) are +inf, units past the context -inf. A padding row has
     context 0. With `kv_budget_tokens_R`, rows whose context lies within their budget are left as they are (all their units
     will be chosen), and units past the context may be: `choose_units` does not look at them.
-    `scale` is what the model multiplies q.k with (default D ** -0.5), for selectors that use it.
+    `scale` is what the model multiplies q.k with (default D ** -0.5), for selectors that use it. `planned`: `plan_step` was
+    called with the same contexts and budgets.
     """
     requests, heads, _, dim = query_RHGD.shape
     blocks, units_per_block = index_PSHW.shape[:2]
@@ -160,9 +202,11 @@ def score_units(
     _dtype("scores_RHU", scores_RHU, torch.float32)
     _contiguous_rows(query_RHGD=query_RHGD, index_PSHW=index_PSHW, block_table_RM=block_table_RM, scores_RHU=scores_RHU)
     _scored(selector, impl)
+    if impl == "triton":
+        _fits(workspace, requests)
     _operation(impl, "score_units", query_RHGD)(
         query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, kv_budget_tokens_R,
-        dim**-0.5 if scale is None else scale,
+        dim**-0.5 if scale is None else scale, workspace, planned,
     )  # fmt: skip
 
 
@@ -215,26 +259,6 @@ def choose_units(
     )  # fmt: skip
 
 
-def plan_decode(
-    context_tokens_R: Tensor,
-    kv_budget_tokens_R: Tensor,
-    selector: Selector,
-    most_units: int,
-    workspace: DecodeWorkspace,
-    impl: str = "triton",
-) -> None:
-    """How `paged_decode` shares its work among programs, which is the same in all layers: into the workspace.
-
-    most_units: N, the columns of the lists of chosen units. The reference has nothing to plan.
-    """
-    _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, tuple(context_tokens_R.shape)))
-    if impl == "triton":
-        _fits(workspace, len(context_tokens_R))
-        _operation(impl, "plan_decode", context_tokens_R)(
-            context_tokens_R, kv_budget_tokens_R, selector, most_units, workspace
-        )
-
-
 def paged_decode(
     query_RHGD: Tensor,
     keys_PBHD: Tensor,
@@ -246,7 +270,7 @@ def paged_decode(
     selector: Selector,
     scale: float,
     out_RHGD: Tensor,
-    workspace: DecodeWorkspace | None = None,
+    workspace: StepWorkspace | None = None,
     impl: str = "reference",
     *,
     pages_RHN: Tensor | None = None,
@@ -256,7 +280,7 @@ def paged_decode(
 
     Tokens at or past the context are never read, whatever lies there; padding rows (context 0) become zeros. unit_ids_RHN
     int32 and kv_budget_tokens_R as for `choose_units`: what lies past the budget is not looked at, filled or not. Given
-    `pages_RHN`, no block table is looked up. `planned`: `plan_decode` was called with the same contexts and budgets.
+    `pages_RHN`, no block table is looked up. `planned`: `plan_step` was called with the same contexts and budgets.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]
@@ -355,17 +379,17 @@ def _scored(selector: Selector, impl: str) -> None:
         )
 
 
-def _fits(workspace: DecodeWorkspace | None, requests: int, rows: tuple[int, int] | None = None) -> None:
+def _fits(workspace: StepWorkspace | None, requests: int, rows: tuple[int, int] | None = None) -> None:
     if workspace is None:
-        raise UserError("the triton decode needs a workspace", "DecodeWorkspace.allocate(...), once")
+        raise UserError('impl="triton" needs a workspace', "StepWorkspace.allocate(...), once")
     if rows and (rows[0] > 16 or rows[1] > 256):
         raise UserError(
             f"the triton decode takes up to 16 query heads per kv head and head size 256, got {rows[0]} and {rows[1]}"
         )
     held = tuple(workspace.mixed_XGD.shape[1:])
-    if len(workspace.tiles_before_R) <= requests or (rows and held != rows):
+    most = len(workspace.read_before_R) - 1
+    if requests > most or (rows and held != rows):
         raise UserError(
-            f"the workspace is for {len(workspace.tiles_before_R) - 1} requests of (group, head size) {held}, needed: "
-            f"{requests} of {rows or held}",
+            f"the workspace is for {most} requests of (group, head size) {held}, needed: {requests} of {rows or held}",
             "allocate it for the largest batch",
         )

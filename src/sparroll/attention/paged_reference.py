@@ -35,6 +35,8 @@ def score_units(
     scores_RHU: Tensor,
     kv_budget_tokens_R: Tensor | None,
     scale: float,
+    workspace: Any = None,
+    planned: bool = False,
 ) -> None:
     """See paged.score_units."""
     unit, units_per_block = selector.unit_tokens, index_PSHW.shape[1]

@@ -11,36 +11,14 @@ from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.triton_launch import after_previous, overlapping
+from sparroll.attention.triton_plan import plan_step, request_at, stretch
 
 if TYPE_CHECKING:
-    from sparroll.attention.paged import DecodeWorkspace
+    from sparroll.attention.paged import StepWorkspace
 
 _LOG2_E = 1.4426950408889634
 _PARTS = 16
 """Partial results that the addition holds at a time."""
-
-
-def plan_decode(
-    context_tokens_R: Tensor,
-    kv_budget_tokens_R: Tensor,
-    selector: Selector,
-    most_units: int,
-    workspace: DecodeWorkspace,
-) -> None:
-    """See paged.plan_decode."""
-    requests = len(context_tokens_R)
-    if requests:
-        _plan[(1,)](
-            context_tokens_R,
-            kv_budget_tokens_R,
-            workspace.tiles_before_R,
-            requests,
-            most_units,
-            UNIT=selector.unit_tokens,
-            TILE=workspace.tile.tokens,
-            LANES_R=triton.next_power_of_2(requests),
-            num_warps=4,
-        )
 
 
 def paged_decode(
@@ -54,7 +32,7 @@ def paged_decode(
     selector: Selector,
     scale: float,
     out_RHGD: Tensor,
-    workspace: DecodeWorkspace,
+    workspace: StepWorkspace,
     pages_RHN: Tensor | None,
     planned: bool,
 ) -> None:
@@ -63,7 +41,7 @@ def paged_decode(
     if requests == 0:
         return
     if not planned:
-        plan_decode(context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN.shape[2], workspace)
+        plan_step(context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN.shape[2], workspace)
     unit, tile = selector.unit_tokens, workspace.tile
     lanes_d = triton.next_power_of_2(dim)
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
@@ -77,7 +55,7 @@ def paged_decode(
         pages,
         context_tokens_R,
         kv_budget_tokens_R,
-        workspace.tiles_before_R,
+        workspace.read_before_R,
         out_RHGD,
         workspace.mixed_XGD,
         workspace.log_sum_XG,
@@ -108,7 +86,7 @@ def paged_decode(
     _add_up[(group, heads, requests)](
         workspace.mixed_XGD,
         workspace.log_sum_XG,
-        workspace.tiles_before_R,
+        workspace.read_before_R,
         out_RHGD,
         *out_RHGD.stride()[:3],
         requests,
@@ -125,28 +103,6 @@ def paged_decode(
 
 @triton.jit
 @no_type_check
-def _plan(
-    context_tokens,
-    kv_budget_tokens,
-    tiles_before,
-    requests,
-    most_units,
-    UNIT: tl.constexpr,
-    TILE: tl.constexpr,
-    LANES_R: tl.constexpr,
-):
-    request = tl.arange(0, LANES_R)
-    context = tl.load(context_tokens + request, mask=request < requests, other=0).to(tl.int32)
-    budget = tl.load(kv_budget_tokens + request, mask=request < requests, other=0).to(tl.int32)
-    units = (context + UNIT - 1) // UNIT
-    chosen_units = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most_units)
-    tiles = (chosen_units * UNIT + TILE - 1) // TILE
-    tl.store(tiles_before + request + 1, tl.cumsum(tiles, axis=0), mask=request < requests)
-    tl.store(tiles_before, 0)
-
-
-@triton.jit
-@no_type_check
 def _gather(
     query,
     keys,
@@ -156,7 +112,7 @@ def _gather(
     pages,
     context_tokens,
     kv_budget_tokens,
-    tiles_before,
+    read_before,
     out,
     mixed,
     log_sum,
@@ -193,28 +149,18 @@ def _gather(
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
-    program = tl.program_id(0)
-    total = tl.load(tiles_before + requests) * HEADS
-    share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
-    at = program * share
-    end = tl.minimum(at + share, total)
-
+    at, end = stretch(read_before, requests, HEADS)
     member = tl.arange(0, LANES_G)
     channel = tl.arange(0, LANES_D)
     in_group = (member < G)[:, None] & (channel < D)[None, :]
-    each = tl.arange(0, LANES_R)
-    starts = tl.load(tiles_before + each, mask=each < requests, other=0) * HEADS
     while at < end:
-        # The last request that starts here or before; one without tiles starts where the next one does.
-        request = (tl.sum(((starts <= at) & (each < requests)).to(tl.int32), axis=0) - 1).to(tl.int64)
-        before = tl.load(tiles_before + request)
-        tiles = tl.load(tiles_before + request + 1) - before
+        request, request_begins, tiles = request_at(at, read_before, requests, HEADS, LANES_R)
         context = tl.load(context_tokens + request).to(tl.int32)
         budget = tl.load(kv_budget_tokens + request).to(tl.int32)
         units = (context + UNIT - 1) // UNIT
         chosen_units = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most_units)
-        head = (at - before * HEADS) // tiles
-        first_tile = at - before * HEADS - head * tiles
+        head = (at - request_begins) // tiles
+        first_tile = at - request_begins - head * tiles
         last_tile = tl.minimum(tiles, first_tile + end - at)
 
         ids_row = unit_ids + request * ids_per_request + head * ids_per_head
@@ -287,7 +233,7 @@ def _gather(
             )
         else:
             # A program cuts at most two pairs: the one that it goes on with, and the one that it begins.
-            part = (2 * program + (first_tile == 0).to(tl.int32)).to(tl.int64)
+            part = (2 * tl.program_id(0) + (first_tile == 0).to(tl.int32)).to(tl.int64)
             log_total = tl.where(total_weight > 0.0, top + tl.log2(divisor), float("-inf"))
             tl.store(log_sum + part * G + member, log_total, mask=member < G)
             tl.store(mixed + part * (G * D) + member[:, None] * D + channel[None, :], mix, mask=in_group)
@@ -324,7 +270,7 @@ def _look_up(
 def _add_up(
     mixed,
     log_sum,
-    tiles_before,
+    read_before,
     out,
     out_per_request,
     out_per_head,
@@ -343,9 +289,9 @@ def _add_up(
     head = tl.program_id(1)
     heads = tl.num_programs(1)
     request = tl.program_id(2).to(tl.int64)
-    total = tl.load(tiles_before + requests) * heads
-    before = tl.load(tiles_before + request)
-    tiles = tl.load(tiles_before + request + 1) - before
+    total = tl.load(read_before + requests) * heads
+    before = tl.load(read_before + request)
+    tiles = tl.load(read_before + request + 1) - before
     share = tl.maximum((total + PROGRAMS - 1) // PROGRAMS, 1)
     begins = before * heads + head * tiles
     first = begins // share

@@ -1,5 +1,5 @@
-"""Scores of all units of each (request, head). Bound by reading the index once; neighbouring programs take neighbouring
-heads, whose rows of the same unit lie side by side.
+"""Scores of all units of each (request, head). Bound by reading the index once: all tiles of units of all requests stand in
+one row, each with all its heads one after the other, whose rows lie side by side; every program takes an equal stretch.
 
 Rows are floating-point numbers of any type, or words of packed codes. A code is never converted: masked in its word, it is
 the bit pattern of a float already, a power of two away from its value, and the query carries that power.
@@ -7,7 +7,7 @@ the bit pattern of a float already, a power of two away from its value, and the 
 
 from __future__ import annotations
 
-from typing import no_type_check
+from typing import TYPE_CHECKING, no_type_check
 
 import triton
 import triton.language as tl
@@ -17,11 +17,13 @@ from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.attention.triton_index import words_of
 from sparroll.attention.triton_launch import after_previous, overlapping
+from sparroll.attention.triton_plan import plan_step, request_at, stretch
 
-TILE_BYTES = 8192
-"""Index bytes that one program has in flight."""
-PROGRAMS = 2048
-"""Aimed at, so that requests of different length even out."""
+if TYPE_CHECKING:
+    from sparroll.attention.paged import StepWorkspace
+
+PROGRAMS_PER_MULTIPROCESSOR = 16
+"""As many as run at a time, each with 8 KB of the index in flight."""
 
 
 def score_units(
@@ -33,43 +35,46 @@ def score_units(
     scores_RHU: Tensor,
     kv_budget_tokens_R: Tensor | None,
     scale: float,
-    tile_bytes: int = TILE_BYTES,
-    programs: int = PROGRAMS,
+    workspace: StepWorkspace,
+    planned: bool,
+    programs: int | None = None,
 ) -> None:
-    """See paged.score_units. Page means need no scale; `tile_bytes` and `programs` are for measurements."""
+    """See paged.score_units. Page means need no scale; `programs` is for measurements."""
     requests, heads, group, dim = query_RHGD.shape
     units, unit = scores_RHU.shape[2], selector.unit_tokens
     if requests == 0:
         return
+    if not planned:
+        plan_step(context_tokens_R, kv_budget_tokens_R, selector, units, workspace)
     bits, align, rows = 0, 1, index_PSHW
     if isinstance(selector, QuantizedMean):
         bits, align, rows = selector.bits, selector.row_align // 4, words_of(index_PSHW, selector)
     held = dim * bits // 32 if bits else rows.shape[3]
     lanes = triton.next_power_of_2(held)
-    tile_units = min(max(tile_bytes // (lanes * rows.element_size()), 16), 256)
-    shares = max(1, min(triton.cdiv(units, tile_units), triton.cdiv(programs, requests * heads)))
-    _mean_query[(heads, shares, requests)](
+    _mean_query[(programs or workspace.processors * PROGRAMS_PER_MULTIPROCESSOR,)](
         query_RHGD,
         rows,
         block_table_RM,
         context_tokens_R,
-        context_tokens_R if kv_budget_tokens_R is None else kv_budget_tokens_R,
+        workspace.scored_before_R,
         scores_RHU,
         *query_RHGD.stride()[:3],
         *(stride // align for stride in rows.stride()[:3]),
         block_table_RM.stride(0),
         *scores_RHU.stride()[:2],
         units,
+        requests,
         UNIT=unit,
         UNITS_PER_BLOCK=index_PSHW.shape[1],
         FIRST=selector.first_tokens // unit,
         RECENT=selector.recent_tokens // unit,
+        HEADS=heads,
         G=group,
         W=held,
         LANES_G=triton.next_power_of_2(group),
         LANES_W=lanes,
-        TILE=tile_units,
-        SKIP_WITHIN_BUDGET=kv_budget_tokens_R is not None,
+        LANES_R=triton.next_power_of_2(requests),
+        TILE=workspace.scored_tile_units,
         BITS=bits,
         ALIGN=align,
         num_warps=4,
@@ -84,7 +89,7 @@ def _mean_query(
     index,
     block_table,
     context_tokens,
-    kv_budget_tokens,
+    scored_before,
     scores,
     query_per_request,
     query_per_head,
@@ -96,77 +101,71 @@ def _mean_query(
     scores_per_request,
     scores_per_head,
     units_held,
+    requests,
     UNIT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
     FIRST: tl.constexpr,
     RECENT: tl.constexpr,
+    HEADS: tl.constexpr,
     G: tl.constexpr,
     W: tl.constexpr,
     LANES_G: tl.constexpr,
     LANES_W: tl.constexpr,
+    LANES_R: tl.constexpr,
     TILE: tl.constexpr,
-    SKIP_WITHIN_BUDGET: tl.constexpr,
     BITS: tl.constexpr,
     ALIGN: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
-    head = tl.program_id(0)
-    request = tl.program_id(2).to(tl.int64)
-    context = tl.load(context_tokens + request)
-    units = (context + UNIT - 1) // UNIT
-    tiles = (units_held + TILE - 1) // TILE
-    if SKIP_WITHIN_BUDGET:
-        # Whoever gives budgets chooses among the units of the context alone.
-        tiles = (tl.minimum(units, units_held) + TILE - 1) // TILE
-        tiles = tl.where(tl.load(kv_budget_tokens + request) >= context, 0, tiles)
-
+    at, end = stretch(scored_before, requests, HEADS)
     lane = tl.arange(0, LANES_W)
-    first_query = query + request * query_per_request + head * query_per_head
-    if BITS == 0:
-        mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
-    else:
-        # Bits of a word that lie in the mantissa of a float, as far as they are whole codes.
-        LOW_BITS: tl.constexpr = 23 // BITS * BITS
-        means = ()
-        summed = tl.zeros([LANES_W], tl.float32)
-        for part in tl.static_range(32 // BITS):
-            channels = lane * (32 // BITS) + part
-            its_mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
-            summed += its_mean
-            means += (its_mean * 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS),)
-        of_all = tl.sum(summed, axis=0)
-
-    for tile in range(tl.program_id(1), tiles, tl.num_programs(1)):
-        unit = tile * TILE + tl.arange(0, TILE)
-        exists = unit < units
-        forced = (unit < FIRST) | (unit >= units - RECENT)
-        # The row of an incomplete unit was never written; it is among the forced ones and not read.
-        candidate = exists & (forced == 0)
-        column = unit // UNITS_PER_BLOCK
-        block = tl.load(block_table + request * table_per_request + column, mask=candidate, other=0).to(tl.int64)
-        row = (
-            index
-            + block * index_per_block * ALIGN
-            + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
-            + head * index_per_head * ALIGN
-        )
-        held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
-        if BITS == 0:
-            score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
-        else:
-            products = tl.zeros([TILE, LANES_W], tl.float32)
-            for part in tl.static_range(32 // BITS):
-                products += _as_float(held, part, BITS, LOW_BITS) * means[part][None, :]
-            score = tl.sum(products, axis=1)
-            if BITS == 8:
-                score *= 2.0**60
+    # Bits of a word that lie in the mantissa of a float, as far as they are whole codes.
+    LOW_BITS: tl.constexpr = 0 if BITS == 0 else 23 // BITS * BITS
+    while at < end:
+        request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
+        units = (tl.load(context_tokens + request) + UNIT - 1) // UNIT
+        last = tl.minimum(end, request_begins + tiles * HEADS)
+        for place in range(at, last):
+            head = (place - request_begins) % HEADS
+            unit = (place - request_begins) // HEADS * TILE + tl.arange(0, TILE)
+            exists = unit < units
+            forced = (unit < FIRST) | (unit >= units - RECENT)
+            # The row of an incomplete unit was never written; it is among the forced ones and not read.
+            candidate = exists & (forced == 0)
+            column = unit // UNITS_PER_BLOCK
+            block = tl.load(block_table + request * table_per_request + column, mask=candidate, other=0).to(tl.int64)
+            row = (
+                index
+                + block * index_per_block * ALIGN
+                + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
+                + head * index_per_head * ALIGN
+            )
+            held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
+            first_query = query + request * query_per_request + head * query_per_head
+            if BITS == 0:
+                mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
+                score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
             else:
-                score = score * 2.0**86 - (2**BITS - 1) * of_all
-            score *= tl.load(row + W, mask=candidate, other=0).to(tl.float32, bitcast=True)
-        score = tl.where(forced, float("inf"), score)
-        score = tl.where(exists, score, float("-inf"))
-        tl.store(scores + request * scores_per_request + head * scores_per_head + unit, score, mask=unit < units_held)
+                products = tl.zeros([TILE, LANES_W], tl.float32)
+                summed = tl.zeros([LANES_W], tl.float32)
+                for part in tl.static_range(32 // BITS):
+                    channels = lane * (32 // BITS) + part
+                    mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
+                    summed += mean
+                    mean *= 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS)
+                    products += _as_float(held, part, BITS, LOW_BITS) * mean[None, :]
+                score = tl.sum(products, axis=1)
+                if BITS == 8:
+                    score *= 2.0**60
+                else:
+                    score = score * 2.0**86 - (2**BITS - 1) * tl.sum(summed, axis=0)
+                score *= tl.load(row + W, mask=candidate, other=0).to(tl.float32, bitcast=True)
+            score = tl.where(forced, float("inf"), score)
+            score = tl.where(exists, score, float("-inf"))
+            target = scores + request * scores_per_request + head * scores_per_head
+            tl.store(target + unit, score, mask=unit < units_held)
+        at = last
 
 
 @triton.jit

@@ -26,6 +26,7 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from sparroll.attention import paged
+from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.batch import Rows
 from sparroll.engines.vllm.layer import SparseLayer
@@ -54,7 +55,7 @@ class Workspace:
     scores_RHU: Tensor
     unit_ids_RHN: Tensor
     pages_RHN: Tensor
-    decode: paged.DecodeWorkspace
+    shared: paged.StepWorkspace
     kv_budget_tokens_R: Tensor
     read_tokens_RH: Tensor
     starts: Tensor
@@ -62,7 +63,14 @@ class Workspace:
 
     @staticmethod
     def allocate(
-        rows: int, heads: int, group: int, dim: int, most_units: int, dtype: torch.dtype, device: torch.device
+        rows: int,
+        heads: int,
+        group: int,
+        dim: int,
+        most_units: int,
+        dtype: torch.dtype,
+        selector: Selector,
+        device: torch.device,
     ) -> Workspace:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
@@ -71,7 +79,7 @@ class Workspace:
             scores_RHU=torch.zeros(rows, heads, most_units, dtype=torch.float32, device=device),
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
-            decode=paged.DecodeWorkspace.allocate(rows, group, dim, dtype, device),
+            shared=paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device),
             kv_budget_tokens_R=integers(rows),
             read_tokens_RH=integers(rows, heads),
             starts=integers(rows * heads + 1),
@@ -163,10 +171,9 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         STATE.budgets(context_tokens_R, budgets_R)
         if rows.whole_R.any():
             budgets_R.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
-        if STATE.attention == "triton":
-            selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
-            assert selector is not None, "a plan without a schedule"
-            paged.plan_decode(context_tokens_R, budgets_R, selector, most_units, _workspace.decode)
+        selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
+        assert selector is not None, "a plan without a schedule"
+        paged.plan_step(context_tokens_R, budgets_R, selector, most_units, _workspace.shared)
         if STATE.attention == "fa3_pages":
             heads = _workspace.read_tokens_RH.shape[1]
             torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
@@ -201,10 +208,10 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
                 'additional_config={"sparroll": "schedule.toml"}, or a preset\'s name; or set ' + SCHEDULE_VARIABLE,
             )
         self.start_layer(FlashAttentionImpl, vllm_config, arguments, named)
-        if STATE.has_index:
-            self._allocate(vllm_config)
+        if STATE.selector is not None:
+            self._allocate(vllm_config, STATE.selector)
 
-    def _allocate(self, vllm_config: Any) -> None:
+    def _allocate(self, vllm_config: Any, selector: Selector) -> None:
         # Here, while the model is built, so that vLLM counts it before it sizes the KV cache.
         global _workspace
         if STATE.attention == "fa3_pages":
@@ -226,6 +233,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             self.head_size,
             most_units,
             vllm_config.model_config.dtype,
+            selector,
             STATE.device,
         )
         STATE.has_workspace = True
@@ -260,6 +268,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             impl="triton",
             kv_budget_tokens_R=plan.kv_budget_tokens_R,
             scale=self.scale,
+            workspace=work.shared,
+            planned=True,
         )
         paged.choose_units(
             scores_RHU,
@@ -288,7 +298,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             selector,
             self.scale,
             out_RHGD,
-            work.decode,
+            work.shared,
             impl="triton",
             pages_RHN=pages_RHN,
             planned=True,
