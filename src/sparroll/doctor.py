@@ -163,10 +163,8 @@ def _vllm_attention(device: str, why_not: str) -> Finding:
     variable = os.environ.get("SPARROLL_VLLM_SCHEDULE")
     if variable:
         # On a GPU we stand in FlashAttention's place alone, and vLLM prefers FlashInfer on some.
-        when = "wherever vLLM takes FLASH_ATTN" if device == "cuda" else "always"
-        return Finding("ok", what, "sparroll", f"{when}, since SPARROLL_VLLM_SCHEDULE={variable}")
-    ask = "attention_backend=CUSTOM and " if device == "cuda" else ""
-    return Finding("ok", what, "sparroll if asked", f"{ask}additional_config.sparroll; see `sparroll serve-args`")
+        return Finding("ok", what, "sparroll", f"always, since SPARROLL_VLLM_SCHEDULE={variable}")
+    return Finding("ok", what, "sparroll if asked", "by additional_config.sparroll; see `sparroll serve-args`")
 
 
 def _import_problem(package: str) -> str:

@@ -106,7 +106,7 @@ def test_doctor_says_which_attention_runs_when(some_vllm: pytest.MonkeyPatch) ->
     assert vllm_findings()["vllm attention"].note == "always, since SPARROLL_VLLM_SCHEDULE=qwen3-4b-0.86"
     some_vllm.setattr("torch.cuda.is_available", lambda: True)
     some_vllm.setattr(doctor, "_version_refusal", lambda found, device: "")
-    assert vllm_findings()["vllm attention"].note.startswith("wherever vLLM takes FLASH_ATTN, since")
+    assert vllm_findings()["vllm attention"].note.startswith("always, since")
 
 
 def test_doctor_says_why_not(some_vllm: pytest.MonkeyPatch) -> None:
