@@ -125,10 +125,30 @@ def _mean_query(
     while at < end:
         request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
         units = (tl.load(context_tokens + request) + UNIT - 1) // UNIT
-        last = tl.minimum(end, request_begins + tiles * HEADS)
+        if BITS == 0:
+            last = tl.minimum(end, request_begins + tiles * HEADS)
+        else:
+            # Unpacking wants each channel's query in a register of its own: all tiles of a head before the next one.
+            own_head = (at - request_begins) // tiles
+            head_begins = request_begins + own_head * tiles
+            last = tl.minimum(end, head_begins + tiles)
+            means = ()
+            summed = tl.zeros([LANES_W], tl.float32)
+            for part in tl.static_range(32 // BITS):
+                channels = lane * (32 // BITS) + part
+                own_query = query + request * query_per_request + own_head * query_per_head
+                its_mean = _group_mean(own_query, query_per_member, channels, lane < W, G, LANES_G)
+                summed += its_mean
+                means += (its_mean * 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS),)
+            of_all = tl.sum(summed, axis=0)
         for place in range(at, last):
-            head = (place - request_begins) % HEADS
-            unit = (place - request_begins) // HEADS * TILE + tl.arange(0, TILE)
+            if BITS == 0:
+                head = (place - request_begins) % HEADS
+                tile = (place - request_begins) // HEADS
+            else:
+                head = own_head
+                tile = place - head_begins
+            unit = tile * TILE + tl.arange(0, TILE)
             exists = unit < units
             forced = (unit < FIRST) | (unit >= units - RECENT)
             # The row of an incomplete unit was never written; it is among the forced ones and not read.
@@ -142,24 +162,19 @@ def _mean_query(
                 + head * index_per_head * ALIGN
             )
             held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
-            first_query = query + request * query_per_request + head * query_per_head
             if BITS == 0:
+                first_query = query + request * query_per_request + head * query_per_head
                 mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
                 score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
             else:
                 products = tl.zeros([TILE, LANES_W], tl.float32)
-                summed = tl.zeros([LANES_W], tl.float32)
                 for part in tl.static_range(32 // BITS):
-                    channels = lane * (32 // BITS) + part
-                    mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
-                    summed += mean
-                    mean *= 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS)
-                    products += _as_float(held, part, BITS, LOW_BITS) * mean[None, :]
+                    products += _as_float(held, part, BITS, LOW_BITS) * means[part][None, :]
                 score = tl.sum(products, axis=1)
                 if BITS == 8:
                     score *= 2.0**60
                 else:
-                    score = score * 2.0**86 - (2**BITS - 1) * tl.sum(summed, axis=0)
+                    score = score * 2.0**86 - (2**BITS - 1) * of_all
                 score *= tl.load(row + W, mask=candidate, other=0).to(tl.float32, bitcast=True)
             score = tl.where(forced, float("inf"), score)
             score = tl.where(exists, score, float("-inf"))
