@@ -10,7 +10,7 @@ from torch import Tensor
 
 from paged_caches import DEVICE, ODD_CONTEXTS, SHORT_CONTEXTS, PagedCache, budgets_of, paged_cache, units_wanted
 from sparroll.attention import paged
-from sparroll.attention.selectors import QuantizedMean
+from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.errors import UserError
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -131,6 +131,30 @@ def test_rows_within_their_budget_are_not_scored_and_the_choice_is_the_reference
     assert torch.equal(
         cache.chosen(scores, budgets, most, "triton")[0], cache.chosen(expected, budgets, most, "reference")[0]
     )
+
+
+@pytest.mark.parametrize("programs", [1, 2, 7, 40, 1000])
+@pytest.mark.parametrize("bits", [None, *BITS])
+def test_scores_by_any_number_of_programs(bits: int | None, programs: int) -> None:
+    from sparroll.attention import triton_score
+
+    selector = PageMean(4, 16, 32) if bits is None else selector_of(4, bits)
+    cache = paged_cache([0, *SHORT_CONTEXTS, 0], 4, heads=3, group=3, selector=selector).index_written()
+    budgets = budgets_of(cache)
+    requests, _, group, dim = cache.query_RHGD.shape
+    workspace = paged.StepWorkspace.allocate(
+        requests, group, dim, cache.query_RHGD.dtype, selector, DEVICE, scored_tile_units=16
+    )
+    expected = cache.scores("reference", kv_budget_tokens_R=budgets)
+    scores = torch.full_like(expected, torch.nan)
+    triton_score.score_units(
+        cache.query_RHGD, cache.index_PSHW, cache.block_table_RM, cache.context_tokens_R, selector, scores, budgets,
+        cache.scale, workspace, False, programs,
+    )  # fmt: skip
+    # With budgets, what lies past the context need not be written.
+    units = torch.arange(cache.units, device=DEVICE)
+    held = (units < -(-cache.context_tokens_R // 4)[:, None])[:, None].expand_as(scores)
+    torch.testing.assert_close(scores[held], expected[held], atol=1e-4, rtol=1e-5, equal_nan=True)
 
 
 def test_rows_that_are_not_aligned_are_refused() -> None:
