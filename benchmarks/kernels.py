@@ -30,7 +30,7 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.attention import paged
-from sparroll.attention.selectors import PageMean
+from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
 
 FLUSH_BYTES = 1 << 28
@@ -57,7 +57,8 @@ class Case:
     @staticmethod
     def build(options: argparse.Namespace, name: str, contexts: np.ndarray) -> Case:
         device, dtype, batch = options.device, getattr(torch, options.dtype), len(contexts)
-        selector = PageMean(options.unit, options.unit, 2 * options.unit)
+        sizes = (options.unit, options.unit, 2 * options.unit)
+        selector = QuantizedMean(*sizes, options.bits) if options.bits else PageMean(*sizes)
         columns = -(-contexts // options.block)
         blocks, units = int(columns.sum()), -(-int(contexts.max()) // options.unit)
         cache = torch.empty(blocks, options.block, options.heads, 2 * options.dim, dtype=dtype, device=device).normal_()
@@ -66,8 +67,11 @@ class Case:
         for row, own in enumerate(order.split(columns.tolist())):
             table[row, : len(own)] = own
         index = torch.full(
-            (blocks, options.block // options.unit, options.heads, options.dim), torch.nan, device=device
-        ).to(selector.index_dtype)
+            (blocks, options.block // options.unit, options.heads, selector.index_width(options.dim)),
+            255 if options.bits else torch.nan,
+            dtype=selector.index_dtype,
+            device=device,
+        )
         query = torch.randn(batch, options.heads, options.group, options.dim, dtype=dtype, device=device)
         return Case(
             selector, name, contexts, query, cache[..., : options.dim], cache[..., options.dim :], index, table.to(device),
@@ -150,7 +154,7 @@ class Choice:
 
 def check_case(case: Case) -> None:
     """Index and scores; leaves both written by the kernels."""
-    expected = torch.full_like(case.index_PSHW, torch.nan)
+    expected = torch.full_like(case.index_PSHW, 255)
     for slots in case.slots_T.split(1 << 14):
         case.index(slots, "reference", expected)
         case.index(slots)
@@ -264,10 +268,11 @@ def case_rows(clock: Clock, bandwidth: float, case: Case) -> list[dict[str, Any]
     requests, heads, _, dim = case.query_RHGD.shape
     unit = case.selector.unit_tokens
     element, index_element = case.keys_PBHD.element_size(), case.index_PSHW.element_size()
-    row_bytes = heads * dim * (unit * element + index_element)
+    index_bytes = case.index_PSHW.shape[3] * index_element
+    row_bytes = heads * (dim * unit * element + index_bytes)
     every = torch.arange(8192, device="cuda").clamp_max(case.keys_PBHD.shape[0] * case.keys_PBHD.shape[1] - 1)
     ends = case.slots_T[torch.randperm(len(case.slots_T), device="cuda")[:requests]]
-    scored = int(-(-case.contexts // unit).sum()) * (heads * (dim * index_element + 4) + 4)
+    scored = int(-(-case.contexts // unit).sum()) * (heads * (index_bytes + 4) + 4)
     rows = [
         ("index, decode", lambda: case.index(ends), requests * row_bytes),
         ("index, 8192 tokens", lambda: case.index(every), 8192 // unit * row_bytes),
@@ -287,7 +292,7 @@ def choice_rows(clock: Clock, bandwidth: float, choice: Choice) -> list[dict[str
     attended = heads * int(read.sum()) * 2 * dim * case.keys_PBHD.element_size() + 2 * lists
     # Within its budget a request is neither scored nor selected from.
     scores = heads * int(units[choice.budgets < case.contexts].sum()) * 4
-    scored = scores * (1 + dim * case.index_PSHW.element_size() // 4)
+    scored = scores * (1 + case.index_PSHW.shape[3] * case.index_PSHW.element_size() // 4)
     rows = [
         ("choice", choice.choose, scores + 2 * lists),
         ("torch.topk", choice.torch_top_k, heads * int(units.sum()) * 4 + 3 * lists),
@@ -386,6 +391,7 @@ def main() -> None:
     parser.add_argument("--group", type=int, default=2, help="query heads per KV head")
     parser.add_argument("--dim", type=int, default=128)
     parser.add_argument("--unit", type=int, default=16)
+    parser.add_argument("--bits", type=int, choices=[8, 4, 2, 1], help="quantized_mean instead of page_mean")
     parser.add_argument("--block", type=int, default=16)
     parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
     parser.add_argument("--repeats", type=int, default=21)

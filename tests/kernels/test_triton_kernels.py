@@ -17,11 +17,12 @@ from paged_caches import (
     assert_attends,
     budgets_of,
     paged_cache,
+    poison,
     selector_of,
     units_wanted,
 )
 from sparroll.attention import paged
-from sparroll.attention.selectors import PageMean
+from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.schedule import Schedule
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -46,7 +47,7 @@ class Fp16Index(PageMean):
 def both_indices(cache: PagedCache, slots: Tensor) -> tuple[Tensor, Tensor]:
     found = []
     for impl in ("reference", "triton"):
-        index = torch.full_like(cache.index_PSHW, torch.nan)
+        index = torch.full_like(cache.index_PSHW, poison(cache.selector))
         paged.update_index(cache.keys_PBHD, index, slots, cache.selector, impl)
         found.append(index)
     return found[0], found[1]
@@ -61,6 +62,17 @@ def test_index_rows_are_written_for_complete_units_only(unit: int, block_tokens:
     expected, index = both_indices(cache, slots[torch.randperm(len(slots), device=DEVICE)])
     torch.testing.assert_close(index, expected, equal_nan=True)
     assert int((~index[..., 0].isnan()).sum()) == 2 * sum(context // unit for context in contexts)
+
+
+@pytest.mark.parametrize("kind", [PageMean, QuantizedMean])
+def test_index_rows_of_more_tokens_than_programs(kind: type[Selector], monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparroll.attention import triton_index
+
+    monkeypatch.setattr(triton_index, "MOST_PROGRAMS", 7)
+    cache = paged_cache([16, 40, 111], selector=selector_of(16, kind))
+    slots = cache.slots()
+    expected, index = both_indices(cache, slots[torch.randperm(len(slots), device=DEVICE)])
+    torch.testing.assert_close(index, expected, equal_nan=True)
 
 
 @pytest.mark.parametrize("dim", [32, 64, 96, 128, 256])

@@ -1,4 +1,5 @@
-"""Index rows of the units that new tokens complete: one program per (token, head), nearly all of which end at once."""
+"""Index rows of the units that new tokens complete. A program looks at a few tokens of one head, and nearly all of them end
+at once."""
 
 from __future__ import annotations
 
@@ -15,13 +16,18 @@ from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.attention.triton_launch import after_previous, overlapping
 from sparroll.errors import UserError
 
+MOST_PROGRAMS = 1024
+"""Per head. A decode step has fewer tokens than that, a prefill would start a program for each of thousands."""
+
 
 def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector) -> None:
     """See paged.update_index."""
     _, block_tokens, heads, dim = keys_PBHD.shape
     if slots_T.numel() == 0:
         return
-    grid = (slots_T.numel(), heads)
+    tokens = slots_T.numel()
+    tokens_each = triton.cdiv(tokens, MOST_PROGRAMS)
+    grid = (triton.cdiv(tokens, tokens_each), heads)
     launch = {"num_warps": 2, **overlapping(keys_PBHD)}
     if not isinstance(selector, QuantizedMean):
         _page_mean[grid](
@@ -31,6 +37,8 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
             *keys_PBHD.stride()[:3],
             *index_PSHW.stride()[:3],
             slots_T.stride(0),
+            tokens,
+            tokens_each,
             BLOCK_TOKENS=block_tokens,
             UNIT=selector.unit_tokens,
             D=dim,
@@ -46,6 +54,8 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
         *keys_PBHD.stride()[:3],
         *words.stride()[:3],
         slots_T.stride(0),
+        tokens,
+        tokens_each,
         BLOCK_TOKENS=block_tokens,
         UNIT=selector.unit_tokens,
         D=dim,
@@ -86,6 +96,8 @@ def _page_mean(
     index_per_unit,
     index_per_head,
     slots_apart,
+    tokens,
+    tokens_each,
     BLOCK_TOKENS: tl.constexpr,
     UNIT: tl.constexpr,
     D: tl.constexpr,
@@ -93,22 +105,28 @@ def _page_mean(
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
-    slot = tl.load(slots + tl.program_id(0).to(tl.int64) * slots_apart).to(tl.int64)
     head = tl.program_id(1)
-    # Of a negative slot the remainder may be negative or not; the first test keeps padding out either way.
-    if (slot >= 0) & (slot % UNIT == UNIT - 1):
-        block = slot // BLOCK_TOKENS
-        last = (slot % BLOCK_TOKENS).to(tl.int32)
-        channel = tl.arange(0, LANES_D)
-        token = last - (UNIT - 1) + tl.arange(0, UNIT)
-        unit_keys = tl.load(
-            keys + block * keys_per_block + head * keys_per_head + token[:, None] * keys_per_token + channel[None, :],
-            mask=(channel < D)[None, :],
-            other=0.0,
-        )
-        mean = tl.sum(unit_keys.to(tl.float32), axis=0) / UNIT
-        row = index + block * index_per_block + (last // UNIT) * index_per_unit + head * index_per_head
-        tl.store(row + channel, mean.to(index.dtype.element_ty), mask=channel < D)
+    first = tl.program_id(0) * tokens_each
+    for place in range(first, tl.minimum(first + tokens_each, tokens)):
+        slot = tl.load(slots + place * slots_apart).to(tl.int64)
+        # Of a negative slot the remainder may be negative or not; the first test keeps padding out either way.
+        if (slot >= 0) & (slot % UNIT == UNIT - 1):
+            block = slot // BLOCK_TOKENS
+            last = (slot % BLOCK_TOKENS).to(tl.int32)
+            channel = tl.arange(0, LANES_D)
+            token = last - (UNIT - 1) + tl.arange(0, UNIT)
+            unit_keys = tl.load(
+                keys
+                + block * keys_per_block
+                + head * keys_per_head
+                + token[:, None] * keys_per_token
+                + channel[None, :],
+                mask=(channel < D)[None, :],
+                other=0.0,
+            )
+            mean = tl.sum(unit_keys.to(tl.float32), axis=0) / UNIT
+            row = index + block * index_per_block + (last // UNIT) * index_per_unit + head * index_per_head
+            tl.store(row + channel, mean.to(index.dtype.element_ty), mask=channel < D)
 
 
 @triton.jit
@@ -124,6 +142,8 @@ def _quantized_mean(
     words_per_unit,
     words_per_head,
     slots_apart,
+    tokens,
+    tokens_each,
     BLOCK_TOKENS: tl.constexpr,
     UNIT: tl.constexpr,
     D: tl.constexpr,
@@ -140,38 +160,40 @@ def _quantized_mean(
 ):
     """Bit for bit what QuantizedMean.build_index writes: the same operations, and sums in its order or of integers."""
     after_previous(launch_pdl)
-    slot = tl.load(slots + tl.program_id(0).to(tl.int64) * slots_apart).to(tl.int64)
     head = tl.program_id(1)
-    if (slot >= 0) & (slot % UNIT == UNIT - 1):
-        block = slot // BLOCK_TOKENS
-        last = (slot % BLOCK_TOKENS).to(tl.int32)
-        PER_WORD: tl.constexpr = 32 // BITS
-        word = tl.arange(0, LANES)
-        part = tl.arange(0, PER_WORD)
-        channel = word[:, None] * PER_WORD + part[None, :]
-        key = keys + block * keys_per_block + head * keys_per_head + (last - (UNIT - 1)) * keys_per_token + channel
-        total = tl.load(key, mask=channel < D, other=0.0).to(tl.float32)
-        for token in tl.static_range(1, UNIT):
-            total += tl.load(key + token * keys_per_token, mask=channel < D, other=0.0).to(tl.float32)
-        mean = total * (1.0 / UNIT)
-        largest = tl.maximum(tl.max(tl.max(tl.abs(mean), axis=1), axis=0), 2.0**-100)
-        if BITS == 8:
-            scale = largest * FP8_PER_MOST
-            codes = _e4m3(tl.div_rn(mean, scale))
-        else:
-            fixed = (tl.div_rn(mean, largest) * FIXED_MOST).to(tl.int32)
-            squares = tl.sum(tl.sum(fixed * fixed, axis=1), axis=0).to(tl.float32)
-            step = tl.maximum(tl.sqrt_rn(squares * PER_D) * STEP_PER_RMS, 1.0)
-            codes = tl.floor(tl.div_rn(fixed.to(tl.float32), step)).to(tl.int32) + 2 ** (BITS - 1)
-            codes = tl.minimum(tl.maximum(codes, 0), 2**BITS - 1)
-            level = 2 * codes + (1 - 2**BITS)
-            of_levels = tl.sum(tl.sum(tl.where(channel < D, level * level, 0), axis=1), axis=0).to(tl.float32)
-            scale = tl.sqrt_rn(tl.div_rn(squares, of_levels)) * (largest * PER_FIXED_MOST)
-        packed = tl.sum(codes << (BITS * part)[None, :], axis=1)
-        packed = tl.where(word < SCALE_AT, packed, 0)
-        packed = tl.where(word == SCALE_AT, scale.to(tl.int32, bitcast=True), packed)
-        row = words + block * words_per_block + (last // UNIT) * words_per_unit + head * words_per_head
-        tl.store(row + word, packed, mask=word < ROW_WORDS)
+    first = tl.program_id(0) * tokens_each
+    for place in range(first, tl.minimum(first + tokens_each, tokens)):
+        slot = tl.load(slots + place * slots_apart).to(tl.int64)
+        if (slot >= 0) & (slot % UNIT == UNIT - 1):
+            block = slot // BLOCK_TOKENS
+            last = (slot % BLOCK_TOKENS).to(tl.int32)
+            PER_WORD: tl.constexpr = 32 // BITS
+            word = tl.arange(0, LANES)
+            part = tl.arange(0, PER_WORD)
+            channel = word[:, None] * PER_WORD + part[None, :]
+            key = keys + block * keys_per_block + head * keys_per_head + (last - (UNIT - 1)) * keys_per_token + channel
+            total = tl.load(key, mask=channel < D, other=0.0).to(tl.float32)
+            for token in tl.static_range(1, UNIT):
+                total += tl.load(key + token * keys_per_token, mask=channel < D, other=0.0).to(tl.float32)
+            mean = total * (1.0 / UNIT)
+            largest = tl.maximum(tl.max(tl.max(tl.abs(mean), axis=1), axis=0), 2.0**-100)
+            if BITS == 8:
+                scale = largest * FP8_PER_MOST
+                codes = _e4m3(tl.div_rn(mean, scale))
+            else:
+                fixed = (tl.div_rn(mean, largest) * FIXED_MOST).to(tl.int32)
+                squares = tl.sum(tl.sum(fixed * fixed, axis=1), axis=0).to(tl.float32)
+                step = tl.maximum(tl.sqrt_rn(squares * PER_D) * STEP_PER_RMS, 1.0)
+                codes = tl.floor(tl.div_rn(fixed.to(tl.float32), step)).to(tl.int32) + 2 ** (BITS - 1)
+                codes = tl.minimum(tl.maximum(codes, 0), 2**BITS - 1)
+                level = 2 * codes + (1 - 2**BITS)
+                of_levels = tl.sum(tl.sum(tl.where(channel < D, level * level, 0), axis=1), axis=0).to(tl.float32)
+                scale = tl.sqrt_rn(tl.div_rn(squares, of_levels)) * (largest * PER_FIXED_MOST)
+            packed = tl.sum(codes << (BITS * part)[None, :], axis=1)
+            packed = tl.where(word < SCALE_AT, packed, 0)
+            packed = tl.where(word == SCALE_AT, scale.to(tl.int32, bitcast=True), packed)
+            row = words + block * words_per_block + (last // UNIT) * words_per_unit + head * words_per_head
+            tl.store(row + word, packed, mask=word < ROW_WORDS)
 
 
 @triton.jit

@@ -1,5 +1,5 @@
-"""Scores of all units of each (request, head). Bound by reading the index once: all tiles of units of all requests stand in
-one row, each with all its heads one after the other, whose rows lie side by side; every program takes an equal stretch.
+"""Scores of all units of each (request, head). Bound by reading the index once: the tiles of units of all (request, head)
+pairs stand in one row, of which every program takes an equal stretch.
 
 Rows are floating-point numbers of any type, or words of packed codes. A code is never converted: masked in its word, it is
 the bit pattern of a float already, a power of two away from its value, and the query carries that power.
@@ -125,29 +125,23 @@ def _mean_query(
     while at < end:
         request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
         units = (tl.load(context_tokens + request) + UNIT - 1) // UNIT
+        head = (at - request_begins) // tiles
+        head_begins = request_begins + head * tiles
+        last = tl.minimum(end, head_begins + tiles)
+        first_query = query + request * query_per_request + head * query_per_head
         if BITS == 0:
-            last = tl.minimum(end, request_begins + tiles * HEADS)
+            mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
         else:
-            # Unpacking wants each channel's query in a register of its own: all tiles of a head before the next one.
-            own_head = (at - request_begins) // tiles
-            head_begins = request_begins + own_head * tiles
-            last = tl.minimum(end, head_begins + tiles)
+            # Unpacking wants each channel's query in a register of its own.
             means = ()
             summed = tl.zeros([LANES_W], tl.float32)
             for part in tl.static_range(32 // BITS):
                 channels = lane * (32 // BITS) + part
-                own_query = query + request * query_per_request + own_head * query_per_head
-                its_mean = _group_mean(own_query, query_per_member, channels, lane < W, G, LANES_G)
+                its_mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
                 summed += its_mean
                 means += (its_mean * 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS),)
             of_all = tl.sum(summed, axis=0)
-        for place in range(at, last):
-            if BITS == 0:
-                head = (place - request_begins) % HEADS
-                tile = (place - request_begins) // HEADS
-            else:
-                head = own_head
-                tile = place - head_begins
+        for tile in range(at - head_begins, last - head_begins):
             unit = tile * TILE + tl.arange(0, TILE)
             exists = unit < units
             forced = (unit < FIRST) | (unit >= units - RECENT)
@@ -163,8 +157,6 @@ def _mean_query(
             )
             held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
             if BITS == 0:
-                first_query = query + request * query_per_request + head * query_per_head
-                mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
                 score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
             else:
                 products = tl.zeros([TILE, LANES_W], tl.float32)

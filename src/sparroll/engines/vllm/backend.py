@@ -89,6 +89,12 @@ class Workspace:
 _workspace: Workspace | None = None
 
 
+def drop_workspace() -> None:
+    """When the engine is gone."""
+    global _workspace
+    _workspace = None
+
+
 def _rows_at_most(vllm_config: Any) -> int:
     graphs = vllm_config.compilation_config.max_cudagraph_capture_size or 0
     return max(vllm_config.scheduler_config.max_num_seqs, graphs)

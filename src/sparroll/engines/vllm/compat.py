@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.paged import MOST_UNITS
-from sparroll.attention.selectors import PageMean, Selector
+from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.engines.support import unsupported_config
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, Settings
 from sparroll.errors import UserError
@@ -167,8 +167,8 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
     if selector is None:
         return None
     block, unit = config.cache_config.block_size, selector.unit_tokens
-    if device == "cuda" and type(selector) is not PageMean:
-        return f"the selector {selector.kind!r} has no kernel, page_mean has"
+    if device == "cuda" and type(selector) not in (PageMean, QuantizedMean):
+        return f"the selector {selector.kind!r} has no kernel; page_mean and quantized_mean have"
     if device == "cuda" and unit & (unit - 1):
         return f"units of {unit} tokens; powers of two are supported"
     if device == "cuda" and config.model_config.max_model_len > MOST_UNITS * unit:

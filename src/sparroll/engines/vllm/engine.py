@@ -6,7 +6,6 @@ decodes them as it sees fit; what comes back is checked against what the backend
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Sequence
@@ -228,10 +227,7 @@ class VLLMEngine:
         _open.remove(self)
         self.llm.llm_engine.engine_core.shutdown()
         del self.llm
-        from vllm.distributed import cleanup_dist_env_and_memory
-
-        cleanup_dist_env_and_memory()
-        gc.collect()
+        launch.release()
 
     def _empty_cache(self) -> None:
         # Not inside the assertion: `python -O` drops those, and K and V of old weights would be served.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import importlib.util
 import json
@@ -71,6 +72,25 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
         raise _user_error(error) from None
     finally:
         torch.set_num_threads = set_threads
+
+
+def release() -> None:
+    """Let go of what would keep the memory of an engine that was shut down and dropped. Models that others compiled in this
+    process are compiled again when they run."""
+    from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
+    from vllm.platforms import current_platform
+
+    backend = sys.modules.get("sparroll.engines.vllm.backend")
+    if backend is not None:
+        backend.drop_workspace()
+    # The compiled model and with it its CUDA graphs; the next engine captures into a memory pool of its own.
+    torch.compiler.reset()
+    type(current_platform)._global_graph_pool = None
+    cleanup_dist_env_and_memory()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
 
 
 def _user_error(error: ValueError) -> ValueError:
