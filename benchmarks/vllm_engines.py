@@ -270,7 +270,7 @@ class Engine:
 
         from sparroll.engines.vllm import launch
 
-        self.llm.llm_engine.engine_core.shutdown()
+        launch.stop(self.llm)
         self.llm = None
         until = time.perf_counter() + 60
         while True:

@@ -1,5 +1,5 @@
-"""Scores of all units of each (request, head). Bound by reading the index once: the tiles of units of all (request, head)
-pairs stand in one row, of which every program takes an equal stretch.
+"""Scores of all units of each (request, head). Bound by reading the index once: all tiles of units of all requests stand in
+one row, each with all its heads one after the other, whose rows lie side by side; every program takes an equal stretch.
 
 Rows are floating-point numbers of any type, or words of packed codes. A code is never converted: masked in its word, it is
 the bit pattern of a float already, a power of two away from its value, and the query carries that power.
@@ -125,23 +125,30 @@ def _mean_query(
     while at < end:
         request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
         units = (tl.load(context_tokens + request) + UNIT - 1) // UNIT
-        head = (at - request_begins) // tiles
-        head_begins = request_begins + head * tiles
-        last = tl.minimum(end, head_begins + tiles)
-        first_query = query + request * query_per_request + head * query_per_head
         if BITS == 0:
-            mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
+            last = tl.minimum(end, request_begins + tiles * HEADS)
         else:
-            # Unpacking wants each channel's query in a register of its own.
+            # Unpacking wants each channel's query in a register of its own: all tiles of a head before the next one.
+            own_head = (at - request_begins) // tiles
+            head_begins = request_begins + own_head * tiles
+            last = tl.minimum(end, head_begins + tiles)
             means = ()
             summed = tl.zeros([LANES_W], tl.float32)
             for part in tl.static_range(32 // BITS):
                 channels = lane * (32 // BITS) + part
-                its_mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
+                own_query = query + request * query_per_request + own_head * query_per_head
+                queries = _group_queries(own_query, query_per_member, channels, lane < W, G, LANES_G)
+                its_mean = tl.sum(queries, axis=0) / G
                 summed += its_mean
                 means += (its_mean * 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS),)
             of_all = tl.sum(summed, axis=0)
-        for tile in range(at - head_begins, last - head_begins):
+        for place in range(at, last):
+            if BITS == 0:
+                head = (place - request_begins) % HEADS
+                tile = (place - request_begins) // HEADS
+            else:
+                head = own_head
+                tile = place - head_begins
             unit = tile * TILE + tl.arange(0, TILE)
             exists = unit < units
             forced = (unit < FIRST) | (unit >= units - RECENT)
@@ -155,8 +162,13 @@ def _mean_query(
                 + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
                 + head * index_per_head * ALIGN
             )
+            if BITS == 0:
+                # Loaded before the rows: otherwise the compiler brings the rows into the queries' layout, not the reverse.
+                first_query = query + request * query_per_request + head * query_per_head
+                queries = _group_queries(first_query, query_per_member, lane, lane < W, G, LANES_G)
             held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
             if BITS == 0:
+                mean = tl.sum(queries, axis=0) / G
                 score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
             else:
                 products = tl.zeros([TILE, LANES_W], tl.float32)
@@ -177,15 +189,14 @@ def _mean_query(
 
 @triton.jit
 @no_type_check
-def _group_mean(query, query_per_member, channel, wanted, G: tl.constexpr, LANES_G: tl.constexpr):
-    """One vector: the group's mean query at these channels."""
+def _group_queries(query, query_per_member, channel, wanted, G: tl.constexpr, LANES_G: tl.constexpr):
+    """The group's queries at these channels, one a row."""
     member = tl.arange(0, LANES_G)
-    group_queries = tl.load(
+    return tl.load(
         query + member[:, None] * query_per_member + channel[None, :],
         mask=(member < G)[:, None] & wanted[None, :],
         other=0.0,
-    )
-    return tl.sum(group_queries.to(tl.float32), axis=0) / G
+    ).to(tl.float32)
 
 
 @triton.jit

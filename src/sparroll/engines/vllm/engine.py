@@ -225,7 +225,7 @@ class VLLMEngine:
         if self not in _open:
             return
         _open.remove(self)
-        self.llm.llm_engine.engine_core.shutdown()
+        launch.stop(self.llm)
         del self.llm
         launch.release()
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -74,9 +75,25 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
         torch.set_num_threads = set_threads
 
 
+def stop(llm: Any) -> None:
+    """Shut it down. Its memory is free once the last reference is gone and `release` was called."""
+    llm.apply_model(_unhook)
+    llm.llm_engine.engine_core.shutdown()
+
+
+def _unhook(model: nn.Module) -> None:
+    """Take back what a compiled model hung into dynamo, which keeps it alive with its weights and its cache. vLLM's own
+    cleaning forgets one of two hooks where a compiled class derives from another, as Qwen3's does."""
+    hooks = torch._dynamo.convert_frame._bytecode_hooks
+    own = {id(module) for module in model.modules()}
+    for number, hook in list(hooks.items()):
+        if id(getattr(hook, "__self__", None)) in own:
+            del hooks[number]
+
+
 def release() -> None:
-    """Let go of what would keep the memory of an engine that was shut down and dropped. Models that others compiled in this
-    process are compiled again when they run."""
+    """Let go of what else would keep the memory of a stopped engine. Models that others compiled in this process are
+    compiled again when they run."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.platforms import current_platform
 
