@@ -94,9 +94,8 @@ def paged_decode(
         G=group,
         D=dim,
         LANES_D=lanes_d,
-        LANES_PROGRAMS=triton.next_power_of_2(workspace.programs),
         PARTS=_PARTS,
-        num_warps=4,
+        num_warps=1,
         **overlap,
     )
 
@@ -280,7 +279,6 @@ def _add_up(
     G: tl.constexpr,
     D: tl.constexpr,
     LANES_D: tl.constexpr,
-    LANES_PROGRAMS: tl.constexpr,
     PARTS: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
@@ -301,23 +299,26 @@ def _add_up(
     if tiles == 0:
         tl.store(target + channel, tl.zeros([LANES_D], out.dtype.element_ty), mask=channel < D)
     elif parts > 1:
-        every = tl.arange(0, LANES_PROGRAMS)
-        log_sums = tl.load(log_sum + _row(first, every) * G + member, mask=every < parts, other=float("-inf"))
-        top = tl.max(log_sums, axis=0)
-        anchor = tl.where(top == float("-inf"), 0.0, top)
-        weights = tl.sum(tl.exp2(log_sums - anchor), axis=0)
+        top = float("-inf")
+        total_weight = 0.0
         result = tl.zeros([LANES_D], tl.float32)
         for begin in range(0, parts, PARTS):
             part = begin + tl.arange(0, PARTS)
             row = _row(first, part)
-            part_log_sum = tl.load(log_sum + row * G + member, mask=part < parts, other=float("-inf"))
+            log_weight = tl.load(log_sum + row * G + member, mask=part < parts, other=float("-inf"))
             part_mixed = tl.load(
                 mixed + row[:, None] * (G * D) + member * D + channel[None, :],
                 mask=(part < parts)[:, None] & (channel < D)[None, :],
                 other=0.0,
             )
-            result += tl.sum(part_mixed * tl.exp2(part_log_sum - anchor)[:, None], axis=0)
-        result = result / tl.where(weights > 0.0, weights, 1.0)
+            new_top = tl.maximum(top, tl.max(log_weight, axis=0))
+            anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+            weight = tl.exp2(log_weight - anchor)
+            shrink = tl.exp2(top - anchor)
+            total_weight = total_weight * shrink + tl.sum(weight, axis=0)
+            result = result * shrink + tl.sum(part_mixed * weight[:, None], axis=0)
+            top = new_top
+        result = result / tl.where(total_weight > 0.0, total_weight, 1.0)
         tl.store(target + channel, result.to(out.dtype.element_ty), mask=channel < D)
 
 

@@ -1,5 +1,5 @@
-"""Scores of all units of each (request, head). Bound by reading the index once: all tiles of units of all requests stand in
-one row, each with all its heads one after the other, whose rows lie side by side; every program takes an equal stretch.
+"""Scores of all units of each (request, head). Bound by reading the index once: the tiles of units of all (request, head)
+pairs stand in one row, of which every program takes an equal stretch.
 
 Rows are floating-point numbers of any type, or words of packed codes. A code is never converted: masked in its word, it is
 the bit pattern of a float already, a power of two away from its value, and the query carries that power.
@@ -22,8 +22,8 @@ from sparroll.attention.triton_plan import plan_step, request_at, stretch
 if TYPE_CHECKING:
     from sparroll.attention.paged import StepWorkspace
 
-PROGRAMS_PER_MULTIPROCESSOR = 16
-"""As many as run at a time, each with 8 KB of the index in flight."""
+PROGRAMS_PER_MULTIPROCESSOR = 8
+"""Each with 8 KB of the index in flight. More would run at a time, and find too short stretches."""
 
 
 def score_units(
@@ -125,50 +125,34 @@ def _mean_query(
     while at < end:
         request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
         units = (tl.load(context_tokens + request) + UNIT - 1) // UNIT
+        head = (at - request_begins) // tiles
+        head_begins = request_begins + head * tiles
+        last = tl.minimum(end, head_begins + tiles)
+        first_query = query + request * query_per_request + head * query_per_head
         if BITS == 0:
-            last = tl.minimum(end, request_begins + tiles * HEADS)
+            mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
         else:
-            # Unpacking wants each channel's query in a register of its own: all tiles of a head before the next one.
-            own_head = (at - request_begins) // tiles
-            head_begins = request_begins + own_head * tiles
-            last = tl.minimum(end, head_begins + tiles)
+            # Unpacking wants each channel's query in a register of its own.
             means = ()
             summed = tl.zeros([LANES_W], tl.float32)
             for part in tl.static_range(32 // BITS):
                 channels = lane * (32 // BITS) + part
-                own_query = query + request * query_per_request + own_head * query_per_head
-                queries = _group_queries(own_query, query_per_member, channels, lane < W, G, LANES_G)
-                its_mean = tl.sum(queries, axis=0) / G
+                its_mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
                 summed += its_mean
                 means += (its_mean * 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS),)
             of_all = tl.sum(summed, axis=0)
-        for place in range(at, last):
-            if BITS == 0:
-                head = (place - request_begins) % HEADS
-                tile = (place - request_begins) // HEADS
-            else:
-                head = own_head
-                tile = place - head_begins
-            unit = tile * TILE + tl.arange(0, TILE)
-            exists = unit < units
-            forced = (unit < FIRST) | (unit >= units - RECENT)
-            # The row of an incomplete unit was never written; it is among the forced ones and not read.
-            candidate = exists & (forced == 0)
-            column = unit // UNITS_PER_BLOCK
-            block = tl.load(block_table + request * table_per_request + column, mask=candidate, other=0).to(tl.int64)
-            row = (
-                index
-                + block * index_per_block * ALIGN
-                + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
-                + head * index_per_head * ALIGN
-            )
-            if BITS == 0:
-                # Loaded before the rows: otherwise the compiler brings the rows into the queries' layout, not the reverse.
-                first_query = query + request * query_per_request + head * query_per_head
-                queries = _group_queries(first_query, query_per_member, lane, lane < W, G, LANES_G)
+        head_index = index + head * index_per_head * ALIGN
+        table_row = block_table + request * table_per_request
+        target = scores + request * scores_per_request + head * scores_per_head
+        unit = (at - head_begins) * TILE + tl.arange(0, TILE)
+        block = _look_up(table_row, unit, units, UNITS_PER_BLOCK, FIRST, RECENT)
+        for _ in range(at, last):
+            candidate = _competes(unit, units, FIRST, RECENT)
+            row = head_index + block * index_per_block * ALIGN + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
+            # One tile early, so that its rows wait for no other load.
+            block = _look_up(table_row, unit + TILE, units, UNITS_PER_BLOCK, FIRST, RECENT)
             held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
             if BITS == 0:
-                mean = tl.sum(queries, axis=0) / G
                 score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
             else:
                 products = tl.zeros([TILE, LANES_W], tl.float32)
@@ -180,23 +164,38 @@ def _mean_query(
                 else:
                     score = score * 2.0**86 - (2**BITS - 1) * of_all
                 score *= tl.load(row + W, mask=candidate, other=0).to(tl.float32, bitcast=True)
-            score = tl.where(forced, float("inf"), score)
-            score = tl.where(exists, score, float("-inf"))
-            target = scores + request * scores_per_request + head * scores_per_head
+            score = tl.where(candidate, score, tl.where(unit < units, float("inf"), float("-inf")))
             tl.store(target + unit, score, mask=unit < units_held)
+            unit += TILE
         at = last
 
 
 @triton.jit
 @no_type_check
-def _group_queries(query, query_per_member, channel, wanted, G: tl.constexpr, LANES_G: tl.constexpr):
-    """The group's queries at these channels, one a row."""
+def _competes(unit, units, FIRST: tl.constexpr, RECENT: tl.constexpr):
+    """Neither past the context nor read anyway. The row of an incomplete unit was never written; it is read anyway."""
+    return (unit < units) & (unit >= FIRST) & (unit < units - RECENT)
+
+
+@triton.jit
+@no_type_check
+def _look_up(table_row, unit, units, UNITS_PER_BLOCK: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr):
+    """The blocks of units that compete."""
+    competes = _competes(unit, units, FIRST, RECENT)
+    return tl.load(table_row + unit // UNITS_PER_BLOCK, mask=competes, other=0).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def _group_mean(query, query_per_member, channel, wanted, G: tl.constexpr, LANES_G: tl.constexpr):
+    """One vector: the group's mean query at these channels."""
     member = tl.arange(0, LANES_G)
-    return tl.load(
+    group_queries = tl.load(
         query + member[:, None] * query_per_member + channel[None, :],
         mask=(member < G)[:, None] & wanted[None, :],
         other=0.0,
-    ).to(tl.float32)
+    )
+    return tl.sum(group_queries.to(tl.float32), axis=0) / G
 
 
 @triton.jit
