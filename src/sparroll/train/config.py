@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from sparroll.train.corrections import Correction, correction
+from sparroll.train.corrections import Correction, check_needs, correction
 
 
 class Section(BaseModel):
@@ -107,6 +107,10 @@ class TrainSection(Section):
     """Of prompts, sampling and everything else that is drawn."""
 
 
+TRAINER_GIVES: tuple[str, ...] = ()
+"""What the loop hands to a correction beside dense_logp, sparse_logp and mask."""
+
+
 class CorrectionSection(BaseModel):
     """The name, and beside it the settings of that correction: `name = "tis"`, `weight_max = 2.0`."""
 
@@ -116,7 +120,7 @@ class CorrectionSection(BaseModel):
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
-        self.make()
+        check_needs(self.make(), TRAINER_GIVES)
         return self
 
     def make(self) -> Correction:

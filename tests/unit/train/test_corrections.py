@@ -159,9 +159,9 @@ def test_bf16_inputs_are_computed_in_fp32() -> None:
 
 
 def test_unknown_names_and_settings_are_named() -> None:
-    assert names() == ["icepop", "none", "tis"]
-    with pytest.raises(UserError, match=r"(?s)unknown correction 'jackpot'.*icepop, none, tis"):
-        correction("jackpot")
+    assert {"icepop", "none", "tis"} < set(names())
+    with pytest.raises(UserError, match=r"(?s)unknown correction 'isepop'.*icepop, importance"):
+        correction("isepop")
     with pytest.raises(UserError, match=r"(?s)no setting 'weight_mix'.*weight_m"):
         correction("icepop", weight_mix=1.0)
     with pytest.raises(UserError, match="it has no settings"):

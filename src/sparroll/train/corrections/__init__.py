@@ -5,24 +5,42 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sparroll.errors import UserError, nearest
 from sparroll.train.corrections.base import Correction, CorrectionResult
+from sparroll.train.corrections.geometric import Geometric
 from sparroll.train.corrections.icepop import IcePop
+from sparroll.train.corrections.importance import Importance
+from sparroll.train.corrections.mis import MIS
 from sparroll.train.corrections.none import NoCorrection
+from sparroll.train.corrections.seq_tis import SeqTIS
+from sparroll.train.corrections.sparse_rl import SparseRL
+from sparroll.train.corrections.sparse_rl_released import SparseRLReleased
 from sparroll.train.corrections.tis import TIS
+from sparroll.train.corrections.veto import Veto
 
-__all__ = ["Correction", "CorrectionResult", "correction", "names"]
+__all__ = ["Correction", "CorrectionResult", "check_needs", "correction", "names"]
 
-_CORRECTIONS: dict[str, Any] = {"none": NoCorrection, "tis": TIS, "icepop": IcePop}
+_CORRECTIONS: dict[str, Any] = {
+    "none": NoCorrection,
+    "tis": TIS,
+    "seq_tis": SeqTIS,
+    "mis": MIS,
+    "geometric": Geometric,
+    "icepop": IcePop,
+    "veto": Veto,
+    "sparse_rl": SparseRL,
+    "sparse_rl_released": SparseRLReleased,
+    "importance": Importance,
+}
 
 
 def names() -> list[str]:
     return sorted(_CORRECTIONS)
 
 
-def correction(name: str, **settings: float) -> Correction:
+def correction(name: str, **settings: float | str) -> Correction:
     """The correction of that name. Unknown names, unknown settings and weights that make no sense are errors.
 
     >>> result = correction("tis", weight_max=2.0)(dense_logp=dense_BT, sparse_logp=sparse_BT, mask=mask_BT)
@@ -30,19 +48,39 @@ def correction(name: str, **settings: float) -> Correction:
     if name not in _CORRECTIONS:
         raise UserError(f"unknown correction {name!r}", f"known: {', '.join(names())}")
     known = [field.name for field in dataclasses.fields(_CORRECTIONS[name])]
+    kinds = get_type_hints(_CORRECTIONS[name])
     for key, value in settings.items():
         if key not in known:
             hint = nearest(key, known) if known else "it has no settings"
             raise UserError(f"correction {name!r} has no setting {key!r}", hint)
-        _check_weight(name, key, value)
+        if get_origin(kinds[key]) is Literal:
+            _check_choice(name, key, value, get_args(kinds[key]))
+        else:
+            _check_weight(name, key, value)
     made = _CORRECTIONS[name](**settings)
-    least, largest = getattr(made, "weight_min", 0.0), getattr(made, "weight_max", math.inf)
-    if least > largest:
-        raise UserError(f"correction {name!r}: weight_min ({least}) is above weight_max ({largest})")
+    for what in ("weight", "keep"):
+        least, largest = getattr(made, f"{what}_min", None), getattr(made, f"{what}_max", None)
+        if least is not None and largest is not None and least > largest:
+            raise UserError(f"correction {name!r}: {what}_min ({least}) is above {what}_max ({largest})")
     return made
+
+
+def check_needs(made: Correction, given: tuple[str, ...]) -> None:
+    """Raise UserError where the correction takes an argument that the caller has none to give for."""
+    missing = [need for need in made.needs if need not in given]
+    if missing:
+        raise UserError(
+            f"the correction {type(made).__name__} needs {', '.join(missing)}, which this run does not have",
+            "choose another with --set correction.name=tis, or call it from Python with what it needs",
+        )
+
+
+def _check_choice(name: str, key: str, value: Any, choices: tuple[Any, ...]) -> None:
+    if value not in choices:
+        raise UserError(f"correction {name!r}: unknown {key} {value!r}", f"known: {', '.join(choices)}")
 
 
 def _check_weight(name: str, key: str, value: Any) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or (key == "weight_max" and value == 0):
+    if not is_number or not math.isfinite(value) or value < 0 or (key.endswith("_max") and value == 0):
         raise UserError(f"correction {name!r}: {key} must be a positive number, got {value!r}")

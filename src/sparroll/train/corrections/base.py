@@ -1,5 +1,5 @@
 """What every correction shares: checked log ratios, levels (what one weight stands for), actions (what happens to extreme
-ones), and the metrics. A correction is one level and one action; nothing here knows the loss."""
+ones), and the metrics. Any level goes with any action; nothing here knows the loss."""
 
 # B rollouts, T response tokens (right-padded), G = T for token-level weights and 1 for sequence-level ones
 
@@ -31,7 +31,8 @@ class CorrectionResult:
     weights: Tensor
     """[B, T], no gradient; 0 on padding and on everything dropped."""
     keep: Tensor
-    """[B, T] or [B] bool: what stays in the loss. Dropped tokens leave its numerator and its denominator."""
+    """[B, T] or [B] bool: what stays in the loss. What is dropped, a token or a whole rollout, leaves the numerator and the
+    denominator, which counts kept tokens. A kept token of weight 0 leaves the numerator only."""
     metrics: StepReport = field(default_factory=dict)
 
     def kept(self, mask: Tensor) -> Tensor:
@@ -43,7 +44,7 @@ class Correction(Protocol):
     """Turns the distance between the dense and the sparse policy into weights and a kept set."""
 
     needs: ClassVar[tuple[str, ...]]
-    """Further arguments it takes beside the three below, so that a missing one is an error before step 1."""
+    """Further arguments it takes beside the three below; `check_needs` refuses a run that has none to give."""
 
     def __call__(self, *, dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> CorrectionResult: ...
 
@@ -89,10 +90,29 @@ Level = Callable[[LogRatio], Tensor]
 
 
 def per_token(ratio: LogRatio) -> Tensor:
+    """Each token's own ratio."""
     return ratio.values_BT
 
 
+def per_sequence(ratio: LogRatio) -> Tensor:
+    """The product of a rollout's ratios. Summed in fp64: thousands of tokens, and interval ends that must be met."""
+    return ratio.values_BT.sum(dim=1, keepdim=True, dtype=torch.float64)
+
+
+def geometric_mean(ratio: LogRatio) -> Tensor:
+    """The product's root of the response's length: the same scale at any length."""
+    return per_sequence(ratio) / ratio.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
+
+
+LEVELS: dict[str, Level] = {"token": per_token, "sequence": per_sequence, "geometric": geometric_mean}
+
+
 # -- actions: extreme weights -> result ----------------------------------------------------------------------------------
+
+
+def as_is(ratio: LogRatio, level: Level) -> CorrectionResult:
+    """The weight, however large; nothing is dropped."""
+    return truncate(ratio, level, None)
 
 
 def truncate(ratio: LogRatio, level: Level, weight_max: float | None) -> CorrectionResult:
@@ -101,16 +121,24 @@ def truncate(ratio: LogRatio, level: Level, weight_max: float | None) -> Correct
     weight_BG = exponential(log_weight_BG)
     cut_BG = torch.zeros_like(weight_BG, dtype=torch.bool)
     if weight_max is not None:
-        cut_BG = log_weight_BG > _log(weight_max)
+        cut_BG = log_weight_BG > log(weight_max)
         weight_BG = weight_BG.clamp(max=weight_max)
-    return result(ratio, weight_BG, torch.ones_like(cut_BG), cut_BG)
+    return result(ratio, log_weight_BG, weight_BG, torch.ones_like(cut_BG), cut_BG)
 
 
-def drop_outside(ratio: LogRatio, level: Level, weight_min: float, weight_max: float) -> CorrectionResult:
-    """The weight itself inside [weight_min, weight_max], ends included; outside, the token (or rollout) is dropped."""
+def drop_outside(
+    ratio: LogRatio, level: Level, weight_min: float, weight_max: float, weighted: bool = True
+) -> CorrectionResult:
+    """Outside [weight_min, weight_max], ends included, the token (or rollout) is dropped; inside it has its weight, or 1
+    where the interval is only a test (`weighted` false)."""
     log_weight_BG = level(ratio)
-    keep_BG = (log_weight_BG >= _log(weight_min)) & (log_weight_BG <= _log(weight_max))
-    return result(ratio, exponential(log_weight_BG), keep_BG, torch.zeros_like(keep_BG))
+    weight_BG = exponential(log_weight_BG) if weighted else torch.ones_like(log_weight_BG)
+    keep_BG = inside(log_weight_BG, weight_min, weight_max)
+    return result(ratio, log_weight_BG, weight_BG, keep_BG, torch.zeros_like(keep_BG))
+
+
+def inside(log_weight: Tensor, weight_min: float, weight_max: float) -> Tensor:
+    return (log_weight >= log(weight_min)) & (log_weight <= log(weight_max))
 
 
 def exponential(log_weight: Tensor) -> Tensor:
@@ -119,38 +147,59 @@ def exponential(log_weight: Tensor) -> Tensor:
     return weight.masked_fill(torch.isneginf(log_weight), 0.0)
 
 
-def _log(weight: float) -> float:
+def log(weight: float) -> float:
     return math.log(weight) if weight > 0 else -math.inf
 
 
 # -- the result and its metrics ------------------------------------------------------------------------------------------
 
 
-def result(ratio: LogRatio, weight_BG: Tensor, keep_BG: Tensor, cut_BG: Tensor) -> CorrectionResult:
-    """Weights on kept response tokens, zero elsewhere, with the metrics that every correction reports."""
+def result(
+    ratio: LogRatio, log_weight_BG: Tensor, weight_BG: Tensor, keep_BG: Tensor, cut_BG: Tensor
+) -> CorrectionResult:
+    """Weights on kept response tokens, zero elsewhere, with the metrics that every correction reports.
+
+    `log_weight_BG` is what the weights were made from, for the metrics "before". Each argument has a G of its own.
+    """
     mask_BT = ratio.mask_BT
     kept_BT = mask_BT & keep_BG
-    weights_BT = (weight_BG * torch.ones_like(ratio.values_BT)).masked_fill(~kept_BT, 0.0)
+    weights_BT = weight_BG.to(ratio.values_BT.dtype).expand_as(mask_BT).masked_fill(~kept_BT, 0.0)
     keep = kept_BT if keep_BG.shape == mask_BT.shape else keep_BG[:, 0]
-    return CorrectionResult(weights_BT, keep, metrics(ratio, weights_BT, kept_BT, mask_BT & cut_BG))
+    return CorrectionResult(weights_BT, keep, metrics(ratio, log_weight_BG, weights_BT, kept_BT, mask_BT & cut_BG))
 
 
-def metrics(ratio: LogRatio, weights_BT: Tensor, kept_BT: Tensor, cut_BT: Tensor) -> StepReport:
-    """Weight mean, max and effective sample share over kept tokens; shares over all response tokens (or rollouts)."""
+def metrics(ratio: LogRatio, log_weight_BG: Tensor, weights_BT: Tensor, kept_BT: Tensor, cut_BT: Tensor) -> StepReport:
+    """Weights over kept tokens and, under names that end in _before, over all response tokens as they were before anything
+    was truncated, dropped or normalised; shares over all response tokens, or all rollouts with a response."""
     mask_BT = ratio.mask_BT
     tokens = max(int(mask_BT.sum()), 1)
-    written_B = mask_BT.any(dim=1)
-    rollouts = max(int(written_B.sum()), 1)
-    kept = weights_BT[kept_BT].double()
-    squares = float((kept**2).sum())
-    clamped_BT = mask_BT & torch.isfinite(ratio.values_BT) & (ratio.values_BT.abs() > LOG_RATIO_CLAMP)
+    clamped_BG = torch.isfinite(log_weight_BG) & (log_weight_BG.abs() > LOG_RATIO_CLAMP)
+    after = _weight_metrics(weights_BT[kept_BT], tokens)
+    before = _weight_metrics(exponential(log_weight_BG).expand_as(mask_BT)[mask_BT], tokens)
     return {
-        "correction/weight_mean": float(kept.mean()) if kept.numel() else 0.0,
-        "correction/weight_max": float(kept.max()) if kept.numel() else 0.0,
-        "correction/effective_sample_size": float(kept.sum()) ** 2 / squares if squares else 0.0,
-        "correction/effective_sample_share": float(kept.sum()) ** 2 / squares / tokens if squares else 0.0,
+        **{f"correction/{name}": value for name, value in after.items()},
+        **{f"correction/{name}_before": value for name, value in before.items()},
         "correction/truncated_share": int(cut_BT.sum()) / tokens,
+        "correction/truncated_sequence_share": share_of_rollouts(ratio, cut_BT.any(dim=1)),
         "correction/masked_token_share": int((mask_BT & ~kept_BT).sum()) / tokens,
-        "correction/masked_sequence_share": int((written_B & ~kept_BT.any(dim=1)).sum()) / rollouts,
-        "correction/clamped_share": int(clamped_BT.sum()) / tokens,
+        "correction/masked_sequence_share": share_of_rollouts(ratio, ~kept_BT.any(dim=1)),
+        "correction/clamped_share": int((mask_BT & clamped_BG).sum()) / tokens,
+    }
+
+
+def share_of_rollouts(ratio: LogRatio, which_B: Tensor) -> float:
+    """Among the rollouts that have a response token at all."""
+    written_B = ratio.mask_BT.any(dim=1)
+    return int((written_B & which_B).sum()) / max(int(written_B.sum()), 1)
+
+
+def _weight_metrics(weight_N: Tensor, tokens: int) -> StepReport:
+    weight_N = weight_N.double()
+    squares = float((weight_N**2).sum())
+    effective = float(weight_N.sum()) ** 2 / squares if squares else 0.0
+    return {
+        "weight_mean": float(weight_N.mean()) if weight_N.numel() else 0.0,
+        "weight_max": float(weight_N.max()) if weight_N.numel() else 0.0,
+        "effective_sample_size": effective,
+        "effective_sample_share": effective / tokens,
     }

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from sparroll.train.corrections.base import CorrectionResult, LogRatio, result
+from sparroll.train.corrections.base import CorrectionResult, LogRatio, per_token, result
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,5 @@ class NoCorrection:
 
     def __call__(self, *, dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> CorrectionResult:
         ratio = LogRatio.of(dense_logp, sparse_logp, mask)
-        return result(
-            ratio, torch.ones_like(ratio.values_BT), torch.ones_like(ratio.mask_BT), torch.zeros_like(ratio.mask_BT)
-        )
+        ones_BT, none_BT = torch.ones_like(ratio.values_BT), torch.zeros_like(ratio.mask_BT)
+        return result(ratio, per_token(ratio), ones_BT, ~none_BT, none_BT)
