@@ -77,7 +77,9 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
 
 def stop(llm: Any) -> None:
     """Shut it down. Its memory is free once the last reference is gone and `release` was called."""
-    llm.apply_model(_unhook)
+    # Workers in processes of their own take their hooks with them, and may be dead already.
+    if llm.llm_engine.vllm_config.parallel_config.distributed_executor_backend != "mp":
+        llm.apply_model(_unhook)
     llm.llm_engine.engine_core.shutdown()
 
 

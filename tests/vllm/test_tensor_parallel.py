@@ -1,0 +1,129 @@
+"""Two worker processes, each with one of the tiny model's two KV heads, are HFEngine token for token."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll import Schedule
+from sparroll.engines import HFEngine
+from sparroll.engines.base import EngineReport
+from sparroll.engines.vllm import launch
+from sparroll.engines.vllm.worker import EXTENSION
+from sparroll.errors import UserError
+from sparroll.schedule import Step
+from vllm_runs import engine, greedy, needs_vllm, random_prompts
+
+pytestmark = [needs_vllm, pytest.mark.slow]
+
+LENGTHS = [5, 40, 170, 33, 300, 97]
+NEW_TOKENS = 40
+RISING = Schedule(steps=(Step(0, 64), Step(100, 96), Step(250, 128)), name="rising")
+TWO: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
+
+
+@pytest.fixture(autouse=True)
+def _workers_end(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No worker may outlive its engine, and none outlives a test, whatever became of the engine."""
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    # A step that hangs ends as an error.
+    monkeypatch.setenv("VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS", "60")
+    yield
+    left = multiprocessing.active_children()
+    for process in left:
+        process.kill()
+        process.join()
+    assert not left, "workers outlived their engine"
+
+
+def oracle() -> HFEngine:
+    return HFEngine("tiny-reasoner", schedule=RISING, dtype=torch.float32)
+
+
+def reports(llm: Any) -> list[EngineReport]:
+    """What each worker counted."""
+    return [EngineReport.from_table(table) for table in llm.collective_rpc("sparroll_report")]
+
+
+def heads_and_process(worker: Any) -> tuple[int, int, int]:
+    """KV heads of a sparse layer and of its index in this worker, and which process it is."""
+    attention = worker.get_model().model.layers[2].self_attn.attn
+    return attention.num_kv_heads, attention.impl.index.index_PSHW.shape[2], os.getpid()
+
+
+def assert_heads_are_split(llm: Any) -> None:
+    found = llm.collective_rpc(heads_and_process)
+    assert [heads for *heads, _ in found] == [[1, 1], [1, 1]]
+    assert {process for *_, process in found} == {process.pid for process in multiprocessing.active_children()}
+
+
+def test_two_workers_are_the_oracle_and_count_the_same(tmp_path: Path) -> None:
+    prompts, hf = random_prompts(LENGTHS), oracle()
+    expected = hf.generate(prompts, max_new_tokens=NEW_TOKENS, temperature=0, stop_ids=[])
+    # More requests than rows, and prompts longer than a step: steps that prefill and decode.
+    with engine(
+        tmp_path, RISING, **TWO, max_num_seqs=4, max_num_batched_tokens=128, worker_extension_cls=EXTENSION
+    ) as llm:
+        assert_heads_are_split(llm)
+        llm.collective_rpc("sparroll_reset_report")
+        sampled = greedy(llm, prompts, NEW_TOKENS)
+        one, other = reports(llm)
+    for got, want in zip(sampled, expected, strict=True):
+        assert got.ids == want.response_ids, f"prompt of {len(want.prompt_ids)} tokens"
+        torch.testing.assert_close(got.logp, want.sparse_logp, atol=1e-4, rtol=0)
+    assert one == other
+    assert one.layers == hf.report().layers
+    assert [layer.sparse_steps > 0 for layer in one.layers] == [False, False, True, True, True, True]
+    assert one.prefill_tokens == sum(LENGTHS) and one.preemptions == 0
+
+
+def test_the_engine_switches_reports_and_closes_with_two_workers() -> None:
+    from sparroll.engines.vllm.engine import VLLMEngine
+
+    prompts, hf = random_prompts(LENGTHS[:3]), oracle()
+    vllm = VLLMEngine(
+        "tiny-reasoner", schedule=RISING, dtype=torch.float32, max_batch=4, max_context_tokens=1024, **TWO
+    )
+    try:
+        assert_heads_are_split(vllm.llm)
+        for schedule in (None, RISING):
+            for each in (vllm, hf):
+                each.set_schedule(schedule)
+                each.reset_report()
+            settings: dict[str, Any] = dict(max_new_tokens=NEW_TOKENS, temperature=0, stop_ids=[])
+            for got, want in zip(vllm.generate(prompts, **settings), hf.generate(prompts, **settings), strict=True):
+                assert got.response_ids == want.response_ids and got.attention == want.attention
+                torch.testing.assert_close(got.sparse_logp, want.sparse_logp, atol=1e-4, rtol=0)
+            found, expected = vllm.report(), hf.report()
+            assert found.generated_tokens == expected.generated_tokens and found.kv_read_share == expected.kv_read_share
+            for one, other in zip(found.layers, expected.layers, strict=True):
+                assert (one.dense_steps, one.sparse_steps) == (other.dense_steps, other.sparse_steps)
+            one_worker, other_worker = reports(vllm.llm)
+            assert one_worker == other_worker
+        sampled = [vllm.generate(prompts, n=2, max_new_tokens=10, seed=5) for _ in range(2)]
+        assert [r.response_ids for r in sampled[0]] == [r.response_ids for r in sampled[1]]
+        with pytest.raises(UserError, match="weights cannot be loaded into 2 processes"):
+            vllm.load_weights(hf.model, 1)
+    finally:
+        vllm.close()
+    assert not multiprocessing.active_children()
+
+
+def test_an_engine_whose_workers_died_can_be_closed() -> None:
+    def fail(function: Any) -> None:
+        raise RuntimeError("Executor failed.")
+
+    shut_down: list[bool] = []
+    core = SimpleNamespace(shutdown=lambda: shut_down.append(True))
+    parallel = SimpleNamespace(distributed_executor_backend="mp")
+    config = SimpleNamespace(parallel_config=parallel)
+    launch.stop(SimpleNamespace(apply_model=fail, llm_engine=SimpleNamespace(engine_core=core, vllm_config=config)))
+    assert shut_down == [True]
