@@ -162,7 +162,6 @@ def _vllm_attention(device: str, why_not: str) -> Finding:
         return Finding("--", what, "vLLM's own", why_not)
     variable = os.environ.get("SPARROLL_VLLM_SCHEDULE")
     if variable:
-        # On a GPU we stand in FlashAttention's place alone, and vLLM prefers FlashInfer on some.
         return Finding("ok", what, "sparroll", f"always, since SPARROLL_VLLM_SCHEDULE={variable}")
     return Finding("ok", what, "sparroll if asked", "by additional_config.sparroll; see `sparroll serve-args`")
 

@@ -11,6 +11,7 @@ import torch
 from sparroll.attention.selectors import PageMean
 from sparroll.engines.vllm import launch
 from sparroll.engines.vllm.launch import installed_version
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
 
@@ -53,6 +54,27 @@ def test_what_vllms_configuration_refuses_is_a_users_error(monkeypatch: pytest.M
     monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
     with pytest.raises(UserError, match="a KV cache of type fp8"):
         VLLMEngine("tiny-reasoner", dtype=torch.float32, kv_cache_dtype="fp8")
+
+
+def test_a_start_that_fails_leaves_no_engine_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    open_engines: list[VLLMEngine] = []
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", open_engines)
+    monkeypatch.setattr(launch, "start", lambda *arguments: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        VLLMEngine("tiny-reasoner", dtype=torch.float32)
+    assert not open_engines
+
+
+def test_dense_by_name_and_sparse_by_environment_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SCHEDULE_VARIABLE, "qwen3-1.7b-0.86")
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match=f"sparse=False, but {SCHEDULE_VARIABLE}=qwen3-1.7b-0.86"):
+        VLLMEngine("tiny-reasoner", sparse=False, dtype=torch.float32)
+
+
+def test_another_worker_extension_is_refused() -> None:
+    with pytest.raises(UserError, match="its own worker extension"):
+        VLLMEngine("tiny-reasoner", dtype=torch.float32, worker_extension_cls="somebody.Else")
 
 
 def test_a_second_engine_in_the_process_is_refused(engine: VLLMEngine) -> None:

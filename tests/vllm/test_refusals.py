@@ -25,6 +25,7 @@ def config(**changes: Any) -> SimpleNamespace:
         cache_config=SimpleNamespace(cache_dtype="auto", block_size=16),
         model_config=SimpleNamespace(use_mla=False, hf_text_config=plain, max_model_len=40_960),
         speculative_config=None,
+        lora_config=None,
         kv_transfer_config=None,
     )
     for name, value in changes.items():
@@ -37,6 +38,7 @@ def config(**changes: Any) -> SimpleNamespace:
     ("changes", "reason"),
     [
         ({"speculative_config": object()}, "speculative decoding"),
+        ({"lora_config": object()}, "LoRA"),
         ({"model_config__use_mla": True}, "latent attention"),
         ({"parallel_config__decode_context_parallel_size": 2}, "decode_context_parallel_size = 2"),
         ({"parallel_config__use_ubatching": True}, "micro-batches"),

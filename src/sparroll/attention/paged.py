@@ -45,7 +45,7 @@ _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
 
 @dataclass(frozen=True)
 class Tile:
-    """How the programs of a decode are laid out. Changes its speed, not its result."""
+    """How the programs of a decode are laid out. Changes its speed, and its result no more than rounding does."""
 
     tokens: int
     """Tokens read per iteration; a power of two, 16 or more."""
@@ -95,7 +95,14 @@ class StepWorkspace:
         programs: int | None = None,
         scored_tile_units: int | None = None,
     ) -> StepWorkspace:
-        """For caches of that dtype. The last three are for measurements; any values give the same results."""
+        """For caches of that dtype. The last three are for measurements; results are the same up to rounding.
+
+        Raises UserError for more than 16 query heads per KV head, and for heads of more than 256.
+        """
+        if group > 16 or dim > 256:
+            raise UserError(
+                f"the triton decode takes up to 16 query heads per kv head and head size 256, got {group} and {dim}"
+            )
         device = torch.device(device)
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
@@ -382,10 +389,6 @@ def _scored(selector: Selector, impl: str) -> None:
 def _fits(workspace: StepWorkspace | None, requests: int, rows: tuple[int, int] | None = None) -> None:
     if workspace is None:
         raise UserError('impl="triton" needs a workspace', "StepWorkspace.allocate(...), once")
-    if rows and (rows[0] > 16 or rows[1] > 256):
-        raise UserError(
-            f"the triton decode takes up to 16 query heads per kv head and head size 256, got {rows[0]} and {rows[1]}"
-        )
     held = tuple(workspace.mixed_XGD.shape[1:])
     most = len(workspace.read_before_R) - 1
     if requests > most or (rows and held != rows):

@@ -100,7 +100,7 @@ def paged_decode(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])
 @no_type_check
 def _gather(
     query,
@@ -264,7 +264,7 @@ def _look_up(
     return unit, page
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])
 @no_type_check
 def _add_up(
     mixed,

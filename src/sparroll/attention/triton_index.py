@@ -83,7 +83,7 @@ def words_of(index_PSHW: Tensor, selector: QuantizedMean) -> Tensor:
     return index_PSHW.view(torch.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "tokens_each"])
 @no_type_check
 def _page_mean(
     keys,
@@ -129,7 +129,7 @@ def _page_mean(
             tl.store(row + channel, mean.to(index.dtype.element_ty), mask=channel < D)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["tokens", "tokens_each"])
 @no_type_check
 def _quantized_mean(
     keys,

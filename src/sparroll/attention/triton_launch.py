@@ -3,6 +3,9 @@ still runs (programmatic dependent launch), which spares a decode step a microse
 
 A kernel that is launched `**overlapping(...)` has to call `after_previous` before it touches memory, whoever launches it:
 then whatever follows it, overlapping or not, also follows everything before it.
+
+Numbers that change from step to step are kept out of Triton's specialization (`do_not_specialize`): a batch whose size
+happens to be a multiple of 16 would otherwise wait for a compiler in the middle of serving.
 """
 
 from __future__ import annotations

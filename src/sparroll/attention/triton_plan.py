@@ -41,7 +41,7 @@ def plan_step(
         )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])
 @no_type_check
 def _plan(
     context_tokens,

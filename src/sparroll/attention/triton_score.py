@@ -82,7 +82,7 @@ def score_units(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])
 @no_type_check
 def _mean_query(
     query,

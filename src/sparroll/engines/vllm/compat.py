@@ -147,6 +147,8 @@ def _unsupported(config: Any) -> str | None:
     parallel, cache = config.parallel_config, config.cache_config
     if config.speculative_config is not None:
         return "speculative decoding"
+    if config.lora_config is not None:
+        return "LoRA adapters, which were never run with it"
     if config.model_config.use_mla:
         return "multi-head latent attention keeps no keys per head"
     for name in ("decode_context_parallel_size", "prefill_context_parallel_size"):

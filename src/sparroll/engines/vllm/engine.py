@@ -7,6 +7,7 @@ decodes them as it sees fit; what comes back is checked against what the backend
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -22,6 +23,7 @@ from sparroll.engines import requests
 from sparroll.engines.base import EngineReport, LayerReport, Progress
 from sparroll.engines.support import unsupported_config
 from sparroll.engines.vllm import launch, outputs, weights
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.state import MOST_STEPS
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
@@ -95,14 +97,25 @@ class VLLMEngine:
             raise UserError("VLLMEngine reads the counters of one pipeline stage", "use pipeline_parallel_size=1")
         self._parallel = int(arguments.get("tensor_parallel_size", 1))
         self._sleep_mode = bool(arguments.get("enable_sleep_mode", False))
+        if arguments["worker_extension_cls"] != EXTENSION:
+            raise UserError("VLLMEngine talks to its own worker extension", "leave worker_extension_cls out")
         if sparse:
             from sparroll.engines.vllm import plugin
 
             plugin.register()
-        self.llm: Any = launch.start(folder, arguments)
+        elif os.environ.get(SCHEDULE_VARIABLE):
+            raise UserError(
+                f"sparse=False, but {SCHEDULE_VARIABLE}={os.environ[SCHEDULE_VARIABLE]} makes every engine sparse",
+                f"unset {SCHEDULE_VARIABLE}",
+            )
         _open.append(self)
-        self.set_schedule(chosen)
-        self.reset_report()
+        try:
+            self.llm: Any = launch.start(folder, arguments)
+            self.set_schedule(chosen)
+            self.reset_report()
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def on_cpu(self) -> bool:
@@ -221,13 +234,17 @@ class VLLMEngine:
             self._empty_cache()
 
     def close(self) -> None:
-        """Free everything, so that another VLLMEngine may start in this process."""
+        """Free everything, so that another VLLMEngine may start in this process. What torch.distributed and torch.compile
+        keep in it is reset, too."""
         if self not in _open:
             return
         _open.remove(self)
-        launch.stop(self.llm)
-        del self.llm
-        launch.release()
+        try:
+            if hasattr(self, "llm"):
+                launch.stop(self.llm)
+        finally:
+            self.__dict__.pop("llm", None)
+            launch.release()
 
     def _empty_cache(self) -> None:
         # Not inside the assertion: `python -O` drops those, and K and V of old weights would be served.
@@ -420,7 +437,7 @@ class VLLMEngine:
                     f"layer {layer} ran {ran} decode steps through sparroll's backend, {ran_sparse} of them sparse; the "
                     f"rollouts needed {needed}, {needed_sparse} of them sparse under schedule "
                     f"{self.schedule.name if self.schedule else 'dense'}, after {preemptions} preemptions: vLLM ran another "
-                    "attention backend"
+                    "attention backend, or rows were lost"
                 )
 
     def _count_dense(self, contexts: np.ndarray, prefill_tokens: int) -> None:

@@ -77,6 +77,8 @@ class SparseLayer:
         plan: Any = getattr(attn_metadata, "sparroll", None)
         parent: Any = super()
         if plan is None or self.index is None:
+            if plan is not None and self.number in STATE.sparse_layers:
+                raise RuntimeError(f"layer {self.number} has to run sparse and has no index; start the engine anew")
             if attn_metadata is not None:
                 STATE.ran.setdefault(self.number, "dense")
             return parent.forward(

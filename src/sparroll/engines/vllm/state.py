@@ -186,7 +186,7 @@ class State:
             sparse_steps=sparse_rows,
             context_tokens=counted.context_tokens,
             read_tokens=counted.read_tokens if sparse else counted.context_tokens,
-            index_read_share=self.index_read_share.get(layer, 0.0),
+            index_read_share=self.index_read_share.get(layer, 0.0) if self.schedule else 0.0,
         )
 
 
