@@ -394,6 +394,7 @@ def large_sparse(used_before: int, large: str) -> Iterator[Any]:
 class TestMemoryDense:
     def test_the_dense_engine_is_measured(self, large_dense: Any, used_before: int) -> None:
         found["dense memory"] = fill(large_dense, used_before, "dense")
+        assert found["dense memory"]["beyond_share_gib"] <= 4
 
 
 class TestMemorySparse:

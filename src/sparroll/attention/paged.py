@@ -3,7 +3,8 @@
 Checks here, work in the implementation that is named: "reference" (plain PyTorch) or "triton". An implementation that is
 asked for and cannot run is an error, never another one in its place. Everything is graph-safe under "triton": no value is
 read on the host, grids follow from shapes, and what is asked of each request lies in device tensors. The tensors are
-views of somebody else's cache: any strides, the last axis contiguous. No engine is imported here.
+views of somebody else's cache: any strides, the last axis contiguous, rows of `quantized_mean` aligned as well. No engine
+is imported here.
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,

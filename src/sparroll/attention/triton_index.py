@@ -83,6 +83,15 @@ def words_of(index_PSHW: Tensor, selector: QuantizedMean) -> Tensor:
     return index_PSHW.view(torch.int32)
 
 
+@triton.jit
+@no_type_check
+def _completed(slot_at, BLOCK_TOKENS: tl.constexpr, UNIT: tl.constexpr):
+    """Whether a token completes its unit, its block, and its place in there."""
+    slot = tl.load(slot_at).to(tl.int64)
+    # Of a negative slot the remainder may be negative or not; the first test keeps padding out either way.
+    return (slot >= 0) & (slot % UNIT == UNIT - 1), slot // BLOCK_TOKENS, (slot % BLOCK_TOKENS).to(tl.int32)
+
+
 @triton.jit(do_not_specialize=["tokens", "tokens_each"])
 @no_type_check
 def _page_mean(
@@ -108,11 +117,8 @@ def _page_mean(
     head = tl.program_id(1)
     first = tl.program_id(0) * tokens_each
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
-        slot = tl.load(slots + place * slots_apart).to(tl.int64)
-        # Of a negative slot the remainder may be negative or not; the first test keeps padding out either way.
-        if (slot >= 0) & (slot % UNIT == UNIT - 1):
-            block = slot // BLOCK_TOKENS
-            last = (slot % BLOCK_TOKENS).to(tl.int32)
+        completes, block, last = _completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
+        if completes:
             channel = tl.arange(0, LANES_D)
             token = last - (UNIT - 1) + tl.arange(0, UNIT)
             unit_keys = tl.load(
@@ -163,10 +169,8 @@ def _quantized_mean(
     head = tl.program_id(1)
     first = tl.program_id(0) * tokens_each
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
-        slot = tl.load(slots + place * slots_apart).to(tl.int64)
-        if (slot >= 0) & (slot % UNIT == UNIT - 1):
-            block = slot // BLOCK_TOKENS
-            last = (slot % BLOCK_TOKENS).to(tl.int32)
+        completes, block, last = _completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
+        if completes:
             PER_WORD: tl.constexpr = 32 // BITS
             word = tl.arange(0, LANES)
             part = tl.arange(0, PER_WORD)

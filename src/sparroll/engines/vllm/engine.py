@@ -300,7 +300,7 @@ class VLLMEngine:
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; arguments and refusals are HFEngine's.
 
-        Raises RuntimeError where a schedule is set and the sparse backend did not run as it asks.
+        Raises RuntimeError where the backend did not count every step that the rollouts needed.
         """
         requests.check_counts(n, max_new_tokens, temperature, top_k)
         if 0 < temperature < _LEAST_TEMPERATURE:
@@ -412,7 +412,8 @@ class VLLMEngine:
         A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, each other
         one in a decode row over all before it. Only a preempted request differs: the end of the prefill that computes it
         again samples one token, once a preemption at most. The worker counts these tokens, and how many of them a decode
-        row would have sampled sparsely. So, in each layer that ran: decode rows + resumed tokens >= the sum of T - 1, and
+        row would have sampled sparsely (rows are counted once a step; a layer's are sparse if its attention last was).
+        So, in each layer that ran: decode rows + resumed tokens >= the sum of T - 1, and
         in a sparse one the same for sparse rows. They are equal unless vLLM schedules ahead: then a request that meets a
         stop id may have run one row more, whose token nobody gets.
         """
