@@ -199,6 +199,43 @@ class Errors:
         assert self.engine < 0.2 * self.policies, self
 
 
+@dataclasses.dataclass
+class Difference:
+    """Of greedy rollouts by two engines, or by one at two times. Log-probabilities: up to the first token that differs,
+    which included, since two tokens that are nearly as likely may change places."""
+
+    same_rollouts: int
+    rollouts: int
+    common_share: float
+    mean: float
+    largest: float
+
+    @staticmethod
+    def of(ones: list[Rollout], others: list[Rollout]) -> Difference:
+        parts: list[Tensor] = []
+        same = 0
+        for one, other in zip(ones, others, strict=True):
+            unequal = [a != b for a, b in zip(one.response_ids, other.response_ids, strict=True)]
+            same += not any(unequal)
+            until = (unequal.index(True) if any(unequal) else len(unequal)) + 1
+            parts.append((one.sparse_logp[:until] - other.sparse_logp[:until]).abs())
+        moved = torch.cat(parts).double()
+        tokens = sum(len(rollout.response_ids) for rollout in ones)
+        share = len(moved) / tokens
+        return Difference(same, len(ones), share, moved.mean().item(), moved.max().item())
+
+    @property
+    def none(self) -> bool:
+        return self.same_rollouts == self.rollouts and self.largest <= 1e-3
+
+    def check_same(self, noise: Difference) -> None:
+        """Raise unless nothing changed; where an untouched engine changes between two runs (`noise`), no more than that."""
+        if noise.none:
+            assert self.none, self
+        assert self.same_rollouts >= noise.same_rollouts - max(2, self.rollouts // 4), self
+        assert self.mean <= 3 * noise.mean + 1e-3, self
+
+
 class Judge:
     """Scores tokens with the engine's own weights, already rounded to its precision, in float32 and at that precision."""
 

@@ -27,7 +27,7 @@ from sparroll.engines.vllm.state import STATE
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
-from vllm_gpu import DRY, FULL, GIB, SELECTOR, SPARSE, Judge, Watch, note, only_on_gpu, prompts
+from vllm_gpu import DRY, FULL, GIB, SELECTOR, SPARSE, Difference, Judge, Watch, note, only_on_gpu, prompts
 
 pytestmark = vllm_gpu.needs_gpu_and_vllm
 
@@ -49,43 +49,6 @@ def sampled(engine: Any, new_tokens: int = ROLLOUT_TOKENS, n: int = 1 if DRY els
     rollouts = engine.generate(prompts(LENGTHS, 1), n=n, max_new_tokens=new_tokens, seed=5, stop_ids=[])
     assert all(len(rollout.response_ids) == new_tokens for rollout in rollouts)
     return rollouts
-
-
-@dataclasses.dataclass
-class Difference:
-    """Of greedy rollouts by two engines, or by one at two times. Log-probabilities: up to the first token that differs,
-    which included, since two tokens that are nearly as likely may change places."""
-
-    same_rollouts: int
-    rollouts: int
-    common_share: float
-    mean: float
-    largest: float
-
-    @staticmethod
-    def of(ones: list[Rollout], others: list[Rollout]) -> Difference:
-        parts: list[Tensor] = []
-        same = 0
-        for one, other in zip(ones, others, strict=True):
-            unequal = [a != b for a, b in zip(one.response_ids, other.response_ids, strict=True)]
-            same += not any(unequal)
-            until = (unequal.index(True) if any(unequal) else len(unequal)) + 1
-            parts.append((one.sparse_logp[:until] - other.sparse_logp[:until]).abs())
-        moved = torch.cat(parts).double()
-        tokens = sum(len(rollout.response_ids) for rollout in ones)
-        share = len(moved) / tokens
-        return Difference(same, len(ones), share, moved.mean().item(), moved.max().item())
-
-    @property
-    def none(self) -> bool:
-        return self.same_rollouts == self.rollouts and self.largest <= 1e-3
-
-    def check_same(self, noise: Difference) -> None:
-        """Raise unless nothing changed; where an untouched engine changes between two runs (`noise`), no more than that."""
-        if noise.none:
-            assert self.none, self
-        assert self.same_rollouts >= noise.same_rollouts - max(2, self.rollouts // 4), self
-        assert self.mean <= 3 * noise.mean + 1e-3, self
 
 
 # -- vLLM's own attention, as a yardstick ----------------------------------------------------------------------------------
