@@ -7,15 +7,17 @@ import weakref
 
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 from sparroll import Schedule
+from sparroll.models import resolve
 from vllm_runs import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("sparse", [True, False])
-def test_a_closed_engine_leaves_nothing(sparse: bool) -> None:
+@pytest.mark.parametrize(("sparse", "reloaded"), [(True, False), (False, False), (True, True)])
+def test_a_closed_engine_leaves_nothing(sparse: bool, reloaded: bool) -> None:
     from sparroll.engines.vllm.engine import VLLMEngine
 
     schedule = Schedule.fixed(64, dense_layers=(0,)) if sparse else None
@@ -29,6 +31,9 @@ def test_a_closed_engine_leaves_nothing(sparse: bool) -> None:
         enforce_eager=False,
     )
     engine.generate([[5, 6, 7]], max_new_tokens=3, stop_ids=[])
+    if reloaded:
+        engine.load_weights(AutoModelForCausalLM.from_pretrained(resolve("tiny-reasoner"), dtype=torch.float32), 1)
+        engine.generate([[5, 6, 7]], max_new_tokens=3, stop_ids=[])
     core = engine.llm.llm_engine.engine_core.engine_core
     model = engine.llm.apply_model(lambda model: weakref.ref(model.model.layers[0].self_attn.attn))[0]
     config = weakref.ref(core.vllm_config)

@@ -79,18 +79,23 @@ def stop(llm: Any) -> None:
     """Shut it down. Its memory is free once the last reference is gone and `release` was called."""
     # Workers in processes of their own take their hooks with them, and may be dead already.
     if llm.llm_engine.vllm_config.parallel_config.distributed_executor_backend != "mp":
-        llm.apply_model(_unhook)
+        llm.apply_model(_forget)
     llm.llm_engine.engine_core.shutdown()
 
 
-def _unhook(model: nn.Module) -> None:
-    """Take back what a compiled model hung into dynamo, which keeps it alive with its weights and its cache. vLLM's own
-    cleaning forgets one of two hooks where a compiled class derives from another, as Qwen3's does."""
+def _forget(model: nn.Module) -> None:
+    """Take back what keeps a model alive, with its weights and its cache, after its engine is gone: its hooks in dynamo
+    (vLLM's own cleaning forgets one of two where a compiled class derives from another, as Qwen3's does), and what vLLM
+    noted about its layers in order to reload them (from the first reload on the notes refer back to the layers)."""
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
     hooks = torch._dynamo.convert_frame._bytecode_hooks
     own = {id(module) for module in model.modules()}
     for number, hook in list(hooks.items()):
         if id(getattr(hook, "__self__", None)) in own:
             del hooks[number]
+    for module in model.modules():
+        LAYERWISE_INFO.pop(module, None)
 
 
 def release() -> None:
