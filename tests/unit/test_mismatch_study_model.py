@@ -1,0 +1,171 @@
+"""recipes/mismatch-study, the model's part: the task, its arrays, the lean forward, packed weights, the dry run."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from sparroll.errors import UserError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "mismatch-study"
+sys.path.insert(0, str(RECIPE))
+
+import lean_qwen3  # noqa: E402
+import measure  # noqa: E402
+import pretrain  # noqa: E402
+import study_folder  # noqa: E402
+from skill import skill  # noqa: E402
+from table_batches import STAGES, draw_shape  # noqa: E402
+from table_sums import EOS, LEVELS, VOCABULARY, WORD_ID, Role, Shape, TableSums, draw, problem, words  # noqa: E402
+
+SHAPE = Shape(9, (3, 1, 2), columns=3)
+
+
+def solved(prompt: str) -> tuple[list[set[str]], dict[str, list[int]]]:
+    """Operands of each group and digits of each row, read from the words of a prompt."""
+    table, question = prompt.removeprefix("table ").removesuffix(" ?").split(" find ")
+    rows = {row.split()[0]: [int(d) for d in row.split()[1:]] for row in table.split(" ;") if row.strip()}
+    groups = [set(group.split(":")[1].split()) for group in question.split(";") if group.strip()]
+    return groups, rows
+
+
+def test_references_take_each_operand_once_and_add_up() -> None:
+    ids = draw(np.random.default_rng(3), SHAPE, 5)
+    for row in ids:
+        groups, rows = solved(words(row[: SHAPE.prompt_tokens]))
+        response = words(row[SHAPE.prompt_tokens :])
+        assert [len(group) for group in groups] == [3, 1, 2] and len(rows) == 9
+        total = np.zeros(3, dtype=int)
+        for group, written in zip(groups, response.split("group ")[1:], strict=True):
+            entries = [entry.split() for entry in written.split(" : ")[1].split("answer")[0].split(" ;") if entry.split()]
+            assert {entry[1] for entry in entries} == group and len(entries) == len(group)
+            assert [entry[0] for entry in entries] == [f"n{left}" for left in range(len(group), 0, -1)]
+            for entry in entries:
+                assert [int(d) for d in entry[2:5]] == rows[entry[1]]
+                total = (total + rows[entry[1]]) % 10
+                assert [int(d) for d in entry[6:9]] == total.tolist()
+        assert response.endswith("answer " + " ".join(map(str, total)) + f" {EOS}")
+
+
+def test_remarks_are_operands_written_so_far() -> None:
+    row = draw(np.random.default_rng(0), SHAPE, 1)[0, SHAPE.prompt_tokens :]
+    names = row[SHAPE.entry_starts + 1]
+    remarks = row[SHAPE.roles == Role.REMARK].reshape(SHAPE.entries, 2)
+    for entry in range(SHAPE.entries):
+        assert set(remarks[entry]) <= set(names[: entry + 1])
+
+
+def test_every_level_has_the_length_that_its_shape_says() -> None:
+    for level, shape in LEVELS.items():
+        row = problem("eval", level, 0, 0)
+        assert len(row) == shape.prompt_tokens + shape.response_tokens
+        assert words(row[shape.prompt_tokens :]).count("group") == len(shape.group_sizes)
+        if level >= 4:
+            assert 3400 < len(row) < 4700
+
+
+def test_the_same_place_of_a_stream_is_the_same_problem_and_splits_differ() -> None:
+    assert (problem("eval", 1, 0, 4) == problem("eval", 1, 0, 4)).all()
+    assert (problem("eval", 1, 0, 4) != problem("train", 1, 0, 4)).any()
+    assert (problem("eval", 1, 0, 4) != problem("eval", 1, 1, 4)).any()
+
+
+def test_the_reward_reads_the_answer_and_nothing_else() -> None:
+    task = TableSums()
+    [prompt] = task.prompts("train", 1, 0, 1)
+    response = words(problem("train", 1, 0, 0)[LEVELS[1].prompt_tokens :])
+    assert task.reward(prompt, response) == 1.0 and task.reward(prompt, response.removesuffix(f" {EOS}")) == 1.0
+    assert task.reward(prompt, "answer " + prompt.answer + " 1") == 0.0
+    assert task.reward(prompt, prompt.answer) == 0.0
+    wrong = " ".join([*prompt.answer.split()[:-1], str((int(prompt.answer[-1]) + 1) % 10)])
+    assert task.reward(prompt, "answer " + wrong) == 0.0
+
+
+def test_impossible_shapes_and_unknown_levels_are_refused() -> None:
+    with pytest.raises(UserError, match="rows must be"):
+        Shape(3, (2, 2))
+    with pytest.raises(UserError, match="groups must be"):
+        Shape(100, (40,))
+    with pytest.raises(UserError, match="no level 99"):
+        problem("train", 99, 0, 0)
+
+
+def test_stages_draw_shapes_within_their_ranges() -> None:
+    rng = np.random.default_rng(0)
+    for stage in STAGES:
+        for shape in [draw_shape(rng, stage) for _ in range(30)]:
+            assert stage.rows[0] <= shape.rows <= stage.rows[1] and shape.entries <= stage.entries[1]
+            assert max(shape.group_sizes) <= stage.largest_group
+
+
+@pytest.fixture(scope="module")
+def model():
+    return study_folder.new_model(study_folder.small_config(), 0).eval()
+
+
+@pytest.fixture(scope="module")
+def ids_BS() -> torch.Tensor:
+    return torch.from_numpy(draw(np.random.default_rng(1), SHAPE, 3).astype(np.int64))
+
+
+@torch.no_grad()
+def test_the_lean_forward_is_transformers_forward(model, ids_BS) -> None:
+    lean = lean_qwen3.logits(model, lean_qwen3.hidden_states(model, ids_BS))
+    torch.testing.assert_close(lean, model(input_ids=ids_BS).logits, rtol=1e-5, atol=1e-5)
+
+
+@torch.no_grad()
+def test_greedy_samples_follow_the_full_forward(model, ids_BS) -> None:
+    prompts = ids_BS[:, : SHAPE.prompt_tokens]
+    out = lean_qwen3.sample(model, prompts, torch.zeros(3), 12, WORD_ID[EOS], rows_at_once=2)
+    known = prompts
+    for _ in range(12):
+        known = torch.cat([known, model(input_ids=known).logits[:, -1:].argmax(-1)], 1)
+    assert out.tolist() == known[:, SHAPE.prompt_tokens :].tolist()
+
+
+def test_skill_of_a_uniform_policy_is_known(ids_BS) -> None:
+    uniform = study_folder.new_model(study_folder.small_config(), 0)
+    torch.nn.init.zeros_(uniform.model.embed_tokens.weight)
+    found = skill(uniform, SHAPE, ids_BS)
+    assert found["lookup"] == pytest.approx(1 - 1 / len(VOCABULARY), abs=1e-6)
+    # Groups of 3, 1 and 2: three, two, one, one, two, one operands are still open.
+    assert found["operand"] == pytest.approx(1 - 10 / 6 / len(VOCABULARY), abs=1e-6)
+
+
+def test_packed_weights_are_the_same_to_the_bit(model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(study_folder, "FILE_BYTES", 300_000)
+    weights = study_folder.stored_weights(model)
+    paths = study_folder.pack(weights, tmp_path)
+    assert len(paths) > 1 and all(path.stat().st_size < 400_000 for path in paths)
+    back = study_folder.unpack(tmp_path, study_folder.small_config())
+    assert back.keys() == weights.keys() and all(torch.equal(back[name], weights[name]) for name in weights)
+    paths[0].unlink()
+    with pytest.raises(SystemExit, match="lacks"):
+        study_folder.unpack(tmp_path, study_folder.small_config())
+
+
+def test_the_full_model_has_at_least_thirty_million_parameters() -> None:
+    with torch.device("meta"):
+        full = study_folder.Qwen3ForCausalLM(study_folder.new_config())
+    assert 30e6 < sum(p.numel() for p in full.parameters()) < 32e6
+
+
+def test_a_dry_run_trains_measures_and_leaves_a_folder_that_transformers_reads(tmp_path, monkeypatch) -> None:
+    packed, folder, found = tmp_path / "packed", tmp_path / "model", tmp_path / "measure.json"
+    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--dry", "--steps", "3", "--out", str(packed), "--folder", str(folder)])
+    pretrain.main()
+    record = json.loads((packed / "train.json").read_text())
+    assert record["steps"] == 3 and record["loss_curve"][-1]["loss"] < record["loss_curve"][0]["loss"]
+    monkeypatch.setattr(sys, "argv", ["measure.py", "--dry", "--packed", str(packed), "--out", str(found)])
+    measure.main()
+    measured = json.loads(found.read_text())
+    assert len(measured["accuracy"]) == 2 and measured["tail"][0]["q05"] <= 1
+    loaded = study_folder.Qwen3ForCausalLM.from_pretrained(folder)
+    again = study_folder.load_packed(packed, study_folder.small_config())
+    torch.testing.assert_close(loaded.model.norm.weight, again.model.norm.weight, rtol=0, atol=0)
