@@ -42,7 +42,9 @@ def test_references_take_each_operand_once_and_add_up() -> None:
         assert [len(group) for group in groups] == [3, 1, 2] and len(rows) == 9
         total = np.zeros(3, dtype=int)
         for group, written in zip(groups, response.split("group ")[1:], strict=True):
-            entries = [entry.split() for entry in written.split(" : ")[1].split("answer")[0].split(" ;") if entry.split()]
+            entries = [
+                entry.split() for entry in written.split(" : ")[1].split("answer")[0].split(" ;") if entry.split()
+            ]
             assert {entry[1] for entry in entries} == group and len(entries) == len(group)
             assert [entry[0] for entry in entries] == [f"n{left}" for left in range(len(group), 0, -1)]
             for entry in entries:
@@ -158,7 +160,9 @@ def test_the_full_model_has_at_least_thirty_million_parameters() -> None:
 
 def test_a_dry_run_trains_measures_and_leaves_a_folder_that_transformers_reads(tmp_path, monkeypatch) -> None:
     packed, folder, found = tmp_path / "packed", tmp_path / "model", tmp_path / "measure.json"
-    monkeypatch.setattr(sys, "argv", ["pretrain.py", "--dry", "--steps", "3", "--out", str(packed), "--folder", str(folder)])
+    monkeypatch.setattr(
+        sys, "argv", ["pretrain.py", "--dry", "--steps", "3", "--out", str(packed), "--folder", str(folder)]
+    )
     pretrain.main()
     record = json.loads((packed / "train.json").read_text())
     assert record["steps"] == 3 and record["loss_curve"][-1]["loss"] < record["loss_curve"][0]["loss"]
