@@ -52,8 +52,40 @@ def small_config() -> Qwen3Config:
 
 
 def new_model(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
+    """Random weights, but head j of the first layer looks j + 1 tokens back.
+
+    To look something up, one layer has to know what stood before a token and another has to match it; from plain noise
+    neither helps without the other, and learning waits. So one of the two is there from the start. It stays trainable.
+    """
     torch.manual_seed(seed)
-    return Qwen3ForCausalLM(config).float()
+    model = Qwen3ForCausalLM(config).float()
+    _look_back(model, config)
+    return model
+
+
+@torch.no_grad()
+def _look_back(model: Qwen3ForCausalLM, config: Qwen3Config) -> None:
+    """All embeddings get a direction in common. Queries and keys of the first layer are made of it alone, in the pairs of
+    dimensions that RoPE turns fast, queries turned back by j + 1 tokens. Logits do not see what all words share."""
+    embedding, attention, width = model.model.embed_tokens.weight, model.model.layers[0].self_attn, config.head_dim
+    common = torch.randn(config.hidden_size).sign()
+    embedding += config.initializer_range * common
+    turn = config.rope_parameters["rope_theta"] ** -(torch.arange(0, width, 2) / width)
+    fast = turn > 0.05
+    pairs = fast.float() / fast.sum().sqrt()
+
+    def points(tokens_back: int) -> Tensor:
+        angle = -turn * tokens_back
+        return torch.cat([pairs * angle.cos(), pairs * angle.sin()])
+
+    def only(weight: Tensor, tokens_back: list[int]) -> None:
+        rows = torch.cat([points(tokens) for tokens in tokens_back])
+        weight.mul_(0.1).add_(4 * rows[:, None] * common / common.norm())
+
+    only(attention.q_proj.weight, [head + 1 for head in range(config.num_attention_heads)])
+    only(attention.k_proj.weight, [0] * config.num_key_value_heads)
+    for gain in (attention.q_norm.weight, attention.k_norm.weight):
+        gain[fast.repeat(2)] = 2.0
 
 
 def new_tokenizer() -> PreTrainedTokenizerFast:
