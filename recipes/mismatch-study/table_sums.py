@@ -2,12 +2,13 @@
 once; as a `sparroll` task its prompts are words. Nothing here runs a model.
 
 prompt    table bado 4 7 1 0 ; kifu 1 2 9 9 ; ... find group n2 n3 : kifu bado lize ; group n1 n2 : ... ; ?
-response  group n2 : n3 bado 4 7 1 0 = 4 7 1 0 bado bado ; n2 kifu 1 2 9 9 = 5 9 0 9 kifu bado ; ... answer 3 0 8 2 <eos>
+response  group n2 : n3 bado 4 7 1 0 = 4 7 1 0 bado bado ; n2 kifu 1 2 9 9 = 5 9 0 9 bado bado ; ... answer 3 0 8 2 <eos>
 
 An entry is count-down, operand, its digits, the running total, two remarks. Each column is summed by itself, modulo 10,
 over all groups; the answer is the last total. What is free: the order of the operands of a group, and the remarks, each
-of which is any operand written so far. A remark's choice depends on the whole response, and nothing depends on it. What
-makes an answer wrong: an operand that is not asked in this group or was already taken, a digit, a total.
+of which is the operand that some group so far began with. A remark's choice depends on tokens spread over the whole
+response, and nothing depends on it; it is one of few, so that lists of 20 tokens hold it. What makes an answer wrong: an
+operand that is not asked in this group or was already taken, a digit, a total.
 """
 
 # B problems, R rows of the table, N names, E entries of the response, C columns, S tokens of prompt + response
@@ -176,11 +177,13 @@ def _response(rng: np.random.Generator, shape: Shape, name_BE: np.ndarray, digit
     for column in range(columns):
         out[:, starts_E + 2 + column] = digits_BEC[:, :, column] + FIRST_DIGIT
         out[:, starts_E + 3 + columns + column] = total_BEC[:, :, column] + FIRST_DIGIT
+    first_entry_G = np.cumsum([0, *shape.group_sizes[:-1]])
     for remark in range(REMARKS):
-        earlier_BE = (rng.random((count, entries)) * np.arange(1, entries + 1)).astype(np.int64)
+        group_BE = (rng.random((count, entries)) * (shape.group_of_entry + 1)).astype(np.int64)
+        earlier_BE = first_entry_G[group_BE]
         out[:, starts_E + 3 + 2 * columns + remark] = np.take_along_axis(name_BE, earlier_BE, 1)
     out[:, starts_E + 3 + 2 * columns + REMARKS] = WORD_ID[";"]
-    first_of_group = starts_E[np.cumsum([0, *shape.group_sizes[:-1]])]
+    first_of_group = starts_E[first_entry_G]
     out[:, first_of_group - 3] = WORD_ID["group"]
     out[:, first_of_group - 2] = np.arange(groups, 0, -1) + FIRST_COUNT
     out[:, first_of_group - 1] = WORD_ID[":"]

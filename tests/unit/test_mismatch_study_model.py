@@ -54,12 +54,24 @@ def test_references_take_each_operand_once_and_add_up() -> None:
         assert response.endswith("answer " + " ".join(map(str, total)) + f" {EOS}")
 
 
-def test_remarks_are_operands_written_so_far() -> None:
-    row = draw(np.random.default_rng(0), SHAPE, 1)[0, SHAPE.prompt_tokens :]
-    names = row[SHAPE.entry_starts + 1]
-    remarks = row[SHAPE.roles == Role.REMARK].reshape(SHAPE.entries, 2)
-    for entry in range(SHAPE.entries):
-        assert set(remarks[entry]) <= set(names[: entry + 1])
+def test_a_remark_is_any_operand_that_a_group_so_far_began_with() -> None:
+    responses = draw(np.random.default_rng(0), SHAPE, 200)[:, SHAPE.prompt_tokens :]
+    names = responses[:, SHAPE.entry_starts + 1]
+    remarks = responses[:, SHAPE.roles == Role.REMARK].reshape(200, SHAPE.entries, 2)
+    for entry, firsts in enumerate([(0,), (0,), (0,), (0, 3), (0, 3, 4), (0, 3, 4)]):
+        among = remarks[:, entry, :, None] == names[:, None, list(firsts)]
+        assert among.any(-1).all() and among.any((0, 1)).all()
+
+
+@torch.no_grad()
+def test_heads_of_the_first_layer_start_by_looking_back_one_token_each() -> None:
+    config = study_folder.new_config(layers=1)
+    fresh = study_folder.new_model(config, 0).eval()
+    fresh.set_attn_implementation("eager")
+    ids = torch.from_numpy(problem("train", 3, 0, 0).astype(np.int64))[None, :1000]
+    weights_HSS = fresh(input_ids=ids, output_attentions=True).attentions[0][0]
+    for head in range(config.num_attention_heads):
+        assert weights_HSS[head].diagonal(-(head + 1))[20:].mean() > 0.9
 
 
 def test_every_level_has_the_length_that_its_shape_says() -> None:
