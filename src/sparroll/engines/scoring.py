@@ -160,13 +160,17 @@ class Scorer:
 
 
 def response_logp(
-    model: PreTrainedModel, batch: TokenBatch, temperature: float, logit_chunk_tokens: int = 1024
+    model: PreTrainedModel,
+    batch: TokenBatch,
+    temperature: float,
+    schedule: Schedule | None = None,
+    logit_chunk_tokens: int = 1024,
 ) -> Tensor:
     """[B, T] log-probabilities of the response tokens under the dense policy, with gradient; 0 where the mask is false.
 
     The training forward: what `Scorer.dense` computes, for autograd. Logits are recomputed in the backward pass.
     """
-    hidden_NE, tokens_N = last_hidden(model, batch, None)[_scored(batch)], _response_ids(batch)
+    hidden_NE, tokens_N = last_hidden(model, batch, schedule)[_scored(batch)], _response_ids(batch)
 
     def chunk_logp(hidden: Tensor, tokens: Tensor) -> Tensor:
         return log_probs(model.get_output_embeddings()(hidden), temperature).gather(-1, tokens[:, None])[:, 0]

@@ -2,6 +2,8 @@
 
     checkpoints/latest -> step-000020
     checkpoints/step-000020/model/                a plain transformers folder
+                            [adapter/]            a plain peft folder
+                            [adapter_optimizer.safetensors]
                             optimizer.safetensors state.json generators.json config.json [schedule.toml]
                             manifest.json         size and SHA-256 of every file above; written last
 
@@ -18,7 +20,7 @@ import shutil
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tomli_w
 import torch
@@ -29,6 +31,9 @@ from transformers.utils import logging
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train.optimizer import optimizer_tensors
+
+if TYPE_CHECKING:
+    from sparroll.engines.adapter import Adapter
 
 FORMAT = 1
 _PREFIX = "step-"
@@ -56,6 +61,15 @@ class RunState:
     """Global random generators, one entry per process."""
 
 
+@dataclass(frozen=True)
+class SavedAdapter:
+    """The adapter of DistillSparse, its optimizer, and the name of the model that it belongs to."""
+
+    adapter: Adapter
+    optimizer: torch.optim.Optimizer
+    base_model: str
+
+
 def save(
     folder: Path,
     state: RunState,
@@ -64,6 +78,7 @@ def save(
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: torch.optim.Optimizer,
     keep: int,
+    adapter: SavedAdapter | None = None,
 ) -> Path:
     """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest."""
     final = folder / f"{_PREFIX}{state.step:06d}"
@@ -73,6 +88,10 @@ def save(
     partial.mkdir(parents=True)
     _write_model(partial / "model", model, tokenizer)
     save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
+    if adapter is not None:
+        adapter.adapter.write(partial / "adapter", adapter.base_model)
+        tensors = optimizer_tensors(adapter.adapter.adapted, adapter.optimizer)
+        save_file(tensors, partial / "adapter_optimizer.safetensors")
     _write_plain(partial, state, config)
     _write_manifest(partial)
     partial.rename(final)
@@ -100,6 +119,10 @@ def load_state(checkpoint: Path) -> RunState:
 
 def load_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "optimizer.safetensors")
+
+
+def load_adapter_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "adapter_optimizer.safetensors")
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:

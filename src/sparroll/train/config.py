@@ -156,6 +156,39 @@ class GuardSection(Section):
         return self
 
 
+class DistillSection(Section):
+    """DistillSparse: a LoRA adapter that only the sparse rollouts see, trained to bring them back to the dense policy."""
+
+    enabled: bool = False
+    """Train the adapter after each policy update. Needs sparse rollouts."""
+    rank: int = Field(default=16, ge=1)
+    """Of the adapter's matrices. Higher holds more and costs memory and a little time."""
+    alpha: float = Field(default=32.0, gt=0)
+    """The adapter's change of a weight is scaled by alpha / rank."""
+    target_modules: tuple[str, ...] = ()
+    """Names of the linear layers that get an adapter; empty: all but the output head."""
+    objective: Literal["ppo_kl", "kl"] = "ppo_kl"
+    """ppo_kl: the clipped policy loss of the sparse policy, plus kl_coefficient times the KL. kl: the KL alone."""
+    kl_coefficient: float = Field(default=1e-3, gt=0)
+    """Weight of the KL between the sparse and the dense policy (k3 estimate) in ppo_kl."""
+    lr: float | None = Field(default=None, gt=0)
+    """Learning rate of the adapter's AdamW, with the policy's warm-up; without one, 5 times train.lr."""
+    max_gradient_norm: float | None = Field(default=1.0, gt=0)
+    """The adapter's gradients longer than this are scaled down to it; none leaves them."""
+    epochs_per_batch: int = Field(default=1, ge=1)
+    """Updates of the adapter on the same rollouts."""
+    cheaper: tuple[str, ...] = ()
+    """Presets or files to go on with, in this order, each as soon as the adapter holds the target under it."""
+    cheaper_at_least: float | None = Field(default=None, gt=0, le=1)
+    """That target, for the lower bound of the worst bin's 5th percentile; without one, the first schedule's own."""
+    cheaper_every_steps: int = Field(default=10, ge=1)
+    """How often some of the step's rollouts are replayed under the next cheaper schedule."""
+    cheaper_prompts: int = Field(default=2, ge=1)
+    """Prompts whose rollouts are replayed."""
+    cheaper_patience: int = Field(default=3, ge=1)
+    """So many measurements in a row must hold the target."""
+
+
 class EvaluateSection(Section):
     prompts: int = Field(default=64, ge=0)
     """Prompts of the eval split, always the same; 0 turns dense evaluation off."""
@@ -195,6 +228,23 @@ class TrainConfig(Section):
     correction: CorrectionSection = CorrectionSection()
     mismatch: MismatchSection = MismatchSection()
     guard: GuardSection = GuardSection()
+    distill: DistillSection = DistillSection()
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _distill_has_a_sense(self) -> Self:
+        distill, rollout, guard = self.distill, self.rollout, self.guard
+        if distill.cheaper and not distill.enabled:
+            raise ValueError("distill.cheaper needs distill.enabled = true: without an adapter nothing gets cheaper")
+        if not distill.enabled:
+            return self
+        if rollout.kv_budget_tokens is None and rollout.schedule == "dense":
+            raise ValueError("distill.enabled needs sparse rollouts; set rollout.schedule or rollout.kv_budget_tokens")
+        for field, names in (("guard.stricter", guard.stricter), ("distill.cheaper", distill.cheaper)):
+            if "dense" in names:
+                raise ValueError(f'{field} names "dense", where the adapter of distill.enabled has nothing to do')
+        if distill.cheaper and guard.action == "stricter":
+            raise ValueError('distill.cheaper and guard.action = "stricter" would undo each other; choose one')
+        return self

@@ -40,7 +40,9 @@ def write_config(config: TrainConfig, path: Path) -> Path:
 
 def refuse_changes(before: dict[str, Any], config: TrainConfig) -> None:
     """Raise UserError where a run is resumed under another configuration than it was started with."""
-    was, now = _flat(before), _flat(config.model_dump(mode="json"))
+    # A run that is older than a setting had what is now that setting's default.
+    was = _flat(TrainConfig().model_dump(mode="json")) | _flat(before)
+    now = _flat(config.model_dump(mode="json"))
     for key in sorted(was.keys() | now.keys()):
         allowed = any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)
         if not allowed and was.get(key) != now.get(key):

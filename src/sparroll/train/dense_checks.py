@@ -1,5 +1,5 @@
 """What a run asks the engine in dense mode: the dense ceiling of the acceptance, and the dense accuracy. The schedule is in
-force again afterwards, and no state of the run changes here."""
+force again afterwards, and no state of the run changes here. The adapter is left out: dense is the policy alone."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list
     mine = _eval_share(parts, config.task.level, config.mismatch.ceiling_prompts)
     seeds = rollout_seeds(config.train.seed, "ceiling", step, list(mine), 1)
     once = Sampling(1, sampling.max_new_tokens, sampling.temperature, sampling.top_k)
+    parts.weights.bring_policy(step)
     with dense_attention(parts.engine):
         rollouts = sample(parts.engine, _ids(parts, mine), list(mine), seeds, once)
     return ceiling_report(measure_tail(rollouts, score(rollouts), config.mismatch.bin_tokens, parts.ranks), step)
 
 
-def dense_accuracy(parts: Parts) -> StepReport:
+def dense_accuracy(parts: Parts, step: int) -> StepReport:
     """Accuracy on the eval split under full attention, over all processes."""
     settings, seed = parts.config.evaluate, parts.config.train.seed
     level = parts.config.task.level if settings.level is None else settings.level
     mine = _eval_share(parts, level, settings.prompts)
     graded = []
     if mine:
+        parts.weights.bring_policy(step)
         with dense_attention(parts.engine):
             graded = grade(
                 parts.engine,

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
@@ -16,7 +17,7 @@ from sparroll.engines.scoring import TokenScores
 from sparroll.mismatch import TailTable
 from sparroll.train import checkpoint
 from sparroll.train.advantages import group_advantages
-from sparroll.train.checkpoint import RunState
+from sparroll.train.checkpoint import RunState, SavedAdapter
 from sparroll.train.config import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.interrupts import Interrupts
@@ -28,8 +29,11 @@ from sparroll.train.result import TrainResult, summarise
 from sparroll.train.rollouts import rewards, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
 from sparroll.train.update import autocast, correct
-from sparroll.train.weight_sync import check_engine, check_rollouts, park, push
+from sparroll.train.weight_sync import park
 from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
+
+if TYPE_CHECKING:
+    from sparroll.train.distill import AdapterUpdate
 
 OnProgress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, the last step in a few words)."""
@@ -103,7 +107,11 @@ class Trainer:
         with clock("update"):
             batch = self.batch(rollouts, scores, advantage_GN)
             report |= self.parts.update(batch, corrected, reference_logp, number, self.before_weights_move)
-            push(self.policy, self.engine, number)
+        if self.parts.distill is not None:
+            with clock("distill"):
+                report |= self.distill(self.parts.distill, batch, number)
+        with clock("weights"):
+            self.parts.weights.bring_sampler(number)
         events, stopped = self.guard(report)
         self.complete(number, report | clock.report(), events, stopped)
         return report
@@ -123,13 +131,13 @@ class Trainer:
             self.ceiling = dense_ceiling(self.parts, step, self.score)
 
     def sample(self, prompts: dict[int, Prompt], number: int) -> list[Rollout]:
-        check_engine(self.engine, self.state.step)
+        self.parts.weights.bring_sampler(self.state.step)
         self.engine.reset_report()
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
         prompt_ids = encode(self.parts.scorer.tokenizer, list(prompts.values()), self.config.task.chat_template)
         rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling)
-        check_rollouts(rollouts, self.state.step)
+        self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts
 
     def score(self, rollouts: list[Rollout]) -> list[TokenScores]:
@@ -160,6 +168,11 @@ class Trainer:
         batch.dense_logp_BT = padded([score.logp for score in scores])
         batch.advantage_B = advantage_GN.flatten()
         return batch
+
+    def distill(self, update: AdapterUpdate, batch: TokenBatch | None, number: int) -> StepReport:
+        """The adapter's update on the same rollouts, under the schedule that sampled them."""
+        assert self.engine.schedule is not None, "an adapter without sparse rollouts"
+        return update(batch, self.engine.schedule, number, self.before_weights_move)
 
     def before_weights_move(self) -> None:
         self.interrupts.hold()
@@ -197,7 +210,7 @@ class Trainer:
         due = step in (0, self.config.train.steps) or regular or self.state.stopped
         if settings.prompts and due and self.state.evaluated_step != step:
             began = time.perf_counter()
-            report = dense_accuracy(self.parts)
+            report = dense_accuracy(self.parts, step)
             report["time/evaluate_seconds"] = time.perf_counter() - began
             self.state.metrics_bytes = self.parts.log(step, report, [])
             self.state.evaluated_step = step
@@ -219,7 +232,10 @@ class Trainer:
             parts.metrics.flush()
             config, tokenizer = self.config.model_dump(mode="json"), parts.scorer.tokenizer
             optimizer, keep = parts.update.optimizer, self.config.checkpoint.keep
-            checkpoint.save(parts.checkpoints, self.state, config, self.policy, tokenizer, optimizer, keep)
+            adapter = None
+            if parts.distill is not None:
+                adapter = SavedAdapter(parts.distill.adapter, parts.distill.optimizer, self.config.model.name)
+            checkpoint.save(parts.checkpoints, self.state, config, self.policy, tokenizer, optimizer, keep, adapter)
         self.saved_step = self.state.step
 
     def leave_resumable(self) -> None:
@@ -260,7 +276,9 @@ class Clock:
 
     def report(self) -> StepReport:
         parts = {f"time/{part}_seconds": seconds for part, seconds in self._seconds.items()}
-        return parts | {"time/step_seconds": time.perf_counter() - self._began}
+        whole = time.perf_counter() - self._began
+        share = {"time/distill_share": self._seconds["distill"] / whole} if "distill" in self._seconds else {}
+        return parts | share | {"time/step_seconds": whole}
 
 
 def _in_words(report: StepReport) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 
 from sparroll import files, tasks
 from sparroll.engines.choose import check_engine, make_engine
@@ -29,8 +31,11 @@ from sparroll.train.randomness import generator_state, restore_generators, seed_
 from sparroll.train.rollouts import Sampling
 from sparroll.train.sinks import JsonLines, Sink, check_packages, open_sinks
 from sparroll.train.update import PolicyUpdate
-from sparroll.train.weight_sync import push
+from sparroll.train.weight_sync import EngineWeights
 from sparroll.types import StepReport
+
+if TYPE_CHECKING:
+    from sparroll.train.distill import AdapterUpdate
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -49,7 +54,11 @@ class Parts:
     reference: Scorer | None
     """The initial model, for the KL term."""
     engine: HFEngine | VLLMEngine
+    weights: EngineWeights
+    """What the engine holds of the policy, and of the adapter where there is one."""
     update: PolicyUpdate
+    distill: AdapterUpdate | None
+    """The adapter and its update; None without DistillSparse."""
     sampling: Sampling
     guard: Guard
     state: RunState
@@ -91,6 +100,9 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
     files.output_folder(out)
     state = checkpoint.load_state(found) if found else RunState(schedule=schedule, guard=guard.state())
     scorer = _policy(found / "model" if found else config.model.name, config, ranks)
+    engine = _engine(config, state.schedule, guard, ranks)
+    distill = _distill(config, scorer.model, ranks)
+    adapter = distill.adapter if distill else None
     parts = Parts(
         config=config,
         out=out,
@@ -99,8 +111,10 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
         prompts=PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts),
         scorer=scorer,
         reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
-        engine=_engine(config, state.schedule, guard, ranks),
+        engine=engine,
+        weights=EngineWeights(scorer.model, engine, adapter, _DTYPE[config.rollout.dtype]),
         update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
+        distill=distill,
         sampling=_sampling(config, scorer.model.config.vocab_size),
         guard=guard,
         state=state,
@@ -119,6 +133,18 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
 
 def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:
     return Scorer(name, dtype=torch.float32, device=ranks.device, batch_tokens=config.train.micro_batch_tokens)
+
+
+def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> AdapterUpdate | None:
+    settings = config.distill
+    if not settings.enabled:
+        return None
+    from sparroll.engines.adapter import Adapter, LoraSettings
+    from sparroll.train.distill import AdapterUpdate
+
+    lora = LoraSettings(settings.rank, settings.alpha, settings.target_modules)
+    adapter = Adapter(policy, lora, config.train.seed)
+    return AdapterUpdate(adapter, settings, config.train, config.rollout.temperature, ranks)
 
 
 def _engine(config: TrainConfig, schedule: Schedule | None, guard: Guard, ranks: Ranks) -> HFEngine | VLLMEngine:
@@ -158,7 +184,12 @@ def _restore(parts: Parts, found: Path) -> None:
     restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
     parts.prompts.drawn = state.prompts_drawn
     parts.guard.restore(state.guard)
-    push(policy, parts.engine, state.step)
+    if parts.distill is not None:
+        parts.distill.adapter.read(found / "adapter")
+        restore_optimizer(
+            parts.distill.adapter.adapted, parts.distill.optimizer, checkpoint.load_adapter_optimizer(found)
+        )
+    parts.weights.bring_sampler(state.step)
     if parts.ranks.rank < len(state.generators):
         restore_generators(state.generators[parts.ranks.rank])
 

@@ -4,23 +4,60 @@ weights than the trainer believes would make every log-ratio wrong without an er
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
-from torch import nn
+import torch
+from transformers import PreTrainedModel
 
 from sparroll.engines.base import Engine
 from sparroll.types import Rollout
 
+if TYPE_CHECKING:
+    from sparroll.engines.adapter import Adapter
 
-def push(policy: nn.Module, engine: Engine, version: int) -> None:
-    """Bring the engine to the trainer's version; nothing moves when it is there already."""
-    if engine.weight_version != version:
-        engine.load_weights(policy, version)
-    check_engine(engine, version)
+Holds = Literal["policy", "sampler"]
+"""The policy alone, or what samples: the policy with the adapter merged in. Without an adapter they are the same."""
+
+
+class EngineWeights:
+    """Which weights the engine has, as of which step. Without an adapter its version is the step; with one, each load has
+    the next number, and only this object says what it stands for.
+
+    dtype: the engine's; merged weights are rounded to it once.
+    """
+
+    def __init__(
+        self, policy: PreTrainedModel, engine: Engine, adapter: Adapter | None = None, dtype: torch.dtype | None = None
+    ):
+        self.policy, self.engine, self.adapter, self.dtype = policy, engine, adapter, dtype
+        self._holds: tuple[Holds, int] = ("policy", 0)
+        """The engine starts from the initial model."""
+        self._version = engine.weight_version
+
+    def bring_policy(self, step: int) -> None:
+        """For whatever is dense: the policy of that step, without the adapter."""
+        self._bring("policy", step)
+
+    def bring_sampler(self, step: int) -> None:
+        """For sparse rollouts: the policy of that step, with the adapter of that step merged in."""
+        self._bring("policy" if self.adapter is None else "sampler", step)
+
+    def _bring(self, what: Holds, step: int) -> None:
+        if self._holds != (what, step):
+            version = step if self.adapter is None else self.engine.weight_version + 1
+            merged = what == "sampler" and self.adapter is not None
+            self.engine.load_weights(self.adapter.merged(self.dtype) if merged else self.policy, version)
+            self._holds, self._version = (what, step), version
+        check_engine(self.engine, self._version)
+
+    def check_sampled(self, rollouts: Iterable[Rollout], step: int) -> None:
+        """That they were sampled with the weights that `bring_sampler` brought for that step."""
+        assert self._holds == ("policy" if self.adapter is None else "sampler", step), f"the engine has {self._holds}"
+        check_rollouts(rollouts, self._version)
 
 
 def park(engine: Any, level: int) -> None:
-    """Let the engine give up GPU memory until `push` wakes it; level 0 leaves it as it is."""
+    """Let the engine give up GPU memory until new weights wake it; level 0 leaves it as it is."""
     if level:
         engine.sleep(level)
 

@@ -1,0 +1,161 @@
+"""A LoRA adapter beside a model: a second module reads the model's own weights and adds the adapter's, so that nothing done
+with the adapter can reach the model. Knows no training and no schedule; the folder format is peft's.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
+from peft.tuners.lora import LoraLayer
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from sparroll.errors import UserError
+
+_NAME = "default"
+_WEIGHTS = "adapter_model.safetensors"
+
+
+@dataclasses.dataclass(frozen=True)
+class LoraSettings:
+    """What an adapter is made of. There is no dropout: it would make the trained policy another one than the sampler."""
+
+    rank: int = 16
+    alpha: float = 32.0
+    target_modules: tuple[str, ...] = ()
+    """Names of linear layers; empty: all but the output head."""
+
+
+class Adapter:
+    """`model` with a LoRA adapter, as a module of its own (`adapted`).
+
+    The weights of `adapted` are frozen views of the model's storage: what an optimizer writes into the model in place is
+    seen here at once, and no gradient, flag or hook of one module exists in the other.
+    """
+
+    def __init__(self, model: PreTrainedModel, settings: LoraSettings = LoraSettings(), seed: int = 0):
+        """Adds nothing to the model's output at first. The same seed gives the same adapter."""
+        config = LoraConfig(
+            task_type="CAUSAL_LM",
+            r=settings.rank,
+            lora_alpha=settings.alpha,
+            lora_dropout=0.0,
+            target_modules=list(settings.target_modules) or "all-linear",
+        )
+        self._wrap(model, config, seed)
+
+    @classmethod
+    def load(cls, model: PreTrainedModel, folder: Path) -> Adapter:
+        """The adapter of a plain peft folder. Raises UserError where it is not a plain LoRA adapter of such a model."""
+        config = _read_config(folder)
+        config.inference_mode = False
+        config.base_model_name_or_path = None
+        made = cls.__new__(cls)
+        made._wrap(model, config, seed=0)
+        made.read(folder)
+        return made
+
+    def _wrap(self, model: PreTrainedModel, config: PeftConfig, seed: int) -> None:
+        self.model = model
+        self.adapted = _sharing(model)
+        devices = [model.device] if model.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(seed)
+            try:
+                self._peft = get_peft_model(self.adapted, config, adapter_name=_NAME)
+            except ValueError as error:
+                reason = str(error).strip().splitlines()[0]
+                raise UserError(f"the adapter does not fit {type(model).__name__}: {reason}") from None
+        self.adapted.eval()
+        self._check_places()
+
+    def _check_places(self) -> None:
+        """Input embeddings and output head stay the model's: they may be one tensor, and scoring applies the head alone."""
+        for kind, module in (
+            ("input embeddings", self.adapted.get_input_embeddings()),
+            ("output head", self.adapted.get_output_embeddings()),
+        ):
+            if isinstance(module, LoraLayer):
+                raise UserError(f"an adapter on the {kind} is not supported", "leave them out of target_modules")
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """Only the adapter's."""
+        return [parameter for parameter in self.adapted.parameters() if parameter.requires_grad]
+
+    def check_shared(self) -> None:
+        """That `adapted` still reads the model's very weights: an assertion, since nobody may move them."""
+        own = {parameter.data_ptr() for parameter in self.model.parameters()}
+        strangers = [
+            name
+            for name, parameter in self.adapted.named_parameters()
+            if not parameter.requires_grad and parameter.data_ptr() not in own
+        ]
+        assert not strangers, f"{strangers[0]} no longer shares the policy's storage"
+
+    @torch.no_grad()
+    def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
+        """The model's state_dict with the adapter added to its matrices, in fp32 and into new tensors; the others are the
+        model's own. dtype: of the new tensors; default, the model's."""
+        state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
+        for path, layer in self.adapted.named_modules(remove_duplicate=False):
+            if isinstance(layer, LoraLayer):
+                weight = state[f"{path}.weight"]
+                change = layer.get_delta_weight(_NAME)  # type: ignore[operator]
+                state[f"{path}.weight"] = (weight.float() + change.float()).to(dtype or weight.dtype)
+        return state
+
+    def write(self, folder: Path, base_model: str) -> None:
+        """A plain peft folder: adapter_config.json and adapter_model.safetensors."""
+        folder.mkdir(parents=True)
+        tensors = get_peft_model_state_dict(self._peft, adapter_name=_NAME, save_embedding_layers=False)
+        save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / _WEIGHTS, {"format": "pt"})
+        config = copy.deepcopy(self._peft.peft_config[_NAME])
+        assert isinstance(config, LoraConfig)
+        config.inference_mode = True
+        config.base_model_name_or_path = base_model
+        # peft keeps a set, whose order differs from process to process.
+        config.target_modules = sorted(config.target_modules or ())
+        config.save_pretrained(str(folder))
+
+    def read(self, folder: Path) -> None:
+        """Copy in what `write` wrote."""
+        try:
+            tensors = load_file(folder / _WEIGHTS)
+        except OSError as error:
+            raise UserError(f"there is no adapter in {folder}: {error}") from None
+        own = get_peft_model_state_dict(self._peft, adapter_name=_NAME, save_embedding_layers=False)
+        for name in sorted(own.keys() ^ tensors.keys()):
+            raise UserError(f"{folder} does not fit the model: {name} is only in one of them")
+        for name, tensor in tensors.items():
+            if tensor.shape != own[name].shape:
+                raise UserError(f"{folder}: {name} must have shape {list(own[name].shape)}, got {list(tensor.shape)}")
+        set_peft_model_state_dict(self._peft, tensors, adapter_name=_NAME)
+
+
+def _sharing(model: PreTrainedModel) -> PreTrainedModel:
+    """A second module with a config of its own, whose parameters are frozen views of the model's. Tied ones stay tied."""
+    views: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+    views |= {id(buffer): buffer for buffer in model.buffers()}
+    return copy.deepcopy(model, views)
+
+
+def _read_config(folder: Path) -> LoraConfig:
+    try:
+        config = PeftConfig.from_pretrained(str(folder))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UserError(f"there is no adapter in {folder}: {str(error).strip().splitlines()[0]}") from None
+    if not isinstance(config, LoraConfig):
+        raise UserError(f"{folder} holds an adapter of type {config.peft_type}", "LoRA adapters are supported")
+    for name in ("use_dora", "modules_to_save", "trainable_token_indices", "target_parameters", "lora_bias"):
+        if getattr(config, name, None):
+            raise UserError(f"{folder} holds an adapter with {name}", "only plain LoRA adapters can be merged")
+    if config.bias != "none":
+        raise UserError(f"{folder} holds an adapter that trains biases", "only plain LoRA adapters can be merged")
+    return config

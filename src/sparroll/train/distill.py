@@ -1,0 +1,118 @@
+"""DistillSparse: the adapter's update, after the policy's and with the policy frozen. The adapted policy reads what the
+rollouts read, is held to the rewards like the policy, and to the dense log-probabilities that the step has anyway."""
+
+# B rollouts, T response tokens (right-padded)
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+
+from sparroll.engines.adapter import Adapter
+from sparroll.engines.scoring import response_logp
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+from sparroll.train.config import DistillSection, TrainSection
+from sparroll.train.distributed import Ranks
+from sparroll.train.loss import LossSettings, LossSums, policy_loss
+from sparroll.train.micro_batches import micro_batches, take
+from sparroll.train.optimizer import learning_rate, make_optimizer
+from sparroll.train.update import autocast
+from sparroll.types import StepReport, TokenBatch
+
+LR_TIMES_POLICY = 5.0
+"""The adapter's learning rate over the policy's, where none is given (as published)."""
+
+
+class AdapterUpdate:
+    """The adapter's optimizer, and how a batch moves it. The gradient never reaches the policy: its weights are frozen
+    views in the adapted module."""
+
+    def __init__(
+        self, adapter: Adapter, settings: DistillSection, train: TrainSection, temperature: float, ranks: Ranks
+    ):
+        self.adapter, self.settings, self.temperature, self.ranks = adapter, settings, temperature, ranks
+        lr = LR_TIMES_POLICY * train.lr if settings.lr is None else settings.lr
+        self.train = train.model_copy(update={"lr": lr, "weight_decay": 0.0})
+        alone = settings.objective == "kl"
+        self.loss_settings = LossSettings(train.clip_low, train.clip_high, 1.0 if alone else settings.kl_coefficient)
+        self.optimizer = make_optimizer(adapter.adapted, self.train)
+        if train.gradient_checkpointing:
+            adapter.adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+
+    def __call__(
+        self, batch: TokenBatch | None, schedule: Schedule, step: int, before_weights_move: Callable[[], None]
+    ) -> StepReport:
+        """One update per epoch; `step` counts from 1. batch: sampled under `schedule`, with dense log-probabilities and
+        advantages; None: this process has no rollouts. Calls `before_weights_move` before the first weight changes."""
+        self.adapter.check_shared()
+        tokens = sum(self.ranks.gather([int(batch.mask_BT.sum()) if batch is not None else 0]))
+        report = {"distill/learning_rate": learning_rate(self.train, step)}
+        for _ in range(self.settings.epochs_per_batch):
+            sums = self._gradients(batch, schedule, tokens)
+            report |= self._report(sums, tokens) | {"distill/gradient_norm": self._clip(step)}
+            before_weights_move()
+            for group in self.optimizer.param_groups:
+                group["lr"] = report["distill/learning_rate"]
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return report
+
+    def _gradients(self, batch: TokenBatch | None, schedule: Schedule, tokens: int) -> LossSums:
+        """Leave the gradient of the whole step's token-mean loss in the adapter, on every process."""
+        self.optimizer.zero_grad(set_to_none=True)
+        sums, train = LossSums(), self.train
+        if batch is not None:
+            rows = list(range(len(batch.prompt_tokens_B)))
+            for members in micro_batches(batch, rows, train.micro_batch_tokens, train.micro_batch_rollouts):
+                sums.add(self._one_pass(take(batch, members, self.adapter.model.device), schedule, tokens))
+        self.ranks.sum_gradients(self.adapter.parameters)
+        total = LossSums()
+        for part in self.ranks.gather([sums]):
+            total.add(part)
+        return total
+
+    def _one_pass(self, micro: TokenBatch, schedule: Schedule, tokens: int) -> LossSums:
+        assert micro.dense_logp_BT is not None, "the batch needs dense log-probabilities"
+        assert micro.advantage_B is not None, "the batch needs advantages"
+        advantage_B = torch.zeros_like(micro.advantage_B) if self.settings.objective == "kl" else micro.advantage_B
+        with autocast(self.train.dtype, self.adapter.model.device):
+            now_logp_BT = response_logp(self.adapter.adapted, micro, self.temperature, schedule)
+        # A token that the dense policy cannot say (-inf) is at no finite distance: it counts and moves nothing.
+        kept_BT = micro.mask_BT & torch.isfinite(micro.dense_logp_BT)
+        loss, sums = policy_loss(
+            now_logp_BT,
+            micro.sparse_logp_BT,
+            advantage_B,
+            torch.ones_like(now_logp_BT),
+            kept_BT,
+            tokens,
+            self.loss_settings,
+            micro.dense_logp_BT.masked_fill(~kept_BT, 0.0),
+        )
+        loss.backward()
+        return sums
+
+    def _clip(self, step: int) -> float:
+        """Gradient norm before clipping. Raises UserError where it is not finite; the adapter has not moved then."""
+        limit = self.settings.max_gradient_norm or math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self.adapter.parameters, limit))
+        if not math.isfinite(norm):
+            raise UserError(
+                f"the adapter's gradient of step {step} is not finite (norm {norm})",
+                "start a new run from the last checkpoint's model/ with a lower distill.lr",
+            )
+        return norm
+
+    def _report(self, sums: LossSums, tokens: int) -> StepReport:
+        counted = max(sums.tokens, 1.0)
+        return {
+            "distill/loss": sums.loss,
+            "distill/kl": sums.kl / counted,
+            "distill/ratio_mean": sums.ratio / counted,
+            "distill/ratio_max": sums.ratio_max,
+            "distill/clipped_share": sums.clipped / counted,
+            "distill/tokens": float(tokens),
+        }
