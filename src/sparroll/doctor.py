@@ -22,6 +22,7 @@ NEEDED = {
     "torch": ">=2.11,<2.16",
     "transformers": ">=5.10,<6",
     "accelerate": ">=1.10",
+    "peft": ">=0.18",
     "safetensors": ">=0.6",
     "numpy": ">=1.26",
     "scipy": ">=1.13",

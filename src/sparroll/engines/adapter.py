@@ -107,7 +107,7 @@ class Adapter:
         for path, layer in self.adapted.named_modules(remove_duplicate=False):
             if isinstance(layer, LoraLayer):
                 weight = state[f"{path}.weight"]
-                change = layer.get_delta_weight(_NAME)  # type: ignore[operator]
+                change = layer.get_delta_weight(_NAME)
                 state[f"{path}.weight"] = (weight.float() + change.float()).to(dtype or weight.dtype)
         return state
 
@@ -147,6 +147,9 @@ def _sharing(model: PreTrainedModel) -> PreTrainedModel:
 
 
 def _read_config(folder: Path) -> LoraConfig:
+    if not (folder / "adapter_config.json").is_file():
+        # peft would look for a repository of that name.
+        raise UserError(f"there is no adapter in {folder}", "it has adapter_config.json and adapter_model.safetensors")
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -210,5 +210,5 @@ class ReplayStep:
             read = api.sparse_prefill(part, keys, values, unit_ids, context, unit, scale)
             read = read.permute(0, 2, 3, 1, 4).flatten(1, 2)
             chosen = sparse_BS[:, positions][:, None, :, None]
-            mixed[:, :, positions] = torch.where(chosen, read, dense[:, :, positions])
+            mixed[:, :, positions] = torch.where(chosen, read.type_as(dense), dense[:, :, positions])
         return mixed

@@ -43,12 +43,16 @@ class EngineWeights:
         self._bring("policy" if self.adapter is None else "sampler", step)
 
     def _bring(self, what: Holds, step: int) -> None:
-        if self._holds != (what, step):
-            version = step if self.adapter is None else self.engine.weight_version + 1
-            merged = what == "sampler" and self.adapter is not None
-            self.engine.load_weights(self.adapter.merged(self.dtype) if merged else self.policy, version)
-            self._holds, self._version = (what, step), version
         check_engine(self.engine, self._version)
+        if self._holds != (what, step):
+            if self.adapter is None:
+                version = step
+                self.engine.load_weights(self.policy, version)
+            else:
+                version = self._version + 1
+                self.engine.load_weights(self.adapter.merged(self.dtype) if what == "sampler" else self.policy, version)
+            self._holds, self._version = (what, step), version
+            check_engine(self.engine, self._version)
 
     def check_sampled(self, rollouts: Iterable[Rollout], step: int) -> None:
         """That they were sampled with the weights that `bring_sampler` brought for that step."""

@@ -1,0 +1,309 @@
+"""DistillSparse in whole runs: the adapter learns from the sparse rollouts, and nothing dense ever sees it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from integration.train_runs import short_config, write_model
+from sparroll.engines.scoring import response_logp
+from sparroll.errors import UserError
+from sparroll.train import TrainConfig, checkpoint, train
+from sparroll.train.loop import Trainer
+from sparroll.train.setup import open_run
+from sparroll.train.sinks import read_lines
+from sparroll.types import Rollout
+
+ON = {"enabled": True, "lr": 1e-2, "rank": 4}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
+    return short_config(model, **({"distill": {}} | changes | {"distill": ON | changes.get("distill", {})}))
+
+
+@pytest.fixture(scope="module")
+def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    train(config(model), out)
+    return out
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_lines(out / "metrics.jsonl")]
+
+
+def state_of(module: torch.nn.Module) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in module.state_dict().items()}
+
+
+def equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
+
+
+def absurd(trainer: Trainer) -> None:
+    assert trainer.parts.distill is not None
+    for parameter in trainer.parts.distill.adapter.parameters:
+        torch.nn.init.normal_(parameter, std=1.0)
+
+
+def one_step(trainer: Trainer) -> dict[str, float]:
+    report = trainer.step()
+    trainer.interrupts.release()
+    return report
+
+
+@pytest.fixture
+def sampled(monkeypatch: pytest.MonkeyPatch) -> list[list[Rollout]]:
+    """The rollouts of every step, as the trainer got them."""
+    seen: list[list[Rollout]] = []
+    original = Trainer.sample
+
+    def sample(self: Trainer, *args: Any) -> list[Rollout]:
+        seen.append(original(self, *args))
+        return seen[-1]
+
+    monkeypatch.setattr(Trainer, "sample", sample)
+    return seen
+
+
+def test_every_step_logs_the_adapters_update_and_its_share_of_the_time(straight: Path) -> None:
+    steps = [line for line in read_lines(straight / "metrics.jsonl") if "reward/mean" in line]
+    assert len(steps) == 4
+    for line in steps:
+        assert line["distill/kl"] > 0
+        assert line["distill/gradient_norm"] > 0
+        assert line["distill/learning_rate"] == 1e-2
+        assert line["distill/tokens"] == line["rollout/count"] * line["rollout/response_tokens_mean"]
+        assert 0 < line["time/distill_share"] < 1
+        assert line["time/distill_share"] == pytest.approx(line["time/distill_seconds"] / line["time/step_seconds"])
+
+
+def test_the_first_steps_policy_update_is_that_of_a_run_without_an_adapter(
+    model: str, straight: Path, tmp_path: Path
+) -> None:
+    """Rollouts of a new adapter are those of the model, so the policy's first update is the same to the bit."""
+    train(short_config(model), tmp_path / "plain")
+    with_adapter, plain = lines(straight)[:2], lines(tmp_path / "plain")[:2]
+    assert with_adapter[0] == plain[0]
+    assert {k: v for k, v in with_adapter[1].items() if not k.startswith("distill/")} == plain[1]
+    assert lines(straight)[2]["reward/mean"] != lines(tmp_path / "plain")[2]["reward/mean"]
+
+
+def test_phase_two_leaves_every_base_weight_and_the_policys_optimizer_alone(model: str, tmp_path: Path) -> None:
+    trainer = Trainer(
+        open_run(config(model, train={"steps": 100, "prompts_per_step": 1}), tmp_path / "run", resume=False)
+    )
+    distill, update = trainer.parts.distill, trainer.parts.update
+    assert distill is not None
+    one_step(trainer)
+    rollouts = trainer.sample(trainer.next_prompts(), 2)
+    batch = trainer.batch(rollouts, trainer.score(rollouts), torch.randn(1, 4))
+    before, optimizer = state_of(trainer.policy), str(update.optimizer.state_dict())
+    adapter = [parameter.clone() for parameter in distill.adapter.parameters]
+    for step in range(100):
+        assert trainer.engine.schedule is not None
+        distill(batch, trainer.engine.schedule, step + 1, lambda: None)
+    assert equal(state_of(trainer.policy), before)
+    assert str(update.optimizer.state_dict()) == optimizer
+    assert all(parameter.requires_grad and parameter.grad is None for parameter in trainer.policy.parameters())
+    assert all(not torch.equal(a, b) for a, b in zip(adapter, distill.adapter.parameters, strict=True))
+
+
+def test_the_sparse_training_forward_is_what_the_rollouts_said(
+    model: str, tmp_path: Path, sampled: list[list[Rollout]]
+) -> None:
+    """Step 2 samples from merged weights, with an adapter that has moved: at the start of phase two the ratio is 1."""
+    trainer = Trainer(open_run(config(model, train={"lr": 1e-30}), tmp_path / "run", resume=False))
+    one_step(trainer)
+    distill, schedule = trainer.parts.distill, trainer.engine.schedule
+    assert distill is not None
+    assert schedule is not None
+    rollouts = trainer.sample(trainer.next_prompts(), 2)
+    assert any(rollout.attention == "sparse" for rollout in rollouts)
+    batch = trainer.batch(rollouts, trainer.score(rollouts), torch.zeros(4, 4))
+    assert batch is not None
+    with torch.no_grad():
+        now = response_logp(distill.adapter.adapted, batch, 1.0, schedule)
+        plain = response_logp(trainer.policy, batch, 1.0, schedule)
+    assert (now - batch.sparse_logp_BT).abs().max() < 1e-5
+    assert (plain - batch.sparse_logp_BT).abs().max() > 1e-2
+    report = distill(batch, schedule, 2, lambda: None)
+    assert report["distill/ratio_max"] == pytest.approx(1.0, abs=1e-4)
+
+
+def test_dense_evaluation_and_ceiling_never_see_an_absurd_adapter(
+    model: str, tmp_path: Path, sampled: list[list[Rollout]]
+) -> None:
+    changes = {"train": {"lr": 1e-30, "steps": 2}, "mismatch": {"ceiling_every_steps": 1}}
+    train(short_config(model, **changes), tmp_path / "plain")
+    trainer = Trainer(open_run(config(model, **changes), tmp_path / "adapted", resume=False))
+    before = state_of(trainer.policy)
+    absurd(trainer)
+    trainer.parts.weights.bring_sampler(0)
+    trainer.run()
+    plain, adapted = lines(tmp_path / "plain"), lines(tmp_path / "adapted")
+    for one, other in zip(plain, adapted, strict=True):
+        for name in one:
+            if name.startswith(("evaluate/", "mismatch/dense_ceiling")):
+                assert one[name] == other[name], name
+    assert adapted[1]["mismatch/acceptance_mean"] < plain[1]["mismatch/acceptance_mean"] - 0.3
+    # Zeros have moved by a learning rate of 1e-30.
+    assert all(
+        torch.allclose(value, before[name], rtol=0, atol=1e-25) for name, value in state_of(trainer.policy).items()
+    )
+
+
+def test_the_engine_has_merged_weights_for_rollouts_and_the_policys_for_evaluation(
+    model: str, tmp_path: Path, sampled: list[list[Rollout]]
+) -> None:
+    trainer = Trainer(open_run(config(model, mismatch={"ceiling_every_steps": 1}), tmp_path / "run", resume=False))
+    assert trainer.parts.distill is not None
+    weights = trainer.parts.weights
+    for step in (1, 2):
+        one_step(trainer)
+        merged = trainer.parts.distill.adapter.merged()
+        assert equal(state_of(trainer.engine.model), merged)
+        weights.bring_policy(step)
+        assert equal(state_of(trainer.engine.model), state_of(trainer.policy))
+        assert not equal(merged, state_of(trainer.policy))
+    versions = [{rollout.weight_version for rollout in rollouts} for rollouts in sampled]
+    assert all(len(version) == 1 for version in versions)
+    assert versions[0] != versions[1]
+    with pytest.raises(AssertionError, match="the engine has"):
+        weights.check_sampled(sampled[-1], 2)
+    weights.bring_sampler(2)
+    with pytest.raises(AssertionError, match="was sampled with weights"):
+        weights.check_sampled(sampled[-1], 2)
+    trainer.engine.weight_version += 1
+    with pytest.raises(AssertionError, match="the engine has weights"):
+        one_step(trainer)
+
+
+def same_checkpoints(out: Path, expected: Path, step: str = "step-000004") -> None:
+    here, there = (folder / "checkpoints" / step for folder in (out, expected))
+    for name in ("model/model", "optimizer", "adapter/adapter_model", "adapter_optimizer"):
+        assert equal(load_file(here / f"{name}.safetensors"), load_file(there / f"{name}.safetensors")), name
+    for name in ("generators.json", "adapter/adapter_config.json"):
+        assert (here / name).read_text() == (there / name).read_text(), name
+    state, expected_state = (json.loads((folder / "state.json").read_text()) for folder in (here, there))
+    assert state | {"metrics_bytes": 0} == expected_state | {"metrics_bytes": 0}
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(model: str, straight: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(config(model), out)
+    # The newest checkpoint is lost, so the last two steps are taken again.
+    shutil.rmtree(out / "checkpoints" / "step-000004")
+    train(config(model), out, resume=True)
+    assert lines(out) == lines(straight)
+    same_checkpoints(out, straight)
+    assert (out / "checkpoints" / "step-000004" / "model" / "config.json").is_file()
+    assert not [name for name in load_file(out / "checkpoints/latest/model/model.safetensors") if "lora" in name]
+
+
+def test_a_run_without_an_adapter_cannot_be_resumed_with_one(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    plain = short_config(model, train={"steps": 2}, evaluate={"prompts": 0})
+    train(plain, out)
+    more = {"train": {"steps": 3}, "evaluate": {"prompts": 0}}
+    with pytest.raises(UserError, match=r"distill\.enabled was False when the run began and is True now"):
+        train(config(model, **more), out, resume=True)
+
+
+def sealed(folder: Path) -> None:
+    """Make a checkpoint whole again after a change."""
+    (folder / "manifest.json").unlink()
+    checkpoint._write_manifest(folder)
+
+
+def test_an_old_checkpoint_without_the_section_resumes(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "run"
+    train(short_config(model, train={"steps": 2}, evaluate={"prompts": 0}), out)
+    folder = out / "checkpoints" / "step-000002"
+    for path in (out / "config.json", folder / "config.json"):
+        path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "distill"}))
+    sealed(folder)
+    result = train(short_config(model, train={"steps": 3}, evaluate={"prompts": 0}), out, resume=True)
+    assert result.steps == 3
+    assert "resuming from step-000002" in capsys.readouterr().err
+
+
+def test_an_adapter_of_another_shape_in_a_checkpoint_is_refused(model: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(config(model, train={"steps": 2}, evaluate={"prompts": 0}), out)
+    folder = out / "checkpoints" / "step-000002"
+    path = folder / "adapter" / "adapter_model.safetensors"
+    save_file({name: value[..., :1].contiguous() for name, value in load_file(path).items()}, path)
+    sealed(folder)
+    with pytest.raises(UserError, match="must have shape"):
+        train(config(model, train={"steps": 3}, evaluate={"prompts": 0}), out, resume=True)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"distill": {"objective": "kl"}},
+        {"distill": {"epochs_per_batch": 2, "max_gradient_norm": None, "target_modules": ["q_proj", "o_proj"]}},
+        {"train": {"gradient_checkpointing": True, "epochs_per_batch": 2}},
+        {"train": {"dtype": "bf16"}, "rollout": {"dtype": "bf16"}},
+    ],
+)
+def test_objectives_epochs_checkpointing_and_bf16_run(
+    model: str, straight: Path, tmp_path: Path, changes: dict[str, dict[str, Any]]
+) -> None:
+    changes = changes | {"train": {"steps": 2} | changes.get("train", {})}
+    train(config(model, **changes), tmp_path / "run")
+    steps = [line for line in lines(tmp_path / "run") if "reward/mean" in line]
+    assert all(line["distill/gradient_norm"] > 0 for line in steps)
+    if changes.get("distill", {}).get("objective") == "kl":
+        assert steps[0]["distill/loss"] == pytest.approx(steps[0]["distill/kl"], rel=1e-5)
+
+
+def test_micro_batches_do_not_change_the_adapter(model: str, straight: Path, tmp_path: Path) -> None:
+    train(config(model, train={"micro_batch_rollouts": 1}), tmp_path / "many")
+    name = "checkpoints/step-000002/adapter/adapter_model.safetensors"
+    one, other = load_file(tmp_path / "many" / name), load_file(straight / name)
+    assert max(float((one[key] - other[key]).abs().max()) for key in one) < 2e-4
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rollout": {"kv_budget_tokens": None}}, r"distill\.enabled needs sparse rollouts"),
+        ({"guard": {"action": "stricter", "at_least": 0.9, "stricter": ["dense"]}}, r"guard\.stricter names \"dense\""),
+        ({"distill": {"cheaper": ["dense"]}}, r"distill\.cheaper names \"dense\""),
+        (
+            {"distill": {"cheaper": ["a"]}, "guard": {"action": "stricter", "at_least": 0.9, "stricter": ["b"]}},
+            "would undo each other",
+        ),
+        ({"distill": {"enabled": False, "cheaper": ["a"]}}, r"distill\.cheaper needs distill\.enabled"),
+        ({"distill": {"rank": 0}}, r"distill\.rank"),
+        ({"distill": {"lr": 0}}, r"distill\.lr"),
+        ({"distill": {"objective": "ppo"}}, r"distill\.objective"),
+    ],
+)
+def test_combinations_without_a_sense_are_refused_when_the_config_is_read(
+    changes: dict[str, dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        config("no-model", **changes)
+
+
+def test_layers_that_the_model_does_not_have_are_refused_at_the_start(model: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="the adapter does not fit"):
+        train(config(model, distill={"target_modules": ["query"]}), tmp_path / "run")
+    assert not (tmp_path / "run" / "metrics.jsonl").exists()
