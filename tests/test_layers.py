@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparroll"
 
 _LEAVES = {"types", "errors", "files"}
 _DATA = _LEAVES | {"tasks", "models", "records"}
-_RUNS = _DATA | {"attention", "schedule", "mismatch", "engines"}
+_RUNS = _DATA | {"attention", "schedule", "mismatch", "compression", "engines"}
 _ALL = _RUNS | {"calibrate", "train", "evaluate", "report", "progress"}
 
 MAY_IMPORT: dict[str, set[str]] = {
@@ -25,10 +25,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     # A schedule file names its selector, and an unknown one must be refused at load.
     "schedule": _LEAVES | {"attention.selectors"},
     "mismatch": _LEAVES,
+    "compression": _LEAVES,
     "tasks": _LEAVES,
     "models": _LEAVES,
     "records": _LEAVES,
-    "engines": _LEAVES | {"attention", "schedule", "mismatch", "models"},
+    "engines": _LEAVES | {"attention", "schedule", "mismatch", "compression", "models"},
     "calibrate": _RUNS,
     "evaluate": _RUNS,
     "train": _RUNS | {"evaluate"},
@@ -85,6 +86,7 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path: Path) -> None:
 
 def test_importing_the_light_parts_loads_torch_at_most() -> None:
     light = "sparroll, sparroll.schedule, sparroll.attention.api, sparroll.mismatch, sparroll.train.corrections"
+    light += ", sparroll.compression"
     heavy = ["transformers", "accelerate", "peft", "vllm", "trl", "verl", "triton", "matplotlib", "typer", "pydantic"]
     code = (
         f"import sys, torch; before = set(sys.modules); import {light}; "

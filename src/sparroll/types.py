@@ -46,9 +46,12 @@ class Rollout:
     seed: int = 0
     weight_version: int = 0
     schedule_name: str | None = None
-    """Name of the schedule in force; None when the engine was asked for dense attention."""
-    attention: Literal["dense", "sparse"] = "dense"
-    """What really ran: "sparse" when at least one decode step of a sparse layer read a part of the context."""
+    """Name of the schedule in force; None when the engine was asked for dense attention, or for a compression."""
+    compression_name: str | None = None
+    """Kind and budget of the compression in force."""
+    attention: Literal["dense", "sparse", "evicted"] = "dense"
+    """What really ran: "sparse" when at least one decode step of a sparse layer read a part of the context, "evicted" when a
+    token was dropped from the cache, of the prompt or later."""
     kv_read_share: float = 1.0
     """Tokens attended / tokens in context, mean over this rollout's decode steps and all layers (dense ones included)."""
     wall_seconds: float = 0.0

@@ -176,3 +176,39 @@ def test_a_schedule_for_another_model_needs_force(
     assert "--force-schedule" in hint
     command = _command(model, prompts, tmp_path / "out", "--schedule", "qwen3-1.7b-0.86", "--force-schedule")
     assert main(command) == 0
+
+
+def test_rollouts_with_a_compression_say_so_and_what_was_saved(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = ["--compression", "r_kv"]
+    for setting in ("budget_tokens=6", "every_tokens=3", "window_tokens=2", "importance_weight=0.2"):
+        settings += ["--compression-set", setting]
+    assert main(_command(model, prompts, tmp_path / "out", "--temperature", "0", *settings)) == 0
+    assert "kv_saved_share" in capsys.readouterr().out
+    rows = _rows(tmp_path / "out")
+    assert {row["compression_name"] for row in rows} == {"r_kv-6"}
+    assert "evicted" in {row["attention"] for row in rows}
+    record = json.loads((tmp_path / "out" / "record.json").read_text())
+    assert record["config"]["compression"]["importance_weight"] == 0.2
+    assert 0 < record["results"]["kv_saved_share"] < 1
+    assert record["results"]["engine"]["compression_name"] == "r_kv-6"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (["--compression", "rkv"], "unknown compression 'rkv'"),
+        (["--compression", "r_kv", "--budget", "64"], "--compression excludes --schedule and --budget"),
+        (["--compression", "r_kv", "--compression-set", "budget_tokens"], "takes name=value, got 'budget_tokens'"),
+        (
+            ["--compression", "r_kv", "--compression-set", "budget_tokens=6.5"],
+            "must be a whole number from 1 on, got 6.5",
+        ),
+        (["--compression-set", "budget_tokens=6"], "--compression-set needs --compression"),
+    ],
+)
+def test_a_compression_that_cannot_be_is_refused(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], message: str
+) -> None:
+    assert message in error_of(_command(model, prompts, tmp_path / "out", *settings), capsys)[0]

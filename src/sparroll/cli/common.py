@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparroll import files
+from sparroll.compression import Compression, compression_kinds, make_compression
 from sparroll.errors import UserError
 from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
@@ -76,6 +77,33 @@ def load_schedule(
     if schedule is not None:
         return Schedule.load(schedule, model=model, force=force)
     return None if budget is None else fixed_budget(budget, layers)
+
+
+def load_compression(
+    kind: str | None, settings: list[str], schedule: Schedule | None, engine: str
+) -> Compression | None:
+    """The policy that --compression and --compression-set name; None without."""
+    if kind is None:
+        if settings:
+            raise UserError("--compression-set needs --compression", f"known: {', '.join(compression_kinds())}")
+        return None
+    if schedule is not None:
+        raise UserError("--compression excludes --schedule and --budget", "--compression-set budget_tokens=512")
+    if engine != "hf":
+        raise UserError(f"--compression needs --engine hf, got {engine}", "vLLM cannot drop tokens from its cache")
+    return make_compression(kind, **dict(_setting(text) for text in settings))
+
+
+def _setting(text: str) -> tuple[str, Any]:
+    name, equals, raw = text.partition("=")
+    if not equals or not name:
+        raise UserError(f"--compression-set takes name=value, got {text!r}", "for example budget_tokens=512")
+    for read in (int, float):
+        try:
+            return name.strip(), read(raw)
+        except ValueError:
+            continue
+    return name.strip(), raw.strip()
 
 
 def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:

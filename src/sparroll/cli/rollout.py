@@ -28,6 +28,13 @@ def rollout(
     out: common.Out,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; dense without it.")] = None,
     budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
+    compression: Annotated[
+        str | None, typer.Option("--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
+    ] = None,
+    compression_set: Annotated[
+        list[str] | None,
+        typer.Option("--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
+    ] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: common.Level = 3,
@@ -47,6 +54,7 @@ def rollout(
     check_engine(engine_name)
     common.output_folder(out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
+    policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = prompts.read(prompts_file, task, level, count, seed)
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
@@ -55,15 +63,21 @@ def rollout(
     }  # fmt: skip
     if engine_name != "hf":
         config["engine"] = engine_name
+    if policy is not None:
+        config["compression"] = policy.table()
     sink = _Sink(out, config, n)
     started = time.perf_counter()
     with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
         engine = common.load_engine(engine_name, model, chosen, device, max_batch)
+        engine.set_compression(policy)
+        engine.reset_report()
         assert engine.tokenizer is not None
         ids = prompts.encode(list(source), engine.tokenizer, chat)
         _sample(engine, ids, sink, n, max_new_tokens, temperature, seed, bars.bar("rollouts"))
     rows = sink.rows()
     summary = _summary(rows, source, task) | {"engine": engine.report().table()}
+    if policy is not None:
+        summary["kv_saved_share"] = engine.report().kv_saved_share
     path = records.write(
         out / "record.json", "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started
     )
@@ -150,6 +164,7 @@ def _row(engine: HFEngine | VLLMEngine, rollout: Rollout, prompt_index: int) -> 
         "finish_reason": rollout.finish_reason,
         "attention": rollout.attention,
         "schedule_name": rollout.schedule_name,
+        "compression_name": rollout.compression_name,
         "kv_read_share": rollout.kv_read_share,
         "prompt_ids": rollout.prompt_ids,
         "response_ids": rollout.response_ids,

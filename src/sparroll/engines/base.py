@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from sparroll.compression import Compression
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
@@ -22,7 +23,8 @@ class LayerReport:
 
     dense_steps: int = 0
     sparse_steps: int = 0
-    """Steps that read a part of the context. A context within its budget is read whole and counts as dense."""
+    """Steps that read a part of the context, chosen or left by eviction. A context within its budget is read whole and
+    counts as dense."""
     context_tokens: int = 0
     """Sum of the contexts' lengths over all steps."""
     read_tokens: int = 0
@@ -55,7 +57,17 @@ class EngineReport:
     """Response tokens sampled at the end of such a prefill: no layer counts a step for them."""
     resumed_sparse_tokens: int = 0
     """Of those, the ones for which the schedule reads a part of the context."""
+    compression_name: str | None = None
+    peak_kv_bytes: int = 0
+    """Most bytes that the tensors of the KV cache had at a time, measured; HFEngine only."""
+    peak_dense_kv_bytes: int = 0
+    """The same for dense rollouts of these requests: what a cache without eviction and index would have grown to."""
     layers: list[LayerReport] = field(default_factory=list)
+
+    @property
+    def kv_saved_share(self) -> float:
+        """1 - peak bytes / those of a dense cache; below 0 where an index comes on top, 0 where nothing was measured."""
+        return 1 - self.peak_kv_bytes / self.peak_dense_kv_bytes if self.peak_dense_kv_bytes else 0.0
 
     @property
     def kv_read_share(self) -> float:
@@ -67,7 +79,8 @@ class EngineReport:
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
         layers = [dataclasses.asdict(layer) | {"kv_read_share": layer.kv_read_share} for layer in self.layers]
-        return dataclasses.asdict(self) | {"layers": layers, "kv_read_share": self.kv_read_share}
+        shares = {"kv_read_share": self.kv_read_share, "kv_saved_share": self.kv_saved_share}
+        return dataclasses.asdict(self) | {"layers": layers} | shares
 
     @staticmethod
     def from_table(table: dict[str, Any]) -> EngineReport:
@@ -77,15 +90,22 @@ class EngineReport:
 
 
 def _without_share(table: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in table.items() if name != "kv_read_share"}
+    return {name: value for name, value in table.items() if name not in ("kv_read_share", "kv_saved_share")}
+
+
+def samples_densely(engine: Engine) -> bool:
+    """Whether its rollouts come from the dense policy: no schedule, and nothing that drops tokens."""
+    return engine.schedule is None and engine.compression is None
 
 
 class Engine(Protocol):
-    """Samples rollouts from a model under a schedule (None = dense attention)."""
+    """Samples rollouts from a model under a schedule or a compression (neither = dense attention)."""
 
     kind: str
     """Its name: "hf", "vllm"."""
     schedule: Schedule | None
+    compression: Compression | None
+    """What decides which tokens leave the cache; None where every token stays. Excludes a schedule."""
     weight_version: int
 
     def generate(
@@ -111,7 +131,11 @@ class Engine(Protocol):
         ...
 
     def set_schedule(self, schedule: Schedule | str | None) -> None:
-        """From the next `generate` on; None is dense."""
+        """From the next `generate` on; None is dense, unless a compression is set."""
+        ...
+
+    def set_compression(self, compression: Compression | str | None) -> None:
+        """From the next `generate` on; None keeps every token. UserError where the engine cannot evict."""
         ...
 
     def report(self) -> EngineReport:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sparroll.compression import Compression, make_compression
 from sparroll.engines import requests
 from sparroll.engines.base import EngineReport, LayerReport, Progress
 from sparroll.engines.hf_attention import routed
@@ -25,7 +26,8 @@ class HFEngine:
     """An engine (see engines/base.py) on a transformers model.
 
     model: packaged name, folder, hub name, or a model object, which is then used as it is and not copied.
-    schedule: Schedule, preset name, path, or None for dense.  max_batch: rows that decode together.
+    schedule: Schedule, preset name, path, or None for dense.  compression: a policy, the kind of one with its defaults, or
+    None to keep every token; excludes a schedule.  max_batch: rows that decode together.
     """
 
     kind = "hf"
@@ -35,6 +37,7 @@ class HFEngine:
         model: str | Path | PreTrainedModel,
         *,
         schedule: Schedule | str | Path | None = None,
+        compression: Compression | str | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
@@ -56,6 +59,8 @@ class HFEngine:
         self.max_batch = max_batch
         self.weight_version = 0
         self.schedule: Schedule | None = None
+        self.compression: Compression | None = None
+        self.set_compression(compression)
         self.set_schedule(schedule)
         self.reset_report()
 
@@ -64,12 +69,21 @@ class HFEngine:
         return self.model.device
 
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
-        """Takes effect with the next `generate`; None is dense. A schedule made for another model is refused."""
+        """Takes effect with the next `generate`; None reads the whole cache and leaves a compression in force. A schedule
+        made for another model is refused."""
         if isinstance(schedule, (str, Path)):
             schedule = Schedule.load(schedule)
         if schedule is not None:
             self.check_schedule(schedule)
+            _exclude(schedule, self.compression)
         self.schedule = schedule
+
+    def set_compression(self, compression: Compression | str | None) -> None:
+        """Takes effect with the next `generate`; None keeps every token."""
+        if isinstance(compression, str):
+            compression = make_compression(compression)
+        _exclude(self.schedule, compression)
+        self.compression = compression
 
     def check_schedule(self, schedule: Schedule) -> None:
         """Raise UserError where the engine could not run it."""
@@ -95,6 +109,7 @@ class HFEngine:
             engine="hf",
             model=self.model_name,
             schedule_name=self.schedule.name if self.schedule else None,
+            compression_name=self.compression.name if self.compression else None,
             weight_version=self.weight_version,
             layers=[LayerReport() for _ in range(self.layers)],
         )
@@ -134,4 +149,12 @@ class HFEngine:
         with routed(self.model):
             run = Run(self, asked, max_new_tokens, temperature, frozenset(stop_ids), min(top_k, config.vocab_size))
             run.all(on_progress)
-        return [request.rollout(self, run.sparse_layers) for request in asked]
+        return [request.rollout(self, run.partial_layers) for request in asked]
+
+
+def _exclude(schedule: Schedule | None, compression: Compression | None) -> None:
+    if schedule is not None and compression is not None:
+        raise UserError(
+            f"a schedule ({schedule.name}) and a compression ({compression.name}) exclude each other",
+            "set the other to None first",
+        )

@@ -4,7 +4,8 @@ A model is routed here through transformers' attention interface for the length 
 step object that says what to do travels as a keyword argument through the model's forward. Nothing is patched.
 """
 
-# B rows of a batch, S tokens, A active rows, H kv heads, G query heads per kv head, D head dim, C cached tokens
+# B rows of a batch, S tokens, A active rows, H kv heads, G query heads per kv head, D head dim, C cached tokens,
+# M rows to compress, W observed queries
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from sparroll.attention import api
-from sparroll.engines.kv_cache import KVCache
+from sparroll.compression import Compression
+from sparroll.engines.kv_cache import KVCache, taken
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
@@ -93,29 +95,69 @@ def causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 @dataclass
 class PrefillStep:
-    """Dense causal attention over right-padded prompts; each prompt's K and V go to all rows that will sample from it."""
+    """Dense causal attention over right-padded prompts; each prompt's K and V go to all rows that will sample from it. Under
+    a compression a prompt above the budget is compressed on the way, so that the cache never holds it whole."""
 
     cache: KVCache
     prompt_tokens: list[int]
     rows: list[list[int]]
     """Cache rows that take entry b of the batch."""
+    compression: Compression | None = None
     ran: dict[int, str] = field(default_factory=dict)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         for entry, (tokens, rows) in enumerate(zip(self.prompt_tokens, self.rows, strict=True)):
+            held = keys[entry : entry + 1, :, :tokens], values[entry : entry + 1, :, :tokens]
+            if self.compression is not None and tokens > self.compression.budget_tokens:
+                slots = self._kept(self.compression, query[entry : entry + 1, :, :tokens], held[0], scale)
+                held = taken(held[0], slots), taken(held[1], slots)
             for row in rows:
-                self.cache.write_prompt(layer, row, keys[entry, :, :tokens], values[entry, :, :tokens])
+                self.cache.write_prompt(layer, row, held[0][0], held[1][0])
         self.ran[layer] = "dense"
         return causal(query, keys, values, scale)
+
+    def _kept(self, policy: Compression, query: Tensor, keys: Tensor, scale: float) -> Tensor:
+        """query [1, H*G, S, D], keys [1, H, S, D] of one prompt -> slots [1, H, budget]"""
+        heads, tokens = keys.shape[1:3]
+        recent = query[:, :, tokens - policy.query_tokens :].unflatten(1, (heads, -1)) if policy.query_tokens else None
+        return policy.keep(keys, recent, torch.tensor([tokens], device=keys.device), scale)
+
+
+@dataclass
+class Evicting:
+    """What a decode step does for a compression, beside attending to all tokens that the cache still holds."""
+
+    policy: Compression
+    query_slots: Tensor | None
+    """[A] place of this step's query in each row's ring; None where no compression is near enough to read it."""
+    due: list[int]
+    """M rows that are compressed after this step."""
+    rows: Tensor | None = None
+    """[M] the same on the device; None where no row is due, like the following."""
+    tokens: Tensor | None = None
+    """[M] tokens that these hold."""
+    recent_slots: Tensor | None = None
+    """[M, W] places of their last W queries, oldest first."""
+
+    def after(self, cache: KVCache, layer: int, query: Tensor, longest: int, scale: float) -> None:
+        """query [A, H, G, D] of this step, whose tokens are in the cache already."""
+        if self.query_slots is not None:
+            cache.remember(layer, query, self.query_slots)
+        if self.rows is None:
+            return
+        assert self.tokens is not None and self.recent_slots is not None, "rows to compress without their lengths"
+        recent = cache.remembered(layer, self.rows, self.recent_slots) if self.policy.query_tokens else None
+        keys = cache.keys[layer][self.rows, :, :longest]
+        cache.keep(layer, self.rows, self.policy.keep(keys, recent, self.tokens, scale))
 
 
 @dataclass
 class DecodeStep:
-    """One new token for each of the cache's first A rows, dense or sparse layer by layer."""
+    """One new token for each of the cache's first A rows, dense or sparse layer by layer, or over what eviction left."""
 
     cache: KVCache
     context_tokens: Tensor
-    """[A] context lengths, the new token included."""
+    """[A] context lengths, the new token included; under eviction, the tokens that the cache holds of them."""
     longest: int
     """The largest of them, known on the host."""
     even: bool
@@ -125,6 +167,7 @@ class DecodeStep:
     kv_budget_tokens: Tensor | None
     """[A], or None where every layer reads everything in this step."""
     dense_layers: frozenset[int]
+    evicting: Evicting | None = None
     ran: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -137,7 +180,7 @@ class DecodeStep:
         self.cache.append(layer, keys[:, :, 0], values[:, :, 0], self._positions, self.completed)
         query = query[:, :, 0].unflatten(1, (heads, -1))
         if self.kv_budget_tokens is None or layer in self.dense_layers:
-            self.ran[layer] = "dense"
+            self.ran[layer] = "dense" if self.evicting is None else "evicted"
             mixed = F.scaled_dot_product_attention(
                 query,
                 self.cache.keys[layer][:rows, :, : self.longest],
@@ -148,6 +191,8 @@ class DecodeStep:
         else:
             self.ran[layer] = "sparse"
             mixed = self._sparse(layer, query, scale)
+        if self.evicting is not None:
+            self.evicting.after(self.cache, layer, query, self.longest, scale)
         return mixed.flatten(1, 2)[:, :, None]
 
     def _sparse(self, layer: int, query: Tensor, scale: float) -> Tensor:

@@ -1,6 +1,8 @@
-"""K, V and index rows of the running requests, contiguous per request. Storage only: no attention, no sampling."""
+"""K, V, index rows and recent queries of the running requests, contiguous per request. Storage only: no attention, no
+sampling, and no opinion about which tokens stay."""
 
-# R rows (requests), H kv heads, C capacity in tokens, D head dimension, U units, W index row width
+# R rows (requests), H kv heads, G query heads per kv head, C capacity in tokens, D head dimension, U units,
+# W index row width; of the recent queries, how many there are
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ class KVCache:
 
     The index is kept as tokens arrive: a unit's row is written when its last token is, and never read before. Memory:
     2 * layers * R * H * C * D elements plus the index; C starts near the first prompts and grows by half until
-    `most_tokens`.
+    `most_tokens`. With `recent_queries`, also the last W queries of each row [R, H, G, W, D], in a ring.
     """
 
     def __init__(
@@ -29,6 +31,8 @@ class KVCache:
         sparse_layers: frozenset[int],
         dtype: torch.dtype,
         device: torch.device,
+        recent_queries: int = 0,
+        group: int = 1,
     ):
         self.selector = selector
         self.unit_tokens = selector.unit_tokens if selector else 1
@@ -42,15 +46,37 @@ class KVCache:
             width = selector.index_width(head_dim)
             for layer in sparse_layers:
                 self.index[layer] = torch.empty(rows, heads, 0, width, dtype=selector.index_dtype, device=device)
+        self.queries: list[Tensor] = []
+        if recent_queries:
+            shape = (rows, heads, group, recent_queries, head_dim)
+            self.queries = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.peak_bytes = self.allocated_bytes
+        """Most bytes that the tensors of this cache ever had at a time."""
+
+    @property
+    def allocated_bytes(self) -> int:
+        """Bytes of the tensors that there are now."""
+        held = (*self.keys, *self.values, *self.index.values(), *self.queries)
+        return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     def reserve(self, tokens: int) -> None:
         """Make room for contexts of `tokens` tokens, keeping what is there."""
         if tokens <= self.capacity:
             return
-        self.capacity = self._whole_units(min(self.most_tokens, max(tokens, self.capacity * 3 // 2)))
-        self.keys = [_grown(keys, self.capacity) for keys in self.keys]
-        self.values = [_grown(values, self.capacity) for values in self.values]
-        self.index = {layer: _grown(index, self.capacity // self.unit_tokens) for layer, index in self.index.items()}
+        self.capacity = self._whole_units(next_capacity(tokens, self.capacity, self.most_tokens))
+        # One tensor at a time: the old ones are not all held until the last new one is there.
+        for layer in range(len(self.keys)):
+            self.keys[layer] = self._grown(self.keys[layer], self.capacity)
+            self.values[layer] = self._grown(self.values[layer], self.capacity)
+        for layer, index in self.index.items():
+            self.index[layer] = self._grown(index, self.capacity // self.unit_tokens)
+
+    def _grown(self, held: Tensor, length: int) -> Tensor:
+        # Zeros, not garbage: dense attention masks what lies past a row's context, and 0 * NaN would be NaN.
+        larger = held.new_zeros(*held.shape[:2], length, held.shape[3])
+        larger[:, :, : held.shape[2]] = held
+        self.peak_bytes = max(self.peak_bytes, self.allocated_bytes + larger.numel() * larger.element_size())
+        return larger
 
     def write_prompt(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
         """keys, values [H, L, D] become the row's first L tokens; index rows of their complete units follow."""
@@ -73,12 +99,30 @@ class KVCache:
         full = self.keys[layer].unflatten(2, (-1, self.unit_tokens))[completed, :, units]
         self.index[layer][completed, :, units] = self.selector.build_index(full)
 
+    def remember(self, layer: int, query: Tensor, slots: Tensor) -> None:
+        """query [A, H, G, D] of rows 0..A-1 goes to places `slots` [A] of their rings."""
+        rows = torch.arange(len(slots), device=slots.device)
+        self.queries[layer][rows, :, :, slots] = query
+
+    def remembered(self, layer: int, rows: Tensor, slots: Tensor) -> Tensor:
+        """Queries [M, H, G, W, D] of rows [M], in the order of `slots` [M, W]."""
+        held = self.queries[layer][rows]
+        return held.gather(3, slots[:, None, None, :, None].expand(held.shape))
+
+    def keep(self, layer: int, rows: Tensor, slots: Tensor) -> None:
+        """Rows [M] keep their tokens at `slots` [M, H, N], which become their first N; what lies behind is free."""
+        for held in (self.keys[layer], self.values[layer]):
+            held[rows, :, : slots.shape[2]] = taken(held[rows], slots)
+
     def copy_row(self, source: int, target: int, tokens: int) -> None:
-        """The first `tokens` tokens of one row, with the index rows of their complete units, into another row."""
+        """The first `tokens` tokens of one row, with the index rows of their complete units and its recent queries, into
+        another row."""
         for held in (*self.keys, *self.values):
             held[target, :, :tokens] = held[source, :, :tokens]
         for index in self.index.values():
             index[target, :, : tokens // self.unit_tokens] = index[source, :, : tokens // self.unit_tokens]
+        for queries in self.queries:
+            queries[target] = queries[source]
 
     def index_bytes_share(self, layer: int) -> float:
         """Bytes of a layer's index over the bytes of its K and V, per token; 0 where there is no index."""
@@ -91,8 +135,31 @@ class KVCache:
         return -(-tokens // self.unit_tokens) * self.unit_tokens
 
 
-def _grown(held: Tensor, length: int) -> Tensor:
-    # Zeros, not garbage: dense attention masks what lies past a row's context, and 0 * NaN would be NaN.
-    larger = held.new_zeros(*held.shape[:2], length, held.shape[3])
-    larger[:, :, : held.shape[2]] = held
-    return larger
+class DenseFootprint:
+    """Bytes that a dense `KVCache` would have had at its peak for the same requests: the same growth, nothing allocated."""
+
+    def __init__(self, bytes_per_token: int, tensors: int, most_tokens: int):
+        """bytes_per_token: of one tensor, over all rows and heads.  tensors: K and V of every layer."""
+        self.bytes_per_token = bytes_per_token
+        self.tensors = tensors
+        self.most_tokens = most_tokens
+        self.capacity = 0
+        self.peak_bytes = 0
+
+    def reserve(self, tokens: int) -> None:
+        """A context of `tokens` tokens would have been held."""
+        if tokens <= self.capacity:
+            return
+        before, self.capacity = self.capacity, next_capacity(tokens, self.capacity, self.most_tokens)
+        # The last tensor that grows is there twice for a moment.
+        self.peak_bytes = self.bytes_per_token * (self.tensors * self.capacity + before)
+
+
+def next_capacity(tokens: int, capacity: int, most_tokens: int) -> int:
+    """Tokens to make room for: by half more than before, at least what is asked for, at most `most_tokens`."""
+    return min(most_tokens, max(tokens, capacity * 3 // 2))
+
+
+def taken(held: Tensor, slots: Tensor) -> Tensor:
+    """held [M, H, C, D] at slots [M, H, N] -> [M, H, N, D]"""
+    return held.gather(2, slots[..., None].expand(*slots.shape, held.shape[3]))

@@ -90,12 +90,14 @@ def grade(
 
 @contextmanager
 def dense_attention(engine: Engine) -> Iterator[None]:
-    """Dense inside the block; the schedule that was in force comes back afterwards, whatever happens."""
-    schedule = engine.schedule
+    """Dense inside the block; the schedule or compression that was in force comes back afterwards, whatever happens."""
+    schedule, compression = engine.schedule, engine.compression
     engine.set_schedule(None)
+    engine.set_compression(None)
     try:
         yield
     finally:
+        engine.set_compression(compression)
         engine.set_schedule(schedule)
 
 

@@ -7,6 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from sparroll.compression import Compression, make_compression
 from sparroll.train.corrections import Correction, check_needs, correction
 
 
@@ -128,6 +129,30 @@ class CorrectionSection(BaseModel):
         return correction(self.name, **settings)
 
 
+class CompressionSection(BaseModel):
+    """The kind, and beside it the settings of that policy: `kind = "r_kv"`, `budget_tokens = 512`. Those that are left out
+    are filled in, so that a run records what it ran with."""
+
+    model_config = ConfigDict(extra="allow", frozen=True, use_attribute_docstrings=True)
+    kind: str = "none"
+    """Which tokens leave the KV cache during rollouts: none, r_kv, snap_kv or streaming; see docs/compression.md."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filled_in(cls, table: Any) -> Any:
+        settings = dict(table)
+        kind = settings.pop("kind", "none")
+        if kind != "none":
+            return make_compression(kind, **settings).table()
+        if settings:
+            raise ValueError(f"compression.{min(settings)} does nothing without a compression; set compression.kind")
+        return {"kind": kind}
+
+    def make(self) -> Compression | None:
+        settings: dict[str, Any] = self.model_extra or {}
+        return None if self.kind == "none" else make_compression(self.kind, **settings)
+
+
 class MismatchSection(Section):
     bin_tokens: int = Field(default=2000, ge=1)
     """Width of the context-length bins that the tail is reported for, in tokens."""
@@ -225,6 +250,7 @@ class TrainConfig(Section):
     task: TaskSection = TaskSection()
     rollout: RolloutSection = RolloutSection()
     train: TrainSection = TrainSection()
+    compression: CompressionSection = CompressionSection()
     correction: CorrectionSection = CorrectionSection()
     mismatch: MismatchSection = MismatchSection()
     guard: GuardSection = GuardSection()
@@ -232,6 +258,26 @@ class TrainConfig(Section):
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _compression_fits(self) -> Self:
+        rollout, kind = self.rollout, self.compression.kind
+        if kind == "none":
+            return self
+        if rollout.schedule != "dense" or rollout.kv_budget_tokens is not None:
+            raise ValueError(
+                f'compression.kind = "{kind}" and rollout.schedule or rollout.kv_budget_tokens exclude each other; '
+                "leave one out"
+            )
+        if self.distill.enabled:
+            raise ValueError(f'distill.enabled replays a schedule, which compression.kind = "{kind}" does not have')
+        if rollout.engine != "hf":
+            raise ValueError(f'compression.kind = "{kind}" needs rollout.engine = "hf", got "{rollout.engine}"')
+        if self.guard.action == "stricter":
+            raise ValueError('guard.action = "stricter" goes through schedules, and a compression has none; use "stop"')
+        if self.guard.action == "stop" and self.guard.at_least is None:
+            raise ValueError('guard.action = "stop" needs guard.at_least: a compression names no target of its own')
+        return self
 
     @model_validator(mode="after")
     def _distill_has_a_sense(self) -> Self:

@@ -39,9 +39,13 @@ class Guard:
         """Steps in a row with the tail under the target."""
         self.switches = 0
 
-    def watch(self, tail_q05: float | None, schedule: Schedule | None) -> Verdict:
-        """One step's worst-bin 5th percentile (None: no bin had enough tokens, which neither clears nor counts)."""
-        if self.action == "off" or self.at_least is None or tail_q05 is None or schedule is None:
+    def watch(self, tail_q05: float | None, schedule: Schedule | None, dense: bool | None = None) -> Verdict:
+        """One step's worst-bin 5th percentile (None: no bin had enough tokens, which neither clears nor counts).
+
+        dense: whether the rollouts were; without it, whether there is no schedule. Dense rollouts are not watched.
+        """
+        dense = schedule is None if dense is None else dense
+        if self.action == "off" or self.at_least is None or tail_q05 is None or dense:
             return Verdict()
         self.low_steps = self.low_steps + 1 if tail_q05 < self.at_least else 0
         if self.low_steps < self.window_steps:
@@ -53,11 +57,12 @@ class Guard:
         self.low_steps = 0
         return self._respond(reason, schedule)
 
-    def _respond(self, reason: str, schedule: Schedule) -> Verdict:
+    def _respond(self, reason: str, schedule: Schedule | None) -> Verdict:
         if self.action == "stop":
             return Verdict("stop", f"{reason}: stopped")
         if self.action == "warn":
             return Verdict("warn", reason)
+        assert schedule is not None, "only a schedule has stricter ones"
         if self.switches >= len(self.stricter):
             return Verdict("warn", f"{reason}, and no stricter schedule is left after {schedule.name}")
         following = self.stricter[self.switches]

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sparroll import records
+from sparroll.engines.base import samples_densely
 from sparroll.engines.scoring import TokenScores
 from sparroll.mismatch import TailTable
 from sparroll.train import checkpoint
@@ -26,7 +27,7 @@ from sparroll.train.micro_batches import padded
 from sparroll.train.prompts import encode
 from sparroll.train.randomness import generator_state, rollout_seeds
 from sparroll.train.result import TrainResult, summarise
-from sparroll.train.rollouts import rewards, rollout_report, sample
+from sparroll.train.rollouts import compression_report, rewards, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
 from sparroll.train.update import autocast, correct
 from sparroll.train.weight_sync import park
@@ -95,6 +96,7 @@ class Trainer:
         with clock("reward"):
             reward_GN = rewards(self.parts.decode, self.parts.task, list(prompts.values()), rollouts)
             report = rollout_report(rollouts, reward_GN, self.engine, self.ranks)
+            report |= compression_report(self.engine, self.ranks)
         park(self.engine, self.config.rollout.sleep_level)
         advantage_GN = group_advantages(reward_GN, self.config.train.normalise_advantage)
         with clock("score"):
@@ -127,7 +129,7 @@ class Trainer:
         every, step = self.config.mismatch.ceiling_every_steps, self.state.step
         regular = every and step % every == 0
         # Dense rollouts are their own ceiling, see `mismatch_report`.
-        if self.engine.schedule is not None and (regular or not self.ceiling):
+        if not samples_densely(self.engine) and (regular or not self.ceiling):
             self.ceiling = dense_ceiling(self.parts, step, self.score)
 
     def sample(self, prompts: dict[int, Prompt], number: int) -> list[Rollout]:
@@ -157,7 +159,7 @@ class Trainer:
 
     def mismatch_report(self, tail: TailTable) -> StepReport:
         """The tail, always with the dense ceiling beside it."""
-        if self.engine.schedule is None:
+        if samples_densely(self.engine):
             self.ceiling = ceiling_report(tail, self.state.step)
         return tail_report(tail, self.config.mismatch.least_tokens) | self.ceiling
 
@@ -180,7 +182,8 @@ class Trainer:
 
     def guard(self, report: StepReport) -> tuple[list[str], str]:
         """-> (what to log, why to stop)"""
-        verdict = self.parts.guard.watch(report.get("mismatch/acceptance_q05_worst_bin"), self.engine.schedule)
+        tail_q05 = report.get("mismatch/acceptance_q05_worst_bin")
+        verdict = self.parts.guard.watch(tail_q05, self.engine.schedule, dense=samples_densely(self.engine))
         if verdict.action == "switch":
             self.engine.set_schedule(verdict.schedule)
         return [verdict.reason] if verdict.reason else [], verdict.reason if verdict.action == "stop" else ""

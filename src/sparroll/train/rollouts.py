@@ -62,7 +62,7 @@ def rollout_report(rollouts: list[Rollout], reward_GN: Tensor, engine: Engine, r
         "rewards": reward_GN.tolist(),
         "tokens": [len(rollout.response_ids) for rollout in rollouts],
         "cut": sum(rollout.finish_reason == "length" for rollout in rollouts),
-        "sparse": sum(rollout.attention == "sparse" for rollout in rollouts),
+        "sparse": sum(rollout.attention != "dense" for rollout in rollouts),
         "read": sum(layer.read_tokens for layer in layers),
         "context": sum(layer.context_tokens for layer in layers),
     }
@@ -80,4 +80,17 @@ def rollout_report(rollouts: list[Rollout], reward_GN: Tensor, engine: Engine, r
         "rollout/cut_share": total["cut"] / len(tokens),
         "rollout/sparse_share": total["sparse"] / len(tokens),
         "rollout/kv_read_share": total["read"] / total["context"] if total["context"] else 1.0,
+    }
+
+
+def compression_report(engine: Engine, ranks: Ranks) -> StepReport:
+    """What the step's rollouts saved of the KV cache's memory; empty where nothing is dropped from it."""
+    if engine.compression is None:
+        return {}
+    report = engine.report()
+    peaks = ranks.gather([(report.peak_kv_bytes, report.peak_dense_kv_bytes)])
+    kept, dense = sum(peak for peak, _ in peaks), sum(peak for _, peak in peaks)
+    return {
+        "compression/kv_saved_share": 1 - kept / dense if dense else 0.0,
+        "compression/peak_kv_bytes": float(max(peak for peak, _ in peaks)),
     }

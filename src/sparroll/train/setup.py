@@ -148,7 +148,7 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
 
 
 def _engine(config: TrainConfig, schedule: Schedule | None, guard: Guard, ranks: Ranks) -> HFEngine | VLLMEngine:
-    """Able to run every schedule that the guard may switch to."""
+    """Able to run every schedule that the guard may switch to, and with the run's compression in force."""
     rollout = config.rollout
     if rollout.engine == "vllm" and ranks.count > 1:
         raise UserError(
@@ -169,6 +169,7 @@ def _engine(config: TrainConfig, schedule: Schedule | None, guard: Guard, ranks:
     )
     for stricter in later:
         engine.check_schedule(stricter)
+    engine.set_compression(config.compression.make())
     return engine
 
 

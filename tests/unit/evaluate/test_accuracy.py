@@ -37,9 +37,13 @@ class Echo:
 
     def __init__(self) -> None:
         self.schedule: Schedule | None = Schedule.fixed(64)
+        self.compression = None
 
     def set_schedule(self, schedule: Schedule | None) -> None:
         self.schedule = schedule
+
+    def set_compression(self, compression: None) -> None:
+        self.compression = compression
 
     def generate(self, prompts: list[list[int]], n: int, **_: object) -> list[Rollout]:
         return [

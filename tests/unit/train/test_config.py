@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from sparroll.compression import make_compression
 from sparroll.errors import UserError
 from sparroll.train.config import TrainConfig
 from sparroll.train.config_file import config_from, load_config, refuse_changes, write_config
@@ -51,6 +52,19 @@ def test_override_values_are_read_like_toml_and_none_clears() -> None:
         (["rollout.schedule=x", "rollout.kv_budget_tokens=64"], r"exclude each other"),
         (["guard.action=stricter"], r"needs guard\.stricter"),
         (['log.sinks=["mlflow"]'], r"log\.sinks.*'mlflow'"),
+        (["compression.kind=rkv"], r"(?s)unknown compression 'rkv'.*did you mean 'r_kv'"),
+        (["compression.kind=r_kv", "compression.budget=9"], r"(?s)no setting 'budget'.*budget_tokens"),
+        (["compression.kind=r_kv", "compression.budget_tokens=8"], r"above the 8 tokens that always stay, got 8"),
+        (["compression.budget_tokens=64"], r"compression\.budget_tokens does nothing without a compression"),
+        (["compression.kind=r_kv", "rollout.kv_budget_tokens=64"], r"exclude each other; leave one out"),
+        (["compression.kind=r_kv", "rollout.schedule=qwen3-1.7b-0.86"], r"exclude each other; leave one out"),
+        (["compression.kind=r_kv", "rollout.engine=vllm"], r'needs rollout\.engine = "hf", got "vllm"'),
+        (
+            ["compression.kind=r_kv", "guard.action=stricter", 'guard.stricter=["dense"]'],
+            r'"stricter" goes through schedules, and a compression has none',
+        ),
+        (["compression.kind=r_kv", "distill.enabled=true"], r"distill\.enabled replays a schedule"),
+        (["compression.kind=r_kv", "guard.action=stop"], r"needs guard\.at_least"),
     ],
 )
 def test_every_mistake_is_one_line(overrides: list[str], message: str) -> None:
@@ -77,6 +91,22 @@ def test_the_resolved_configuration_reads_back_as_the_same_one(tmp_path: Path) -
     assert config_from(table) == config
     assert table["train"]["lr"] == 1e-6
     refuse_changes(table, config)
+
+
+def test_a_compression_is_recorded_with_all_its_settings() -> None:
+    config = load_config(None, ["compression.kind=snap_kv", "compression.budget_tokens=64", "guard.at_least=0.8"])
+    table = config.model_dump(mode="json")
+    assert table["compression"] == {
+        "kind": "snap_kv", "budget_tokens": 64, "every_tokens": 128, "window_tokens": 8, "pool_tokens": 7, "pool": "max",
+    }  # fmt: skip
+    assert config_from(table) == config
+    assert config.compression.make() == make_compression("snap_kv", budget_tokens=64)
+    assert load_config(None, []).compression.make() is None
+    with pytest.raises(UserError, match=r"compression\.budget_tokens was 64 .* is 128 now"):
+        refuse_changes(
+            table,
+            load_config(None, ["compression.kind=snap_kv", "compression.budget_tokens=128", "guard.at_least=0.8"]),
+        )
 
 
 def test_a_resumed_run_may_change_steps_logging_and_checkpoints_only() -> None:

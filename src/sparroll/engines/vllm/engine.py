@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from sparroll.compression import Compression
 from sparroll.engines import requests
 from sparroll.engines.base import EngineReport, LayerReport, Progress
 from sparroll.engines.support import unsupported_config
@@ -83,6 +84,7 @@ class VLLMEngine:
         self.context_limit = _context_limit(self.config, max_context_tokens)
         self.weight_version = 0
         self.schedule: Schedule | None = None
+        self.compression: Compression | None = None
         self._weights: Literal["whole", "gone"] = "whole"
         self._asleep = False
         self._end_ids = requests.end_ids(_generation_config(folder), self.tokenizer)
@@ -173,6 +175,11 @@ class VLLMEngine:
             # Cached responses were computed under the old one.
             self._empty_cache()
         self.schedule = schedule
+
+    def set_compression(self, compression: Compression | str | None) -> None:
+        """Only None: vLLM's cache has no way to drop tokens."""
+        if compression is not None:
+            raise UserError("the engine vllm cannot drop tokens from its cache", "compressions run in the engine hf")
 
     def check_schedule(self, schedule: Schedule) -> None:
         """Raise UserError where the engine could not run it: its index and its dense layers are fixed at start."""
