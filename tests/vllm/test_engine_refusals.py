@@ -99,6 +99,13 @@ def test_another_index_or_other_dense_layers_are_refused(engine: VLLMEngine) -> 
     assert engine.schedule is not None and engine.schedule.name == "fixed-64"
 
 
+def test_dropping_tokens_is_refused_and_keeping_all_is_not(engine: VLLMEngine) -> None:
+    with pytest.raises(UserError, match="cannot drop tokens from its cache"):
+        engine.set_compression("r_kv")
+    engine.set_compression(None)
+    assert engine.compression is None
+
+
 def test_a_temperature_that_vllm_would_change_is_refused(engine: VLLMEngine) -> None:
     with pytest.raises(UserError, match="got temperature 0.001"):
         engine.generate([[5, 6]], max_new_tokens=2, temperature=0.001)

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from sparroll.compression import make_compression
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
@@ -83,6 +84,25 @@ def test_a_schedule_that_does_not_fit_the_model_is_refused() -> None:
     with pytest.raises(UserError, match="unknown schedule preset"):
         engine.set_schedule("no-such-preset")
     assert engine.schedule is None
+
+
+def test_a_schedule_and_a_compression_exclude_each_other_and_a_refusal_changes_nothing() -> None:
+    schedule, policy = Schedule.fixed(64), make_compression("r_kv")
+    with pytest.raises(UserError, match=r"(?s)schedule \(fixed-64\) and a compression \(r_kv-512\) exclude each other"):
+        HFEngine(build(), schedule=schedule, compression=policy)
+    engine = HFEngine(build(), compression="r_kv")
+    with pytest.raises(UserError, match="exclude each other"):
+        engine.set_schedule(schedule)
+    assert (engine.schedule, engine.compression) == (None, policy)
+    engine.set_schedule(None)
+    assert engine.compression == policy
+    engine.set_compression(None)
+    engine.set_schedule(schedule)
+    with pytest.raises(UserError, match="exclude each other"):
+        engine.set_compression(policy)
+    assert (engine.schedule, engine.compression) == (schedule, None)
+    with pytest.raises(UserError, match="unknown compression 'h2o'"):
+        engine.set_compression("h2o")
 
 
 def test_weights_must_fit_and_their_version_must_rise() -> None:
