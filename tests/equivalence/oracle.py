@@ -20,11 +20,11 @@ def read_positions(
         return list(range(context))
     pages = [list(range(start, min(start + page, context))) for start in range(0, context, page)]
     always = set(range(first_pages)) | set(range(len(pages) - recent_pages, len(pages)))
-    mean_query = queries.float().mean(0)
+    mean_query = queries.detach().float().mean(0)
     scores = {}
     for number, members in enumerate(pages):
         if number not in always:
-            landmark = keys[members].float().mean(0).bfloat16().float()
+            landmark = keys[members].detach().float().mean(0).bfloat16().float()
             scores[number] = float(mean_query @ landmark)
     best = sorted(scores, key=lambda number: -scores[number])[: budget // page - len(always)]
     return sorted(position for number in (always | set(best)) for position in pages[number])
@@ -40,8 +40,12 @@ def sparse_logp(
     first_pages: int,
     recent_pages: int,
     dense_layers: tuple[int, ...],
+    gradient: bool = False,
 ) -> Tensor:
-    """[T] log-probabilities of ids[prompt_tokens:], each position reading what a decode step would have read."""
+    """[T] log-probabilities of ids[prompt_tokens:], each position reading what a decode step would have read.
+
+    With `gradient`, through autograd: the selection is of plain numbers and has none.
+    """
 
     def attention(module, query, key, value, attention_mask, scaling=None, **kwargs):  # type: ignore[no-untyped-def]
         scale = scaling or 1 / math.sqrt(query.shape[-1])
@@ -63,7 +67,7 @@ def sparse_logp(
     before = model.config._attn_implementation
     model.config._attn_implementation = "test_oracle"
     try:
-        with torch.no_grad():
+        with torch.set_grad_enabled(gradient):
             logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits[0]
     finally:
         model.config._attn_implementation = before

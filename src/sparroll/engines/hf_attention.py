@@ -9,7 +9,7 @@ step object that says what to do travels as a keyword argument through the model
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -20,14 +20,14 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from sparroll.attention import api
+from sparroll.attention.masked import masked_attention
+from sparroll.attention.unit_words import chosen_words
 from sparroll.compression import Compression
 from sparroll.engines.kv_cache import KVCache, taken
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
 IMPLEMENTATION = "sparroll"
-_REPLAY_MASK_ELEMENTS = 1 << 25
-"""Replay works through so many (row, query, head, key) mask entries at a time: about 32 MB."""
 
 
 class AttentionStep(Protocol):
@@ -41,16 +41,48 @@ class AttentionStep(Protocol):
 
 
 @contextmanager
-def routed(model: PreTrainedModel) -> Iterator[None]:
-    """Send the model's attention to the step given to its forward, in eval mode; put everything back afterwards."""
-    before, training = model.config._attn_implementation, model.training
+def routed(model: PreTrainedModel, *, training: bool = False) -> Iterator[None]:
+    """Send the model's attention to the step given to its forward, in eval mode; put everything back afterwards.
+
+    With `training` the mode stays as it is, and layers that transformers checkpoints are routed again whenever they are
+    computed again, though that is after this block.
+    """
+    mode = model.training
+    if not training:
+        model.eval()
+    checkpointed = [module for module in model.modules() if "_gradient_checkpointing_func" in vars(module)]
+    original = [module._gradient_checkpointing_func for module in checkpointed]
+    for module, run in zip(checkpointed, original, strict=True):
+        module._gradient_checkpointing_func = _routing(model, run)
+    try:
+        with _attention_of(model):
+            yield
+    finally:
+        for module, run in zip(checkpointed, original, strict=True):
+            module._gradient_checkpointing_func = run
+        if not training:
+            model.train(mode)
+
+
+@contextmanager
+def _attention_of(model: PreTrainedModel) -> Iterator[None]:
+    before = model.config._attn_implementation
     model.config._attn_implementation = IMPLEMENTATION
-    model.eval()
     try:
         yield
     finally:
         model.config._attn_implementation = before
-        model.train(training)
+
+
+def _routing(model: PreTrainedModel, run: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpointing(layer: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def routed_layer(*given: Any, **named: Any) -> Any:
+            with _attention_of(model):
+                return layer(*given, **named)
+
+        return run(routed_layer, *args, **options)
+
+    return checkpointing
 
 
 def run_step(model: nn.Module, step: AttentionStep, layers: int, **inputs: Any) -> Any:
@@ -78,6 +110,8 @@ def _attention(
     for name in ("softcap", "s_aux", "sliding_window"):
         if features.get(name) is not None:
             raise UserError(f"the model uses {name}, which sparse decoding does not support")
+    if dropout:
+        raise UserError(f"attention dropout of {dropout} is not supported", "set the model's attention_dropout to 0")
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     mixed = sparroll_step.attend(int(module.layer_idx), query, key, value, scale)  # type: ignore[arg-type]
     return mixed.transpose(1, 2), None
@@ -221,39 +255,36 @@ class DecodeStep:
 @dataclass
 class ReplayStep:
     """A rollout's prefill and decode steps at once: position p reads what the engine's step with p + 1 tokens of context
-    read. K and V of every layer come from the sparse stream, as they did in the rollout. Differentiable."""
+    read. K and V of every layer come from the sparse stream, as they did in the rollout. Differentiable; the selection
+    itself has no gradient. Under autocast, attention and landmarks have autocast's dtype, as in an engine of that dtype."""
 
     schedule: Schedule
     prompt_tokens: Tensor
     """[B]; positions before it are prefill, which is dense."""
+    impl: str = "reference"
+    """What runs sparse layers: a name of attention.masked.IMPLEMENTATIONS."""
+    keep_selection: bool = False
+    """Keep each layer's units, so that a recomputation (gradient checkpointing) reads them again instead of choosing."""
     ran: dict[int, str] = field(default_factory=dict)
+    _words: dict[int, Tensor] = field(default_factory=dict)
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
-        dense = causal(query, keys, values, scale)
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, keys, values = query.to(dtype), keys.to(dtype), values.to(dtype)
         if layer in self.schedule.dense_layers:
             self.ran[layer] = "dense"
-            return dense
+            return causal(query, keys, values, scale)
         self.ran[layer] = "sparse"
-        selector, unit = self.schedule.selector, self.schedule.selector.unit_tokens
-        batch, heads, tokens, _ = keys.shape
-        padding = -tokens % unit
-        keys, values = F.pad(keys, (0, 0, 0, padding)), F.pad(values, (0, 0, 0, padding))
-        index = selector.build_index(keys.unflatten(2, (-1, unit)))
-        context_S = torch.arange(1, tokens + 1, device=query.device)
+        context_S = torch.arange(1, keys.shape[2] + 1, device=query.device)
         budget_S = self.schedule.kv_budget_tokens(context_S)
-        sparse_BS = (context_S > self.prompt_tokens[:, None]) & (budget_S < context_S)
-        wanted = sparse_BS.any(0).nonzero().flatten()
-        if not len(wanted):
-            return dense
-        mixed = dense.clone()
-        chunk = max(1, _REPLAY_MASK_ELEMENTS // (batch * query.shape[1] * (tokens + padding)))
-        for positions in wanted.split(chunk):
-            part = query[:, :, positions].unflatten(1, (heads, -1)).permute(0, 3, 1, 2, 4)
-            context = context_S[positions].expand(batch, -1)
-            with torch.no_grad():
-                unit_ids = api.select(part, index, context, budget_S[positions].expand(batch, -1), selector, scale)
-            read = api.sparse_prefill(part, keys, values, unit_ids, context, unit, scale)
-            read = read.permute(0, 2, 3, 1, 4).flatten(1, 2)
-            chosen = sparse_BS[:, positions][:, None, :, None]
-            mixed[:, :, positions] = torch.where(chosen, read.type_as(dense), dense[:, :, positions])
-        return mixed
+        dense_BS = (context_S <= self.prompt_tokens[:, None]) | (budget_S >= context_S)
+        if bool(dense_BS.all()):
+            return causal(query, keys, values, scale)
+        selector = self.schedule.selector
+        words = self._words.get(layer)
+        if words is None:
+            words = chosen_words(query, keys, dense_BS, budget_S, selector, scale)
+            if self.keep_selection:
+                self._words[layer] = words
+        return masked_attention(query, keys, values, words, selector.unit_tokens, scale, self.impl)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from sparroll.attention.masked import implementation
 from sparroll.engines.base import Progress
 from sparroll.engines.hf_attention import ReplayStep, routed, run_step
 from sparroll.engines.sampling import check_finite, log_probs
@@ -41,6 +42,7 @@ class Scorer:
 
     model: name, folder, or a model object (used as it is).  batch_tokens: padded tokens per forward.
     logit_chunk_tokens: tokens whose logits exist at one time (1024 x 152K in fp32 are 620 MB).
+    impl: what runs the sparse attention; `self.impl` says what "auto" became.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Scorer:
         device: torch.device | str | None = None,
         batch_tokens: int = 16_384,
         logit_chunk_tokens: int = 1024,
+        impl: str = "auto",
     ):
         self.tokenizer: PreTrainedTokenizerBase | None = None
         if isinstance(model, PreTrainedModel):
@@ -60,6 +63,12 @@ class Scorer:
         check_supported(self.model)
         self.batch_tokens = batch_tokens
         self.logit_chunk_tokens = logit_chunk_tokens
+        self._asked = impl
+
+    @property
+    def impl(self) -> str:
+        """The implementation of sparse attention that runs here. UserError where what was asked for cannot."""
+        return implementation(self._asked, self.model.device)
 
     def dense(
         self, rollouts: list[Rollout], *, temperature: float = 1.0, top_k: int = 0, on_progress: Progress | None = None
@@ -143,7 +152,7 @@ class Scorer:
         training = self.model.training
         self.model.eval()
         try:
-            return last_hidden(self.model, batch, schedule)
+            return last_hidden(self.model, batch, schedule, self._asked)
         finally:
             self.model.train(training)
 
@@ -165,12 +174,19 @@ def response_logp(
     temperature: float,
     schedule: Schedule | None = None,
     logit_chunk_tokens: int = 1024,
+    *,
+    impl: str = "auto",
 ) -> Tensor:
-    """[B, T] log-probabilities of the response tokens under the dense policy, with gradient; 0 where the mask is false.
+    """[B, T] log-probabilities of the response tokens, with gradient; 0 where the mask is false.
 
-    The training forward: what `Scorer.dense` computes, for autograd. Logits are recomputed in the backward pass.
+    The training forward: what `Scorer.dense` computes, for autograd, or, with a schedule, what `Scorer.sparse` does: every
+    token as an engine with this schedule saw it. Logits are recomputed in the backward pass. `impl` names the sparse
+    attention (`attention.masked.implementation` says what "auto" is). Raises UserError where it cannot run.
     """
-    hidden_NE, tokens_N = last_hidden(model, batch, schedule)[_scored(batch)], _response_ids(batch)
+    if schedule is not None:
+        schedule.check_layers(model.config.num_hidden_layers)
+    hidden = last_hidden(model, batch, schedule, impl, training=True)
+    hidden_NE, tokens_N = hidden[_scored(batch)], _response_ids(batch)
 
     def chunk_logp(hidden: Tensor, tokens: Tensor) -> Tensor:
         return log_probs(model.get_output_embeddings()(hidden), temperature).gather(-1, tokens[:, None])[:, 0]
@@ -182,8 +198,18 @@ def response_logp(
     return logp_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, logp_N)
 
 
-def last_hidden(model: PreTrainedModel, batch: TokenBatch, schedule: Schedule | None) -> Tensor:
-    """[B, S, E] final hidden states of prompt + response; under a schedule, those of the rollouts' sparse stream."""
+def last_hidden(
+    model: PreTrainedModel,
+    batch: TokenBatch,
+    schedule: Schedule | None,
+    impl: str = "auto",
+    *,
+    training: bool = False,
+) -> Tensor:
+    """[B, S, E] final hidden states of prompt + response; under a schedule, those of the rollouts' sparse stream.
+
+    `training` leaves a model in training mode there under a schedule, so that its layers may be checkpointed.
+    """
     body: nn.Module = model.get_decoder()
     # Right padding needs no mask: under causal attention no real token sees what comes after it.
     positions = torch.arange(batch.input_ids_BS.shape[1], device=batch.input_ids_BS.device).expand_as(
@@ -191,8 +217,13 @@ def last_hidden(model: PreTrainedModel, batch: TokenBatch, schedule: Schedule | 
     )
     if schedule is None:
         return body(input_ids=batch.input_ids_BS, position_ids=positions, use_cache=False).last_hidden_state
-    with routed(model):
-        step = ReplayStep(schedule, batch.prompt_tokens_B)
+    with routed(model, training=training):
+        step = ReplayStep(
+            schedule,
+            batch.prompt_tokens_B,
+            implementation(impl, batch.input_ids_BS.device),
+            keep_selection=torch.is_grad_enabled(),
+        )
         layers = int(model.config.num_hidden_layers)
         return run_step(body, step, layers, input_ids=batch.input_ids_BS, position_ids=positions).last_hidden_state
 

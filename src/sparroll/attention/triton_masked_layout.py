@@ -1,0 +1,88 @@
+"""Tiles of the masked attention kernels, and the lists that they walk. No kernel here."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from sparroll.attention.unit_words import WORD_POSITIONS
+
+
+@dataclass(frozen=True)
+class MaskedTile:
+    """How much a program holds. Changes the speed, and the result no more than rounding does."""
+
+    rows: int
+    """Most rows of queries (positions x group) in a tile."""
+    key_lanes: int
+    """Keys in a tile; as many whole units as fit, a power of two of them."""
+    forward_warps: int
+    forward_stages: int
+    query_warps: int
+    query_stages: int
+    key_warps: int
+    key_stages: int
+
+    @staticmethod
+    def default(dim: int, element_bytes: int) -> MaskedTile:
+        row_bytes = triton.next_power_of_2(dim) * element_bytes
+        if row_bytes <= 256:
+            return MaskedTile(128, 64, 4, 3, 4, 2, 8, 2)
+        if row_bytes <= 512:
+            return MaskedTile(64, 32, 4, 2, 4, 1, 8, 1)
+        return MaskedTile(32, 32, 4, 1, 4, 1, 8, 1)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes that all three kernels are compiled for."""
+
+    unit: int
+    tile_units: int
+    key_lanes: int
+    group: int
+    lanes_g: int
+    dim: int
+    lanes_d: int
+    positions: int
+    """Positions of a tile: a power of two, at most those of a word."""
+
+    @staticmethod
+    def of(query: Tensor, heads: int, unit: int, tile: MaskedTile) -> Layout:
+        group, dim = query.shape[1] // heads, query.shape[-1]
+        lanes_g = triton.next_power_of_2(group)
+        fits = max(1, tile.key_lanes // unit)
+        tile_units = min(1 << (fits.bit_length() - 1), WORD_POSITIONS)
+        return Layout(
+            unit=unit,
+            tile_units=tile_units,
+            key_lanes=max(16, triton.next_power_of_2(tile_units * unit)),
+            group=group,
+            lanes_g=lanes_g,
+            dim=dim,
+            lanes_d=max(16, triton.next_power_of_2(dim)),
+            positions=max(1, min(WORD_POSITIONS, tile.rows // lanes_g)),
+        )
+
+    def constants(self) -> dict[str, int]:
+        return {
+            "UNIT": self.unit, "TILE_UNITS": self.tile_units, "LANES_N": self.key_lanes, "G": self.group,
+            "LANES_G": self.lanes_g, "D": self.dim, "LANES_D": self.lanes_d, "POSITIONS": self.positions,
+        }  # fmt: skip
+
+
+def rows_contiguous(given: Tensor) -> Tensor:
+    return given if given.stride(-1) == 1 or given.shape[-1] == 1 else given.contiguous()
+
+
+def positions_of(flags: Tensor) -> tuple[Tensor, Tensor]:
+    """[..., N] bool -> int32 [..., N + 1], where the true ones are, in order, then anything; and how many, [...]."""
+    number = flags.shape[-1]
+    so_far = flags.cumsum(-1, dtype=torch.int32)
+    place = torch.where(flags, so_far - 1, number).long()
+    listed = torch.empty(*flags.shape[:-1], number + 1, dtype=torch.int32, device=flags.device)
+    listed.scatter_(-1, place, torch.arange(number, dtype=torch.int32, device=flags.device).expand_as(place))
+    return listed, so_far[..., -1].contiguous()
