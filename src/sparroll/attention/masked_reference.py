@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from sparroll.attention.unit_words import WORD_POSITIONS, unpack
@@ -39,12 +40,17 @@ def _chunk(
     accurate = torch.promote_types(query.dtype, torch.float32)
     with torch.autocast(query.device.type, enabled=False):
         visible = unpack(words_BHPU, begin, end).repeat_interleave(unit_tokens, dim=3)[..., :end]
-        position = torch.arange(begin, end, device=query.device)
-        hidden_BH1QC = ~(visible & (torch.arange(end, device=query.device) <= position[:, None]))[:, :, None]
-        grouped = query.unflatten(1, (heads, -1)).to(accurate)
-        logits = scale * grouped @ keys[:, :, None].to(accurate).transpose(-1, -2)
-        # A row that reads nothing has no softmax: finite logits first, then weights of zero.
-        weights = logits.masked_fill(hidden_BH1QC, torch.finfo(accurate).min).softmax(-1)
-        weights = weights.masked_fill(hidden_BH1QC, 0.0)
-        mixed = weights @ values[:, :, None].to(accurate)
+        visible &= torch.arange(end, device=query.device) <= torch.arange(begin, end, device=query.device)[:, None]
+        # A row that reads nothing has no softmax: it reads everything, and is then put to zero.
+        nothing_BH1Q1 = ~visible.any(-1)[:, :, None, :, None]
+        visible |= nothing_BH1Q1[:, :, 0]
+        grouped = query.unflatten(1, (heads, -1))
+        mixed = F.scaled_dot_product_attention(
+            grouped.flatten(2, 3).to(accurate),
+            keys.to(accurate),
+            values.to(accurate),
+            attn_mask=visible.repeat(1, 1, grouped.shape[2], 1),
+            scale=scale,
+        )
+        mixed = mixed.unflatten(2, grouped.shape[2:4]).masked_fill(nothing_BH1Q1, 0.0)
     return mixed.flatten(1, 2).to(query.dtype)
