@@ -77,6 +77,11 @@ class TailStatistics:
         """Tokens added so far, over all bins."""
         return sum(int(each.counts.sum()) for each in self._bins.values())
 
+    @property
+    def starts(self) -> list[int]:
+        """Context lengths at which bins that have tokens start, rising."""
+        return [start * self.bin_tokens for start in sorted(self._bins)]
+
     def add(
         self, acceptance_T: Float[Tensor, " T"], context_tokens_T: Int[Tensor, " T"], rollout_id: int | str
     ) -> None:
@@ -131,6 +136,28 @@ class TailStatistics:
         rows = [self._row(start, start + 1, self._bins[start], *self._bins[start].sums[:2]) for start in starts]
         overall = self._row(starts[0], starts[-1] + 1, self._overall(), self._rollouts, self._tokens_squared)
         return TailTable(rows, overall, self.quantile, estimator, self.length_correlation())
+
+    @staticmethod
+    def pooled_row(many: Sequence[TailStatistics], from_context_tokens: int) -> TailRow | None:
+        """The row of one bin as `merge` and `table` would give it; None where none of them has a token there.
+
+        Settings must agree, and ids differ, as for `merge`. Nothing is changed, and only this one bin is added up.
+        """
+        here = [each for each in many if from_context_tokens // each.bin_tokens in each._bins]
+        if not here:
+            return None
+        start, rest = divmod(from_context_tokens, here[0].bin_tokens)
+        assert rest == 0, f"no bin starts at {from_context_tokens}"
+        total = here[0]._only(start)
+        for each in here[1:]:
+            total.merge(each._only(start))
+        return total._row(start, start + 1, total._bins[start], *total._bins[start].sums[:2])
+
+    def _only(self, start: int) -> TailStatistics:
+        """One bin, for its row alone: figures over all bins are not set."""
+        one, whole = TailStatistics(self.bin_tokens, self.quantile, self.replicates, self.seed), self._bins[start]
+        one._bins[start] = _Bin(whole.counts.clone(), whole.replicates.clone(), list(whole.sums))
+        return one
 
     def length_correlation(self) -> float | None:
         """Pearson correlation of acceptance with context length over tokens; None when one of them does not vary."""

@@ -5,6 +5,7 @@
                             [adapter/]            a plain peft folder
                             [adapter_optimizer.safetensors]
                             optimizer.safetensors state.json generators.json config.json [schedule.toml]
+                            [evidence.safetensors]
                             manifest.json         size and SHA-256 of every file above; written last
 
 A folder whose files do not match its manifest is damaged, and the one before it is used. No pickle anywhere.
@@ -31,6 +32,7 @@ from transformers.utils import logging
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train.optimizer import optimizer_tensors
+from sparroll.train.tail_window import Evidence, packed, unpacked
 
 if TYPE_CHECKING:
     from sparroll.engines.adapter import Adapter
@@ -38,6 +40,8 @@ if TYPE_CHECKING:
 FORMAT = 1
 _PREFIX = "step-"
 _MANIFEST = "manifest.json"
+_EVIDENCE = "evidence.safetensors"
+_FILES_OF_THEIR_OWN = ("schedule", "evidence", "generators")
 
 
 @dataclass
@@ -55,6 +59,10 @@ class RunState:
     stopped: str = ""
     """Why the guard stopped the run; empty while it may go on."""
     guard: dict[str, Any] = field(default_factory=dict)
+    controller: dict[str, Any] = field(default_factory=dict)
+    """Empty without one."""
+    evidence: Evidence = ()
+    """What the controller judges by: the tail of the last steps."""
     dense_ceiling: dict[str, float] = field(default_factory=dict)
     """Metrics of the last dense ceiling that was measured."""
     generators: list[dict[str, Any]] = field(default_factory=list)
@@ -114,7 +122,9 @@ def load_state(checkpoint: Path) -> RunState:
     if name is not None:
         table = tomllib.loads((checkpoint / "schedule.toml").read_text(encoding="utf-8"))
         schedule = Schedule.from_table(table, name)
-    return RunState(**plain, schedule=schedule, generators=read_json(checkpoint / "generators.json"))
+    tensors = load_file(checkpoint / _EVIDENCE) if (checkpoint / _EVIDENCE).is_file() else {}
+    generators = read_json(checkpoint / "generators.json")
+    return RunState(**plain, schedule=schedule, evidence=unpacked(tensors), generators=generators)
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -181,13 +191,13 @@ def _write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToke
 
 
 def _write_plain(partial: Path, state: RunState, config: dict[str, Any]) -> None:
-    plain = {
-        f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in ("schedule", "generators")
-    }
+    plain = {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in _FILES_OF_THEIR_OWN}
     plain |= {"format": FORMAT, "schedule_name": state.schedule.name if state.schedule else None}
     (partial / "state.json").write_text(json.dumps(plain, indent=1, allow_nan=False), encoding="utf-8")
     (partial / "generators.json").write_text(json.dumps(state.generators), encoding="utf-8")
     (partial / "config.json").write_text(json.dumps(config, indent=1, allow_nan=False), encoding="utf-8")
+    if state.evidence:
+        save_file(packed(state.evidence), partial / _EVIDENCE)
     if state.schedule is not None:
         (partial / "schedule.toml").write_text(tomli_w.dumps(state.schedule.table()), encoding="utf-8")
 

@@ -181,6 +181,25 @@ class GuardSection(Section):
         return self
 
 
+class ControllerSection(Section):
+    target: float | None = Field(default=None, gt=0, lt=1)
+    """Lower bound of every bin's 5th percentile (estimator top_k_lower) that budgets are moved to hold. None: off. Without a
+    schedule (rollout.schedule = "dense") the rollouts become sparse, from `start_share` of the context down."""
+    margin: float = Field(default=0.01, gt=0, lt=1)
+    """A budget is lowered only while the lower bound is at target + margin or more. Wider is dearer and steadier."""
+    patience: int = Field(default=5, ge=1)
+    """Steps in a row for which that must be so. After a lowering that did not hold, twice as many, and so on."""
+    window_steps: int = Field(default=4, ge=1)
+    """Last steps whose rollouts are judged together. More find smaller differences, and later."""
+    small_step: float = Field(default=0.05, gt=0, le=0.5)
+    """How far one lowering goes, as a share of the budget; at least one page."""
+    start_share: float = Field(default=0.5, gt=0, le=1)
+    """Share of its context that each bin reads at first where there is neither a schedule nor a budget; 1 is dense. The
+    published schedules read less than half of contexts from 3k on at a target of .88."""
+    most_budget_tokens: int | None = Field(default=None, ge=1)
+    """No budget is raised above this, in tokens; none: up to the whole bin, which is dense."""
+
+
 class DistillSection(Section):
     """DistillSparse: a LoRA adapter that only the sparse rollouts see, trained to bring them back to the dense policy."""
 
@@ -254,6 +273,7 @@ class TrainConfig(Section):
     correction: CorrectionSection = CorrectionSection()
     mismatch: MismatchSection = MismatchSection()
     guard: GuardSection = GuardSection()
+    controller: ControllerSection = ControllerSection()
     distill: DistillSection = DistillSection()
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
@@ -293,4 +313,26 @@ class TrainConfig(Section):
                 raise ValueError(f'{field} names "dense", where the adapter of distill.enabled has nothing to do')
         if distill.cheaper and guard.action == "stricter":
             raise ValueError('distill.cheaper and guard.action = "stricter" would undo each other; choose one')
+        return self
+
+    @model_validator(mode="after")
+    def _one_hand_on_the_budgets(self) -> Self:
+        target = self.controller.target
+        if target is None:
+            return self
+        if self.distill.cheaper:
+            raise ValueError("distill.cheaper and the controller would both lower the budgets; leave one of them out")
+        if self.guard.action == "stricter":
+            raise ValueError(
+                'guard.action = "stricter" and the controller would both change the schedule; leave one of them out'
+            )
+        if self.guard.action != "off" and self.guard.at_least is not None and self.guard.at_least > target:
+            raise ValueError(
+                f"guard.at_least = {self.guard.at_least} asks for more than the controller holds, "
+                f"controller.target = {target}; lower the one or raise the other"
+            )
+        if target + self.controller.margin >= 1:
+            raise ValueError(
+                f"controller.target + controller.margin must be below 1, got {target} + {self.controller.margin}"
+            )
         return self

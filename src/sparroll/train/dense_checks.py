@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from sparroll.engines.scoring import TokenScores
 from sparroll.evaluate.accuracy import Accuracy, dense_attention, grade
-from sparroll.train.measure import ceiling_report, measure_tail
+from sparroll.train.measure import ESTIMATOR, ceiling_report, measure_tail
 from sparroll.train.prompts import encode
 from sparroll.train.randomness import rollout_seeds
 from sparroll.train.rollouts import Sampling, sample
@@ -24,7 +24,8 @@ def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list
     parts.weights.bring_policy(step)
     with dense_attention(parts.engine):
         rollouts = sample(parts.engine, _ids(parts, mine), list(mine), seeds, once)
-    return ceiling_report(measure_tail(rollouts, score(rollouts), config.mismatch.bin_tokens, parts.ranks), step)
+    measured = measure_tail(rollouts, score(rollouts), config.mismatch.bin_tokens, parts.ranks, step)
+    return ceiling_report(measured.table(ESTIMATOR), step)
 
 
 def dense_accuracy(parts: Parts, step: int) -> StepReport:

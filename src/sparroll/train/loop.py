@@ -15,14 +15,15 @@ from torch import Tensor
 from sparroll import records
 from sparroll.engines.base import samples_densely
 from sparroll.engines.scoring import TokenScores
-from sparroll.mismatch import TailTable
+from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.train import checkpoint
 from sparroll.train.advantages import group_advantages
 from sparroll.train.checkpoint import RunState, SavedAdapter
 from sparroll.train.config import TrainConfig
+from sparroll.train.controller import Controller
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.interrupts import Interrupts
-from sparroll.train.measure import ceiling_report, measure_tail, tail_report
+from sparroll.train.measure import ESTIMATOR, ceiling_report, measure_tail, tail_report
 from sparroll.train.micro_batches import padded
 from sparroll.train.prompts import encode
 from sparroll.train.randomness import generator_state, rollout_seeds
@@ -45,8 +46,8 @@ def train(
 ) -> TrainResult:
     """Train into the folder `out`; with `resume`, go on from its newest whole checkpoint, to the bit on a CPU.
 
-    Writes config.json, metrics.jsonl, checkpoints/ and result.json. On KeyboardInterrupt the last completed step is saved
-    before the exception goes on.
+    Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller schedule.toml. On
+    KeyboardInterrupt the last completed step is saved before the exception goes on.
     """
     return Trainer(open_run(config, Path(out), resume)).run(on_progress)
 
@@ -103,7 +104,8 @@ class Trainer:
             scores = self.score(rollouts)
             reference_logp = self.score_reference(rollouts)
         with clock("measure"):
-            report |= self.mismatch_report(measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks))
+            measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
+            report |= self.mismatch_report(measured.table(ESTIMATOR))
         corrected = correct(self.config.correction.make(), rollouts, [score.logp for score in scores], self.ranks)
         report |= corrected.report
         with clock("update"):
@@ -115,6 +117,7 @@ class Trainer:
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
         events, stopped = self.guard(report)
+        events += self.move_budgets(number, measured, report)
         self.complete(number, report | clock.report(), events, stopped)
         return report
 
@@ -188,6 +191,16 @@ class Trainer:
             self.engine.set_schedule(verdict.schedule)
         return [verdict.reason] if verdict.reason else [], verdict.reason if verdict.action == "stop" else ""
 
+    def move_budgets(self, number: int, measured: TailStatistics, report: StepReport) -> list[str]:
+        """Where there is a controller, its figures go into `report` and its schedule to the engine. -> what to log"""
+        if self.parts.controller is None:
+            return []
+        decision = self.parts.controller.watch(number, measured)
+        if decision.schedule is not None:
+            self.engine.set_schedule(decision.schedule)
+        report |= decision.report
+        return list(decision.events)
+
     def complete(self, number: int, report: StepReport, events: list[str], stopped: str) -> None:
         """The step is done: log it, and make it the state that a checkpoint would hold."""
         metrics_bytes = self.parts.log(number, report, events)
@@ -199,6 +212,8 @@ class Trainer:
             schedule=self.engine.schedule,
             stopped=stopped,
             guard=self.parts.guard.state(),
+            controller=self.parts.controller.state() if self.parts.controller else {},
+            evidence=self.parts.controller.window.evidence if self.parts.controller else (),
             dense_ceiling=dict(self.ceiling),
             generators=self.ranks.gather([generator_state()]),
         )
@@ -239,7 +254,15 @@ class Trainer:
             if parts.distill is not None:
                 adapter = SavedAdapter(parts.distill.adapter, parts.distill.optimizer, self.config.model.name)
             checkpoint.save(parts.checkpoints, self.state, config, self.policy, tokenizer, optimizer, keep, adapter)
+            if parts.controller is not None:
+                self.write_schedule(parts.controller)
         self.saved_step = self.state.step
+
+    def write_schedule(self, controller: Controller) -> None:
+        """The budgets as of now, with what was measured under them, where another run can start from them."""
+        target, where = controller.rules.target, f"step {self.state.step} of {self.parts.out.name}"
+        command = f"sparroll train with controller.target={target}: {where}"
+        controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
 
     def leave_resumable(self) -> None:
         """After Ctrl-C: save the last completed step, unless the weights have already left it, and say what there is."""

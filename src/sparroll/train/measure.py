@@ -11,8 +11,10 @@ from sparroll.types import Rollout, StepReport
 ESTIMATOR = "top_k_lower"
 
 
-def measure_tail(rollouts: list[Rollout], scores: list[TokenScores], bin_tokens: int, ranks: Ranks) -> TailTable:
-    """Tail table of the rollouts of all processes."""
+def measure_tail(
+    rollouts: list[Rollout], scores: list[TokenScores], bin_tokens: int, ranks: Ranks, step: int
+) -> TailStatistics:
+    """Tail statistics of the rollouts of all processes. With the step in their ids, those of several steps can be merged."""
     statistics = TailStatistics(bin_tokens=bin_tokens)
     for rollout, score in zip(rollouts, scores, strict=True):
         assert rollout.top_k_ids is not None, "rollouts need top-k lists"
@@ -20,13 +22,13 @@ def measure_tail(rollouts: list[Rollout], scores: list[TokenScores], bin_tokens:
         assert score.top_k_ids is not None, "scores need top-k lists"
         assert score.top_k_logp is not None, "scores need top-k lists"
         lower_T, _ = acceptance_top_k(score.top_k_ids, score.top_k_logp, rollout.top_k_ids, rollout.top_k_logp)
-        statistics.add(lower_T, rollout.context_tokens, f"{rollout.prompt_index}#{rollout.sample_index}")
+        statistics.add(lower_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
     if ranks.count > 1:
         states = ranks.gather([statistics.state()])
         statistics = TailStatistics.from_state(states[0])
         for state in states[1:]:
             statistics.merge(TailStatistics.from_state(state))
-    return statistics.table(ESTIMATOR)
+    return statistics
 
 
 def tail_report(table: TailTable, least_tokens: int) -> StepReport:

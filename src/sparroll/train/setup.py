@@ -11,6 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from sparroll import files, tasks
+from sparroll.attention.selectors import PageMean
 from sparroll.engines.choose import check_engine, make_engine
 from sparroll.engines.hf import HFEngine
 from sparroll.engines.scoring import Scorer
@@ -22,11 +23,13 @@ from sparroll.train import checkpoint
 from sparroll.train.checkpoint import RunState
 from sparroll.train.config import TrainConfig
 from sparroll.train.config_file import refuse_changes, write_config
+from sparroll.train.controller import Controller, Rules
 from sparroll.train.distributed import Ranks
 from sparroll.train.guard import Guard
+from sparroll.train.length_bins import LengthBins
 from sparroll.train.measure import ESTIMATOR
 from sparroll.train.optimizer import restore_optimizer
-from sparroll.train.prompts import PromptStream
+from sparroll.train.prompts import PromptStream, encode
 from sparroll.train.randomness import generator_state, restore_generators, seed_everything
 from sparroll.train.rollouts import Sampling
 from sparroll.train.sinks import JsonLines, Sink, check_packages, open_sinks
@@ -61,6 +64,8 @@ class Parts:
     """The adapter and its update; None without DistillSparse."""
     sampling: Sampling
     guard: Guard
+    controller: Controller | None
+    """Moves the budgets; None: the schedule stays as it is."""
     state: RunState
     resumed_from: Path | None
     """The checkpoint folder; None for a new run."""
@@ -98,9 +103,11 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
     check_packages(config)
     check_engine(config.rollout.engine)
     files.output_folder(out)
-    state = checkpoint.load_state(found) if found else RunState(schedule=schedule, guard=guard.state())
+    prompts = PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts)
     scorer = _policy(found / "model" if found else config.model.name, config, ranks)
-    engine = _engine(config, state.schedule, guard, ranks)
+    controller = _controller(config, schedule, prompts, scorer)
+    state = checkpoint.load_state(found) if found else _new_state(schedule, guard, controller)
+    engine = _engine(config, state.schedule, guard, controller, ranks)
     distill = _distill(config, scorer.model, ranks)
     adapter = distill.adapter if distill else None
     parts = Parts(
@@ -108,7 +115,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
         out=out,
         ranks=ranks,
         task=task,
-        prompts=PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts),
+        prompts=prompts,
         scorer=scorer,
         reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
         engine=engine,
@@ -117,6 +124,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
         distill=distill,
         sampling=_sampling(config, scorer.model.config.vocab_size),
         guard=guard,
+        controller=controller,
         state=state,
         resumed_from=found,
     )
@@ -147,15 +155,25 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
     return AdapterUpdate(adapter, settings, config.train, config.rollout.temperature, ranks)
 
 
-def _engine(config: TrainConfig, schedule: Schedule | None, guard: Guard, ranks: Ranks) -> HFEngine | VLLMEngine:
-    """Able to run every schedule that the guard may switch to, and with the run's compression in force."""
+def _new_state(schedule: Schedule | None, guard: Guard, controller: Controller | None) -> RunState:
+    if controller is None:
+        return RunState(schedule=schedule, guard=guard.state())
+    return RunState(schedule=controller.schedule(), guard=guard.state(), controller=controller.state())
+
+
+def _engine(
+    config: TrainConfig, schedule: Schedule | None, guard: Guard, controller: Controller | None, ranks: Ranks
+) -> HFEngine | VLLMEngine:
+    """Able to run every schedule that the guard may switch to and the controller may arrive at, and with the run's
+    compression in force."""
     rollout = config.rollout
     if rollout.engine == "vllm" and ranks.count > 1:
         raise UserError(
             f'rollout.engine = "vllm" runs in one process for now, this run has {ranks.count}',
             "start it without a launcher, or --set rollout.engine=hf",
         )
-    later = [stricter for stricter in [schedule, *guard.stricter] if stricter is not None]
+    widest = controller.widest() if controller else None
+    later = [each for each in [widest, schedule, *guard.stricter] if each is not None]
     engine = make_engine(
         rollout.engine,
         config.model.name,
@@ -191,6 +209,8 @@ def _restore(parts: Parts, found: Path) -> None:
             parts.distill.adapter.adapted, parts.distill.optimizer, checkpoint.load_adapter_optimizer(found)
         )
     parts.weights.bring_sampler(state.step)
+    if parts.controller is not None:
+        parts.controller.restore(state.controller, state.evidence)
     if parts.ranks.rank < len(state.generators):
         restore_generators(state.generators[parts.ranks.rank])
 
@@ -213,7 +233,7 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
 
 def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
     """Raises UserError where the guard is to act but has no target, or one of a statistic that it does not watch."""
-    target = config.guard.at_least
+    target = config.guard.at_least or config.controller.target
     if target is None and schedule is not None and config.guard.action != "off":
         target = _own_target(schedule, config.rollout.top_k)
         if target is None and config.guard.action != "warn":
@@ -223,6 +243,39 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
             )
     stricter = [_schedule(name, config) for name in config.guard.stricter]
     return Guard(config.guard.action, target, config.guard.window_steps, stricter)
+
+
+def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
+    """None where it is off. Without a schedule it starts from a share of the context, with the published selector. Raises
+    UserError where the schedule lies outside of its limits."""
+    settings = config.controller
+    if settings.target is None:
+        return None
+    names = ("target", "margin", "patience", "window_steps", "small_step")
+    rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
+    like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
+    bins = LengthBins(config.mismatch.bin_tokens, longest_context_tokens, like.selector, settings.most_budget_tokens)
+    target = {"statistic": "acceptance", "estimator": ESTIMATOR, "top_k": config.rollout.top_k, "quantile": 0.05}
+    return Controller(
+        rules,
+        bins,
+        bins.of_schedule(schedule) if schedule else bins.share(settings.start_share),
+        dense_layers=like.dense_layers,
+        model=config.model.name,
+        target=target | {"at_least": settings.target},
+        trust_start=schedule is not None and schedule.target is not None,
+    )
+
+
+def _controller(
+    config: TrainConfig, schedule: Schedule | None, prompts: PromptStream, scorer: Scorer
+) -> Controller | None:
+    """For contexts up to the longest prompt and a whole response, as far as the model goes."""
+    if config.controller.target is None:
+        return None
+    longest = max(len(ids) for ids in encode(scorer.tokenizer, prompts.prompts, config.task.chat_template))
+    limit = getattr(scorer.model.config, "max_position_embeddings", None)
+    return make_controller(config, schedule, min(longest + config.rollout.max_new_tokens, limit or 2**62))
 
 
 def _own_target(schedule: Schedule, top_k: int) -> float | None:

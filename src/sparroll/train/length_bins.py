@@ -1,0 +1,107 @@
+"""Context-length bins with a budget each, within limits, and the schedule that they make. Decides nothing."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparroll.attention.selectors import Selector
+from sparroll.errors import UserError
+from sparroll.mismatch.table import bin_name
+from sparroll.schedule import Schedule, Step, check_budget
+
+
+@dataclass(frozen=True)
+class LengthBins:
+    """Bins of one width from 0 to the longest context that a run can reach, and how far their budgets may go.
+
+    >>> LengthBins(2000, 5000, PageMean()).names
+    ['0-2k', '2k-4k', '4k-6k']
+    """
+
+    bin_tokens: int
+    longest_context_tokens: int
+    """A longer context takes the budget of the last bin."""
+    selector: Selector
+    most_budget_tokens: int | None = None
+    """No budget above this; None: up to the whole bin, which is dense."""
+
+    def __post_init__(self) -> None:
+        if self.most_budget_tokens is not None:
+            try:
+                check_budget(self.most_budget_tokens, self.selector)
+            except UserError as error:
+                raise UserError(f"controller.most_budget_tokens: {error.message}", error.hint) from None
+
+    @property
+    def count(self) -> int:
+        return max(1, -(-self.longest_context_tokens // self.bin_tokens))
+
+    @property
+    def names(self) -> list[str]:
+        return [self.name(place) for place in range(self.count)]
+
+    def name(self, place: int) -> str:
+        return bin_name(place * self.bin_tokens, self.end(place))
+
+    def end(self, place: int) -> int:
+        """Context length at which a bin ends, exclusive."""
+        return (place + 1) * self.bin_tokens
+
+    @property
+    def least(self) -> int:
+        """Smallest budget of every bin: the selector's."""
+        return self.selector.least_budget_tokens
+
+    def most(self, place: int) -> int:
+        """Largest budget of a bin: all of its contexts, or the limit that was given."""
+        whole = max(self.least, self.units(self.end(place)))
+        return whole if self.most_budget_tokens is None else min(whole, self.most_budget_tokens)
+
+    def units(self, tokens: float) -> int:
+        """Rounded up to whole units of the selector."""
+        unit = self.selector.unit_tokens
+        # The small term keeps 0.25 * 64.00000000000001 at one unit.
+        return max(1, math.ceil(tokens / unit - 1e-9)) * unit
+
+    def within(self, tokens: float, place: int) -> int:
+        """The nearest budget that the bin may have, rounded up to whole units."""
+        return min(max(self.units(tokens), self.least), self.most(place))
+
+    def share(self, share: float) -> list[int]:
+        """Budgets that read this share of the context at the end of each bin."""
+        return [self.within(share * self.end(place), place) for place in range(self.count)]
+
+    def of_schedule(self, schedule: Schedule) -> list[int]:
+        """A schedule on these bins: in each the largest of its budgets there, non-decreasing.
+
+        A budget beyond the whole bin becomes the whole bin, which reads the same. One beyond `most_budget_tokens` is a
+        UserError.
+        """
+        budgets: list[int] = []
+        for place in range(self.count):
+            start, end = place * self.bin_tokens, self.end(place)
+            inside = [step.kv_budget_tokens for step in schedule.steps if start < step.from_context_tokens < end]
+            asked = max([schedule.kv_budget_tokens(start), *inside, *budgets[-1:]])
+            if self.most_budget_tokens is not None and min(asked, self.units(end)) > self.most_budget_tokens:
+                raise UserError(
+                    f"the schedule {schedule.name!r} has {asked} tokens at {self.name(place)}, more than "
+                    f"controller.most_budget_tokens = {self.most_budget_tokens}",
+                    f"--set controller.most_budget_tokens={asked}, or none",
+                )
+            budgets.append(self.within(asked, place))
+        return budgets
+
+    def steps(self, budgets: Sequence[int], measured: dict[int, dict[str, Any]] | None = None) -> tuple[Step, ...]:
+        """The steps of a schedule: one wherever the budget changes, and one per bin with a measurement."""
+        assert len(budgets) == self.count, f"{len(budgets)} budgets for {self.count} bins"
+        assert list(budgets) == sorted(budgets), f"budgets must not fall with length: {budgets}"
+        measured = measured or {}
+        steps: list[Step] = []
+        for place, budget in enumerate(budgets):
+            known = measured.get(place)
+            if known is not None or not steps or steps[-1].kv_budget_tokens != budget:
+                steps.append(Step(place * self.bin_tokens, budget, known))
+        return tuple(steps)

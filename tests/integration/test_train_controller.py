@@ -1,0 +1,145 @@
+"""The controller in real runs of a random tiny model: it moves the engine's budgets, resumes to the bit, leaves a schedule
+that the next run starts from, and recovers when the model is swapped for a harder one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from integration.train_runs import short_config, write_model
+from sparroll.attention.selectors import PageMean
+from sparroll.schedule import Schedule
+from sparroll.train import TrainConfig, train
+from sparroll.train.loop import Trainer
+from sparroll.train.setup import open_run
+from sparroll.train.sinks import read_lines
+
+SELECTOR = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
+BINS = ("0-50", "50-100", "100-150")
+TARGET = 0.8
+"""The dense ceiling of this model is about .91, budgets of 16 tokens give .73."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def start(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """16 tokens everywhere: the selector's least."""
+    return str(Schedule.fixed(16, SELECTOR).save(tmp_path_factory.mktemp("schedules") / "start.toml"))
+
+
+def controlled(model: str, schedule: str, /, **changes: dict[str, Any]) -> TrainConfig:
+    table: dict[str, dict[str, Any]] = {
+        "rollout": {"kv_budget_tokens": None, "schedule": schedule, "samples_per_prompt": 8},
+        "train": {"lr": 1e-5},
+        "controller": {"target": TARGET, "patience": 3, "window_steps": 3},
+        "mismatch": {"ceiling_every_steps": 0},
+        "evaluate": {"prompts": 0},
+        "checkpoint": {"every_steps": 0},
+    }
+    for section, values in changes.items():
+        table[section] = table.get(section, {}) | values
+    return short_config(model, **table)
+
+
+def lines(out: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_lines(out / "metrics.jsonl")]
+
+
+def budgets(line: dict[str, Any]) -> dict[str, float]:
+    name = "controller/budget_tokens/"
+    return {key.removeprefix(name): value for key, value in line.items() if key.startswith(name)}
+
+
+def test_a_run_moves_its_budgets_and_leaves_a_schedule_for_the_next_one(model: str, start: str, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(controlled(model, start), out)
+    logged = lines(out)
+    assert budgets(logged[0])["0-50"] == 16
+    assert all(set(budgets(line)) >= set(BINS) for line in logged)
+    # What a step logs as a move is what the next step's rollouts had.
+    for before, after in zip(logged, logged[1:], strict=False):
+        moved = [event for event in before.get("events", []) if event.startswith("controller: 50-100: ")]
+        if moved:
+            old, new = (int(word) for word in moved[0].split(": ")[2].removesuffix(" tokens").split(" -> "))
+            assert (budgets(before)["50-100"], budgets(after)["50-100"]) == (old, new)
+        else:
+            assert budgets(before)["50-100"] == budgets(after)["50-100"]
+    assert logged[0]["controller/moves"] > 0
+    assert logged[-1]["rollout/kv_read_share"] > logged[0]["rollout/kv_read_share"]
+    written = Schedule.load(out / "schedule.toml", model=model)
+    assert written.selector == SELECTOR
+    assert written.made_by is not None and "controller.target=0.8: step 4" in written.made_by["command"]
+    kept = Schedule.load(out / "checkpoints" / "step-000004" / "schedule.toml")
+    contexts = torch.arange(150)
+    assert written.kv_budget_tokens(contexts).equal(kept.kv_budget_tokens(contexts))
+    # The next run starts there, trusting its proportions.
+    again = Trainer(open_run(controlled(model, str(out / "schedule.toml")), tmp_path / "again", False))
+    assert again.engine.schedule is not None
+    assert again.engine.schedule.kv_budget_tokens(contexts).equal(written.kv_budget_tokens(contexts))
+    assert again.parts.controller is not None and again.parts.controller.trust_start
+
+
+def test_a_resumed_run_decides_to_the_bit_as_one_that_was_never_cut(model: str, start: str, tmp_path: Path) -> None:
+    def config(steps: int) -> TrainConfig:
+        return controlled(model, start, train={"steps": steps, "lr": 1e-3}, checkpoint={"every_steps": 1, "keep": 9})
+
+    train(config(5), tmp_path / "straight")
+    train(config(2), tmp_path / "cut")
+    train(config(5), tmp_path / "cut", resume=True)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "straight")
+    for name in ("state.json", "schedule.toml", "evidence.safetensors"):
+        one, other = (
+            (tmp_path / run / "checkpoints" / "step-000005" / name).read_bytes() for run in ("straight", "cut")
+        )
+        if name == "state.json":
+            # Wall times have lengths of their own.
+            one, other = ({**json.loads(text), "metrics_bytes": 0} for text in (one, other))
+        assert one == other, name
+
+
+def test_without_a_schedule_it_starts_from_a_share_of_the_context(model: str, tmp_path: Path) -> None:
+    config = controlled(
+        model, "dense", train={"steps": 1}, mismatch={"bin_tokens": 100}, controller={"start_share": 0.7}
+    )
+    trainer = Trainer(open_run(config, tmp_path / "run", False))
+    assert trainer.engine.schedule is not None
+    assert trainer.engine.schedule.kv_budget_tokens(torch.tensor([0, 99, 100])).tolist() == [80, 80, 144]
+    assert trainer.step()["rollout/sparse_share"] > 0
+
+
+class Swapped(Trainer):
+    """The weights become another model's at the end of step `at`, in place of an update."""
+
+    at = 8
+
+    def before_weights_move(self) -> None:
+        super().before_weights_move()
+        if self.state.step + 1 == self.at:
+            harden(self.policy)
+
+
+def harden(policy: torch.nn.Module) -> None:
+    """Flatter attention: queries at .5 of their length spread over more pages than a budget holds."""
+    with torch.no_grad():
+        for name, weight in policy.named_parameters():
+            if name.endswith("q_norm.weight"):
+                weight.mul_(0.5)
+
+
+@pytest.mark.slow
+def test_from_the_least_budget_it_reaches_and_holds_the_target_and_recovers_from_a_harder_model(
+    model: str, start: str, tmp_path: Path
+) -> None:
+    changes = {"train": {"steps": 20, "lr": 1e-6, "prompts_per_step": 10}}
+    Swapped(open_run(controlled(model, start, **changes), tmp_path / "run", False)).run()
+    tails = [[line[f"mismatch/acceptance_q05/{name}"] for name in BINS] for line in lines(tmp_path / "run")]
+    for line in lines(tmp_path / "run"):
+        print(line["step"], budgets(line), [round(line[f"mismatch/acceptance_q05/{b}"], 3) for b in BINS])

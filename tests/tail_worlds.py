@@ -1,0 +1,65 @@
+"""Tails with a known answer for tests of the controller: exact ones, and a simulated model whose tail follows a known
+monotone curve of the budget, with noise that is shared by the tokens of a rollout."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sparroll.mismatch import TailStatistics
+
+BIN = 2000
+
+
+def measured(step: int, tails: dict[int, float], rollouts: int = 20, tokens: int = 100) -> TailStatistics:
+    """Statistics whose 5th percentile in bin number k is `tails[k]`, known to about .003: all rollouts are alike, a tenth of
+    each one's tokens lies evenly around it, and the rest is 1."""
+    statistics = TailStatistics(bin_tokens=BIN, replicates=20)
+    few = tokens // 10
+    for rollout in range(rollouts):
+        acceptance, context = [], []
+        for place, tail in tails.items():
+            # The value at the quantile's own rank, just under the border of a cell, comes out as the tail to 1e-5.
+            low = [tail - 0.0002 + (rank + 1 - few // 2) * 0.002 * 10 / few for rank in range(few)]
+            acceptance += [min(max(value, 0.0), 1.0) for value in low] + [1.0] * (tokens - few)
+            context += [place * BIN + BIN // 2] * tokens
+        statistics.add(torch.tensor(acceptance), torch.tensor(context), f"{step}/{rollout}")
+    return statistics
+
+
+@dataclass(frozen=True)
+class World:
+    """1 - tail = miss * (quarter of the context / budget) ** exponent; dense once the budget holds the whole bin."""
+
+    miss: float
+    """1 - tail at a quarter of the context."""
+    exponent: float = 0.7
+    rollout_spread: float = 0.25
+    """Standard deviation of the log of 1 - acceptance between rollouts; 1.5 between the tokens of one."""
+    rollouts: int = 32
+    tokens: int = 150
+    """Of each rollout in each bin."""
+    dense: float = 0.985
+
+    def tail(self, place: int, budget: int) -> float:
+        """The 5th percentile that infinitely many rollouts would have."""
+        end = (place + 1) * BIN
+        if budget >= end:
+            return self.dense
+        return min(self.dense, max(0.0, 1 - self.miss * (end / 4 / budget) ** self.exponent))
+
+    def measure(self, step: int, budgets: Sequence[int], rng: np.random.Generator) -> TailStatistics:
+        statistics = TailStatistics(bin_tokens=BIN, replicates=50)
+        spread = math.hypot(self.rollout_spread, 1.5)
+        # log(1 - acceptance) is normal, and 1.645 standard deviations above its mean lies the tail.
+        means = [math.log(1 - self.tail(place, budget)) - 1.645 * spread for place, budget in enumerate(budgets)]
+        context_T = torch.arange(len(means)).repeat_interleave(self.tokens) * BIN + BIN // 2
+        for rollout in range(self.rollouts):
+            own = self.rollout_spread * rng.standard_normal()
+            miss = np.exp(np.repeat(means, self.tokens) + own + 1.5 * rng.standard_normal(len(context_T)))
+            statistics.add(torch.from_numpy(1 - np.minimum(miss, 1)), context_T, f"{step}/{rollout}")
+        return statistics
