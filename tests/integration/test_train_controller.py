@@ -127,19 +127,26 @@ class Swapped(Trainer):
 
 
 def harden(policy: torch.nn.Module) -> None:
-    """Flatter attention: queries at .5 of their length spread over more pages than a budget holds."""
+    """Sharper attention: more weight on single tokens far back, which a page's mean key does not show."""
     with torch.no_grad():
         for name, weight in policy.named_parameters():
             if name.endswith("q_norm.weight"):
-                weight.mul_(0.5)
+                weight.mul_(4)
 
 
 @pytest.mark.slow
 def test_from_the_least_budget_it_reaches_and_holds_the_target_and_recovers_from_a_harder_model(
     model: str, start: str, tmp_path: Path
 ) -> None:
-    changes = {"train": {"steps": 20, "lr": 1e-6, "prompts_per_step": 10}}
-    Swapped(open_run(controlled(model, start, **changes), tmp_path / "run", False)).run()
-    tails = [[line[f"mismatch/acceptance_q05/{name}"] for name in BINS] for line in lines(tmp_path / "run")]
-    for line in lines(tmp_path / "run"):
-        print(line["step"], budgets(line), [round(line[f"mismatch/acceptance_q05/{b}"], 3) for b in BINS])
+    config = controlled(model, start, train={"steps": 20, "lr": 1e-6, "prompts_per_step": 10})
+    Swapped(open_run(config, tmp_path / "run", False)).run()
+    logged = lines(tmp_path / "run")
+    tail = torch.tensor([[line[f"mismatch/acceptance_q05/{name}"] for name in BINS] for line in logged])
+    budget = torch.tensor([[budgets(line)[name] for name in BINS] for line in logged])
+    last_easy, first_hard = Swapped.at - 1, Swapped.at
+    assert tail[0].max() < TARGET - 0.03
+    # A single step's percentile of some 500 tokens is known to about .02.
+    assert tail[4 : last_easy + 1].mean(0).min() > TARGET
+    assert tail[first_hard].min() < TARGET - 0.05
+    assert tail[first_hard + 4 :].mean(0).min() > TARGET - 0.01
+    assert (budget[-1] > budget[last_easy]).all()

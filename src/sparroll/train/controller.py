@@ -32,6 +32,7 @@ of its context, or, after a calibrated start, its budget there times the factor 
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -318,4 +319,9 @@ class Controller:
 
 
 def _words(row: TailRow) -> str:
-    return f"{row.q05:.3f} ({row.low:.3f} to {row.high:.3f}, {row.tokens} tokens of {row.rollouts} rollouts)"
+    return f"{_down(row.q05)} ({_down(row.low)} to {_down(row.high)}, {row.tokens} tokens of {row.rollouts} rollouts)"
+
+
+def _down(value: float) -> str:
+    """Three decimals, rounded towards 0, so that a miss never reads as met."""
+    return f"{math.floor(value * 1000 + 1e-9) / 1000:.3f}"

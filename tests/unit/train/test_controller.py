@@ -57,8 +57,12 @@ def test_a_breach_raises_at_once_by_the_power_law_of_the_shortfall(tail: float, 
 
 
 def test_a_bound_that_a_full_window_cannot_lift_raises_by_one_small_step() -> None:
-    """The percentile is .8605, its lower bound a little under .86."""
-    assert shown(controller(), [{1: 0.8605}] * 4) == [[512, 512, 768, 1024]] * 3 + [[544, 544, 816, 1088]]
+    """The percentile is .8605, the lower bound of 1600 tokens .002 less."""
+    one = controller(rules=Rules(0.86, window_steps=2))
+    assert one.watch(1, measured(1, {1: 0.8605}, rollouts=8)).moves == ()
+    decision = one.watch(2, measured(2, {1: 0.8605}, rollouts=8))
+    assert one.budgets == [544, 544, 816, 1088]
+    assert "lower bound of the tail 0.860 (0.858 to 0.864, 1600 tokens of 16 rollouts)" in decision.events[0]
 
 
 def test_between_target_and_margin_nothing_moves() -> None:
