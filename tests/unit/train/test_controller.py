@@ -100,7 +100,7 @@ def test_raising_a_bin_raises_the_longer_ones_that_were_below_it() -> None:
 
 def test_at_the_limit_it_says_so_once() -> None:
     one = controller([1600, 2000, 2000, 2000])
-    decisions = [one.watch(step, measured(step, {0: 0.6})) for step in range(1, 5)]
+    decisions = [one.watch(step, measured(step, {0: 0.6004})) for step in range(1, 5)]
     assert [one.moves for one in decisions[1:]] == [()] * 3
     assert decisions[0].moves[0].new == 2000
     assert len(decisions[1].events) == 1
