@@ -320,6 +320,11 @@ class TrainConfig(Section):
         target = self.controller.target
         if target is None:
             return self
+        if self.compression.kind != "none":
+            raise ValueError(
+                f'compression.kind = "{self.compression.kind}" has no schedule that controller.target could move; '
+                "leave one of them out"
+            )
         if self.distill.cheaper:
             raise ValueError("distill.cheaper and the controller would both lower the budgets; leave one of them out")
         if self.guard.action == "stricter":

@@ -357,6 +357,7 @@ def test_a_start_above_the_limit_and_a_limit_that_is_no_budget_are_refused() -> 
             ["distill.enabled=true", "rollout.kv_budget_tokens=512", 'distill.cheaper=["qwen3-1.7b-0.83"]'],
             "would both lower the budgets",
         ),
+        (["compression.kind=snap_kv", "guard.action=off"], "has no schedule that controller.target could move"),
         (["guard.at_least=0.9"], "guard.at_least = 0.9 asks for more than the controller holds"),
         (["controller.margin=0.2"], "must be below 1, got 0.86 \\+ 0.2"),
         (["controller.target=1"], "controller.target: "),
