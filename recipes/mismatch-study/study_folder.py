@@ -22,6 +22,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from table_sums import BOS, EOS, PAD, UNKNOWN, VOCABULARY, WORD_ID  # noqa: E402
 
 MAX_POSITIONS = 8192
+SAID = 0.2
+"""How loud a new model says what its heads see; of the size of random outputs."""
 FILE_BYTES = 14_000_000
 """A packed file is no larger, up to one tensor's rounding."""
 
@@ -52,15 +54,34 @@ def small_config() -> Qwen3Config:
 
 
 def new_model(config: Qwen3Config, seed: int) -> Qwen3ForCausalLM:
-    """Random weights, but head j of the first layer looks j + 1 tokens back.
+    """Random weights, but head j of the first layer looks j + 1 tokens back, and those of later layers say what they see.
 
-    To look something up, one layer has to know what stood before a token and another has to match it; from plain noise
-    neither helps without the other, and learning waits. So one of the two is there from the start. It stays trainable.
+    To look something up, one layer has to know what stood before a token, another has to match it and a third to say it;
+    from plain noise none helps without the others, and learning waits. So two of the three are there from the start. All
+    stays trainable.
     """
     torch.manual_seed(seed)
     model = Qwen3ForCausalLM(config).float()
     _look_back(model, config)
+    _say_what_is_seen(model, config)
     return model
+
+
+@torch.no_grad()
+def _say_what_is_seen(model: Qwen3ForCausalLM, config: Qwen3Config) -> None:
+    """Values are a random projection of the embedding, outputs its transpose, so a head that attends to a word raises that
+    word's logit. What all words share is left out."""
+    common, width = model.model.embed_tokens.weight.mean(0), config.head_dim
+    common = common / common.norm()
+    heads_a_group = config.num_attention_heads // config.num_key_value_heads
+    for layer in model.model.layers[1:]:
+        values, outputs = layer.self_attn.v_proj.weight, layer.self_attn.o_proj.weight
+        for group in range(config.num_key_value_heads):
+            random = torch.randn(config.hidden_size, width)
+            basis = torch.linalg.qr(random - common[:, None] * (common @ random)).Q
+            values[group * width : (group + 1) * width] = basis.T
+            for head in range(group * heads_a_group, (group + 1) * heads_a_group):
+                outputs[:, head * width : (head + 1) * width] = SAID * basis
 
 
 @torch.no_grad()
