@@ -35,6 +35,8 @@ class TokenScores:
     top_k_ids: Tensor | None = None
     """[T, K] int64, most likely first."""
     top_k_logp: Tensor | None = None
+    logp_at: Tensor | None = None
+    """[T, K] float32, log-probabilities of the ids that were asked for."""
 
 
 class Scorer:
@@ -71,10 +73,17 @@ class Scorer:
         return implementation(self._asked, self.model.device)
 
     def dense(
-        self, rollouts: list[Rollout], *, temperature: float = 1.0, top_k: int = 0, on_progress: Progress | None = None
+        self,
+        rollouts: list[Rollout],
+        *,
+        temperature: float = 1.0,
+        top_k: int = 0,
+        at_ids: list[Tensor] | None = None,
+        on_progress: Progress | None = None,
     ) -> list[TokenScores]:
-        """Scores under the dense policy, in the rollouts' order."""
-        return self._scores(rollouts, None, temperature, top_k, on_progress)
+        """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens, [T, K]
+        ids for each rollout, such as the engine's own list."""
+        return self._scores(rollouts, None, temperature, top_k, at_ids, on_progress)
 
     def sparse(
         self,
@@ -87,7 +96,7 @@ class Scorer:
     ) -> list[TokenScores]:
         """Scores under sparse decoding: each response token as an engine with this schedule would have seen it."""
         schedule.check_layers(self.model.config.num_hidden_layers)
-        return self._scores(rollouts, schedule, temperature, top_k, on_progress)
+        return self._scores(rollouts, schedule, temperature, top_k, None, on_progress)
 
     @torch.inference_mode()
     def exact_acceptance(
@@ -126,24 +135,32 @@ class Scorer:
         schedule: Schedule | None,
         temperature: float,
         top_k: int,
+        at_ids: list[Tensor] | None,
         on_progress: Progress | None,
     ) -> list[TokenScores]:
         results: dict[int, TokenScores] = {}
+        asked = _checked_ids(rollouts, at_ids)
         for members, batch in self._batches(rollouts):
             hidden_NE, tokens_N = self._hidden(batch, schedule)[_scored(batch)], _response_ids(batch)
+            asked_NK = torch.cat([asked[number] for number in members]).to(tokens_N.device)
             parts = []
-            for hidden, tokens in zip(
-                hidden_NE.split(self.logit_chunk_tokens), tokens_N.split(self.logit_chunk_tokens), strict=True
+            for hidden, tokens, others in zip(
+                *(column.split(self.logit_chunk_tokens) for column in (hidden_NE, tokens_N, asked_NK)), strict=True
             ):
                 logp = log_probs(self.model.get_output_embeddings()(hidden), temperature)
                 sampled = logp.gather(-1, tokens[:, None])[:, 0]
                 best = logp.topk(min(top_k, logp.shape[-1]), dim=-1)
-                parts.append((sampled.cpu(), best.indices.cpu(), best.values.cpu()))
+                parts.append((sampled.cpu(), best.indices.cpu(), best.values.cpu(), logp.gather(-1, others).cpu()))
             lengths = batch.response_tokens_B.tolist()
             columns = [torch.cat(column).split(lengths) for column in zip(*parts, strict=True)]
-            for number, logp, ids, best_logp in zip(members, *columns, strict=True):
+            for number, logp, ids, best_logp, logp_at in zip(members, *columns, strict=True):
                 check_finite(logp, "while scoring")
-                results[number] = TokenScores(logp, ids if top_k else None, best_logp if top_k else None)
+                results[number] = TokenScores(
+                    logp,
+                    ids if top_k else None,
+                    best_logp if top_k else None,
+                    logp_at if at_ids is not None else None,
+                )
             if on_progress:
                 on_progress(len(results), len(rollouts))
         return [results[number] for number in range(len(rollouts))]
@@ -237,6 +254,20 @@ def length_buckets(lengths: list[int], batch_tokens: int) -> list[list[int]]:
         else:
             groups.append([index])
     return groups
+
+
+def _checked_ids(rollouts: list[Rollout], at_ids: list[Tensor] | None) -> list[Tensor]:
+    """[T, K] ids of each rollout, K = 0 where none are asked for. Raises UserError on shapes that do not fit."""
+    if at_ids is None:
+        return [torch.zeros(len(rollout.response_ids), 0, dtype=torch.int64) for rollout in rollouts]
+    shapes = [list(ids.shape) for ids in at_ids]
+    width = at_ids[0].shape[-1] if at_ids and at_ids[0].dim() else 0
+    if shapes != [[len(rollout.response_ids), width] for rollout in rollouts]:
+        raise UserError(
+            f"at_ids must hold [T, K] ids for each rollout, with one K, got the shapes {shapes}",
+            "pass the lists that the engine returned: [rollout.top_k_ids for rollout in rollouts]",
+        )
+    return at_ids
 
 
 def _scored(batch: TokenBatch) -> Tensor:

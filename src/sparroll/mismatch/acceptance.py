@@ -80,8 +80,8 @@ def acceptance_top_k(
     p = (.6, .3, .1), q = (.3, .4, .3) and lists of one it gives .4, and the acceptance is .7.)
     """
     _check_pair(dense_logp, sparse_logp, "dense_logp", "sparse_logp")
-    _check_list(dense_ids, dense_logp, "dense_ids", "dense_logp")
-    _check_list(sparse_ids, sparse_logp, "sparse_ids", "sparse_logp")
+    check_list(dense_ids, dense_logp, "dense_ids", "dense_logp")
+    check_list(sparse_ids, sparse_logp, "sparse_ids", "sparse_logp")
     if dense_ids.shape[:-1] != sparse_ids.shape[:-1]:
         raise UserError(
             f"dense_ids and sparse_ids must agree in all dimensions but the last, got {_shape(dense_ids)} and "
@@ -112,8 +112,8 @@ def acceptance_sampled(dense_logp: Float[Tensor, "*T"], sparse_logp: Float[Tenso
             f"dense_logp and sparse_logp must have one shape, got {_shape(dense_logp)} and {_shape(sparse_logp)}",
             "give the log-probability of the same sampled tokens on both sides",
         )
-    _check_logp(dense_logp, "dense_logp")
-    _check_logp(sparse_logp, "sparse_logp")
+    check_logp(dense_logp, "dense_logp")
+    check_logp(sparse_logp, "sparse_logp")
     if bool(torch.isneginf(sparse_logp).any()):
         raise UserError(
             f"sparse_logp is -inf at {_first(torch.isneginf(sparse_logp))}: a token of probability 0 cannot be sampled",
@@ -156,7 +156,9 @@ def _bounds(dense_ids: Tensor, dense_logp: Tensor, sparse_ids: Tensor, sparse_lo
     return torch.stack([lower_N, lower_N + elsewhere_N]).clamp(0, 1)
 
 
-def _check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None:
+def check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None:
+    """Raises UserError unless these are top-k lists [.., K]: distinct ids, log-probabilities of no more than all the mass;
+    entries of -inf are padding."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise UserError(f"{ids_name} must be integers, got {ids.dtype}", f"was {logp_name} passed in its place?")
     if ids.shape != logp.shape or ids.ndim == 0 or ids.shape[-1] == 0:
@@ -167,7 +169,7 @@ def _check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> Non
         )
     if ids.device != logp.device:
         raise UserError(f"{ids_name} is on {ids.device} and {logp_name} on {logp.device}", "move both to one device")
-    _check_logp(logp, logp_name)
+    check_logp(logp, logp_name)
     listed = ~torch.isneginf(logp)
     if not bool(listed.any(-1).all()):
         raise UserError(
@@ -197,7 +199,8 @@ def _check_distinct(ids: Tensor, listed: Tensor, name: str) -> None:
         )
 
 
-def _check_logp(logp: Tensor, name: str) -> None:
+def check_logp(logp: Tensor, name: str) -> None:
+    """Raises UserError where a value is NaN or above 0."""
     # NaN fails the comparison too; +inf does by its value.
     wrong = ~(logp <= LOGP_ABOVE_ZERO)
     if bool(wrong.any()):

@@ -57,12 +57,14 @@ class RunState:
     """Step after which the last dense evaluation was made."""
     schedule: Schedule | None = None
     stopped: str = ""
-    """Why the guard stopped the run; empty while it may go on."""
+    """Why the run was stopped before its last step; empty while it may go on."""
     guard: dict[str, Any] = field(default_factory=dict)
     controller: dict[str, Any] = field(default_factory=dict)
     """Empty without one."""
     evidence: Evidence = ()
     """What the controller judges by: the tail of the last steps."""
+    empty_steps: int = 0
+    """Steps in a row without a token in the loss."""
     dense_ceiling: dict[str, float] = field(default_factory=dict)
     """Metrics of the last dense ceiling that was measured."""
     generators: list[dict[str, Any]] = field(default_factory=list)

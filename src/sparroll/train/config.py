@@ -108,7 +108,7 @@ class TrainSection(Section):
     """Of prompts, sampling and everything else that is drawn."""
 
 
-TRAINER_GIVES: tuple[str, ...] = ()
+TRAINER_GIVES: tuple[str, ...] = ("uniforms", "top_k")
 """What the loop hands to a correction beside dense_logp, sparse_logp and mask."""
 
 
@@ -173,6 +173,9 @@ class GuardSection(Section):
     """The tail must be under the target in so many steps in a row."""
     stricter: tuple[str, ...] = ()
     """Presets or files to fall back to, in this order; "dense" may be the last."""
+    empty_steps: int = Field(default=3, ge=0)
+    """The run stops after so many steps in a row in which the correction left no token to train on, whatever `action` says;
+    0: never. Each such step is logged as an event."""
 
     @model_validator(mode="after")
     def _somewhere_to_go(self) -> Self:

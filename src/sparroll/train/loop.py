@@ -21,6 +21,7 @@ from sparroll.train.advantages import group_advantages
 from sparroll.train.checkpoint import RunState, SavedAdapter
 from sparroll.train.config import TrainConfig
 from sparroll.train.controller import Controller
+from sparroll.train.corrected import correct, engine_lists
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.interrupts import Interrupts
 from sparroll.train.measure import ESTIMATOR, ceiling_report, measure_tail, tail_report
@@ -30,7 +31,7 @@ from sparroll.train.randomness import generator_state, rollout_seeds
 from sparroll.train.result import TrainResult, summarise
 from sparroll.train.rollouts import compression_report, rewards, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
-from sparroll.train.update import autocast, correct
+from sparroll.train.update import autocast
 from sparroll.train.weight_sync import park
 from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
 
@@ -106,7 +107,7 @@ class Trainer:
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
-        corrected = correct(self.config.correction.make(), rollouts, [score.logp for score in scores], self.ranks)
+        corrected = correct(self.parts.correction, rollouts, scores, self.ranks, self.config.train.seed, number)
         report |= corrected.report
         with clock("update"):
             batch = self.batch(rollouts, scores, advantage_GN)
@@ -146,12 +147,18 @@ class Trainer:
         return rollouts
 
     def score(self, rollouts: list[Rollout]) -> list[TokenScores]:
-        """Dense log-probabilities and top-k lists in one pass: the loss needs the former, the acceptance the latter."""
+        """Dense log-probabilities and top-k lists in one pass: the loss needs the former, the acceptance the latter. Where
+        the correction compares both lists, also what the dense policy thinks of the engine's."""
         if not rollouts:
             return []
         sampling = self.parts.sampling
         with autocast(self.config.train.dtype, self.ranks.device):
-            return self.parts.scorer.dense(rollouts, temperature=sampling.temperature, top_k=sampling.top_k)
+            return self.parts.scorer.dense(
+                rollouts,
+                temperature=sampling.temperature,
+                top_k=sampling.top_k,
+                at_ids=engine_lists(rollouts) if "top_k" in self.parts.correction.needs else None,
+            )
 
     def score_reference(self, rollouts: list[Rollout]) -> list[Tensor] | None:
         if self.parts.reference is None or not rollouts:
@@ -186,10 +193,12 @@ class Trainer:
     def guard(self, report: StepReport) -> tuple[list[str], str]:
         """-> (what to log, why to stop)"""
         tail_q05 = report.get("mismatch/acceptance_q05_worst_bin")
-        verdict = self.parts.guard.watch(tail_q05, self.engine.schedule, dense=samples_densely(self.engine))
-        if verdict.action == "switch":
-            self.engine.set_schedule(verdict.schedule)
-        return [verdict.reason] if verdict.reason else [], verdict.reason if verdict.action == "stop" else ""
+        tail = self.parts.guard.watch(tail_q05, self.engine.schedule, dense=samples_densely(self.engine))
+        if tail.action == "switch":
+            self.engine.set_schedule(tail.schedule)
+        verdicts = [tail, self.parts.empty_steps.watch(report)]
+        stopped = [verdict.reason for verdict in verdicts if verdict.action == "stop"]
+        return [verdict.reason for verdict in verdicts if verdict.reason], "; ".join(stopped)
 
     def move_budgets(self, number: int, measured: TailStatistics, report: StepReport) -> list[str]:
         """Where there is a controller, its figures go into `report` and its schedule to the engine. -> what to log"""
@@ -214,6 +223,7 @@ class Trainer:
             guard=self.parts.guard.state(),
             controller=self.parts.controller.state() if self.parts.controller else {},
             evidence=self.parts.controller.window.evidence if self.parts.controller else (),
+            empty_steps=self.parts.empty_steps.in_a_row,
             dense_ceiling=dict(self.ceiling),
             generators=self.ranks.gather([generator_state()]),
         )

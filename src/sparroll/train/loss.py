@@ -30,12 +30,13 @@ class LossSums:
     loss: float = 0.0
     tokens: float = 0.0
     ratio: float = 0.0
+    weight: float = 0.0
     clipped: float = 0.0
     kl: float = 0.0
     ratio_max: float = 0.0
 
     def add(self, other: LossSums) -> None:
-        for name in ("loss", "tokens", "ratio", "clipped", "kl"):
+        for name in ("loss", "tokens", "ratio", "weight", "clipped", "kl"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.ratio_max = max(self.ratio_max, other.ratio_max)
 
@@ -74,6 +75,7 @@ def policy_loss(
             loss=float(loss.detach()),
             tokens=counted_tokens,
             ratio=float(kept_ratio.sum()),
+            weight=float(weights_BT[kept_BT].sum()),
             clipped=float(((bounded_BT < plain_BT) & kept_BT).sum()),
             kl=float(kl_BT.sum()),
             ratio_max=float(kept_ratio.max()) if kept_ratio.numel() else 0.0,

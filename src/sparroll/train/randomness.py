@@ -8,17 +8,29 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from sparroll.engines.sampling import request_seed
+from sparroll.engines.sampling import request_seed, uniforms
+from sparroll.types import Rollout
 
-Purpose = Literal["rollout", "evaluate", "ceiling"]
-_NUMBER = {"rollout": 0, "evaluate": 1, "ceiling": 2}
+Purpose = Literal["rollout", "evaluate", "ceiling", "correction"]
+_NUMBER = {"rollout": 0, "evaluate": 1, "ceiling": 2, "correction": 3}
 
 
 def rollout_seeds(seed: int, purpose: Purpose, step: int, prompts: list[int], n: int) -> list[int]:
     """One seed per request, in the engine's order; prompts: their numbers within the step."""
-    base = request_seed(request_seed(seed, _NUMBER[purpose], 0), step, 0)
+    base = _step_seed(seed, purpose, step)
     return [request_seed(base, prompt, sample) for prompt in prompts for sample in range(n)]
+
+
+def correction_uniforms(seed: int, step: int, rollout: Rollout) -> Tensor:
+    """[T] float64 in [0, 1): what a correction draws for this rollout's tokens, whoever else is in the batch."""
+    own = request_seed(_step_seed(seed, "correction", step), rollout.prompt_index, rollout.sample_index)
+    return uniforms(own, len(rollout.response_ids))
+
+
+def _step_seed(seed: int, purpose: Purpose, step: int) -> int:
+    return request_seed(request_seed(seed, _NUMBER[purpose], 0), step, 0)
 
 
 def seed_everything(seed: int) -> None:

@@ -33,7 +33,7 @@ class TrainResult:
     """The last one; its model/ is a plain transformers folder."""
     steps: int
     stopped: str
-    """The guard's reason for stopping early; empty otherwise."""
+    """Why it stopped early; empty otherwise."""
     reward_first: float
     """Mean reward of the first `reward_window_steps` steps, each with the rewards of its own rollouts."""
     reward_last: float

@@ -24,7 +24,9 @@ from sparroll.train.checkpoint import RunState
 from sparroll.train.config import TrainConfig
 from sparroll.train.config_file import refuse_changes, write_config
 from sparroll.train.controller import Controller, Rules
+from sparroll.train.corrections import Correction
 from sparroll.train.distributed import Ranks
+from sparroll.train.empty_steps import EmptySteps
 from sparroll.train.guard import Guard
 from sparroll.train.length_bins import LengthBins
 from sparroll.train.measure import ESTIMATOR
@@ -59,6 +61,7 @@ class Parts:
     engine: HFEngine | VLLMEngine
     weights: EngineWeights
     """What the engine holds of the policy, and of the adapter where there is one."""
+    correction: Correction
     update: PolicyUpdate
     distill: AdapterUpdate | None
     """The adapter and its update; None without DistillSparse."""
@@ -66,6 +69,7 @@ class Parts:
     guard: Guard
     controller: Controller | None
     """Moves the budgets; None: the schedule stays as it is."""
+    empty_steps: EmptySteps
     state: RunState
     resumed_from: Path | None
     """The checkpoint folder; None for a new run."""
@@ -120,11 +124,13 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
         reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
         engine=engine,
         weights=EngineWeights(scorer.model, engine, adapter, _DTYPE[config.rollout.dtype]),
+        correction=config.correction.make(),
         update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
         distill=distill,
         sampling=_sampling(config, scorer.model.config.vocab_size),
         guard=guard,
         controller=controller,
+        empty_steps=EmptySteps(config.guard.empty_steps),
         state=state,
         resumed_from=found,
     )
@@ -203,6 +209,7 @@ def _restore(parts: Parts, found: Path) -> None:
     restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
     parts.prompts.drawn = state.prompts_drawn
     parts.guard.restore(state.guard)
+    parts.empty_steps.in_a_row = state.empty_steps
     if parts.distill is not None:
         parts.distill.adapter.read(found / "adapter")
         restore_optimizer(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -16,42 +15,12 @@ from transformers import PreTrainedModel
 from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
 from sparroll.train.config import TrainSection
-from sparroll.train.corrections import Correction, CorrectionResult
+from sparroll.train.corrected import Corrected
 from sparroll.train.distributed import Ranks
 from sparroll.train.loss import LossSettings, LossSums, policy_loss
 from sparroll.train.micro_batches import micro_batches, padded, take
 from sparroll.train.optimizer import learning_rate, make_optimizer
-from sparroll.types import Rollout, StepReport, TokenBatch
-
-
-@dataclass
-class Corrected:
-    """Our rows of the correction of the whole step."""
-
-    weights_BT: Tensor
-    kept_BT: Tensor
-    kept_tokens: int
-    """Kept tokens of the step, over all processes: the loss's denominator."""
-    report: StepReport
-
-
-def correct(correction: Correction, rollouts: list[Rollout], dense_logp: list[Tensor], ranks: Ranks) -> Corrected:
-    """Every process corrects the whole step's batch, so that a correction may normalise over it, and takes its own rows."""
-    mine = [
-        (r.prompt_index, r.sample_index, dense, r.sparse_logp) for r, dense in zip(rollouts, dense_logp, strict=True)
-    ]
-    rows = sorted(ranks.gather(mine), key=lambda row: row[:2])
-    mask_BT = padded([torch.ones(len(row[2]), dtype=torch.bool) for row in rows])
-    result: CorrectionResult = correction(
-        dense_logp=padded([row[2] for row in rows]), sparse_logp=padded([row[3] for row in rows]), mask=mask_BT
-    )
-    kept_BT = result.kept(mask_BT)
-    place = {row[:2]: number for number, row in enumerate(rows)}
-    own = torch.tensor([place[row[:2]] for row in mine], dtype=torch.int64)
-    own_T = max((len(row[2]) for row in mine), default=0)
-    difference = torch.cat([row[3] - row[2] for row in rows])
-    report = result.metrics | {"mismatch/kl_sparse_to_dense": float(difference[torch.isfinite(difference)].mean())}
-    return Corrected(result.weights[own, :own_T], kept_BT[own, :own_T], int(kept_BT.sum()), report)
+from sparroll.types import StepReport, TokenBatch
 
 
 class PolicyUpdate:
@@ -79,10 +48,14 @@ class PolicyUpdate:
         once, right before the first weight changes."""
         rows = self._rows(batch)
         trained = sum(self.ranks.gather([len(rows)]))
-        report = {"policy/trained_rollouts": float(trained), "policy/learning_rate": learning_rate(self.settings, step)}
+        report = {
+            "policy/trained_rollouts": float(trained),
+            "policy/kept_tokens": float(corrected.kept_tokens),
+            "policy/learning_rate": learning_rate(self.settings, step),
+        }
         for _ in range(self.settings.epochs_per_batch if trained else 0):
             sums = self._gradients(batch, rows, corrected, reference_logp)
-            report |= self._report(sums, corrected) | {"policy/gradient_norm": self._clip(step)}
+            report |= self._report(sums) | {"policy/gradient_norm": self._clip(step)}
             before_weights_move()
             for group in self.optimizer.param_groups:
                 group["lr"] = report["policy/learning_rate"]
@@ -133,7 +106,7 @@ class PolicyUpdate:
             now_logp_BT,
             micro.dense_logp_BT,
             micro.advantage_B,
-            corrected.weights_BT[members, :tokens_T].to(device),
+            corrected.weights(members, now_logp_BT),
             corrected.kept_BT[members, :tokens_T].to(device),
             corrected.kept_tokens,
             self.loss_settings,
@@ -153,15 +126,15 @@ class PolicyUpdate:
             )
         return norm
 
-    def _report(self, sums: LossSums, corrected: Corrected) -> StepReport:
+    def _report(self, sums: LossSums) -> StepReport:
         tokens = max(sums.tokens, 1.0)
         report = {
             "policy/loss": sums.loss,
             "policy/ratio_mean": sums.ratio / tokens,
             "policy/ratio_max": sums.ratio_max,
+            "policy/weight_mean": sums.weight / tokens,
             "policy/clipped_share": sums.clipped / tokens,
             "policy/trained_tokens": sums.tokens,
-            "policy/kept_tokens": float(corrected.kept_tokens),
         }
         return report | ({"policy/kl_to_reference": sums.kl / tokens} if self.settings.kl_coefficient else {})
 

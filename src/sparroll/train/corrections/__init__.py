@@ -8,10 +8,12 @@ import math
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from sparroll.errors import UserError, nearest
+from sparroll.train.corrections.accepted_mass import AcceptedMass, TopKLists
 from sparroll.train.corrections.base import Correction, CorrectionResult
 from sparroll.train.corrections.geometric import Geometric
 from sparroll.train.corrections.icepop import IcePop
 from sparroll.train.corrections.importance import Importance
+from sparroll.train.corrections.jackpot import Jackpot
 from sparroll.train.corrections.mis import MIS
 from sparroll.train.corrections.none import NoCorrection
 from sparroll.train.corrections.seq_tis import SeqTIS
@@ -20,7 +22,15 @@ from sparroll.train.corrections.sparse_rl_released import SparseRLReleased
 from sparroll.train.corrections.tis import TIS
 from sparroll.train.corrections.veto import Veto
 
-__all__ = ["Correction", "CorrectionResult", "check_needs", "correction", "names"]
+__all__ = [
+    "AcceptedMass",
+    "Correction",
+    "CorrectionResult",
+    "TopKLists",
+    "check_needs",
+    "correction",
+    "names",
+]
 
 _CORRECTIONS: dict[str, Any] = {
     "none": NoCorrection,
@@ -33,6 +43,7 @@ _CORRECTIONS: dict[str, Any] = {
     "sparse_rl": SparseRL,
     "sparse_rl_released": SparseRLReleased,
     "importance": Importance,
+    "jackpot": Jackpot,
 }
 
 

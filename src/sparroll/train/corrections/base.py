@@ -20,6 +20,30 @@ LOG_RATIO_CLAMP = 20.0
 """Largest |log ratio| that is ever exponentiated. Comparisons use the raw log ratio."""
 
 
+@dataclass(frozen=True)
+class NowWeights:
+    """Weights that follow the policy while it moves: a function of now_logp, token by token.
+
+    What is kept never changes within a step; only the weights of kept tokens do.
+    """
+
+    rule: Callable[..., Tensor]
+    """(now_logp [B, T], *columns) -> weights [B, T]; 0 on everything dropped."""
+    columns_BT: tuple[Tensor, ...]
+    """What the rule knows of each token beside now_logp."""
+
+    @torch.no_grad()
+    def __call__(self, now_logp_BT: Tensor) -> Tensor:
+        return self.rule(now_logp_BT.detach(), *self.columns_BT)
+
+    def rows(self, rows: Tensor | list[int], tokens: int) -> NowWeights:
+        """The same for some rollouts, up to so many tokens of each."""
+        return NowWeights(self.rule, tuple(column[rows, :tokens] for column in self.columns_BT))
+
+    def to(self, device: torch.device) -> NowWeights:
+        return NowWeights(self.rule, tuple(column.to(device) for column in self.columns_BT))
+
+
 @dataclass
 class CorrectionResult:
     """What the loss multiplies by and leaves out.
@@ -34,6 +58,8 @@ class CorrectionResult:
     """[B, T] or [B] bool: what stays in the loss. What is dropped, a token or a whole rollout, leaves the numerator and the
     denominator, which counts kept tokens. A kept token of weight 0 leaves the numerator only."""
     metrics: StepReport = field(default_factory=dict)
+    now_weights: NowWeights | None = None
+    """Only where weights depend on the policy being updated: what takes the place of `weights` at each update."""
 
     def kept(self, mask: Tensor) -> Tensor:
         """[B, T] bool: response tokens that stay in the loss, whichever shape `keep` has."""
