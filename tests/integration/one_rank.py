@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -18,6 +19,13 @@ CHANGES = {"steps": 2, "prompts_per_step": 3, "lr": 1e-4}
 LONELY = {"steps": 1, "prompts_per_step": 1}
 """With two processes, one of them has nothing to do."""
 
+JACKPOT: dict[str, dict[str, Any]] = {
+    "correction": {"name": "jackpot"},
+    "train": CHANGES | {"epochs_per_batch": 2},
+    "evaluate": {"prompts": 0},
+}
+"""Draws for each token, a normaliser over the whole step, and weights that move with the policy."""
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -25,6 +33,7 @@ def main() -> None:
     train(short_config(model, train=CHANGES), out)
     train(short_config(model, train=CHANGES | {"steps": 3}), out, resume=True)
     train(short_config(model, train=LONELY), out / "lonely")
+    train(short_config(model, **JACKPOT), out / "jackpot")
 
 
 if __name__ == "__main__":

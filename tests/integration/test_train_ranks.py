@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.one_rank import CHANGES, LONELY
+from integration.one_rank import CHANGES, JACKPOT, LONELY
 from integration.train_runs import short_config, write_model
 from sparroll.train import train
 from sparroll.train.sinks import read_lines
@@ -48,7 +48,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Two steps, then a third one after a resume; then a run with one prompt for two processes."""
+    """Two steps, then a third one after a resume; then a run with one prompt for two processes, and one with Jackpot."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
     train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
@@ -61,6 +61,10 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     train(short_config(model, train=LONELY), tmp_path / "one" / "lonely")
     same_lines(tmp_path / "two" / "lonely", tmp_path / "one" / "lonely")
     same_lines(tmp_path / "two", tmp_path / "one")
+    train(short_config(model, **JACKPOT), tmp_path / "one" / "jackpot")
+    same_lines(tmp_path / "two" / "jackpot", tmp_path / "one" / "jackpot")
+    place = "jackpot/checkpoints/step-000002/model/model.safetensors"
+    assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 1e-6
 
 
 def same_lines(out: Path, expected_out: Path) -> None:

@@ -93,12 +93,12 @@ class Jackpot:
 
     def _mass(self, top_k: TopKLists | AcceptedMass, mask_BT: Tensor) -> AcceptedMass:
         """[B, T]; 0 on padding, whatever its lists hold."""
+        tokens = top_k.sparse_ids.shape[:-1] if isinstance(top_k, TopKLists) else top_k.values.shape
+        if tokens != mask_BT.shape:
+            what = "lists" if isinstance(top_k, TopKLists) else "a mass"
+            shape = list(mask_BT.shape)
+            raise UserError(f"top_k must hold {what} for each token, [B, T] = {shape}, got {list(tokens)}")
         if isinstance(top_k, TopKLists):
-            if top_k.sparse_ids.shape[:-1] != mask_BT.shape:
-                raise UserError(
-                    f"top_k must hold lists for each token, [B, T, K] with [B, T] = {list(mask_BT.shape)}, got "
-                    f"{list(top_k.sparse_ids.shape)}"
-                )
             found = self.condense(top_k.at(mask_BT))
             empty_BT = found.values.new_zeros(mask_BT.shape)
             top_k = AcceptedMass(
@@ -142,7 +142,7 @@ def _metrics(mass: AcceptedMass, calibration: float, mask_BT: Tensor) -> dict[st
 
 
 def _check(ratio: LogRatio, uniforms: Tensor, mass: AcceptedMass, now_logp: Tensor | None) -> None:
-    for name, value in (("uniforms", uniforms), ("the mass of top_k", mass.values), ("now_logp", now_logp)):
+    for name, value in (("uniforms", uniforms), ("now_logp", now_logp)):
         if value is not None and value.shape != ratio.mask_BT.shape:
             shape = list(ratio.mask_BT.shape)
             raise UserError(f"{name} must have the shape [B, T] of the mask, {shape}, got {list(value.shape)}")

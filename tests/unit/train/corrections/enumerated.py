@@ -6,14 +6,16 @@ from __future__ import annotations
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 Prefix = tuple[int, ...]
 Gradient = dict[Prefix, list[float]]
 """With respect to the dense logits, prefix by prefix."""
-Rule = Callable[[list[list[float]]], tuple[list[list[float]], list[list[bool]]]]
-"""Ratios p_dense / p_sparse of a batch -> weights and kept, row by row."""
+Outcome = tuple[float, list[list[float]], list[list[bool]]]
+"""How likely the correction comes out like this, and its weights and what it keeps, row by row."""
+Rule = Callable[["Problem", Sequence[Prefix]], Iterator[Outcome]]
+"""A batch of responses -> everything that the correction may make of it. One outcome where nothing is drawn."""
 END = 0
 
 
@@ -86,21 +88,21 @@ class Problem:
         total = self.zero()
         mean = sum(self.sparse_probability(y) * self.reward[y] for y in self.responses)
         for y in self.responses:
-            (weights,), (kept,) = rule([self.ratios(y)])
-            scale = self.sparse_probability(y) * (self.reward[y] - mean)
-            self.score(total, y, [scale * w if k else 0.0 for w, k in zip(weights, kept, strict=True)])
+            for likely, (weights,), (kept,) in rule(self, [y]):
+                scale = likely * self.sparse_probability(y) * (self.reward[y] - mean)
+                self.score(total, y, [scale * w if k else 0.0 for w, k in zip(weights, kept, strict=True)])
         return total
 
     def expectation_of_pairs(self, rule: Rule) -> Gradient:
         """Of the loss gradient of a batch of two responses, with the batch's own denominator and advantages."""
         total = self.zero()
         for pair in itertools.product(self.responses, repeat=2):
-            weights, kept = rule([self.ratios(y) for y in pair])
-            scale = math.prod(self.sparse_probability(y) for y in pair) / max(sum(map(sum, kept)), 1)
             mean = sum(self.reward[y] for y in pair) / 2
-            for y, ws, ks in zip(pair, weights, kept, strict=True):
-                factor = scale * (self.reward[y] - mean)
-                self.score(total, y, [factor * w if k else 0.0 for w, k in zip(ws, ks, strict=True)])
+            for likely, weights, kept in rule(self, pair):
+                scale = likely * math.prod(self.sparse_probability(y) for y in pair) / max(sum(map(sum, kept)), 1)
+                for y, ws, ks in zip(pair, weights, kept, strict=True):
+                    factor = scale * (self.reward[y] - mean)
+                    self.score(total, y, [factor * w if k else 0.0 for w, k in zip(ws, ks, strict=True)])
         return total
 
 
@@ -128,18 +130,58 @@ def relative_bias(one: Gradient, exact: Gradient) -> float:
 
 
 def per_row(weigh: Callable[[list[float]], tuple[list[float], list[bool]]]) -> Rule:
-    def rule(rows: list[list[float]]) -> tuple[list[list[float]], list[list[bool]]]:
-        made = [weigh(row) for row in rows]
-        return [weights for weights, _ in made], [kept for _, kept in made]
+    def rule(of: Problem, responses: Sequence[Prefix]) -> Iterator[Outcome]:
+        made = [weigh(of.ratios(y)) for y in responses]
+        yield 1.0, [weights for weights, _ in made], [kept for _, kept in made]
 
     return rule
 
 
-def _released(rows: list[list[float]]) -> tuple[list[list[float]], list[list[bool]]]:
+def _released(of: Problem, responses: Sequence[Prefix]) -> Iterator[Outcome]:
+    rows = [of.ratios(y) for y in responses]
     kept = [[0.5 <= r <= 1.5 and min(row) >= 1e-4 for r in row] for row in rows]
     of_kept = [min(r, 1.5) for row, ks in zip(rows, kept, strict=True) for r, k in zip(row, ks, strict=True) if k]
     mean = sum(of_kept) / len(of_kept) if of_kept else 1.0
-    return [[min(r, 1.5) / mean for r in row] for row in rows], kept
+    yield 1.0, [[min(r, 1.5) / mean for r in row] for row in rows], kept
+
+
+def accepted(of: Problem, response: Prefix, scale: float = 1.0) -> list[float]:
+    """How likely rejection sampling keeps each token."""
+    return [min(1.0, r / scale) for r in of.ratios(response)]
+
+
+def mass(of: Problem, prefix: Prefix, scale: float = 1.0) -> float:
+    return sum(min(q, p / scale) for p, q in zip(of.dense(prefix), of.sparse(prefix), strict=True))
+
+
+def draws(chances: list[list[float]]) -> Iterator[tuple[float, list[list[bool]]]]:
+    """Every way in which tokens with these chances are kept, and how likely it is."""
+    places = [(b, t) for b, row in enumerate(chances) for t in range(len(row))]
+    choices = [[k for k, c in ((True, chances[b][t]), (False, 1 - chances[b][t])) if c > 0] for b, t in places]
+    for drawn in itertools.product(*choices):
+        kept = [[False] * len(row) for row in chances]
+        likely = 1.0
+        for (b, t), k in zip(places, drawn, strict=True):
+            kept[b][t] = k
+            likely *= chances[b][t] if k else 1 - chances[b][t]
+        yield likely, kept
+
+
+def jackpot(scale: float = 1.0, most: float = 3.0) -> Rule:
+    """At the first update, where the policy being updated is the dense one."""
+
+    def rule(of: Problem, responses: Sequence[Prefix]) -> Iterator[Outcome]:
+        masses = [[mass(of, y[:t], scale) for t in range(len(y))] for y in responses]
+        reach = [[max(scale, r) for r in of.ratios(y)] for y in responses]
+        for likely, kept in draws([accepted(of, y, scale) for y in responses]):
+            kappa = sum(map(sum, kept)) / sum(map(sum, masses))
+            weights = [
+                [min(kappa * z * r, most) for z, r in zip(zs, rs, strict=True)]
+                for zs, rs in zip(masses, reach, strict=True)
+            ]
+            yield likely, weights, kept
+
+    return rule
 
 
 def _root(row: list[float]) -> float:
@@ -156,6 +198,7 @@ RULES: dict[str, Rule] = {
     "veto": per_row(lambda row: ([1.0] * len(row), [min(row) >= 1e-4] * len(row))),
     "sparse_rl": per_row(lambda row: (row, [min(row) >= 1e-4] * len(row))),
     "sparse_rl_released": _released,
+    "jackpot": jackpot(),
     "importance token": per_row(lambda row: (row, [True] * len(row))),
     "importance sequence": per_row(lambda row: ([math.prod(row)] * len(row), [True] * len(row))),
     "importance geometric": per_row(lambda row: ([_root(row)] * len(row), [True] * len(row))),

@@ -13,12 +13,26 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparroll.train.corrections import Correction, correction, names
+from sparroll.train.corrections import Correction, TopKLists, correction, names
 from sparroll.train.loss import LossSettings, policy_loss
 
-from .enumerated import RULES, Gradient, Prefix, Problem, distance, flat, on_policy, relative_bias
+from .enumerated import (
+    RULES,
+    Gradient,
+    Prefix,
+    Problem,
+    accepted,
+    distance,
+    draws,
+    flat,
+    jackpot,
+    on_policy,
+    relative_bias,
+)
 
 NOISES = (0.05, 0.2, 0.7)
+WHOLE_BATCH = {"sparse_rl_released", "jackpot"}
+"""Normalised over the call: these have no expectation of one response."""
 PAGE = Path(__file__).parents[4] / "docs" / "corrections.md"
 
 
@@ -45,8 +59,16 @@ class Tensors:
         self.logits = torch.tensor([of.dense_logits[p] for p in self.prefixes], dtype=torch.float64, requires_grad=True)
         self.sparse = torch.tensor([of.sparse_logits[p] for p in self.prefixes], dtype=torch.float64).log_softmax(-1)
 
-    def expectation(self, by: Correction, rows: list[Prefix], factors: list[float], denominator: int | None) -> Tensor:
-        """Minus the gradient of the loss over these rows, with `factors` for advantages. None: the count of kept tokens."""
+    def expectation(
+        self,
+        by: Correction,
+        rows: list[Prefix],
+        factors: list[float],
+        denominator: int | None,
+        uniforms: list[list[float]] | None = None,
+    ) -> Tensor:
+        """Minus the gradient of the loss over these rows, with `factors` for advantages. None: the count of kept tokens.
+        uniforms: for a correction that draws, together with lists of the whole vocabulary."""
         steps = max(map(len, rows))
         state = torch.zeros(len(rows), steps, dtype=torch.int64)
         token, mask = torch.zeros_like(state), torch.zeros_like(state, dtype=torch.bool)
@@ -54,7 +76,8 @@ class Tensors:
             for t, v in enumerate(response):
                 state[b, t], token[b, t], mask[b, t] = self.prefixes.index(response[:t]), v, True
         now = self.logits.log_softmax(-1)[state, token]
-        result = by(dense_logp=now.detach(), sparse_logp=self.sparse[state, token], mask=mask)
+        more = {} if uniforms is None else {"uniforms": padded(uniforms, steps), "top_k": self.lists(state)}
+        result = by(dense_logp=now.detach(), sparse_logp=self.sparse[state, token], mask=mask, **more)
         kept = result.kept(mask)
         count = int(kept.sum()) if denominator is None else denominator
         advantage = torch.tensor(factors, dtype=torch.float64)
@@ -62,8 +85,17 @@ class Tensors:
         (gradient,) = torch.autograd.grad(loss, self.logits)
         return -gradient
 
+    def lists(self, state: Tensor) -> TopKLists:
+        dense, sparse = self.logits.detach().log_softmax(-1)[state], self.sparse[state]
+        ids = torch.arange(dense.shape[-1]).expand(dense.shape)
+        return TopKLists(ids, sparse, dense, ids, dense)
+
     def as_gradient(self, tensor: Tensor) -> Gradient:
         return dict(zip(self.prefixes, tensor.tolist(), strict=True))
+
+
+def padded(rows: list[list[float]], steps: int) -> Tensor:
+    return torch.tensor([row + [0.0] * (steps - len(row)) for row in rows], dtype=torch.float64)
 
 
 def through_the_library(of: Problem, name: str) -> Gradient:
@@ -111,7 +143,7 @@ def test_the_full_product_reproduces_the_dense_policy_gradient(noise: float, imp
 
 @pytest.mark.parametrize("impossible", [False, True])
 @pytest.mark.parametrize("noise", NOISES)
-@pytest.mark.parametrize("name", sorted(set(RULES) - {"sparse_rl_released"}))
+@pytest.mark.parametrize("name", sorted(set(RULES) - WHOLE_BATCH))
 def test_the_expected_gradient_equals_the_enumeration(name: str, noise: float, impossible: bool) -> None:
     of = problem(noise, impossible)
     found, expected = through_the_library(of, name), of.expectation(RULES[name])
@@ -121,7 +153,7 @@ def test_the_expected_gradient_equals_the_enumeration(name: str, noise: float, i
 
 
 @pytest.mark.parametrize(("noise", "impossible"), [(0.2, False), (0.7, False), (0.7, True)])
-@pytest.mark.parametrize("name", sorted(RULES))
+@pytest.mark.parametrize("name", sorted(set(RULES) - {"jackpot"}))
 def test_batches_with_their_own_denominator_equal_the_enumeration(name: str, noise: float, impossible: bool) -> None:
     of = small(noise, impossible)
     tensors, by = Tensors(of), made(name)
@@ -132,6 +164,33 @@ def test_batches_with_their_own_denominator_equal_the_enumeration(name: str, noi
         advantages = [reward - sum(rewards) / 2 for reward in rewards]
         total += likely * tensors.expectation(by, list(pair), advantages, denominator=None)
     expected = of.expectation_of_pairs(RULES[name])
+    assert max(abs(a - b) for a, b in zip(flat(tensors.as_gradient(total)), flat(expected), strict=True)) < 1e-10
+    assert math.hypot(*flat(expected)) > 0.001
+
+
+@pytest.mark.parametrize(
+    ("noise", "impossible", "settings"),
+    [(0.2, False, {}), (0.7, False, {"scale": 1.5, "weight_max": 1.2}), (0.7, True, {"scale": 0.6})],
+)
+def test_jackpots_expected_gradient_over_batches_and_draws_equals_the_enumeration(
+    noise: float, impossible: bool, settings: dict[str, float]
+) -> None:
+    of, scale = small(noise, impossible), settings.get("scale", 1.0)
+    tensors, by = Tensors(of), correction("jackpot", **settings)
+    total = torch.zeros_like(tensors.logits)
+    for pair in itertools.product(of.responses, repeat=2):
+        rewards = [of.reward[y] for y in pair]
+        likely = math.prod(of.sparse_probability(y) for y in pair)
+        advantages = [reward - sum(rewards) / 2 for reward in rewards]
+        chances = [accepted(of, y, scale) for y in pair]
+        for chance, kept in draws(chances):
+            # In the middle of the draws that end like this.
+            uniforms = [
+                [c / 2 if k else (1 + c) / 2 for c, k in zip(cs, ks, strict=True)]
+                for cs, ks in zip(chances, kept, strict=True)
+            ]
+            total += likely * chance * tensors.expectation(by, list(pair), advantages, None, uniforms)
+    expected = of.expectation_of_pairs(jackpot(scale, settings.get("weight_max", 3.0)))
     assert max(abs(a - b) for a, b in zip(flat(tensors.as_gradient(total)), flat(expected), strict=True)) < 1e-10
     assert math.hypot(*flat(expected)) > 0.001
 
@@ -166,7 +225,7 @@ def test_the_documented_biases_are_those_of_the_enumeration() -> None:
 
 def bias_of_one(name: str, noise: float) -> str:
     of = problem(noise)
-    if name == "sparse_rl_released":
+    if name in WHOLE_BATCH:
         return "-"
     return f"{relative_bias(through_the_library(of, name), of.dense_gradient()):.3f}"
 

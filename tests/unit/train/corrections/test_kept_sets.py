@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
-from sparroll.train.corrections import correction, names
+from sparroll.train.corrections import AcceptedMass, correction, names
 
 INF = math.inf
 LENGTHS = [11, 1, 0, 6, 9, 3, 5, 4, 11]
@@ -35,6 +36,14 @@ def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     # What stands in the padding must not matter.
     dense[~mask], sparse[~mask] = math.nan, -INF
     return dense, sparse, mask
+
+
+def more(name: str, mask: Tensor) -> dict[str, Any]:
+    """What a correction takes beside the three arguments of all."""
+    if "uniforms" not in correction(name).needs:
+        return {}
+    mass = AcceptedMass(torch.full(mask.shape, 0.9), torch.ones(mask.shape, dtype=torch.bool))
+    return {"uniforms": torch.full(mask.shape, 0.5), "top_k": mass}
 
 
 def exp(log_weight: float) -> float:
@@ -173,7 +182,8 @@ def weight_metrics(weights: list[float], suffix: str) -> dict[str, float]:
 @pytest.mark.parametrize("name", names())
 def test_every_correction_reports_the_same_metrics_and_carries_no_gradient(name: str) -> None:
     dense, sparse, mask = batch(3)
-    result = correction(name)(dense_logp=dense.clone().requires_grad_(), sparse_logp=sparse, mask=mask)
+    leaf = dense.clone().requires_grad_()
+    result = correction(name)(dense_logp=leaf, sparse_logp=sparse, mask=mask, **more(name, mask))
     common = correction("none")(dense_logp=dense, sparse_logp=sparse, mask=mask).metrics.keys()
     assert common <= result.metrics.keys()
     assert len(common) == 13
@@ -187,26 +197,27 @@ def test_a_nan_on_a_response_token_is_refused(name: str, side: str) -> None:
     inputs = {"dense_logp": torch.zeros(2, 3), "sparse_logp": torch.zeros(2, 3), "mask": torch.ones(2, 3)}
     inputs[side][1, 1] = math.nan
     with pytest.raises(UserError, match=f"{side} is NaN"):
-        correction(name)(**inputs)
+        correction(name)(**inputs, **more(name, inputs["mask"]))
     inputs = {"dense_logp": torch.zeros(2, 3), "sparse_logp": torch.full((2, 3), -INF), "mask": torch.ones(2, 3)}
     with pytest.raises(UserError, match="sparse_logp is -inf"):
-        correction(name)(**inputs)
+        correction(name)(**inputs, **more(name, inputs["mask"]))
 
 
 @pytest.mark.parametrize("name", names())
 @pytest.mark.parametrize("shape", [(0, 4), (3, 0), (3, 4)])
 def test_a_batch_without_a_token_keeps_nothing_and_breaks_nothing(name: str, shape: tuple[int, int]) -> None:
     empty, mask = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
-    result = correction(name)(dense_logp=empty, sparse_logp=empty, mask=mask)
+    result = correction(name)(dense_logp=empty, sparse_logp=empty, mask=mask, **more(name, mask))
     assert result.weights.shape == shape
     assert not result.kept(mask).any()
     assert all(math.isfinite(value) for value in result.metrics.values())
 
 
-@pytest.mark.parametrize("name", ["mis", "geometric", "veto", "sparse_rl", "sparse_rl_released"])
+@pytest.mark.parametrize("name", ["mis", "geometric", "veto", "sparse_rl", "sparse_rl_released", "jackpot"])
 def test_a_batch_that_is_dropped_whole_is_finite(name: str) -> None:
     mask = torch.ones(2, 3, dtype=torch.bool)
-    result = correction(name)(dense_logp=torch.full((2, 3), -INF), sparse_logp=torch.zeros(2, 3), mask=mask)
+    dense = torch.full((2, 3), -INF)
+    result = correction(name)(dense_logp=dense, sparse_logp=torch.zeros(2, 3), mask=mask, **more(name, mask))
     assert not result.kept(mask).any()
     assert not result.weights.any()
     assert result.metrics["correction/masked_sequence_share"] == 1.0

@@ -14,14 +14,14 @@ from sparroll.train.config_file import load_config
 
 @dataclass(frozen=True)
 class Hungry:
-    needs: ClassVar[tuple[str, ...]] = ("top_k", "now_logp")
+    needs: ClassVar[tuple[str, ...]] = ("top_k", "reward_model", "logits")
 
 
 def test_a_missing_input_is_an_error_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(corrections._CORRECTIONS, "hungry", Hungry)
-    with pytest.raises(UserError, match=r"(?s)Hungry needs top_k, now_logp.*hint: choose another"):
+    with pytest.raises(UserError, match=r"(?s)Hungry needs reward_model, logits, which.*hint: choose another"):
         load_config(None, ["correction.name=hungry"])
-    corrections.check_needs(Hungry(), ("now_logp", "top_k"))  # type: ignore[arg-type]
+    corrections.check_needs(Hungry(), ("logits", "reward_model", "top_k"))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", corrections.names())

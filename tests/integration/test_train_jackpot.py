@@ -1,0 +1,175 @@
+"""Jackpot in whole runs: its draws belong to the rollouts, its weights to the policy as it moves, and a run that keeps nothing
+stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from integration.train_runs import short_config, write_model
+from sparroll.train import train, update
+from sparroll.train.corrected import Corrected, correct, engine_lists
+from sparroll.train.corrections import TopKLists, correction
+from sparroll.train.distributed import Ranks
+from sparroll.train.loop import Trainer
+from sparroll.train.micro_batches import padded
+from sparroll.train.randomness import correction_uniforms
+from sparroll.train.setup import open_run
+from sparroll.train.sinks import read_lines
+
+JACKPOT: dict[str, dict[str, Any]] = {"correction": {"name": "jackpot"}, "rollout": {"top_k": 5}}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "straight"
+    train(short_config(model, **JACKPOT), out)
+    return out
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    lines = [line for line in read_lines(out / "metrics.jsonl") if "reward/mean" in line]
+    return [{k: v for k, v in line.items() if not k.startswith("time/")} for line in lines]
+
+
+def weights(out: Path, step: int = 4) -> dict[str, Tensor]:
+    return load_file(out / f"checkpoints/step-{step:06d}/model/model.safetensors")
+
+
+def test_a_run_drops_tokens_one_by_one_and_says_what_its_mass_is_worth(straight: Path) -> None:
+    for line in steps(straight):
+        assert 0 < line["correction/masked_token_share"] < 0.5
+        assert line["correction/masked_sequence_share"] < line["correction/masked_token_share"]
+        assert 0 < line["correction/accepted_mass_mean"] < 1
+        # Five of 28 tokens of each side: their lists rarely agree, and leave mass out.
+        assert 0 < line["correction/whole_union_share"] < 1
+        assert line["correction/accepted_mass_calibration"] > 1
+        assert line["correction/weight_max"] <= 3.0
+        kept = 1 - line["correction/masked_token_share"]
+        tokens = line["rollout/count"] * line["rollout/response_tokens_mean"]
+        assert line["policy/kept_tokens"] == pytest.approx(kept * tokens)
+
+
+def test_a_resumed_run_draws_what_the_straight_one_drew(model: str, straight: Path, tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    train(short_config(model, **JACKPOT, train={"steps": 2}), out)
+    train(short_config(model, **JACKPOT), out, resume=True)
+    assert steps(out) == steps(straight)
+    one, other = weights(out), weights(straight)
+    assert all(one[name].equal(other[name]) for name in one)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_micro_batches_do_not_change_the_result(epochs: int, model: str, tmp_path: Path) -> None:
+    for name, cut in (("one", {"micro_batch_tokens": 100_000}), ("many", {"micro_batch_rollouts": 1})):
+        train(short_config(model, **JACKPOT, train={"steps": 2, "epochs_per_batch": epochs} | cut), tmp_path / name)
+    for cut_line, line in zip(steps(tmp_path / "many"), steps(tmp_path / "one"), strict=True):
+        assert cut_line == pytest.approx(line, rel=1e-3, abs=1e-4)
+    one, many = weights(tmp_path / "one", 2), weights(tmp_path / "many", 2)
+    assert max(float((one[name] - many[name]).abs().max()) for name in one) < 2e-5
+
+
+def test_the_second_update_weighs_by_the_policy_that_the_first_made(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Tensor, Tensor]] = []
+    original = update.policy_loss
+
+    def policy_loss(now: Tensor, dense: Tensor, advantage: Tensor, given: Tensor, *args: Any) -> Any:
+        seen.append((now.detach(), given))
+        return original(now, dense, advantage, given, *args)
+
+    made: list[Corrected] = []
+    train_one = {"epochs_per_batch": 2, "micro_batch_tokens": 100_000, "lr": 1e-2}
+    trainer = Trainer(open_run(short_config(model, **JACKPOT, train=train_one), tmp_path / "run", resume=False))
+    monkeypatch.setattr(update, "policy_loss", policy_loss)
+    monkeypatch.setattr("sparroll.train.loop.correct", lambda *about: made.append(correct(*about)) or made[-1])
+    report = trainer.step()
+    trainer.interrupts.release()
+    (_, first), (second_now, second) = seen
+    # One micro batch of every rollout, in an order of its own; rows are found by their weights.
+    (corrected,) = made
+    assert corrected.now_weights is not None
+    assert not torch.allclose(first, second, atol=1e-3)
+    assert torch.equal(first > 0, second > 0)
+    assert report["policy/weight_mean"] == pytest.approx(float(second[second > 0].sum() / (second > 0).sum()), rel=0.02)
+    order = [next(b for b in range(16) if same(first, row, corrected.weights_BT, b)) for row in range(16)]
+    assert sorted(order) == list(range(16))
+    again = corrected.now_weights.rows(order, second_now.shape[1])(second_now)
+    assert torch.equal(again, second)
+
+
+def same(weights_BT: Tensor, row: int, others_BT: Tensor, other: int) -> bool:
+    """Up to the difference between the training forward and the scoring one."""
+    return torch.allclose(weights_BT[row], others_BT[other, : weights_BT.shape[1]], rtol=1e-4, atol=1e-5)
+
+
+def test_the_step_corrects_what_a_caller_with_the_lists_would(model: str, tmp_path: Path) -> None:
+    config = short_config(model, **JACKPOT)
+    trainer = Trainer(open_run(config, tmp_path / "run", resume=False))
+    rollouts = trainer.sample(trainer.next_prompts(), 1)
+    scores = trainer.score(rollouts)
+    corrected = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 1)
+    mask = padded([torch.ones(len(rollout.response_ids), dtype=torch.bool) for rollout in rollouts])
+    lists = TopKLists(
+        padded(engine_lists(rollouts)),
+        padded([rollout.top_k_logp for rollout in rollouts]),
+        padded([score.logp_at for score in scores]),
+        padded([score.top_k_ids for score in scores]),
+        padded([score.top_k_logp for score in scores]),
+    )
+    expected = correction("jackpot")(
+        dense_logp=padded([score.logp for score in scores]),
+        sparse_logp=padded([rollout.sparse_logp for rollout in rollouts]),
+        mask=mask,
+        uniforms=padded([correction_uniforms(3, 1, rollout) for rollout in rollouts]),
+        top_k=lists,
+    )
+    assert torch.equal(corrected.weights_BT, expected.weights)
+    assert torch.equal(corrected.kept_BT, expected.kept(mask))
+    assert corrected.report.items() >= expected.metrics.items()
+    other_step = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 2)
+    assert not torch.equal(other_step.kept_BT, corrected.kept_BT)
+
+
+def test_other_corrections_ask_for_no_lists_and_draw_nothing(model: str, tmp_path: Path) -> None:
+    trainer = Trainer(open_run(short_config(model), tmp_path / "run", resume=False))
+    rollouts = trainer.sample(trainer.next_prompts(), 1)
+    scores = trainer.score(rollouts)
+    assert all(score.logp_at is None for score in scores)
+    corrected = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 1)
+    assert corrected.now_weights is None
+
+
+@pytest.mark.parametrize(
+    "settings", [{"name": "jackpot", "scale": 1e12}, {"name": "icepop", "weight_min": 1e5, "weight_max": 1e6}]
+)
+def test_a_run_in_which_nothing_is_kept_stops_and_resume_finds_it_stopped(
+    settings: dict[str, Any], model: str, tmp_path: Path
+) -> None:
+    config = short_config(model, correction=settings, guard={"empty_steps": 2})
+    result = train(config, tmp_path / "run")
+    assert result.steps == 2
+    assert "kept no token for 2 steps: stopped" in result.stopped
+    assert result.events[0] == "step 1: the correction kept no token: the step trained nothing"
+    assert len(result.events) == 2
+    assert result.checkpoint.name == "step-000002"
+    assert train(config, tmp_path / "run", resume=True) == result
+
+
+def test_empty_steps_are_counted_across_a_resume(model: str, tmp_path: Path) -> None:
+    nothing: dict[str, dict[str, Any]] = {"correction": {"name": "icepop", "weight_min": 1e5, "weight_max": 1e6}}
+    train(short_config(model, **nothing, train={"steps": 1}), tmp_path / "run")
+    result = train(short_config(model, **nothing), tmp_path / "run", resume=True)
+    assert result.steps == 3
+    assert "for 3 steps: stopped" in result.stopped
