@@ -1,4 +1,4 @@
-"""Jackpot in whole runs: its draws belong to the rollouts, its weights to the policy as it moves, and a run that keeps nothing
+"""Jackpot in whole runs: its draws belong to the rollouts, its weights to the policy as it moves. A run that keeps nothing
 stops."""
 
 from __future__ import annotations
