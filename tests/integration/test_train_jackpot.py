@@ -161,7 +161,7 @@ def test_a_run_in_which_nothing_is_kept_stops_and_resume_finds_it_stopped(
     result = train(config, tmp_path / "run")
     assert result.steps == 2
     assert "kept no token for 2 steps: stopped" in result.stopped
-    assert result.events[0] == "step 1: the correction kept no token: the step trained nothing"
+    assert result.events[0] == "step 1: the correction kept no token: the policy learned nothing"
     assert len(result.events) == 2
     assert result.checkpoint.name == "step-000002"
     assert train(config, tmp_path / "run", resume=True) == result

@@ -1,5 +1,5 @@
-"""Watches for steps that train nothing because the correction dropped everything, and stops a run that has nothing else: it
-would go on as if it learned. What the correction drops, and why, is not its business."""
+"""Watches for steps in which the correction dropped everything, and stops a run that has nothing else: it would go on as if the
+policy learned. What the correction drops, and why, is not its business."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class EmptySteps:
         self.in_a_row += 1
         reason = "the correction kept no token" + (" of a rollout with an advantage" if kept else "")
         if not self.most or self.in_a_row < self.most:
-            return Verdict("warn", f"{reason}: the step trained nothing")
+            return Verdict("warn", f"{reason}: the policy learned nothing")
         return Verdict(
             "stop",
-            f"{reason} for {self.in_a_row} steps: stopped, since nothing is trained; raise the KV budget or choose a "
+            f"{reason} for {self.in_a_row} steps: stopped, since the policy learns nothing; raise the KV budget or choose a "
             "milder correction",
         )

@@ -16,7 +16,7 @@ def test_so_many_steps_in_a_row_without_a_kept_token_stop_the_run_and_one_is_onl
     watch = EmptySteps(3)
     verdicts = [watch.watch(step) for step in (report(0), report(0), report(50, trained=40), report(0), report(0))]
     assert [verdict.action for verdict in verdicts] == ["warn", "warn", "none", "warn", "warn"]
-    assert verdicts[0].reason == "the correction kept no token: the step trained nothing"
+    assert verdicts[0].reason == "the correction kept no token: the policy learned nothing"
     last = watch.watch(report(0))
     assert last.action == "stop"
     assert "kept no token for 3 steps: stopped" in last.reason
