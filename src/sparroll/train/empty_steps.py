@@ -1,5 +1,5 @@
-"""Watches for steps in which the correction dropped everything, and stops a run that has nothing else: it would go on as if the
-policy learned. What the correction drops, and why, is not its business."""
+"""Watches for steps in which the correction dropped everything, and stops a run that has nothing else: it would go on as if
+the policy learned. What the correction drops, and why, is not its business."""
 
 from __future__ import annotations
 
