@@ -64,7 +64,8 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     train(short_config(model, **JACKPOT), tmp_path / "one" / "jackpot")
     same_lines(tmp_path / "two" / "jackpot", tmp_path / "one" / "jackpot")
     place = "jackpot/checkpoints/step-000002/model/model.safetensors"
-    assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 1e-6
+    # Four updates of up to 1e-4 each; AdamW makes as much of the rounding of small gradients as of large ones.
+    assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 5e-6
 
 
 def same_lines(out: Path, expected_out: Path) -> None:
