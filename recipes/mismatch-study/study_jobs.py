@@ -1,0 +1,142 @@
+"""Many jobs in processes of their own, so many at a time on each GPU, until they are done or the time is up. Knows
+nothing of what they do, but that SIGINT makes them save and end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+GRACE_SECONDS = 45
+"""What an interrupted job gets to save."""
+
+
+@dataclass
+class Job:
+    name: str
+    command: list[str]
+    log: Path
+    blocked: Callable[[], bool] = lambda: False
+    """True while the job has to wait for another one."""
+    hopeless: Callable[[], str] = lambda: ""
+    """Why it can never run; empty while it may."""
+
+
+@dataclass
+class Outcome:
+    """How a job ended in this call: finished, cut, failed."""
+
+    state: str
+    reason: str = ""
+    seconds: float = 0.0
+
+
+@dataclass
+class _Running:
+    job: Job
+    gpu: int | None
+    process: subprocess.Popen
+    began: float = field(default_factory=time.time)
+
+
+def run_jobs(
+    jobs: list[Job],
+    *,
+    gpus: list[int],
+    at_once: int,
+    deadline: float,
+    threads: int = 1,
+    least_seconds: float = 45.0,
+    on_change: Callable[[dict[str, Outcome]], None] = lambda outcomes: None,
+) -> dict[str, Outcome]:
+    """Outcome per job that ran or can never run. `at_once` jobs share each GPU (or the CPU, without GPUs).
+
+    At `deadline` (of time.time()), and on Ctrl-C, running jobs are interrupted and waited for. No job is begun with less
+    than `least_seconds` left. A job that fails is reported and stops no other.
+    """
+    places: list[int | None] = list(gpus) or [None]
+    waiting, running, outcomes = list(jobs), [], {}
+    interrupted = False
+    try:
+        while waiting or running:
+            now = time.time()
+            changed = _reap(running, outcomes, interrupted=False)
+            for job in [job for job in waiting if job.hopeless()]:
+                waiting.remove(job)
+                outcomes[job.name] = Outcome("failed", job.hopeless())
+                changed = True
+            if changed:
+                on_change(outcomes)
+            if now >= deadline or (not running and now >= deadline - least_seconds):
+                break
+            if now < deadline - least_seconds:
+                _start(waiting, running, places, at_once, threads)
+            if waiting and not running and all(job.blocked() for job in waiting):
+                for job in waiting:
+                    outcomes[job.name] = Outcome("failed", "what it waits for did not come")
+                break
+            time.sleep(0.2)
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        _interrupt(running)
+        _reap(running, outcomes, interrupted=True)
+        on_change(outcomes)
+    if interrupted:
+        raise KeyboardInterrupt
+    return outcomes
+
+
+def _start(waiting: list[Job], running: list[_Running], places: list[int | None], at_once: int, threads: int) -> None:
+    """The next jobs that may run, each on the GPU with the fewest."""
+    for job in [job for job in waiting if not job.blocked()]:
+        load = {place: sum(each.gpu == place for each in running) for place in places}
+        place = min(places, key=lambda each: load[each])
+        if load[place] >= at_once:
+            return
+        environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
+        environment["CUDA_VISIBLE_DEVICES"] = "" if place is None else str(place)
+        job.log.parent.mkdir(parents=True, exist_ok=True)
+        with job.log.open("ab") as log:
+            # A session of its own: Ctrl-C reaches this process, which passes it on once.
+            process = subprocess.Popen(
+                job.command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+            )
+        waiting.remove(job)
+        running.append(_Running(job, place, process))
+
+
+def _reap(running: list[_Running], outcomes: dict[str, Outcome], *, interrupted: bool) -> bool:
+    ended = [each for each in running if each.process.poll() is not None]
+    for each in ended:
+        running.remove(each)
+        code, seconds = each.process.returncode, round(time.time() - each.began, 1)
+        if code == 0:
+            outcomes[each.job.name] = Outcome("finished", seconds=seconds)
+        elif interrupted:
+            outcomes[each.job.name] = Outcome("cut", seconds=seconds)
+        else:
+            outcomes[each.job.name] = Outcome("failed", _last_words(each.job.log, code), seconds)
+    return bool(ended)
+
+
+def _interrupt(running: list[_Running]) -> None:
+    for each in running:
+        if each.process.poll() is None:
+            each.process.send_signal(signal.SIGINT)
+    patience = time.time() + GRACE_SECONDS
+    while time.time() < patience and any(each.process.poll() is None for each in running):
+        time.sleep(0.1)
+    for each in running:
+        if each.process.poll() is None:
+            each.process.kill()
+            each.process.wait()
+
+
+def _last_words(log: Path, code: int) -> str:
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return f"exit code {code}: " + " | ".join(lines[-3:])[-500:]

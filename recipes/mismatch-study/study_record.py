@@ -1,0 +1,139 @@
+"""The whole grid as one record: per run the series of its steps, per row the figures of the table. Reads what the runs
+wrote; runs nothing."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from study_jobs import Outcome
+from study_rows import Row, Settings
+
+from sparroll import records
+from sparroll.train.sinks import read_lines
+
+KIND = "mismatch-study"
+SERIES = (
+    "reward/mean",
+    "reward/groups_all_equal_share",
+    "rollout/response_tokens_mean",
+    "rollout/cut_share",
+    "rollout/kv_read_share",
+    "mismatch/acceptance_mean",
+    "mismatch/acceptance_q05",
+    "mismatch/acceptance_q05_worst_bin",
+    "mismatch/dense_ceiling_q05",
+    "mismatch/kl_sparse_to_dense",
+    "policy/clipped_share",
+    "policy/gradient_norm",
+)
+FAMILIES = (
+    "mismatch/acceptance_q05/",
+    "correction/",
+    "compression/",
+    "controller/",
+    "distill/",
+    "time/",
+)
+"""Of these every metric is kept."""
+
+
+def make_record(
+    settings: Settings, out: Path, rows: list[Row], seeds: list[int], outcomes: Mapping[str, Outcome]
+) -> Path:
+    """OUT/study.json, rewritten in one piece. Runs that were not begun are in it too, as waiting."""
+    runs = [_run(out, row, seed, outcomes.get(f"{row.name}-{seed}"), settings) for row in rows for seed in seeds]
+    table = [summary(row.name, row.about, row.family, [run for run in runs if run["row"] == row.name]) for row in rows]
+    calibration = out / "calibration" / "calibration.json"
+    results = {
+        "table": table,
+        "runs": runs,
+        "calibration": json.loads(calibration.read_text()) if calibration.is_file() else None,
+    }
+    seconds = sum(run["wall_seconds"] or 0.0 for run in runs)
+    return records.write(
+        out / "study.json", KIND, results, config=settings.table(), seed=seeds[0], wall_seconds=seconds
+    )
+
+
+def _run(out: Path, row: Row, seed: int, outcome: Outcome | None, settings: Settings) -> dict[str, Any]:
+    folder = out / "runs" / f"{row.name}-{seed}"
+    metrics = folder / "metrics.jsonl"
+    lines = read_lines(metrics) if metrics.is_file() else []
+    steps = [line for line in lines if "reward/mean" in line]
+    finished = (folder / "result.json").is_file()
+    failed = outcome is not None and outcome.state == "failed" and not finished
+    state = "finished" if finished else "failed" if failed else "cut" if lines else "waiting"
+    result = records.read(folder / "result.json", "train")["results"] if finished else {}
+    return {
+        "row": row.name,
+        "seed": seed,
+        "state": state,
+        "reason": outcome.reason if failed and outcome is not None else "",
+        "steps": len(steps),
+        "wall_seconds": _rounded(
+            sum(line.get("time/step_seconds", 0) + line.get("time/evaluate_seconds", 0) for line in lines)
+        ),
+        "dense_accuracy": [
+            [line["step"], *(_rounded(line[f"evaluate/dense_accuracy{end}"]) for end in ("", "_low", "_high"))]
+            for line in lines
+            if "evaluate/dense_accuracy" in line
+        ],
+        "stopped": result.get("stopped", ""),
+        "events": [f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())][:50],
+        "series": _series(steps),
+    }
+
+
+def _series(steps: list[dict[str, Any]]) -> dict[str, list[float | None]]:
+    names = {name: None for line in steps for name in line if name in SERIES or name.startswith(FAMILIES)}
+    return {name: [_rounded(line.get(name)) for line in steps] for name in names}
+
+
+def _rounded(value: float | None) -> float | None:
+    """To four significant digits."""
+    return None if value is None else float(f"{value:.4g}")
+
+
+def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A line of the table, over the finished runs of a row: {"mean", "low", "high"} over seeds of each figure.
+
+    `tail` and `kl` are means over steps, `tail_last` is the mean of the last five; `masked_share` is of tokens, those of
+    dropped sequences included.
+    """
+    done = [run for run in runs if run["state"] == "finished" and run["dense_accuracy"]]
+    first = [run["dense_accuracy"][0][1] for run in done]
+    last = [run["dense_accuracy"][-1][1] for run in done]
+    figures = {
+        "accuracy_before": first,
+        "accuracy_after": last,
+        "accuracy_change": [after - before for before, after in zip(first, last, strict=True)],
+        "reward_last": [_mean(run["series"]["reward/mean"][-5:]) for run in done],
+        "tail": [_mean(run["series"]["mismatch/acceptance_q05"]) for run in done],
+        "tail_last": [_mean(run["series"]["mismatch/acceptance_q05"][-5:]) for run in done],
+        "kl": [_mean(run["series"]["mismatch/kl_sparse_to_dense"]) for run in done],
+        "masked_share": [_mean(run["series"].get("correction/masked_token_share", [0.0])) for run in done],
+        "effective_sample_share": [_mean(run["series"].get("correction/effective_sample_share", [])) for run in done],
+        "kv_read_share": [_mean(run["series"]["rollout/kv_read_share"]) for run in done],
+        "kv_saved_share": [_mean(run["series"].get("compression/kv_saved_share", [])) for run in done],
+        "response_tokens": [_mean(run["series"]["rollout/response_tokens_mean"]) for run in done],
+        "step_seconds": [_mean(run["series"]["time/step_seconds"]) for run in done],
+        "rollout_seconds": [_mean(run["series"]["time/rollout_seconds"]) for run in done],
+    }
+    about_row = {"row": name, "about": about, "family": family, "seeds": len(done), "runs": len(runs)}
+    return about_row | {figure: _spread(values) for figure, values in figures.items()}
+
+
+def _mean(values: list[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.fmean(known) if known else None
+
+
+def _spread(values: list[float | None]) -> dict[str, float] | None:
+    known = [value for value in values if value is not None]
+    if not known:
+        return None
+    return {"mean": _rounded(statistics.fmean(known)), "low": min(known), "high": max(known)}

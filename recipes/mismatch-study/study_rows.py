@@ -1,0 +1,196 @@
+"""The study's grid as data: what all runs share, what each row changes, and the `sparroll train` tables that come of it.
+Runs nothing."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import table_sums
+from table_sums import LEVELS
+
+from sparroll.attention.selectors import PageMean
+from sparroll.errors import UserError, nearest
+from sparroll.schedule import Schedule
+from sparroll.train.config import TrainConfig
+from sparroll.train.config_file import config_from
+
+Tables = dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What all rows share. Written to OUT/settings.json; a resumed study must agree."""
+
+    model: str
+    """Folder that from_pretrained reads."""
+    level: int = 6
+    temperature: float = 1.0
+    engine: str = "hf"
+    """Of the rows that do not evict; those always run on HFEngine."""
+    device: str = "cuda"
+    dtype: str = "bf16"
+    """Arithmetic of trainer and engine. The trainer's weights are fp32."""
+    steps: int = 25
+    prompts_per_step: int = 8
+    samples_per_prompt: int = 8
+    lr: float = 2e-5
+    evaluate_prompts: int = 128
+    max_batch: int = 128
+    micro_batch_tokens: int = 65_536
+    checkpoint_every_steps: int = 5
+    top_k: int = 20
+    page_tokens: int = 16
+    first_tokens: int = 16
+    recent_tokens: int = 32
+    dense_layers: tuple[int, ...] = (0, 1)
+    bin_tokens: int = 256
+    fixed_budget: int = 256
+    eviction_budget: int = 1024
+    """Tokens that R-KV and SnapKV keep, the prompt's included: equal memory."""
+    targets: tuple[float, ...] = (0.75, 0.80, 0.86, 0.92)
+    distill_target: float = 0.75
+    """The cheap schedule under which the adapter is trained: one of `targets`."""
+    controller_target: float = 0.86
+    budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
+    """Grid of the sweep that all calibrated schedules share, in tokens. The largest holds every context, so each target
+    has a budget."""
+    calibration_prompts: int = 16
+    calibration_samples: int = 2
+    gpu_memory_share: float = 0.2
+    """Only for vLLM: of one run, so several fit on a GPU."""
+    keep_checkpoints: bool = False
+
+    def __post_init__(self) -> None:
+        if self.level not in LEVELS:
+            raise UserError(f"{table_sums.NAME} has no level {self.level}", f"levels are {', '.join(map(str, LEVELS))}")
+        if self.distill_target not in self.targets:
+            raise UserError(f"distill_target must be one of the targets {self.targets}, got {self.distill_target}")
+
+    @property
+    def selector(self) -> PageMean:
+        return PageMean(page_tokens=self.page_tokens, first_tokens=self.first_tokens, recent_tokens=self.recent_tokens)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """A tenth more than a right response has."""
+        return round(LEVELS[self.level].response_tokens * 1.1)
+
+    def table(self) -> dict[str, Any]:
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+    @staticmethod
+    def from_table(table: dict[str, Any]) -> Settings:
+        return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table, run once per seed."""
+
+    name: str
+    family: str
+    about: str
+    """For the table in docs: what this row does."""
+    schedule: str = "dense"
+    """dense, fixed, or calibrated-0.86."""
+    tables: Tables = field(default_factory=dict)
+    """Sections of the configuration that differ from what all share."""
+    hf_only: bool = False
+
+
+def rows(settings: Settings) -> dict[str, Row]:
+    """All rows by name, in the order of the table."""
+    made = [Row("dense", "dense", "dense rollouts", tables=_correction("none"))]
+    fixed = f"{settings.fixed_budget} tokens at every length"
+    for name in ("none", "tis", "icepop", "sparse_rl", "jackpot"):
+        made.append(Row(f"fixed-{name}", "fixed", f"{fixed}, correction `{name}`", "fixed", _correction(name)))
+    for kind in ("r_kv", "snap_kv"):
+        for name in ("none", "sparse_rl"):
+            tables = _correction(name) | {"compression": {"kind": kind, "budget_tokens": settings.eviction_budget}}
+            about = f"`{kind}` keeps {settings.eviction_budget} tokens, correction `{name}`"
+            made.append(Row(f"{kind}-{name}", "eviction", about, tables=tables, hf_only=True))
+    for target in settings.targets:
+        name = f"calibrated-{target:.2f}"
+        made.append(Row(name, "calibrated", f"schedule calibrated to {target:.2f}, TIS", name, _correction("tis")))
+    cheap = f"calibrated-{settings.distill_target:.2f}"
+    tables = _correction("tis") | {"distill": {"enabled": True}}
+    made.append(Row("distill", "adaptive", f"DistillSparse under the schedule of {cheap}, TIS", cheap, tables))
+    tables = _correction("tis") | {"controller": {"target": settings.controller_target}}
+    about = f"controller holds {settings.controller_target:.2f}, started from {fixed}, TIS"
+    made.append(Row("controller", "adaptive", about, "fixed", tables))
+    return {row.name: row for row in made}
+
+
+def _correction(name: str) -> Tables:
+    return {"correction": {"name": name}}
+
+
+def chosen(settings: Settings, names: list[str] | None) -> list[Row]:
+    """The named rows; all without names. Names that do not exist, and rows that this sparroll cannot run, are errors."""
+    known = rows(settings)
+    for name in names or []:
+        if name not in known:
+            raise UserError(f"the study has no row {name!r}", nearest(name, list(known)))
+    taken = [row for row in known.values() if not names or row.name in names]
+    for row in taken:
+        missing = [section for section in row.tables if section not in TrainConfig.model_fields]
+        if missing:
+            raise UserError(f"row {row.name} needs the section [{missing[0]}]", "leave the row out with --rows")
+    return taken
+
+
+def schedule_path(out: Path, row: Row) -> Path | None:
+    """Where the row's schedule is, or will be; None for full attention."""
+    return None if row.schedule == "dense" else out / "calibration" / f"{row.schedule}.toml"
+
+
+def write_fixed_schedule(settings: Settings, out: Path) -> Path:
+    schedule = Schedule.fixed(settings.fixed_budget, settings.selector, settings.dense_layers)
+    return schedule.save(out / "calibration" / "fixed.toml")
+
+
+def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfig:
+    """The configuration of one run. The task has to be registered."""
+    path = schedule_path(out, row)
+    tables: Tables = {
+        "model": {"name": settings.model, "device": settings.device},
+        "task": {
+            "name": table_sums.NAME,
+            "level": settings.level,
+            "train_prompts": settings.steps * settings.prompts_per_step,
+        },
+        "rollout": {
+            "engine": "hf" if row.hf_only else settings.engine,
+            "schedule": str(path) if path else "dense",
+            "samples_per_prompt": settings.samples_per_prompt,
+            "temperature": settings.temperature,
+            "max_new_tokens": settings.max_new_tokens,
+            "max_batch": settings.max_batch,
+            "dtype": settings.dtype,
+            "top_k": settings.top_k,
+            "gpu_memory_share": settings.gpu_memory_share,
+        },
+        "train": {
+            "steps": settings.steps,
+            "prompts_per_step": settings.prompts_per_step,
+            "lr": settings.lr,
+            "beta2": 0.95,
+            "dtype": settings.dtype,
+            "micro_batch_tokens": settings.micro_batch_tokens,
+            "seed": seed,
+        },
+        "mismatch": {"bin_tokens": settings.bin_tokens},
+        "guard": {"action": "off"},
+        "evaluate": {
+            "prompts": settings.evaluate_prompts,
+            "every_steps": max(1, settings.steps // 2),
+            "temperature": settings.temperature,
+        },
+        "checkpoint": {"every_steps": settings.checkpoint_every_steps, "keep": 1},
+        "log": {"sinks": []},
+    }
+    for section, table in row.tables.items():
+        tables[section] = tables.get(section, {}) | table
+    return config_from(tables)
