@@ -44,6 +44,7 @@ DRY = {
     "first_tokens": 4,
     "recent_tokens": 8,
     "bin_tokens": 64,
+    "top_k": 1000,
     "fixed_budget": 24,
     "eviction_budget": 48,
     "budgets": (24, 48, 160),

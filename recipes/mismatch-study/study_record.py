@@ -136,4 +136,4 @@ def _spread(values: list[float | None]) -> dict[str, float] | None:
     known = [value for value in values if value is not None]
     if not known:
         return None
-    return {"mean": _rounded(statistics.fmean(known)), "low": min(known), "high": max(known)}
+    return {"mean": _rounded(statistics.fmean(known)), "low": _rounded(min(known)), "high": _rounded(max(known))}

@@ -29,7 +29,7 @@ STAGES = (
     Stage((12, 40), (6, 16), 6, 32_768),
     Stage((48, 112), (12, 32), 8, 65_536),
     Stage((128, 288), (24, 64), 12, 131_072),
-    Stage((488, 536), (60, 80), 12, 131_072),
+    Stage((480, 680), (24, 80), 12, 131_072),
 )
 """The first one is what lookups start from: among two or three rows a guess is often right, and learning takes hold within
 a hundred steps; among six it had not after five hundred. The last one is what the study uses."""

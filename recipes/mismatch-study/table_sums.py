@@ -118,10 +118,14 @@ LEVELS: dict[int, Shape] = {
     2: Shape(96, (4,) * 6),
     3: Shape(256, (5,) * 8),
     **{operands: _full(operands) for operands in (4, 5, 6, 7, 8, 9, 10, 12)},
-    **{100 + entries: _full(6, entries) for entries in (24, 36, 48, 60, 90)},
+    **{
+        100 + entries: _full(6, entries, rows)
+        for entries, rows in ((24, 656), (36, 624), (48, 600), (60, 552), (90, 488))
+    },
 }
-"""0 to 3 are short. From 4 on a level is the operands of a group: the more, the more often a draw goes wrong, at contexts
-that end at about 4,300 tokens. 124 to 190 are groups of six with 24 to 90 entries in all (contexts of 3,500 to 4,600)."""
+"""0 to 3 are short. From 4 on a level is the operands of a group: the more, the more often a draw goes wrong. 124 to 190 are
+groups of six with 24 to 90 entries in all: responses of 350 to 1,300 tokens. All but the short ones have contexts that end
+between 4,200 and 4,450 tokens."""
 
 
 def draw(rng: np.random.Generator, shape: Shape, count: int) -> np.ndarray:
