@@ -15,7 +15,7 @@ from torch import Tensor
 from integration.train_runs import short_config, write_model
 from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
-from sparroll.train import TrainConfig, checkpoint, train
+from sparroll.train import TrainConfig, checkpoint, distill, train
 from sparroll.train.loop import Trainer
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
@@ -271,6 +271,21 @@ def test_objectives_epochs_checkpointing_and_bf16_run(
     assert all(line["distill/gradient_norm"] > 0 for line in steps)
     if changes.get("distill", {}).get("objective") == "kl":
         assert steps[0]["distill/loss"] == pytest.approx(steps[0]["distill/kl"], rel=1e-5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+def test_the_adapted_layers_are_checkpointed_where_the_policys_are(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+) -> None:
+    modes = []
+
+    def recorded(adapted: torch.nn.Module, *given: Any) -> Tensor:
+        modes.append(adapted.training)
+        return response_logp(adapted, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(distill, "response_logp", recorded)
+    train(config(model, train={"steps": 1, "gradient_checkpointing": checkpointing}), tmp_path / "run")
+    assert modes and set(modes) == {checkpointing}
 
 
 def test_micro_batches_do_not_change_the_adapter(model: str, straight: Path, tmp_path: Path) -> None:

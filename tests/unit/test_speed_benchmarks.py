@@ -12,7 +12,7 @@ from types import ModuleType
 import numpy as np
 import pytest
 
-from sparroll import Schedule
+from sparroll import Schedule, records
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
@@ -22,7 +22,8 @@ def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
     sys.path.insert(0, BENCHMARKS)
     try:
         yield {
-            name: importlib.import_module(name) for name in ("vllm_engines", "rollout", "decode_step", "profile_step")
+            name: importlib.import_module(name)
+            for name in ("vllm_engines", "rollout", "decode_step", "profile_step", "sparse_training")
         }
     finally:
         sys.path.remove(BENCHMARKS)
@@ -145,3 +146,18 @@ def test_floors_of_a_sparse_layer_add_up_to_what_the_schedule_must_read(
     assert floors["attention, FA3"] == np.sum(contexts) * rollout.kv_bytes()
     # Scores and lists of units are written and read besides.
     assert reading < floors["attention, FA3"] + floors["scores"] + floors["gather"] < 1.1 * reading
+
+
+def test_the_sparse_training_benchmark_runs_from_checks_to_record(
+    benchmark_modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(benchmark_modules["sparse_training"], "ODD_TOKENS", (1, 17))
+    out = tmp_path / "record.json"
+    sizes = "--heads 4 --kv-heads 2 --head-dim 32 --layers 3 --hidden 64 --vocabulary 100 --tokens 560 --repeats 1"
+    how = "--device cpu --impl reference --dtype float32 --passes 1"
+    benchmark_modules["sparse_training"].main(["--out", str(out), *sizes.split(), *how.split()])
+    results = records.read(out, "sparse-training")["results"]
+    assert len(results["checks"]) == 6
+    assert [(row["tokens"], row["queries"]) for row in results["layer"]] == [(560, "random"), (560, "smooth")]
+    assert all(row["read_share"] <= row["loaded_share"] <= 1 for row in results["layer"])
+    assert {"sparse", "dense", "both_sparse_over_dense"} <= results["model"].keys()

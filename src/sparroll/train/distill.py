@@ -66,8 +66,13 @@ class AdapterUpdate:
         sums, train = LossSums(), self.train
         if batch is not None:
             rows = list(range(len(batch.prompt_tokens_B)))
-            for members in micro_batches(batch, rows, train.micro_batch_tokens, train.micro_batch_rollouts):
-                sums.add(self._one_pass(take(batch, members, self.adapter.model.device), schedule, tokens))
+            # transformers checkpoints activations only in training mode; the adapted module's mode is its own.
+            self.adapter.adapted.train(train.gradient_checkpointing)
+            try:
+                for members in micro_batches(batch, rows, train.micro_batch_tokens, train.micro_batch_rollouts):
+                    sums.add(self._one_pass(take(batch, members, self.adapter.model.device), schedule, tokens))
+            finally:
+                self.adapter.adapted.eval()
         self.ranks.sum_gradients(self.adapter.parameters)
         total = LossSums()
         for part in self.ranks.gather([sums]):

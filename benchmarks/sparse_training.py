@@ -1,0 +1,266 @@
+"""The sparse policy's training forward and backward against dense attention, on a CUDA GPU.
+
+    python benchmarks/sparse_training.py --out benchmarks/results/sparse-training-h200.json     # about two minutes
+
+First the compiled kernels against the reference at odd sizes: nothing is timed before that holds. Then one layer of
+Qwen3-1.7B's attention at each length: the choice of units, forward, and forward with backward, medians of warm repeats,
+beside torch's flash attention of the same shape. How much a block of 32 positions loads depends on how alike their choices
+are, so queries come in two kinds: `random` (nothing alike: the worst there is) and `smooth` (neighbours alike). Last one
+whole training pass (forward and backward) of a model of that shape with random weights, bf16, gradient checkpointing and a
+LoRA adapter: seconds and peak GPU memory, sparse and dense.
+`--device cpu --impl reference` with small sizes runs everything but the GPU's own figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from sparroll import records
+from sparroll.attention.masked import implementation, masked_attention
+from sparroll.attention.unit_words import chosen_words, unpack
+from sparroll.engines.adapter import Adapter
+from sparroll.engines.scoring import response_logp
+from sparroll.progress import quiet_transformers
+from sparroll.schedule import Schedule
+from sparroll.types import TokenBatch
+
+ODD_TOKENS = (1, 15, 17, 63, 100, 1000)
+# Query heads per KV head, head size, dtype.
+CHECKED = ((2, 128, torch.bfloat16), (4, 64, torch.float32), (8, 96, torch.float16))
+PROMPT_TOKENS = 512
+SMOOTH_OVER = 64
+"""Positions over which smooth queries go from one random direction to the next."""
+
+
+def checks(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Largest error of output and gradients over the largest value, next to what is allowed. AssertionError beyond it."""
+    found = []
+    for group, dim, dtype in CHECKED:
+        if options.device == "cpu" and dtype == torch.bfloat16:
+            # Triton's interpreter multiplies the bits of bf16 matrices instead of their values.
+            dtype = torch.float16
+        for tokens in ODD_TOKENS:
+            generator = torch.Generator().manual_seed(tokens)
+
+            def made(heads: int, tokens: int = tokens, dim: int = dim, dtype: torch.dtype = dtype) -> Tensor:
+                drawn = torch.randn(2, tokens, heads, dim, generator=generator)  # noqa: B023
+                return drawn.to(options.device, dtype).transpose(1, 2)
+
+            query, keys, values, grad_out = made(2 * group), made(2), made(2), made(2 * group)
+            units = -(-tokens // 16)
+            words = torch.randint(-(1 << 31), 1 << 31, (2, 2, -(-tokens // 32), units), generator=generator)
+            words = words.int().to(options.device)
+            words[:, :, :, ::3] &= words[:, :, :, ::3] >> 7
+            exact = _both(query.double(), keys.double(), values.double(), grad_out.double(), words, "reference")
+            ours = _both(query, keys, values, grad_out, words, options.impl)
+            worst = 0.0
+            for name, mine, known in zip(("out", "dq", "dk", "dv"), ours, exact, strict=True):
+                largest = max(float(known.abs().max()), 0.1)
+                error = float((mine.double() - known).abs().max()) / largest
+                allowed = 4 * torch.finfo(dtype).eps + 1e-5
+                assert error <= allowed, (
+                    f"{tokens} tokens, group {group}, {dtype}: {name} off by {error:.1e} of {allowed:.1e}"
+                )
+                worst = max(worst, error)
+            found.append({"tokens": tokens, "group": group, "head_dim": dim, "dtype": str(dtype), "error": worst})
+    return found
+
+
+def _both(query: Tensor, keys: Tensor, values: Tensor, grad_out: Tensor, words: Tensor, impl: str) -> list[Tensor]:
+    leaves = [each.detach().requires_grad_() for each in (query, keys, values)]
+    out = masked_attention(*leaves, words, 16, query.shape[-1] ** -0.5, impl)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad_out)]
+
+
+def layer(options: argparse.Namespace, schedule: Schedule, tokens: int, queries: str) -> dict[str, Any]:
+    """One layer's attention at one length."""
+    device, dtype = options.device, getattr(torch, options.dtype)
+    torch.manual_seed(tokens)
+
+    def made(heads: int, smooth: bool = False) -> Tensor:
+        drawn = torch.randn(1, heads, tokens, options.head_dim, device=device)
+        if smooth:
+            every = torch.randn(1, heads, -(-tokens // SMOOTH_OVER) + 1, options.head_dim, device=device).flatten(0, 1)
+            slow = F.interpolate(every.mT, size=tokens, mode="linear", align_corners=True).mT.unflatten(0, (1, heads))
+            drawn = slow + 0.3 * drawn
+        return drawn.to(dtype).transpose(1, 2).contiguous().transpose(1, 2).requires_grad_()
+
+    leaves = [made(options.heads, queries == "smooth"), made(options.kv_heads), made(options.kv_heads)]
+    grad_out = torch.randn_like(leaves[0])
+    context = torch.arange(1, tokens + 1, device=device)
+    budgets = schedule.kv_budget_tokens(context)
+    dense = ((context <= PROMPT_TOKENS) | (budgets >= context))[None]
+    unit, scale = schedule.selector.unit_tokens, options.head_dim**-0.5
+
+    def choose() -> Tensor:
+        return chosen_words(leaves[0].detach(), leaves[1].detach(), dense, budgets, schedule.selector, scale)
+
+    words = choose()
+
+    def sparse() -> Tensor:
+        return masked_attention(*leaves, words, unit, scale, options.impl)
+
+    def flash() -> Tensor:
+        only = sdpa_kernel(SDPBackend.FLASH_ATTENTION) if device == "cuda" else contextlib.nullcontext()
+        with only:
+            return F.scaled_dot_product_attention(*leaves, is_causal=True, scale=scale, enable_gqa=True)
+
+    def with_backward(attend: Callable[[], Tensor]) -> Callable[[], object]:
+        return lambda: torch.autograd.grad(attend(), leaves, grad_out)
+
+    row: dict[str, Any] = {"tokens": tokens, "queries": queries, **_shares(words, unit, tokens)}
+    row["choose_ms"] = _median_ms(choose, options, repeats=max(2, options.repeats // 3))
+    for name, attend in (("sparse", sparse), ("dense", flash)):
+        with torch.no_grad():
+            row[f"{name}_forward_ms"] = _median_ms(attend, options)
+        row[f"{name}_both_ms"] = _median_ms(with_backward(attend), options)
+    row["words_bytes"] = words.numel() * 4
+    row["extra_bytes"] = _extra_bytes(with_backward(sparse), leaves, options)
+    return row
+
+
+def _shares(words: Tensor, unit: int, tokens: int) -> dict[str, float]:
+    """Of the units that causal attention reads: those that positions read, and those that blocks of 32 load."""
+    first = torch.arange(words.shape[3], device=words.device) * unit
+    last = torch.arange(words.shape[2], device=words.device) * 32 + 31
+    whole = int((first <= last.clamp_max(tokens - 1)[:, None]).sum()) * words.shape[1]
+    seen = int((first <= torch.arange(tokens, device=words.device)[:, None]).sum()) * words.shape[1]
+    read = sum(int(unpack(words, at, min(at + 1024, tokens)).sum()) for at in range(0, tokens, 1024))
+    return {"read_share": read / seen, "loaded_share": int((words != 0).sum()) / whole}
+
+
+def _extra_bytes(run: Callable[[], object], leaves: list[Tensor], options: argparse.Namespace) -> int | None:
+    """Peak memory of a forward and backward beyond what was there and beyond output and gradients."""
+    if options.device != "cuda":
+        return None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    run()
+    results = 2 * leaves[0].nbytes + leaves[1].nbytes + leaves[2].nbytes
+    return torch.cuda.max_memory_allocated() - before - results
+
+
+def model(options: argparse.Namespace, schedule: Schedule) -> dict[str, Any]:
+    """One training pass of a whole model, sparse and dense."""
+    quiet_transformers()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(
+        "qwen3", vocab_size=options.vocabulary, hidden_size=options.hidden, intermediate_size=3 * options.hidden,
+        num_hidden_layers=options.layers, num_attention_heads=options.heads, num_key_value_heads=options.kv_heads,
+        head_dim=options.head_dim, max_position_embeddings=max(options.tokens) + 1, tie_word_embeddings=True,
+        rope_theta=1_000_000.0, pad_token_id=0, eos_token_id=None,
+    )  # fmt: skip
+    with torch.device(options.device):
+        base = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
+    adapter = Adapter(base)
+    adapter.adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    adapter.adapted.train()
+    length = options.model_tokens
+    prompt = min(PROMPT_TOKENS, length // 2)
+    counts = (torch.tensor([each], device=options.device) for each in (prompt, length - prompt))
+    ids = torch.randint(1, options.vocabulary, (1, length), device=options.device)
+    batch = TokenBatch(ids, *counts, torch.zeros(1, length - prompt, device=options.device))
+    found: dict[str, Any] = {"tokens": length, "parameters": sum(each.numel() for each in base.parameters())}
+    for name, used in (("sparse", schedule), ("dense", None)):
+        passes = []
+        for _ in range(options.passes + 1):
+            if options.device == "cuda":
+                torch.cuda.reset_peak_memory_stats()
+            started = _now(options)
+            logp = response_logp(adapter.adapted, batch, 1.0, used, impl=options.impl)
+            forward = _now(options)
+            logp.mean().backward()
+            passes.append({"forward_seconds": forward - started, "both_seconds": _now(options) - started})
+            assert all(bool(each.grad.isfinite().all()) for each in adapter.parameters if each.grad is not None)
+            for each in adapter.parameters:
+                each.grad = None
+            del logp
+        peak = torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else None
+        # The first pass compiles and fills allocator pools.
+        best = min(passes[1:], key=lambda taken: taken["both_seconds"])
+        found[name] = {**best, "peak_gib": peak, "all_passes": passes}
+    found["both_sparse_over_dense"] = found["sparse"]["both_seconds"] / found["dense"]["both_seconds"]
+    return found
+
+
+def _now(options: argparse.Namespace) -> float:
+    if options.device == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def _median_ms(run: Callable[[], object], options: argparse.Namespace, repeats: int | None = None) -> float:
+    run(), run()
+    taken = []
+    for _ in range(repeats or options.repeats):
+        started = _now(options)
+        run()
+        taken.append(_now(options) - started)
+    return 1000 * statistics.median(taken)
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    columns = {
+        "tokens": "6d", "queries": "8s", "read_share": "11.3f", "loaded_share": "13.3f", "choose_ms": "10.2f",
+        "sparse_forward_ms": "18.2f", "dense_forward_ms": "17.2f", "sparse_both_ms": "15.2f", "dense_both_ms": "14.2f",
+    }  # fmt: skip
+    lines = [" ".join(columns)]
+    lines += [" ".join(f"{row[name]:{form}}".ljust(len(name)) for name, form in columns.items()) for row in rows]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--device", default="cuda", choices=["cpu", "cuda"])
+    parser.add_argument("--impl", default="auto", help="what runs the sparse attention")
+    parser.add_argument("--dtype", default="bfloat16", choices=["bfloat16", "float16", "float32"])
+    parser.add_argument("--schedule", default="qwen3-1.7b-0.86")
+    parser.add_argument("--tokens", type=int, nargs="+", default=[4096, 16_384, 32_768])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--passes", type=int, default=2, help="timed passes of the whole model; 0 leaves it out")
+    parser.add_argument("--model-tokens", type=int, help="length of the whole model's pass (default: the longest)")
+    options = parser.parse_args(arguments)
+    options.impl = implementation(options.impl, options.device)
+    options.model_tokens = options.model_tokens or max(options.tokens)
+    started, schedule = time.perf_counter(), Schedule.load(options.schedule)
+    results: dict[str, Any] = {"impl": options.impl, "checks": checks(options)}
+    print(f"{options.impl} equals the reference in {len(results['checks'])} cases", flush=True)
+    results["layer"] = [
+        layer(options, schedule, tokens, queries) for tokens in options.tokens for queries in ("random", "smooth")
+    ]
+    print(table(results["layer"]), flush=True)
+    if options.passes:
+        results["model"] = model(options, schedule)
+        for name in ("sparse", "dense"):
+            taken = results["model"][name]
+            memory = "" if taken["peak_gib"] is None else f", peak {taken['peak_gib']:.1f} GiB"
+            print(
+                f"model, {options.model_tokens} tokens, {name}: forward {taken['forward_seconds']:.2f} s, "
+                f"with backward {taken['both_seconds']:.2f} s{memory}"
+            )
+    wall = time.perf_counter() - started
+    path = records.write(options.out, "sparse-training", results, config=vars(options), seed=0, wall_seconds=wall)
+    print(f"wrote {path} after {wall:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
