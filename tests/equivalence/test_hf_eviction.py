@@ -26,13 +26,15 @@ POLICIES = [
 by_name = pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.name}-{policy.every_tokens}")
 
 
-def check(model: torch.nn.Module, policy: Compression, rollout: Rollout, greedy: bool = False) -> None:
+def check(
+    model: torch.nn.Module, policy: Compression, rollout: Rollout, greedy: bool = False, within: float = 2e-5
+) -> None:
     """Every token's log-probability is the oracle's, and the share read what it held."""
     oracle, held, context = Oracle(model, policy), 0, 0
     oracle.prefill(rollout.prompt_ids)
     for number, token in enumerate(rollout.response_ids):
         logp = torch.log_softmax(oracle.logits, -1)
-        assert float(logp[token]) == pytest.approx(float(rollout.sparse_logp[number]), abs=2e-5)
+        assert float(logp[token]) == pytest.approx(float(rollout.sparse_logp[number]), abs=within)
         if greedy:
             assert token == int(logp.argmax())
         if number + 1 < len(rollout.response_ids):
@@ -129,10 +131,10 @@ def test_memory_stays_near_budget_and_interval_whatever_the_context(kind: str) -
     engine = HFEngine(model, compression=policy, max_batch=8)
     engine.generate(asked, n=2, max_new_tokens=400)
     report = engine.report()
-    # 6 rows, 4 layers, K and V, 2 heads of 16 in fp32; one tensor is there twice while it grows.
+    # 6 rows, 2 heads of 16 in fp32; K and V of 4 layers, the last of which is there twice while it grows from 33 to 48.
     token_bytes = 6 * 2 * 16 * 4
     recent = 4 * policy.query_tokens * 2 * token_bytes
-    assert 8 * 48 * token_bytes + recent <= report.peak_kv_bytes <= (8 + 1) * 48 * token_bytes + recent
+    assert report.peak_kv_bytes == (8 * 48 + 33) * token_bytes + recent
     dense = HFEngine(model, max_batch=8)
     dense.generate(asked, n=2, max_new_tokens=400)
     assert report.peak_dense_kv_bytes == dense.report().peak_kv_bytes == dense.report().peak_dense_kv_bytes

@@ -76,7 +76,8 @@ def rollout(
         _sample(engine, ids, sink, n, max_new_tokens, temperature, seed, bars.bar("rollouts"))
     rows = sink.rows()
     summary = _summary(rows, source, task) | {"engine": engine.report().table()}
-    if policy is not None:
+    if engine.report().peak_dense_kv_bytes and policy is not None:
+        # Of what was sampled now: rollouts of an earlier sitting have no cache any more.
         summary["kv_saved_share"] = engine.report().kv_saved_share
     path = records.write(
         out / "record.json", "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started

@@ -14,8 +14,8 @@ from torch.nn import functional as F
 from sparroll.compression.base import Scored, observed_attention
 from sparroll.errors import UserError
 
-_SIMILARITY_ELEMENTS = 1 << 27
-"""Similarities (request, head, key, key) that exist at a time: 512 MB."""
+_SIMILARITY_ELEMENTS = 1 << 25
+"""Similarities (request, head, key, key) that exist at a time: about 0.5 GB with what is made of them."""
 _NORM_FLOOR = 1e-8
 
 
@@ -63,7 +63,7 @@ class RKV(Scored):
 
     def redundancy(self, keys: Tensor, tokens: Tensor) -> Tensor:
         """[R, H, C], summing to 1 over the filled slots: keys [R, H, C, D], tokens [R]."""
-        slots_C = torch.arange(keys.shape[2], device=keys.device)
+        slots_C = torch.arange(keys.shape[2], dtype=torch.int32, device=keys.device)
         filled_RC = slots_C < tokens[:, None]
         # Empty slots become the zero vector: it resembles nothing.
         unit_RHCD = keys / keys.norm(dim=-1, keepdim=True).clamp_min(_NORM_FLOOR)

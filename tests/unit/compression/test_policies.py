@@ -76,6 +76,16 @@ def test_of_equal_keys_r_kv_keeps_the_latest() -> None:
     )
 
 
+@pytest.mark.parametrize("threshold", [-1.0, 0.5])
+def test_empty_slots_change_no_score(threshold: float) -> None:
+    policy, layer, tokens = RKV(similarity_threshold=threshold), a_layer([40, 23], 4), torch.tensor([40, 23])
+    together = policy.redundancy(layer["keys"], tokens)
+    for row, count in enumerate(tokens.tolist()):
+        alone = policy.redundancy(layer["keys"][row : row + 1, :, :count], tokens[row : row + 1])
+        torch.testing.assert_close(together[row, :, :count], alone[0], rtol=1e-6, atol=0)
+        assert not together[row, :, count:].any()
+
+
 def test_similarities_in_pieces_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     layer = a_layer([40, 23], 4)
     policy, tokens = RKV(budget_tokens=9, window_tokens=4), torch.tensor([40, 23])

@@ -1,0 +1,111 @@
+"""What eviction costs and saves in HFEngine: seconds of a decode step, and bytes of the cache, dense and under each policy.
+Random weights: neither depends on them.
+
+    python benchmarks/eviction.py --device cuda --dtype bfloat16 --layers 28 --out benchmarks/results/eviction-h200.json
+
+Two lengths: one that stays within the budget, where a policy only keeps the books, and one far above it, where it
+compresses every so many steps and reads less. `peak_kv_bytes` is the engine's own figure; on a GPU the allocator's peak
+above the weights stands beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from sparroll import records
+from sparroll.compression import Compression, compression_kinds, make_compression
+from sparroll.engines import HFEngine
+from sparroll.progress import Progress
+
+
+def build(options: argparse.Namespace) -> PreTrainedModel:
+    """The shape of Qwen3-1.7B with fewer words, and as many layers as asked for."""
+    torch.manual_seed(options.seed)
+    config = AutoConfig.for_model(
+        "qwen3",
+        vocab_size=512,
+        hidden_size=options.hidden,
+        intermediate_size=3 * options.hidden,
+        num_hidden_layers=options.layers,
+        num_attention_heads=16,
+        num_key_value_heads=8,
+        head_dim=128,
+        max_position_embeddings=40_960,
+        tie_word_embeddings=True,
+        pad_token_id=0,
+        eos_token_id=None,
+    )
+    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype)).to(options.device).eval()
+
+
+def measured(model: PreTrainedModel, policy: Compression | None, new_tokens: int, options: argparse.Namespace) -> Any:
+    engine = HFEngine(model, compression=policy, max_batch=options.batch)
+    prompt = list(range(1, 1 + options.prompt))
+    engine.generate([prompt], options.batch, max_new_tokens=4)
+    engine.reset_report()
+    on_gpu = options.device == "cuda"
+    if on_gpu:
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated() if on_gpu else 0
+    started = time.perf_counter()
+    rollouts = engine.generate([prompt], options.batch, max_new_tokens=new_tokens)
+    seconds = time.perf_counter() - started
+    report = engine.report()
+    return {
+        "policy": policy.table() if policy else None,
+        "prompt_tokens": options.prompt,
+        "new_tokens": new_tokens,
+        "attention": rollouts[0].attention,
+        "seconds_per_step": seconds / new_tokens,
+        "kv_read_share": report.kv_read_share,
+        "peak_kv_bytes": report.peak_kv_bytes,
+        "peak_dense_kv_bytes": report.peak_dense_kv_bytes,
+        "kv_saved_share": report.kv_saved_share,
+        "allocator_peak_bytes": torch.cuda.max_memory_allocated() - before if on_gpu else None,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"])
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--prompt", type=int, default=128)
+    parser.add_argument("--budget", type=int, default=512)
+    parser.add_argument("--new", type=int, nargs=2, default=[256, 2048], help="within the budget, and far above it")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    started = time.perf_counter()
+    model = build(options)
+    policies = [None, *(make_compression(kind, budget_tokens=options.budget) for kind in compression_kinds())]
+    cases = [(policy, new_tokens) for new_tokens in options.new for policy in policies]
+    rows = []
+    with Progress() as bars:
+        on_progress = bars.bar("runs")
+        for done, (policy, new_tokens) in enumerate(cases):
+            rows.append(measured(model, policy, new_tokens, options))
+            on_progress(done + 1, len(cases))
+    wall = time.perf_counter() - started
+    settings = {name: value for name, value in vars(options).items() if name != "out"}
+    config = {**settings, "threads": torch.get_num_threads()}
+    path = records.write(options.out, "eviction", {"runs": rows}, config=config, seed=options.seed, wall_seconds=wall)
+    for (policy, new_tokens), row in zip(cases, rows, strict=True):
+        name = policy.name if policy else "dense"
+        step, kept = 1000 * row["seconds_per_step"], row["peak_kv_bytes"] / 2**20
+        print(
+            f"{new_tokens:6} new  {name:14} {step:8.2f} ms a step  {kept:9.1f} MB, saved {row['kv_saved_share']:6.1%}"
+        )
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()
