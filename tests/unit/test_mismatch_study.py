@@ -1,0 +1,223 @@
+"""recipes/mismatch-study, the grid's part: rows, the scheduler, the record, the figures."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from sparroll import records
+from sparroll.errors import UserError
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "mismatch-study"
+sys.path.insert(0, str(RECIPE))
+
+import plots  # noqa: E402
+import study  # noqa: E402
+import study_worker  # noqa: E402
+import table_sums  # noqa: E402
+from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
+from study_jobs import Job, Outcome, run_jobs  # noqa: E402
+from study_record import KIND, make_record, summary  # noqa: E402
+from study_rows import Settings, chosen, rows, run_config, schedule_path, write_fixed_schedule  # noqa: E402
+
+
+@pytest.fixture(autouse=True)
+def _the_task_is_registered():
+    table_sums.register()
+
+
+# -- rows ----------------------------------------------------------------------------------------------------------------
+
+
+def test_the_grid_holds_every_row_that_was_asked_for() -> None:
+    names = list(rows(Settings("folder")))
+    assert names[:6] == ["dense", *(f"fixed-{name}" for name in ("none", "tis", "icepop", "sparse_rl", "jackpot"))]
+    assert names[6:10] == ["r_kv-none", "r_kv-sparse_rl", "snap_kv-none", "snap_kv-sparse_rl"]
+    assert names[10:] == [*(f"calibrated-{t}" for t in ("0.75", "0.80", "0.86", "0.92")), "distill", "controller"]
+
+
+@pytest.mark.parametrize("name", list(rows(Settings("folder"))))
+def test_every_row_is_a_configuration_that_differs_only_in_its_own_sections(name, tmp_path) -> None:
+    settings = Settings("folder")
+    row, dense = rows(settings)[name], rows(settings)["dense"]
+    table = run_config(settings, tmp_path, row, 3).model_dump(mode="json")
+    shared = run_config(settings, tmp_path, dense, 3).model_dump(mode="json")
+    differing = {section for section in table if table[section] != shared[section]}
+    expected = {section for section in row.tables if section != "correction" or row.tables[section] != {"name": "none"}}
+    assert differing == expected | ({"rollout"} if schedule_path(tmp_path, row) else set())
+    assert table["train"]["seed"] == 3 and table["train"]["dtype"] == "bf16"
+
+
+def test_vllm_is_for_the_rows_that_do_not_evict(tmp_path) -> None:
+    settings = Settings("folder", engine="vllm")
+    engines = {name: run_config(settings, tmp_path, row, 0).rollout.engine for name, row in rows(settings).items()}
+    assert {name for name, engine in engines.items() if engine == "hf"} == {
+        "r_kv-none", "r_kv-sparse_rl", "snap_kv-none", "snap_kv-sparse_rl"
+    }  # fmt: skip
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(UserError, match="no row 'fixed-tiss'"):
+        chosen(Settings("folder"), ["fixed-tiss"])
+    with pytest.raises(UserError, match="no level 77"):
+        Settings("folder", level=77)
+    with pytest.raises(UserError, match="distill_target"):
+        Settings("folder", distill_target=0.5)
+
+
+def test_settings_come_back_from_their_file() -> None:
+    settings = Settings("folder", level=136, targets=(0.75, 0.9), budgets=(64, 128))
+    assert Settings.from_table(json.loads(json.dumps(settings.table()))) == settings
+
+
+# -- the scheduler -------------------------------------------------------------------------------------------------------
+
+
+def job(folder: Path, name: str, code: str, **more) -> Job:
+    return Job(name, [sys.executable, "-c", code], folder / f"{name}.log", **more)
+
+
+def soon() -> float:
+    return time.time() + 60
+
+
+def test_a_failure_is_reported_with_its_last_words_and_stops_nothing(tmp_path) -> None:
+    made = [job(tmp_path, "bad", "raise SystemExit('no luck')"), job(tmp_path, "good", "print('fine')")]
+    outcomes = run_jobs(made, gpus=[], at_once=1, deadline=soon())
+    assert outcomes["bad"].state == "failed" and "no luck" in outcomes["bad"].reason
+    assert outcomes["good"].state == "finished"
+
+
+def test_a_job_waits_for_what_it_needs_and_fails_when_that_cannot_come(tmp_path) -> None:
+    made_later = tmp_path / "made-later"
+    first = job(tmp_path, "first", f"open({str(made_later)!r}, 'w')")
+    second = job(tmp_path, "second", "pass", blocked=lambda: not made_later.exists())
+    third = job(
+        tmp_path, "third", "pass", blocked=lambda: True, hopeless=lambda: "never" if made_later.exists() else ""
+    )
+    fourth = job(tmp_path, "fourth", "pass", blocked=lambda: True)
+    outcomes = run_jobs([second, third, fourth, first], gpus=[], at_once=2, deadline=soon())
+    assert {name: outcome.state for name, outcome in outcomes.items()} == {
+        "first": "finished", "second": "finished", "third": "failed", "fourth": "failed"
+    }  # fmt: skip
+    assert outcomes["third"].reason == "never" and "did not come" in outcomes["fourth"].reason
+
+
+def test_at_the_deadline_jobs_are_interrupted_once_and_may_save(tmp_path) -> None:
+    code = f"""
+import pathlib, time
+saved = pathlib.Path({str(tmp_path)!r}) / "saved"
+try:
+    (saved.parent / "began").touch()
+    time.sleep(60)
+except KeyboardInterrupt:
+    saved.touch()
+    raise SystemExit(130)
+"""
+
+    def deadline_once_begun(outcomes) -> None: ...
+
+    running = job(tmp_path, "long", code)
+    outcomes = run_jobs(
+        [running, job(tmp_path, "late", "pass")],
+        gpus=[],
+        at_once=1,
+        deadline=time.time() + 3,
+        least_seconds=0,
+        on_change=deadline_once_begun,
+    )
+    assert outcomes["long"].state == "cut" and (tmp_path / "saved").exists()
+    assert "late" not in outcomes
+
+
+def test_jobs_are_spread_over_the_gpus(tmp_path) -> None:
+    code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']); time.sleep(0.5)"
+    made = [job(tmp_path, f"job-{number}", code) for number in range(4)]
+    run_jobs(made, gpus=[2, 5], at_once=2, deadline=soon(), threads=3)
+    assert sorted(each.log.read_text().strip() for each in made) == ["2 3", "2 3", "5 3", "5 3"]
+
+
+# -- runs, record, figures -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
+    """One row run to its end in this process, another one not begun."""
+    table_sums.register()
+    out = tmp_path_factory.mktemp("study")
+    write_folder(out / "model", stored_weights(new_model(small_config(), 0)), small_config())
+    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,))
+    write_fixed_schedule(settings, out)
+    study_worker.run_calibration(settings, out)
+    study_worker.run_one(settings, out, "calibrated-0.75", 0)
+    return settings, out
+
+
+def test_a_dry_study_calibrates_and_runs_and_leaves_no_checkpoint(dry_study) -> None:
+    settings, out = dry_study
+    found = json.loads((out / "calibration" / "calibration.json").read_text())
+    assert found["calibrated-0.75"]["rows"] and (out / "calibration" / "calibrated-0.75.toml").is_file()
+    folder = out / "runs" / "calibrated-0.75-0"
+    assert (folder / "result.json").is_file() and not (folder / "checkpoints").exists()
+
+
+def test_finished_runs_are_not_run_again_and_the_calibration_comes_first(dry_study) -> None:
+    settings, out = dry_study
+    made = study.jobs(settings, out, chosen(settings, ["dense", "calibrated-0.75"]), [0, 1])
+    assert [each.name for each in made] == ["dense-0", "dense-1", "calibrated-0.75-1"]
+    fresh = study.jobs(settings, out / "elsewhere", chosen(settings, ["dense", "calibrated-0.75"]), [0])
+    assert [each.name for each in fresh] == ["calibrate", "dense-0", "calibrated-0.75-0"]
+    assert fresh[2].blocked() and not fresh[2].hopeless()
+
+
+def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    taken = chosen(settings, ["dense", "calibrated-0.75"])
+    path = make_record(settings, out, taken, [0], {"dense-0": Outcome("failed", "exit code 1: no luck")})
+    record = records.read(path, KIND)
+    dense, run = record["results"]["runs"]
+    assert dense["state"] == "failed" and "no luck" in dense["reason"]
+    assert run["state"] == "finished" and [point[0] for point in run["dense_accuracy"]] == [0, 1, 2]
+    for name in ("reward/mean", "mismatch/acceptance_q05", "rollout/kv_read_share", "time/rollout_seconds"):
+        assert len(run["series"][name]) == 2
+    assert record["config"]["model"] == settings.model
+    written = plots.draw(path, tmp_path, png=False)
+    assert {each.name for each in written} == {"table.md", *(f"{name}.svg" for name in plots.FIGURES)}
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert len(lines) == 4 and lines[2].startswith("| dense | 0 | - |")
+
+
+def test_a_row_is_summed_up_as_mean_and_range_over_its_finished_seeds() -> None:
+    def run(last: float, state: str = "finished") -> dict:
+        series = {
+            "reward/mean": [0.1, last],
+            "mismatch/acceptance_q05": [0.8, 0.9],
+            "correction/masked_token_share": [0.0, 0.2],
+        }
+        series |= {"mismatch/kl_sparse_to_dense": [0.1, 0.3], "rollout/kv_read_share": [0.5, 0.5]}
+        series |= {
+            "rollout/response_tokens_mean": [10, 12],
+            "time/step_seconds": [1, 3],
+            "time/rollout_seconds": [1, 1],
+        }
+        return {"state": state, "dense_accuracy": [[0, 0.5, 0.4, 0.6], [2, last, 0, 1]], "series": series}
+
+    found = summary("row", "about", "fixed", [run(0.6), run(0.8), run(0.0, "cut")])
+    assert found["seeds"] == 2 and found["runs"] == 3
+    assert found["accuracy_change"] == {"mean": 0.2, "low": 0.1, "high": 0.3}
+    assert found["tail"]["mean"] == 0.85 and found["masked_share"]["mean"] == 0.1 and found["kv_saved_share"] is None
+
+
+def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkeypatch, tmp_path) -> None:
+    arguments = ["study.py", "--out", str(tmp_path), "--model", "folder", "--lr", "1e-4"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert study.read_settings(study.arguments()).lr == 1e-4
+    monkeypatch.setattr(sys, "argv", arguments[:3])
+    assert study.read_settings(study.arguments()).lr == 1e-4
+    monkeypatch.setattr(sys, "argv", [*arguments[:-1], "2e-4"])
+    with pytest.raises(UserError, match="was begun with lr = 0.0001, not 0.0002"):
+        study.read_settings(study.arguments())
