@@ -158,7 +158,7 @@ def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
 
 
 def test_a_dry_study_calibrates_and_runs_and_leaves_no_checkpoint(dry_study) -> None:
-    settings, out = dry_study
+    _, out = dry_study
     found = json.loads((out / "calibration" / "calibration.json").read_text())
     assert found["calibrated-0.75"]["rows"] and (out / "calibration" / "calibrated-0.75.toml").is_file()
     folder = out / "runs" / "calibrated-0.75-0"
