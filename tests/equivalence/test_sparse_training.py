@@ -13,6 +13,7 @@ from transformers import PreTrainedModel
 from equivalence.models import prompts, tiny_model
 from equivalence.oracle import sparse_logp
 from equivalence.test_hf_engine import ODD_LENGTHS, RISING, SMALL_PAGES
+from paged_caches import DEVICE
 from sparroll.attention import api, unit_words
 from sparroll.attention.selectors import HeadSoftmax, OraclePage, QuantizedMean, Quest, Selector
 from sparroll.engines import HFEngine, hf_attention
@@ -45,7 +46,7 @@ def gradients(model: PreTrainedModel, logp: Callable[[], Tensor]) -> dict[str, T
     """Of a sum that gives every token a weight of its own."""
     model.zero_grad(set_to_none=True)
     logp_N = logp().flatten()
-    (logp_N * torch.linspace(-1, 1, len(logp_N))).sum().backward()
+    (logp_N * torch.linspace(-1, 1, len(logp_N), device=logp_N.device)).sum().backward()
     return {name: each.grad.clone() for name, each in model.named_parameters() if each.grad is not None}
 
 
@@ -127,7 +128,8 @@ def test_gradient_of_a_layer_equals_finite_differences() -> None:
 
 def test_triton_gives_the_log_probs_and_the_gradient_of_the_reference() -> None:
     model = tiny_model()
-    batch = batch_of(rollouts_of(model)[::3])
+    batch = TokenBatch.from_rollouts(rollouts_of(model)[::3], 0, DEVICE)
+    model.to(DEVICE)
     found, expected = (
         gradients(model, lambda impl=impl: response_logp(model, batch, 1.0, schedule=RISING, impl=impl))
         for impl in ("triton", "reference")

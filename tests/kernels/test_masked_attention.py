@@ -171,6 +171,8 @@ def test_units_past_a_position_are_never_read(impl: str) -> None:
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])
 def test_twice_is_the_same_to_the_bit(impl: str) -> None:
+    if impl == "reference" and DEVICE == "cuda":
+        pytest.skip("torch's fused attention may add up a gradient in any order")
     given = case(100)
     for first, second in zip(given.run(impl, DTYPES[-1]), given.run(impl, DTYPES[-1]), strict=True):
         assert torch.equal(first, second)

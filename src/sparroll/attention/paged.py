@@ -39,7 +39,7 @@ SCORED_TILE_BYTES = 8192
 """Index bytes that a program has in flight when it scores."""
 MOST_UNITS = 8192
 """Units of one request that the triton selection can choose among."""
-_ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
+ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
 
@@ -60,7 +60,7 @@ class Tile:
         """Measured on an H200 for 128 channels of 16 bits: 64 tokens, 4 warps, 3 stages (96 KB, two programs to a
         multiprocessor). Devices with less shared memory, and wider heads, take smaller tiles."""
         token_bytes = 2 * (1 << (dim - 1).bit_length()) * element_bytes
-        roomy = device.type == "cuda" and torch.cuda.get_device_capability(device) in _ROOMY
+        roomy = device.type == "cuda" and torch.cuda.get_device_capability(device) in ROOMY
         tokens = 64 if roomy and token_bytes <= 512 else 32
         stage_bytes = tokens * token_bytes
         return Tile(tokens, 4, 4 if stage_bytes <= 16384 else 3 if stage_bytes <= 32768 else 2, 2)

@@ -37,7 +37,7 @@ def masked_attention(
         raise UserError(f"the triton kernels take bf16, fp16 and fp32, got {query_BASD.dtype}", 'impl="reference"')
     if dim > 256 or group > 32:
         raise UserError(f"the triton kernels take heads of up to 256 and groups of up to 32, got {dim} and {group}")
-    tile = tile or MaskedTile.default(dim, query_BASD.element_size())
+    tile = tile or MaskedTile.default(dim, query_BASD.element_size(), query_BASD.device)
     mixed: Tensor = _Masked.apply(query_BASD, keys_BHSD, values_BHSD, words_BHPU, unit_tokens, scale, tile)
     return mixed
 

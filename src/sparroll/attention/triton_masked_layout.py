@@ -8,6 +8,7 @@ import torch
 import triton
 from torch import Tensor
 
+from sparroll.attention.paged import ROOMY
 from sparroll.attention.unit_words import WORD_POSITIONS
 
 
@@ -27,8 +28,11 @@ class MaskedTile:
     key_stages: int
 
     @staticmethod
-    def default(dim: int, element_bytes: int) -> MaskedTile:
+    def default(dim: int, element_bytes: int, device: torch.device) -> MaskedTile:
+        """By the bytes of a row; devices with less shared memory than an A100 take the next smaller tile."""
         row_bytes = triton.next_power_of_2(dim) * element_bytes
+        if device.type == "cuda" and torch.cuda.get_device_capability(device) not in ROOMY:
+            row_bytes *= 2
         if row_bytes <= 256:
             return MaskedTile(128, 64, 4, 3, 4, 2, 8, 2)
         if row_bytes <= 512:
