@@ -60,6 +60,13 @@ def test_a_run_drops_tokens_one_by_one_and_says_what_its_mass_is_worth(straight:
         assert line["policy/kept_tokens"] == pytest.approx(kept * tokens)
 
 
+def test_every_metric_of_a_run_is_documented(straight: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text(encoding="utf-8")
+    names = {name for line in steps(straight) for name in line if name.startswith(("correction/", "policy/"))}
+    assert len(names) > 20
+    assert sorted(name for name in names if f"`{name}`" not in page) == []
+
+
 def test_a_resumed_run_draws_what_the_straight_one_drew(model: str, straight: Path, tmp_path: Path) -> None:
     out = tmp_path / "run"
     train(short_config(model, **JACKPOT, train={"steps": 2}), out)
