@@ -26,6 +26,13 @@ JACKPOT: dict[str, dict[str, Any]] = {
 }
 """Draws for each token, a normaliser over the whole step, and weights that move with the policy."""
 
+CONTROLLED: dict[str, dict[str, Any]] = {
+    "train": {"steps": 2, "prompts_per_step": 3},
+    "controller": {"target": 0.85},
+    "evaluate": {"prompts": 0},
+}
+"""64 tokens everywhere at first: some bins move."""
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -34,6 +41,7 @@ def main() -> None:
     train(short_config(model, train=CHANGES | {"steps": 3}), out, resume=True)
     train(short_config(model, train=LONELY), out / "lonely")
     train(short_config(model, **JACKPOT), out / "jackpot")
+    train(short_config(model, **CONTROLLED), out / "controlled")
 
 
 if __name__ == "__main__":
