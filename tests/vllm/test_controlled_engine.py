@@ -26,6 +26,7 @@ def test_each_schedule_of_the_controller_is_what_vllm_samples_under_next() -> No
             (rollout,) = engine.generate([prompt], max_new_tokens=4, temperature=0, stop_ids=[])
             assert rollout.schedule_name == "controlled"
             shares.append(engine.report().layers[-1].kv_read_share)
-        assert shares == pytest.approx([64 / 402, 128 / 402, 256 / 402], rel=0.08)
+        # Contexts of 401 to 403 tokens end in a page of 1 to 3 tokens: 14 of the budget are slots still empty.
+        assert shares == pytest.approx([50 / 402, 114 / 402, 242 / 402], rel=1e-3)
     finally:
         engine.close()
