@@ -185,10 +185,10 @@ def _key_gradient(
         position = block * 32 + step % PARTS * POSITIONS + row // LANES_G
         real = (member < G) & (position < tokens)
         readable = real[:, None] & (channel < D)[None, :]
-        at = query_head * query_per_head + position * query_per_position
-        query_tile = tl.load(query + at[:, None] + channel[None, :], mask=readable, other=0.0)
-        at = query_head * grad_out_per_head + position * grad_out_per_position
-        grad_tile = tl.load(grad_out + at[:, None] + channel[None, :], mask=readable, other=0.0)
+        offset = query_head * query_per_head + position * query_per_position
+        query_tile = tl.load(query + offset[:, None] + channel[None, :], mask=readable, other=0.0)
+        offset = query_head * grad_out_per_head + position * grad_out_per_position
+        grad_tile = tl.load(grad_out + offset[:, None] + channel[None, :], mask=readable, other=0.0)
         log_total = tl.load(log_sum + position * G + member, mask=real, other=0.0)
         log_total = tl.where(log_total == float("-inf"), 0.0, log_total)
         row_product = tl.load(product + position * G + member, mask=real, other=0.0)
