@@ -33,6 +33,13 @@ CONTROLLED: dict[str, dict[str, Any]] = {
 }
 """64 tokens everywhere at first: some bins move."""
 
+EVICTION: dict[str, dict[str, Any]] = {
+    "compression": {"kind": "r_kv", "budget_tokens": 24, "every_tokens": 16},
+    "rollout": {"kv_budget_tokens": None},
+    "train": CHANGES,
+    "evaluate": {"prompts": 0},
+}
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -42,6 +49,7 @@ def main() -> None:
     train(short_config(model, train=LONELY), out / "lonely")
     train(short_config(model, **JACKPOT), out / "jackpot")
     train(short_config(model, **CONTROLLED), out / "controlled")
+    train(short_config(model, **EVICTION), out / "eviction")
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.one_rank import CHANGES, CONTROLLED, JACKPOT, LONELY
+from integration.one_rank import CHANGES, CONTROLLED, EVICTION, JACKPOT, LONELY
 from integration.train_runs import short_config, write_model
 from sparroll.schedule import Schedule
 from sparroll.train import train
@@ -50,7 +50,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Two steps, then a third one after a resume; then a run with one prompt for two processes, and one with Jackpot."""
+    """Two steps, then a third one after a resume; then runs with one prompt for two processes, Jackpot, and eviction."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
     train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
@@ -73,14 +73,21 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     place = "jackpot/checkpoints/step-000002/model/model.safetensors"
     # Four updates of up to 1e-4 each; AdamW makes as much of the rounding of small gradients as of large ones.
     assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 5e-6
+    train(short_config(model, **EVICTION), tmp_path / "one" / "eviction")
+    same_lines(tmp_path / "two" / "eviction", tmp_path / "one" / "eviction")
+    for line in read_lines(tmp_path / "two" / "eviction" / "metrics.jsonl"):
+        assert 0 < line["compression/kv_saved_share"] < 1
 
 
 def same_lines(out: Path, expected_out: Path) -> None:
     logged, expected = (read_lines(folder / "metrics.jsonl") for folder in (out, expected_out))
     # The run that was resumed evaluated after its second step too, which was its last at first.
     logged = [line for line in logged if not (line["step"] == 2 and "evaluate/prompts" in line)]
+    # Times and caches are each process's own.
+    own = ("time/", "compression/")
     for line, same in zip(logged, expected, strict=True):
         assert line.pop("events", []) == same.pop("events", [])
-        assert {k: v for k, v in line.items() if not k.startswith("time/")} == pytest.approx(
-            {k: v for k, v in same.items() if not k.startswith("time/")}, rel=1e-4, abs=1e-5
+        assert line.keys() == same.keys()
+        assert {k: v for k, v in line.items() if not k.startswith(own)} == pytest.approx(
+            {k: v for k, v in same.items() if not k.startswith(own)}, rel=1e-4, abs=1e-5
         )
