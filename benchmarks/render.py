@@ -241,6 +241,28 @@ def kernels() -> str:
     return table(["requests", "kernel", "KV budget", "time, us", "floor, us"], rows)
 
 
+def sparse_training() -> str:
+    rows = []
+    for row in results("sparse-training-h200", "sparse-training")["layer"]:
+        times = [f"{row[name]:.1f}" for name in ("choose_ms", "sparse_forward_ms", "dense_forward_ms")]
+        times += [f"{row[name]:.1f}" for name in ("sparse_both_ms", "dense_both_ms")]
+        shares = [f"{row[name]:.0%}" for name in ("read_share", "loaded_share")]
+        rows.append([f"{row['tokens']:,}", row["queries"], *shares, *times])
+    head = ["tokens", "queries", "read", "loaded", "choice", "sparse forward", "flash forward", "both ways, sparse"]
+    return table([*head, "both ways, flash"], rows)
+
+
+def sparse_training_model() -> str:
+    """One training pass of the whole model."""
+    found = results("sparse-training-h200", "sparse-training")["model"]
+    rows = []
+    for attention in ("dense", "sparse"):
+        of = found[attention]
+        figures = [f"{of['forward_seconds']:.2f}", f"{of['both_seconds']:.2f}", f"{of['peak_gib']:.1f}"]
+        rows.append([attention, f"{found['tokens']:,}", *figures])
+    return table(["Qwen3-1.7B shape, LoRA", "tokens", "forward, s", "with backward, s", "peak memory, GiB"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "plans": plans,
     "quickstart-tail": quickstart_tail,
@@ -254,6 +276,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode-steps": decode_steps,
     "short-steps": short_steps,
     "kernels": kernels,
+    "sparse-training": sparse_training,
+    "sparse-training-model": sparse_training_model,
 }
 
 
