@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--packed", type=Path, required=True, help="folder with weights-N.safetensors")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--levels", type=int, nargs="+", default=[6, 4, 8, 10])
+    parser.add_argument("--levels", type=int, nargs="+", default=[6, 4, 8, 136])
     parser.add_argument("--temperatures", type=float, nargs="+", default=[1.0, 1.2, 1.1, 0.0])
     parser.add_argument("--problems", type=int, default=96, help="per level and temperature")
     parser.add_argument("--tail-level", type=int, default=6)

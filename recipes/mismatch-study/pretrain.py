@@ -4,7 +4,7 @@ python recipes/mismatch-study/pretrain.py --out runs/study-model                
 python recipes/mismatch-study/pretrain.py --out runs/dry --dry                       # does every part work? CPU, seconds
 
 --minutes counts from the start of this process. Tables are short until lookups work, then grow stage by stage; the
-last stage begins as soon as the one before is learned, at the latest at --full-from. The rate is constant after a
+next stage begins as soon as one is learned, or its time is over. The rate is constant after a
 warm-up and falls over the last --cool-share of the time. Only responses count in the loss.
 """
 
@@ -35,10 +35,15 @@ from study_folder import new_config, new_model, pack, small_config, stored_weigh
 from table_batches import STAGES, Batches  # noqa: E402
 from table_sums import LEVELS, Role, Shape, problem  # noqa: E402
 
-REMARK_WEIGHT = 1.0
-"""Of a remark's loss. Remarks cannot be foretold, but they are names, and teach that names come from the context: at a
-weight of .25 no operand was learned in six minutes."""
-LEARNED = {"lookup": (0.15, 0.1, 0.03), "sum": (0.3, 0.1, 0.05)}
+WEIGHT = {Role.REMARK: 0.5, Role.OPERAND: 2.0}
+"""In the loss; other roles have 1. Remarks cannot be foretold, but they are a policy to be learned too. Operands are
+few, and the last to be learned."""
+LEARNED = {
+    "lookup": (0.15, 0.1, 0.03),
+    "sum": (0.3, 0.1, 0.05),
+    "operand": (0.2, 0.06, 0.04),
+    "header": (0.3, 0.1, 0.03),
+}
 """A stage is learned when tokens of these roles go wrong no more often; the last number holds for all further stages."""
 
 
@@ -52,9 +57,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--warmup-steps", type=int, default=200)
     parser.add_argument("--cool-share", type=float, default=0.3)
-    parser.add_argument(
-        "--full-from", type=float, default=0.6, help="share of the time after which the last stage begins"
-    )
     parser.add_argument("--last-stage", type=int, default=len(STAGES) - 1)
     parser.add_argument("--batch-tokens", type=int, help="instead of the stages' own")
     parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
@@ -73,7 +75,7 @@ def arguments() -> argparse.Namespace:
 
 def response_loss(model, shape: Shape, ids_BS: torch.Tensor, body=hidden_states) -> torch.Tensor:
     hidden = body(model, ids_BS)[:, shape.prompt_tokens - 1 : -1]
-    weight_T = torch.from_numpy((shape.roles == Role.REMARK) * (REMARK_WEIGHT - 1.0) + 1.0).to(hidden)
+    weight_T = torch.tensor([WEIGHT.get(role, 1.0) for role in map(Role, shape.roles)], device=hidden.device)
     scores = logits(model, hidden).flatten(0, 1)
     loss_BT = F.cross_entropy(scores, ids_BS[:, shape.prompt_tokens :].flatten(), reduction="none").view(
         len(ids_BS), -1
@@ -141,12 +143,10 @@ class Trainer:
         last = min(self.args.last_stage, len(STAGES) - 1)
         own = STAGES[self.stage].rows[0] <= point["rows"]
         learned = own and all(point[role] <= most[min(self.stage, len(most) - 1)] for role, most in LEARNED.items())
-        if self.stage < last and self.steps - self.stage_began_step >= 40 and learned:
-            self.stage += 1
-        elif self.stage < last and self.progress >= self.args.full_from:
-            self.stage = last
-        else:
+        learned = learned and self.steps - self.stage_began_step >= 40
+        if self.stage >= last or not (learned or self.progress >= STAGES[self.stage].latest):
             return
+        self.stage += 1
         self.stage_began_step = self.steps
         self.batches.set_stage(self.stage)
 
@@ -167,7 +167,7 @@ def train(trainer: Trainer, record: dict) -> None:
 def last_look(trainer: Trainer) -> dict[str, dict[str, float]]:
     """Skill at the study's levels and two temperatures: what sampling will be like."""
     found = {}
-    for level in (0,) if trainer.args.dry else (4, 6, 8, 10):
+    for level in (0,) if trainer.args.dry else (3, 4, 6, 8, 136):
         shape = LEVELS[level]
         ids = torch.tensor(
             [problem("eval", level, 0, index).tolist() for index in range(16)], device=trainer.args.device

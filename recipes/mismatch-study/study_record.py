@@ -1,19 +1,30 @@
 """The whole grid as one record: per run the series of its steps, per row the figures of the table. Reads what the runs
-wrote; runs nothing."""
+wrote; runs nothing.
+
+python recipes/mismatch-study/study_record.py a/study.json b/study.json --out study.json
+
+puts parts together that were made on several machines.
+"""
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from study_jobs import Outcome
-from study_rows import Row, Settings
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
-from sparroll import records
-from sparroll.train.sinks import read_lines
+from study_jobs import Outcome  # noqa: E402
+from study_rows import Row, Settings  # noqa: E402
+
+from sparroll import files, records  # noqa: E402
+from sparroll.errors import UserError  # noqa: E402
+from sparroll.train.sinks import read_lines  # noqa: E402
 
 KIND = "mismatch-study"
 SERIES = (
@@ -127,6 +138,39 @@ def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> d
     return about_row | {figure: _spread(values) for figure, values in figures.items()}
 
 
+ORDER = ("finished", "cut", "failed", "waiting")
+"""Of a run that several parts know, the first of these counts."""
+
+
+def merge(paths: list[Path]) -> dict[str, Any]:
+    """One record from parts that were made with the same settings; rows stay in the order they are met in. The machine and
+    versions are those of the first part, and each part's stand beside them."""
+    parts = [records.read(path, KIND) for path in paths]
+    differing = [key for part in parts for key in part["config"] if part["config"][key] != parts[0]["config"].get(key)]
+    if set(differing) - {"model", "checkpoint_every_steps", "keep_checkpoints"}:
+        raise UserError(f"the parts differ in {differing[0]}", "merge only what was made with the same settings")
+    rows = {row["row"]: row for part in parts for row in part["results"]["table"]}
+    runs: dict[tuple[str, int], dict[str, Any]] = {}
+    for run in [run for part in parts for run in part["results"]["runs"]]:
+        known = runs.setdefault((run["row"], run["seed"]), run)
+        if (ORDER.index(run["state"]), -run["steps"]) < (ORDER.index(known["state"]), -known["steps"]):
+            runs[run["row"], run["seed"]] = run
+    ordered = [run for name in rows for (row, _), run in sorted(runs.items()) if row == name]
+    table = [
+        summary(name, row["about"], row["family"], [run for run in ordered if run["row"] == name])
+        for name, row in rows.items()
+    ]
+    calibrations = [part["results"]["calibration"] for part in parts if part["results"]["calibration"]]
+    about = ("date", "commit", "hardware", "versions", "wall_seconds")
+    results = {
+        "table": table,
+        "runs": ordered,
+        "calibration": calibrations[0] if calibrations else None,
+        "parts": [{name: part[name] for name in about} for part in parts],
+    }
+    return parts[0] | {"results": results, "wall_seconds": sum(part["wall_seconds"] or 0.0 for part in parts)}
+
+
 def _mean(values: list[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return statistics.fmean(known) if known else None
@@ -137,3 +181,18 @@ def _spread(values: list[float | None]) -> dict[str, float] | None:
     if not known:
         return None
     return {"mean": _rounded(statistics.fmean(known)), "low": _rounded(min(known)), "high": _rounded(max(known))}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", type=Path, nargs="+")
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args()
+    try:
+        print(files.write_json(args.out, merge(args.parts)))
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -21,15 +21,17 @@ class Stage:
     entries: tuple[int, int]
     largest_group: int
     batch_tokens: int
+    latest: float = 1.0
+    """Share of the training time after which the next stage begins, learned or not."""
 
 
 STAGES = (
-    Stage((2, 4), (1, 3), 2, 32_768),
-    Stage((4, 10), (2, 6), 4, 32_768),
-    Stage((12, 40), (6, 16), 6, 32_768),
-    Stage((48, 112), (12, 32), 8, 65_536),
-    Stage((128, 288), (24, 64), 12, 131_072),
-    Stage((480, 680), (24, 80), 12, 131_072),
+    Stage((2, 4), (1, 3), 2, 32_768, 0.12),
+    Stage((4, 10), (2, 6), 4, 32_768, 0.3),
+    Stage((12, 40), (6, 16), 6, 32_768, 0.42),
+    Stage((48, 112), (12, 32), 8, 65_536, 0.5),
+    Stage((128, 288), (24, 64), 8, 131_072, 0.58),
+    Stage((480, 680), (24, 80), 8, 131_072),
 )
 """The first one is what lookups start from: among two or three rows a guess is often right, and learning takes hold within
 a hundred steps; among six it had not after five hundred. The last one is what the study uses."""

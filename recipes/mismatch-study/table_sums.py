@@ -2,13 +2,15 @@
 once; as a `sparroll` task its prompts are words. Nothing here runs a model.
 
 prompt    table bado 4 7 1 0 ; kifu 1 2 9 9 ; ... find group n2 n3 : kifu bado lize ; group n1 n2 : ... ; ?
-response  group n2 : n3 bado 4 7 1 0 = 4 7 1 0 bado bado ; n2 kifu 1 2 9 9 = 5 9 0 9 bado bado ; ... answer 3 0 8 2 <eos>
+response  group n2 n3 : kifu bado lize ; n3 bado 4 7 1 0 = 4 7 1 0 bado bado ; n2 kifu 1 2 9 9 = 5 9 0 9 bado bado ; ...
+          group n1 n2 : ... answer 3 0 8 2 <eos>
 
-An entry is count-down, operand, its digits, the running total, two remarks. Each column is summed by itself, modulo 10,
-over all groups; the answer is the last total. What is free: the order of the operands of a group, and the remarks, each
-of which is the operand that some group so far began with. A remark's choice depends on tokens spread over the whole
-response, and nothing depends on it; it is one of few, so that lists of 20 tokens hold it. What makes an answer wrong: an
-operand that is not asked in this group or was already taken, a digit, a total.
+A group begins with the question's words for it, so that its operands stand nearby. An entry is count-down, operand, its
+digits, the running total, two remarks. Each column is summed by itself, modulo 10, over all groups; the answer is the last
+total. What is free: the order of the operands of a group, and the remarks, each of which is the operand that some group so
+far began with. A remark's choice depends on tokens spread over the whole response, and nothing depends on it; it is one of
+few, so that lists of 20 tokens hold it. What makes an answer wrong: an operand that is not asked in this group or was
+already taken, a digit, a total.
 """
 
 # B problems, R rows of the table, N names, E entries of the response, C columns, S tokens of prompt + response
@@ -52,6 +54,8 @@ class Role(IntEnum):
     TOTAL = 3
     REMARK = 4
     ANSWER = 5
+    HEADER = 6
+    """A group's operands, repeated from the question in its order."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Shape:
         entry += [*[Role.REMARK] * REMARKS, Role.FORM]
         roles: list[Role] = []
         for size in self.group_sizes:
-            roles += form * 3 + entry * size
+            roles += form * 4 + [Role.HEADER] * size + form + entry * size
         return np.array(roles + form + [Role.ANSWER] * columns + form, dtype=np.uint8)
 
     @cached_property
@@ -116,16 +120,15 @@ LEVELS: dict[int, Shape] = {
     0: Shape(8, (2, 2)),
     1: Shape(24, (3, 3, 3)),
     2: Shape(96, (4,) * 6),
-    3: Shape(256, (5,) * 8),
-    **{operands: _full(operands) for operands in (4, 5, 6, 7, 8, 9, 10, 12)},
+    **{operands: _full(operands) for operands in (3, 4, 5, 6, 7, 8)},
     **{
         100 + entries: _full(6, entries, rows)
         for entries, rows in ((24, 656), (36, 624), (48, 600), (60, 552), (90, 488))
     },
 }
-"""0 to 3 are short. From 4 on a level is the operands of a group: the more, the more often a draw goes wrong. 124 to 190 are
-groups of six with 24 to 90 entries in all: responses of 350 to 1,300 tokens. All but the short ones have contexts that end
-between 4,200 and 4,450 tokens."""
+"""0 to 2 are short. From 3 on a level is the operands of a group: the more, the more often a draw goes wrong. 124 to 190 are
+groups of six with 24 to 90 entries in all (responses of 390 to 1,430 tokens), 224 to 248 groups of three. All but the short
+ones have contexts that end between 4,300 and 4,550 tokens."""
 
 
 def draw(rng: np.random.Generator, shape: Shape, count: int) -> np.ndarray:
@@ -134,10 +137,11 @@ def draw(rng: np.random.Generator, shape: Shape, count: int) -> np.ndarray:
     digits_BRC = rng.integers(0, 10, (count, shape.rows, shape.columns))
     asked_BE = _distinct(rng, count, shape.rows, shape.entries)
     taken_BE = np.take_along_axis(asked_BE, _shuffled_in_groups(rng, shape, count), 1)
-    prompt = _prompt(shape, names_BR, digits_BRC, np.take_along_axis(names_BR, asked_BE, 1))
+    asked_name_BE = np.take_along_axis(names_BR, asked_BE, 1)
+    prompt = _prompt(shape, names_BR, digits_BRC, asked_name_BE)
     name_BE = np.take_along_axis(names_BR, taken_BE, 1)
     digits_BEC = np.take_along_axis(digits_BRC, taken_BE[:, :, None], 1)
-    return np.concatenate([prompt, _response(rng, shape, name_BE, digits_BEC)], 1).astype(np.int16)
+    return np.concatenate([prompt, _response(rng, shape, asked_name_BE, name_BE, digits_BEC)], 1).astype(np.int16)
 
 
 def _distinct(rng: np.random.Generator, count: int, among: int, taken: int) -> np.ndarray:
@@ -169,7 +173,9 @@ def _prompt(shape: Shape, names_BR: np.ndarray, digits_BRC: np.ndarray, asked_BE
     return np.concatenate([*parts, same("?")], 1)
 
 
-def _response(rng: np.random.Generator, shape: Shape, name_BE: np.ndarray, digits_BEC: np.ndarray) -> np.ndarray:
+def _response(
+    rng: np.random.Generator, shape: Shape, asked_BE: np.ndarray, name_BE: np.ndarray, digits_BEC: np.ndarray
+) -> np.ndarray:
     count, entries = name_BE.shape
     total_BEC = digits_BEC.cumsum(1) % 10
     out = np.empty((count, shape.response_tokens), dtype=np.int64)
@@ -187,10 +193,14 @@ def _response(rng: np.random.Generator, shape: Shape, name_BE: np.ndarray, digit
         earlier_BE = first_entry_G[group_BE]
         out[:, starts_E + 3 + 2 * columns + remark] = np.take_along_axis(name_BE, earlier_BE, 1)
     out[:, starts_E + 3 + 2 * columns + REMARKS] = WORD_ID[";"]
-    first_of_group = starts_E[first_entry_G]
-    out[:, first_of_group - 3] = WORD_ID["group"]
-    out[:, first_of_group - 2] = np.arange(groups, 0, -1) + FIRST_COUNT
-    out[:, first_of_group - 1] = WORD_ID[":"]
+    out[:, shape.roles == Role.HEADER] = asked_BE
+    sizes_G = np.array(shape.group_sizes)
+    names_at_G = starts_E[first_entry_G] - 1 - sizes_G
+    out[:, names_at_G - 4] = WORD_ID["group"]
+    out[:, names_at_G - 3] = np.arange(groups, 0, -1) + FIRST_COUNT
+    out[:, names_at_G - 2] = sizes_G + FIRST_COUNT
+    out[:, names_at_G - 1] = WORD_ID[":"]
+    out[:, names_at_G + sizes_G] = WORD_ID[";"]
     out[:, -2 - columns] = WORD_ID["answer"]
     out[:, -1 - columns : -1] = total_BEC[:, -1] + FIRST_DIGIT
     out[:, -1] = WORD_ID[EOS]

@@ -21,7 +21,7 @@ import study_worker  # noqa: E402
 import table_sums  # noqa: E402
 from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
 from study_jobs import Job, Outcome, run_jobs  # noqa: E402
-from study_record import KIND, make_record, summary  # noqa: E402
+from study_record import KIND, make_record, merge, summary  # noqa: E402
 from study_rows import Settings, chosen, rows, run_config, schedule_path, write_fixed_schedule  # noqa: E402
 
 
@@ -189,6 +189,23 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
     assert {each.name for each in written} == {"table.md", *(f"{name}.svg" for name in plots.FIGURES)}
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert len(lines) == 4 and lines[2].startswith("| dense | 0 | - |")
+
+
+def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    taken = chosen(settings, ["dense", "calibrated-0.75"])
+    first = tmp_path / "first.json"
+    first.write_bytes(make_record(settings, out, taken, [0], {}).read_bytes())
+    second = make_record(settings, tmp_path / "empty", taken, [0, 1], {})
+    merged = merge([second, first])
+    states = {(run["row"], run["seed"]): run["state"] for run in merged["results"]["runs"]}
+    assert states[("calibrated-0.75", 0)] == "finished" and states[("dense", 1)] == "waiting" and len(states) == 4
+    assert [row["seeds"] for row in merged["results"]["table"]] == [0, 1] and len(merged["results"]["parts"]) == 2
+    other = json.loads(first.read_text())
+    other["config"]["lr"] = 1.0
+    first.write_text(json.dumps(other))
+    with pytest.raises(UserError, match="differ in lr"):
+        merge([second, first])
 
 
 def test_a_row_is_summed_up_as_mean_and_range_over_its_finished_seeds() -> None:
