@@ -12,6 +12,7 @@ from transformers import Qwen3ForCausalLM
 
 ROLE_NAMES = {
     Role.FORM: "form",
+    Role.HEADER: "header",
     Role.OPERAND: "operand",
     Role.DIGIT: "lookup",
     Role.TOTAL: "sum",

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -111,6 +113,23 @@ def test_impossible_shapes_and_unknown_levels_are_refused() -> None:
         problem("train", 99, 0, 0)
 
 
+def test_stages_grow_when_learned_when_their_time_is_over_and_never_otherwise() -> None:
+    perfect = dict.fromkeys(("form", "header", "operand", "lookup", "sum", "answer"), 0.0)
+    trainer = SimpleNamespace(
+        args=SimpleNamespace(last_stage=5), stage=0, steps=50, stage_began_step=0, progress=0.05, batches=Mock()
+    )
+
+    def stage_after(progress: float = 0.05, **point: float) -> int:
+        trainer.stage, trainer.stage_began_step, trainer.progress = 2, 0, progress
+        pretrain.Trainer.grow(trainer, perfect | {"rows": 30} | point)
+        return trainer.stage
+
+    assert stage_after() == 3
+    assert stage_after(rows=4) == 2
+    for role in pretrain.LEARNED:
+        assert stage_after(**{role: 0.5}) == 2 and stage_after(progress=0.43, **{role: 0.5}) == 3
+
+
 def test_stages_draw_shapes_within_their_ranges() -> None:
     rng = np.random.default_rng(0)
     for stage in STAGES:
@@ -149,6 +168,7 @@ def test_skill_of_a_uniform_policy_is_known(ids_BS) -> None:
     uniform = study_folder.new_model(study_folder.small_config(), 0)
     torch.nn.init.zeros_(uniform.model.embed_tokens.weight)
     found = skill(uniform, SHAPE, ids_BS)
+    assert set(pretrain.LEARNED) < set(found)
     assert found["lookup"] == pytest.approx(1 - 1 / len(VOCABULARY), abs=1e-6)
     # Groups of 3, 1 and 2: three, two, one, one, two, one operands are still open.
     assert found["operand"] == pytest.approx(1 - 10 / 6 / len(VOCABULARY), abs=1e-6)
