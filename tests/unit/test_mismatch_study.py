@@ -19,7 +19,6 @@ import plots  # noqa: E402
 import study  # noqa: E402
 import study_worker  # noqa: E402
 import table_sums  # noqa: E402
-from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
 from study_jobs import Job, Outcome, run_jobs  # noqa: E402
 from study_record import KIND, make_record, merge, summary  # noqa: E402
 from study_rows import Settings, chosen, rows, run_config, schedule_path, write_fixed_schedule  # noqa: E402
@@ -149,7 +148,7 @@ def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
     """One row run to its end in this process, another one not begun."""
     table_sums.register()
     out = tmp_path_factory.mktemp("study")
-    write_folder(out / "model", stored_weights(new_model(small_config(), 0)), small_config())
+    study.write_dry_model(out / "model")
     settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,))
     write_fixed_schedule(settings, out)
     study_worker.run_calibration(settings, out)
