@@ -15,6 +15,7 @@ from torch import Tensor
 from integration.train_runs import short_config, write_model
 from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
+from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, checkpoint, distill, train
 from sparroll.train.loop import Trainer
 from sparroll.train.setup import open_run
@@ -109,12 +110,13 @@ def test_phase_two_leaves_every_base_weight_and_the_policys_optimizer_alone(mode
     assert distill is not None
     one_step(trainer)
     rollouts = trainer.sample(trainer.next_prompts(), 2)
-    batch = trainer.batch(rollouts, trainer.score(rollouts), torch.randn(1, 4))
+    scores = trainer.score(rollouts)
+    batch = trainer.batch(rollouts, scores, torch.randn(1, 4))
     before, optimizer = state_of(trainer.policy), str(update.optimizer.state_dict())
     adapter = [parameter.clone() for parameter in distill.adapter.parameters]
     for step in range(100):
         assert trainer.engine.schedule is not None
-        distill(batch, trainer.engine.schedule, step + 1, lambda: None)
+        distill(batch, scores, trainer.engine.schedule, step + 1, lambda: None)
     assert equal(state_of(trainer.policy), before)
     assert str(update.optimizer.state_dict()) == optimizer
     assert all(parameter.requires_grad and parameter.grad is None for parameter in trainer.policy.parameters())
@@ -132,14 +134,15 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
     assert schedule is not None
     rollouts = trainer.sample(trainer.next_prompts(), 2)
     assert any(rollout.attention == "sparse" for rollout in rollouts)
-    batch = trainer.batch(rollouts, trainer.score(rollouts), torch.zeros(4, 4))
+    scores = trainer.score(rollouts)
+    batch = trainer.batch(rollouts, scores, torch.zeros(4, 4))
     assert batch is not None
     with torch.no_grad():
         now = response_logp(distill.adapter.adapted, batch, 1.0, schedule)
         plain = response_logp(trainer.policy, batch, 1.0, schedule)
     assert (now - batch.sparse_logp_BT).abs().max() < 1e-5
     assert (plain - batch.sparse_logp_BT).abs().max() > 1e-2
-    report = distill(batch, schedule, 2, lambda: None)
+    report = distill(batch, scores, schedule, 2, lambda: None)
     assert report["distill/ratio_max"] == pytest.approx(1.0, abs=1e-4)
 
 
@@ -258,7 +261,6 @@ def test_an_adapter_of_another_shape_in_a_checkpoint_is_refused(model: str, tmp_
     [
         {"distill": {"objective": "kl"}},
         {"distill": {"epochs_per_batch": 2, "max_gradient_norm": None, "target_modules": ["q_proj", "o_proj"]}},
-        {"train": {"gradient_checkpointing": True, "epochs_per_batch": 2}},
         {"train": {"dtype": "bf16"}, "rollout": {"dtype": "bf16"}},
     ],
 )
@@ -288,11 +290,21 @@ def test_the_adapted_layers_are_checkpointed_where_the_policys_are(
     assert modes and set(modes) == {checkpointing}
 
 
-def test_micro_batches_do_not_change_the_adapter(model: str, straight: Path, tmp_path: Path) -> None:
-    train(config(model, train={"micro_batch_rollouts": 1}), tmp_path / "many")
+def test_checkpointed_activations_do_not_change_the_adapter(model: str, straight: Path, tmp_path: Path) -> None:
+    train(config(model, train={"gradient_checkpointing": True, "steps": 2}, evaluate={"prompts": 0}), tmp_path / "run")
+    same_adapter(tmp_path / "run", straight)
+
+
+def same_adapter(out: Path, expected: Path) -> None:
+    """After two steps, up to rounding."""
     name = "checkpoints/step-000002/adapter/adapter_model.safetensors"
-    one, other = load_file(tmp_path / "many" / name), load_file(straight / name)
+    one, other = load_file(out / name), load_file(expected / name)
     assert max(float((one[key] - other[key]).abs().max()) for key in one) < 2e-4
+
+
+def test_micro_batches_do_not_change_the_adapter(model: str, straight: Path, tmp_path: Path) -> None:
+    train(config(model, train={"micro_batch_rollouts": 1, "steps": 2}, evaluate={"prompts": 0}), tmp_path / "many")
+    same_adapter(tmp_path / "many", straight)
 
 
 @pytest.mark.parametrize(
@@ -322,3 +334,70 @@ def test_layers_that_the_model_does_not_have_are_refused_at_the_start(model: str
     with pytest.raises(UserError, match="the adapter does not fit"):
         train(config(model, distill={"target_modules": ["query"]}), tmp_path / "run")
     assert not (tmp_path / "run" / "metrics.jsonl").exists()
+
+
+CHEAPER: dict[str, dict[str, Any]] = {
+    # A target that every measurement meets, so that it is known when the switches come.
+    "distill": {
+        "lr": 1e-4,
+        "cheaper_at_least": 0.01,
+        "cheaper_every_steps": 1,
+        "cheaper_patience": 2,
+        "cheaper_prompts": 4,
+    },
+    "mismatch": {"least_tokens": 20, "bin_tokens": 200},
+    "rollout": {"kv_budget_tokens": 96},
+}
+
+
+@pytest.fixture
+def cheaper(tmp_path: Path) -> dict[str, dict[str, Any]]:
+    names = []
+    for tokens in (80, 64):
+        path = tmp_path / f"cheap-{tokens}.toml"
+        Schedule.fixed(tokens).save(path)
+        names.append(str(path))
+    return CHEAPER | {"distill": CHEAPER["distill"] | {"cheaper": names}}
+
+
+def test_the_run_goes_on_to_cheaper_schedules_and_a_resumed_one_too(
+    model: str, tmp_path: Path, cheaper: dict[str, dict[str, Any]]
+) -> None:
+    result = train(config(model, **cheaper), tmp_path / "run")
+    assert [event.partition(":")[0] for event in result.events] == ["step 2", "step 4"]
+    assert result.events[0].endswith("fixed-96 -> cheap-80")
+    assert result.events[1].endswith("cheap-80 -> cheap-64")
+    steps = [line for line in lines(tmp_path / "run") if "reward/mean" in line]
+    assert steps[2]["rollout/kv_read_share"] < steps[1]["rollout/kv_read_share"]
+    assert [line["distill/cheaper_held"] for line in steps] == [1, 2, 1, 2]
+    shutil.copytree(tmp_path / "run", tmp_path / "cut", symlinks=True)
+    shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000004")
+    assert train(config(model, **cheaper), tmp_path / "cut", resume=True).events == result.events
+    assert lines(tmp_path / "cut") == lines(tmp_path / "run")
+    same_checkpoints(tmp_path / "cut", tmp_path / "run")
+
+
+def test_a_target_that_is_not_held_changes_nothing(
+    model: str, tmp_path: Path, cheaper: dict[str, dict[str, Any]]
+) -> None:
+    high = cheaper | {"distill": cheaper["distill"] | {"cheaper_at_least": 0.999}}
+    assert train(config(model, **high), tmp_path / "run").events == ()
+
+
+def test_the_replay_of_the_own_schedule_is_the_tail_of_the_rollouts(
+    model: str, tmp_path: Path, cheaper: dict[str, dict[str, Any]]
+) -> None:
+    """All prompts, the schedule that sampled: replaying measures what sampling measured."""
+    Schedule.fixed(96).save(tmp_path / "same.toml")
+    same = cheaper | {"distill": cheaper["distill"] | {"cheaper": [str(tmp_path / "same.toml")]}}
+    train(config(model, **same), tmp_path / "run")
+    steps = [line for line in lines(tmp_path / "run") if "distill/cheaper_q05" in line]
+    assert len(steps) == 2
+    for line in steps:
+        assert line["distill/cheaper_q05"] == pytest.approx(line["mismatch/acceptance_q05_worst_bin"], abs=1e-5)
+
+
+def test_cheaper_schedules_need_a_target(model: str, tmp_path: Path, cheaper: dict[str, dict[str, Any]]) -> None:
+    without = cheaper | {"distill": cheaper["distill"] | {"cheaper_at_least": None}}
+    with pytest.raises(UserError, match=r"(?s)'fixed-96' names no target.*distill\.cheaper_at_least"):
+        train(config(model, **without), tmp_path / "run")

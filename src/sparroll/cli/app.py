@@ -8,7 +8,19 @@ import threading
 
 import typer
 
-from sparroll.cli import calibrate, doctor, plan, profile, quickstart, report, rollout, schedule, serve_args, train
+from sparroll.cli import (
+    calibrate,
+    distill,
+    doctor,
+    plan,
+    profile,
+    quickstart,
+    report,
+    rollout,
+    schedule,
+    serve_args,
+    train,
+)
 from sparroll.errors import UserError
 
 app = typer.Typer(
@@ -26,6 +38,7 @@ app.command("plan")(plan.plan)
 app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("train")(train.train)
+app.command("distill")(distill.distill)
 app.command("serve-args")(serve_args.serve_args)
 app.command("report")(report.report)
 app.add_typer(schedule.app, name="schedule")

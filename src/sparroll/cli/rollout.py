@@ -28,6 +28,10 @@ def rollout(
     out: common.Out,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; dense without it.")] = None,
     budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
+    adapter: Annotated[
+        Path | None,
+        typer.Option("--adapter", help="Folder of a LoRA adapter for sparse rollouts, from distill or train."),
+    ] = None,
     compression: Annotated[
         str | None, typer.Option("--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
     ] = None,
@@ -65,11 +69,17 @@ def rollout(
         config["engine"] = engine_name
     if policy is not None:
         config["compression"] = policy.table()
+    if adapter is not None:
+        config["adapter"] = str(adapter)
     sink = _Sink(out, config, n)
     started = time.perf_counter()
     with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
         engine = common.load_engine(engine_name, model, chosen, device, max_batch)
         engine.set_compression(policy)
+        if adapter is not None:
+            from sparroll.engines.adapter import load_adapter
+
+            load_adapter(engine, model, adapter)
         engine.reset_report()
         assert engine.tokenizer is not None
         ids = prompts.encode(list(source), engine.tokenizer, chat)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -16,7 +16,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sparroll.engines.support import load_model
 from sparroll.errors import UserError
+
+if TYPE_CHECKING:
+    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.vllm.engine import VLLMEngine
 
 _NAME = "default"
 _WEIGHTS = "adapter_model.safetensors"
@@ -137,6 +142,15 @@ class Adapter:
             if tensor.shape != own[name].shape:
                 raise UserError(f"{folder}: {name} must have shape {list(own[name].shape)}, got {list(tensor.shape)}")
         set_peft_model_state_dict(self._peft, tensors, adapter_name=_NAME)
+
+
+def load_adapter(engine: HFEngine | VLLMEngine, model: str, folder: Path) -> None:
+    """Merge the adapter of a peft folder into an engine that was made for `model` and has loaded nothing since. Raises
+    UserError under dense attention: the adapter was made for sparse rollouts, and dense ones are the model's own."""
+    if engine.schedule is None:
+        raise UserError("an adapter is for sparse rollouts, and these are dense", "give a schedule or a budget")
+    own = load_model(model, None, "cpu")[0] if engine.kind == "vllm" else cast("HFEngine", engine).model
+    engine.load_weights(Adapter.load(own, folder).merged(), engine.weight_version + 1)
 
 
 def _sharing(model: PreTrainedModel) -> PreTrainedModel:

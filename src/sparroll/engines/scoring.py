@@ -200,19 +200,51 @@ def response_logp(
     token as an engine with this schedule saw it. Logits are recomputed in the backward pass. `impl` names the sparse
     attention (`attention.masked.implementation` says what "auto" is). Raises UserError where it cannot run.
     """
+    tokens_N1 = _response_ids(batch)[:, None]
+    logp_N1 = _logp_of(model, batch, tokens_N1, temperature, schedule, logit_chunk_tokens, impl)
+    mask_BT = batch.mask_BT
+    return logp_N1.new_zeros(mask_BT.shape).masked_scatter(mask_BT, logp_N1)
+
+
+def response_logp_of(
+    model: PreTrainedModel,
+    batch: TokenBatch,
+    ids_NK: Tensor,
+    temperature: float,
+    schedule: Schedule | None = None,
+    logit_chunk_tokens: int = 1024,
+    *,
+    impl: str = "auto",
+) -> tuple[Tensor, Tensor]:
+    """`response_logp`, and from the same pass [N, K] log-probabilities of other tokens at the same positions, with gradient.
+
+    ids_NK: K token ids for each response token of the batch, row by row without padding.
+    """
+    both_NK = torch.cat([_response_ids(batch)[:, None], ids_NK], dim=1)
+    logp_NK = _logp_of(model, batch, both_NK, temperature, schedule, logit_chunk_tokens, impl)
+    mask_BT = batch.mask_BT
+    return logp_NK.new_zeros(mask_BT.shape).masked_scatter(mask_BT, logp_NK[:, 0]), logp_NK[:, 1:]
+
+
+def _logp_of(
+    model: PreTrainedModel,
+    batch: TokenBatch,
+    ids_NK: Tensor,
+    temperature: float,
+    schedule: Schedule | None,
+    logit_chunk_tokens: int,
+    impl: str,
+) -> Tensor:
     if schedule is not None:
         schedule.check_layers(model.config.num_hidden_layers)
-    hidden = last_hidden(model, batch, schedule, impl, training=True)
-    hidden_NE, tokens_N = hidden[_scored(batch)], _response_ids(batch)
+    hidden_NE = last_hidden(model, batch, schedule, impl, training=True)[_scored(batch)]
 
-    def chunk_logp(hidden: Tensor, tokens: Tensor) -> Tensor:
-        return log_probs(model.get_output_embeddings()(hidden), temperature).gather(-1, tokens[:, None])[:, 0]
+    def chunk_logp(hidden: Tensor, ids: Tensor) -> Tensor:
+        return log_probs(model.get_output_embeddings()(hidden), temperature).gather(-1, ids)
 
-    chunks = zip(hidden_NE.split(logit_chunk_tokens), tokens_N.split(logit_chunk_tokens), strict=True)
+    chunks = zip(hidden_NE.split(logit_chunk_tokens), ids_NK.split(logit_chunk_tokens), strict=True)
     run: Callable[..., Tensor] = checkpoint if torch.is_grad_enabled() else lambda fn, *args, **_: fn(*args)
-    logp_N = torch.cat([run(chunk_logp, hidden, tokens, use_reentrant=False) for hidden, tokens in chunks])
-    mask_BT = batch.mask_BT
-    return logp_N.new_zeros(mask_BT.shape).masked_scatter(mask_BT, logp_N)
+    return torch.cat([run(chunk_logp, hidden, ids, use_reentrant=False) for hidden, ids in chunks])
 
 
 def last_hidden(

@@ -65,6 +65,8 @@ class RunState:
     """What the controller judges by: the tail of the last steps."""
     empty_steps: int = 0
     """Steps in a row without a token in the loss."""
+    cheaper: dict[str, Any] = field(default_factory=dict)
+    """How far DistillSparse has come towards its next cheaper schedule; empty without any."""
     dense_ceiling: dict[str, float] = field(default_factory=dict)
     """Metrics of the last dense ceiling that was measured."""
     generators: list[dict[str, Any]] = field(default_factory=list)
@@ -84,20 +86,22 @@ def save(
     folder: Path,
     state: RunState,
     config: dict[str, Any],
-    model: PreTrainedModel,
+    model: PreTrainedModel | None,
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: torch.optim.Optimizer,
     keep: int,
     adapter: SavedAdapter | None = None,
 ) -> Path:
-    """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest."""
+    """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. Without a model (it is frozen) there
+    is neither model/ nor its optimizer."""
     final = folder / f"{_PREFIX}{state.step:06d}"
     partial = folder / f".{final.name}.partial"
     assert not final.exists(), f"{final} is there already"
     _remove(partial)
     partial.mkdir(parents=True)
-    _write_model(partial / "model", model, tokenizer)
-    save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
+    if model is not None:
+        _write_model(partial / "model", model, tokenizer)
+        save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
     if adapter is not None:
         adapter.adapter.write(partial / "adapter", adapter.base_model)
         tensors = optimizer_tensors(adapter.adapter.adapted, adapter.optimizer)

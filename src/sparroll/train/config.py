@@ -217,7 +217,10 @@ class DistillSection(Section):
     objective: Literal["ppo_kl", "kl"] = "ppo_kl"
     """ppo_kl: the clipped policy loss of the sparse policy, plus kl_coefficient times the KL. kl: the KL alone."""
     kl_coefficient: float = Field(default=1e-3, gt=0)
-    """Weight of the KL between the sparse and the dense policy (k3 estimate) in ppo_kl."""
+    """Weight of the KL between the sparse and the dense policy in ppo_kl."""
+    kl: Literal["k3", "top_k"] = "k3"
+    """Its estimate. k3: from the sampled tokens (published). top_k: over the dense policy's rollout.top_k most likely tokens
+    at each position and one bucket for the rest; the same direction with far less noise."""
     lr: float | None = Field(default=None, gt=0)
     """Learning rate of the adapter's AdamW, with the policy's warm-up; without one, 5 times train.lr."""
     max_gradient_norm: float | None = Field(default=1.0, gt=0)

@@ -16,9 +16,19 @@ RESUMABLE = ("train.steps", "checkpoint", "log")
 """Keys (or whole sections) that a resumed run may change: none of them alters a step that has been taken."""
 
 
-def load_config(path: Path | str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> TrainConfig:
-    """Defaults, then the file, then the overrides ("train.lr=1e-6"). Unknown keys are errors with the nearest name."""
+def load_config(
+    path: Path | str | None = None,
+    overrides: list[str] | tuple[str, ...] = (),
+    defaults: dict[str, dict[str, Any]] | None = None,
+) -> TrainConfig:
+    """Defaults, then the file, then the overrides ("train.lr=1e-6"). Unknown keys are errors with the nearest name.
+
+    defaults: by section, in place of some of the configuration's own.
+    """
     table = _read(Path(path)) if path is not None else {}
+    for name, values in (defaults or {}).items():
+        if isinstance(table.setdefault(name, {}), dict):
+            table[name] = values | table[name]
     for override in overrides:
         _set(table, override)
     return config_from(table)

@@ -61,6 +61,12 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
     }
 
 
+def eval_prompt_ids(parts: Parts, level: int, count: int) -> tuple[list[int], list[list[int]]]:
+    """Our share of the eval split: numbers of the prompts, and their token ids."""
+    mine = _eval_share(parts, level, count)
+    return list(mine), _ids(parts, mine)
+
+
 def _eval_share(parts: Parts, level: int, count: int) -> dict[int, Prompt]:
     prompts = parts.task.prompts("eval", level, parts.config.train.seed, count)
     return dict(parts.ranks.share(list(enumerate(prompts))))

@@ -9,14 +9,15 @@ import math
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
 
 from sparroll.engines.adapter import Adapter
-from sparroll.engines.scoring import response_logp
+from sparroll.engines.scoring import TokenScores, response_logp, response_logp_of
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train.config import DistillSection, TrainSection
 from sparroll.train.distributed import Ranks
-from sparroll.train.loss import LossSettings, LossSums, policy_loss
+from sparroll.train.loss import LossSettings, LossSums, policy_loss, top_k_kl
 from sparroll.train.micro_batches import micro_batches, take
 from sparroll.train.optimizer import learning_rate, make_optimizer
 from sparroll.train.update import autocast
@@ -43,15 +44,21 @@ class AdapterUpdate:
             adapter.adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     def __call__(
-        self, batch: TokenBatch | None, schedule: Schedule, step: int, before_weights_move: Callable[[], None]
+        self,
+        batch: TokenBatch | None,
+        dense: list[TokenScores],
+        schedule: Schedule,
+        step: int,
+        before_weights_move: Callable[[], None],
     ) -> StepReport:
         """One update per epoch; `step` counts from 1. batch: sampled under `schedule`, with dense log-probabilities and
-        advantages; None: this process has no rollouts. Calls `before_weights_move` before the first weight changes."""
+        advantages; None: this process has no rollouts. dense: the batch's dense scores with top-k lists. Calls
+        `before_weights_move` before the first weight changes."""
         self.adapter.check_shared()
         tokens = sum(self.ranks.gather([int(batch.mask_BT.sum()) if batch is not None else 0]))
         report = {"distill/learning_rate": learning_rate(self.train, step)}
         for _ in range(self.settings.epochs_per_batch):
-            sums = self._gradients(batch, schedule, tokens)
+            sums = self._gradients(batch, dense, schedule, tokens)
             report |= self._report(sums, tokens) | {"distill/gradient_norm": self._clip(step)}
             before_weights_move()
             for group in self.optimizer.param_groups:
@@ -60,7 +67,9 @@ class AdapterUpdate:
         self.optimizer.zero_grad(set_to_none=True)
         return report
 
-    def _gradients(self, batch: TokenBatch | None, schedule: Schedule, tokens: int) -> LossSums:
+    def _gradients(
+        self, batch: TokenBatch | None, dense: list[TokenScores], schedule: Schedule, tokens: int
+    ) -> LossSums:
         """Leave the gradient of the whole step's token-mean loss in the adapter, on every process."""
         self.optimizer.zero_grad(set_to_none=True)
         sums, train = LossSums(), self.train
@@ -70,7 +79,8 @@ class AdapterUpdate:
             self.adapter.adapted.train(train.gradient_checkpointing)
             try:
                 for members in micro_batches(batch, rows, train.micro_batch_tokens, train.micro_batch_rollouts):
-                    sums.add(self._one_pass(take(batch, members, self.adapter.model.device), schedule, tokens))
+                    micro = take(batch, members, self.adapter.model.device)
+                    sums.add(self._one_pass(micro, [dense[row] for row in members], schedule, tokens))
             finally:
                 self.adapter.adapted.eval()
         self.ranks.sum_gradients(self.adapter.parameters)
@@ -79,12 +89,11 @@ class AdapterUpdate:
             total.add(part)
         return total
 
-    def _one_pass(self, micro: TokenBatch, schedule: Schedule, tokens: int) -> LossSums:
+    def _one_pass(self, micro: TokenBatch, dense: list[TokenScores], schedule: Schedule, tokens: int) -> LossSums:
         assert micro.dense_logp_BT is not None, "the batch needs dense log-probabilities"
         assert micro.advantage_B is not None, "the batch needs advantages"
         advantage_B = torch.zeros_like(micro.advantage_B) if self.settings.objective == "kl" else micro.advantage_B
-        with autocast(self.train.dtype, self.adapter.model.device):
-            now_logp_BT = response_logp(self.adapter.adapted, micro, self.temperature, schedule)
+        now_logp_BT, kl_sum = self._forward(micro, dense, schedule)
         # A token that the dense policy cannot say (-inf) is at no finite distance: it counts and moves nothing.
         kept_BT = micro.mask_BT & torch.isfinite(micro.dense_logp_BT)
         loss, sums = policy_loss(
@@ -95,10 +104,24 @@ class AdapterUpdate:
             kept_BT,
             tokens,
             self.loss_settings,
-            micro.dense_logp_BT.masked_fill(~kept_BT, 0.0),
+            micro.dense_logp_BT.masked_fill(~kept_BT, 0.0) if kl_sum is None else None,
         )
+        if kl_sum is not None:
+            share = self.loss_settings.kl_coefficient * kl_sum / tokens
+            loss = loss + share
+            sums.loss, sums.kl = sums.loss + float(share.detach()), float(kl_sum.detach())
         loss.backward()
         return sums
+
+    def _forward(self, micro: TokenBatch, dense: list[TokenScores], schedule: Schedule) -> tuple[Tensor, Tensor | None]:
+        """-> ([B, T] log-probabilities of the response under the adapted policy, sum of the top-k KL or None)"""
+        device, model = self.adapter.model.device, self.adapter.adapted
+        with autocast(self.train.dtype, device):
+            if self.settings.kl == "k3":
+                return response_logp(model, micro, self.temperature, schedule), None
+            ids_NK, dense_logp_NK = (_joined(lists).to(device) for lists in _lists(dense))
+            now_logp_BT, now_logp_NK = response_logp_of(model, micro, ids_NK, self.temperature, schedule)
+        return now_logp_BT, top_k_kl(dense_logp_NK, now_logp_NK).sum()
 
     def _clip(self, step: int) -> float:
         """Gradient norm before clipping. Raises UserError where it is not finite; the adapter has not moved then."""
@@ -121,3 +144,13 @@ class AdapterUpdate:
             "distill/clipped_share": sums.clipped / counted,
             "distill/tokens": float(tokens),
         }
+
+
+def _lists(dense: list[TokenScores]) -> tuple[list[Tensor | None], list[Tensor | None]]:
+    return [score.top_k_ids for score in dense], [score.top_k_logp for score in dense]
+
+
+def _joined(lists: list[Tensor | None]) -> Tensor:
+    """[N, K] from the rows' [T, K]."""
+    assert all(each is not None for each in lists), "the dense scores need top-k lists"
+    return torch.cat([each for each in lists if each is not None])

@@ -23,6 +23,7 @@ from sparroll.train.config import TrainConfig
 from sparroll.train.controller import Controller
 from sparroll.train.corrected import correct, engine_lists
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
+from sparroll.train.guard import Verdict
 from sparroll.train.interrupts import Interrupts
 from sparroll.train.measure import ESTIMATOR, ceiling_report, measure_tail, tail_report
 from sparroll.train.micro_batches import padded
@@ -67,6 +68,11 @@ class Trainer:
         self.saved_step = parts.state.step if parts.resumed_from else -1
 
     def run(self, on_progress: OnProgress | None = None) -> TrainResult:
+        self.advance(on_progress)
+        return self.summary()
+
+    def advance(self, on_progress: OnProgress | None = None) -> None:
+        """All steps that are left, with what comes between them."""
         steps = self.config.train.steps
         if on_progress:
             on_progress(self.state.step, steps, "")
@@ -78,7 +84,7 @@ class Trainer:
                 self.evaluate_when_due()
                 self.save_when_due()
                 if on_progress:
-                    on_progress(self.state.step, steps, _in_words(report))
+                    on_progress(self.state.step, steps, self.in_words(report))
             self.save()
         except KeyboardInterrupt:
             self.leave_resumable()
@@ -86,7 +92,6 @@ class Trainer:
         finally:
             self.interrupts.restore()
             self.parts.close_logs()
-        return self.summary()
 
     def step(self) -> StepReport:
         number, clock = self.state.step + 1, Clock()
@@ -107,6 +112,7 @@ class Trainer:
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
+            cheaper = self.watch_cheaper_when_due(rollouts, scores, number, report)
         corrected = correct(self.parts.correction, rollouts, scores, self.ranks, self.config.train.seed, number)
         report |= corrected.report
         with clock("update"):
@@ -114,13 +120,17 @@ class Trainer:
             report |= self.parts.update(batch, corrected, reference_logp, number, self.before_weights_move)
         if self.parts.distill is not None:
             with clock("distill"):
-                report |= self.distill(self.parts.distill, batch, number)
+                report |= self.distill(self.parts.distill, batch, scores, number)
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
-        events, stopped = self.guard(report)
+        events, stopped = self.guard(report, cheaper)
         events += self.move_budgets(number, measured, report)
         self.complete(number, report | clock.report(), events, stopped)
         return report
+
+    def in_words(self, report: StepReport) -> str:
+        """A step beside the progress bar."""
+        return f"reward {report['reward/mean']:.3f}  tail {report['mismatch/acceptance_q05']:.3f}"
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 
@@ -181,22 +191,39 @@ class Trainer:
         batch.advantage_B = advantage_GN.flatten()
         return batch
 
-    def distill(self, update: AdapterUpdate, batch: TokenBatch | None, number: int) -> StepReport:
+    def distill(
+        self, update: AdapterUpdate, batch: TokenBatch | None, scores: list[TokenScores], number: int
+    ) -> StepReport:
         """The adapter's update on the same rollouts, under the schedule that sampled them."""
         assert self.engine.schedule is not None, "an adapter without sparse rollouts"
-        return update(batch, self.engine.schedule, number, self.before_weights_move)
+        return update(batch, scores, self.engine.schedule, number, self.before_weights_move)
 
     def before_weights_move(self) -> None:
         self.interrupts.hold()
         self.weights_moved = True
 
-    def guard(self, report: StepReport) -> tuple[list[str], str]:
+    def watch_cheaper_when_due(
+        self, rollouts: list[Rollout], scores: list[TokenScores], number: int, report: StepReport
+    ) -> Verdict:
+        """Before the weights move: the dense scores are of those that the adapter is read with. Adds to the report."""
+        cheaper, settings = self.parts.cheaper, self.config.mismatch
+        if cheaper is None or not cheaper.due(number) or self.engine.schedule is None:
+            return Verdict()
+        with autocast(self.config.train.dtype, self.ranks.device):
+            temperature = self.parts.sampling.temperature
+            table = cheaper.measure(rollouts, scores, temperature, settings.bin_tokens, self.ranks, number)
+        verdict, figures = cheaper.watch(table, settings.least_tokens, self.engine.schedule)
+        report |= figures
+        return verdict
+
+    def guard(self, report: StepReport, cheaper: Verdict) -> tuple[list[str], str]:
         """-> (what to log, why to stop)"""
         tail_q05 = report.get("mismatch/acceptance_q05_worst_bin")
         tail = self.parts.guard.watch(tail_q05, self.engine.schedule, dense=samples_densely(self.engine))
-        if tail.action == "switch":
-            self.engine.set_schedule(tail.schedule)
-        verdicts = [tail, self.parts.empty_steps.watch(report)]
+        for each in (tail, cheaper):
+            if each.action == "switch":
+                self.engine.set_schedule(each.schedule)
+        verdicts = [tail, cheaper, self.parts.empty_steps.watch(report)]
         stopped = [verdict.reason for verdict in verdicts if verdict.action == "stop"]
         return [verdict.reason for verdict in verdicts if verdict.reason], "; ".join(stopped)
 
@@ -224,6 +251,7 @@ class Trainer:
             controller=self.parts.controller.state() if self.parts.controller else {},
             evidence=self.parts.controller.window.evidence if self.parts.controller else (),
             empty_steps=self.parts.empty_steps.in_a_row,
+            cheaper=self.parts.cheaper.state() if self.parts.cheaper else {},
             dense_ceiling=dict(self.ceiling),
             generators=self.ranks.gather([generator_state()]),
         )
@@ -238,10 +266,13 @@ class Trainer:
         due = step in (0, self.config.train.steps) or regular or self.state.stopped
         if settings.prompts and due and self.state.evaluated_step != step:
             began = time.perf_counter()
-            report = dense_accuracy(self.parts, step)
+            report = self.evaluate()
             report["time/evaluate_seconds"] = time.perf_counter() - began
             self.state.metrics_bytes = self.parts.log(step, report, [])
             self.state.evaluated_step = step
+
+    def evaluate(self) -> StepReport:
+        return dense_accuracy(self.parts, self.state.step)
 
     def save_when_due(self) -> None:
         every = self.config.checkpoint.every_steps
@@ -263,7 +294,8 @@ class Trainer:
             adapter = None
             if parts.distill is not None:
                 adapter = SavedAdapter(parts.distill.adapter, parts.distill.optimizer, self.config.model.name)
-            checkpoint.save(parts.checkpoints, self.state, config, self.policy, tokenizer, optimizer, keep, adapter)
+            policy = None if parts.frozen else self.policy
+            checkpoint.save(parts.checkpoints, self.state, config, policy, tokenizer, optimizer, keep, adapter)
             if parts.controller is not None:
                 self.write_schedule(parts.controller)
         self.saved_step = self.state.step
@@ -315,7 +347,3 @@ class Clock:
         whole = time.perf_counter() - self._began
         share = {"time/distill_share": self._seconds["distill"] / whole} if "distill" in self._seconds else {}
         return parts | share | {"time/step_seconds": whole}
-
-
-def _in_words(report: StepReport) -> str:
-    return f"reward {report['reward/mean']:.3f}  tail {report['mismatch/acceptance_q05']:.3f}"

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from sparroll.train.corrections.base import exponential
 
+_LEAST_REST = 1e-6
+
 
 @dataclass(frozen=True)
 class LossSettings:
@@ -87,3 +89,13 @@ def k3(now_logp_BT: Tensor, reference_logp_BT: Tensor, kept_BT: Tensor) -> Tenso
     """Low-variance estimate of KL(now || reference) per token, never negative: r - log r - 1 with r = reference/now."""
     log_ratio_BT = (reference_logp_BT - now_logp_BT).masked_fill(~kept_BT, 0.0)
     return exponential(log_ratio_BT) - log_ratio_BT - 1.0
+
+
+def top_k_kl(dense_logp_NK: Tensor, now_logp_NK: Tensor) -> Tensor:
+    """[N] KL(dense || now) over the dense policy's K most likely tokens and one bucket for all others, never negative and at
+    most the KL of the whole distributions. Both arguments are of the same tokens; the first has no gradient."""
+    dense_NK, now_NK = dense_logp_NK.exp(), now_logp_NK.exp()
+    listed_NK = dense_NK * (dense_logp_NK.masked_fill(dense_NK == 0, 0.0) - now_logp_NK).masked_fill(dense_NK == 0, 0.0)
+    # Below this the rest is rounding of the sum.
+    rest_dense_N, rest_now_N = ((1.0 - mass_NK.sum(-1)).clamp_min(_LEAST_REST) for mass_NK in (dense_NK, now_NK))
+    return listed_NK.sum(-1) + rest_dense_N * (rest_dense_N.log() - rest_now_N.log())

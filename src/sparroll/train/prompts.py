@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Sequence
 from typing import Any
 
 from sparroll.errors import UserError
-from sparroll.tasks import Task
+from sparroll.tasks import Split, Task
 from sparroll.types import Prompt
 
 
@@ -36,6 +37,29 @@ class PromptStream:
         order = list(range(len(self.prompts)))
         random.Random(f"{self.seed}/{epoch}").shuffle(order)
         return order
+
+
+class GivenPrompts:
+    """Prompts of one's own as a task without rewards. Every eighth, beginning with the first, is held out as the eval split.
+
+    The name holds a digest of the prompts, so that a run is not resumed with others.
+    """
+
+    def __init__(self, prompts: Sequence[Prompt], where: str):
+        if len(prompts) < 2:
+            raise UserError(f"{where} has {len(prompts)} prompts", "one is held out, so at least two are needed")
+        texts = "\0".join(prompt.text for prompt in prompts)
+        self.name = f"{where}#{hashlib.sha256(texts.encode()).hexdigest()[:12]}"
+        self._given = list(prompts)
+
+    def prompts(self, split: Split, level: int, seed: int, count: int) -> list[Prompt]:
+        """The first `count` of the split; level and seed change nothing."""
+        held_out = split == "eval"
+        return [prompt for place, prompt in enumerate(self._given) if (place % 8 == 0) == held_out][:count]
+
+    def reward(self, prompt: Prompt, response_text: str) -> float:
+        """Raises UserError: nobody said what is right."""
+        raise UserError(f"the prompts of {self.name} have no rewards", "choose a task")
 
 
 def encode(tokenizer: Any, prompts: Sequence[Prompt], chat_template: bool) -> list[list[int]]:

@@ -55,11 +55,10 @@ def rewards(decode: Callable[[list[int]], str], task: Task, prompts: list[Prompt
     return torch.tensor(values, dtype=torch.float32).view(len(prompts), per_prompt)
 
 
-def rollout_report(rollouts: list[Rollout], reward_GN: Tensor, engine: Engine, ranks: Ranks) -> StepReport:
-    """Rewards, lengths and what was read, over all processes."""
+def rollout_report(rollouts: list[Rollout], reward_GN: Tensor | None, engine: Engine, ranks: Ranks) -> StepReport:
+    """Rewards (where there are any), lengths and what was read, over all processes."""
     layers = engine.report().layers
     mine = {
-        "rewards": reward_GN.tolist(),
         "tokens": [len(rollout.response_ids) for rollout in rollouts],
         "cut": sum(rollout.finish_reason == "length" for rollout in rollouts),
         "sparse": sum(rollout.attention != "dense" for rollout in rollouts),
@@ -67,19 +66,25 @@ def rollout_report(rollouts: list[Rollout], reward_GN: Tensor, engine: Engine, r
         "context": sum(layer.context_tokens for layer in layers),
     }
     everyone = ranks.gather([mine])
-    groups = [group for one in everyone for group in one["rewards"]]
     tokens = [count for one in everyone for count in one["tokens"]]
     total = {key: sum(one[key] for one in everyone) for key in ("cut", "sparse", "read", "context")}
-    return {
-        "reward/mean": float(np.mean(groups)),
-        "reward/std": float(np.std(groups)),
-        "reward/groups_all_equal_share": float(np.mean([len(set(group)) == 1 for group in groups])),
+    rewards = {} if reward_GN is None else _reward_report(reward_GN, ranks)
+    return rewards | {
         "rollout/count": float(len(tokens)),
         "rollout/response_tokens_mean": float(np.mean(tokens)),
         "rollout/response_tokens_max": float(max(tokens)),
         "rollout/cut_share": total["cut"] / len(tokens),
         "rollout/sparse_share": total["sparse"] / len(tokens),
         "rollout/kv_read_share": total["read"] / total["context"] if total["context"] else 1.0,
+    }
+
+
+def _reward_report(reward_GN: Tensor, ranks: Ranks) -> StepReport:
+    groups = ranks.gather(reward_GN.tolist())
+    return {
+        "reward/mean": float(np.mean(groups)),
+        "reward/std": float(np.std(groups)),
+        "reward/groups_all_equal_share": float(np.mean([len(set(group)) == 1 for group in groups])),
     }
 
 

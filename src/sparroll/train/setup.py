@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +12,6 @@ import torch
 from transformers import PreTrainedModel
 
 from sparroll import files, tasks
-from sparroll.attention.selectors import PageMean
 from sparroll.engines.choose import check_engine, make_engine
 from sparroll.engines.hf import HFEngine
 from sparroll.engines.scoring import Scorer
@@ -20,20 +20,20 @@ from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
 from sparroll.train import checkpoint
+from sparroll.train.cheaper import Cheaper
 from sparroll.train.checkpoint import RunState
 from sparroll.train.config import TrainConfig
 from sparroll.train.config_file import refuse_changes, write_config
-from sparroll.train.controller import Controller, Rules
+from sparroll.train.controller import Controller
 from sparroll.train.corrections import Correction
 from sparroll.train.distributed import Ranks
 from sparroll.train.empty_steps import EmptySteps
 from sparroll.train.guard import Guard
-from sparroll.train.length_bins import LengthBins
-from sparroll.train.measure import ESTIMATOR
 from sparroll.train.optimizer import restore_optimizer
 from sparroll.train.prompts import PromptStream, encode
 from sparroll.train.randomness import generator_state, restore_generators, seed_everything
 from sparroll.train.rollouts import Sampling
+from sparroll.train.schedules import make_cheaper, make_controller, make_guard, starting_schedule
 from sparroll.train.sinks import JsonLines, Sink, check_packages, open_sinks
 from sparroll.train.update import PolicyUpdate
 from sparroll.train.weight_sync import EngineWeights
@@ -70,9 +70,13 @@ class Parts:
     controller: Controller | None
     """Moves the budgets; None: the schedule stays as it is."""
     empty_steps: EmptySteps
+    cheaper: Cheaper | None
+    """The schedules that DistillSparse may go on to; None without any."""
     state: RunState
     resumed_from: Path | None
     """The checkpoint folder; None for a new run."""
+    frozen: bool = False
+    """The policy is not trained, only the adapter, and checkpoints leave it out."""
     metrics: JsonLines | None = None
     """Only on the main process, like the sinks."""
     sinks: list[Sink] = field(default_factory=list)
@@ -97,23 +101,32 @@ class Parts:
             sink.close()
 
 
-def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
-    """Raises UserError before anything is computed where the folder, the configuration or a name in it is wrong."""
+def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = False, task: Task | None = None) -> Parts:
+    """Raises UserError before anything is computed where the folder, the configuration or a name in it is wrong.
+
+    frozen: the policy stays as it is and is not saved.  task: instead of the one that the configuration names.
+    """
     ranks = Ranks(config.model.device)
     found = _find_checkpoint(config, out, resume, quiet=not ranks.is_main)
-    task = _task(config.task.name)
+    if found is not None:
+        _check_kind(found, frozen)
+    task = task or _task(config.task.name)
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
+    cheaper = make_cheaper(config, schedule)
     check_packages(config)
     check_engine(config.rollout.engine)
     files.output_folder(out)
     prompts = PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts)
-    scorer = _policy(found / "model" if found else config.model.name, config, ranks)
+    scorer = _policy(found / "model" if found and not frozen else config.model.name, config, ranks)
     controller = _controller(config, schedule, prompts, scorer)
     state = checkpoint.load_state(found) if found else _new_state(schedule, guard, controller)
-    engine = _engine(config, state.schedule, guard, controller, ranks)
+    others = [controller.widest() if controller else state.schedule, *guard.stricter]
+    engine = _engine(config, state.schedule, [*others, *(cheaper.schedules if cheaper else [])], ranks)
     distill = _distill(config, scorer.model, ranks)
     adapter = distill.adapter if distill else None
+    if cheaper is not None and adapter is not None:
+        cheaper.scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
     parts = Parts(
         config=config,
         out=out,
@@ -131,8 +144,10 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
         guard=guard,
         controller=controller,
         empty_steps=EmptySteps(config.guard.empty_steps),
+        cheaper=cheaper,
         state=state,
         resumed_from=found,
+        frozen=frozen,
     )
     seed_everything(config.train.seed)
     if found:
@@ -143,6 +158,15 @@ def open_run(config: TrainConfig, out: Path, resume: bool) -> Parts:
     if ranks.is_main:
         _begin_writing(parts)
     return parts
+
+
+def _check_kind(found: Path, frozen: bool) -> None:
+    if frozen == (found / "model").exists():
+        made, other = ("train", "distill") if frozen else ("distill", "train")
+        raise UserError(
+            f"{found.parent.parent} holds a run of `sparroll {made}`, this is `sparroll {other}`",
+            "choose another folder with --out",
+        )
 
 
 def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:
@@ -168,18 +192,17 @@ def _new_state(schedule: Schedule | None, guard: Guard, controller: Controller |
 
 
 def _engine(
-    config: TrainConfig, schedule: Schedule | None, guard: Guard, controller: Controller | None, ranks: Ranks
+    config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks
 ) -> HFEngine | VLLMEngine:
-    """Able to run every schedule that the guard may switch to and the controller may arrive at, and with the run's
-    compression in force."""
+    """Able to run every schedule of `others`, which the run may switch to, and with the run's compression in force. The
+    first that is not None is the widest."""
     rollout = config.rollout
     if rollout.engine == "vllm" and ranks.count > 1:
         raise UserError(
             f'rollout.engine = "vllm" runs in one process for now, this run has {ranks.count}',
             "start it without a launcher, or --set rollout.engine=hf",
         )
-    widest = controller.widest() if controller else None
-    later = [each for each in [widest, schedule, *guard.stricter] if each is not None]
+    later = [each for each in [*others, schedule] if each is not None]
     engine = make_engine(
         rollout.engine,
         config.model.name,
@@ -191,8 +214,8 @@ def _engine(
         gpu_memory_share=rollout.gpu_memory_share,
         sleep_mode=rollout.sleep_level > 0,
     )
-    for stricter in later:
-        engine.check_schedule(stricter)
+    for each in later:
+        engine.check_schedule(each)
     engine.set_compression(config.compression.make())
     return engine
 
@@ -206,10 +229,13 @@ def _sampling(config: TrainConfig, vocabulary: int) -> Sampling:
 def _restore(parts: Parts, found: Path) -> None:
     """Everything that is not made from the checkpoint to begin with."""
     policy, state = parts.scorer.model, parts.state
-    restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
+    if not parts.frozen:
+        restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
     parts.prompts.drawn = state.prompts_drawn
     parts.guard.restore(state.guard)
     parts.empty_steps.in_a_row = state.empty_steps
+    if parts.cheaper is not None:
+        parts.cheaper.restore(state.cheaper)
     if parts.distill is not None:
         parts.distill.adapter.read(found / "adapter")
         restore_optimizer(
@@ -231,49 +257,6 @@ def _begin_writing(parts: Parts) -> None:
     parts.sinks = open_sinks(config, out, parts.state.step)
 
 
-def starting_schedule(config: TrainConfig) -> Schedule | None:
-    """What the rollouts start under; None is dense."""
-    if config.rollout.kv_budget_tokens is not None:
-        return Schedule.fixed(config.rollout.kv_budget_tokens)
-    return _schedule(config.rollout.schedule, config)
-
-
-def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
-    """Raises UserError where the guard is to act but has no target, or one of a statistic that it does not watch."""
-    target = config.guard.at_least or config.controller.target
-    if target is None and schedule is not None and config.guard.action != "off":
-        target = _own_target(schedule, config.rollout.top_k)
-        if target is None and config.guard.action != "warn":
-            raise UserError(
-                f"guard.action is {config.guard.action!r}, but the schedule {schedule.name!r} names no target",
-                "set one: --set guard.at_least=0.86",
-            )
-    stricter = [_schedule(name, config) for name in config.guard.stricter]
-    return Guard(config.guard.action, target, config.guard.window_steps, stricter)
-
-
-def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
-    """None where it is off. Without a schedule it starts from a share of the context, with the published selector. Raises
-    UserError where the schedule lies outside of its limits."""
-    settings = config.controller
-    if settings.target is None:
-        return None
-    names = ("target", "margin", "patience", "window_steps", "small_step")
-    rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
-    like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
-    bins = LengthBins(config.mismatch.bin_tokens, longest_context_tokens, like.selector, settings.most_budget_tokens)
-    target = {"statistic": "acceptance", "estimator": ESTIMATOR, "top_k": config.rollout.top_k, "quantile": 0.05}
-    return Controller(
-        rules,
-        bins,
-        bins.of_schedule(schedule) if schedule else bins.share(settings.start_share),
-        dense_layers=like.dense_layers,
-        model=config.model.name,
-        target=target | {"at_least": settings.target},
-        trust_start=schedule is not None and schedule.target is not None,
-    )
-
-
 def _controller(
     config: TrainConfig, schedule: Schedule | None, prompts: PromptStream, scorer: Scorer
 ) -> Controller | None:
@@ -283,26 +266,6 @@ def _controller(
     longest = max(len(ids) for ids in encode(scorer.tokenizer, prompts.prompts, config.task.chat_template))
     limit = getattr(scorer.model.config, "max_position_embeddings", None)
     return make_controller(config, schedule, min(longest + config.rollout.max_new_tokens, limit or 2**62))
-
-
-def _own_target(schedule: Schedule, top_k: int) -> float | None:
-    """What the schedule was calibrated to hold; None where it does not say."""
-    if schedule.target is None:
-        return None
-    watched = {"estimator": ESTIMATOR, "quantile": 0.05, "top_k": top_k}
-    found = {name: schedule.target.get(name) for name in watched}
-    if found != watched:
-        raise UserError(
-            f"the schedule {schedule.name!r} holds a target for {found}, the guard watches {watched}",
-            "give the guard a target of its own, --set guard.at_least=0.86, or turn it off, --set guard.action=off",
-        )
-    return float(schedule.target["at_least"])
-
-
-def _schedule(name: str, config: TrainConfig) -> Schedule | None:
-    if name == "dense":
-        return None
-    return Schedule.load(name, model=config.model.name, force=config.rollout.force_schedule)
 
 
 def _task(name: str) -> Task:

@@ -80,6 +80,8 @@ class ConsoleLine:
         ("reward", "reward/mean", "{:.3f}"),
         ("tail q05", "mismatch/acceptance_q05", "{:.3f}"),
         ("dense ceiling", "mismatch/dense_ceiling_q05", "{:.3f}"),
+        ("distill kl", "distill/kl", "{:.4f}"),
+        ("held-out tail q05", "distill/held_out_q05", "{:.3f}"),
         ("KV read", "rollout/kv_read_share", "{:.0%}"),
         ("tokens", "rollout/response_tokens_mean", "{:.0f}"),
         ("dense accuracy", "evaluate/dense_accuracy", "{:.3f}"),

@@ -16,7 +16,7 @@ from sparroll.schedule import Schedule, Step
 from sparroll.train import load_config
 from sparroll.train.controller import Controller, Rules
 from sparroll.train.length_bins import LengthBins
-from sparroll.train.setup import make_controller, make_guard
+from sparroll.train.schedules import make_controller, make_guard
 from sparroll.train.tail_window import TailWindow, packed, unpacked
 from tail_worlds import BIN, measured
 

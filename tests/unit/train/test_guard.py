@@ -8,7 +8,7 @@ from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
 from sparroll.train import load_config
 from sparroll.train.guard import Guard, Verdict
-from sparroll.train.setup import make_guard
+from sparroll.train.schedules import make_guard
 
 LOOSE, TIGHT = Schedule.fixed(64), Schedule.fixed(512)
 
@@ -91,7 +91,7 @@ def test_without_a_target_of_its_own_the_guard_takes_the_schedules() -> None:
 @pytest.mark.parametrize("change", [{"estimator": "exact"}, {"quantile": 0.01}, {"top_k": 50}])
 def test_a_target_of_another_statistic_is_refused_and_not_compared(change: dict[str, object]) -> None:
     schedule = schedule_with(OWN | change)
-    with pytest.raises(UserError, match=r"(?s)the guard watches .*top_k_lower.*guard\.at_least"):
+    with pytest.raises(UserError, match=r"(?s)this run measures .*top_k_lower.*guard\.at_least"):
         make_guard(load_config(), schedule)
     assert make_guard(load_config(None, ["guard.at_least=0.8"]), schedule).at_least == 0.8
     assert make_guard(load_config(None, ["guard.action=off"]), schedule).action == "off"

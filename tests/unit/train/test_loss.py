@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparroll.train.loss import LossSettings, LossSums, k3, policy_loss
+from sparroll.train.loss import LossSettings, LossSums, k3, policy_loss, top_k_kl
 
 SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28)
 
@@ -125,3 +125,41 @@ def test_the_kl_term_is_added_with_its_coefficient() -> None:
     expected = k3(given["now_logp_BT"], reference, given["kept_BT"])[given["kept_BT"]].sum()
     assert float(with_kl - plain) == pytest.approx(0.1 * float(expected) / tokens, rel=1e-9)
     assert sums.kl == pytest.approx(float(expected), rel=1e-9)
+
+
+def test_the_top_k_kl_of_whole_lists_is_the_kl() -> None:
+    torch.manual_seed(0)
+    dense, now = (torch.randn(5, 7, dtype=torch.float64).log_softmax(-1) for _ in range(2))
+    expected = (dense.exp() * (dense - now)).sum(-1)
+    assert torch.allclose(top_k_kl(dense, now), expected, atol=1e-8)
+    assert torch.allclose(top_k_kl(dense, dense), torch.zeros(5, dtype=torch.float64))
+
+
+def test_the_top_k_kl_of_shorter_lists_puts_the_rest_into_one_bucket() -> None:
+    dense, now = torch.tensor([[0.5, 0.2, 0.2, 0.1]]).log(), torch.tensor([[0.25, 0.25, 0.1, 0.4]]).log()
+    expected = 0.5 * math.log(2) + 0.5 * math.log(0.5 / 0.75)
+    assert float(top_k_kl(dense[:, :1], now[:, :1])) == pytest.approx(expected, rel=1e-5)
+    longer = [float(top_k_kl(dense[:, :k], now[:, :k])) for k in (1, 2, 3, 4)]
+    assert longer == sorted(longer)
+
+
+def test_the_top_k_kl_takes_tokens_that_dense_cannot_say_and_has_a_gradient_towards_dense() -> None:
+    dense = torch.tensor([[0.6, 0.4, 0.0]]).log()
+    logits = torch.zeros(1, 4, requires_grad=True)
+    loss = top_k_kl(dense, logits.log_softmax(-1)[:, :3]).sum()
+    loss.backward()
+    assert logits.grad is not None
+    # Softmax minus dense: what the KL to (0.6, 0.4, 0, 0) gives, up to the least rest.
+    assert torch.allclose(logits.grad, torch.tensor([[-0.35, -0.15, 0.25, 0.25]]), atol=1e-4)
+
+
+def test_the_expected_gradient_of_k3_is_that_of_the_kl_from_dense() -> None:
+    """Over tokens drawn from `now`: the sum over the vocabulary of now(v) times the gradient of k3 at v."""
+    torch.manual_seed(1)
+    dense = torch.randn(6, dtype=torch.float64).log_softmax(-1)
+    logits = torch.randn(6, dtype=torch.float64, requires_grad=True)
+    now = logits.log_softmax(-1)
+    drawn = now.detach().exp()
+    (by_k3,) = torch.autograd.grad((drawn * k3(now, dense, torch.ones(6, dtype=torch.bool))).sum(), logits)
+    (by_kl,) = torch.autograd.grad(top_k_kl(dense[None], logits.log_softmax(-1)[None]).sum(), logits)
+    assert torch.allclose(by_k3, by_kl, atol=1e-8)

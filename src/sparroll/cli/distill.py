@@ -1,0 +1,92 @@
+"""`sparroll distill`: an adapter for sparse rollouts of a frozen model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparroll.cli import common, prompts
+from sparroll.errors import UserError
+from sparroll.progress import Progress, quiet_transformers
+from sparroll.types import Prompt
+
+if TYPE_CHECKING:
+    from sparroll.train.prompts import GivenPrompts
+
+DEFAULTS: dict[str, dict[str, Any]] = {
+    "distill": {"enabled": True, "objective": "kl", "kl": "top_k", "lr": 1e-4},
+    "guard": {"action": "off"},
+    "rollout": {"samples_per_prompt": 2},
+}
+"""Where this verb differs from `train` before the configuration file and the options are read."""
+
+
+def distill(
+    model: common.Model,
+    out: common.Out,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file to sample under.")] = None,
+    budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
+    prompts_file: common.Prompts = None,
+    task: common.Task = None,
+    level: Annotated[int | None, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file like train's; defaults without one.")
+    ] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Option("--set", help="section.key=value, e.g. --set train.steps=500; repeatable.")
+    ] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
+    json_output: common.Json = False,
+) -> None:
+    """Train a LoRA adapter that brings a frozen model's sparse rollouts back to its dense policy, into OUT/adapter."""
+    from sparroll.train.config_file import load_config
+    from sparroll.train.distill_run import distill as run
+
+    given = _given(prompts_file, task)
+    if (schedule is None) == (budget is None):
+        raise UserError("give either --schedule or --budget", "for a first try: --budget 512")
+    said: dict[str, Any] = {
+        "model.name": model,
+        "rollout.schedule": schedule,
+        "rollout.kv_budget_tokens": budget,
+        "task.name": given.name if given else task,
+        "task.level": level,
+    }
+    options = [f"{key}={json.dumps(value)}" for key, value in said.items() if value is not None]
+    settings = load_config(config, [*options, *(overrides or [])], DEFAULTS)
+    common.output_folder(out)
+    quiet_transformers()
+    with Progress(json_output) as bars:
+        result = run(settings, out, resume=resume, on_progress=bars.bar("distill"), task=given)
+    if json_output:
+        common.print_json(result.table())
+    else:
+        common.print_facts(_facts(result.table()))
+    common.wrote(result.adapter, out / "result.json", quiet=json_output)
+
+
+def _given(path: Path | None, task: str | None) -> GivenPrompts | None:
+    """The file's prompts; None where a task (or the configuration) names them."""
+    if path is None:
+        return None
+    from sparroll.train.prompts import GivenPrompts
+
+    entries = prompts.read(path, task, 0, 2**62, 0)
+    texts = [entry for entry in entries if isinstance(entry, Prompt)]
+    if len(texts) < len(entries):
+        raise UserError(
+            f"{path} holds chat messages", "give each prompt as a string, with --set task.chat_template=true"
+        )
+    return GivenPrompts(texts, path.name)
+
+
+def _facts(table: dict[str, Any]) -> dict[str, Any]:
+    """The plain figures, with the held-out ones side by side."""
+    facts = {name: value for name, value in table.items() if name not in ("before", "after")}
+    for when in ("before", "after"):
+        if table[when]:
+            facts |= {f"held_out_{name}_{when}": table[when][name] for name in ("q05", "q05_low", "q05_high", "kl")}
+    return facts

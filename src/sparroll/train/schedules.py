@@ -1,0 +1,98 @@
+"""From a configuration to the schedule that a run starts under, and to what may change it: the guard, the controller, the
+cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
+
+from __future__ import annotations
+
+from sparroll.attention.selectors import PageMean
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+from sparroll.train.cheaper import Cheaper
+from sparroll.train.config import TrainConfig
+from sparroll.train.controller import Controller, Rules
+from sparroll.train.guard import Guard
+from sparroll.train.length_bins import LengthBins
+from sparroll.train.measure import ESTIMATOR
+
+
+def starting_schedule(config: TrainConfig) -> Schedule | None:
+    """What the rollouts start under; None is dense."""
+    if config.rollout.kv_budget_tokens is not None:
+        return Schedule.fixed(config.rollout.kv_budget_tokens)
+    return _schedule(config.rollout.schedule, config)
+
+
+def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
+    """Raises UserError where the guard is to act but has no target, or one of a statistic that it does not watch."""
+    target = config.guard.at_least or config.controller.target
+    if target is None and schedule is not None and config.guard.action != "off":
+        target = _own_target(schedule, config.rollout.top_k)
+        if target is None and config.guard.action != "warn":
+            raise UserError(
+                f"guard.action is {config.guard.action!r}, but the schedule {schedule.name!r} names no target",
+                "set one: --set guard.at_least=0.86",
+            )
+    stricter = [_schedule(name, config) for name in config.guard.stricter]
+    return Guard(config.guard.action, target, config.guard.window_steps, stricter)
+
+
+def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
+    """None where it is off. Without a schedule it starts from a share of the context, with the published selector. Raises
+    UserError where the schedule lies outside of its limits."""
+    settings = config.controller
+    if settings.target is None:
+        return None
+    names = ("target", "margin", "patience", "window_steps", "small_step")
+    rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
+    like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
+    bins = LengthBins(config.mismatch.bin_tokens, longest_context_tokens, like.selector, settings.most_budget_tokens)
+    target = {"statistic": "acceptance", "estimator": ESTIMATOR, "top_k": config.rollout.top_k, "quantile": 0.05}
+    return Controller(
+        rules,
+        bins,
+        bins.of_schedule(schedule) if schedule else bins.share(settings.start_share),
+        dense_layers=like.dense_layers,
+        model=config.model.name,
+        target=target | {"at_least": settings.target},
+        trust_start=schedule is not None and schedule.target is not None,
+    )
+
+
+def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | None:
+    """Raises UserError where cheaper schedules are named but no target that they must hold."""
+    if not config.distill.cheaper:
+        return None
+    assert schedule is not None, "the configuration refuses dense rollouts with an adapter"
+    target = config.distill.cheaper_at_least
+    if target is None:
+        target = _own_target(schedule, config.rollout.top_k, "--set distill.cheaper_at_least=0.86")
+    if target is None:
+        raise UserError(
+            f"distill.cheaper is given, but the schedule {schedule.name!r} names no target",
+            "set one: --set distill.cheaper_at_least=0.86",
+        )
+    schedules = [each for name in config.distill.cheaper if (each := _schedule(name, config)) is not None]
+    return Cheaper(schedules, target, config.distill)
+
+
+def _own_target(
+    schedule: Schedule,
+    top_k: int,
+    instead: str = "--set guard.at_least=0.86, or turn the guard off, --set guard.action=off",
+) -> float | None:
+    """What the schedule was calibrated to hold; None where it does not say."""
+    if schedule.target is None:
+        return None
+    watched = {"estimator": ESTIMATOR, "quantile": 0.05, "top_k": top_k}
+    found = {name: schedule.target.get(name) for name in watched}
+    if found != watched:
+        raise UserError(
+            f"the schedule {schedule.name!r} holds a target for {found}, this run measures {watched}",
+            f"give a target of its own: {instead}",
+        )
+    return float(schedule.target["at_least"])
+
+
+def _schedule(name: str, config: TrainConfig) -> Schedule | None:
+    if name == "dense":
+        return None
+    return Schedule.load(name, model=config.model.name, force=config.rollout.force_schedule)

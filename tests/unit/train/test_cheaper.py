@@ -1,0 +1,75 @@
+"""When DistillSparse goes on to a cheaper schedule: patience, the worst bin's lower bound, bins too small to count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sparroll.mismatch import TailStatistics, TailTable
+from sparroll.schedule import Schedule
+from sparroll.train.cheaper import Cheaper
+from sparroll.train.config import DistillSection
+from sparroll.train.guard import Verdict
+
+START, FIRST, SECOND = Schedule.fixed(512), Schedule.fixed(256), Schedule.fixed(128)
+
+
+def tail(value: float, tokens: int = 400, last_bin: float | None = None) -> TailTable:
+    """20 rollouts whose acceptance is `value` everywhere, or `last_bin` in the second bin of lengths."""
+    statistics = TailStatistics(bin_tokens=1000)
+    for rollout in range(20):
+        statistics.add(torch.full((tokens // 20,), value), torch.full((tokens // 20,), 10), f"{rollout}")
+        if last_bin is not None:
+            statistics.add(torch.full((5,), last_bin), torch.full((5,), 1010), f"{rollout}")
+    return statistics.table("top_k_lower")
+
+
+def cheaper(patience: int = 2, every: int = 10) -> Cheaper:
+    settings = DistillSection(enabled=True, cheaper_patience=patience, cheaper_every_steps=every)
+    return Cheaper([FIRST, SECOND], 0.86, settings)
+
+
+def test_it_is_due_every_so_many_steps_while_a_schedule_is_left() -> None:
+    one = cheaper(patience=1, every=5)
+    assert [step for step in range(1, 16) if one.due(step)] == [5, 10, 15]
+    one.watch(tail(0.9), 200, START)
+    one.watch(tail(0.9), 200, FIRST)
+    assert one.following is None
+    assert not one.due(5)
+
+
+def test_it_switches_after_patience_measurements_in_a_row_and_says_why() -> None:
+    one = cheaper()
+    verdicts = [one.watch(tail(value), 200, START)[0] for value in (0.87, 0.85, 0.87, 0.86)]
+    assert [verdict.action for verdict in verdicts] == ["none", "none", "none", "switch"]
+    assert verdicts[3].schedule == FIRST
+    assert verdicts[3].reason == (
+        "with the adapter, the tail under fixed-256 (worst bin, lower bound) is 0.860, at least 0.860 in 2 measurements: "
+        "fixed-512 -> fixed-256"
+    )
+    assert (one.following, one.held) == (SECOND, 0)
+
+
+def test_the_worst_bin_decides_unless_it_has_too_few_tokens() -> None:
+    one = cheaper(patience=1)
+    verdict, report = one.watch(tail(0.9, last_bin=0.5), 100, START)
+    assert verdict.action == "none"
+    expected = {"distill/cheaper_q05_low": 0.5, "distill/cheaper_q05": 0.5, "distill/cheaper_held": 0.0}
+    assert report == pytest.approx(expected, abs=1e-3)
+    assert one.watch(tail(0.9, last_bin=0.5), 101, START)[0].action == "switch"
+
+
+def test_a_measurement_without_a_bin_that_counts_changes_nothing() -> None:
+    one = cheaper()
+    one.watch(tail(0.9), 200, START)
+    assert one.watch(tail(0.1), 1000, START) == (Verdict(), {})
+    assert one.held == 1
+
+
+def test_its_place_survives_a_checkpoint() -> None:
+    one, other = cheaper(), cheaper()
+    for value in (0.9, 0.9, 0.9):
+        one.watch(tail(value), 200, START)
+    other.restore(one.state())
+    assert (other.following, other.held) == (SECOND, 1)
+    assert other.watch(tail(0.9), 200, FIRST)[0].schedule == SECOND
