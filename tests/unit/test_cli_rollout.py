@@ -212,3 +212,18 @@ def test_a_compression_that_cannot_be_is_refused(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], settings: list[str], message: str
 ) -> None:
     assert message in error_of(_command(model, prompts, tmp_path / "out", *settings), capsys)[0]
+
+
+def test_the_weights_precision_can_be_chosen(model: Path, prompts: Path, tmp_path: Path) -> None:
+    assert main(_command(model, prompts, tmp_path / "fp32", "--dtype", "fp32")) == 0
+    assert main(_command(model, prompts, tmp_path / "bf16", "--dtype", "bf16")) == 0
+    fp32, bf16 = (torch.tensor(_rows(tmp_path / name)[0]["sparse_logp"][:1]) for name in ("fp32", "bf16"))
+    # The first token is drawn from the same prompt: rounded weights move its log-probability a little.
+    assert 0 < float((fp32 - bf16).abs()) < 0.05
+
+
+def test_an_unknown_precision_is_refused(
+    model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(_command(model, prompts, tmp_path / "out", "--dtype", "int3")) == 2
+    assert "unknown --dtype 'int3'" in capsys.readouterr().err

@@ -49,6 +49,7 @@ def calibrate(
     seed: common.Seed = 0,
     engine: common.Engine = "hf",
     device: common.Device = None,
+    dtype: common.Dtype = None,
     json_output: common.Json = False,
 ) -> None:
     """Sweep a grid of budgets, fit the cheapest schedule that holds the target, and verify it. Interrupted, it resumes."""
@@ -74,7 +75,7 @@ def calibrate(
     ):
         study = measuring.study(
             model, entries, chat, settings, device, max_batch, engine,
-            [Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, DENSE_LAYERS)],
+            [Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, DENSE_LAYERS)], dtype,
         )  # fmt: skip
         found = run(
             study,
@@ -91,7 +92,7 @@ def calibrate(
             name=name,
             on_progress=bars.bar("calibrate"),
         )
-    config = measuring.described(model, entries, chat, settings, engine, budgets=budgets, target=target)
+    config = measuring.described(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets, target=target)
     seconds = time.perf_counter() - started
     record = records.write(
         out / "calibration.json", "calibration", found.table(), config=config, seed=seed, wall_seconds=seconds

@@ -17,6 +17,8 @@ from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
 
 if TYPE_CHECKING:
+    import torch
+
     from sparroll.engines.hf import HFEngine
     from sparroll.engines.vllm.engine import VLLMEngine
 
@@ -25,6 +27,10 @@ Out = Annotated[Path, typer.Option("--out", help="Folder for the results; create
 Model = Annotated[str, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cuda where there is one.")]
+DTYPES = ("fp32", "bf16", "fp16")
+Dtype = Annotated[
+    str | None, typer.Option("--dtype", help="fp32, bf16 or fp16: precision of the weights; default: as stored.")
+]
 Prompts = Annotated[
     Path | None, typer.Option("--prompts", help="Text file with a prompt a line, or JSONL with the key `prompt`.")
 ]
@@ -111,6 +117,16 @@ def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:
     return Schedule.fixed(kv_budget_tokens, dense_layers=tuple(range(min(2, layers if layers is not None else 2))))
 
 
+def torch_dtype(name: str | None) -> torch.dtype | None:
+    """What --dtype names; None leaves weights as they are stored."""
+    import torch
+
+    known = dict(zip(DTYPES, (torch.float32, torch.bfloat16, torch.float16), strict=True))
+    if name is not None and name not in known:
+        raise UserError(f"unknown --dtype {name!r}", f"known: {', '.join(DTYPES)}")
+    return known[name] if name else None
+
+
 def load_engine(
     kind: str,
     model: str,
@@ -119,6 +135,7 @@ def load_engine(
     max_batch: int = 64,
     capacity: Schedule | None = None,
     gpu_memory_share: float = 0.85,
+    dtype: str | None = None,
 ) -> HFEngine | VLLMEngine:
     """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
     from sparroll.engines.choose import make_engine
@@ -129,6 +146,7 @@ def load_engine(
         model,
         schedule=schedule,
         capacity=capacity,
+        dtype=torch_dtype(dtype),
         device=device,
         max_batch=max_batch,
         gpu_memory_share=gpu_memory_share,

@@ -54,6 +54,7 @@ def study(
     max_batch: int,
     engine_name: str,
     schedules: list[Schedule],
+    dtype: str | None = None,
 ) -> Study:
     """Engine and scorer on one model, and the prompts as token ids. The scorer is transformers, whoever samples.
 
@@ -63,10 +64,15 @@ def study(
     from sparroll.engines.hf import HFEngine
     from sparroll.engines.scoring import Scorer
 
-    engine = common.load_engine(engine_name, model, None, device, max_batch, schedules[0], gpu_memory_share=0.5)
+    engine = common.load_engine(
+        engine_name, model, None, device, max_batch, schedules[0], gpu_memory_share=0.5, dtype=dtype
+    )
     for schedule in schedules:
         engine.check_schedule(schedule)
-    scorer = Scorer(engine.model) if isinstance(engine, HFEngine) else Scorer(model, device=device)
+    if isinstance(engine, HFEngine):
+        scorer = Scorer(engine.model)
+    else:
+        scorer = Scorer(model, device=device, dtype=common.torch_dtype(dtype))
     assert engine.tokenizer is not None
     return Study(engine, scorer, prompts.encode(entries, engine.tokenizer, chat), settings)
 

@@ -41,6 +41,7 @@ def profile(
     seed: common.Seed = 0,
     engine: common.Engine = "hf",
     device: common.Device = None,
+    dtype: common.Dtype = None,
     force_schedule: common.ForceSchedule = False,
     json_output: common.Json = False,
 ) -> None:
@@ -69,9 +70,11 @@ def profile(
         common.interruptible(f"{out} keeps what is measured; the same command goes on"),
         Progress(json_output) as bars,
     ):
-        study = measuring.study(model, entries, chat, settings, device, max_batch, engine, asked)
+        study = measuring.study(model, entries, chat, settings, device, max_batch, engine, asked, dtype)
         found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
-    config = measuring.described(model, entries, chat, settings, engine, schedules=[each.name for each in asked])
+    config = measuring.described(
+        model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked]
+    )
     seconds = time.perf_counter() - started
     record = records.write(
         out / "profile.json", "profile", found.table(), config=config, seed=seed, wall_seconds=seconds

@@ -51,6 +51,7 @@ def rollout(
     seed: common.Seed = 0,
     engine_name: common.Engine = "hf",
     device: common.Device = None,
+    dtype: common.Dtype = None,
     force_schedule: common.ForceSchedule = False,
     json_output: common.Json = False,
 ) -> None:
@@ -67,6 +68,8 @@ def rollout(
     }  # fmt: skip
     if engine_name != "hf":
         config["engine"] = engine_name
+    if dtype is not None:
+        config["dtype"] = dtype
     if policy is not None:
         config["compression"] = policy.table()
     if adapter is not None:
@@ -74,7 +77,7 @@ def rollout(
     sink = _Sink(out, config, n)
     started = time.perf_counter()
     with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
-        engine = common.load_engine(engine_name, model, chosen, device, max_batch)
+        engine = common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype)
         engine.set_compression(policy)
         if adapter is not None:
             from sparroll.engines.adapter import load_adapter

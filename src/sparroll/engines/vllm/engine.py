@@ -142,7 +142,7 @@ class VLLMEngine:
         if not self.on_cpu and arguments["dtype"] == "float32":
             raise UserError(
                 "vLLM's attention on a GPU does not take float32",
-                'dtype=torch.bfloat16; in a training configuration, rollout.dtype = "bf16"',
+                'dtype=torch.bfloat16; --dtype bf16; in a training configuration, rollout.dtype = "bf16"',
             )
         if self.on_cpu:
             # Compiled code would keep the weights it was compiled with.
