@@ -12,6 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.train_runs import short_config
 from sparroll.train import train
+from sparroll.train.distill_run import distill
 
 CHANGES = {"steps": 2, "prompts_per_step": 3, "lr": 1e-4}
 """Three prompts a step: with two processes, one of them has two."""
@@ -40,6 +41,16 @@ EVICTION: dict[str, dict[str, Any]] = {
     "evaluate": {"prompts": 0},
 }
 
+DISTILLED: dict[str, dict[str, Any]] = {
+    "train": CHANGES,
+    "distill": {"enabled": True, "objective": "kl", "kl": "top_k", "lr": 1e-4, "rank": 4},
+    "guard": {"action": "off"},
+    "evaluate": {"prompts": 0},
+}
+"""An adapter beside the policy; with held-out prompts also one alone."""
+
+LONELY_ADAPTER: dict[str, dict[str, Any]] = DISTILLED | {"train": LONELY, "evaluate": {"prompts": 3}}
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -50,6 +61,8 @@ def main() -> None:
     train(short_config(model, **JACKPOT), out / "jackpot")
     train(short_config(model, **CONTROLLED), out / "controlled")
     train(short_config(model, **EVICTION), out / "eviction")
+    train(short_config(model, **DISTILLED), out / "distilled")
+    distill(short_config(model, **LONELY_ADAPTER), out / "adapter")
 
 
 if __name__ == "__main__":

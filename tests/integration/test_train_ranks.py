@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.one_rank import CHANGES, CONTROLLED, EVICTION, JACKPOT, LONELY
+from integration.one_rank import CHANGES, CONTROLLED, DISTILLED, EVICTION, JACKPOT, LONELY, LONELY_ADAPTER
 from integration.train_runs import short_config, write_model
 from sparroll.schedule import Schedule
 from sparroll.train import train
+from sparroll.train.distill_run import distill
 from sparroll.train.sinks import read_lines
 
 HERE = Path(__file__).parent
@@ -50,7 +51,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Two steps, then a third one after a resume; then runs with one prompt for two processes, Jackpot, and eviction."""
+    """Two steps, then a third one after a resume; then runs with one prompt for two processes, Jackpot, eviction, adapters."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
     train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
@@ -77,6 +78,12 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     same_lines(tmp_path / "two" / "eviction", tmp_path / "one" / "eviction")
     for line in read_lines(tmp_path / "two" / "eviction" / "metrics.jsonl"):
         assert 0 < line["compression/kv_saved_share"] < 1
+    train(short_config(model, **DISTILLED), tmp_path / "one" / "distilled")
+    distill(short_config(model, **LONELY_ADAPTER), tmp_path / "one" / "adapter")
+    for run, step in (("distilled", 2), ("adapter", 1)):
+        same_lines(tmp_path / "two" / run, tmp_path / "one" / run)
+        place = f"{run}/checkpoints/step-{step:06d}/adapter/adapter_model.safetensors"
+        assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 2e-5
 
 
 def same_lines(out: Path, expected_out: Path) -> None:
