@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from integration.killed_runs import die_at
 from integration.train_runs import short_config, write_model
+from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -214,6 +217,33 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(model: str, straight:
     same_checkpoints(out, straight)
     assert (out / "checkpoints" / "step-000004" / "model" / "config.json").is_file()
     assert not [name for name in load_file(out / "checkpoints/latest/model/model.safetensors") if "lora" in name]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "call"),
+    [
+        # Calls alternate between policy and adapter: before the adapter's second update, when the policy has moved already.
+        (torch.optim.AdamW, "step", 4),
+        (Adapter, "merged", 3),
+        (checkpoint, "optimizer_tensors", 4),
+    ],
+    ids=["update", "merge", "save"],
+)
+def test_a_run_killed_between_policy_and_adapter_resumes_to_the_bit(
+    owner: Any, name: str, call: int, model: str, straight: Path, tmp_path: Path
+) -> None:
+    child = os.fork()
+    if child == 0:
+        try:
+            die_at(owner, name, call)
+            train(config(model, checkpoint={"every_steps": 1}), tmp_path / "run")
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status), "the run outlived it"
+    train(config(model, checkpoint={"every_steps": 1}), tmp_path / "run", resume=True)
+    assert lines(tmp_path / "run") == lines(straight)
+    same_checkpoints(tmp_path / "run", straight)
 
 
 def test_a_run_without_an_adapter_cannot_be_resumed_with_one(model: str, tmp_path: Path) -> None:

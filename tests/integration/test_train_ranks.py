@@ -51,7 +51,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Two steps, then a third one after a resume; then runs with one prompt for two processes, Jackpot, eviction, adapters."""
+    """Two steps, then a third one after a resume; then one prompt for two processes, Jackpot, eviction, adapters."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
     train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
