@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from math_pairs import DISAGREEMENTS, PAIRS
+from sparroll import records
 from sparroll.tasks.math_pool import Pool
 from sparroll.tasks.math_reward import MathReward
 
@@ -40,6 +41,19 @@ def test_verdicts_are_the_known_ones_but_for_the_listed(subject: str, statuses: 
 
 def test_no_pair_runs_into_a_limit(statuses: dict[tuple[str, str], str]) -> None:
     assert set(statuses.values()) == {"right", "wrong", "no_answer"}
+
+
+def test_the_docs_state_what_was_recorded() -> None:
+    found = records.read(ROOT / "benchmarks" / "results" / "verdicts-math-cpu.json", kind="verdicts-math")["results"]
+    memory_mib = {row["verdicts"]: max(row["workers_rss_mib"]) for row in found["rows"]}
+    load = f"{found['load_average_before'][0]:.0f} to {found['load_average_after'][0]:.0f}"
+    stated = (
+        f"{found['verdicts_per_second']:.0f} verdicts a second while the machine's two cores were shared "
+        f"(load average {load}), and {memory_mib[500]:.1f} MiB a worker after 500 verdicts, "
+        f"{memory_mib[5000]:.1f} MiB after 5,000 and {memory_mib[10000]:.1f} MiB after 10,000."
+    )
+    assert found["verdicts"] == 10_000 and found["wrong_verdicts"] == 0
+    assert stated in " ".join((ROOT / "docs" / "math.md").read_text(encoding="utf-8").split())
 
 
 def test_the_docs_list_every_disagreement_with_its_reason() -> None:
