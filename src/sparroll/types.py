@@ -23,6 +23,8 @@ class Prompt:
     answer: str
     task: str = ""
     level: int = 0
+    messages: tuple[tuple[str, str], ...] = ()
+    """(role, content) of each turn where the question is a chat, which a chat template must write; `text` is its words."""
 
 
 @dataclass

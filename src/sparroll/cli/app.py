@@ -10,6 +10,7 @@ import typer
 
 from sparroll.cli import (
     calibrate,
+    data,
     distill,
     doctor,
     plan,
@@ -42,6 +43,7 @@ app.command("distill")(distill.distill)
 app.command("serve-args")(serve_args.serve_args)
 app.command("report")(report.report)
 app.add_typer(schedule.app, name="schedule")
+app.add_typer(data.app, name="data")
 
 # Typer carries its own copy of click, so the base of its usage errors is found through a public one.
 _UsageProblem: type[Exception] = next(

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparroll import tasks
+from sparroll.engines.chat import chat_ids
 from sparroll.errors import UserError
 from sparroll.types import Prompt
 
@@ -31,7 +32,11 @@ def read(path: Path | None, task: str | None, level: int, count: int, seed: int)
 
 def encode(prompts: list[Any], tokenizer: PreTrainedTokenizerBase, chat: bool) -> list[list[int]]:
     """Token ids. Chat messages always go through the model's chat template, plain text only with `chat`."""
-    return [_ids(prompt.text if isinstance(prompt, Prompt) else prompt, tokenizer, chat) for prompt in prompts]
+    return [_ids(_turns(prompt) if isinstance(prompt, Prompt) else prompt, tokenizer, chat) for prompt in prompts]
+
+
+def _turns(prompt: Prompt) -> str | list[Message]:
+    return [{"role": role, "content": content} for role, content in prompt.messages] or prompt.text
 
 
 def _ids(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase, chat: bool) -> list[int]:
@@ -39,8 +44,7 @@ def _ids(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase, chat: 
         return list(tokenizer(prompt)["input_ids"])
     if not tokenizer.chat_template:
         raise UserError("the model's tokenizer has no chat template", "leave --chat out and give plain text prompts")
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=True, return_dict=False))
+    return chat_ids(tokenizer, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
 
 
 def _text(path: Path) -> str:

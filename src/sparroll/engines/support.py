@@ -64,6 +64,17 @@ def _plain_head(model: PreTrainedModel) -> bool:
     )
 
 
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer alone, from the same places."""
+    try:
+        return AutoTokenizer.from_pretrained(resolve(str(name)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"cannot load the tokenizer of {str(name)!r}: {reason}", "give a hub name or a folder"
+        ) from None
+
+
 def load_model(
     name: str | Path, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:

@@ -1,8 +1,26 @@
 """Prompts and verifiable rewards, one file a family. `get(name)` returns a task; nothing here runs a model."""
 
+from functools import partial as _partial
+
 from sparroll.tasks import synthetic as _synthetic
 from sparroll.tasks.base import Split, Task, get, names, register
+from sparroll.tasks.data.catalog import set_names as _set_names
+
+
+def is_data(name: str) -> bool:
+    """Whether the task's prompts are rows of a file, and the section [data] is about it."""
+    return name == "data" or name in _set_names()
+
+
+def _data_task(name: str) -> Task:
+    # Its settings need pydantic, which not every user of the other tasks loads.
+    from sparroll.tasks.data.task import data_task
+
+    return data_task(name)
+
 
 _synthetic.register_all()
+for _name in ("data", *_set_names()):
+    register(_name, _partial(_data_task, _name))
 
-__all__ = ["Split", "Task", "get", "names", "register"]
+__all__ = ["Split", "Task", "get", "is_data", "names", "register"]

@@ -17,7 +17,10 @@ class Task(Protocol):
     name: str
 
     def prompts(self, split: Split, level: int, seed: int, count: int) -> list[Prompt]:
-        """The first `count` prompts of one stream; the same arguments always give the same prompts."""
+        """The first `count` prompts of one stream; the same arguments always give the same prompts.
+
+        A finite task gives fewer where it has fewer.
+        """
         ...
 
     def reward(self, prompt: Prompt, response_text: str) -> float:

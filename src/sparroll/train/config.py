@@ -8,6 +8,8 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sparroll.compression import Compression, make_compression
+from sparroll.tasks import is_data
+from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.corrections import Correction, check_needs, correction
 
 
@@ -27,10 +29,19 @@ class TaskSection(Section):
     """Task family that writes the prompts and checks the answers."""
     level: int = Field(default=1, ge=0)
     """Difficulty; what a level means is the task's business."""
-    train_prompts: int = Field(default=1024, ge=1)
-    """Distinct training prompts. After the last one they all come again, in another order."""
+    train_prompts: int | None = Field(default=None, ge=1)
+    """Distinct training prompts; after the last one they all come again, in another order. None: every row of real data,
+    1024 of a task that never ends."""
     chat_template: bool = False
     """Wrap each prompt as a user's turn with the tokenizer's chat template. For instruction-tuned models."""
+    thinking: bool | None = None
+    """Thinking mode of the chat template; refused where the template has none. None: the template's own default."""
+
+    @model_validator(mode="after")
+    def _thinking_has_a_template(self) -> Self:
+        if self.thinking is not None and not self.chat_template:
+            raise ValueError(f"task.thinking = {str(self.thinking).lower()} needs task.chat_template = true")
+        return self
 
 
 class RolloutSection(Section):
@@ -273,6 +284,7 @@ class TrainConfig(Section):
 
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
+    data: DataSettings = DataSettings()
     rollout: RolloutSection = RolloutSection()
     train: TrainSection = TrainSection()
     compression: CompressionSection = CompressionSection()
@@ -284,6 +296,12 @@ class TrainConfig(Section):
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _data_is_read(self) -> Self:
+        if self.data != DataSettings() and not is_data(self.task.name):
+            raise ValueError(f'[data] is for task.name = "data" or the name of a set, got "{self.task.name}"')
+        return self
 
     @model_validator(mode="after")
     def _compression_fits(self) -> Self:

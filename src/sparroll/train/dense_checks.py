@@ -73,4 +73,6 @@ def _eval_share(parts: Parts, level: int, count: int) -> dict[int, Prompt]:
 
 
 def _ids(parts: Parts, prompts: dict[int, Prompt]) -> list[list[int]]:
-    return encode(parts.scorer.tokenizer, list(prompts.values()), parts.config.task.chat_template)
+    return encode(
+        parts.scorer.tokenizer, list(prompts.values()), parts.config.task.chat_template, parts.config.task.thinking
+    )

@@ -151,7 +151,12 @@ class Trainer:
         self.engine.reset_report()
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
-        prompt_ids = encode(self.parts.scorer.tokenizer, list(prompts.values()), self.config.task.chat_template)
+        prompt_ids = encode(
+            self.parts.scorer.tokenizer,
+            list(prompts.values()),
+            self.config.task.chat_template,
+            self.config.task.thinking,
+        )
         rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling)
         self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts

@@ -7,16 +7,20 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from sparroll.engines.chat import prompt_ids
 from sparroll.errors import UserError
 from sparroll.tasks import Split, Task
 from sparroll.types import Prompt
 
+ALL = 2**62
+"""More prompts than any finite task has."""
+
 
 class PromptStream:
-    """`train_prompts` prompts of the task's train split, shuffled anew in each epoch."""
+    """`train_prompts` prompts of the task's train split (None: all of a finite one), shuffled anew in each epoch."""
 
-    def __init__(self, task: Task, level: int, seed: int, train_prompts: int):
-        self.prompts = task.prompts("train", level, seed, train_prompts)
+    def __init__(self, task: Task, level: int, seed: int, train_prompts: int | None):
+        self.prompts = task.prompts("train", level, seed, ALL if train_prompts is None else train_prompts)
         if not self.prompts:
             raise UserError(f"the task {task.name!r} has no training prompts at level {level}")
         self.seed = seed
@@ -62,13 +66,10 @@ class GivenPrompts:
         raise UserError(f"the prompts of {self.name} have no rewards", "choose a task")
 
 
-def encode(tokenizer: Any, prompts: Sequence[Prompt], chat_template: bool) -> list[list[int]]:
+def encode(
+    tokenizer: Any, prompts: Sequence[Prompt], chat_template: bool, thinking: bool | None = None
+) -> list[list[int]]:
     """Token ids as the model is to see the prompts."""
     if tokenizer is None:
         raise UserError("the model has no tokenizer, so prompts cannot be encoded", "save one into the model's folder")
-    if not chat_template:
-        return [list(tokenizer(prompt.text)["input_ids"]) for prompt in prompts]
-    if not getattr(tokenizer, "chat_template", None):
-        raise UserError("task.chat_template is on, but the tokenizer has none", "turn it off for base models")
-    turns = [[{"role": "user", "content": prompt.text}] for prompt in prompts]
-    return [list(tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)) for turn in turns]
+    return [prompt_ids(tokenizer, prompt, chat_template, thinking) for prompt in prompts]

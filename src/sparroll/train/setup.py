@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from sparroll import files, tasks
+from sparroll import files
 from sparroll.engines.choose import check_engine, make_engine
 from sparroll.engines.hf import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.engines.vllm.engine import VLLMEngine
-from sparroll.errors import UserError, nearest
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
 from sparroll.train import checkpoint
@@ -35,6 +35,7 @@ from sparroll.train.randomness import generator_state, restore_generators, seed_
 from sparroll.train.rollouts import Sampling
 from sparroll.train.schedules import make_cheaper, make_controller, make_guard, starting_schedule
 from sparroll.train.sinks import JsonLines, Sink, check_packages, open_sinks
+from sparroll.train.task_data import make_task, refuse_other_rows, training_prompts, write_record
 from sparroll.train.update import PolicyUpdate
 from sparroll.train.weight_sync import EngineWeights
 from sparroll.types import StepReport
@@ -110,15 +111,17 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
     found = _find_checkpoint(config, out, resume, quiet=not ranks.is_main)
     if found is not None:
         _check_kind(found, frozen)
-    task = task or _task(config.task.name)
+    task = task or make_task(config)
+    if found is not None:
+        refuse_other_rows(task, out)
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
     cheaper = make_cheaper(config, schedule)
     check_packages(config)
     check_engine(config.rollout.engine)
     files.output_folder(out)
-    prompts = PromptStream(task, config.task.level, config.train.seed, config.task.train_prompts)
     scorer = _policy(found / "model" if found and not frozen else config.model.name, config, ranks)
+    prompts = training_prompts(task, config, scorer.tokenizer)
     controller = _controller(config, schedule, prompts, scorer)
     state = checkpoint.load_state(found) if found else _new_state(schedule, guard, controller)
     others = [controller.widest() if controller else state.schedule, *guard.stricter]
@@ -252,6 +255,7 @@ def _begin_writing(parts: Parts) -> None:
     """Last, so that a run that could not start leaves nothing that looks like one."""
     config, out = parts.config, parts.out
     write_config(config, out / "config.json")
+    write_record(parts.task, out)
     checkpoint.tidy(parts.checkpoints, parts.resumed_from)
     parts.metrics = JsonLines(out / "metrics.jsonl", parts.state.metrics_bytes)
     parts.sinks = open_sinks(config, out, parts.state.step)
@@ -263,15 +267,11 @@ def _controller(
     """For contexts up to the longest prompt and a whole response, as far as the model goes."""
     if config.controller.target is None:
         return None
-    longest = max(len(ids) for ids in encode(scorer.tokenizer, prompts.prompts, config.task.chat_template))
+    longest = max(
+        len(ids) for ids in encode(scorer.tokenizer, prompts.prompts, config.task.chat_template, config.task.thinking)
+    )
     limit = getattr(scorer.model.config, "max_position_embeddings", None)
     return make_controller(config, schedule, min(longest + config.rollout.max_new_tokens, limit or 2**62))
-
-
-def _task(name: str) -> Task:
-    if name not in tasks.names():
-        raise UserError(f"unknown task {name!r}", nearest(name, tasks.names()))
-    return tasks.get(name)
 
 
 def _find_checkpoint(config: TrainConfig, out: Path, resume: bool, quiet: bool) -> Path | None:

@@ -1,0 +1,179 @@
+"""`sparroll data list | show | check`: what is in a set or a file, and whether training rows hold eval rows."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from sparroll.cli import common
+from sparroll.errors import UserError
+
+if TYPE_CHECKING:
+    from sparroll.tasks.data.rows import Row
+
+app = typer.Typer(help="Look at data for training and evaluation.", no_args_is_help=True)
+
+Mirror = Annotated[
+    Path | None, typer.Option("--mirror", help="Folder with copies of hub sets; without it, the hub and its cache.")
+]
+_BINS, _BAR = 12, 40
+_SAMPLE_CHARACTERS = 600
+
+
+@app.command("list")
+def list_(json: common.Json = False) -> None:
+    """Name the sets that are known, where they are on the hub, and their splits."""
+    from sparroll.tasks.data.catalog import SETS
+
+    rows = [(each.name, each.repository, each.train, each.eval, each.note) for each in SETS.values()]
+    if json:
+        common.print_json(
+            [dict(zip(("name", "repository", "train", "eval", "note"), row, strict=True)) for row in rows]
+        )
+        return
+    table = Table("name", "hub", "train split", "eval split", "note", box=None)
+    for row in rows:
+        table.add_row(*(cell or "-" for cell in row))
+    Console().print(table)
+
+
+@app.command()
+def show(
+    source: Annotated[str, typer.Argument(metavar="NAME", help="A set (gsm8k, gsm8k:test) or a file.")],
+    model: Annotated[
+        str | None, typer.Option("--model", help="Count tokens of its tokenizer instead of words.")
+    ] = None,
+    chat: common.Chat = False,
+    thinking: Annotated[
+        bool | None,
+        typer.Option("--thinking/--no-thinking", help="Mode of the chat template; its own default without."),
+    ] = None,
+    prompt_template: Annotated[
+        str | None,
+        typer.Option("--prompt-template", help="Packaged name or file; without it, the one that fits a row."),
+    ] = None,
+    samples: Annotated[int, typer.Option("--samples", min=0, help="Rows to print, spread over the set.")] = 3,
+    mirror: Mirror = None,
+    json: common.Json = False,
+) -> None:
+    """Print samples as the model gets them, a histogram of prompt lengths, and how many rows were skipped and why."""
+    from sparroll.tasks.data.load import load
+    from sparroll.tasks.data.templates import filled
+
+    loaded = load(source, mirror=None if mirror is None else str(mirror))
+    rows = [filled(row, prompt_template) for row in loaded.rows]
+    if thinking is not None and not chat:
+        raise UserError("--thinking and --no-thinking need --chat")
+    lengths = _lengths(rows, model, chat, thinking)
+    unit = "words" if model is None else "tokens"
+    summary = {
+        "source": loaded.source,
+        "rows": len(rows),
+        "skipped": dict(loaded.skipped),
+        f"prompt_{unit}": {"min": min(lengths), "median": median(lengths), "max": max(lengths)},
+    }
+    shown = min(samples, len(rows))
+    places = [place * (len(rows) - 1) // max(shown - 1, 1) for place in range(shown)]
+    if json:
+        common.print_json(summary | {"samples": [_sample(rows[place]) for place in places]})
+        return
+    console = Console(highlight=False)
+    for place in places:
+        _print_sample(console, rows[place])
+    console.print(f"{len(rows):,} rows of {loaded.source}", markup=False)
+    for reason, count in loaded.skipped.most_common():
+        console.print(f"skipped {count:,}: {reason}", markup=False)
+    console.print(f"prompt {unit}: {min(lengths):,} to {max(lengths):,}, median {median(lengths):,.0f}")
+    console.print(_histogram(lengths, unit))
+
+
+@app.command()
+def check(
+    train: Annotated[str, typer.Option("--train", help="Set or file to train on.")],
+    evaluation: Annotated[list[str], typer.Option("--eval", help="Set or file to evaluate on; repeatable.")],
+    ngram_words: Annotated[int, typer.Option("--ngram-words", min=2, help="Words in a row that count as shared.")] = 13,
+    mirror: Mirror = None,
+    json: common.Json = False,
+) -> None:
+    """Find training rows that share words in a row with eval rows. Exit code 1 where there are any."""
+    from sparroll.tasks.data.contamination import overlaps
+    from sparroll.tasks.data.load import load
+
+    where = None if mirror is None else str(mirror)
+    ours = load(train, "train", where)
+    theirs = [load(name, "eval", where) for name in evaluation]
+    found = overlaps(ours.rows, [row for each in theirs for row in each.rows], ngram_words)
+    if json:
+        common.print_json({
+            "train": ours.source, "train_rows": len(ours.rows), "ngram_words": ngram_words,
+            "eval_rows": {each.source: len(each.rows) for each in theirs},
+            "overlaps": [{"train": o.train_id, "eval": o.eval_id, "words": " ".join(o.words)} for o in found],
+        })  # fmt: skip
+    else:
+        _print_overlaps(found, len(ours.rows), ours.source, ngram_words)
+    raise typer.Exit(1 if found else 0)
+
+
+def _print_overlaps(found: list[Any], rows: int, source: str, ngram_words: int) -> None:
+    console = Console(highlight=False)
+    if found:
+        table = Table("training row", "eval row", "shared words", box=None)
+        for each in found[:20]:
+            table.add_row(each.train_id, each.eval_id, textwrap.shorten(" ".join(each.words), 100))
+        console.print(table)
+    if len(found) > 20:
+        console.print(f"and {len(found) - 20:,} more; --json lists all")
+    console.print(
+        f"{len(found):,} of {rows:,} rows of {source} share {ngram_words} words in a row with an eval row", markup=False
+    )
+
+
+def _lengths(rows: list[Row], model: str | None, chat: bool, thinking: bool | None) -> list[int]:
+    if model is None:
+        if chat:
+            raise UserError("--chat needs --model: the template is its tokenizer's")
+        return [len(row.text.split()) for row in rows]
+    from sparroll.engines.chat import prompt_ids
+    from sparroll.engines.support import load_tokenizer
+    from sparroll.types import Prompt
+
+    tokenizer = load_tokenizer(model)
+    lengths = []
+    for row in rows:
+        messages = () if isinstance(row.question, str) else row.question
+        lengths.append(len(prompt_ids(tokenizer, Prompt(row.row_id, row.text, "", messages=messages), chat, thinking)))
+    return lengths
+
+
+def _sample(row: Row) -> dict[str, Any]:
+    cases = None if row.tests is None else len(row.tests.cases())
+    return {"id": row.row_id, "prompt": row.text, "answer": row.answer, "tests": cases, "difficulty": row.difficulty}
+
+
+def _print_sample(console: Console, row: Row) -> None:
+    sample = _sample(row)
+    verdict = f"answer {row.answer}" if row.tests is None else f"{sample['tests']} {row.tests.style} tests"
+    difficulty = f", difficulty {row.difficulty}" if row.difficulty else ""
+    console.rule(f"{row.row_id}: {verdict}{difficulty}".replace("[", "\\["), align="left")
+    cut = row.text if len(row.text) <= _SAMPLE_CHARACTERS else f"{row.text[:_SAMPLE_CHARACTERS]} ..."
+    console.print(cut, markup=False, soft_wrap=True)
+
+
+def _histogram(lengths: list[int], unit: str) -> Table:
+    low, high = min(lengths), max(lengths)
+    width = max(1, -(-(high - low + 1) // _BINS))
+    counts = [0] * ((high - low) // width + 1)
+    for length in lengths:
+        counts[(length - low) // width] += 1
+    table = Table(unit, "rows", "", box=None)
+    for place, count in enumerate(counts):
+        start = low + place * width
+        span = f"{start:,} to {start + width - 1:,}" if width > 1 else f"{start:,}"
+        table.add_row(span, f"{count:,}", "█" * -(-count * _BAR // max(counts)) if count else "")
+    return table

@@ -1,0 +1,138 @@
+"""Rows of the published code sets. One function a schema; each takes a raw row and its id, and raises Skipped."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from sparroll.tasks.data import private_tests
+from sparroll.tasks.data.code_tests import Case, CodeTests
+from sparroll.tasks.data.rows import Raw, Row, Skipped, required
+
+NO_TESTS = "no tests"
+
+
+def taco(raw: Raw, row_id: str) -> Row:
+    """`input_output` is JSON: inputs, outputs and, for a function to call, fn_name."""
+    starter = str(raw.get("starter_code") or "").strip("\n")
+    tests = input_output(raw.get("input_output"))
+    function = tests.style == "function"
+    return Row(
+        row_id,
+        required(raw, "question"),
+        "code",
+        tests=tests,
+        template="code_function" if function else "code_stdin",
+        # Without starter code a function still has a name that the tests call it by.
+        starter_code=starter or (f"def {tests.entry_point}(...):" if function else ""),
+        difficulty=str(raw.get("difficulty") or ""),
+    )
+
+
+def input_output(value: Any) -> CodeTests:
+    """Tests from {"inputs": [...], "outputs": [...], "fn_name": ...}, as JSON text or as it stands."""
+    table = _parsed(value, "input_output")
+    if not isinstance(table, dict) or not isinstance(table.get("inputs"), list) or not table["inputs"]:
+        raise Skipped(NO_TESTS)
+    inputs, outputs, name = table["inputs"], table.get("outputs"), table.get("fn_name")
+    if not isinstance(outputs, list) or len(inputs) != len(outputs):
+        raise Skipped("another number of outputs than of inputs")
+    pairs = zip(inputs, outputs, strict=True)
+    if name:
+        return CodeTests.of("function", [Case(_arguments(given), _returned(want)) for given, want in pairs], str(name))
+    return CodeTests.of("stdin", [Case(_text(given), _text(want)) for given, want in pairs])
+
+
+def livecodebench(raw: Raw, row_id: str) -> Row:
+    """Public and private tests; private ones stay as they are until a reward opens them."""
+    public = _parsed(raw.get("public_test_cases"), "public_test_cases")
+    private, metadata = raw.get("private_test_cases"), _parsed(raw.get("metadata") or "{}", "metadata")
+    if not isinstance(public, list) or not isinstance(private, str):
+        raise Skipped(NO_TESTS)
+    function = metadata.get("func_name") if isinstance(metadata, dict) else None
+    starter = str(raw.get("starter_code") or "").strip("\n")
+    if bool(starter) != bool(function):
+        raise Skipped("starter_code and func_name do not fit")
+    tests = CodeTests.of(
+        "function" if function else "stdin",
+        [_function_case(test) if function else _stdin_case(test) for test in public],
+        function,
+        unopened=private,
+        open_more=_private_function_cases if function else _private_stdin_cases,
+    )
+    return Row(
+        row_id,
+        required(raw, "question_content"),
+        "code",
+        tests=tests,
+        template="code_function" if function else "code_stdin",
+        starter_code=starter,
+        difficulty=str(raw.get("difficulty") or ""),
+    )
+
+
+def humaneval(raw: Raw, row_id: str) -> Row:
+    """`prompt` is the head of a function, `test` defines check(candidate)."""
+    name = required(raw, "entry_point")
+    program = f"{required(raw, 'test')}\n\ncheck({name})\n"
+    tests = CodeTests.of("program", [Case(program)], name)
+    fenced = f"```python\n{required(raw, 'prompt').strip()}\n```"
+    return Row(row_id, fenced, "code", tests=tests, template="code_complete")
+
+
+def mbpp(raw: Raw, row_id: str) -> Row:
+    """`prompt` is a sentence, `test` a program of assertions; the function's name is the reference solution's."""
+    program = required(raw, "test")
+    names = re.findall(r"^def\s+(\w+)", str(raw.get("code") or ""), flags=re.M)
+    called = [name for name in names if re.search(rf"\b{name}\b", program)]
+    if not called:
+        raise Skipped("no function that the test calls")
+    question = f"{required(raw, 'prompt').strip()}\n\nThe function's name is `{called[-1]}`."
+    return Row(
+        row_id, question, "code", tests=CodeTests.of("program", [Case(program)], called[-1]), template="code_complete"
+    )
+
+
+def _stdin_case(test: Raw) -> Case:
+    return Case(_text(test["input"]), _text(test["output"]))
+
+
+def _function_case(test: Raw) -> Case:
+    """Arguments are JSON, one a line; the value to return is JSON."""
+    return Case([json.loads(line) for line in test["input"].split("\n")], json.loads(test["output"]))
+
+
+def _private_stdin_cases(text: str) -> list[Case]:
+    return [_stdin_case(test) for test in private_tests.decode(text)]
+
+
+def _private_function_cases(text: str) -> list[Case]:
+    return [_function_case(test) for test in private_tests.decode(text)]
+
+
+def _arguments(given: Any) -> list[Any]:
+    return given if isinstance(given, list) else [given]
+
+
+def _returned(want: Any) -> Any:
+    """TACO and APPS wrap the value to return in a list of one."""
+    return want[0] if isinstance(want, list) and len(want) == 1 else want
+
+
+def _text(value: Any) -> str:
+    """Some rows keep standard input and output as lists of lines."""
+    if isinstance(value, list) and all(isinstance(line, str) for line in value):
+        return "\n".join(value)
+    if not isinstance(value, str):
+        raise Skipped("a test that is not text")
+    return value
+
+
+def _parsed(value: Any, column: str) -> Any:
+    if not isinstance(value, str):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError):
+        raise Skipped(f"{column} is not JSON") from None

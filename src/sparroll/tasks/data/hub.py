@@ -1,0 +1,154 @@
+"""Where the files of a hub dataset are: a local mirror, the hub's cache, or a download into it. Runs no loading script.
+
+Only data files are ever fetched. They are fetched whole and then streamed from disk, since every start and every resumed
+run reads them again. Offline (HF_HUB_OFFLINE=1) the cache must hold them.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path, PurePosixPath
+
+from sparroll.errors import UserError
+from sparroll.tasks.data.read import FORMATS
+
+_SPLITS = ("train", "test", "validation", "valid", "dev")
+_NOT_DATA = {"dataset_infos.json", "dataset_info.json", "state.json", "package.json"}
+_SHARD = re.compile(r"-(\d{5})-of-(\d{5})(?=\.[a-z]+$)")
+
+
+def split_files(
+    repository: str,
+    split: str,
+    *,
+    config: str | None = None,
+    names: tuple[str, ...] = (),
+    mirror: Path | None = None,
+    revision: str | None = None,
+) -> list[Path]:
+    """Files of one split, in order.
+
+    repository: "org/name". config: the folder of a configuration. names: exactly these files; without, they are found by
+    the split's name. mirror: a folder with org/name/..., or in the layout of the hub's cache (datasets--org--name/...).
+    Raises UserError where nothing fits, with what is there, and where a file of several is missing.
+    """
+    folder = _mirrored(mirror, repository, revision) if mirror is not None else _offline(repository, revision)
+    there = _listing(folder) if folder is not None else _remote_listing(repository, revision)
+    wanted = list(names) if names else choose(there, split, config)
+    missing = [name for name in wanted if name not in there] + _missing_shards(wanted)
+    if missing or not wanted:
+        what = f"the files {', '.join(missing)}" if missing else f"no data files of the split {split!r}"
+        lacks = f"{repository} lacks {what}" if missing else f"{repository} has {what}"
+        raise UserError(lacks, f"found in {folder or 'the hub'}: {', '.join(there[:12]) or 'no data files'}")
+    return [folder / name for name in wanted] if folder is not None else _download(repository, wanted, revision)
+
+
+def choose(there: list[str], split: str, config: str | None = None) -> list[str]:
+    """The files of a split among all of a repository: of one format, by the split's name in a file's or folder's name.
+    Files that name no split at all are "train"."""
+    inside = [name for name in there if config is None or PurePosixPath(name).parts[0] == config]
+    named = [name for name in inside if split in _splits_in(name)]
+    if not named and split == "train":
+        named = [name for name in inside if not _splits_in(name)]
+    for suffix in FORMATS:
+        if found := [name for name in named if name.endswith(suffix)]:
+            return sorted(found)
+    return []
+
+
+def _splits_in(name: str) -> set[str]:
+    return {word for word in re.split(r"[^a-z]+", name.lower()) if word in _SPLITS}
+
+
+def _missing_shards(names: list[str]) -> list[str]:
+    missing = []
+    for name in names:
+        if shard := _SHARD.search(name):
+            every = (
+                f"{name[: shard.start()]}-{number:05d}-of-{shard[2]}{name[shard.end() :]}"
+                for number in range(int(shard[2]))
+            )
+            missing += [each for each in every if each not in names and each not in missing]
+    return missing
+
+
+def _data_files(names: list[str]) -> list[str]:
+    return sorted(
+        name
+        for name in names
+        if PurePosixPath(name).suffix in FORMATS
+        and PurePosixPath(name).name not in _NOT_DATA
+        and not any(part.startswith(".") for part in PurePosixPath(name).parts)
+    )
+
+
+def _listing(folder: Path) -> list[str]:
+    return _data_files([path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()])
+
+
+def _mirrored(mirror: Path, repository: str, revision: str | None) -> Path:
+    plain = mirror / repository
+    cache = mirror / f"datasets--{repository.replace('/', '--')}"
+    if plain.is_dir():
+        return plain
+    if cache.is_dir():
+        return _snapshot(cache, revision)
+    raise UserError(
+        f"the mirror {mirror} has no {repository}", f"it needs {plain.name} under {plain.parent} or {cache.name}"
+    )
+
+
+def _snapshot(cache: Path, revision: str | None) -> Path:
+    """The snapshot that a branch or a commit names, as the hub's cache keeps them."""
+    named = cache / "refs" / (revision or "main")
+    commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
+    snapshots = sorted(path.name for path in (cache / "snapshots").glob("*") if path.is_dir())
+    if commit is None and len(snapshots) == 1:
+        commit = snapshots[0]
+    if commit not in snapshots:
+        raise UserError(f"{cache} has no snapshot of {revision or 'main'}", f"it has {', '.join(snapshots) or 'none'}")
+    return cache / "snapshots" / str(commit)
+
+
+def _offline(repository: str, revision: str | None) -> Path | None:
+    """The cached snapshot where the hub must not be asked; None where it may."""
+    from huggingface_hub import constants
+
+    if not constants.HF_HUB_OFFLINE:
+        return None
+    cache = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}"
+    if not cache.is_dir():
+        raise UserError(
+            f"{repository} is not in the hub's cache, and HF_HUB_OFFLINE forbids to fetch it",
+            "fetch it once online, or name a folder with a copy: data.mirror, --mirror",
+        )
+    return _snapshot(cache, revision)
+
+
+def _remote_listing(repository: str, revision: str | None) -> list[str]:
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        return _data_files(HfApi().list_repo_files(repository, repo_type="dataset", revision=revision))
+    except (HfHubHTTPError, OSError) as error:
+        raise _unreachable(repository, error) from None
+
+
+def _download(repository: str, names: list[str], revision: str | None) -> list[Path]:
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import HfHubHTTPError
+
+    try:
+        folder = snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=names)
+    except (HfHubHTTPError, OSError) as error:
+        raise _unreachable(repository, error) from None
+    return [Path(folder) / name for name in names]
+
+
+def _unreachable(repository: str, error: Exception) -> UserError:
+    first = str(error).strip().partition("\n")[0]
+    return UserError(
+        f"cannot get {repository} from the hub: {first or type(error).__name__}",
+        "with HF_HUB_OFFLINE=1 the cache alone is read; data.mirror or --mirror names a folder with a copy",
+    )

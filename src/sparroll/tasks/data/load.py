@@ -1,0 +1,111 @@
+"""All rows of a set or a file, with a count of those that could not be used. Filters nothing by choice."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from sparroll.errors import UserError
+from sparroll.tasks.data import hub, read
+from sparroll.tasks.data.catalog import DataSet, named
+from sparroll.tasks.data.local import QUESTIONS, VERDICTS, own
+from sparroll.tasks.data.rows import Raw, Row, Skipped
+
+Role = Literal["train", "eval"]
+Columns = dict[str, tuple[str, ...]]
+"""What is needed -> the columns any of which gives it."""
+_ROWS_TO_JUDGE = 1000
+"""Rows after which a column that none of them had is not waited for."""
+
+
+@dataclass
+class Loaded:
+    """What a source gave.
+
+    >>> Loaded("deepscaler:train", rows=[...], skipped=Counter({"no answer": 6}))
+    """
+
+    source: str
+    rows: list[Row] = field(default_factory=list)
+    skipped: Counter[str] = field(default_factory=Counter)
+    """Rows that cannot be used, by reason."""
+
+
+def load(
+    source: str, role: Role | None = None, mirror: str | None = None, keep: Callable[[Row], Row] = lambda row: row
+) -> Loaded:
+    """Rows of a set's name ("gsm8k", "gsm8k:test"), its hub id, or a file.
+
+    role: which split a plain name means; without, the one that the set is made for. keep: applied to each row as it
+    comes, to make it smaller. Raises UserError for unknown names, a file of another schema, and where nothing is usable.
+    """
+    if Path(source).suffix in read.FORMATS or Path(source).is_file():
+        return _file(Path(source), keep)
+    name, _, split = source.partition(":")
+    chosen = named(name)
+    split = split or _split(chosen, role)
+    files = hub.split_files(
+        chosen.repository,
+        split,
+        config=chosen.config,
+        names=chosen.files if split == chosen.eval else (),
+        mirror=Path(mirror) if mirror is not None else None,
+    )
+    raw = (row for path in files for row in read.rows(path, (*chosen.columns, *chosen.also)))
+    loaded = Loaded(f"{chosen.name}:{split}")
+    columns: Columns = {name: (name,) for name in chosen.columns}
+    return _collect(loaded, raw, chosen.read, columns, keep, f"{chosen.repository} ({files[0].name})")
+
+
+def _file(path: Path, keep: Callable[[Row], Row]) -> Loaded:
+    columns: Columns = {" or ".join(QUESTIONS): QUESTIONS, " or ".join(VERDICTS): VERDICTS}
+    return _collect(Loaded(path.name), read.rows(path), own, columns, keep, str(path))
+
+
+def _split(chosen: DataSet, role: Role | None) -> str:
+    split = {"train": chosen.train, "eval": chosen.eval, None: chosen.train or chosen.eval}[role]
+    if split is None:
+        made_for = "evaluation" if role == "train" else "training"
+        other = chosen.eval or chosen.train
+        raise UserError(f"{chosen.name} is made for {made_for}", f"write {chosen.name}:{other} to use it all the same")
+    return split
+
+
+def _collect(
+    loaded: Loaded,
+    raw: Iterator[Raw],
+    reader: Callable[[Raw, str], Row],
+    columns: Columns,
+    keep: Callable[[Row], Row],
+    where: str,
+) -> Loaded:
+    seen: dict[str, None] = {}
+    place = -1
+    for place, row in enumerate(raw):
+        seen |= dict.fromkeys(row)
+        if place + 1 == _ROWS_TO_JUDGE:
+            _check_columns(columns, list(seen), where)
+        try:
+            loaded.rows.append(keep(reader(row, f"{loaded.source}/{place}")))
+        except Skipped as skipped:
+            loaded.skipped[skipped.reason] += 1
+    if place < 0:
+        raise UserError(f"there are no rows in {where}")
+    _check_columns(columns, list(seen), where)
+    if not loaded.rows:
+        raise UserError(f"none of the {place + 1} rows in {where} can be used", f"reasons: {counted(loaded.skipped)}")
+    return loaded
+
+
+def _check_columns(columns: Columns, seen: list[str], where: str) -> None:
+    missing = [need for need, any_of in columns.items() if not set(any_of) & set(seen)]
+    if missing:
+        raise UserError(f"{where} has no column {missing[0]}", f"columns found: {', '.join(seen[:20]) or 'none'}")
+
+
+def counted(counts: Counter[str]) -> str:
+    """Reasons with their numbers, the most frequent first."""
+    return ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common()) or "none"

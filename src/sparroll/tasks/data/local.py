@@ -1,0 +1,71 @@
+"""Rows of anyone's own files: `prompt`, `problem` or `question`, with `answer` or `tests`. One function; knows no set."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from sparroll.tasks.data.answers import answer_text
+from sparroll.tasks.data.code_sets import NO_TESTS, input_output
+from sparroll.tasks.data.code_tests import Case, CodeTests
+from sparroll.tasks.data.rows import Message, Raw, Row, Skipped
+
+QUESTIONS = ("prompt", "problem", "question")
+VERDICTS = ("answer", "tests")
+_ROLES = ("system", "user", "assistant")
+
+
+def own(raw: Raw, row_id: str) -> Row:
+    """A `prompt` is complete and gets no template of its own; a `problem` or `question` gets that of its kind.
+
+    tests: a list of {"input", "output"}; {"inputs", "outputs", "fn_name"}; either as JSON text; or Python code that raises
+    where the solution is wrong, with the function's name in `entry_point`. Where tests are given, the row is code.
+    """
+    column = next((name for name in QUESTIONS if raw.get(name)), None)
+    if column is None:
+        raise Skipped(f"no {' or '.join(QUESTIONS)}")
+    question = _question(raw[column])
+    starter, difficulty = str(raw.get("starter_code") or ""), raw.get("difficulty")
+    named = "" if difficulty is None else str(difficulty)
+    if not raw.get("tests"):
+        template = "plain" if column == "prompt" else "math"
+        answer = answer_text(raw.get("answer"))
+        return Row(row_id, question, "math", answer=answer, template=template, difficulty=named)
+    tests = _tests(raw["tests"], raw.get("entry_point"))
+    if column == "prompt":
+        template = "plain"
+    elif tests.style == "function" and not starter:
+        template, starter = "code_function", f"def {tests.entry_point}(...):"
+    else:
+        template = {"stdin": "code_stdin", "function": "code_function", "program": "code_complete"}[tests.style]
+    return Row(row_id, question, "code", tests=tests, template=template, starter_code=starter, difficulty=named)
+
+
+def _question(value: Any) -> str | tuple[Message, ...]:
+    if isinstance(value, str) and value.strip():
+        return value
+    if not isinstance(value, list) or not value:
+        raise Skipped("a prompt that is neither text nor a chat")
+    turns = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None) for turn in value]
+    if any(role not in _ROLES or not isinstance(content, str) for role, content in turns) or turns[-1][0] != "user":
+        raise Skipped("a chat that is no list of {role, content} ending with the user")
+    return tuple((str(role), str(content)) for role, content in turns)
+
+
+def _tests(value: Any, entry_point: Any) -> CodeTests:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            if not isinstance(entry_point, str) or not entry_point:
+                raise Skipped("tests are code, and entry_point is missing") from None
+            return CodeTests.of("program", [Case(value)], entry_point)
+    if isinstance(value, dict):
+        return input_output(value)
+    if not isinstance(value, list) or not value:
+        raise Skipped(NO_TESTS)
+    if not all(isinstance(test, dict) and {"input", "output"} <= test.keys() for test in value):
+        raise Skipped("a test without input and output")
+    name = entry_point if isinstance(entry_point, str) and entry_point else None
+    pairs = {"inputs": [test["input"] for test in value], "outputs": [test["output"] for test in value]}
+    return input_output(pairs | {"fn_name": name})

@@ -1,0 +1,191 @@
+"""A task on real rows: finite prompts in an order fixed by the seed, judged by rewards that come from elsewhere."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparroll.errors import UserError
+from sparroll.tasks.base import Split
+from sparroll.tasks.data.catalog import named
+from sparroll.tasks.data.contamination import Overlap, overlaps
+from sparroll.tasks.data.load import Loaded, counted, load
+from sparroll.tasks.data.rewards import RowReward, reward_for
+from sparroll.tasks.data.rows import Row
+from sparroll.tasks.data.select import by_difficulty, held_out, once_each
+from sparroll.tasks.data.settings import DataSettings
+from sparroll.tasks.data.templates import filled
+from sparroll.types import Prompt
+
+
+class DataTask:
+    """Rows of one training source and any eval sources.
+
+    A prompt's place is a function of the rows and the seed: train rows are shuffled once by the seed, eval rows stay in
+    their files' order, source after source. `level` means nothing here.
+    """
+
+    def __init__(self, name: str, settings: DataSettings, rewards: dict[str, RowReward] | None = None):
+        """Loads every row. rewards: by a row's kind, instead of the packaged ones. Raises UserError as `load` does, where
+        the filters leave nothing, and where rows are contaminated and that is refused."""
+        self.name = name
+        self.settings = settings
+        self.removed: Counter[str] = Counter()
+        """Rows left out by filter: training rows by choice, and any row whose answer no reward can read."""
+        self.overlaps: list[Overlap] = []
+        self.sources: list[Loaded] = []
+        self._rewards = dict(rewards or {})
+        train = self._train_rows(settings.train) if settings.train is not None else []
+        evaluation = [row for source in settings.eval for row in self._read(source, "eval").rows]
+        if settings.holdout_rows and not train:
+            raise UserError("data.holdout_rows needs data.train")
+        train, held = held_out(train, settings.holdout_rows)
+        evaluation += held
+        train = self._uncontaminated(train, evaluation)
+        for kind in sorted({row.kind for row in [*train, *evaluation]} - self._rewards.keys()):
+            self._rewards[kind] = reward_for(kind)
+        train, evaluation = self._judgeable(train), self._judgeable(evaluation)
+        self._check_left(train)
+        self._rows: dict[Split, list[Row]] = {
+            "train": [filled(row, settings.prompt_template) for row in train],
+            "eval": [filled(row, settings.prompt_template) for row in evaluation],
+        }
+        self._by_id = {row.row_id: row for rows in self._rows.values() for row in rows}
+        if len(self._by_id) < sum(map(len, self._rows.values())):
+            twice = next(iter(Counter(row.row_id for rows in self._rows.values() for row in rows).most_common(1)))[0]
+            raise UserError(f"the row {twice} came twice", "name each source once, and give files different names")
+
+    def prompts(self, split: Split, level: int, seed: int, count: int) -> list[Prompt]:
+        """The first `count` prompts of the split; fewer where the data has fewer."""
+        rows = self._rows[split]
+        if not rows:
+            field = "data.train" if split == "train" else "data.eval or data.holdout_rows"
+            raise UserError(f"the task {self.name!r} has no {split} rows", f"set {field}")
+        if split == "train":
+            rows = list(rows)
+            random.Random(f"data/{seed}").shuffle(rows)
+        return [self._prompt(row) for row in rows[:count]]
+
+    def reward(self, prompt: Prompt, response_text: str) -> float:
+        row = self.row(prompt)
+        return self._rewards[row.kind](row, response_text)
+
+    def row(self, prompt: Prompt) -> Row:
+        """The row behind a prompt. Raises UserError for prompts of another task."""
+        if prompt.prompt_id not in self._by_id:
+            raise UserError(f"the prompt {prompt.prompt_id!r} is none of the task {self.name!r}")
+        return self._by_id[prompt.prompt_id]
+
+    def limit_prompt_tokens(self, tokens: Callable[[Sequence[Prompt]], list[int]]) -> None:
+        """Leave out training rows longer than `max_prompt_tokens`. tokens: lengths of prompts as the model sees them."""
+        most, rows = self.settings.max_prompt_tokens, self._rows["train"]
+        if most is None or not rows:
+            return
+        lengths = tokens([self._prompt(row) for row in rows])
+        kept = [row for row, length in zip(rows, lengths, strict=True) if length <= most]
+        if len(kept) < len(rows):
+            self.removed[f"longer than {most:,} tokens"] += len(rows) - len(kept)
+        self._check_left(kept)
+        self._rows["train"] = kept
+
+    def fingerprint(self) -> str:
+        """Of every row that is left, in order: another one means other data, so a run cannot be resumed on it."""
+        digest = hashlib.sha256()
+        for split in ("train", "eval"):
+            for row in self._rows[split]:
+                packed = b"" if row.tests is None else row.tests.packed + (row.tests.unopened or "").encode()
+                for part in (split, row.row_id, repr(row.question), row.answer):
+                    digest.update(part.encode() + b"\0")
+                digest.update(hashlib.sha256(packed).digest())
+        return digest.hexdigest()
+
+    def report(self) -> dict[str, Any]:
+        """What came of the sources, for a record."""
+        return {
+            "sources": {each.source: {"rows": len(each.rows), "skipped": dict(each.skipped)} for each in self.sources},
+            "removed": dict(self.removed),
+            "contaminated": len(self.overlaps),
+            "train_rows": len(self._rows["train"]),
+            "eval_rows": len(self._rows["eval"]),
+            "fingerprint": self.fingerprint(),
+        }
+
+    def _read(self, source: str, role: Split) -> Loaded:
+        most = self.settings.max_tests if role == "train" else None
+        loaded = load(source, role, self.settings.mirror, lambda row: _fewer_tests(row, most))
+        self.sources.append(loaded)
+        return loaded
+
+    def _train_rows(self, source: str) -> list[Row]:
+        rows = by_difficulty(self._read(source, "train").rows, self.settings, self.removed)
+        return once_each(rows, self.removed) if self.settings.dedup else rows
+
+    def _uncontaminated(self, train: list[Row], evaluation: list[Row]) -> list[Row]:
+        wish = self.settings.contamination
+        if wish == "off" or not train or not evaluation:
+            return train
+        self.overlaps = overlaps(train, evaluation, self.settings.ngram_words)
+        if self.overlaps and wish == "refuse":
+            first = self.overlaps[0]
+            raise UserError(
+                f"{len(self.overlaps)} training rows share {self.settings.ngram_words} words in a row with eval rows, "
+                f"the first {first.train_id} with {first.eval_id}",
+                'data.contamination = "remove" leaves them out; `sparroll data check` lists them',
+            )
+        if wish == "count" or not self.overlaps:
+            return train
+        self.removed["contaminated"] += len(self.overlaps)
+        found = {each.train_id for each in self.overlaps}
+        return [row for row in train if row.row_id not in found]
+
+    def _judgeable(self, rows: list[Row]) -> list[Row]:
+        usable: dict[str, bool] = {}
+        for kind, reward in self._rewards.items():
+            mine = [row for row in rows if row.kind == kind]
+            usable |= dict(zip((row.row_id for row in mine), reward.usable(mine) if mine else [], strict=True))
+        if bad := len(rows) - sum(usable[row.row_id] for row in rows):
+            self.removed["no response can be judged"] += bad
+        return [row for row in rows if usable[row.row_id]]
+
+    def _check_left(self, train: list[Row]) -> None:
+        if self.settings.train is not None and not train:
+            raise UserError(f"no training rows are left of {self.settings.train}", f"left out: {counted(self.removed)}")
+
+    def _prompt(self, row: Row) -> Prompt:
+        messages = () if isinstance(row.question, str) else row.question
+        return Prompt(row.row_id, row.text, row.answer, task=self.name, messages=messages)
+
+
+def _fewer_tests(row: Row, most: int | None) -> Row:
+    """Cut at once: a large set's tests would not all fit into memory."""
+    tests = row.tests
+    if most is None or tests is None:
+        return row
+    if tests.unopened is not None:
+        return replace(row, tests=replace(tests, limit=most))
+    return replace(row, tests=type(tests).of(tests.style, replace(tests, limit=most).cases(), tests.entry_point))
+
+
+def task_settings(name: str, settings: DataSettings) -> DataSettings:
+    """Settings of the task `name`: "data" takes them as they are; a set's name stands for its rows."""
+    if name == "data":
+        if settings.train is None and not settings.eval:
+            raise UserError('task.name = "data" needs data.train or data.eval', "name sets or files")
+        return settings
+    if settings.train is not None:
+        raise UserError(f"task.name = {name!r} and data.train = {settings.train!r} exclude each other", "leave one out")
+    chosen = named(name)
+    evaluation = settings.eval
+    if chosen.eval is not None and (chosen.train is None or not (evaluation or settings.holdout_rows)):
+        evaluation = (name, *(each for each in evaluation if each != name))
+    train = name if chosen.train is not None else None
+    return settings.model_copy(update={"train": train, "eval": evaluation})
+
+
+def data_task(name: str, settings: DataSettings | None = None) -> DataTask:
+    """The task "data", or a published set by its name."""
+    return DataTask(name, task_settings(name, settings or DataSettings()))

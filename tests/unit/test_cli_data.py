@@ -1,0 +1,64 @@
+"""`sparroll data`: what is printed of sets and files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import data_files
+from sparroll.cli import main
+
+Captured = pytest.CaptureFixture[str]
+
+
+def test_show_prints_samples_a_histogram_and_what_was_skipped(tmp_path: Path, capsys: Captured) -> None:
+    root = data_files.plain_mirror(tmp_path, "deepscaler")
+    assert main(["data", "show", "deepscaler", "--mirror", str(root), "--model", "tiny-reasoner"]) == 0
+    shown = capsys.readouterr().out
+    assert "A farmer has 6 hens" in shown and "\\boxed{}" in shown and "answer 5" in shown
+    assert "2 rows of deepscaler:train" in shown and "skipped 2: no answer" in shown
+    assert "prompt tokens: " in shown and "█" in shown
+
+
+def test_show_as_json_has_the_numbers(tmp_path: Path, capsys: Captured) -> None:
+    path = data_files.write(tmp_path / "own.csv", [{"prompt": "one two", "answer": "1"}, {"prompt": "x", "answer": ""}])
+    assert main(["data", "show", str(path), "--json", "--samples", "5"]) == 0
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["rows"] == 1 and shown["skipped"] == {"no answer": 1}
+    assert shown["prompt_words"] == {"min": 2, "median": 2, "max": 2}
+    assert [sample["prompt"] for sample in shown["samples"]] == ["one two"]
+
+
+def test_show_refuses_what_means_nothing(tmp_path: Path, capsys: Captured) -> None:
+    path = str(data_files.write(tmp_path / "own.jsonl", [{"prompt": "x", "answer": "1"}]))
+    assert main(["data", "show", path, "--chat"]) == 2
+    assert main(["data", "show", path, "--thinking", "--model", "tiny-reasoner"]) == 2
+    assert main(["data", "show", "gsm9k"]) == 2
+    errors = capsys.readouterr().err
+    assert "--chat needs --model" in errors and "need --chat" in errors and "did you mean 'gsm8k'" in errors
+
+
+def test_check_lists_shared_rows_and_says_so_by_its_exit_code(tmp_path: Path, capsys: Captured) -> None:
+    root = data_files.plain_mirror(tmp_path, "aime24", "gsm8k")
+    words = "A farmer has 20 hens and sells one. How many are left? And then?"
+    path = str(data_files.write(tmp_path / "own.jsonl", [{"prompt": words, "answer": "1"}]))
+    arguments = ["data", "check", "--train", path, "--eval", "aime24", "--eval", "gsm8k", "--mirror", str(root)]
+    assert main([*arguments, "--ngram-words", "12"]) == 1
+    assert "own.jsonl/0" in capsys.readouterr().out
+    assert main([*arguments, "--ngram-words", "12", "--json"]) == 1
+    shown = json.loads(capsys.readouterr().out)
+    assert shown["overlaps"][0]["eval"] == "aime24:train/0" and shown["eval_rows"] == {
+        "aime24:train": 1,
+        "gsm8k:test": 1,
+    }
+    clean = str(data_files.write(tmp_path / "clean.jsonl", [{"prompt": "Something else", "answer": "1"}]))
+    arguments[3] = clean
+    assert main(arguments) == 0
+    assert "0 of 1 rows" in capsys.readouterr().out
+
+
+def test_list_names_every_set(capsys: Captured) -> None:
+    assert main(["data", "list", "--json"]) == 0
+    assert {row["name"] for row in json.loads(capsys.readouterr().out)} >= set(data_files.FILES)
