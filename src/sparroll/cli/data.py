@@ -52,7 +52,9 @@ def show(
     chat: common.Chat = False,
     thinking: Annotated[
         bool | None,
-        typer.Option("--thinking/--no-thinking", help="Mode of the chat template; its own default without."),
+        typer.Option(
+            "--thinking/--no-thinking", help="Mode of the chat template, --no-thinking for off; its default without."
+        ),
     ] = None,
     prompt_template: Annotated[
         str | None,

@@ -1,0 +1,105 @@
+"""Training on rows of a file: the same loop, a record of the rows, resume to the bit, and never on other rows."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors.torch import load_file
+
+import data_files
+from integration.train_runs import WORDS, short_config, write_model
+from sparroll.errors import UserError
+from sparroll.tasks.data import task as task_module
+from sparroll.tasks.data.rows import Row
+from sparroll.train import TrainConfig, train
+from sparroll.train.sinks import read_lines
+
+
+class Vowels:
+    """A stand-in for the packaged reward: the share of vowels."""
+
+    def __call__(self, row: Row, response_text: str) -> float:
+        words = response_text.split()
+        return sum(word in "aeiou" for word in words) / max(len(words), 1)
+
+    def usable(self, rows: Sequence[Row]) -> list[bool]:
+        return [True] * len(rows)
+
+
+@pytest.fixture(autouse=True)
+def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_module, "reward_for", lambda kind: Vowels())
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"))
+
+
+def rows(count: int = 12) -> list[dict[str, Any]]:
+    rng = random.Random(1)
+    return [{"prompt": " ".join(rng.choices(WORDS[2:], k=20 + 3 * number)), "answer": "a"} for number in range(count)]
+
+
+def config(model: str, file: Path, steps: int = 2, **data: Any) -> TrainConfig:
+    task = {"name": "data", "train_prompts": data.pop("train_prompts", None)}
+    section = {"train": str(file), "holdout_rows": 3} | data
+    return short_config(model, task=task, data=section, train={"steps": steps}, checkpoint={"every_steps": 1})
+
+
+def test_a_run_on_a_file_that_goes_on_is_the_straight_run(model: str, tmp_path: Path) -> None:
+    file = data_files.write(tmp_path / "own.jsonl", [*rows(), {"prompt": "a b", "answer": None}])
+    train(config(model, file), tmp_path / "straight")
+    train(config(model, file, steps=1), tmp_path / "resumed")
+    train(config(model, file), tmp_path / "resumed", resume=True)
+    weights = [
+        load_file(tmp_path / name / "checkpoints" / "step-000002" / "model" / "model.safetensors")
+        for name in ("straight", "resumed")
+    ]
+    assert all(weights[0][key].equal(weights[1][key]) for key in weights[0])
+    steps = [
+        {
+            line["step"]: line["reward/mean"]
+            for line in read_lines(tmp_path / name / "metrics.jsonl")
+            if "reward/mean" in line
+        }
+        for name in ("straight", "resumed")
+    ]
+    assert steps[0] == steps[1] and len(steps[0]) == 2
+    record = json.loads((tmp_path / "straight" / "data.json").read_text())
+    assert record["sources"] == {"own.jsonl": {"rows": 12, "skipped": {"no answer": 1}}}
+    assert (record["train_rows"], record["eval_rows"]) == (9, 3)
+
+
+def test_a_run_is_not_resumed_on_other_rows(model: str, tmp_path: Path) -> None:
+    file = data_files.write(tmp_path / "own.jsonl", rows())
+    train(config(model, file, steps=1), tmp_path / "run")
+    data_files.write(file, rows()[::-1])
+    with pytest.raises(UserError, match="the data is not what it was when the run began"):
+        train(config(model, file), tmp_path / "run", resume=True)
+
+
+def test_what_cannot_be_trained_on_is_refused_before_the_first_step(model: str, tmp_path: Path) -> None:
+    file = data_files.write(tmp_path / "own.jsonl", rows())
+    for said, changes in {
+        "has no eval rows": {"holdout_rows": 0},
+        "train_prompts is 10, but data has 9 training rows": {"train_prompts": 10},
+        "no training rows are left": {"max_prompt_tokens": 5},
+    }.items():
+        with pytest.raises(UserError, match=said):
+            train(config(model, file, **changes), tmp_path / "refused")
+        assert not (tmp_path / "refused" / "config.json").exists()
+    with pytest.raises(UserError, match=r'\[data\] is for task.name = "data"'):
+        short_config(model, data={"train": "x.jsonl"})
+
+
+def test_too_long_prompts_are_counted_in_the_record(model: str, tmp_path: Path) -> None:
+    file = data_files.write(tmp_path / "own.jsonl", rows())
+    train(config(model, file, steps=1, max_prompt_tokens=40), tmp_path / "run")
+    record = json.loads((tmp_path / "run" / "data.json").read_text())
+    assert record["removed"] == {"longer than 40 tokens": 9 - record["train_rows"]} and 0 < record["train_rows"] < 9
