@@ -67,6 +67,7 @@ class MathReward:
         self.counts: Counter[str] = Counter()
         """Verdicts given so far, by status."""
         self._cache: OrderedDict[bytes, Status] = OrderedDict()
+        self._parsed_gold: set[bytes] = set()
         self._lock = threading.Lock()
 
     def grade(self, gold: str, response_text: str) -> Verdict:
@@ -133,14 +134,17 @@ class MathReward:
 
     def _status(self, gold: str, reply: Reply) -> Status:
         status: Status
+        gold_key = _key(gold, None)
         if reply.end == "answered":
             status = _STATUS[reply.lines[-1].removeprefix("= ")]
         elif "gold" in reply.lines:
             status = reply.end
         else:
             status = "unparsable_gold"
-        # A gold answer that parsed once is not to blame.
-        if status == "unparsable_gold" and self._cache.get(_key(gold, None)) == "right":
+        if "gold" in reply.lines:
+            self._parsed_gold.add(gold_key)
+        # A gold answer that parsed once is not to blame, however long ago that was.
+        elif gold_key in self._parsed_gold:
             return "timeout" if reply.end == "timeout" else "crashed"
         return status
 

@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sparroll.errors import UserError
-from sparroll.tasks import math_pool
+from sparroll.tasks import math_pool, math_reward
 from sparroll.tasks.math_pool import Limits, Pool
 from sparroll.tasks.math_reward import ANSWER_CHARS, MathReward, as_text
 from sparroll.types import Prompt
@@ -179,10 +179,11 @@ def test_a_worker_that_stops_answering_is_killed_by_the_wall_clock() -> None:
     pool.close()
 
 
-def test_a_gold_answer_that_parsed_once_is_not_blamed_for_a_worker_that_stops() -> None:
+def test_a_gold_answer_that_parsed_once_is_not_blamed_for_a_worker_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(math_reward, "CACHED_VERDICTS", 1)
     pool = Pool(1, Limits(wall_seconds=1.0))
     math = MathReward(pool)
-    assert math.unparsable_gold(["6"]) == [False]
+    assert math.unparsable_gold(["6", "7"]) == [False, False]
     os.kill(pool.process_ids()[0], signal.SIGSTOP)
     assert math.grade("6", r"\boxed{6.0}").status == "timeout"
     pool.close()
