@@ -30,8 +30,11 @@ def taco(raw: Raw, row_id: str) -> Row:
     )
 
 
-def input_output(value: Any) -> CodeTests:
-    """Tests from {"inputs": [...], "outputs": [...], "fn_name": ...}, as JSON text or as it stands."""
+def input_output(value: Any, wrapped: bool = True) -> CodeTests:
+    """Tests from {"inputs": [...], "outputs": [...], "fn_name": ...}, as JSON text or as it stands.
+
+    wrapped: a function's outputs may be lists of one that hold the value, as in sets of this form.
+    """
     table = _parsed(value, "input_output")
     if not isinstance(table, dict) or not isinstance(table.get("inputs"), list) or not table["inputs"]:
         raise Skipped(NO_TESTS)
@@ -40,7 +43,8 @@ def input_output(value: Any) -> CodeTests:
         raise Skipped("another number of outputs than of inputs")
     pairs = zip(inputs, outputs, strict=True)
     if name:
-        return CodeTests.of("function", [Case(_arguments(given), _returned(want)) for given, want in pairs], str(name))
+        cases = [Case(_arguments(given), want) for given, want in pairs]
+        return CodeTests.of("function", cases, str(name), wrapped=wrapped)
     return CodeTests.of("stdin", [Case(_text(given), _text(want)) for given, want in pairs])
 
 
@@ -113,11 +117,6 @@ def _private_function_cases(text: str) -> list[Case]:
 
 def _arguments(given: Any) -> list[Any]:
     return given if isinstance(given, list) else [given]
-
-
-def _returned(want: Any) -> Any:
-    """TACO and APPS wrap the value to return in a list of one."""
-    return want[0] if isinstance(want, list) and len(want) == 1 else want
 
 
 def _text(value: Any) -> str:

@@ -40,6 +40,8 @@ class CodeTests:
     """zlib of the JSON list of [given, expected]."""
     entry_point: str | None = None
     """Function to call; for the style "program" the function that the code checks."""
+    wrapped: bool = False
+    """function: the expected value may be a list of one that holds the value to return (TACO, APPS)."""
     unopened: str | None = None
     """More cases, as their file encodes them."""
     open_more: Callable[[str], list[Case]] | None = None

@@ -68,4 +68,4 @@ def _tests(value: Any, entry_point: Any) -> CodeTests:
         raise Skipped("a test without input and output")
     name = entry_point if isinstance(entry_point, str) and entry_point else None
     pairs = {"inputs": [test["input"] for test in value], "outputs": [test["output"] for test in value]}
-    return input_output(pairs | {"fn_name": name})
+    return input_output(pairs | {"fn_name": name}, wrapped=False)

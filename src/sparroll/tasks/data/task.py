@@ -165,9 +165,10 @@ def _fewer_tests(row: Row, most: int | None) -> Row:
     tests = row.tests
     if most is None or tests is None:
         return row
-    if tests.unopened is not None:
-        return replace(row, tests=replace(tests, limit=most))
-    return replace(row, tests=type(tests).of(tests.style, replace(tests, limit=most).cases(), tests.entry_point))
+    fewer = replace(tests, limit=most)
+    if tests.unopened is None:
+        fewer = type(tests).of(tests.style, fewer.cases(), tests.entry_point, wrapped=tests.wrapped)
+    return replace(row, tests=fewer)
 
 
 def task_settings(name: str, settings: DataSettings) -> DataSettings:
