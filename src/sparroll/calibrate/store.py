@@ -102,9 +102,12 @@ class Store:
 def fingerprint(study: Study) -> dict[str, Any]:
     """What two runs must share for their measurements to belong together."""
     kind = getattr(study.engine, "kind", "hf")
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in study.scorer.model.parameters()} - {"float32"}
     return {
-        # Left out for the first engine, so that folders from before there was another one can be resumed.
+        # Left out for the first engine and for fp32, so that folders from before there were others can be resumed.
         **({} if kind == "hf" else {"engine": kind}),
+        # The digest of the weights does not tell bf16 from the same values in fp32, which compute something else.
+        **({"dtype": sorted(dtypes)} if dtypes else {}),
         **study.settings.table(),
         "prompts": digest([prompt if isinstance(prompt, str) else list(prompt) for prompt in study.prompts]),
         "rollouts": study.given_rollouts,

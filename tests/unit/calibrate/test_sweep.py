@@ -152,6 +152,17 @@ def test_other_settings_do_not_resume(tmp_path, change, key):
     assert "another --out" in error.value.hint
 
 
+def test_the_same_weights_in_another_precision_do_not_resume(tmp_path):
+    first, second = study(), study()
+    first.scorer.model.bfloat16()
+    second.scorer.model.load_state_dict(first.scorer.model.state_dict())
+    assert store.weights_digest(first.scorer.model) == store.weights_digest(second.scorer.model)
+    run(first, tmp_path, [64])
+    with pytest.raises(UserError, match=r'was made with dtype = \["bfloat16"\], this one has null'):
+        run(second, tmp_path, [64])
+    run(first, tmp_path, [64])
+
+
 def test_other_weights_or_dense_layers_do_not_resume(tmp_path):
     run(study(), tmp_path, [64])
     bench = study()
