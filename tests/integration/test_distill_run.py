@@ -27,7 +27,7 @@ from sparroll.train import TrainConfig, train
 from sparroll.train.distill_run import DistillResult, distill
 from sparroll.train.loop import Trainer
 from sparroll.train.measure import measure_tail
-from sparroll.train.prompts import GivenPrompts
+from sparroll.train.prompts import GivenPrompts, PromptStream
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
 from sparroll.types import Prompt
@@ -165,6 +165,9 @@ def test_given_prompts_hold_out_every_eighth_and_are_known_by_their_text() -> No
     assert [prompt.prompt_id for prompt in given.prompts("eval", 0, 0, 99)] == ["0", "8", "16"]
     assert len(given.prompts("train", 0, 0, 99)) == 14
     assert len(given.prompts("train", 0, 0, 5)) == 5
+    assert len(PromptStream(given, 1, 0, TrainConfig().task.train_prompts).prompts) == 14
+    many = GivenPrompts([Prompt(str(number), f"text {number}", "") for number in range(3000)], "mine.jsonl")
+    assert len(PromptStream(many, 1, 0, TrainConfig().task.train_prompts).prompts) == 2625
     assert given.name != GivenPrompts(prompts[:-1], "mine.jsonl").name
     assert given.name == GivenPrompts(list(prompts), "mine.jsonl").name
     with pytest.raises(UserError, match="at least two"):
