@@ -330,8 +330,10 @@ class TrainConfig(Section):
             raise ValueError("distill.cheaper needs distill.enabled = true: without an adapter nothing gets cheaper")
         if not distill.enabled:
             return self
-        if rollout.kv_budget_tokens is None and rollout.schedule == "dense":
-            raise ValueError("distill.enabled needs sparse rollouts; set rollout.schedule or rollout.kv_budget_tokens")
+        if rollout.kv_budget_tokens is None and rollout.schedule == "dense" and self.controller.target is None:
+            raise ValueError(
+                "distill.enabled needs sparse rollouts; set rollout.schedule, rollout.kv_budget_tokens or controller.target"
+            )
         for field, names in (("guard.stricter", guard.stricter), ("distill.cheaper", distill.cheaper)):
             if "dense" in names:
                 raise ValueError(f'{field} names "dense", where the adapter of distill.enabled has nothing to do')

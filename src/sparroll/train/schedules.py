@@ -3,12 +3,14 @@ cheaper schedules of DistillSparse. Every mistake in them is found here, before 
 
 from __future__ import annotations
 
+import itertools
+
 from sparroll.attention.selectors import PageMean
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train.cheaper import Cheaper
 from sparroll.train.config import TrainConfig
-from sparroll.train.controller import Controller, Rules
+from sparroll.train.controller import LEAST_ROLLOUTS, Controller, Rules
 from sparroll.train.guard import Guard
 from sparroll.train.length_bins import LengthBins
 from sparroll.train.measure import ESTIMATOR
@@ -37,10 +39,17 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
 
 def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
     """None where it is off. Without a schedule it starts from a share of the context, with the published selector. Raises
-    UserError where the schedule lies outside of its limits."""
+    UserError where the schedule lies outside of its limits, and where no bin could ever be judged."""
     settings = config.controller
     if settings.target is None:
         return None
+    rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
+    if rollouts * settings.window_steps < LEAST_ROLLOUTS:
+        raise UserError(
+            f"the controller judges a bin by {LEAST_ROLLOUTS} rollouts or more, and controller.window_steps = "
+            f"{settings.window_steps} steps of this run have {rollouts * settings.window_steps}",
+            f"--set controller.window_steps={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
+        )
     names = ("target", "margin", "patience", "window_steps", "small_step")
     rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
     like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
@@ -71,7 +80,22 @@ def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | No
             "set one: --set distill.cheaper_at_least=0.86",
         )
     schedules = [each for name in config.distill.cheaper if (each := _schedule(name, config)) is not None]
+    for before, after in itertools.pairwise([schedule, *schedules]):
+        _refuse_dearer(before, after)
     return Cheaper(schedules, target, config.distill)
+
+
+def _refuse_dearer(before: Schedule, after: Schedule) -> None:
+    starts = sorted({step.from_context_tokens for each in (before, after) for step in each.steps})
+    budgets = [(start, before.kv_budget_tokens(start), after.kv_budget_tokens(start)) for start in starts]
+    dearer = [each for each in budgets if each[2] > each[1]]
+    if dearer and not any(now < was for _, was, now in budgets):
+        start, was, now = dearer[0]
+        raise UserError(
+            f"distill.cheaper goes from {before.name!r} to {after.name!r}, which reads more: {now} tokens instead of {was} "
+            f"from {start} on",
+            "list schedules from the dearest to the cheapest, each below rollout.schedule",
+        )
 
 
 def _own_target(

@@ -197,8 +197,7 @@ def _new_state(schedule: Schedule | None, guard: Guard, controller: Controller |
 def _engine(
     config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks
 ) -> HFEngine | VLLMEngine:
-    """Able to run every schedule of `others`, which the run may switch to, and with the run's compression in force. The
-    first that is not None is the widest."""
+    """Able to run every schedule of `others`, which the run may switch to, and with the run's compression in force."""
     rollout = config.rollout
     if rollout.engine == "vllm" and ranks.count > 1:
         raise UserError(

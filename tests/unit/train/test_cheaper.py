@@ -5,11 +5,14 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.schedule import Schedule
 from sparroll.train.cheaper import Cheaper
 from sparroll.train.config import DistillSection
+from sparroll.train.config_file import load_config
 from sparroll.train.guard import Verdict
+from sparroll.train.schedules import make_cheaper, starting_schedule
 
 START, FIRST, SECOND = Schedule.fixed(512), Schedule.fixed(256), Schedule.fixed(128)
 
@@ -73,3 +76,18 @@ def test_its_place_survives_a_checkpoint() -> None:
     other.restore(one.state())
     assert (other.following, other.held) == (SECOND, 1)
     assert other.watch(tail(0.9), 200, FIRST)[0].schedule == SECOND
+
+
+def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
+    def made(*names: str) -> Cheaper | None:
+        listed = ", ".join(f'"{name}"' for name in names)
+        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
+        config = load_config(None, [*options, f"distill.cheaper=[{listed}]"])
+        return make_cheaper(config, starting_schedule(config))
+
+    found = made("qwen3-1.7b-0.83", "qwen3-1.7b-0.80")
+    assert found is not None and len(found.schedules) == 2
+    with pytest.raises(UserError, match="from 'qwen3-1.7b-0.86' to 'qwen3-1.7b-0.92', which reads more"):
+        made("qwen3-1.7b-0.92")
+    with pytest.raises(UserError, match="from 'qwen3-1.7b-0.80' to 'qwen3-1.7b-0.83', which reads more"):
+        made("qwen3-1.7b-0.80", "qwen3-1.7b-0.83")

@@ -349,6 +349,18 @@ def test_a_start_above_the_limit_and_a_limit_that_is_no_budget_are_refused() -> 
         made("controller.most_budget_tokens=250")
 
 
+def test_a_run_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
+    few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=3"]
+    assert made(*few, "controller.window_steps=3") is not None
+    message = r"(?s)8 rollouts or more.*window_steps = 2 steps of this run have 6.*--set controller.window_steps=3"
+    with pytest.raises(UserError, match=message):
+        made(*few, "controller.window_steps=2")
+
+
+def test_an_adapter_may_start_from_the_controllers_own_share_of_the_context() -> None:
+    assert load_config(None, ["controller.target=0.86", "distill.enabled=true"]).rollout.schedule == "dense"
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
