@@ -52,10 +52,11 @@ def run_jobs(
     threads: int = 1,
     least_seconds: float = 45.0,
     on_change: Callable[[dict[str, Outcome]], None] = lambda outcomes: None,
+    clock: Callable[[], float] = time.time,
 ) -> dict[str, Outcome]:
     """Outcome per job that ran or can never run. `at_once` jobs share each GPU (or the CPU, without GPUs).
 
-    At `deadline` (of time.time()), and on Ctrl-C, running jobs are interrupted and waited for. No job is begun with less
+    At `deadline` (of `clock`), and on Ctrl-C, running jobs are interrupted and waited for. No job is begun with less
     than `least_seconds` left. A job that fails is reported and stops no other.
     """
     places: list[int | None] = list(gpus) or [None]
@@ -63,7 +64,7 @@ def run_jobs(
     interrupted = False
     try:
         while waiting or running:
-            now = time.time()
+            now = clock()
             changed = _reap(running, outcomes, interrupted=False)
             for job in [job for job in waiting if job.hopeless()]:
                 waiting.remove(job)

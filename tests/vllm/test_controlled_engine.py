@@ -8,9 +8,11 @@ from sparroll.attention.selectors import PageMean
 from sparroll.engines.vllm.engine import VLLMEngine
 from sparroll.train.controller import Controller, Rules
 from sparroll.train.length_bins import LengthBins
+from vllm_runs import needs_vllm
+
+pytestmark = [needs_vllm, pytest.mark.slow]
 
 
-@pytest.mark.slow
 def test_each_schedule_of_the_controller_is_what_vllm_samples_under_next() -> None:
     bins = LengthBins(2000, 6000, PageMean())
     controllers = [Controller(Rules(0.86), bins, [budget] * 3) for budget in (64, 128, 256)]
