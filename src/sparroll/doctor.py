@@ -68,6 +68,7 @@ def examine() -> list[Finding]:
         *_vllm(),
         *_devices(),
         _memory(),
+        *_sandboxes(),
         *_folders(),
         _presets(),
         _tiny_model(),
@@ -204,6 +205,17 @@ def _memory() -> Finding:
 
     memory = psutil.virtual_memory()
     return Finding("ok", "memory", f"{memory.total / 2**30:.1f} GiB", f"{memory.available / 2**30:.1f} GiB available")
+
+
+def _sandboxes() -> list[Finding]:
+    """Which boundaries hold a program that tries to get out."""
+    from sparroll.tasks import sandbox
+
+    found = sandbox.probes().values()
+    lines = [Finding("ok" if one.holds else "--", one.name, "holds" if one.holds else "no", one.detail) for one in found]
+    if not any(one.holds for one in found):
+        lines.append(Finding("--", "code rewards", "no sandbox", sandbox.INSTALL))
+    return lines
 
 
 def _folders() -> list[Finding]:

@@ -1,0 +1,371 @@
+"""The script that runs inside the sandbox: limits itself, then runs programs or calls on request.
+
+Started by path with a bare interpreter, so it imports nothing of sparroll. It is not trusted: the program it runs may
+change it as it likes. What it sends is the program's answer and nothing more; the expected answers never come here.
+
+Messages in both directions: a line `<nonce> <JSON> <bytes>`, then that many bytes.
+"""
+
+import json
+import os
+import select
+import signal
+import sys
+
+# Star imports, then imports, in the order of LiveCodeBench's testing_util.py, so that names mean the same.
+_MODULES = (
+    "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
+    "functools", "operator", "io", "sys", "json",
+)  # fmt: skip
+MEMORY_EXIT = 97
+NODES = 2_000_000
+
+
+class Channel:
+    """The pipe to the outside, moved away from the standard streams before anything else runs."""
+
+    def __init__(self):
+        self.source, self.sink = os.dup(0), os.dup(1)
+        nothing = os.open(os.devnull, os.O_RDWR)
+        os.dup2(nothing, 0)
+        os.dup2(nothing, 1)
+        os.close(nothing)
+        self.nonce, self.ahead = None, b""
+
+    def close(self):
+        os.close(self.source)
+        os.close(self.sink)
+
+    def _more(self):
+        block = os.read(self.source, 1 << 16)
+        if not block:
+            os._exit(0)
+        self.ahead += block
+
+    def read(self):
+        while b"\n" not in self.ahead:
+            self._more()
+        line, _, self.ahead = self.ahead.partition(b"\n")
+        nonce, rest = line.split(b" ", 1)
+        head, size = rest.rsplit(b" ", 1)
+        self.nonce = nonce
+        while len(self.ahead) < int(size):
+            self._more()
+        body, self.ahead = self.ahead[: int(size)], self.ahead[int(size) :]
+        return json.loads(head), body
+
+    def write(self, head, body=b""):
+        block = b"%s %s %d\n" % (self.nonce, json.dumps(head).encode(), len(body)) + body
+        while block:
+            block = block[os.write(self.sink, block) :]
+
+
+def encode(value):
+    """Plain values as JSON with their types, so that a tuple stays a tuple. Anything else is opaque: equal to nothing."""
+    left = [NODES]
+
+    def one(item):
+        left[0] -= 1
+        if left[0] < 0:
+            return ["o", "too large"]
+        kind = type(item)
+        if kind.__module__ == "numpy" and hasattr(item, "item") and getattr(item, "shape", None) == ():
+            item = item.item()
+        if item is None or item is True or item is False:
+            return item
+        if isinstance(item, str):
+            return ["s", str.__str__(item).encode("utf-8", "surrogatepass").hex()] if _odd(item) else str.__str__(item)
+        if isinstance(item, int):
+            return ["i", hex(int.__int__(item))]
+        if isinstance(item, float):
+            return ["f", float.hex(item)]
+        if isinstance(item, complex):
+            return ["c", float.hex(item.real), float.hex(item.imag)]
+        if isinstance(item, (bytes, bytearray)):
+            return ["b", bytes(item).hex()]
+        for letter, container in (("l", list), ("t", tuple), ("S", (set, frozenset))):
+            if isinstance(item, container):
+                return [letter, [one(part) for part in item]]
+        if isinstance(item, dict):
+            return ["d", [[one(key), one(part)] for key, part in dict.items(item)]]
+        return ["o", kind.__name__[:80]]
+
+    return json.dumps(one(value)).encode()
+
+
+def _odd(text):
+    return any("\ud800" <= letter <= "\udfff" for letter in text)
+
+
+class Opaque:
+    """Stands for a value that did not travel."""
+
+
+def decode_json(item):
+    """`decode` for comparing with JSON data, which knows no set and no key but strings: neither is built here.
+
+    Outside the sandbox nothing is hashed that the program chose: a dictionary of colliding numbers takes hours to build.
+    """
+    if isinstance(item, list) and item:
+        if item[0] in ("l", "t"):
+            parts = [decode_json(part) for part in item[1]]
+            return parts if item[0] == "l" else tuple(parts)
+        if item[0] == "d":
+            pairs = [(decode_json(key), decode_json(part)) for key, part in item[1]]
+            return dict(pairs) if all(type(key) is str for key, _ in pairs) else Opaque()
+        if item[0] == "S":
+            return Opaque()
+    return decode(item)
+
+
+def decode(item):
+    """The inverse of `encode`; builds plain values only."""
+    if item is None or isinstance(item, (bool, str)):
+        return item
+    letter, *rest = item
+    if letter == "s":
+        return bytes.fromhex(rest[0]).decode("utf-8", "surrogatepass")
+    if letter == "i":
+        return int(rest[0], 16)
+    if letter == "f":
+        return float.fromhex(rest[0])
+    if letter == "c":
+        return complex(float.fromhex(rest[0]), float.fromhex(rest[1]))
+    if letter == "b":
+        return bytes.fromhex(rest[0])
+    if letter == "l":
+        return [decode(part) for part in rest[0]]
+    if letter == "t":
+        return tuple(decode(part) for part in rest[0])
+    if letter == "S":
+        return {decode(part) for part in rest[0]}
+    if letter == "d":
+        return {decode(key): decode(part) for key, part in rest[0]}
+    return Opaque()
+
+
+def set_limits(limits, cpu_seconds):
+    import resource
+
+    def lower(what, soft, hard):
+        top = resource.getrlimit(what)[1]
+        if top != resource.RLIM_INFINITY:
+            soft, hard = min(soft, top), min(hard, top)
+        resource.setrlimit(what, (soft, hard))
+
+    lower(resource.RLIMIT_AS, limits["memory_bytes"], limits["memory_bytes"])
+    lower(resource.RLIMIT_CPU, cpu_seconds, cpu_seconds + 1)
+    lower(resource.RLIMIT_FSIZE, limits["file_bytes"], limits["file_bytes"])
+    lower(resource.RLIMIT_NPROC, limits["processes"], limits["processes"])
+    lower(resource.RLIMIT_NOFILE, 256, 256)
+    lower(resource.RLIMIT_CORE, 0, 0)
+
+
+def become(uid):
+    """Leave root for a user id that nobody has: rlimits on processes do not hold for root."""
+    os.setgroups([])
+    os.setresgid(uid, uid, uid)
+    os.setresuid(uid, uid, uid)
+
+
+def names(official):
+    found = {"__name__": "__main__", "__builtins__": __builtins__}
+    if official:
+        for module in (*_MODULES, "builtins", "typing"):
+            exec(f"from {module} import *", found)
+        for module in _MODULES:
+            exec(f"import {module}", found)
+        sys.setrecursionlimit(50000)
+    return found
+
+
+def problem(error):
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return text[:300]
+
+
+def child(code, found, source, sink, errors, limits):
+    """One run of a program on one input. Never returns."""
+    exit_code = 1
+    try:
+        for place, target in ((source, 0), (sink, 1), (errors, 2)):
+            os.dup2(place, target)
+        os.closerange(3, 256)
+        sys.stdin = open(0, encoding="utf-8", errors="surrogateescape", closefd=False)
+        sys.stdout = open(1, "w", encoding="utf-8", errors="surrogateescape", closefd=False)
+        sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+        found.update(stdin=sys.stdin, stdout=sys.stdout, stderr=sys.stderr)
+        set_limits(limits, limits["cpu_seconds"])
+        try:
+            exec(code, found)
+        except SystemExit:
+            # The official checker takes sys.exit(n) for an end like any other.
+            pass
+        if "threading" in sys.modules:
+            sys.modules["threading"]._shutdown()
+        import atexit
+
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        exit_code = 0
+    except MemoryError:
+        exit_code = MEMORY_EXIT
+    except BaseException as error:
+        try:
+            os.write(2, problem(error).encode("utf-8", "replace"))
+        except BaseException:
+            pass
+    finally:
+        os._exit(exit_code)
+
+
+def run_program(code, found, text, channel, limits, own_processes):
+    """Fork, feed, read up to the cap, and report. The clock runs outside."""
+    # Nameless, so nothing of one test is left for the next.
+    source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
+    view = memoryview(text)
+    while view:
+        view = view[os.write(source, view) :]
+    os.lseek(source, 0, os.SEEK_SET)
+    (out, sink), (log, errors) = os.pipe(), os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        channel.close()
+        child(code, found, source, sink, errors, limits)
+    for place in (source, sink, errors):
+        os.close(place)
+    output, complaint, over, ended = bytearray(), bytearray(), False, None
+    for place in (out, log):
+        os.set_blocking(place, False)
+    poll, still = select.poll(), {out, log}
+    for place in still:
+        poll.register(place, select.POLLIN)
+    while still and not over:
+        # A daemon may hold the pipes open after the program itself has ended.
+        gone = ended is not None
+        events = poll.poll(0 if gone else 20)
+        if not events:
+            if gone:
+                break
+            found_pid, code_now = os.waitpid(pid, os.WNOHANG)
+            ended = code_now if found_pid else None
+        for place, _ in events:
+            block = os.read(place, 1 << 16)
+            if not block:
+                poll.unregister(place)
+                still.discard(place)
+            elif place == out:
+                output += block
+                over = len(output) > limits["output_bytes"]
+            elif len(complaint) < 2000:
+                complaint += block[:2000]
+    if over:
+        os.kill(pid, signal.SIGKILL)
+    if ended is None:
+        ended = os.waitpid(pid, 0)[1]
+    if own_processes:
+        try:
+            os.kill(-1, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        try:
+            while os.waitpid(-1, 0):
+                pass
+        except ChildProcessError:
+            pass
+    os.close(out)
+    os.close(log)
+    exit_code = os.waitstatus_to_exitcode(ended)
+    head = {"kind": "program", "exit": exit_code, "over": over}
+    head["problem"] = complaint[-300:].decode("utf-8", "replace")
+    channel.write(head, b"" if over else bytes(output))
+
+
+def programs(start, body, channel):
+    found = names(True)
+    channel.write({"kind": "ready"})
+    try:
+        code = compile(body.decode("utf-8", "surrogatepass"), "solution.py", "exec", dont_inherit=True)
+    except BaseException as error:
+        channel.read()
+        channel.write({"kind": "program", "exit": 1, "over": False, "problem": problem(error)})
+        return
+    while True:
+        _, text = channel.read()
+        run_program(code, found, text, channel, start["limits"], start["own_processes"])
+
+
+def calls(start, body, channel):
+    """The program in this very process, then its function on each list of arguments."""
+    found = names(start["official"])
+    found["__name__"] = "solution"
+    channel.write({"kind": "ready"})
+    set_limits(start["limits"], start["limits"]["cpu_seconds"] * (start["calls"] + 1))
+    function, refused = None, None
+    try:
+        text = body.decode("utf-8", "surrogatepass")
+        # `add` or `gcd` must come from the program, not from a star import.
+        found.pop(start["function"], None)
+        exec(compile(text, "solution.py", "exec", dont_inherit=True), found)
+        home = found["Solution"]() if start["in_class"] and "class Solution" in text else None
+        function = getattr(home, start["function"]) if home is not None else found[start["function"]]
+    except MemoryError:
+        refused = {"kind": "memory"}
+    except BaseException as error:
+        refused = {"kind": "raised", "problem": problem(error)}
+    while True:
+        _, arguments = channel.read()
+        if refused is not None:
+            channel.write(refused)
+            continue
+        try:
+            result = encode(function(*decode(json.loads(arguments))))
+            head = {"kind": "value"} if len(result) <= start["limits"]["output_bytes"] else {"kind": "over"}
+            channel.write(head, result if head["kind"] == "value" else b"")
+        except MemoryError:
+            channel.write({"kind": "memory"})
+        except BaseException as error:
+            channel.write({"kind": "raised", "problem": problem(error)})
+
+
+def grade(start, body, channel):
+    """The data set's own test code, in a sandbox apart from the program: the function it tests is a messenger."""
+    asked = []
+
+    def messenger(*arguments):
+        asked.append(True)
+        channel.write({"kind": "call"}, encode(list(arguments)))
+        head, answer = channel.read()
+        if head["kind"] != "value":
+            raise RuntimeError(f"the program ended with {head['kind']}")
+        return decode(json.loads(answer))
+
+    channel.write({"kind": "ready"})
+    set_limits(start["limits"], start["limits"]["cpu_seconds"] * 10)
+    channel.read()
+    found = {"__name__": "tests", start["function"]: messenger, "candidate": messenger}
+    try:
+        exec(compile(body.decode(), "tests.py", "exec", dont_inherit=True), found)
+        if not asked and "check" in found:
+            found["check"](messenger)
+        channel.write({"kind": "held" if asked else "broken", "problem": "the tests call nothing"})
+    except Exception as error:
+        channel.write({"kind": "failed" if asked else "broken", "problem": problem(error)})
+    channel.read()
+
+
+def main():
+    channel = Channel()
+    start, body = channel.read()
+    if start["uid"] is not None:
+        become(start["uid"])
+    if start["new_folder"]:
+        os.chdir(start["new_folder"])
+    sys.path[:] = [place for place in sys.path if place != os.path.dirname(os.path.abspath(__file__))]
+    sys.path += start["packages"]
+    sys.argv[:] = ["solution.py"]
+    {"programs": programs, "calls": calls, "grade": grade}[start["mode"]](start, body, channel)
+
+
+if __name__ == "__main__":
+    main()

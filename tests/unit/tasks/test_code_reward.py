@@ -1,0 +1,235 @@
+"""Verdicts of code: the official rules, statuses, the cache, and a sandbox's failure that is nobody's wrong answer."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sparroll.errors import UserError
+from sparroll.tasks import code_reward, sandbox
+from sparroll.tasks.code_reward import CallTests, CheckTests, CodeReward, StdinTests, Tests, Verdict, last_code
+from sparroll.tasks.code_rules import same_output, same_value
+from sparroll.tasks.sandbox_limits import Limits, SandboxError
+
+LIMITS = Limits(wall_seconds=10, cpu_seconds=5)
+SUM = StdinTests((("1 2", "3"), ("2 5", "7")))
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[CodeReward]:
+    with CodeReward(LIMITS, allow_unsafe_sandbox=True) as made:
+        yield made
+
+
+def _fenced(code: str) -> str:
+    return f"Thinking.\n```python\n{code}\n```\nDone."
+
+
+@pytest.mark.parametrize(
+    ("printed", "expected", "same"),
+    [
+        ("3\n", "3", True),
+        ("  3  \n", "3", True),
+        ("1 \n 2\n", "1\n2", True),
+        ("1\n\n2", "1\n2", False),
+        ("1 2", "1  2", True),
+        ("a b", "a  b", False),
+        ("1.0 2", "1 2.00", True),
+        ("1e3", "1000", True),
+        ("0.3333333", "0.3333334", False),
+        ("50000000000000000", "50000000000000001", False),
+        ("YES", "yes", False),
+        ("yes 1.0", "yes 1", False),
+        ("nan", "NaN", False),
+        ("snan", "1", False),
+        ("", "", True),
+        ("", "0", False),
+        ("1\n2\n3", "1\n2", False),
+    ],
+)
+def test_output_is_compared_as_livecodebench_does(printed: str, expected: str, same: bool) -> None:
+    assert same_output(printed, expected) is same
+
+
+def test_values_are_compared_as_livecodebench_and_taco_do() -> None:
+    assert same_value((1, 2), [1, 2]) and same_value(1.0, 1) and same_value(True, 1)
+    assert not same_value([(1, 2)], [[1, 2]])
+    assert not same_value(0.1 + 0.2, 0.3)
+    assert same_value(5, [5], wrapped=True) and not same_value(5, [5])
+    assert not same_value(5, [], wrapped=True)
+
+
+STDIN_ENDS = [
+    ("print(sum(map(int, input().split())))", "passed"),
+    ("if __name__ == '__main__':\n    print(sum(map(int, input().split())))", "passed"),
+    ("import sys\nprint(sum(map(int, sys.stdin.read().split())))\nsys.exit(1)", "passed"),
+    ("import sys\nprint(sum(map(int, sys.stdin.buffer.read().split())))", "passed"),
+    ("print(sum(map(int, open(0).read().split())))", "passed"),
+    ("import threading\nthreading.Thread(target=lambda: print(sum(map(int, input().split())))).start()", "passed"),
+    ("import atexit, os\natexit.register(lambda: os.write(1, str(sum(map(int, input().split()))).encode()))", "passed"),
+    ("x = Counter(); d = deque(); print(reduce(add, map(int, input().split())))", "passed"),
+    ("def f(n): return 0 if n == 0 else f(n - 1)\nf(20000)\nprint(sum(map(int, input().split())))", "passed"),
+    ("print(3)", "wrong answer"),
+    ("1 / 0", "crash"),
+    ("print(", "crash"),
+    ("import os\nos._exit(3)", "crash"),
+    ("x = bytearray(1 << 34)", "memory"),
+    ("while True: pass", "timeout"),
+    ("print('a' * (9 << 20))", "output limit"),
+]
+
+
+@pytest.mark.parametrize(("code", "status"), STDIN_ENDS)
+def test_a_program_on_standard_input_ends_with_its_status(code: str, status: str, reward: CodeReward) -> None:
+    assert reward.grade(SUM, _fenced(code)).status == status
+
+
+def test_the_first_failing_test_is_named_and_all_must_pass(reward: CodeReward) -> None:
+    assert reward.grade(SUM, _fenced("print(3)")) == Verdict("wrong answer", "the output differs", 1)
+
+
+def test_a_large_input_arrives_whole(reward: CodeReward) -> None:
+    numbers = " ".join(map(str, range(300_000)))
+    tests = StdinTests(((numbers, str(sum(range(300_000)))),))
+    assert reward.grade(tests, _fenced("print(sum(map(int, input().split())))")).passed
+
+
+CALL_ENDS = [
+    ("class Solution:\n    def add(self, a, b): return a + b", "passed"),
+    ("def add(a, b): return a + b", "passed"),
+    ("class Solution:\n    def add(self, a: List[int], b: Optional[int]): return a + b", "passed"),
+    ("def add(a, b):\n    print('noise')\n    return a + b", "passed"),
+    ("def add(a, b): return tuple(a + b) if isinstance(a, list) else a + b", "passed"),
+    ("import numpy\ndef add(a, b): return a + b if isinstance(a, list) else numpy.int64(a + b)", "passed"),
+    ("def add(a, b): return [a, b]", "wrong answer"),
+    ("def add(a, b): return {1, 2}", "wrong answer"),
+    ("def plus(a, b): return a + b", "crash"),
+    ("def add(a): return a", "crash"),
+    ("def add(a, b): return bytearray(1 << 34)", "memory"),
+]
+
+
+@pytest.mark.parametrize(("code", "status"), CALL_ENDS)
+def test_a_function_ends_with_its_status(code: str, status: str, reward: CodeReward) -> None:
+    tests = CallTests.from_livecodebench("add", [("1\n2", "3"), ("[1]\n[2]", "[1, 2]")])
+    assert reward.grade(tests, _fenced(code)).status == status
+
+
+def test_a_solution_keeps_its_state_from_call_to_call_as_in_livecodebench(reward: CodeReward) -> None:
+    tests = CallTests("next", (([], 1), ([], 2)))
+    code = "class Solution:\n    n = 0\n    def next(self):\n        self.n += 1\n        return self.n"
+    assert reward.grade(tests, _fenced(code)).passed
+
+
+EVALPLUS = """
+import numpy as np
+
+def check(candidate):
+    for given, wanted in zip([[[1.0, 2.0]], [[3.0]]], [1.5, 3.0]):
+        assert np.allclose(candidate(*given), wanted, rtol=1e-07, atol=1e-06)
+"""
+CHECK_ENDS = [
+    ("def mean(x): return sum(x) / len(x)", "passed"),
+    ("def mean(x): return sum(x) / len(x) + 5e-7", "passed"),
+    ("def mean(x): return sum(x) / len(x) + 1e-4", "wrong answer"),
+    ("def mean(x): return 'a'", "wrong answer"),
+    ("def mean(x): raise KeyError(x[0])", "crash"),
+    ("def other(x): return 1", "crash"),
+    ("def mean(x):\n    while True: pass", "timeout"),
+]
+
+
+@pytest.mark.parametrize(("code", "status"), CHECK_ENDS)
+@pytest.mark.parametrize("ending", ["", "\ncheck(mean)\n"])
+def test_evalplus_tests_decide_by_their_own_code(code: str, status: str, ending: str, reward: CodeReward) -> None:
+    assert reward.grade(CheckTests("mean", EVALPLUS + ending), _fenced(code)).status == status
+
+
+def test_mbpp_plus_calls_the_function_by_its_name_with_tuples(reward: CodeReward) -> None:
+    tests = CheckTests("swap", "for given, wanted in [((1, 2), (2, 1)), (('a', None), (None, 'a'))]:\n"
+                               "    out = swap(given)\n    assert out == wanted and type(out) is tuple\n")  # fmt: skip
+    assert reward.grade(tests, _fenced("def swap(x): return x[1], x[0]")).passed
+    assert reward.grade(tests, _fenced("def swap(x): return [x[1], x[0]]")).status == "wrong answer"
+
+
+def test_tests_that_do_not_run_are_not_the_programs_failure(reward: CodeReward) -> None:
+    verdict = reward.grade(CheckTests("mean", "import nothing_of_this_name\n"), _fenced("def mean(x): return 1"))
+    assert verdict.status == "sandbox error" and verdict.reward is None
+
+
+def test_code_is_taken_from_the_last_fenced_block() -> None:
+    assert last_code("```python\na = 1\n```\ntext\n```\nb = 2\n```\n") == "b = 2\n"
+    assert last_code("~~~py\na\n~~~") == "a\n"
+    assert last_code("````\n```\ninner\n```\n````") == "```\ninner\n```\n"
+    assert last_code("```python\ncut off") == "cut off"
+    assert last_code("no code") is None
+    assert last_code("```python\n```") == ""
+
+
+def test_a_response_without_code_is_wrong(reward: CodeReward) -> None:
+    assert reward.grade(SUM, "I do not know").reward == 0.0
+
+
+def test_identical_pairs_are_run_once_and_order_is_kept(
+    reward: CodeReward, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran = []
+
+    def count(code: str, tests: Tests, *rest: object) -> Verdict:
+        ran.append(code)
+        return Verdict("passed" if "good" in code else "wrong answer")
+
+    monkeypatch.setattr(code_reward, "run", count)
+    pairs = [(SUM, _fenced(code)) for code in ("good 1", "bad 1", "good 1", "bad 1", "good 2")]
+    assert [verdict.passed for verdict in reward.grade_batch(pairs)] == [True, False, True, False, True]
+    assert sorted(ran) == ["bad 1\n", "good 1\n", "good 2\n"]
+    reward.grade(StdinTests((("1", "1"),)), _fenced("good 1"))
+    assert len(ran) == 4
+
+
+def test_a_sandbox_error_is_retried_counted_excluded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran = []
+
+    def fail(*_: object) -> Verdict:
+        ran.append(1)
+        raise SandboxError("no room")
+
+    with CodeReward(LIMITS, allow_unsafe_sandbox=True) as reward:
+        monkeypatch.setattr(code_reward, "run", fail)
+        verdict = reward.grade(SUM, _fenced("print(1)"))
+        assert verdict == Verdict("sandbox error", "no room")
+        assert verdict.reward is None and len(ran) == code_reward.ATTEMPTS
+        assert reward.counts == {"sandbox error": 1}
+        monkeypatch.setattr(code_reward, "run", lambda *_: Verdict("passed"))
+        assert reward.grade(SUM, _fenced("print(1)")).passed
+
+
+def test_without_a_sandbox_a_run_is_refused_at_its_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sandbox, "probes", sandbox.probes.__wrapped__)
+    with pytest.raises(UserError, match="no sandbox works.*bwrap is not installed"):
+        CodeReward()
+    with pytest.raises(UserError, match="bubblewrap does not hold"):
+        CodeReward(sandbox_name="bubblewrap", allow_unsafe_sandbox=True)
+    with pytest.raises(UserError, match="is no boundary"):
+        CodeReward(sandbox_name="unsafe")
+    with CodeReward(allow_unsafe_sandbox=True) as reward:
+        assert reward.boundary.name == "unsafe"
+
+
+def test_limits_and_tests_that_make_no_sense_are_refused() -> None:
+    with pytest.raises(UserError, match="wall_seconds must be positive, got 0"):
+        Limits(wall_seconds=0)
+    with pytest.raises(UserError, match="is not JSON"):
+        CallTests.from_livecodebench("f", [("1", "nothing")])
+
+
+def test_the_docs_name_every_hostile_boundary() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "sandbox.md").read_text(encoding="utf-8")
+    assert all(name in text for name in ("bubblewrap", "firejail", "unsafe", "--allow-unsafe-sandbox"))
+    record = Path(__file__).parents[3] / "benchmarks/results/verdicts-code-cpu.json"
+    results = json.loads(record.read_text(encoding="utf-8"))["results"]
+    assert f"{results['verdicts_per_second']:.1f} verdicts a second" in text

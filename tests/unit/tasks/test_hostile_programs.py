@@ -1,0 +1,101 @@
+"""Nothing that a program does gets out, gets it a reward, or outlives it; and the next program runs as if nothing had been."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from hostile_programs import CALLS, PROGRAMS, Hostile
+from sparroll.tasks import sandbox
+from sparroll.tasks.code_reward import CallTests, CheckTests, CodeReward, StdinTests
+from sparroll.tasks.sandbox_limits import Limits
+
+HELD = [name for name, found in sandbox.probes().items() if found.holds]
+WHY_NOT = "; ".join(f"{name}: {found.detail}" for name, found in sandbox.probes().items())
+LIMITS = Limits(wall_seconds=4, cpu_seconds=1, memory_bytes=512 << 20, output_bytes=1 << 20)
+SQUARE = StdinTests((("4", "16"),))
+CHECK = CheckTests("square", "def check(candidate):\n    assert candidate(4) == 16\n")
+GOOD = "```python\nprint(int(input()) ** 2)\n```"
+
+
+@pytest.fixture(scope="module")
+def reward() -> Iterator[CodeReward]:
+    with CodeReward(LIMITS, allow_unsafe_sandbox=True, workers=1, cache_entries=1) as made:
+        yield made
+
+
+@pytest.fixture
+def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder outside that anybody may write to, which must stay as it is, and processes that must be gone."""
+    folder = tmp_path / "canary"
+    folder.mkdir()
+    for place in (folder, *folder.parents):
+        if place.is_relative_to("/tmp") and place != Path("/tmp"):
+            place.chmod(0o777)
+    (folder / "kept").write_text("kept")
+    monkeypatch.setenv("SPARROLL_CANARY", "secret")
+    before, left = _children(), {path.name for path in Path("/tmp").glob("sparroll-*")}
+    yield folder
+    assert _children() <= before, "processes were left behind"
+    assert {path.name for path in Path("/tmp").glob("sparroll-*")} <= left, "files were left behind"
+    assert [path.name for path in folder.iterdir()] == ["kept"] and (folder / "kept").read_text() == "kept"
+
+
+def _children() -> set[int]:
+    """Of this process, and every process under a user id that only sandboxes have."""
+    found = {child.pid for child in psutil.Process().children(recursive=True)}
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if process.uids().real >= 1_500_000_000 + (os.getpid() % 100_000) * 1_000:
+                if process.uids().real < 1_500_000_000 + (os.getpid() % 100_000 + 1) * 1_000:
+                    found.add(process.pid)
+    return found
+
+
+def _skip_without_walls(program: Hostile) -> None:
+    if program.needs_walls and not HELD:
+        pytest.skip(f"needs a sandbox that holds ({WHY_NOT})")
+
+
+def test_there_are_at_least_forty_hostile_programs() -> None:
+    assert len({program.code for program in PROGRAMS}) >= 40
+    assert len({program.name for program in (*PROGRAMS, *CALLS)}) == len(PROGRAMS) + len(CALLS)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+def test_a_hostile_program_is_contained_and_the_next_one_passes(
+    program: Hostile, reward: CodeReward, canary: Path
+) -> None:
+    _skip_without_walls(program)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        code = program.code.replace("CANARY/", f"{canary}/").replace("'CANARY'", repr(str(canary)))
+        code = code.replace("PORT", str(listener.getsockname()[1])).replace("HARNESS", str(os.getpid()))
+        verdict = reward.grade(SQUARE, f"```python\n{code}\n```")
+    assert verdict.status in program.ends, verdict
+    assert verdict.reward == 0.0
+    assert reward.grade(SQUARE, GOOD).passed
+
+
+@pytest.mark.parametrize("program", CALLS, ids=lambda program: program.name)
+def test_a_function_cannot_fake_a_pass(program: Hostile, reward: CodeReward, canary: Path) -> None:
+    response = f"```python\n{program.code}\n```"
+    verdict = reward.grade(CallTests("square", (([4], 16), ([5], 25))), response)
+    assert verdict.status in program.ends, verdict
+    assert verdict.reward == 0.0
+
+
+@pytest.mark.parametrize("program", CALLS, ids=lambda program: program.name)
+def test_a_function_cannot_fake_an_evalplus_check(program: Hostile, reward: CodeReward, canary: Path) -> None:
+    twice = CheckTests("square", "def check(candidate):\n    for n in (4, 5):\n        assert candidate(n) == n * n\n")
+    verdict = reward.grade(twice, f"```python\n{program.code}\n```")
+    assert verdict.status != "sandbox error" and verdict.reward == 0.0, verdict
+
+
+def test_the_boundary_of_these_tests_is_the_strongest_that_holds(reward: CodeReward) -> None:
+    assert reward.boundary.name == (HELD[0] if HELD else "unsafe")
