@@ -1,6 +1,6 @@
 """How many code verdicts a second, and whether memory stays flat: distinct programs, ten tests each.
 
-    python benchmarks/code_verdicts.py --out benchmarks/results/verdicts-code-cpu.json
+python benchmarks/code_verdicts.py --out benchmarks/results/verdicts-code-cpu.json
 """
 
 from __future__ import annotations

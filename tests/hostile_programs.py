@@ -4,6 +4,9 @@ The test they are run on: input "4", expected output "16". `CANARY` is replaced 
 by a listening port of this machine, `HARNESS` by the id of the process that grades.
 """
 
+# Each program is one line of ours.
+# ruff: noqa: E501
+
 from __future__ import annotations
 
 from dataclasses import dataclass

@@ -212,7 +212,9 @@ def _sandboxes() -> list[Finding]:
     from sparroll.tasks import sandbox
 
     found = sandbox.probes().values()
-    lines = [Finding("ok" if one.holds else "--", one.name, "holds" if one.holds else "no", one.detail) for one in found]
+    lines = [
+        Finding("ok" if one.holds else "--", one.name, "holds" if one.holds else "no", one.detail) for one in found
+    ]
     if not any(one.holds for one in found):
         lines.append(Finding("--", "code rewards", "no sandbox", sandbox.INSTALL))
     return lines

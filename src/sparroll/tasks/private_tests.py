@@ -52,8 +52,19 @@ def _unpacked(text: str, max_bytes: int) -> Any:
         raise
     except (binascii.Error, zlib.error, pickle.UnpicklingError, ValueError) as error:
         raise UserError(f"private tests are neither JSON nor packed data: {error}", "download the file again") from None
-    except (EOFError, IndexError, KeyError, TypeError, AttributeError, MemoryError, RecursionError, OverflowError) as error:
-        raise UserError(f"private tests hold a broken pickle: {type(error).__name__}", "download the file again") from None
+    except (
+        EOFError,
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        MemoryError,
+        RecursionError,
+        OverflowError,
+    ) as error:
+        raise UserError(
+            f"private tests hold a broken pickle: {type(error).__name__}", "download the file again"
+        ) from None
 
 
 def _checked(found: Any) -> list[dict[str, str]]:

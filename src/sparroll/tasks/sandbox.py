@@ -61,7 +61,7 @@ def probe(name: Name) -> Probe:
     missing = boundary.why_not()
     if missing:
         return Probe(name, False, missing)
-    folder = Path(tempfile.mkdtemp(prefix="sparroll-probe-"))
+    folder = Path(tempfile.mkdtemp(prefix=f"sparroll-probe-{os.getpid()}-"))
     try:
         with socket.create_server(("127.0.0.1", 0)) as listener:
             return _probed(boundary, folder, listener.getsockname()[1])

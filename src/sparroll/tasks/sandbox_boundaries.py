@@ -140,7 +140,15 @@ class Firejail:
 
     def launch(self, limits: Limits, sync_fd: int) -> Launch:
         # The runner is read from standard folders only through a copy: home folders are hidden.
-        command = ["firejail", "--quiet", "--noprofile", "--net=none", "--private-tmp", "--private-dev", "--ipc-namespace"]
+        command = [
+            "firejail",
+            "--quiet",
+            "--noprofile",
+            "--net=none",
+            "--private-tmp",
+            "--private-dev",
+            "--ipc-namespace",
+        ]
         command += ["--caps.drop=all", "--nonewprivs", "--seccomp", "--nogroups", "--noroot", "--read-only=/"]
         command += ["--read-write=/tmp", "--blacklist=/home", "--blacklist=/etc/passwd", "--blacklist=/etc/shadow"]
         command += ["--deterministic-shutdown", f"--rlimit-fsize={limits.file_bytes}"]
@@ -155,7 +163,7 @@ class Unsafe:
         return ""
 
     def launch(self, limits: Limits, sync_fd: int) -> Launch:
-        folder = tempfile.mkdtemp(prefix="sparroll-unsafe-")
+        folder = tempfile.mkdtemp(prefix=f"sparroll-unsafe-{os.getpid()}-")
         launch = Launch([PYTHON, "-I", "-S", "-B", str(RUNNER)], folder=folder)
         launch.environment |= {"HOME": folder, "TMPDIR": folder}
         return launch

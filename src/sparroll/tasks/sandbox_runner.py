@@ -6,11 +6,18 @@ change it as it likes. What it sends is the program's answer and nothing more; t
 Messages in both directions: a line `<nonce> <JSON> <bytes>`, then that many bytes.
 """
 
+# ruff: noqa: SIM105, SIM115
+from __future__ import annotations
+
 import json
 import os
 import select
 import signal
 import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
 
 # Star imports, then imports, in the order of LiveCodeBench's testing_util.py, so that names mean the same.
 _MODULES = (
@@ -24,25 +31,25 @@ NODES = 2_000_000
 class Channel:
     """The pipe to the outside, moved away from the standard streams before anything else runs."""
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.source, self.sink = os.dup(0), os.dup(1)
         nothing = os.open(os.devnull, os.O_RDWR)
         os.dup2(nothing, 0)
         os.dup2(nothing, 1)
         os.close(nothing)
-        self.nonce, self.ahead = None, b""
+        self.nonce, self.ahead = b"", b""
 
-    def close(self):
+    def close(self) -> None:
         os.close(self.source)
         os.close(self.sink)
 
-    def _more(self):
+    def _more(self) -> None:
         block = os.read(self.source, 1 << 16)
         if not block:
             os._exit(0)
         self.ahead += block
 
-    def read(self):
+    def read(self) -> tuple[dict, bytes]:
         while b"\n" not in self.ahead:
             self._more()
         line, _, self.ahead = self.ahead.partition(b"\n")
@@ -54,17 +61,17 @@ class Channel:
         body, self.ahead = self.ahead[: int(size)], self.ahead[int(size) :]
         return json.loads(head), body
 
-    def write(self, head, body=b""):
+    def write(self, head: dict, body: bytes = b"") -> None:
         block = b"%s %s %d\n" % (self.nonce, json.dumps(head).encode(), len(body)) + body
         while block:
             block = block[os.write(self.sink, block) :]
 
 
-def encode(value):
+def encode(value: Any) -> bytes:
     """Plain values as JSON with their types, so that a tuple stays a tuple. Anything else is opaque: equal to nothing."""
     left = [NODES]
 
-    def one(item):
+    def one(item: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             return ["o", "too large"]
@@ -93,15 +100,19 @@ def encode(value):
     return json.dumps(one(value)).encode()
 
 
-def _odd(text):
-    return any("\ud800" <= letter <= "\udfff" for letter in text)
+def _odd(text: str) -> bool:
+    try:
+        str.encode(text, "utf-8")
+    except UnicodeEncodeError:
+        return True
+    return False
 
 
 class Opaque:
     """Stands for a value that did not travel."""
 
 
-def decode_json(item):
+def decode_json(item: Any) -> Any:
     """`decode` for comparing with JSON data, which knows no set and no key but strings: neither is built here.
 
     Outside the sandbox nothing is hashed that the program chose: a dictionary of colliding numbers takes hours to build.
@@ -118,7 +129,7 @@ def decode_json(item):
     return decode(item)
 
 
-def decode(item):
+def decode(item: Any) -> Any:
     """The inverse of `encode`; builds plain values only."""
     if item is None or isinstance(item, (bool, str)):
         return item
@@ -144,10 +155,10 @@ def decode(item):
     return Opaque()
 
 
-def set_limits(limits, cpu_seconds):
+def set_limits(limits: dict, cpu_seconds: int) -> None:
     import resource
 
-    def lower(what, soft, hard):
+    def lower(what: int, soft: int, hard: int) -> None:
         top = resource.getrlimit(what)[1]
         if top != resource.RLIM_INFINITY:
             soft, hard = min(soft, top), min(hard, top)
@@ -161,15 +172,15 @@ def set_limits(limits, cpu_seconds):
     lower(resource.RLIMIT_CORE, 0, 0)
 
 
-def become(uid):
+def become(uid: int) -> None:
     """Leave root for a user id that nobody has: rlimits on processes do not hold for root."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
 
 
-def names(official):
-    found = {"__name__": "__main__", "__builtins__": __builtins__}
+def names(official: bool) -> dict[str, Any]:
+    found: dict[str, Any] = {"__name__": "__main__", "__builtins__": __builtins__}
     if official:
         for module in (*_MODULES, "builtins", "typing"):
             exec(f"from {module} import *", found)
@@ -179,12 +190,12 @@ def names(official):
     return found
 
 
-def problem(error):
+def problem(error: BaseException) -> str:
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     return text[:300]
 
 
-def child(code, found, source, sink, errors, limits):
+def child(code: Any, found: dict, source: int, sink: int, errors: int, limits: dict) -> None:
     """One run of a program on one input. Never returns."""
     exit_code = 1
     try:
@@ -219,7 +230,7 @@ def child(code, found, source, sink, errors, limits):
         os._exit(exit_code)
 
 
-def run_program(code, found, text, channel, limits, own_processes):
+def run_program(code: Any, found: dict, text: bytes, channel: Channel, limits: dict, own_processes: bool) -> None:
     """Fork, feed, read up to the cap, and report. The clock runs outside."""
     # Nameless, so nothing of one test is left for the next.
     source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
@@ -281,7 +292,7 @@ def run_program(code, found, text, channel, limits, own_processes):
     channel.write(head, b"" if over else bytes(output))
 
 
-def programs(start, body, channel):
+def programs(start: dict, body: bytes, channel: Channel) -> None:
     found = names(True)
     channel.write({"kind": "ready"})
     try:
@@ -295,13 +306,14 @@ def programs(start, body, channel):
         run_program(code, found, text, channel, start["limits"], start["own_processes"])
 
 
-def calls(start, body, channel):
+def calls(start: dict, body: bytes, channel: Channel) -> None:
     """The program in this very process, then its function on each list of arguments."""
     found = names(start["official"])
     found["__name__"] = "solution"
     channel.write({"kind": "ready"})
     set_limits(start["limits"], start["limits"]["cpu_seconds"] * (start["calls"] + 1))
-    function, refused = None, None
+    function: Any = None
+    refused: dict | None = None
     try:
         text = body.decode("utf-8", "surrogatepass")
         # `add` or `gcd` must come from the program, not from a star import.
@@ -328,11 +340,11 @@ def calls(start, body, channel):
             channel.write({"kind": "raised", "problem": problem(error)})
 
 
-def grade(start, body, channel):
+def grade(start: dict, body: bytes, channel: Channel) -> None:
     """The data set's own test code, in a sandbox apart from the program: the function it tests is a messenger."""
-    asked = []
+    asked: list[bool] = []
 
-    def messenger(*arguments):
+    def messenger(*arguments: Any) -> Any:
         asked.append(True)
         channel.write({"kind": "call"}, encode(list(arguments)))
         head, answer = channel.read()
@@ -343,7 +355,7 @@ def grade(start, body, channel):
     channel.write({"kind": "ready"})
     set_limits(start["limits"], start["limits"]["cpu_seconds"] * 10)
     channel.read()
-    found = {"__name__": "tests", start["function"]: messenger, "candidate": messenger}
+    found: dict[str, Any] = {"__name__": "tests", start["function"]: messenger, "candidate": messenger}
     try:
         exec(compile(body.decode(), "tests.py", "exec", dont_inherit=True), found)
         if not asked and "check" in found:
@@ -354,7 +366,7 @@ def grade(start, body, channel):
     channel.read()
 
 
-def main():
+def main() -> None:
     channel = Channel()
     start, body = channel.read()
     if start["uid"] is not None:

@@ -221,7 +221,6 @@ class Session:
         if survivors:
             raise SandboxError("processes of a sandbox were still there ten seconds after it was ended")
 
-
     def _end_first_process(self, first: list[int]) -> None:
         """The kernel ends a process namespace with its first process, and that one is gone only after all others; bwrap
         outside waits for it.
@@ -234,7 +233,8 @@ class Session:
 
 
 def _descendants(pid: int) -> list[int]:
-    found, queue = [], [pid]
+    found: list[int] = []
+    queue = [pid]
     while queue and len(found) < 4096:
         parent = queue.pop()
         with contextlib.suppress(OSError):

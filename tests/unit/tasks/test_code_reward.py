@@ -173,9 +173,7 @@ def test_a_response_without_code_is_wrong(reward: CodeReward) -> None:
     assert reward.grade(SUM, "I do not know").reward == 0.0
 
 
-def test_identical_pairs_are_run_once_and_order_is_kept(
-    reward: CodeReward, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identical_pairs_are_run_once_and_order_is_kept(reward: CodeReward, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
     def count(code: str, tests: Tests, *rest: object) -> Verdict:

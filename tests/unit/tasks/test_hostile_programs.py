@@ -1,10 +1,11 @@
-"""Nothing that a program does gets out, gets it a reward, or outlives it; and the next program runs as if nothing had been."""
+"""Nothing that a program does gets out, gets it a reward, or outlives it; the next program runs as if nothing had been."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import socket
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,7 +21,6 @@ HELD = [name for name, found in sandbox.probes().items() if found.holds]
 WHY_NOT = "; ".join(f"{name}: {found.detail}" for name, found in sandbox.probes().items())
 LIMITS = Limits(wall_seconds=4, cpu_seconds=1, memory_bytes=512 << 20, output_bytes=1 << 20)
 SQUARE = StdinTests((("4", "16"),))
-CHECK = CheckTests("square", "def check(candidate):\n    assert candidate(4) == 16\n")
 GOOD = "```python\nprint(int(input()) ** 2)\n```"
 
 
@@ -40,21 +40,21 @@ def canary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
             place.chmod(0o777)
     (folder / "kept").write_text("kept")
     monkeypatch.setenv("SPARROLL_CANARY", "secret")
-    before, left = _children(), {path.name for path in Path("/tmp").glob("sparroll-*")}
+    before = _children()
     yield folder
     assert _children() <= before, "processes were left behind"
-    assert {path.name for path in Path("/tmp").glob("sparroll-*")} <= left, "files were left behind"
+    assert not list(Path(tempfile.gettempdir()).glob(f"sparroll-*-{os.getpid()}-*")), "files were left behind"
     assert [path.name for path in folder.iterdir()] == ["kept"] and (folder / "kept").read_text() == "kept"
 
 
 def _children() -> set[int]:
     """Of this process, and every process under a user id that only sandboxes have."""
     found = {child.pid for child in psutil.Process().children(recursive=True)}
+    first = 1_500_000_000 + (os.getpid() % 100_000) * 1_000
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.uids().real >= 1_500_000_000 + (os.getpid() % 100_000) * 1_000:
-                if process.uids().real < 1_500_000_000 + (os.getpid() % 100_000 + 1) * 1_000:
-                    found.add(process.pid)
+            if first <= process.uids().real < first + 1_000:
+                found.add(process.pid)
     return found
 
 
