@@ -251,15 +251,17 @@ def run_program(code: Any, found: dict, text: bytes, channel: Channel, limits: d
     poll, still = select.poll(), {out, log}
     for place in still:
         poll.register(place, select.POLLIN)
-    while still and not over:
-        # A daemon may hold the pipes open after the program itself has ended.
-        gone = ended is not None
-        events = poll.poll(0 if gone else 20)
-        if not events:
-            if gone:
-                break
+    last_looks = 32
+    while still and not over and last_looks:
+        # A daemon may hold the pipes open, and write on, after the program itself has ended.
+        if ended is None:
             found_pid, code_now = os.waitpid(pid, os.WNOHANG)
             ended = code_now if found_pid else None
+        else:
+            last_looks -= 1
+        events = poll.poll(20 if ended is None else 0)
+        if not events and ended is not None:
+            break
         for place, _ in events:
             block = os.read(place, 1 << 16)
             if not block:
