@@ -11,7 +11,7 @@ from sparroll.tasks import Task
 from sparroll.tasks.data.task import DataTask, data_task
 from sparroll.train import checkpoint
 from sparroll.train.config import TrainConfig
-from sparroll.train.prompts import PromptStream, encode
+from sparroll.train.prompts import GivenPrompts, PromptStream, encode
 
 ENDLESS_TASK_PROMPTS = 1024
 RECORD = "data.json"
@@ -35,7 +35,9 @@ def training_prompts(task: Task, config: TrainConfig, tokenizer: Any) -> PromptS
     """The walk over the training prompts, none of them too long. Raises UserError where there are fewer than asked for."""
     asked = config.task.train_prompts
     if not isinstance(task, DataTask):
-        return PromptStream(task, config.task.level, config.train.seed, asked or ENDLESS_TASK_PROMPTS)
+        endless = not isinstance(task, GivenPrompts)
+        count = ENDLESS_TASK_PROMPTS if asked is None and endless else asked
+        return PromptStream(task, config.task.level, config.train.seed, count)
     chat, thinking = config.task.chat_template, config.task.thinking
     task.limit_prompt_tokens(lambda prompts: [len(ids) for ids in encode(tokenizer, prompts, chat, thinking)])
     stream = PromptStream(task, config.task.level, config.train.seed, asked)

@@ -6,7 +6,9 @@ import pytest
 
 from sparroll.errors import UserError
 from sparroll.tasks import get
-from sparroll.train.prompts import PromptStream, encode
+from sparroll.train import TrainConfig
+from sparroll.train.prompts import GivenPrompts, PromptStream, encode
+from sparroll.train.task_data import training_prompts
 from sparroll.types import Prompt
 
 
@@ -61,3 +63,9 @@ def test_prompts_are_encoded_bare_or_as_a_users_turn() -> None:
     assert encode(tokenizer, prompts, chat_template=True) == [[0, 3, 5, 0], [0, 1, 0]]
     with pytest.raises(UserError, match="has no tokenizer"):
         encode(None, prompts, chat_template=False)
+
+
+def test_a_run_on_given_prompts_walks_over_all_of_them_and_over_1024_of_an_endless_task() -> None:
+    given = GivenPrompts([Prompt(str(number), f"text {number}", "") for number in range(3000)], "mine.jsonl")
+    assert len(training_prompts(given, TrainConfig(), None).prompts) == 2625
+    assert len(training_prompts(get("synthetic"), TrainConfig(), None).prompts) == 1024
