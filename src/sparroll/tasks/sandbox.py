@@ -21,7 +21,9 @@ from sparroll.tasks.sandbox_boundaries import BOUNDARIES, Boundary, Name
 from sparroll.tasks.sandbox_limits import Limits, SandboxError
 from sparroll.tasks.sandbox_session import Ended, Session
 
-INSTALL = "install bubblewrap (apt-get install bubblewrap), or run without a boundary: CodeReward(allow_unsafe_sandbox=True)"
+INSTALL = (
+    "install bubblewrap (apt-get install bubblewrap), or run without a boundary: CodeReward(allow_unsafe_sandbox=True)"
+)
 
 _ESCAPES = """
 import json, os, socket, sys
@@ -108,7 +110,7 @@ def choose(sandbox: Name | None = None, *, allow_unsafe_sandbox: bool = False) -
         raise UserError(f"unknown sandbox {sandbox!r}", f"known: {', '.join(BOUNDARIES)}")
     if sandbox == "unsafe":
         if not allow_unsafe_sandbox:
-            raise UserError("the sandbox 'unsafe' is no boundary", "CodeReward(allow_unsafe_sandbox=True) if that is acceptable")
+            raise UserError("the sandbox 'unsafe' is no boundary", "allow it: CodeReward(allow_unsafe_sandbox=True)")
         return BOUNDARIES["unsafe"]
     if sandbox is not None:
         found = probes()[sandbox]
