@@ -28,7 +28,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sparroll import records
 from sparroll.attention.masked import implementation, masked_attention
-from sparroll.attention.unit_words import chosen_words, unpack
+from sparroll.attention.unit_choice import chosen_words
+from sparroll.attention.unit_words import unpack
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
 from sparroll.progress import quiet_transformers

@@ -14,7 +14,7 @@ from equivalence.models import prompts, tiny_model
 from equivalence.oracle import sparse_logp
 from equivalence.test_hf_engine import ODD_LENGTHS, RISING, SMALL_PAGES
 from paged_caches import DEVICE
-from sparroll.attention import api, unit_words
+from sparroll.attention import api, unit_choice, unit_words
 from sparroll.attention.selectors import HeadSoftmax, OraclePage, QuantizedMean, Quest, Selector
 from sparroll.engines import HFEngine, hf_attention
 from sparroll.engines.hf_attention import ReplayStep
@@ -163,7 +163,7 @@ def test_a_recomputed_layer_reads_the_units_of_the_forward(monkeypatch: pytest.M
 
     def counted(*args: object) -> Tensor:
         calls.append(1)
-        return unit_words.chosen_words(*args)  # type: ignore[arg-type]
+        return unit_choice.chosen_words(*args)  # type: ignore[arg-type]
 
     monkeypatch.setattr(hf_attention, "chosen_words", counted)
     model = tiny_model()
@@ -180,9 +180,9 @@ def test_under_autocast_the_selection_is_that_of_a_bf16_engine(monkeypatch: pyte
     seen: list[tuple[torch.dtype, Tensor]] = []
 
     def recorded(*args: Tensor) -> Tensor:
-        plain = unit_words.chosen_words(*args)  # type: ignore[arg-type]
+        plain = unit_choice.chosen_words(*args)  # type: ignore[arg-type]
         with torch.autocast("cpu", enabled=False):
-            assert torch.equal(plain, unit_words.chosen_words(*args))  # type: ignore[arg-type]
+            assert torch.equal(plain, unit_choice.chosen_words(*args))  # type: ignore[arg-type]
         seen.append((args[1].dtype, plain))
         return plain
 
@@ -195,13 +195,13 @@ def test_under_autocast_the_selection_is_that_of_a_bf16_engine(monkeypatch: pyte
 
 
 def test_units_are_those_that_select_names_at_every_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_words, "_SCORED_AT_ONCE", 1)
+    monkeypatch.setattr(unit_choice, "_SCORED_AT_ONCE", 1)
     generator = torch.Generator().manual_seed(0)
     query, keys = (torch.randn(2, heads, 77, 8, generator=generator) for heads in (4, 2))
     context = torch.arange(1, 78)
     budgets = RISING.kv_budget_tokens(context)
     dense = (context <= torch.tensor([[9], [50]])) | (budgets >= context)
-    words = unit_words.chosen_words(query, keys, dense, budgets, SMALL_PAGES, 1.0)
+    words = unit_choice.chosen_words(query, keys, dense, budgets, SMALL_PAGES, 1.0)
     read = unit_words.unpack(words, 0, 77)
     index = SMALL_PAGES.build_index(torch.nn.functional.pad(keys, (0, 0, 0, 3)).unflatten(2, (20, 4)))
     for row in range(2):

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparroll.attention import triton_masked_backward
-from sparroll.attention.triton_masked_layout import Layout, MaskedTile, positions_of, rows_contiguous
+from sparroll.attention.triton_masked_layout import Layout, MaskedTile, rows_contiguous
+from sparroll.attention.triton_masked_lists import units_read
 from sparroll.errors import UserError
 
 _LOG2_E = 1.4426950408889634
@@ -57,11 +58,11 @@ class _Masked(torch.autograd.Function):
         query, keys, values = (rows_contiguous(given) for given in (query, keys, values))
         words = words.contiguous()
         batch, heads, tokens, _ = keys.shape
-        layout = Layout.of(query, heads, unit, tile)
+        layout = Layout.of(query, heads, unit, tile.rows, tile.key_lanes)
         # [B, S, A, D] behind the view: what transformers' layers flatten next.
         out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         log_sum = torch.empty(batch, heads, tokens, layout.group, dtype=torch.float32, device=query.device)
-        listed, counts = positions_of(words != 0)
+        listed, counts = units_read(words, unit)
         if out.numel():
             _forward[(-(-tokens // layout.positions), heads, batch)](
                 query, keys, values, words, listed, counts, out, log_sum,
@@ -70,16 +71,15 @@ class _Masked(torch.autograd.Function):
                 num_warps=tile.forward_warps, num_stages=tile.forward_stages,
             )  # fmt: skip
         ctx.save_for_backward(query, keys, values, words, listed, counts, out, log_sum)
-        ctx.layout, ctx.scale, ctx.tile = layout, scale, tile
+        ctx.unit, ctx.scale, ctx.tile = unit, scale, tile
         return out
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, keys, values, words, listed, counts, out, log_sum = ctx.saved_tensors
-        layout, tile = ctx.layout, ctx.tile
         grads = triton_masked_backward.backward(
-            query, keys, values, words, listed, counts, out, log_sum, rows_contiguous(grad_out), ctx.scale, layout, tile
+            query, keys, values, words, listed, counts, out, log_sum, rows_contiguous(grad_out), ctx.unit, ctx.scale, ctx.tile
         )
         return *grads, None, None, None, None
 

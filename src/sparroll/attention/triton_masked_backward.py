@@ -10,9 +10,9 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from torch.nn import functional as F
 
-from sparroll.attention.triton_masked_layout import Layout, MaskedTile, positions_of
+from sparroll.attention.triton_masked_layout import Layout, MaskedTile
+from sparroll.attention.triton_masked_lists import readers_of
 
 _LOG2_E = 1.4426950408889634
 
@@ -27,34 +27,55 @@ def backward(
     out: Tensor,
     log_sum: Tensor,
     grad_out: Tensor,
+    unit: int,
     scale: float,
-    layout: Layout,
     tile: MaskedTile,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of query, keys and values, in their dtypes."""
-    batch, heads, tokens, _ = keys.shape
     grad_query, grad_keys, grad_values = (torch.empty_like(given) for given in (query, keys, values))
-    if not query.numel():
-        return grad_query, grad_keys, grad_values
-    blocks, units = words.shape[2:]
-    product = torch.empty_like(log_sum)
+    if query.numel():
+        product = torch.empty_like(log_sum)
+        query_gradient(
+            query, keys, values, words, listed, counts, out, grad_out, log_sum, product, grad_query, unit, scale, tile
+        )
+        layout = Layout.of(query, keys.shape[1], unit, tile.rows, tile.owned_key_lanes)
+        readers, reader_counts = readers_of(words, unit, layout.tile_units)
+        key_gradient(
+            query, keys, values, words, readers, reader_counts, grad_out, log_sum, product, grad_keys, grad_values,
+            layout, scale, tile,
+        )  # fmt: skip
+    return grad_query, grad_keys, grad_values
+
+
+def query_gradient(
+    query: Tensor, keys: Tensor, values: Tensor, words: Tensor, listed: Tensor, counts: Tensor, out: Tensor,
+    grad_out: Tensor, log_sum: Tensor, product: Tensor, grad_query: Tensor, unit: int, scale: float, tile: MaskedTile,
+) -> None:  # fmt: skip
+    """grad_query; also each row's sum of out * grad_out into `product`, for the other kernel."""
+    (batch, heads, tokens, _), (blocks, units) = keys.shape, words.shape[2:]
+    layout = Layout.of(query, heads, unit, tile.rows, tile.key_lanes)
     _query_gradient[(-(-tokens // layout.positions), heads, batch)](
         query, keys, values, words, listed, counts, out, grad_out, log_sum, product, grad_query,
         *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *out.stride()[:3], *grad_out.stride()[:3],
         *grad_query.stride()[:3], scale, scale * _LOG2_E, tokens, blocks, units, listed.shape[3], **layout.constants(),
         num_warps=tile.query_warps, num_stages=tile.query_stages,
     )  # fmt: skip
-    # [B, H, key tiles, P]: blocks of positions that read any unit of the tile.
-    read = F.pad(words != 0, (0, -units % layout.tile_units)).unflatten(3, (-1, layout.tile_units)).any(-1)
-    readers, reader_counts = positions_of(read.transpose(2, 3).contiguous())
-    _key_gradient[(read.shape[3], heads, batch)](
+
+
+def key_gradient(
+    query: Tensor, keys: Tensor, values: Tensor, words: Tensor, readers: Tensor, reader_counts: Tensor,
+    grad_out: Tensor, log_sum: Tensor, product: Tensor, grad_keys: Tensor, grad_values: Tensor,
+    layout: Layout, scale: float, tile: MaskedTile,
+) -> None:  # fmt: skip
+    """grad_keys and grad_values. `layout` has the tiles of keys that `readers` are listed for."""
+    (batch, heads, tokens, _), (blocks, units) = keys.shape, words.shape[2:]
+    _key_gradient[(readers.shape[2], heads, batch)](
         query, keys, values, words, readers, reader_counts, grad_out, log_sum, product, grad_keys, grad_values,
         *query.stride()[:3], *keys.stride()[:3], *values.stride()[:3], *grad_out.stride()[:3],
         *grad_keys.stride()[:3], *grad_values.stride()[:3],
         scale, scale * _LOG2_E, tokens, blocks, units, readers.shape[3], **layout.constants(),
         num_warps=tile.key_warps, num_stages=tile.key_stages,
     )  # fmt: skip
-    return grad_query, grad_keys, grad_values
 
 
 @triton.jit(do_not_specialize=["tokens", "blocks", "units", "listed_columns"])

@@ -1,4 +1,4 @@
-"""Tiles of the masked attention kernels, and the lists that they walk. No kernel here."""
+"""Tiles of the masked attention kernels. No kernel here."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class MaskedTile:
     """Most rows of queries (positions x group) in a tile."""
     key_lanes: int
     """Keys in a tile; as many whole units as fit, a power of two of them."""
+    owned_key_lanes: int
+    """The same where a program owns the gradients of its keys. More keys are read by more blocks of positions between them."""
     forward_warps: int
     forward_stages: int
     query_warps: int
@@ -30,19 +32,22 @@ class MaskedTile:
     @staticmethod
     def default(dim: int, element_bytes: int, device: torch.device) -> MaskedTile:
         """By the bytes of a row; devices with less shared memory than an A100 take the next smaller tile."""
+        if element_bytes == 4:
+            # Without tensor cores, whoever multiplies holds its operands in registers: larger tiles spill kilobytes.
+            return MaskedTile(32, 32, 32, 8, 1, 8, 1, 8, 1)
         row_bytes = triton.next_power_of_2(dim) * element_bytes
         if device.type == "cuda" and torch.cuda.get_device_capability(device) not in ROOMY:
             row_bytes *= 2
         if row_bytes <= 256:
-            return MaskedTile(128, 64, 4, 3, 4, 2, 8, 2)
+            return MaskedTile(128, 64, 64, 4, 3, 4, 2, 8, 2)
         if row_bytes <= 512:
-            return MaskedTile(64, 32, 4, 2, 4, 1, 8, 1)
-        return MaskedTile(32, 32, 4, 1, 4, 1, 8, 1)
+            return MaskedTile(64, 32, 32, 4, 2, 4, 1, 8, 1)
+        return MaskedTile(32, 32, 32, 4, 1, 4, 1, 8, 1)
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes that all three kernels are compiled for."""
+    """Sizes that a kernel is compiled for."""
 
     unit: int
     tile_units: int
@@ -55,10 +60,10 @@ class Layout:
     """Positions of a tile: a power of two, at most those of a word."""
 
     @staticmethod
-    def of(query: Tensor, heads: int, unit: int, tile: MaskedTile) -> Layout:
+    def of(query: Tensor, heads: int, unit: int, rows: int, most_key_lanes: int) -> Layout:
         group, dim = query.shape[1] // heads, query.shape[-1]
         lanes_g = triton.next_power_of_2(group)
-        fits = max(1, tile.key_lanes // unit)
+        fits = max(1, most_key_lanes // unit)
         tile_units = min(1 << (fits.bit_length() - 1), WORD_POSITIONS)
         return Layout(
             unit=unit,
@@ -68,7 +73,7 @@ class Layout:
             lanes_g=lanes_g,
             dim=dim,
             lanes_d=max(16, triton.next_power_of_2(dim)),
-            positions=max(1, min(WORD_POSITIONS, tile.rows // lanes_g)),
+            positions=max(1, min(WORD_POSITIONS, rows // lanes_g)),
         )
 
     def constants(self) -> dict[str, int]:
@@ -80,13 +85,3 @@ class Layout:
 
 def rows_contiguous(given: Tensor) -> Tensor:
     return given if given.stride(-1) == 1 or given.shape[-1] == 1 else given.contiguous()
-
-
-def positions_of(flags: Tensor) -> tuple[Tensor, Tensor]:
-    """[..., N] bool -> int32 [..., N + 1], where the true ones are, in order, then anything; and how many, [...]."""
-    number = flags.shape[-1]
-    so_far = flags.cumsum(-1, dtype=torch.int32)
-    place = torch.where(flags, so_far - 1, number).long()
-    listed = torch.empty(*flags.shape[:-1], number + 1, dtype=torch.int32, device=flags.device)
-    listed.scatter_(-1, place, torch.arange(number, dtype=torch.int32, device=flags.device).expand_as(place))
-    return listed, so_far[..., -1].contiguous()

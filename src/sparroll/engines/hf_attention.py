@@ -21,7 +21,7 @@ from transformers import AttentionInterface, PreTrainedModel
 
 from sparroll.attention import api
 from sparroll.attention.masked import masked_attention
-from sparroll.attention.unit_words import chosen_words
+from sparroll.attention.unit_choice import chosen_words, implementation
 from sparroll.compression import Compression
 from sparroll.engines.kv_cache import KVCache, taken
 from sparroll.errors import UserError
@@ -266,7 +266,10 @@ class ReplayStep:
     keep_selection: bool = False
     """Keep each layer's units, so that a recomputation (gradient checkpointing) reads them again instead of choosing."""
     ran: dict[int, str] = field(default_factory=dict)
+    chose: dict[int, str] = field(default_factory=dict)
+    """What chose the units of each sparse layer, as `attention.unit_choice.implementation` names it."""
     _words: dict[int, Tensor] = field(default_factory=dict)
+    _budgets: tuple[Tensor, Tensor, bool] | None = None
 
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         if torch.is_autocast_enabled(query.device.type):
@@ -276,15 +279,24 @@ class ReplayStep:
             self.ran[layer] = "dense"
             return causal(query, keys, values, scale)
         self.ran[layer] = "sparse"
-        context_S = torch.arange(1, keys.shape[2] + 1, device=query.device)
-        budget_S = self.schedule.kv_budget_tokens(context_S)
-        dense_BS = (context_S <= self.prompt_tokens[:, None]) | (budget_S >= context_S)
-        if bool(dense_BS.all()):
+        if self._budgets is None:
+            self._budgets = self._reads(keys.shape[2], query.device)
+        dense_BS, budget_S, all_dense = self._budgets
+        if all_dense:
             return causal(query, keys, values, scale)
         selector = self.schedule.selector
         words = self._words.get(layer)
         if words is None:
-            words = chosen_words(query, keys, dense_BS, budget_S, selector, scale)
+            self.chose[layer] = implementation(self.impl, selector)
+            words = chosen_words(query, keys, dense_BS, budget_S, selector, scale, self.chose[layer])
             if self.keep_selection:
                 self._words[layer] = words
         return masked_attention(query, keys, values, words, selector.unit_tokens, scale, self.impl)
+
+    def _reads(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, bool]:
+        """[B, S] bool positions that read everything, [S] budgets, and whether all are dense: the same in every layer, and
+        the last one waits for the device."""
+        context_S = torch.arange(1, tokens + 1, device=device)
+        budget_S = self.schedule.kv_budget_tokens(context_S)
+        dense_BS = (context_S <= self.prompt_tokens[:, None]) | (budget_S >= context_S)
+        return dense_BS, budget_S, bool(dense_BS.all())
