@@ -2,12 +2,14 @@
 
     python benchmarks/sparse_training.py --out benchmarks/results/sparse-training-h200.json     # about two minutes
 
-First the compiled kernels against the reference at odd sizes: nothing is timed before that holds. Then one layer of
-Qwen3-1.7B's attention at each length: the choice of units, forward, and forward with backward, medians of warm repeats,
-beside torch's flash attention of the same shape. How much a block of 32 positions loads depends on how alike their choices
-are, so queries come in two kinds: `random` (nothing alike: the worst there is) and `smooth` (neighbours alike). Last one
-whole training pass (forward and backward) of a model of that shape with random weights, bf16, gradient checkpointing and a
-LoRA adapter: seconds and peak GPU memory, sparse and dense.
+First the compiled kernels at odd sizes, the choice of units against exact scores and attention against the reference:
+nothing is timed before that holds. Then one layer of Qwen3-1.7B's attention at each length: the choice of units by the
+kernels and by the generic path, forward, and forward with backward, medians of warm repeats, beside torch's flash
+attention of the same shape; with impl triton also each part of them alone, and the kernel of dk and dv with other
+tiles. How much a block of 32 positions loads depends on how alike their choices are, so queries come in two kinds:
+`random` (nothing alike: the worst there is) and `smooth` (neighbours alike). Last one whole training pass (forward and
+backward) of a model of that shape with random weights, bf16, gradient checkpointing and a LoRA adapter: seconds and
+peak GPU memory, sparse and dense.
 `--device cpu --impl reference` with small sizes runs everything but the GPU's own figures.
 """
 
@@ -18,6 +20,7 @@ import contextlib
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -28,7 +31,9 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from sparroll import records
 from sparroll.attention.masked import implementation, masked_attention
+from sparroll.attention.selectors import PageMean
 from sparroll.attention.unit_choice import chosen_words
+from sparroll.attention.unit_choice import implementation as choice_implementation
 from sparroll.attention.unit_words import unpack
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
@@ -40,8 +45,54 @@ ODD_TOKENS = (1, 15, 17, 63, 100, 1000)
 # Query heads per KV head, head size, dtype.
 CHECKED = ((2, 128, torch.bfloat16), (4, 64, torch.float32), (8, 96, torch.float16))
 PROMPT_TOKENS = 512
+# Keys that a program of dk and dv owns, and its warps; the first is the default.
+KEY_TILES = ((None, None), (128, 8), (64, 4), (32, 4))
 SMOOTH_OVER = 64
 """Positions over which smooth queries go from one random direction to the next."""
+
+
+def choice_checks(options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Every unit that is read has an exact score no lower than any that competes and is not read, but for the rounding of
+    fp32 sums, and there are as many as the budget holds. Also how many (position, unit) pairs the generic path changes."""
+    found = []
+    selector = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
+    impl = choice_implementation(options.impl, selector)
+    for group, dim, dtype in CHECKED:
+        for tokens in ODD_TOKENS:
+            generator = torch.Generator().manual_seed(tokens)
+            drawn = [torch.randn(2, tokens, heads, dim, generator=generator) for heads in (2 * group, 2)]
+            query, keys = (each.to(options.device, dtype).transpose(1, 2) for each in drawn)
+            context = torch.arange(1, tokens + 1, device=options.device)
+            budgets = (selector.least_budget_tokens + context // 5) // 4 * 4
+            dense = (context <= torch.tensor([[3], [40]], device=options.device)) | (budgets >= context)
+            ours, generic = (
+                unpack(chosen_words(query, keys, dense, budgets, selector, 1.0, each), 0, tokens)
+                for each in (impl, "reference")
+            )
+            units = (context + 3)[:, None] // 4
+            unit = torch.arange(ours.shape[3], device=options.device)
+            wanted = torch.where(dense, units[:, 0], budgets // 4)
+            assert bool((ours.sum(-1) == wanted[:, None]).all()), f"{tokens} tokens, group {group}: too many or too few"
+            competes = (unit >= 1) & (unit < units - 2)
+            assert bool((ours | competes | (unit >= units)).all()), f"{tokens} tokens, group {group}: a unit is missing"
+            index = selector.build_index(F.pad(keys, (0, 0, 0, -tokens % 4)).unflatten(2, (-1, 4))).double()
+            scores = query.double().unflatten(1, (2, group)).mean(2) @ index.transpose(2, 3)
+            lowest = scores.masked_fill(~(ours & competes), torch.inf).amin(-1)
+            highest = scores.masked_fill(ours | ~competes, -torch.inf).amax(-1)
+            allowed = 2e-6 * float(scores.abs().max())
+            assert bool((lowest >= highest - allowed).all()), (
+                f"{tokens} tokens, group {group}, {dtype}: not the best units"
+            )
+            found.append(
+                {
+                    "tokens": tokens,
+                    "group": group,
+                    "head_dim": dim,
+                    "dtype": str(dtype),
+                    "differ_from_generic": int((ours != generic).sum()),
+                }
+            )
+    return found
 
 
 def checks(options: argparse.Namespace) -> list[dict[str, Any]]:
@@ -104,8 +155,9 @@ def layer(options: argparse.Namespace, schedule: Schedule, tokens: int, queries:
     dense = ((context <= PROMPT_TOKENS) | (budgets >= context))[None]
     unit, scale = schedule.selector.unit_tokens, options.head_dim**-0.5
 
-    def choose() -> Tensor:
-        return chosen_words(leaves[0].detach(), leaves[1].detach(), dense, budgets, schedule.selector, scale)
+    def choose(impl: str = choice_implementation(options.impl, schedule.selector)) -> Tensor:
+        query, keys = leaves[0].detach(), leaves[1].detach()
+        return chosen_words(query, keys, dense, budgets, schedule.selector, scale, impl)
 
     words = choose()
 
@@ -121,14 +173,74 @@ def layer(options: argparse.Namespace, schedule: Schedule, tokens: int, queries:
         return lambda: torch.autograd.grad(attend(), leaves, grad_out)
 
     row: dict[str, Any] = {"tokens": tokens, "queries": queries, **_shares(words, unit, tokens)}
-    row["choose_ms"] = _median_ms(choose, options, repeats=max(2, options.repeats // 3))
+    differing = words ^ choose("reference")
+    row["choice_differs_from_generic"] = sum(
+        int(unpack(differing, at, min(at + 1024, tokens)).sum()) for at in range(0, tokens, 1024)
+    )
+    row["choose_ms"] = _median_ms(choose, options)
+    row["choose_generic_ms"] = _median_ms(lambda: choose("reference"), options, repeats=max(2, options.repeats // 3))
     for name, attend in (("sparse", sparse), ("dense", flash)):
         with torch.no_grad():
             row[f"{name}_forward_ms"] = _median_ms(attend, options)
         row[f"{name}_both_ms"] = _median_ms(with_backward(attend), options)
     row["words_bytes"] = words.numel() * 4
     row["extra_bytes"] = _extra_bytes(with_backward(sparse), leaves, options)
+    if options.impl == "triton":
+        row["parts"] = parts(options, [*(leaf.detach() for leaf in leaves), grad_out], words, unit, scale)
     return row
+
+
+def parts(options: argparse.Namespace, given: list[Tensor], words: Tensor, unit: int, scale: float) -> dict[str, float]:
+    """Milliseconds of each kernel of a forward and backward alone; dk and dv also with other tiles and warps."""
+    from sparroll.attention import triton_masked_backward, triton_masked_lists
+    from sparroll.attention.triton_masked import masked_attention as attend
+    from sparroll.attention.triton_masked_layout import Layout, MaskedTile
+
+    query, keys, values, grad_out = given
+    heads, (many, dim) = keys.shape[1], query.shape[1::2]
+    tile = MaskedTile.default(dim, many // heads, query.element_size(), query.device)
+    out = attend(query, keys, values, words, unit, scale)
+    grad_query, grad_keys, grad_values = (torch.empty_like(each) for each in given[:3])
+    listed, counts = triton_masked_lists.units_read(words, unit)
+    # Any log-sums will do for the time, as long as no probability overflows.
+    log_sum = torch.full((*keys.shape[:3], many // heads), 100.0, device=query.device)
+    product = torch.zeros_like(log_sum)
+    found = {"units_read_ms": _median_ms(lambda: triton_masked_lists.units_read(words, unit), options)}
+
+    def query_gradient() -> None:
+        triton_masked_backward.query_gradient(
+            query, keys, values, words, listed, counts, out, grad_out, log_sum, product, grad_query, unit, scale, tile
+        )
+
+    found["dq_ms"] = _median_ms(query_gradient, options)
+    for lanes, warps in KEY_TILES:
+        other = replace(tile, owned_key_lanes=lanes or tile.owned_key_lanes, key_warps=warps or tile.key_warps)
+        layout = Layout.of(query, heads, unit, other.owning_rows, other.owned_key_lanes)
+        readers, reader_counts = triton_masked_lists.readers_of(words, unit, layout.tile_units)
+        name = "" if not lanes else f"_{lanes}_keys_{warps}_warps"
+        if not lanes:
+            found["readers_of_ms"] = _median_ms(
+                lambda layout=layout: triton_masked_lists.readers_of(words, unit, layout.tile_units), options
+            )
+
+        def key_gradient(
+            layout: Layout = layout,
+            other: MaskedTile = other,
+            readers: Tensor = readers,
+            reader_counts: Tensor = reader_counts,
+        ) -> None:
+            triton_masked_backward.key_gradient(
+                query, keys, values, words, readers, reader_counts, grad_out, log_sum, product, grad_keys, grad_values,
+                layout, scale, other,
+            )  # fmt: skip
+
+        found[f"dk_dv{name}_ms"] = _median_ms(key_gradient, options)
+        found[f"dk_dv{name}_loaded_share"] = float(reader_counts.sum()) / float(
+            (words.shape[2] - torch.arange(readers.shape[2]) * layout.tile_units * unit // 32).sum()
+            * heads
+            * len(words)
+        )
+    return found
 
 
 def _shares(words: Tensor, unit: int, tokens: int) -> dict[str, float]:
@@ -215,6 +327,7 @@ def _median_ms(run: Callable[[], object], options: argparse.Namespace, repeats: 
 def table(rows: list[dict[str, Any]]) -> str:
     columns = {
         "tokens": "6d", "queries": "8s", "read_share": "11.3f", "loaded_share": "13.3f", "choose_ms": "10.2f",
+        "choose_generic_ms": "17.2f",
         "sparse_forward_ms": "18.2f", "dense_forward_ms": "17.2f", "sparse_both_ms": "15.2f", "dense_both_ms": "14.2f",
     }  # fmt: skip
     lines = [" ".join(columns)]
@@ -243,12 +356,21 @@ def main(arguments: list[str] | None = None) -> None:
     options.impl = implementation(options.impl, options.device)
     options.model_tokens = options.model_tokens or max(options.tokens)
     started, schedule = time.perf_counter(), Schedule.load(options.schedule)
-    results: dict[str, Any] = {"impl": options.impl, "checks": checks(options)}
+    results: dict[str, Any] = {"impl": options.impl, "choice_checks": choice_checks(options)}
+    differing = sum(each["differ_from_generic"] for each in results["choice_checks"])
+    print(
+        f"the choice is the best in {len(results['choice_checks'])} cases, {differing} units beside the generic one's"
+    )
+    results["checks"] = checks(options)
     print(f"{options.impl} equals the reference in {len(results['checks'])} cases", flush=True)
     results["layer"] = [
         layer(options, schedule, tokens, queries) for tokens in options.tokens for queries in ("random", "smooth")
     ]
     print(table(results["layer"]), flush=True)
+    for row in results["layer"]:
+        if "parts" in row:
+            told = ", ".join(f"{name.removesuffix('_ms')} {value:.2f}" for name, value in row["parts"].items())
+            print(f"{row['tokens']} {row['queries']}, ms: {told}", flush=True)
     if options.passes:
         results["model"] = model(options, schedule)
         for name in ("sparse", "dense"):

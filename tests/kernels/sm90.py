@@ -1,5 +1,6 @@
 """Compiles the kernels of the sparse training pass for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py
-[full]` prints registers, bytes spilled and shared memory of each. A process of its own, since the tests' own triton interprets.
+[full]` prints registers, stack (spills) and shared memory of each. A process of its own, since triton
+interprets in the tests'.
 
 What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with head
 sizes 64 and 128 and groups of 1, 2 and 4 (minutes); otherwise each kernel is compiled once.
@@ -40,12 +41,17 @@ Kernel = tuple[str, Any, dict[str, Any], dict[str, int]]
 def kernels(dtype: torch.dtype, dim: int, group: int, tile: MaskedTile | None = None) -> Iterator[Kernel]:
     """Name, function, constants and launch options, as they are launched for units of 16 on an H200."""
     query = torch.empty(1, 2 * group, 1, dim, dtype=dtype)
-    tile = tile or MaskedTile.default(dim, query.element_size(), torch.device("cpu"))
+    tile = tile or MaskedTile.default(dim, group, query.element_size(), torch.device("cpu"))
     layout = Layout.of(query, 2, 16, tile.rows, tile.key_lanes).constants()
-    yield "forward", triton_masked._forward, layout, {"num_warps": tile.forward_warps, "num_stages": tile.forward_stages}
+    yield (
+        "forward",
+        triton_masked._forward,
+        layout,
+        {"num_warps": tile.forward_warps, "num_stages": tile.forward_stages},
+    )
     backward = triton_masked_backward
     yield "dq", backward._query_gradient, layout, {"num_warps": tile.query_warps, "num_stages": tile.query_stages}
-    keyed = Layout.of(query, 2, 16, tile.rows, tile.owned_key_lanes).constants()
+    keyed = Layout.of(query, 2, 16, tile.owning_rows, tile.owned_key_lanes).constants()
     yield "dk, dv", backward._key_gradient, keyed, {"num_warps": tile.key_warps, "num_stages": tile.key_stages}
     choice, sizes = triton_unit_choice, {"HEADS": 2, "UNIT": 16, "RECENT": 2}
     lanes_d = triton.next_power_of_2(dim)
@@ -61,7 +67,12 @@ def untyped(full: bool) -> Iterator[Kernel]:
     yield "mark", choice._mark, {**sizes, "LANES_U": 128}, {"num_warps": 4}
     lists = triton_masked_lists
     yield "list of units", lists._list_units, {"UNIT": 16, "TILE": lists.TILE}, {"num_warps": 4}
-    yield "list of readers", lists._list_readers, {"UNIT": 16, "TILE_UNITS": 4, "TILE": lists.READER_TILE}, {"num_warps": 4}
+    yield (
+        "list of readers",
+        lists._list_readers,
+        {"UNIT": 16, "TILE_UNITS": 4, "TILE": lists.READER_TILE},
+        {"num_warps": 4},
+    )
 
 
 def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:

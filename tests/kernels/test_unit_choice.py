@@ -38,7 +38,7 @@ class Case:
 
     def scores(self) -> Tensor:
         """[B, H, S, U] in fp64, of all units that are complete at the end, from landmarks as they are stored."""
-        unit, (batch, heads, tokens, _) = self.selector.unit_tokens, self.keys_BHSD.shape
+        unit, (_, heads, tokens, _) = self.selector.unit_tokens, self.keys_BHSD.shape
         keys = self.keys_BHSD[:, :, : tokens // unit * unit].unflatten(2, (-1, unit))
         mean = self.query_BASD.unflatten(1, (heads, -1)).double().mean(2)
         return mean @ self.selector.build_index(keys).double().transpose(2, 3)
@@ -73,7 +73,7 @@ def case(
 
 
 def assert_same_but_for_rounding(given: Case, found: Tensor, expected: Tensor) -> int:
-    """Rows may differ in pairs of units whose exact scores are within what rounding fp32 sums can do. Returns how many do."""
+    """Only in units whose exact scores are within what rounding fp32 sums can do. Returns how many do."""
     differ = (found != expected).nonzero()
     scores = given.scores()
     largest = float(scores.abs().max()) if scores.numel() else 0.0
@@ -156,7 +156,11 @@ def test_tensors_of_any_strides_are_taken() -> None:
 
 def test_a_selector_without_kernels_is_refused_and_named() -> None:
     given, quest = case(40), Quest(page_tokens=4, first_tokens=4, recent_tokens=8)
-    assert unit_choice.implementation("triton", quest) == unit_choice.implementation("reference", PageMean()) == "reference"
+    assert (
+        unit_choice.implementation("triton", quest)
+        == unit_choice.implementation("reference", PageMean())
+        == "reference"
+    )
     assert unit_choice.implementation("triton", PageMean()) == "triton"
     with pytest.raises(UserError, match="no kernels choose units for the selector 'quest'"):
         unit_choice.chosen_words(

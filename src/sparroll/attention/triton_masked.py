@@ -38,7 +38,7 @@ def masked_attention(
         raise UserError(f"the triton kernels take bf16, fp16 and fp32, got {query_BASD.dtype}", 'impl="reference"')
     if dim > 256 or group > 32:
         raise UserError(f"the triton kernels take heads of up to 256 and groups of up to 32, got {dim} and {group}")
-    tile = tile or MaskedTile.default(dim, query_BASD.element_size(), query_BASD.device)
+    tile = tile or MaskedTile.default(dim, group, query_BASD.element_size(), query_BASD.device)
     mixed: Tensor = _Masked.apply(query_BASD, keys_BHSD, values_BHSD, words_BHPU, unit_tokens, scale, tile)
     return mixed
 
@@ -79,7 +79,18 @@ class _Masked(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         query, keys, values, words, listed, counts, out, log_sum = ctx.saved_tensors
         grads = triton_masked_backward.backward(
-            query, keys, values, words, listed, counts, out, log_sum, rows_contiguous(grad_out), ctx.unit, ctx.scale, ctx.tile
+            query,
+            keys,
+            values,
+            words,
+            listed,
+            counts,
+            out,
+            log_sum,
+            rows_contiguous(grad_out),
+            ctx.unit,
+            ctx.scale,
+            ctx.tile,
         )
         return *grads, None, None, None, None
 

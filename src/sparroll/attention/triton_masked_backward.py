@@ -38,7 +38,7 @@ def backward(
         query_gradient(
             query, keys, values, words, listed, counts, out, grad_out, log_sum, product, grad_query, unit, scale, tile
         )
-        layout = Layout.of(query, keys.shape[1], unit, tile.rows, tile.owned_key_lanes)
+        layout = Layout.of(query, keys.shape[1], unit, tile.owning_rows, tile.owned_key_lanes)
         readers, reader_counts = readers_of(words, unit, layout.tile_units)
         key_gradient(
             query, keys, values, words, readers, reader_counts, grad_out, log_sum, product, grad_keys, grad_values,

@@ -21,7 +21,9 @@ class MaskedTile:
     key_lanes: int
     """Keys in a tile; as many whole units as fit, a power of two of them."""
     owned_key_lanes: int
-    """The same where a program owns the gradients of its keys. More keys are read by more blocks of positions between them."""
+    """The same where a program owns the gradients of its keys: the more of them, the more positions read any."""
+    owning_rows: int
+    """Most rows of queries that such a program takes at a time."""
     forward_warps: int
     forward_stages: int
     query_warps: int
@@ -30,19 +32,22 @@ class MaskedTile:
     key_stages: int
 
     @staticmethod
-    def default(dim: int, element_bytes: int, device: torch.device) -> MaskedTile:
-        """By the bytes of a row; devices with less shared memory than an A100 take the next smaller tile."""
+    def default(dim: int, group: int, element_bytes: int, device: torch.device) -> MaskedTile:
+        """What compiles without spilling registers, by the bytes of a row and the query heads of a KV head. Devices with
+        less shared memory than an A100 take the next smaller tile."""
         if element_bytes == 4:
             # Without tensor cores, whoever multiplies holds its operands in registers: larger tiles spill kilobytes.
-            return MaskedTile(32, 32, 32, 8, 1, 8, 1, 8, 1)
+            return MaskedTile(32, 32, 32, 32, 8, 1, 8, 1, 8, 1)
         row_bytes = triton.next_power_of_2(dim) * element_bytes
         if device.type == "cuda" and torch.cuda.get_device_capability(device) not in ROOMY:
             row_bytes *= 2
         if row_bytes <= 256:
-            return MaskedTile(128, 64, 64, 4, 3, 4, 2, 8, 2)
+            # Tiles of 128 rows spill with 4 warps, and those of 64, which smaller groups have, are shared badly by 8.
+            warps = 8 if group > 2 else 4
+            return MaskedTile(128, 64, 64, 64, warps, 3, warps, 2, 8, 2)
         if row_bytes <= 512:
-            return MaskedTile(64, 32, 32, 4, 2, 4, 1, 8, 1)
-        return MaskedTile(32, 32, 32, 4, 1, 4, 1, 8, 1)
+            return MaskedTile(64, 32, 32, 64, 4, 2, 4, 1, 8, 1)
+        return MaskedTile(32, 32, 32, 32, 4, 1, 4, 1, 8, 1)
 
 
 @dataclass(frozen=True)

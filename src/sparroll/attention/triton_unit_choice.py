@@ -1,5 +1,5 @@
 """Page means choose the units of every position of whole sequences, on a GPU. Scores of a stretch of positions go through a
-bounded scratch: tensor cores compute them, a threshold for each position is found like triton_top_k.py's (its k-th best score,
+bounded scratch: tensor cores compute them, each position's threshold is found like triton_top_k.py's (its k-th best score
 by bisection, never a sort), and what lies above it becomes bits.
 
 Scores are as exact as fp32 sums: the group's mean query is cut into three bf16 numbers that add up to it, landmarks are
@@ -42,7 +42,7 @@ def chosen_words(
 ) -> Tensor:
     """See unit_choice.chosen_words; page means need no scale. `warps` (of a program that finds a threshold) is for
     measurements."""
-    batch, heads, tokens, dim = keys_BHSD.shape
+    batch, heads, tokens, _ = keys_BHSD.shape
     if query_BASD.dtype not in _DTYPES:
         raise UserError(f"the triton kernels take bf16, fp16 and fp32, got {query_BASD.dtype}", 'impl="reference"')
     unit, query = selector.unit_tokens, rows_contiguous(query_BASD)
@@ -59,9 +59,7 @@ def chosen_words(
     return words
 
 
-def _choose(
-    query: Tensor, index: Tensor, wanted: Tensor, words: Tensor, selector: PageMean, warps: int | None
-) -> None:
+def _choose(query: Tensor, index: Tensor, wanted: Tensor, words: Tensor, selector: PageMean, warps: int | None) -> None:
     (requests, heads), (tokens, dim) = words.shape[:2], query.shape[2:]
     pairs, unit = requests * heads, selector.unit_tokens
     stretches = list(_stretches(tokens, unit, SCRATCH_BYTES // (4 * pairs)))
