@@ -139,6 +139,17 @@ def test_triton_gives_the_log_probs_and_the_gradient_of_the_reference() -> None:
     torch.testing.assert_close(*logp, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("selector", "chose"), [(SELECTORS[0], "triton"), (SELECTORS[1], "reference")])
+def test_a_step_says_what_chose_its_units(selector: Selector, chose: str) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, keys = (torch.randn(1, heads, 30, 4, generator=generator).to(DEVICE) for heads in (2, 1))
+    schedule = Schedule(steps=RISING.steps, selector=selector, dense_layers=())
+    steps = [ReplayStep(schedule, torch.tensor([3], device=DEVICE), impl) for impl in ("triton", "reference")]
+    mixed = [step.attend(0, query, keys, keys, 0.5) for step in steps]
+    assert [step.chose for step in steps] == [{0: chose}, {0: "reference"}]
+    torch.testing.assert_close(*mixed, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_gradient_checkpointing_changes_nothing(reentrant: bool) -> None:
     model = tiny_model()
