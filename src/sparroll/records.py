@@ -23,6 +23,7 @@ PACKAGES = (
     "transformers",
     "numpy",
     "scipy",
+    "pyarrow",
     "accelerate",
     "triton",
     "vllm",

@@ -13,6 +13,7 @@ from sparroll.cli import (
     data,
     distill,
     doctor,
+    evaluate,
     plan,
     profile,
     quickstart,
@@ -40,6 +41,7 @@ app.command("profile")(profile.profile)
 app.command("calibrate")(calibrate.calibrate)
 app.command("train")(train.train)
 app.command("distill")(distill.distill)
+app.command("evaluate")(evaluate.evaluate)
 app.command("serve-args")(serve_args.serve_args)
 app.command("report")(report.report)
 app.add_typer(schedule.app, name="schedule")

@@ -11,7 +11,13 @@ from sparroll.errors import UserError
 from sparroll.report.data import Accuracy, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
 from sparroll.schedule import Schedule
 
-_WHAT = {"profile": "tails", "calibration": "tails and schedule", "plan": "plan", "train": "training run"}
+_WHAT = {
+    "profile": "tails",
+    "calibration": "tails and schedule",
+    "plan": "plan",
+    "train": "training run",
+    "evaluation": "evaluation",
+}
 
 
 def collect(folder: Path | str) -> ReportData:
@@ -23,7 +29,7 @@ def collect(folder: Path | str) -> ReportData:
     if not found:
         raise UserError(
             f"there is nothing to report in {folder}",
-            "it holds no profile.json, calibration.json, plan.json or training run",
+            "it holds no profile.json, calibration.json, plan.json, evaluation.json or training run",
         )
     calibrations = [record for _, record in found if record["kind"] == "calibration"]
     profiles = [record for _, record in found if record["kind"] == "profile"]
@@ -40,6 +46,7 @@ def collect(folder: Path | str) -> ReportData:
         title=f"sparroll {'quickstart' if summary else folder.name}",
         plans=tuple(record["results"] for _, record in found if record["kind"] == "plan"),
         runs=tuple(sorted(runs, key=_order)),
+        evaluations=tuple(record["results"] for _, record in found if record["kind"] == "evaluation"),
         facts=_facts(parts, runs, found, summary),
         provenance=tuple(
             Provenance(_WHAT[record["kind"]], str(path.relative_to(folder)), record)

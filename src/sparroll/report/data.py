@@ -89,6 +89,8 @@ class ReportData:
     notes: tuple[str, ...] = ()
     plans: tuple[dict[str, Any], ...] = ()
     runs: tuple[TrainingRun, ...] = ()
+    evaluations: tuple[dict[str, Any], ...] = ()
+    """Results of `sparroll evaluate`, as their records hold them."""
     facts: dict[str, str] = field(default_factory=dict)
     """Short figures for the top of the page, by name."""
     provenance: tuple[Provenance, ...] = ()

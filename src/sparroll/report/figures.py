@@ -17,8 +17,8 @@ from sparroll.schedule import Schedule
 
 INK, QUIET, GRID = "#1f2933", "#66727f", "#e4e7eb"
 DENSE, GOOD, BAD, TARGET = "#4a5560", "#0b7a75", "#c8553d", "#b7791f"
-_OTHERS = ("#5b6abf", "#8a4f7d", "#6b8e23", "#3d85c6")
-_STYLE = {
+OTHERS = ("#5b6abf", "#8a4f7d", "#6b8e23", "#3d85c6")
+STYLE = {
     "font.family": "sans-serif",
     "font.sans-serif": ["Helvetica Neue", "Arial", "DejaVu Sans"],
     "font.size": 10,
@@ -44,12 +44,12 @@ _STYLE = {
 
 def run_color(name: str, index: int) -> str:
     """The three runs of the quickstart keep their colours everywhere; others take turns."""
-    return {"dense": DENSE, "calibrated": GOOD, "aggressive": BAD}.get(name, _OTHERS[index % len(_OTHERS)])
+    return {"dense": DENSE, "calibrated": GOOD, "aggressive": BAD}.get(name, OTHERS[index % len(OTHERS)])
 
 
 def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic: str) -> str:
     """Tail against context length: one line a fixed budget, the dense ceiling on top, the target across."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 4.4), layout="constrained")
         axes = figure.subplots()
         budgets = sorted({curve.kv_budget_tokens for curve in curves if curve.kv_budget_tokens is not None})
@@ -68,7 +68,7 @@ def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic:
         axes.set_xlim(0, max(point.to_context_tokens for curve in curves for point in curve.points))
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-        return _svg(figure, "tail")
+        return svg(figure, "tail")
 
 
 def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
@@ -99,7 +99,7 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
 
 def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule] = ()) -> str:
     """Budget against context length, below the diagonal that dense attention reads."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 3.7), layout="constrained")
         axes = figure.subplots()
         contexts = [max(1, round(longest * place / 400)) for place in range(401)]
@@ -117,12 +117,12 @@ def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.legend(loc="upper left")
-        return _svg(figure, "schedule")
+        return svg(figure, "schedule")
 
 
 def planned_speedups(plans: Sequence[dict[str, Any]]) -> str:
     """Predicted speed-up of decoding against context length, one line a plan."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 3.7), layout="constrained")
         axes = figure.subplots()
         for index, plan in enumerate(plans):
@@ -130,7 +130,7 @@ def planned_speedups(plans: Sequence[dict[str, Any]]) -> str:
             label = f"{plan['model']['name']} on {plan['hardware']['name']}: {plan['speedup']:.2f}x over the mix"
             axes.plot(
                 [row["context_tokens"] for row in rows], [row["speedup"] for row in rows],
-                marker="o", markersize=4, color=(GOOD, *_OTHERS)[index % (1 + len(_OTHERS))], label=label,
+                marker="o", markersize=4, color=(GOOD, *OTHERS)[index % (1 + len(OTHERS))], label=label,
             )  # fmt: skip
         axes.axhline(1, color=DENSE, linestyle="--", linewidth=1.4)
         axes.set_ylim(0, None)
@@ -139,12 +139,12 @@ def planned_speedups(plans: Sequence[dict[str, Any]]) -> str:
         axes.set_ylabel("speed-up of decoding")
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.legend(loc="lower right")
-        return _svg(figure, "plan")
+        return svg(figure, "plan")
 
 
 def training(runs: Sequence[TrainingRun], target: float | None) -> str:
     """Reward, tail and dense accuracy by step, side by side, one colour a run."""
-    with mpl.rc_context(_STYLE):
+    with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.4, 3.7), layout="constrained")
         reward, tail, accuracy = figure.subplots(1, 3)
         for index, run in enumerate(runs):
@@ -177,7 +177,7 @@ def training(runs: Sequence[TrainingRun], target: float | None) -> str:
             axes.set_ylim(max(0.0, min(shares) - 0.05), min(1.0, max(shares) + 0.05))
         handles, labels = reward.get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(runs), fontsize=10.5)
-        return _svg(figure, "training")
+        return svg(figure, "training")
 
 
 def _smooth(values: Sequence[float], window: int = 5) -> list[float]:
@@ -192,7 +192,7 @@ def _thousands(value: float, _: int) -> str:
     return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
 
 
-def _svg(figure: Figure, name: str) -> str:
+def svg(figure: Figure, name: str) -> str:
     sink = io.StringIO()
     # A salt of its own keeps the ids of several figures on one page apart, and the same from run to run.
     with mpl.rc_context({"svg.hashsalt": name}):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
 from sparroll.report import figures
 from sparroll.report.data import ReportData
+from sparroll.report.evaluation import evaluations
+from sparroll.report.parts import items, section, table
 from sparroll.schedule import Schedule
 
 _CSS = """
@@ -40,7 +41,7 @@ code { font: 12.5px ui-monospace, Menlo, "DejaVu Sans Mono", monospace; }
 
 def render(data: ReportData) -> str:
     """The whole page."""
-    parts = [_tail(data), _schedule(data), _plans(data), _training(data)]
+    parts = [_tail(data), _schedule(data), _plans(data), _training(data), evaluations(data)]
     body = "\n".join(part for part in parts if part)
     facts = "".join(
         f'<div class="fact"><b>{escape(value)}</b><span>{escape(name)}</span></div>'
@@ -54,21 +55,6 @@ def render(data: ReportData) -> str:
         f"<style>{_CSS}</style>\n</head>\n<body>\n<main>\n<header><h1>{escape(data.title)}</h1>{subtitle}</header>\n"
         f"{top}{body}\n{_footer(data)}\n</main>\n</body>\n</html>\n"
     )
-
-
-def _section(title: str, text: str, *parts: str) -> str:
-    return f"<section>\n<h2>{escape(title)}</h2>\n<p>{text}</p>\n{''.join(parts)}\n</section>"
-
-
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML."""
-    line = "".join(f"<th>{escape(cell)}</th>" for cell in head)
-    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return f'<div class="scroll"><table><thead><tr>{line}</tr></thead><tbody>{body}</tbody></table></div>'
-
-
-def _list(lines: Sequence[str]) -> str:
-    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
 
 
 def _tail(data: ReportData) -> str:
@@ -89,11 +75,11 @@ def _tail(data: ReportData) -> str:
         cells = [_tail_cell(found.get(start), data.target) for start, _ in bins]
         rows.append([escape(curve.name), *cells])
     head = ["rollouts", *(f"{start:,} to {end:,}" for start, end in bins)]
-    return _section(
+    return section(
         "How far sparse decoding is from dense",
         text,
         figures.tail_by_length(data.curves, data.target, percent),
-        _table(head, rows),
+        table(head, rows),
     )
 
 
@@ -134,9 +120,9 @@ def _schedule(data: ReportData) -> str:
         f"<code>{escape(selector['kind'])}</code> with pages of {selector['page_tokens']} tokens; layers "
         f"{', '.join(map(str, schedule.dense_layers)) or 'none'} stay dense."
     )
-    return _section(
+    return section(
         "The schedule", text, figures.schedule_budgets(schedule, longest),
-        _table(["context", "KV budget", "tail [95 %]", "tail is"], rows), _list(data.notes),
+        table(["context", "KV budget", "tail [95 %]", "tail is"], rows), items(data.notes),
     )  # fmt: skip
 
 
@@ -170,12 +156,12 @@ def _plans(data: ReportData) -> str:
         "Predicted from the model's config and the device's data sheet: a decode step takes the larger of its memory and "
         "its compute time. This is what the hardware allows; a measured rollout gains less."
     )
-    return _section(
+    return section(
         "What it would save",
         text,
         figures.planned_speedups(data.plans),
-        _table(head, rows),
-        _list(data.plans[0]["assumptions"]),
+        table(head, rows),
+        items(data.plans[0]["assumptions"]),
     )
 
 
@@ -210,8 +196,8 @@ def _training(data: ReportData) -> str:
         "ones the mean of the last five. Accuracy is always measured with dense attention."
     )
     events = [f"{run.name}: {event}" for run in data.runs for event in run.events]
-    return _section(
-        "RL with these rollouts", text, figures.training(data.runs, data.target), _table(head, rows), _list(events)
+    return section(
+        "RL with these rollouts", text, figures.training(data.runs, data.target), table(head, rows), items(events)
     )
 
 
@@ -245,7 +231,7 @@ def _footer(data: ReportData) -> str:
         cells = (entry.what, entry.file, record.get("date", "-"), code, device, shown, record.get("seed", "-"))
         rows.append([escape(str(cell)) for cell in cells])
     head = ["part", "file", "date", "commit", "machine", "versions", "seed"]
-    return f"<footer><h2>Where the figures come from</h2>{_table(head, rows)}</footer>"
+    return f"<footer><h2>Where the figures come from</h2>{table(head, rows)}</footer>"
 
 
 def _down(value: float) -> str:

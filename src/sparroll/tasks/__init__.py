@@ -5,6 +5,7 @@ from functools import partial as _partial
 from sparroll.tasks import synthetic as _synthetic
 from sparroll.tasks.base import Split, Task, get, names, register
 from sparroll.tasks.data.catalog import set_names as _set_names
+from sparroll.tasks.verdicts import Verdict, has_answers, judge
 
 
 def is_data(name: str) -> bool:
@@ -23,4 +24,4 @@ _synthetic.register_all()
 for _name in ("data", *_set_names()):
     register(_name, _partial(_data_task, _name))
 
-__all__ = ["Split", "Task", "get", "is_data", "names", "register"]
+__all__ = ["Split", "Task", "Verdict", "get", "has_answers", "is_data", "judge", "names", "register"]

@@ -89,6 +89,10 @@ class SyntheticTask:
     def reward(self, prompt: Prompt, response_text: str) -> float:
         return float(marked_answer(response_text) == prompt.answer)
 
+    def answer_key(self, response_text: str) -> str | None:
+        """What the response answers, for majority votes; None without an answer mark."""
+        return marked_answer(response_text)
+
 
 def register_all() -> None:
     """`synthetic` mixes all kinds; `synthetic_chain`, `_walk`, `_sort` and `_add` are one each."""

@@ -1,0 +1,305 @@
+"""`sparroll evaluate`: how often a model is right, dense and sparse side by side, with intervals. Goes on where it stopped."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sparroll import files, records
+from sparroll.cli import common, measuring, prompts
+from sparroll.engines.choose import check_engine
+from sparroll.errors import UserError
+from sparroll.progress import Progress
+
+if TYPE_CHECKING:
+    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.scoring import Scorer
+    from sparroll.engines.vllm.engine import VLLMEngine
+    from sparroll.evaluate.settings import EvalTask, Policy, Sampling
+    from sparroll.schedule import Schedule
+
+
+def evaluate(
+    model: Annotated[
+        str | None, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
+    ] = None,
+    task_names: Annotated[
+        str | None, typer.Option("--tasks", help="Tasks by name, or name:level, separated by commas.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; created if missing.")] = None,
+    samples: Annotated[int, typer.Option("--samples", min=1, help="Responses per problem: the k of mean@k.")] = 16,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; dense without it.")] = None,
+    budget: Annotated[int | None, typer.Option("--budget", min=1, help="A fixed KV budget in tokens instead.")] = None,
+    compression: Annotated[
+        str | None, typer.Option("--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
+    ] = None,
+    compression_set: Annotated[
+        list[str] | None,
+        typer.Option("--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
+    ] = None,
+    also_dense: Annotated[
+        bool, typer.Option("--also-dense", help="Dense too, with the same seeds: the pair, and the dense ceiling.")
+    ] = False,
+    level: common.Level = 3,
+    count: Annotated[
+        int | None,
+        typer.Option("--count", min=1, help="Problems per task. Default: all of a finite set, 64 of an endless one."),
+    ] = None,
+    problem_seed: Annotated[
+        int, typer.Option("--problem-seed", min=0, help="Which problems an endless task makes.")
+    ] = 0,
+    max_new_tokens: measuring.MaxNewTokens = 1024,
+    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy, with --samples 1.")] = 1.0,
+    chat: common.Chat = False,
+    no_tail: Annotated[
+        bool, typer.Option("--no-tail", help="Leave out the acceptance, which needs a dense forward of each response.")
+    ] = False,
+    bin_tokens: measuring.BinTokens = 2000,
+    max_batch: measuring.MaxBatch = 64,
+    seed: common.Seed = 0,
+    engine: common.Engine = "hf",
+    device: common.Device = None,
+    dtype: common.Dtype = None,
+    force_schedule: common.ForceSchedule = False,
+    comparison: Annotated[
+        tuple[Path, Path] | None,
+        typer.Option("--compare", help="Two finished folders: the second minus the first; samples nothing."),
+    ] = None,
+    json_output: common.Json = False,
+) -> None:
+    """mean@k, pass@k and majority@k with intervals over problems, lengths, speed, and the acceptance tail."""
+    if comparison is not None:
+        if model is not None or task_names is not None:
+            raise UserError("--compare samples nothing, so it takes no --model and no --tasks")
+        return _compare(comparison, out, json_output)
+    if model is None or task_names is None or out is None:
+        raise UserError("evaluate needs --model, --tasks and --out", "or --compare RUN1 RUN2")
+    from sparroll.evaluate import parquet
+    from sparroll.evaluate.settings import Sampling, read_tasks
+
+    check_engine(engine)
+    parquet.check_installed()
+    asked = read_tasks(task_names, level, count, problem_seed)
+    sampling = Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens)
+    chosen = common.load_schedule(schedule, budget, model, force_schedule)
+    policies = _policies(
+        chosen, common.load_compression(compression, compression_set or [], chosen, engine), also_dense
+    )
+    common.output_folder(out)
+    config = _config(model, asked, policies, sampling, chat, engine, dtype, problem_seed)
+    _same_as_before(out, config)
+    return _evaluate(
+        model, out, asked, policies, sampling, chosen, config, chat, max_batch, engine, device, dtype, json_output
+    )
+
+
+def _evaluate(
+    model: str,
+    out: Path,
+    asked: list[EvalTask],
+    policies: list[Policy],
+    sampling: Sampling,
+    schedule: Schedule | None,
+    config: dict[str, Any],
+    chat: bool,
+    max_batch: int,
+    engine_name: str,
+    device: str | None,
+    dtype: str | None,
+    json_output: bool,
+) -> None:
+    from sparroll.evaluate.log import SampleLog
+    from sparroll.evaluate.parquet import write_parquet
+    from sparroll.evaluate.run import run
+    from sparroll.evaluate.summary import summarise
+    from sparroll.report import collect, render
+
+    started = time.perf_counter()
+    with (
+        common.interruptible(f"{out} keeps what is finished; the same command goes on"),
+        Progress(json_output) as bars,
+        SampleLog(out / "samples.jsonl") as log,
+    ):
+        if not _complete(log, asked, policies):
+            engine, scorer = _engine(model, schedule, sampling, max_batch, engine_name, device, dtype)
+            assert engine.tokenizer is not None
+            run(
+                engine,
+                scorer,
+                asked,
+                policies,
+                sampling,
+                log,
+                lambda problems: prompts.encode(list(problems), engine.tokenizer, chat),
+                bars.bar("problems"),
+            )
+        results = summarise(log, asked, policies, sampling)
+        table = write_parquet(log, out / "samples.parquet")
+    path = records.write(
+        out / "evaluation.json", "evaluation", results, config=config, seed=sampling.seed,
+        wall_seconds=time.perf_counter() - started,
+    )  # fmt: skip
+    page = files.write_text(out / "report.html", render(collect(out)))
+    if json_output:
+        common.print_json(results)
+    else:
+        print("\n".join(text(results)))
+    common.wrote(table, path, page, quiet=json_output)
+
+
+def _policies(schedule: Schedule | None, compression: Any, also_dense: bool) -> list[Policy]:
+    from sparroll.evaluate.settings import DENSE, Policy
+
+    if schedule is None and compression is None:
+        return [DENSE]
+    chosen = Policy("sparse", schedule) if schedule is not None else Policy("evicted", compression=compression)
+    return [DENSE, chosen] if also_dense else [chosen]
+
+
+def _engine(
+    model: str,
+    schedule: Schedule | None,
+    sampling: Sampling,
+    max_batch: int,
+    engine_name: str,
+    device: str | None,
+    dtype: str | None,
+) -> tuple[HFEngine | VLLMEngine, Scorer | None]:
+    """The engine, and a scorer of the same weights where the tail is asked for."""
+    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.scoring import Scorer
+
+    share = 0.5 if sampling.tail else 0.85
+    engine = common.load_engine(
+        engine_name, model, None, device, max_batch, schedule, gpu_memory_share=share, dtype=dtype
+    )
+    if not sampling.tail:
+        return engine, None
+    if isinstance(engine, HFEngine):
+        return engine, Scorer(engine.model)
+    return engine, Scorer(model, device=device, dtype=common.torch_dtype(dtype))
+
+
+def _complete(log: Any, asked: list[EvalTask], policies: list[Policy]) -> bool:
+    """Whether nothing is left to sample, so that no model need be loaded."""
+    groups = sum(line["kind"] == "group" for line in log.lines())
+    return bool(groups == len(policies) * sum(len(task.problems) for task in asked))
+
+
+def _config(
+    model: str,
+    asked: list[EvalTask],
+    policies: list[Policy],
+    sampling: Sampling,
+    chat: bool,
+    engine: str,
+    dtype: str | None,
+    problem_seed: int,
+) -> dict[str, Any]:
+    """Everything that the samples depend on."""
+    from sparroll.evaluate.settings import problem_digest
+    from sparroll.evaluate.weights import fingerprint
+
+    return {
+        "model": model,
+        "weights": fingerprint(model),
+        "tasks": {task.label: task.level for task in asked},
+        "problems": {task.label: [problem_digest(prompt) for prompt in task.problems] for task in asked},
+        "policies": {policy.name: policy.table() for policy in policies},
+        **dataclasses.asdict(sampling),
+        "chat": chat,
+        "engine": engine,
+        "dtype": dtype,
+        "problem_seed": problem_seed,
+    }
+
+
+def _same_as_before(out: Path, config: dict[str, Any]) -> None:
+    """Keep what was asked; refuse to go on with samples that were asked for differently."""
+    asked = out / "config.json"
+    config = json.loads(json.dumps(records.plain(config)))
+    if not asked.exists():
+        files.write_json(asked, config)
+        return
+    before = json.loads(asked.read_text(encoding="utf-8"))
+    changed = sorted(name for name in before.keys() | config.keys() if before.get(name) != config.get(name))
+    if changed:
+        raise UserError(
+            f"{out} holds samples that were asked for with other {', '.join(changed)}",
+            "choose another folder with --out",
+        )
+
+
+def text(results: dict[str, Any]) -> list[str]:
+    """A line a task and policy; then the differences."""
+    k = results["samples"]
+    lines = [
+        f"{'task':<24}{'policy':<9}{f'mean@{k} [95 %]':>24}{f'pass@{k}':>9}{f'maj@{k}':>9}{'tokens':>8}{'cut':>6}{'KV read':>9}{'tail':>7}"
+    ]
+    for label, task in results["tasks"].items():
+        for name, found in task["policies"].items():
+            tail = found["tail"]["overall"]["quantile_value"] if found["tail"] else None
+            cells = [
+                f"{interval(found[f'mean@{k}']):>24}",
+                f"{figure(found[f'pass@{k}']):>9}",
+                f"{figure(found.get(f'majority@{k}')):>9}",
+                f"{found['response_tokens']['mean']:>8.0f}",
+                f"{found['truncated_share']:>6.0%}",
+                f"{found['kv_read_share']:>9.0%}",
+                f"{'-' if tail is None else f'{tail:.3f}':>7}",
+            ]
+            lines.append(f"{label:<24}{name:<9}{''.join(cells)}")
+            lines += [f"  left out: {count} x {status}" for status, count in found["excluded_samples"].items()]
+    for label, task in results["tasks"].items():
+        lines += [_difference(label, name, table) for name, table in task["paired"].items()]
+    return lines
+
+
+def _difference(label: str, name: str, table: dict[str, Any] | None) -> str:
+    if table is None:
+        return f"{label}: {name}: no problem has a verdict on both sides"
+    mean, test = table["mean"], table["mean"]["sign_flip"]
+    method = "exact" if test["method"] == "exact" else "Monte Carlo"
+    return (
+        f"{label}: {name}: {mean['value']:+.3f} [{mean['low']:+.3f}, {mean['high']:+.3f}], "
+        f"p = {test['p']:.3g} ({method} sign-flip test over {test['problems']} problems, {test['different']} differ)"
+    )
+
+
+def interval(found: dict[str, Any] | None) -> str:
+    return "-" if found is None else f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
+
+
+def figure(found: dict[str, Any] | None) -> str:
+    return "-" if found is None else f"{found['value']:.3f}"
+
+
+def _compare(folders: tuple[Path, Path], out: Path | None, json_output: bool) -> None:
+    from sparroll.evaluate.compare import compare
+
+    result = compare(*folders)
+    if out is not None:
+        common.output_folder(out)
+        path = records.write(out / "comparison.json", "comparison", result)
+        common.wrote(path, quiet=json_output)
+    if json_output:
+        common.print_json(result)
+        return
+    print(f"{result['second']} minus {result['first']}")
+    for name, (before, after) in result["differs_in"].items():
+        print(f"differs in {name}: {_short(before)} and {_short(after)}")
+    for label, found in result["tasks"].items():
+        for name, table in found.items():
+            print(_difference(label, name, table))
+    for label, reason in result["refused"].items():
+        print(f"{label}: not compared: {reason}")
+
+
+def _short(value: Any) -> str:
+    found = json.dumps(value)
+    return found if len(found) <= 60 else f"{found[:57]}..."

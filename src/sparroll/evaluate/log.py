@@ -1,0 +1,77 @@
+"""The samples of an evaluation on disk, so that kill -9 at any moment costs at most the chunk that was being sampled.
+
+A JSONL file that only grows: one line a problem and policy with all its samples, and after the lines of each chunk one that
+commits them. What follows the last commit is cut off when the file is opened again. Parquet cannot do this, because its
+index is written last; `parquet.py` makes one of the finished log.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from sparroll.errors import UserError
+
+
+class SampleLog:
+    """Opened for one process at a time.
+
+    >>> with SampleLog(Path("out/samples.jsonl")) as log:
+    ...     log.add([{"task": "aime24", "policy": "dense", "problem": 0, "samples": []}], {"seconds": 1.5})
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+        try:
+            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._handle)
+            raise UserError(
+                f"another process is evaluating into {path.parent}", "wait for it, or choose another --out"
+            ) from None
+        os.ftruncate(self._handle, _committed_bytes(path))
+
+    def add(self, groups: list[dict[str, Any]], commit: dict[str, Any]) -> None:
+        """Append the groups of a chunk and their commit, and wait until the disk has them."""
+        for group in groups:
+            _write(self._handle, {"kind": "group", **group})
+        os.fsync(self._handle)
+        _write(self._handle, {"kind": "commit", **commit})
+        os.fsync(self._handle)
+
+    def lines(self) -> Iterator[dict[str, Any]]:
+        """Groups and commits, in the order in which they were added, one in memory at a time."""
+        with self.path.open(encoding="utf-8") as source:
+            for line in source:
+                yield json.loads(line)
+
+    def __enter__(self) -> SampleLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._handle)
+
+
+def _write(handle: int, row: dict[str, Any]) -> None:
+    data = memoryview((json.dumps(row, allow_nan=False) + "\n").encode())
+    while data:
+        data = data[os.write(handle, data) :]
+
+
+def _committed_bytes(path: Path) -> int:
+    """Where the last whole commit line ends."""
+    end = committed = 0
+    with path.open("rb") as source:
+        for line in source:
+            end += len(line)
+            if line.endswith(b"\n") and line.startswith(b'{"kind": "commit"'):
+                committed = end
+    return committed

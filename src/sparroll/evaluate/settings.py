@@ -1,0 +1,117 @@
+"""What is evaluated and how: tasks, policies, sampling. Plain data, checked; nothing runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any
+
+from sparroll import tasks
+from sparroll.compression import Compression
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+from sparroll.tasks import Task
+from sparroll.types import Prompt
+
+PROMPTS = 64
+"""Problems of a task that is a stream without end."""
+
+
+@dataclass(frozen=True)
+class Policy:
+    """What reads the cache: everything, a schedule's choice, or what a compression left.
+
+    >>> Policy("sparse", Schedule.fixed(512))
+    """
+
+    name: str
+    schedule: Schedule | None = None
+    compression: Compression | None = None
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a record."""
+        return {
+            "schedule": self.schedule.table() if self.schedule else None,
+            "compression": self.compression.table() if self.compression else None,
+        }
+
+
+DENSE = Policy("dense")
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How each policy samples. A dense and a sparse sample with the same seed draw the same uniform numbers."""
+
+    samples: int = 16
+    """Responses per problem."""
+    max_new_tokens: int = 1024
+    temperature: float = 1.0
+    seed: int = 0
+    tail: bool = True
+    """Score every response under the dense policy, for the acceptance and its tail."""
+    top_k: int = 20
+    """Length of the lists that the acceptance is taken from; the published target of 0.86 is on 20."""
+    bin_tokens: int = 2000
+
+    def __post_init__(self) -> None:
+        for name in ("samples", "max_new_tokens", "top_k", "bin_tokens"):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+                raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        if not self.temperature >= 0:
+            raise UserError(f"temperature must not be negative, got {self.temperature!r}", "0 is greedy")
+        if self.temperature == 0 and self.samples > 1:
+            raise UserError(f"temperature 0 makes all {self.samples} samples of a problem equal", "use --samples 1")
+
+
+@dataclass(frozen=True)
+class EvalTask:
+    """One task at one level, with its problems.
+
+    label: as the user wrote it, "synthetic_add:5"; unique in an evaluation.
+    """
+
+    label: str
+    task: Task
+    level: int
+    problems: tuple[Prompt, ...]
+
+
+def read_tasks(text: str, level: int, count: int | None, problem_seed: int = 0) -> list[EvalTask]:
+    """Tasks from "name,name:level,...". `level` holds where none is written; `count` None means all problems of a finite
+    set (the task's `eval_count`), and PROMPTS of a stream."""
+    found: list[EvalTask] = []
+    for label in (part.strip() for part in text.split(",")):
+        name, colon, written = label.partition(":")
+        if not name or (colon and not written.isdecimal()):
+            raise UserError(f"--tasks takes name or name:level, separated by commas, got {label!r}", _known())
+        if any(one.label == label for one in found):
+            raise UserError(f"the task {label!r} is there twice", "name each task and level once")
+        task, own = tasks.get(name), int(written) if colon else level
+        problems = task.prompts("eval", own, problem_seed, count or getattr(task, "eval_count", PROMPTS))
+        if not problems:
+            raise UserError(f"the task {label!r} has no problems to evaluate on")
+        if len({prompt.prompt_id for prompt in problems}) < len(problems):
+            raise UserError(f"problems of the task {label!r} share a prompt_id", "each problem needs one of its own")
+        found.append(EvalTask(label, task, own, tuple(problems)))
+    return found
+
+
+def _known() -> str:
+    return f"known: {', '.join(tasks.names())}"
+
+
+def sample_seeds(seed: int, prompts: Sequence[Prompt], samples: int) -> list[int]:
+    """63-bit seed of each sample, prompt by prompt. It hangs on the prompt's id, not on which others are evaluated."""
+    return [
+        int.from_bytes(blake2b(f"{seed}/{prompt.prompt_id}/{sample}".encode(), digest_size=8).digest(), "little") >> 1
+        for prompt in prompts
+        for sample in range(samples)
+    ]
+
+
+def problem_digest(prompt: Prompt) -> str:
+    """Two problems are the same where this is: text and answer."""
+    return blake2b(f"{prompt.text}\0{prompt.answer}".encode(), digest_size=8).hexdigest()

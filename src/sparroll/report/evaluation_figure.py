@@ -1,0 +1,75 @@
+"""The figure of an evaluation: mean@k by task on the left, pass@k against k on the right. Draws what it is given."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import NullLocator
+
+from sparroll.report.figures import BAD, DENSE, GOOD, OTHERS, STYLE, svg
+
+_POLICIES = {"dense": DENSE, "sparse": GOOD, "evicted": BAD}
+_TASKS = (GOOD, *OTHERS, BAD)
+
+
+def accuracy(results: dict[str, Any], number: int) -> str:
+    """Left, colours are policies; right, colours are tasks and dashes are dense."""
+    with mpl.rc_context(STYLE):
+        tasks = results["tasks"]
+        figure = Figure(figsize=(11.4, 1.9 + 0.42 * max(4, len(tasks))), layout="constrained")
+        left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
+        _means(left, tasks, results["samples"])
+        _passes(right, tasks)
+        return svg(figure, f"evaluation-{number}")
+
+
+def _means(axes: Axes, tasks: dict[str, Any], k: int) -> None:
+    names = list(dict.fromkeys(name for task in tasks.values() for name in task["policies"]))
+    for place, name in enumerate(names):
+        shown = [
+            (row + 0.16 * (2 * place - len(names) + 1), task["policies"][name][f"mean@{k}"])
+            for row, task in enumerate(tasks.values())
+            if task["policies"][name][f"mean@{k}"] is not None
+        ]
+        axes.errorbar(
+            [found["value"] for _, found in shown], [row for row, _ in shown],
+            xerr=[
+                [found["value"] - found["low"] for _, found in shown],
+                [found["high"] - found["value"] for _, found in shown],
+            ],
+            linestyle="none", marker="o", markersize=5, elinewidth=1.4, capsize=3, color=_POLICIES[name], label=name,
+        )  # fmt: skip
+    axes.set_yticks(range(len(tasks)), list(tasks))
+    axes.set_ylim(len(tasks) - 0.4, -0.6)
+    axes.set_xlim(-0.02, 1.02)
+    axes.grid(axis="y", visible=False)
+    axes.set_title(f"mean@{k}, with 95 % intervals")
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(names))
+
+
+def _passes(axes: Axes, tasks: dict[str, Any]) -> None:
+    ks: list[int] = []
+    for index, task in enumerate(tasks.values()):
+        for name, found in task["policies"].items():
+            points = [
+                (int(metric.removeprefix("pass@")), value["value"])
+                for metric, value in found.items()
+                if metric.startswith("pass@") and value is not None
+            ]
+            ks += [k for k, _ in points]
+            axes.plot(
+                [k for k, _ in points], [value for _, value in points], color=_TASKS[index % len(_TASKS)],
+                linestyle="--" if name == "dense" else "-", marker="o", markersize=4,
+            )  # fmt: skip
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(sorted(set(ks)), [str(k) for k in sorted(set(ks))])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(-0.02, 1.02)
+    axes.set_xlabel("k")
+    axes.set_title("pass@k, dense dashed")
+    handles = [Line2D([], [], color=_TASKS[index % len(_TASKS)], label=label) for index, label in enumerate(tasks)]
+    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5))

@@ -1,0 +1,21 @@
+"""What every section of the page is made of. HTML in, HTML out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+
+def section(title: str, text: str, *parts: str) -> str:
+    return f"<section>\n<h2>{escape(title)}</h2>\n<p>{text}</p>\n{''.join(parts)}\n</section>"
+
+
+def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Cells are HTML."""
+    line = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
+    return f'<div class="scroll"><table><thead><tr>{line}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def items(lines: Sequence[str]) -> str:
+    return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""

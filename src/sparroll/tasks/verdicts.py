@@ -1,0 +1,61 @@
+"""What a task says of a response beyond a number: whether it counts at all, and which answer it gave. Judges nothing itself.
+
+A task with a `reward` alone needs nothing from here. One whose checker can fail for reasons that are not the model's (a
+gold answer that does not parse, a sandbox that broke), or that grades many responses at a time, has
+`verdicts(prompts, responses) -> list[Verdict]`. One whose answers can be compared as strings has
+`answer_key(response_text) -> str | None`, which is all that a majority vote needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sparroll.errors import UserError
+from sparroll.tasks.base import Task
+from sparroll.types import Prompt
+
+GRADED = "graded"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of one response.
+
+    >>> Verdict(1.0, "right", answer="1/2")
+    >>> Verdict(None, "sandbox_error")
+    """
+
+    reward: float | None
+    """From 0 to 1. None where nothing can be said of the response: it leaves every mean and is counted by its status."""
+    status: str = GRADED
+    """A word of the task's own; statuses of responses without a reward say why."""
+    answer: str | None = None
+    """Equivalent answers to one prompt have equal strings. None: the response gave no answer, so it does not vote."""
+
+
+def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Verdict]:
+    """A verdict for each response to the prompt at the same place; by `task.verdicts` where the task has it."""
+    batch = getattr(task, "verdicts", None)
+    if batch is not None:
+        verdicts = list(batch(prompts, responses))
+    else:
+        key = getattr(task, "answer_key", None)
+        verdicts = [
+            Verdict(float(task.reward(prompt, response)), answer=key(response) if key else None)
+            for prompt, response in zip(prompts, responses, strict=True)
+        ]
+    if len(verdicts) != len(responses):
+        raise UserError(f"the task {task.name!r} gave {len(verdicts)} verdicts for {len(responses)} responses")
+    for verdict in verdicts:
+        # NaN is refused too.
+        if verdict.reward is not None and not 0 <= verdict.reward <= 1:
+            raise UserError(
+                f"the task {task.name!r} gave the reward {verdict.reward!r}", "evaluation takes rewards from 0 to 1"
+            )
+    return verdicts
+
+
+def has_answers(task: Task) -> bool:
+    """Whether responses can vote: `gives_answers` where the task says so, else whether it has an `answer_key`."""
+    return bool(getattr(task, "gives_answers", hasattr(task, "answer_key")))
