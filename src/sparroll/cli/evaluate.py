@@ -1,4 +1,4 @@
-"""`sparroll evaluate`: how often a model is right, dense and sparse side by side, with intervals. Goes on where it stopped."""
+"""`sparroll evaluate`: how often a model is right, dense and sparse side by side. Goes on where it stopped."""
 
 from __future__ import annotations
 
@@ -238,9 +238,16 @@ def _same_as_before(out: Path, config: dict[str, Any]) -> None:
 def text(results: dict[str, Any]) -> list[str]:
     """A line a task and policy; then the differences."""
     k = results["samples"]
-    lines = [
-        f"{'task':<24}{'policy':<9}{f'mean@{k} [95 %]':>24}{f'pass@{k}':>9}{f'maj@{k}':>9}{'tokens':>8}{'cut':>6}{'KV read':>9}{'tail':>7}"
+    head = [
+        (f"mean@{k} [95 %]", 24),
+        (f"pass@{k}", 9),
+        (f"maj@{k}", 9),
+        ("tokens", 8),
+        ("cut", 6),
+        ("KV read", 9),
+        ("tail", 7),
     ]
+    lines = [f"{'task':<24}{'policy':<9}" + "".join(f"{name:>{width}}" for name, width in head)]
     for label, task in results["tasks"].items():
         for name, found in task["policies"].items():
             tail = found["tail"]["overall"]["quantile_value"] if found["tail"] else None

@@ -1,4 +1,4 @@
-"""From the verdicts on one problem's samples to its pass@k and majority@k, each unbiased. One problem at a time; no intervals."""
+"""From the verdicts on one problem's samples to its pass@k and majority@k, both unbiased. No intervals."""
 
 from __future__ import annotations
 

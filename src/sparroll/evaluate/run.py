@@ -90,8 +90,10 @@ def _set(engine: HFEngine | VLLMEngine, schedule: Any, compression: Any) -> None
 
 
 def _checked_ids(engine: HFEngine | VLLMEngine, ids: list[list[int]], sampling: Sampling) -> list[list[int]]:
+    from sparroll.engines.hf import HFEngine
+
     # vLLM's engine has the config and a limit of its own; the model itself is in its workers.
-    config = getattr(engine, "config", None) or engine.model.config
+    config: Any = engine.model.config if isinstance(engine, HFEngine) else engine.config
     limit = getattr(engine, "context_limit", None) or getattr(config, "max_position_embeddings", None)
     return token_ids(ids, engine.tokenizer, config.vocab_size, limit, sampling.max_new_tokens)
 

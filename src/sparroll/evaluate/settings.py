@@ -90,7 +90,8 @@ def read_tasks(text: str, level: int, count: int | None, problem_seed: int = 0) 
         if any(one.label == label for one in found):
             raise UserError(f"the task {label!r} is there twice", "name each task and level once")
         task, own = tasks.get(name), int(written) if colon else level
-        problems = task.prompts("eval", own, problem_seed, count or getattr(task, "eval_count", PROMPTS))
+        wanted = count or int(getattr(task, "eval_count", PROMPTS))
+        problems = task.prompts("eval", own, problem_seed, wanted)
         if not problems:
             raise UserError(f"the task {label!r} has no problems to evaluate on")
         if len({prompt.prompt_id for prompt in problems}) < len(problems):

@@ -19,13 +19,14 @@ def _evaluation(results: dict[str, Any], number: int) -> str:
     k = results["samples"]
     text = (
         f"Each problem has {k} samples. Intervals are 95 % of a bootstrap over problems. pass@k is the unbiased estimate of "
-        f"the chance that one of k samples is right; majority@k is what the most frequent answer of k samples is worth, a tie "
-        f"being worth the mean of the tied answers. Dense and sparse samples with the same number drew the same random numbers."
+        f"the chance that one of k samples is right; majority@k is what the most frequent answer of k samples is worth, a "
+        f"tie being worth the mean of the tied answers. Dense and sparse samples of the same number drew the same random "
+        f"numbers."
     )
     if results["estimator"]:
         text += (
-            f" The tail is the 5th percentile of the acceptance (estimator <code>{escape(results['estimator'])}</code>); that "
-            f"of the dense row is the ceiling."
+            f" The tail is the 5th percentile of the acceptance (estimator <code>{escape(results['estimator'])}</code>); "
+            f"that of the dense row is the ceiling."
         )
     rows = [
         _row(label, name, found, k)
