@@ -70,6 +70,11 @@ class DataTask:
             random.Random(f"data/{seed}").shuffle(rows)
         return [self._prompt(row) for row in rows[:count]]
 
+    @property
+    def eval_count(self) -> int:
+        """Rows of the eval split: what an evaluation takes that asks for no number."""
+        return len(self._rows["eval"])
+
     def reward(self, prompt: Prompt, response_text: str) -> float:
         row = self.row(prompt)
         return self._rewards[row.kind](row, response_text)
