@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import tempfile
@@ -39,6 +40,12 @@ def write_bytes(path: Path | str, data: bytes) -> Path:
 def write_json(path: Path | str, value: Any) -> Path:
     """Like `write_text`; NaN and infinities are refused, since JSON has none."""
     return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file's contents."""
+    with path.open("rb") as source:
+        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def output_folder(path: Path | str) -> Path:

@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from cli_runs import error_of
 from integration.train_runs import short_config, write_model
 from sparroll.cli import main
-from sparroll.engines.adapter import Adapter, load_adapter
+from sparroll.engines.adapter import BESIDE, Adapter, load_adapter
 from sparroll.engines.hf import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.engines.support import load_model
@@ -262,3 +262,28 @@ def test_updates_on_the_same_rollouts_bring_the_sparse_policy_to_the_dense_one(t
     assert after[0] > before[0] + 0.01
     assert after[1] > before[1] + 0.05
     assert all(torch.equal(value, frozen[name]) for name, value in trainer.policy.state_dict().items())
+
+
+def test_an_adapter_of_another_model_is_refused(
+    model: str, straight: tuple[Path, DistillResult], tmp_path: Path
+) -> None:
+    other = str(shutil.copytree(model, tmp_path / "other"))
+    engine = HFEngine(other, schedule=Schedule.fixed(64))
+    with pytest.raises(UserError, match=r"was trained on .*, not on .*other"):
+        load_adapter(engine, other, straight[1].adapter)
+
+
+def test_an_adapter_trained_beside_a_policy_belongs_to_that_one(model: str, tmp_path: Path) -> None:
+    plain, _ = load_model(model, torch.float32, "cpu")
+    Adapter(plain).write(tmp_path / "adapter", BESIDE)
+    own = str(shutil.copytree(model, tmp_path / "model"))
+    load_adapter(HFEngine(own, schedule=Schedule.fixed(64)), own, tmp_path / "adapter")
+    with pytest.raises(UserError, match=r"was trained on .*model, not on"):
+        load_adapter(HFEngine(model, schedule=Schedule.fixed(64)), model, tmp_path / "adapter")
+
+
+def test_prompts_of_another_task_than_the_configuration_names_are_refused(model: str, tmp_path: Path) -> None:
+    from sparroll import tasks
+
+    with pytest.raises(UserError, match=r"names the task 'vowels', and the prompts given are of 'synthetic'"):
+        distill(config(model), tmp_path / "run", task=tasks.get("synthetic"))

@@ -73,7 +73,7 @@ def rollout(
     if policy is not None:
         config["compression"] = policy.table()
     if adapter is not None:
-        config["adapter"] = str(adapter)
+        config["adapter"] = {"folder": str(adapter), "weights": _digest(adapter)}
     sink = _Sink(out, config, n)
     started = time.perf_counter()
     with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
@@ -100,6 +100,14 @@ def rollout(
     else:
         common.print_facts(summary)
     common.wrote(sink.path, path, quiet=json_output)
+
+
+def _digest(adapter: Path) -> str:
+    """Of its weights, so that rollouts of two adapters that lay in one folder are not mixed."""
+    weights = adapter / "adapter_model.safetensors"
+    if not weights.is_file():
+        raise UserError(f"there is no adapter in {adapter}", "it has adapter_config.json and adapter_model.safetensors")
+    return files.sha256(weights)
 
 
 class _Sink:

@@ -48,7 +48,8 @@ class Compression(ABC):
             # The observed queries are then always those of decode steps, whatever happened to the prompt's.
             raise UserError(
                 f"compression {self.kind!r}: every_tokens must be at least window_tokens ({self.query_tokens}), "
-                f"got {self.every_tokens}"
+                f"got {self.every_tokens}",
+                f"use {self.query_tokens} or more; published is 128",
             )
 
     @property

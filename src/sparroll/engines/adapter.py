@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _NAME = "default"
 _WEIGHTS = "adapter_model.safetensors"
+BESIDE = "../model"
+"""The base of an adapter that was trained together with a policy: the folder beside its own. No other one will do."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,8 +151,23 @@ def load_adapter(engine: HFEngine | VLLMEngine, model: str, folder: Path) -> Non
     UserError under dense attention: the adapter was made for sparse rollouts, and dense ones are the model's own."""
     if engine.schedule is None:
         raise UserError("an adapter is for sparse rollouts, and these are dense", "give a schedule or a budget")
+    check_base(folder, model)
     own = load_model(model, None, "cpu")[0] if engine.kind == "vllm" else cast("HFEngine", engine).model
     engine.load_weights(Adapter.load(own, folder).merged(), engine.weight_version + 1)
+
+
+def check_base(folder: Path, model: str) -> None:
+    """Raise UserError where the adapter says that it belongs to another model. Names compare without folder and case."""
+    base = _read_config(folder).base_model_name_or_path
+    if base == BESIDE:
+        same, base = Path(model).resolve() == (folder / BESIDE).resolve(), str(folder.parent / "model")
+    else:
+        same = base is None or Path(base).name.lower() == Path(model).name.lower()
+    if not same:
+        raise UserError(
+            f"the adapter in {folder} was trained on {base}, not on {model}",
+            f"give that model, or correct base_model_name_or_path in {folder}/adapter_config.json",
+        )
 
 
 def _sharing(model: PreTrainedModel) -> PreTrainedModel:

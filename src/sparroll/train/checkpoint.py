@@ -14,7 +14,6 @@ A folder whose files do not match its manifest is damaged, and the one before it
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import shutil
@@ -29,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
+from sparroll import files
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train.optimizer import optimizer_tensors
@@ -178,7 +178,7 @@ def damage(checkpoint: Path) -> str | None:
             return f"{name} is missing"
         if path.stat().st_size != expected["bytes"]:
             return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
-        if _sha256(path) != expected["sha256"]:
+        if files.sha256(path) != expected["sha256"]:
             return f"{name} has other contents than were written"
     return None
 
@@ -211,7 +211,7 @@ def _write_plain(partial: Path, state: RunState, config: dict[str, Any]) -> None
 def _write_manifest(partial: Path) -> None:
     written = sorted(path for path in partial.rglob("*") if path.is_file())
     entries = {
-        str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": _sha256(path)} for path in written
+        str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": files.sha256(path)} for path in written
     }
     manifest = partial / _MANIFEST
     manifest.write_text(json.dumps({"format": FORMAT, "files": entries}, indent=1), encoding="utf-8")
@@ -252,11 +252,6 @@ def _flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as source:
-        return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def read_json(path: Path) -> Any:

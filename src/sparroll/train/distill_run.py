@@ -38,6 +38,11 @@ def distill(
     for what a frozen model cannot do.
     """
     check_frozen(config)
+    if task is not None and task.name != config.task.name:
+        raise UserError(
+            f"the configuration names the task {config.task.name!r}, and the prompts given are of {task.name!r}",
+            f"set task.name to {task.name!r}: the record and --resume go by it",
+        )
     run = DistillRun(open_run(config, Path(out), resume, frozen=True, task=task))
     run.advance(on_progress)
     return run.result()

@@ -298,7 +298,10 @@ class Trainer:
             optimizer, keep = parts.update.optimizer, self.config.checkpoint.keep
             adapter = None
             if parts.distill is not None:
-                adapter = SavedAdapter(parts.distill.adapter, parts.distill.optimizer, self.config.model.name)
+                from sparroll.engines.adapter import BESIDE
+
+                base = self.config.model.name if parts.frozen else BESIDE
+                adapter = SavedAdapter(parts.distill.adapter, parts.distill.optimizer, base)
             policy = None if parts.frozen else self.policy
             checkpoint.save(parts.checkpoints, self.state, config, policy, tokenizer, optimizer, keep, adapter)
             if parts.controller is not None:
