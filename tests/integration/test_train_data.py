@@ -16,6 +16,7 @@ from integration.train_runs import WORDS, short_config, write_model
 from sparroll.errors import UserError
 from sparroll.tasks.data import task as task_module
 from sparroll.tasks.data.rows import Row
+from sparroll.tasks.verdicts import Verdict
 from sparroll.train import TrainConfig, train
 from sparroll.train.sinks import read_lines
 
@@ -23,9 +24,11 @@ from sparroll.train.sinks import read_lines
 class Vowels:
     """A stand-in for the packaged reward: the share of vowels."""
 
-    def __call__(self, row: Row, response_text: str) -> float:
-        words = response_text.split()
-        return sum(word in "aeiou" for word in words) / max(len(words), 1)
+    gives_answers = False
+
+    def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
+        said = [text.split() for text in response_texts]
+        return [Verdict(sum(word in "aeiou" for word in words) / max(len(words), 1)) for words in said]
 
     def usable(self, rows: Sequence[Row]) -> list[bool]:
         return [True] * len(rows)
@@ -33,7 +36,7 @@ class Vowels:
 
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(task_module, "reward_for", lambda kind: Vowels())
+    monkeypatch.setattr(task_module, "reward_for", lambda kind, settings: Vowels())
 
 
 @pytest.fixture(scope="module")

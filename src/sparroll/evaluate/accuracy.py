@@ -14,6 +14,7 @@ import numpy as np
 from sparroll.engines.base import Engine, Progress
 from sparroll.errors import UserError
 from sparroll.tasks import Task
+from sparroll.tasks.verdicts import judge
 from sparroll.types import Prompt
 
 REPLICATES = 1000
@@ -21,7 +22,8 @@ REPLICATES = 1000
 
 @dataclass(frozen=True)
 class Graded:
-    """One prompt's responses: their rewards, lengths in tokens, and how many were cut at the length limit."""
+    """One prompt's responses: the rewards of those that could be graded, all lengths in tokens, and how many were cut at the
+    length limit."""
 
     rewards: tuple[float, ...]
     response_tokens: tuple[int, ...]
@@ -45,6 +47,10 @@ class Accuracy:
 
     @staticmethod
     def of(graded: Sequence[Graded]) -> Accuracy:
+        """Prompts none of whose responses could be graded are left out."""
+        graded = [one for one in graded if one.rewards]
+        if not graded:
+            raise UserError("no response could be graded", "the log of the task says why; `sparroll doctor`")
         per_prompt_P = np.array([np.mean(one.rewards) for one in graded])
         low, high = bootstrap_interval(per_prompt_P)
         lengths = [length for one in graded for length in one.response_tokens]
@@ -53,7 +59,7 @@ class Accuracy:
             low=low,
             high=high,
             prompts=len(graded),
-            samples_per_prompt=len(graded[0].rewards),
+            samples_per_prompt=len(graded[0].response_tokens),
             response_tokens=float(np.mean(lengths)),
             cut_share=sum(one.cut for one in graded) / len(lengths),
         )
@@ -79,10 +85,12 @@ def grade(
     rollouts = engine.generate(
         prompt_ids, n, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=on_progress
     )
+    asked = [prompt for prompt in prompts for _ in range(n)]
+    verdicts = judge(task, asked, [decode(rollout.response_ids) for rollout in rollouts])
     graded = []
-    for index, prompt in enumerate(prompts):
+    for index in range(len(prompts)):
         mine = rollouts[index * n : (index + 1) * n]
-        rewards = tuple(task.reward(prompt, decode(r.response_ids)) for r in mine)
+        rewards = tuple(v.reward for v in verdicts[index * n : (index + 1) * n] if v.reward is not None)
         lengths = tuple(len(r.response_ids) for r in mine)
         graded.append(Graded(rewards, lengths, sum(r.finish_reason == "length" for r in mine)))
     return graded

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -12,7 +13,9 @@ import torch
 from torch import Tensor
 
 from sparroll.engines.base import Engine
+from sparroll.errors import UserError
 from sparroll.tasks import Task
+from sparroll.tasks.verdicts import judge
 from sparroll.train.distributed import Ranks
 from sparroll.types import Prompt, Rollout, StepReport
 
@@ -47,11 +50,11 @@ def sample(
 
 
 def rewards(decode: Callable[[list[int]], str], task: Task, prompts: list[Prompt], rollouts: list[Rollout]) -> Tensor:
-    """[G, N] reward of each response's text."""
+    """[G, N] reward of each response's text; NaN where nothing can be said of it (a sandbox that failed)."""
     per_prompt = len(rollouts) // max(len(prompts), 1)
-    values = [
-        task.reward(prompts[row // per_prompt], decode(rollout.response_ids)) for row, rollout in enumerate(rollouts)
-    ]
+    asked = [prompts[row // per_prompt] for row in range(len(rollouts))]
+    verdicts = judge(task, asked, [decode(rollout.response_ids) for rollout in rollouts])
+    values = [math.nan if verdict.reward is None else verdict.reward for verdict in verdicts]
     return torch.tensor(values, dtype=torch.float32).view(len(prompts), per_prompt)
 
 
@@ -80,11 +83,16 @@ def rollout_report(rollouts: list[Rollout], reward_GN: Tensor | None, engine: En
 
 
 def _reward_report(reward_GN: Tensor, ranks: Ranks) -> StepReport:
-    groups = ranks.gather(reward_GN.tolist())
+    groups = np.array(ranks.gather(reward_GN.tolist()))
+    known = groups[~np.isnan(groups)]
+    if not len(known):
+        raise UserError("no response of this step could be graded", "the log of the task says why; `sparroll doctor`")
+    equal = [len(set(group[~np.isnan(group)])) <= 1 for group in groups]
     return {
-        "reward/mean": float(np.mean(groups)),
-        "reward/std": float(np.std(groups)),
-        "reward/groups_all_equal_share": float(np.mean([len(set(group)) == 1 for group in groups])),
+        "reward/mean": float(known.mean()),
+        "reward/std": float(known.std()),
+        "reward/groups_all_equal_share": float(np.mean(equal)),
+        "reward/ungraded_share": 1 - len(known) / groups.size,
     }
 
 

@@ -37,3 +37,15 @@ def test_groups_do_not_see_each_other() -> None:
 
 def test_no_groups_give_no_advantages() -> None:
     assert group_advantages(torch.zeros(0, 0)).shape == (0, 0)
+
+
+def test_a_rollout_without_a_reward_has_no_advantage_and_the_others_are_judged_among_themselves() -> None:
+    rewards = torch.tensor([[1.0, torch.nan, 0.0], [torch.nan] * 3, [1.0, 0.0, 0.0]])
+    advantage = group_advantages(rewards)
+    assert advantage[0].tolist() == [
+        group_advantages(rewards[:1, [0, 2]])[0, 0],
+        0,
+        group_advantages(rewards[:1, [0, 2]])[0, 1],
+    ]
+    assert not advantage[1].any()
+    assert torch.equal(advantage[2], group_advantages(rewards[2:])[0])

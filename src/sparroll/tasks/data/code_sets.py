@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
-from sparroll.tasks.data import private_tests
 from sparroll.tasks.data.code_tests import Case, CodeTests
 from sparroll.tasks.data.rows import Raw, Row, Skipped, required
+from sparroll.tasks.private_tests import load_private_tests
 
 NO_TESTS = "no tests"
 
@@ -108,11 +108,11 @@ def _function_case(test: Raw) -> Case:
 
 
 def _private_stdin_cases(text: str) -> list[Case]:
-    return [_stdin_case(test) for test in private_tests.decode(text)]
+    return [_stdin_case(test) for test in load_private_tests(text)]
 
 
 def _private_function_cases(text: str) -> list[Case]:
-    return [_function_case(test) for test in private_tests.decode(text)]
+    return [_function_case(test) for test in load_private_tests(text)]
 
 
 def _arguments(given: Any) -> list[Any]:

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import importlib
-import importlib.util
-from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Protocol
 
-from sparroll.errors import UserError
+from sparroll.tasks.code_reward import CallTests, CheckTests, CodeReward, StdinTests, Tests
 from sparroll.tasks.data.rows import Kind, Row
+from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.math_reward import MathReward
+from sparroll.tasks.verdicts import Verdict
 
 
 class RowReward(Protocol):
-    """Judges responses to rows of one kind."""
+    """Judges responses to rows of one kind, many at a time."""
 
-    def __call__(self, row: Row, response_text: str) -> float:
-        """1.0 for a right response, else 0.0."""
+    gives_answers: bool
+    """Whether its verdicts name answers, so that they can vote."""
+
+    def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
+        """A verdict for each response to the row at the same place."""
         ...
 
     def usable(self, rows: Sequence[Row]) -> list[bool]:
@@ -24,53 +27,58 @@ class RowReward(Protocol):
         ...
 
 
-def reward_for(kind: Kind) -> RowReward:
-    """The packaged reward of a kind of row. Raises UserError where this version has none, or its packages are missing."""
-    return _MAKE[kind]()
+def reward_for(kind: Kind, settings: DataSettings) -> RowReward:
+    """The packaged reward of a kind of row. Raises UserError where its packages or a sandbox are missing."""
+    return BoxedAnswer() if kind == "math" else PassedTests(settings.allow_unsafe_sandbox)
 
 
 class BoxedAnswer:
     """The last boxed answer against the gold one, by math-verify."""
 
+    gives_answers = True
+
     def __init__(self) -> None:
         self._judge = MathReward()
 
-    def __call__(self, row: Row, response_text: str) -> float:
-        return self._judge.grade(row.answer, response_text).reward
+    def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
+        """Right answers are one answer, the gold one, however they are written; wrong ones are told apart as strings."""
+        golds = [row.answer for row in rows]
+        found = []
+        for gold, verdict in zip(
+            golds, self._judge.grade_all(list(zip(golds, response_texts, strict=True))), strict=True
+        ):
+            answer = gold if verdict.status == "right" else verdict.answer and "".join(verdict.answer.split())
+            reward = None if verdict.status == "unparsable_gold" else verdict.reward
+            found.append(Verdict(reward, verdict.status, answer))
+        return found
 
     def usable(self, rows: Sequence[Row]) -> list[bool]:
         return [not bad for bad in self._judge.unparsable_gold([row.answer for row in rows])]
 
 
 class PassedTests:
-    """All tests of the row, in a sandbox."""
+    """All tests of the row, in a sandbox. Where the sandbox itself failed, there is no reward."""
 
-    def __init__(self) -> None:
-        name = "sparroll.tasks.code_reward"
-        if importlib.util.find_spec(name) is None:
-            raise UserError("this version of sparroll has no reward for code rows", "`sparroll data show` prints them")
-        self._module: Any = importlib.import_module(name)
-        self._judge = self._module.CodeReward()
+    gives_answers = False
 
-    def __call__(self, row: Row, response_text: str) -> float:
-        """Raises UserError where the sandbox itself failed, which says nothing about the program."""
-        verdict = self._judge.grade(self._tests(row), response_text)
-        if verdict.reward is None:
-            raise UserError(f"the sandbox failed on {row.row_id}: {verdict.detail}", "`sparroll doctor` tries it")
-        return float(verdict.reward)
+    def __init__(self, allow_unsafe_sandbox: bool = False) -> None:
+        self._judge = CodeReward(allow_unsafe_sandbox=allow_unsafe_sandbox)
+
+    def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
+        pairs = [(_tests(row), text) for row, text in zip(rows, response_texts, strict=True)]
+        return [Verdict(verdict.reward, verdict.status) for verdict in self._judge.grade_batch(pairs)]
 
     def usable(self, rows: Sequence[Row]) -> list[bool]:
         return [row.tests is not None for row in rows]
 
-    def _tests(self, row: Row) -> Any:
-        assert row.tests is not None
-        tests, cases = row.tests, row.tests.cases()
-        if tests.style == "program":
-            return self._module.CheckTests(tests.entry_point, cases[0].given)
-        pairs = tuple((case.given, case.expected) for case in cases)
-        if tests.style == "stdin":
-            return self._module.StdinTests(pairs)
-        return self._module.CallTests(tests.entry_point, pairs, wrapped=tests.wrapped)
 
-
-_MAKE: dict[Kind, Callable[[], RowReward]] = {"math": BoxedAnswer, "code": PassedTests}
+def _tests(row: Row) -> Tests:
+    assert row.tests is not None
+    tests, cases = row.tests, row.tests.cases()
+    pairs = tuple((case.given, case.expected) for case in cases)
+    if tests.style == "stdin":
+        return StdinTests(pairs)
+    assert tests.entry_point is not None, "tests that call a function name it"
+    if tests.style == "program":
+        return CheckTests(tests.entry_point, cases[0].given)
+    return CallTests(tests.entry_point, pairs, wrapped=tests.wrapped)

@@ -37,6 +37,9 @@ class DataSettings(BaseModel):
     max_tests: int | None = Field(default=None, ge=1)
     """Tests kept of each training row, spread evenly over its list. Fewer are faster and let more wrong programs pass."""
 
+    allow_unsafe_sandbox: bool = False
+    """Run programs of code rows as plain processes where no sandbox works. They can read and write whatever you can."""
+
     @model_validator(mode="after")
     def _range(self) -> Self:
         low, high = self.min_difficulty, self.max_difficulty

@@ -19,6 +19,7 @@ from sparroll.tasks.data.rows import Row
 from sparroll.tasks.data.select import by_difficulty, held_out, once_each
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.templates import filled
+from sparroll.tasks.verdicts import Verdict
 from sparroll.types import Prompt
 
 
@@ -47,7 +48,7 @@ class DataTask:
         evaluation += held
         train = self._uncontaminated(train, evaluation)
         for kind in sorted({row.kind for row in [*train, *evaluation]} - self._rewards.keys()):
-            self._rewards[kind] = reward_for(kind)
+            self._rewards[kind] = reward_for(kind, settings)
         train, evaluation = self._judgeable(train), self._judgeable(evaluation)
         self._check_left(train)
         self._rows: dict[Split, list[Row]] = {
@@ -75,9 +76,27 @@ class DataTask:
         """Rows of the eval split: what an evaluation takes that asks for no number."""
         return len(self._rows["eval"])
 
+    @property
+    def gives_answers(self) -> bool:
+        """Whether responses can vote on an answer."""
+        return all(reward.gives_answers for reward in self._rewards.values())
+
     def reward(self, prompt: Prompt, response_text: str) -> float:
-        row = self.row(prompt)
-        return self._rewards[row.kind](row, response_text)
+        """Raises UserError where nothing can be said of the response; `verdicts` says so without an error."""
+        (verdict,) = self.verdicts([prompt], [response_text])
+        if verdict.reward is None:
+            raise UserError(f"no reward for a response to {prompt.prompt_id}: {verdict.status}", "use verdicts(...)")
+        return verdict.reward
+
+    def verdicts(self, prompts: Sequence[Prompt], response_texts: Sequence[str]) -> list[Verdict]:
+        """A verdict for each response to the prompt at the same place; each kind's are judged together."""
+        rows = [self.row(prompt) for prompt in prompts]
+        found: dict[int, Verdict] = {}
+        for kind in dict.fromkeys(row.kind for row in rows):
+            places = [place for place, row in enumerate(rows) if row.kind == kind]
+            texts = [response_texts[place] for place in places]
+            found |= zip(places, self._rewards[kind].judge([rows[place] for place in places], texts), strict=True)
+        return [found[place] for place in range(len(rows))]
 
     def row(self, prompt: Prompt) -> Row:
         """The row behind a prompt. Raises UserError for prompts of another task."""

@@ -1,23 +1,56 @@
-"""A set's rows judged by the packaged rewards."""
+"""Rows judged by the packaged rewards, many at a time: math by math-verify, code in whatever sandbox holds here."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import data_files
+from sparroll.tasks import sandbox
 from sparroll.tasks.data.settings import DataSettings
-from sparroll.tasks.data.task import data_task
+from sparroll.tasks.data.task import DataTask
+from sparroll.tasks.verdicts import has_answers, judge
+from sparroll.types import Prompt
 
 
-def test_math_rows_are_judged_by_the_boxed_answer_and_unreadable_gold_is_counted(tmp_path: Path) -> None:
-    root = data_files.plain_mirror(tmp_path / "mirror", "gsm8k")
-    own = data_files.write(
-        tmp_path / "own.jsonl",
-        [{"prompt": "Half of three?", "answer": 1.5}, {"prompt": "What?", "answer": "???"}],
+def task(folder: Path, rows: list[dict[str, object]]) -> tuple[DataTask, list[Prompt]]:
+    made = DataTask("data", DataSettings(train=str(data_files.write(folder / "rows.jsonl", rows))))
+    prompts = made.prompts("train", 0, 0, 99)
+    return made, sorted(prompts, key=lambda prompt: prompt.prompt_id)
+
+
+def test_math_rows_are_judged_together_and_right_answers_vote_as_one(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    made, (half, seven) = task(
+        tmp_path, [{"prompt": "a half?", "answer": "1/2"}, {"prompt": "three and four?", "answer": "7"}]
     )
-    made = data_task("gsm8k", DataSettings(mirror=str(root), eval=(str(own),)))
-    first = next(prompt for prompt in made.prompts("train", 0, 0, 9) if prompt.answer == "1234")
-    assert made.reward(first, "so \\boxed{1,234}") == 1 and made.reward(first, "1234") == 0
-    (half,) = made.prompts("eval", 0, 0, 9)
-    assert made.reward(half, "\\boxed{\\frac{3}{2}}") == 1 and made.reward(half, "\\boxed{2}") == 0
-    assert made.report()["removed"] == {"no response can be judged": 1}
+    asked = [half, half, half, seven]
+    said = [r"\boxed{0.5}", r"\boxed{\frac12}", r"\boxed{2}", "no box"]
+    verdicts = judge(made, asked, said)
+    assert [verdict.reward for verdict in verdicts] == [1.0, 1.0, 0.0, 0.0]
+    assert [verdict.answer for verdict in verdicts] == ["1/2", "1/2", "2", None]
+    assert has_answers(made)
+    assert made.reward(half, said[0]) == 1.0
+
+
+def test_code_rows_are_run_and_a_broken_sandbox_is_nobodys_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not any(probe.holds for probe in sandbox.probes().values()):
+        pytest.skip("no sandbox works on this machine")
+    tests = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+    made, (prompt,) = task(tmp_path, [{"prompt": "add", "tests": tests}])
+    good = "```python\nprint(sum(map(int, input().split())))\n```"
+    assert [verdict.reward for verdict in judge(made, [prompt] * 2, [good, "```python\nprint(3)\n```"])] == [1.0, 0.0]
+    assert not has_answers(made)
+
+    from sparroll.tasks import code_reward
+    from sparroll.tasks.sandbox_limits import SandboxError
+
+    def broken(*arguments: object) -> object:
+        raise SandboxError("no more processes")
+
+    monkeypatch.setattr(code_reward, "run", broken)
+    (verdict,) = judge(made, [prompt], [good.replace("print", "print ")])
+    assert (verdict.reward, verdict.status) == (None, "sandbox error")

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import os
-import pickle
 import subprocess
 import sys
-import zlib
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +12,7 @@ import pytest
 
 import data_files
 from sparroll.errors import UserError
-from sparroll.tasks.data import hub, private_tests
+from sparroll.tasks.data import hub
 from sparroll.tasks.data.catalog import SETS
 from sparroll.tasks.data.code_tests import Case
 from sparroll.tasks.data.load import Loaded, load
@@ -103,25 +100,6 @@ def test_each_release_of_livecodebench_is_the_first_files(mirror: str, tmp_path:
     with pytest.raises(UserError, match=r"lacks the files test4.jsonl"):
         load("livecodebench", mirror=str(root))
     assert len(load("livecodebench_v3", mirror=str(root)).rows) == 5
-
-
-class Shell:
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (os.system, ("touch ran",))
-
-
-def test_a_pickle_that_names_anything_is_refused_and_not_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    hostile = base64.b64encode(zlib.compress(pickle.dumps(Shell()))).decode()
-    with pytest.raises(UserError, match=r"asks for \w+.system"):
-        private_tests.decode(hostile)
-    assert not (tmp_path / "ran").exists()
-
-
-@pytest.mark.parametrize("text", ["", "not base64!", base64.b64encode(b"no zlib").decode(), '{"a": 1}', "[1"])
-def test_damaged_private_tests_are_one_error(text: str) -> None:
-    with pytest.raises(UserError, match="tests"):
-        private_tests.decode(text)
 
 
 def test_a_loading_script_beside_the_files_is_never_run(tmp_path: Path) -> None:

@@ -17,14 +17,17 @@ from sparroll.tasks.data.rows import Row
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask, task_settings
 from sparroll.tasks.data.templates import filled, template_names
+from sparroll.tasks.verdicts import Verdict
 from sparroll.train.prompts import PromptStream
 
 
 class ExactMatch:
     """A stand-in that wants the answer itself."""
 
-    def __call__(self, row: Row, response_text: str) -> float:
-        return float(response_text == row.answer)
+    gives_answers = True
+
+    def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
+        return [Verdict(float(text == row.answer), answer=text) for row, text in zip(rows, response_texts, strict=True)]
 
     def usable(self, rows: Sequence[Row]) -> list[bool]:
         return [row.answer != "?" for row in rows]
