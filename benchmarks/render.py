@@ -263,6 +263,17 @@ def sparse_training_model() -> str:
     return table(["Qwen3-1.7B shape, LoRA", "tokens", "forward, s", "with backward, s", "peak memory, GiB"], rows)
 
 
+def distilled() -> str:
+    """An adapter's effect on prompts that it was not trained on."""
+    found = results("distill-tiny", "distill")
+    rows = []
+    for name in ("before", "after"):
+        of = found[name]
+        interval = f"{down(of['q05'])} [{down(of['q05_low'])}, {down(of['q05_high'])}]"
+        rows.append([name, str(of["step"]), interval, down(of["mean"]), f"{of['kl']:.3f}"])
+    return table(["adapter", "steps", "tail", "mean acceptance", "KL to dense"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "plans": plans,
     "quickstart-tail": quickstart_tail,
@@ -276,6 +287,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode-steps": decode_steps,
     "short-steps": short_steps,
     "kernels": kernels,
+    "distilled": distilled,
     "sparse-training": sparse_training,
     "sparse-training-model": sparse_training_model,
 }
