@@ -105,10 +105,21 @@ def _start(waiting: list[Job], running: list[_Running], places: list[int | None]
         with job.log.open("ab") as log:
             # A session of its own: Ctrl-C reaches this process, which passes it on once.
             process = subprocess.Popen(
-                job.command, env=environment, stdout=log, stderr=log, stdin=subprocess.DEVNULL, start_new_session=True
+                job.command,
+                env=environment,
+                stdout=log,
+                stderr=log,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+                preexec_fn=_heed_interrupts,
             )
         waiting.remove(job)
         running.append(_Running(job, place, process))
+
+
+def _heed_interrupts() -> None:
+    """A shell starts what runs in the background with SIGINT ignored, and children inherit that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _reap(running: list[_Running], outcomes: dict[str, Outcome], *, interrupted: bool) -> bool:

@@ -24,7 +24,7 @@ from sparroll.tasks.sandbox_limits import Limits
 Name = Literal["bubblewrap", "firejail", "unsafe"]
 RUNNER = Path(__file__).with_name("sandbox_runner.py")
 PYTHON = os.path.realpath(sys.executable)
-_INSIDE = "/sandbox/runner.py"
+_INSIDE, _PACKAGES = "/sandbox/runner.py", "/sandbox/packages"
 _ENVIRONMENT = {
     "PATH": "/usr/bin:/bin",
     "HOME": "/tmp",
@@ -45,6 +45,8 @@ class Launch:
     pass_fds: list[int] = field(default_factory=list)
     folder: str | None = None
     """On this machine, removed afterwards."""
+    packages: list[str] = field(default_factory=lambda: packages())
+    """Where the program finds them."""
     user_id: int | None = None
     """The runner takes it on before the program starts."""
 
@@ -99,6 +101,7 @@ class Bubblewrap:
         folder = ["--size", str(limits.folder_bytes), "--perms", "1777", "--tmpfs"]
         command = ["bwrap", *walls, "--die-with-parent", "--new-session", "--hostname", "sandbox"]
         command += [*self._system(), "--proc", "/proc", "--dev", "/dev", *folder, "/dev/shm", *folder, "/tmp"]
+        command += self._python(launch)
         command += ["--ro-bind", str(RUNNER), _INSIDE, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
         command += ["--clearenv"]
         for name, value in _ENVIRONMENT.items():
@@ -121,13 +124,20 @@ class Bubblewrap:
                 command += ["--symlink", os.readlink(place), place]
             elif os.path.isdir(place):
                 command += ["--ro-bind", place, place]
-        command += ["--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
-        for place in (sys.base_prefix, *packages()):
-            if not place.startswith("/usr/") and os.path.isdir(place):
-                # Made by hand, since bwrap would copy the rights of a private home folder.
-                for parent in reversed(list(Path(place).parents)[:-1]):
-                    command += ["--perms", "0755", "--dir", str(parent)]
-                command += ["--ro-bind", place, place]
+        return [*command, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+
+    def _python(self, launch: Launch) -> list[str]:
+        """The interpreter where it is, and its packages in a place of their own. After the empty /tmp, which would hide an
+        interpreter there."""
+        command = ["--perms", "0755", "--dir", str(Path(_PACKAGES).parent), "--perms", "0755", "--dir", _PACKAGES]
+        if not sys.base_prefix.startswith("/usr/"):
+            # Made by hand, since bwrap would copy the rights of a private home folder.
+            for parent in reversed(list(Path(sys.base_prefix).parents)[:-1]):
+                command += ["--perms", "0755", "--dir", str(parent)]
+            command += ["--ro-bind", sys.base_prefix, sys.base_prefix]
+        for number, place in enumerate(launch.packages):
+            command += ["--ro-bind-try", place, f"{_PACKAGES}/{number}"]
+        launch.packages = [f"{_PACKAGES}/{number}" for number in range(len(launch.packages))]
         return command
 
 

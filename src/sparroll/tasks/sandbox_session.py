@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sparroll.tasks.sandbox_boundaries import Boundary, packages
+from sparroll.tasks.sandbox_boundaries import Boundary
 from sparroll.tasks.sandbox_limits import Limits, SandboxError, Status
 
 START_SECONDS = 30.0
@@ -74,7 +74,7 @@ class Session:
         about = {
             "mode": mode,
             "limits": asdict(limits),
-            "packages": packages(),
+            "packages": self._launch.packages,
             "uid": self._launch.user_id,
             "own_processes": boundary.own_processes,
             "new_folder": self._launch.folder,
@@ -104,7 +104,8 @@ class Session:
     def exchange(self, head: dict[str, Any], body: bytes = b"", wall_seconds: float | None = None) -> Frame:
         """Send a message and wait for the next one. Raises Ended, after which only `close` makes sense."""
         assert self._process.stdin and self._process.stdout
-        ending = time.monotonic() + (self.limits.wall_seconds if wall_seconds is None else wall_seconds)
+        began = time.monotonic()
+        ending = began + (self.limits.wall_seconds if wall_seconds is None else wall_seconds)
         message = memoryview(b"%s %s %d\n" % (self._nonce, json.dumps(head).encode(), len(body)) + body)
         source, sink = self._process.stdout.fileno(), self._process.stdin.fileno()
         poll = select.poll()
@@ -132,11 +133,14 @@ class Session:
                     if not message or event & select.POLLERR:
                         poll.unregister(sink)
                 else:
-                    self._read(source)
+                    self._read(source, began)
 
-    def _read(self, source: int) -> None:
+    def _read(self, source: int, began: float) -> None:
         block = os.read(source, 1 << 16)
         if not block:
+            # The kernel's limit of processor time ends the runner where a function never returns.
+            if time.monotonic() - began >= self.limits.cpu_seconds:
+                raise Ended("timeout", f"ended after {self.limits.cpu_seconds} s")
             raise Ended("crash", "the runner was ended")
         self._ahead += block
         if len(self._ahead) > self.limits.output_bytes + _HEAD_BYTES:

@@ -227,7 +227,7 @@ def test_limits_and_tests_that_make_no_sense_are_refused() -> None:
 
 def test_the_docs_name_every_hostile_boundary() -> None:
     text = (Path(__file__).parents[3] / "docs" / "sandbox.md").read_text(encoding="utf-8")
-    assert all(name in text for name in ("bubblewrap", "firejail", "unsafe", "--allow-unsafe-sandbox"))
+    assert all(name in text for name in ("bubblewrap", "firejail", "unsafe", "data.allow_unsafe_sandbox"))
     record = Path(__file__).parents[3] / "benchmarks/results/verdicts-code-cpu.json"
     results = json.loads(record.read_text(encoding="utf-8"))["results"]
     assert f"{results['verdicts_per_second']:.1f} verdicts a second" in text
