@@ -35,9 +35,6 @@ from study_folder import new_config, new_model, pack, small_config, stored_weigh
 from table_batches import STAGES, Batches  # noqa: E402
 from table_sums import LEVELS, Role, Shape, problem  # noqa: E402
 
-WEIGHT = {Role.REMARK: 0.5, Role.OPERAND: 2.0}
-"""In the loss; other roles have 1. Remarks cannot be foretold, but they are a policy to be learned too. Operands are
-few, and the last to be learned."""
 LEARNED = {
     "lookup": (0.15, 0.1, 0.03),
     "sum": (0.3, 0.1, 0.05),
@@ -57,6 +54,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--warmup-steps", type=int, default=200)
     parser.add_argument("--cool-share", type=float, default=0.3)
+    about = "in the loss, where others have 1: they cannot be foretold, but are a policy to be learned too"
+    parser.add_argument("--remark-weight", type=float, default=0.5, help=about)
+    about = "in the loss, where others have 1: few, and the last to be learned"
+    parser.add_argument("--operand-weight", type=float, default=2.0, help=about)
     parser.add_argument("--last-stage", type=int, default=len(STAGES) - 1)
     parser.add_argument("--batch-tokens", type=int, help="instead of the stages' own")
     parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
@@ -73,9 +74,12 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-def response_loss(model, shape: Shape, ids_BS: torch.Tensor, body=hidden_states) -> torch.Tensor:
+def response_loss(
+    model, shape: Shape, ids_BS: torch.Tensor, weights: dict[Role, float], body=hidden_states
+) -> torch.Tensor:
+    """weights: of tokens by their role, 1 for roles that are not named."""
     hidden = body(model, ids_BS)[:, shape.prompt_tokens - 1 : -1]
-    weight_T = torch.tensor([WEIGHT.get(role, 1.0) for role in map(Role, shape.roles)], device=hidden.device)
+    weight_T = torch.tensor([weights.get(role, 1.0) for role in map(Role, shape.roles)], device=hidden.device)
     scores = logits(model, hidden).flatten(0, 1)
     loss_BT = F.cross_entropy(scores, ids_BS[:, shape.prompt_tokens :].flatten(), reduction="none").view(
         len(ids_BS), -1
@@ -96,6 +100,7 @@ class Trainer:
         gains = [p for p in self.model.parameters() if p.dim() <= 1]
         groups = [{"params": weights, "weight_decay": 0.05}, {"params": gains, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=args.device == "cuda")
+        self.role_weights = {Role.REMARK: args.remark_weight, Role.OPERAND: args.operand_weight}
         self.steps = self.tokens = self.stage = 0
         self.stage_began_step = 0
         self.losses: list[torch.Tensor] = []
@@ -117,7 +122,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = rate
         with self.autocast():
-            loss = response_loss(self.model, shape, ids, self.body)
+            loss = response_loss(self.model, shape, ids, self.role_weights, self.body)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
         self.optimizer.step()
