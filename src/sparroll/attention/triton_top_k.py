@@ -11,6 +11,7 @@ from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.triton_launch import after_previous, overlapping
+from sparroll.attention.triton_threshold import LEAST, best_threshold, ordered_bits
 
 _WIDEST_FILL = 1024
 _SCORES_PER_WARP = 256
@@ -139,22 +140,8 @@ def _select(
     unit = tl.arange(0, LANES)
     exists = unit < units
     score = tl.load(scores_row + unit, mask=exists, other=float("-inf"))
-    # Both zeros are one score.
-    score = tl.where(score == 0.0, 0.0, score)
-    bits = score.to(tl.int32, bitcast=True)
-    # Signed integers in the order of the floats they came from.
-    ordered = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-    ordered = tl.where(exists, ordered, -0x80000000)
-    low = tl.min(tl.where(exists, ordered, 0x7FFFFFFF), axis=0).to(tl.int64)
-    high = tl.max(ordered, axis=0).to(tl.int64)
-    # At least `wanted` scores are >= low, and the wanted-th largest is <= high; both ends meet in it, or in any
-    # threshold that exactly `wanted` scores reach.
-    while low < high:
-        middle = (low + high + 1) >> 1
-        reaching = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32), axis=0)
-        low = tl.where(reaching >= wanted, middle, low)
-        high = tl.where(reaching > wanted, high, tl.where(reaching == wanted, middle, middle - 1))
-    threshold = low.to(tl.int32)
+    ordered = tl.where(exists, ordered_bits(score), LEAST)
+    threshold = best_threshold(ordered, exists, wanted)
     above = (ordered > threshold).to(tl.int32)
     equal = ((ordered == threshold) & exists).to(tl.int32)
     wanted_equals = wanted - tl.sum(above, axis=0)

@@ -22,6 +22,7 @@ from triton import knobs
 
 from sparroll.attention.selectors.page_mean import PageMean
 from sparroll.attention.triton_masked_layout import rows_contiguous
+from sparroll.attention.triton_threshold import LEAST, best_threshold, ordered_bits
 from sparroll.attention.unit_words import WORD_POSITIONS
 from sparroll.errors import UserError
 
@@ -29,7 +30,6 @@ SCRATCH_BYTES = 1 << 26
 """Of the scores that exist at one time, as long as those of 32 positions of one sequence take no more."""
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 _EVERYTHING = tl.constexpr(1 << 30)
-_LEAST = tl.constexpr(-0x80000000)
 
 
 def chosen_words(
@@ -187,24 +187,15 @@ def _limit(
     position = begin + row
     units = position // UNIT + 1
     its_wanted = tl.load(wanted + (pair // HEADS).to(tl.int64) * tokens + position)
-    threshold = tl.full([], _LEAST, tl.int32)
+    threshold = tl.full([], LEAST, tl.int32)
     last = tl.full([], _EVERYTHING, tl.int32)
     if its_wanted < units:
         unit = tl.arange(0, LANES)
         exists = unit < units
         scores += (pair.to(tl.int64) * (end - begin) + row) * scores_per_position
         ordered = _ordered(scores + unit, unit, units, exists, FIRST, RECENT)
-        ordered = tl.where(exists, ordered, _LEAST)
-        low = tl.min(tl.where(exists, ordered, 0x7FFFFFFF), axis=0).to(tl.int64)
-        high = tl.max(ordered, axis=0).to(tl.int64)
-        # At least `wanted` scores are >= low, and the wanted-th largest is <= high; both ends meet in it, or in any
-        # threshold that exactly `wanted` scores reach.
-        while low < high:
-            half = (low + high + 1) >> 1
-            reaching = tl.sum((ordered >= half.to(tl.int32)).to(tl.int32), axis=0)
-            low = tl.where(reaching >= its_wanted, half, low)
-            high = tl.where(reaching > its_wanted, high, tl.where(reaching == its_wanted, half, half - 1))
-        threshold = low.to(tl.int32)
+        ordered = tl.where(exists, ordered, LEAST)
+        threshold = best_threshold(ordered, exists, its_wanted)
         equal = exists & (ordered == threshold)
         above = tl.sum((ordered > threshold).to(tl.int32), axis=0)
         last = tl.max(tl.where(equal, unit, -1), axis=0)
@@ -244,7 +235,7 @@ def _mark(
     threshold = tl.load(limits + at, mask=real, other=0)
     last = tl.load(limits + at + 1, mask=real, other=-1)
     exists = real[:, None] & (unit[None, :] < units[:, None])
-    all_of_them = (threshold == _LEAST) & (last == _EVERYTHING)
+    all_of_them = (threshold == LEAST) & (last == _EVERYTHING)
     scores += pair.to(tl.int64) * (end - begin) * scores_per_position
     target = scores + (row * scores_per_position)[:, None] + unit[None, :]
     needed = exists & ~all_of_them[:, None]
@@ -263,7 +254,4 @@ def _ordered(at, unit, units, needed, FIRST: tl.constexpr, RECENT: tl.constexpr)
     """Signed integers in the order of the scores, of which units that are read anyway have the highest."""
     competes = needed & (unit >= FIRST) & (unit < units - RECENT)
     score = tl.load(at, mask=competes, other=float("inf"))
-    # Both zeros are one score.
-    score = tl.where(score == 0.0, 0.0, score)
-    bits = score.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return ordered_bits(score)
