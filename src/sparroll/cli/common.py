@@ -41,6 +41,29 @@ Chat = Annotated[bool, typer.Option("--chat", help="Put each prompt into the mod
 Engine = Annotated[
     str, typer.Option("--engine", help="Who samples. hf: transformers. vllm: vLLM, which must be installed.")
 ]
+CompressionKind = Annotated[
+    str | None, typer.Option("--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
+]
+CompressionSet = Annotated[
+    list[str] | None,
+    typer.Option("--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
+]
+Adapter = Annotated[
+    Path | None,
+    typer.Option("--adapter", help="Folder of a LoRA adapter for sparse responses, from distill or train."),
+]
+Mirror = Annotated[
+    Path | None, typer.Option("--mirror", help="Folder with copies of hub sets; without it, the hub and its cache.")
+]
+Thinking = Annotated[
+    bool | None,
+    typer.Option(
+        "--thinking/--no-thinking", help="Mode of the chat template, --no-thinking for off; its default without."
+    ),
+]
+PromptTemplate = Annotated[
+    str | None, typer.Option("--prompt-template", help="Packaged name or file; without it, the one that fits a row.")
+]
 ForceSchedule = Annotated[
     bool, typer.Option("--force-schedule", help="Use a schedule that was made for another model all the same.")
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Look at data for training and evaluation.", no_args_is_help=True)
 
-Mirror = Annotated[
-    Path | None, typer.Option("--mirror", help="Folder with copies of hub sets; without it, the hub and its cache.")
-]
 _BINS, _BAR = 12, 40
 _SAMPLE_CHARACTERS = 600
 
@@ -50,18 +46,10 @@ def show(
         str | None, typer.Option("--model", help="Count tokens of its tokenizer instead of words.")
     ] = None,
     chat: common.Chat = False,
-    thinking: Annotated[
-        bool | None,
-        typer.Option(
-            "--thinking/--no-thinking", help="Mode of the chat template, --no-thinking for off; its default without."
-        ),
-    ] = None,
-    prompt_template: Annotated[
-        str | None,
-        typer.Option("--prompt-template", help="Packaged name or file; without it, the one that fits a row."),
-    ] = None,
+    thinking: common.Thinking = None,
+    prompt_template: common.PromptTemplate = None,
     samples: Annotated[int, typer.Option("--samples", min=0, help="Rows to print, spread over the set.")] = 3,
-    mirror: Mirror = None,
+    mirror: common.Mirror = None,
     json: common.Json = False,
 ) -> None:
     """Print samples as the model gets them, a histogram of prompt lengths, and how many rows were skipped and why."""
@@ -100,7 +88,7 @@ def check(
     train: Annotated[str, typer.Option("--train", help="Set or file to train on.")],
     evaluation: Annotated[list[str], typer.Option("--eval", help="Set or file to evaluate on; repeatable.")],
     ngram_words: Annotated[int, typer.Option("--ngram-words", min=2, help="Words in a row that count as shared.")] = 13,
-    mirror: Mirror = None,
+    mirror: common.Mirror = None,
     json: common.Json = False,
 ) -> None:
     """Find training rows that share words in a row with eval rows. Exit code 1 where there are any."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,9 +19,11 @@ from sparroll.errors import UserError
 from sparroll.progress import Progress
 
 if TYPE_CHECKING:
+    from sparroll.compression import Compression
     from sparroll.engines.hf import HFEngine
     from sparroll.engines.scoring import Scorer
     from sparroll.engines.vllm.engine import VLLMEngine
+    from sparroll.evaluate.log import SampleLog
     from sparroll.evaluate.settings import EvalTask, Policy, Sampling
     from sparroll.schedule import Schedule
 
@@ -29,19 +33,16 @@ def evaluate(
         str | None, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
     ] = None,
     task_names: Annotated[
-        str | None, typer.Option("--tasks", help="Tasks by name, or name:level, separated by commas.")
+        str | None,
+        typer.Option("--tasks", help="Separated by commas: name, name:level, set:split, or a file of problems."),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; created if missing.")] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Responses per problem: the k of mean@k.")] = 16,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; dense without it.")] = None,
     budget: Annotated[int | None, typer.Option("--budget", min=1, help="A fixed KV budget in tokens instead.")] = None,
-    compression: Annotated[
-        str | None, typer.Option("--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
-    ] = None,
-    compression_set: Annotated[
-        list[str] | None,
-        typer.Option("--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
-    ] = None,
+    compression: common.CompressionKind = None,
+    compression_set: common.CompressionSet = None,
+    adapter: common.Adapter = None,
     also_dense: Annotated[
         bool, typer.Option("--also-dense", help="Dense too, with the same seeds: the pair, and the dense ceiling.")
     ] = False,
@@ -56,6 +57,12 @@ def evaluate(
     max_new_tokens: measuring.MaxNewTokens = 1024,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy, with --samples 1.")] = 1.0,
     chat: common.Chat = False,
+    thinking: common.Thinking = None,
+    prompt_template: common.PromptTemplate = None,
+    mirror: common.Mirror = None,
+    allow_unsafe_sandbox: Annotated[
+        bool, typer.Option("--allow-unsafe-sandbox", help="Run programs without a boundary where no sandbox works.")
+    ] = False,
     no_tail: Annotated[
         bool, typer.Option("--no-tail", help="Leave out the acceptance, which needs a dense forward of each response.")
     ] = False,
@@ -79,43 +86,63 @@ def evaluate(
         return _compare(comparison, out, json_output)
     if model is None or task_names is None or out is None:
         raise UserError("evaluate needs --model, --tasks and --out", "or --compare RUN1 RUN2")
+    if thinking is not None and not chat:
+        raise UserError("--thinking and --no-thinking need --chat")
     from sparroll.evaluate import parquet
     from sparroll.evaluate.settings import Sampling, read_tasks
+    from sparroll.tasks.data.settings import DataSettings
 
     check_engine(engine)
     parquet.check_installed()
-    asked = read_tasks(task_names, level, count, problem_seed)
-    sampling = Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens)
+    data = DataSettings(
+        mirror=None if mirror is None else str(mirror),
+        prompt_template=prompt_template,
+        allow_unsafe_sandbox=allow_unsafe_sandbox,
+    )
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
-    policies = _policies(
-        chosen, common.load_compression(compression, compression_set or [], chosen, engine), also_dense
+    _check_adapter(adapter, chosen, model)
+    evicting = common.load_compression(compression, compression_set or [], chosen, engine)
+    wanted = Wanted(
+        model=model,
+        asked=read_tasks(task_names, level, count, problem_seed, data),
+        policies=_policies(chosen, evicting, adapter, also_dense),
+        sampling=Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens),
+        problem_seed=problem_seed,
+        chat=chat,
+        thinking=thinking,
+        adapter=adapter,
+        engine=engine,
+        device=device,
+        dtype=dtype,
+        max_batch=max_batch,
     )
     common.output_folder(out)
-    config = _config(model, asked, policies, sampling, chat, engine, dtype, problem_seed)
+    config = _config(wanted)
     _same_as_before(out, config)
-    return _evaluate(
-        model, out, asked, policies, sampling, chosen, config, chat, max_batch, engine, device, dtype, json_output
-    )
+    return _evaluate(wanted, out, config, json_output)
 
 
-def _evaluate(
-    model: str,
-    out: Path,
-    asked: list[EvalTask],
-    policies: list[Policy],
-    sampling: Sampling,
-    schedule: Schedule | None,
-    config: dict[str, Any],
-    chat: bool,
-    max_batch: int,
-    engine_name: str,
-    device: str | None,
-    dtype: str | None,
-    json_output: bool,
-) -> None:
+@dataclass(frozen=True)
+class Wanted:
+    """What was asked for on the command line, checked."""
+
+    model: str
+    asked: list[EvalTask]
+    policies: list[Policy]
+    sampling: Sampling
+    problem_seed: int
+    chat: bool
+    thinking: bool | None
+    adapter: Path | None
+    engine: str
+    device: str | None
+    dtype: str | None
+    max_batch: int
+
+
+def _evaluate(wanted: Wanted, out: Path, config: dict[str, Any], json_output: bool) -> None:
     from sparroll.evaluate.log import SampleLog
     from sparroll.evaluate.parquet import write_parquet
-    from sparroll.evaluate.run import run
     from sparroll.evaluate.summary import summarise
     from sparroll.report import collect, render
 
@@ -125,23 +152,12 @@ def _evaluate(
         Progress(json_output) as bars,
         SampleLog(out / "samples.jsonl") as log,
     ):
-        if not _complete(log, asked, policies):
-            engine, scorer = _engine(model, schedule, sampling, max_batch, engine_name, device, dtype)
-            assert engine.tokenizer is not None
-            run(
-                engine,
-                scorer,
-                asked,
-                policies,
-                sampling,
-                log,
-                lambda problems: prompts.encode(list(problems), engine.tokenizer, chat),
-                bars.bar("problems"),
-            )
-        results = summarise(log, asked, policies, sampling)
+        if not _complete(log, wanted):
+            _sample(wanted, log, bars.bar("problems"))
+        results = summarise(log, wanted.asked, wanted.policies, wanted.sampling)
         table = write_parquet(log, out / "samples.parquet")
     path = records.write(
-        out / "evaluation.json", "evaluation", results, config=config, seed=sampling.seed,
+        out / "evaluation.json", "evaluation", results, config=config, seed=wanted.sampling.seed,
         wall_seconds=time.perf_counter() - started,
     )  # fmt: skip
     page = files.write_text(out / "report.html", render(collect(out)))
@@ -152,70 +168,98 @@ def _evaluate(
     common.wrote(table, path, page, quiet=json_output)
 
 
-def _policies(schedule: Schedule | None, compression: Any, also_dense: bool) -> list[Policy]:
+def _sample(wanted: Wanted, log: SampleLog, on_progress: Any) -> None:
+    from sparroll.evaluate.run import run
+
+    engine, scorer = _engine(wanted)
+    assert engine.tokenizer is not None
+    bring_adapter = None
+    if (folder := wanted.adapter) is not None:
+        from sparroll.engines.adapter import load_adapter
+
+        bring_adapter = partial(load_adapter, engine, wanted.model, folder)
+    run(
+        engine,
+        scorer,
+        wanted.asked,
+        wanted.policies,
+        wanted.sampling,
+        log,
+        lambda problems: prompts.encode(list(problems), engine.tokenizer, wanted.chat, wanted.thinking),
+        on_progress,
+        bring_adapter,
+    )
+
+
+def _check_adapter(adapter: Path | None, schedule: Schedule | None, model: str) -> None:
+    """Raise UserError before anything is loaded where it could not be used."""
+    if adapter is None:
+        return
+    if schedule is None:
+        raise UserError("--adapter is for sparse responses", "add --schedule or --budget")
+    from sparroll.engines.adapter import check_base
+
+    check_base(adapter, model)
+
+
+def _policies(
+    schedule: Schedule | None, compression: Compression | None, adapter: Path | None, also_dense: bool
+) -> list[Policy]:
     from sparroll.evaluate.settings import DENSE, Policy
 
     if schedule is None and compression is None:
         return [DENSE]
-    chosen = Policy("sparse", schedule) if schedule is not None else Policy("evicted", compression=compression)
+    digest = None
+    if adapter is not None:
+        from sparroll.engines.adapter import weights_digest
+
+        digest = weights_digest(adapter)
+    chosen = Policy("sparse" if schedule is not None else "evicted", schedule, compression, digest)
     return [DENSE, chosen] if also_dense else [chosen]
 
 
-def _engine(
-    model: str,
-    schedule: Schedule | None,
-    sampling: Sampling,
-    max_batch: int,
-    engine_name: str,
-    device: str | None,
-    dtype: str | None,
-) -> tuple[HFEngine | VLLMEngine, Scorer | None]:
-    """The engine, and a scorer of the same weights where the tail is asked for."""
+def _engine(wanted: Wanted) -> tuple[HFEngine | VLLMEngine, Scorer | None]:
+    """The engine, and a scorer of the model's weights where the tail is asked for. With an adapter the scorer has weights of
+    its own, since the engine's will not stay the model's."""
     from sparroll.engines.hf import HFEngine
     from sparroll.engines.scoring import Scorer
 
-    share = 0.5 if sampling.tail else 0.85
+    share = 0.5 if wanted.sampling.tail else 0.85
+    capacity = wanted.policies[-1].schedule
     engine = common.load_engine(
-        engine_name, model, None, device, max_batch, schedule, gpu_memory_share=share, dtype=dtype
-    )
-    if not sampling.tail:
+        wanted.engine, wanted.model, None, wanted.device, wanted.max_batch, capacity,
+        gpu_memory_share=share, dtype=wanted.dtype,
+    )  # fmt: skip
+    if not wanted.sampling.tail:
         return engine, None
-    if isinstance(engine, HFEngine):
+    if isinstance(engine, HFEngine) and wanted.adapter is None:
         return engine, Scorer(engine.model)
-    return engine, Scorer(model, device=device, dtype=common.torch_dtype(dtype))
+    return engine, Scorer(wanted.model, device=wanted.device, dtype=common.torch_dtype(wanted.dtype))
 
 
-def _complete(log: Any, asked: list[EvalTask], policies: list[Policy]) -> bool:
+def _complete(log: SampleLog, wanted: Wanted) -> bool:
     """Whether nothing is left to sample, so that no model need be loaded."""
     groups = sum(line["kind"] == "group" for line in log.lines())
-    return bool(groups == len(policies) * sum(len(task.problems) for task in asked))
+    return bool(groups == len(wanted.policies) * sum(len(task.problems) for task in wanted.asked))
 
 
-def _config(
-    model: str,
-    asked: list[EvalTask],
-    policies: list[Policy],
-    sampling: Sampling,
-    chat: bool,
-    engine: str,
-    dtype: str | None,
-    problem_seed: int,
-) -> dict[str, Any]:
+def _config(wanted: Wanted) -> dict[str, Any]:
     """Everything that the samples depend on."""
     from sparroll.evaluate.settings import problem_digest
     from sparroll.evaluate.weights import fingerprint
 
     return {
-        "model": model,
-        "weights": fingerprint(model),
-        "tasks": {task.label: task.level for task in asked},
-        "problems": {task.label: [problem_digest(prompt) for prompt in task.problems] for task in asked},
-        "policies": {policy.name: policy.table() for policy in policies},
-        **dataclasses.asdict(sampling),
-        "chat": chat,
-        "engine": engine,
-        "dtype": dtype,
-        "problem_seed": problem_seed,
+        "model": wanted.model,
+        "weights": fingerprint(wanted.model),
+        "tasks": {task.label: task.level for task in wanted.asked},
+        "problems": {task.label: [problem_digest(prompt) for prompt in task.problems] for task in wanted.asked},
+        "policies": {policy.name: policy.table() for policy in wanted.policies},
+        **dataclasses.asdict(wanted.sampling),
+        "chat": wanted.chat,
+        "thinking": wanted.thinking,
+        "engine": wanted.engine,
+        "dtype": wanted.dtype,
+        "problem_seed": wanted.problem_seed,
     }
 
 
@@ -246,8 +290,10 @@ def text(results: dict[str, Any]) -> list[str]:
         ("cut", 6),
         ("KV read", 9),
         ("tail", 7),
+        ("tokens/s", 10),
     ]
-    lines = [f"{'task':<24}{'policy':<9}" + "".join(f"{name:>{width}}" for name, width in head)]
+    wide = max(24, *(len(label) + 2 for label in results["tasks"]))
+    lines = [f"{'task':<{wide}}{'policy':<9}" + "".join(f"{name:>{width}}" for name, width in head)]
     for label, task in results["tasks"].items():
         for name, found in task["policies"].items():
             tail = found["tail"]["overall"]["quantile_value"] if found["tail"] else None
@@ -259,8 +305,9 @@ def text(results: dict[str, Any]) -> list[str]:
                 f"{found['truncated_share']:>6.0%}",
                 f"{found['kv_read_share']:>9.0%}",
                 f"{'-' if tail is None else f'{tail:.3f}':>7}",
+                f"{found['tokens_per_second']:>10,.0f}",
             ]
-            lines.append(f"{label:<24}{name:<9}{''.join(cells)}")
+            lines.append(f"{label:<{wide}}{name:<9}{''.join(cells)}")
             lines += [f"  left out: {count} x {status}" for status, count in found["excluded_samples"].items()]
     for label, task in results["tasks"].items():
         lines += [_difference(label, name, table) for name, table in task["paired"].items()]

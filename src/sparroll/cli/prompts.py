@@ -30,21 +30,26 @@ def read(path: Path | None, task: str | None, level: int, count: int, seed: int)
     return entries[:count]
 
 
-def encode(prompts: list[Any], tokenizer: PreTrainedTokenizerBase, chat: bool) -> list[list[int]]:
+def encode(
+    prompts: list[Any], tokenizer: PreTrainedTokenizerBase, chat: bool, thinking: bool | None = None
+) -> list[list[int]]:
     """Token ids. Chat messages always go through the model's chat template, plain text only with `chat`."""
-    return [_ids(_turns(prompt) if isinstance(prompt, Prompt) else prompt, tokenizer, chat) for prompt in prompts]
+    turns = [_turns(prompt) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
+    return [_ids(each, tokenizer, chat, thinking) for each in turns]
 
 
 def _turns(prompt: Prompt) -> str | list[Message]:
     return [{"role": role, "content": content} for role, content in prompt.messages] or prompt.text
 
 
-def _ids(prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase, chat: bool) -> list[int]:
+def _ids(
+    prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase, chat: bool, thinking: bool | None
+) -> list[int]:
     if isinstance(prompt, str) and not chat:
         return list(tokenizer(prompt)["input_ids"])
     if not tokenizer.chat_template:
         raise UserError("the model's tokenizer has no chat template", "leave --chat out and give plain text prompts")
-    return chat_ids(tokenizer, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt)
+    return chat_ids(tokenizer, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, thinking)
 
 
 def _text(path: Path) -> str:

@@ -28,17 +28,9 @@ def rollout(
     out: common.Out,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; dense without it.")] = None,
     budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
-    adapter: Annotated[
-        Path | None,
-        typer.Option("--adapter", help="Folder of a LoRA adapter for sparse rollouts, from distill or train."),
-    ] = None,
-    compression: Annotated[
-        str | None, typer.Option("--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
-    ] = None,
-    compression_set: Annotated[
-        list[str] | None,
-        typer.Option("--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
-    ] = None,
+    adapter: common.Adapter = None,
+    compression: common.CompressionKind = None,
+    compression_set: common.CompressionSet = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: common.Level = 3,
@@ -73,7 +65,9 @@ def rollout(
     if policy is not None:
         config["compression"] = policy.table()
     if adapter is not None:
-        config["adapter"] = {"folder": str(adapter), "weights": _digest(adapter)}
+        from sparroll.engines.adapter import weights_digest
+
+        config["adapter"] = {"folder": str(adapter), "weights": weights_digest(adapter)}
     sink = _Sink(out, config, n)
     started = time.perf_counter()
     with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
@@ -100,14 +94,6 @@ def rollout(
     else:
         common.print_facts(summary)
     common.wrote(sink.path, path, quiet=json_output)
-
-
-def _digest(adapter: Path) -> str:
-    """Of its weights, so that rollouts of two adapters that lay in one folder are not mixed."""
-    weights = adapter / "adapter_model.safetensors"
-    if not weights.is_file():
-        raise UserError(f"there is no adapter in {adapter}", "it has adapter_config.json and adapter_model.safetensors")
-    return files.sha256(weights)
 
 
 class _Sink:

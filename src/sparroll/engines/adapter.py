@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from sparroll import files
 from sparroll.engines.support import load_model
 from sparroll.errors import UserError
 
@@ -154,6 +155,13 @@ def load_adapter(engine: HFEngine | VLLMEngine, model: str, folder: Path) -> Non
     check_base(folder, model)
     own = load_model(model, None, "cpu")[0] if engine.kind == "vllm" else cast("HFEngine", engine).model
     engine.load_weights(Adapter.load(own, folder).merged(), engine.weight_version + 1)
+
+
+def weights_digest(folder: Path) -> str:
+    """Of an adapter's weights, so that samples of two adapters that lay in one folder are not mixed."""
+    if not (folder / _WEIGHTS).is_file():
+        raise UserError(f"there is no adapter in {folder}", "it has adapter_config.json and adapter_model.safetensors")
+    return files.sha256(folder / _WEIGHTS)
 
 
 def check_base(folder: Path, model: str) -> None:

@@ -37,8 +37,10 @@ def run(
     log: SampleLog,
     encode: Encode,
     on_progress: OnProgress | None = None,
+    bring_adapter: Callable[[], None] | None = None,
 ) -> None:
-    """Fill the log. scorer: the same weights, for the acceptance; None leaves it out.
+    """Fill the log. scorer: the model's weights, for the acceptance; None leaves it out. bring_adapter: gives the engine the
+    adapter of the last policy, for good.
 
     Problems go in chunks of about four batches, in an order that is always the same, and each sample has a seed of its own:
     a run that was killed goes on with the chunks that the straight run would have made.
@@ -54,8 +56,12 @@ def run(
     done = {(line["task"], line["policy"], line["problem"]) for line in log.lines() if line["kind"] == "group"}
     total = len(policies) * sum(len(task.problems) for task in tasks)
     step = max(1, 4 * engine.max_batch // sampling.samples)
+    assert not any(policy.adapter for policy in policies[:-1]), "nobody takes an adapter away again"
     for policy in policies:
         with _in_force(engine, policy):
+            if policy.adapter is not None:
+                assert bring_adapter is not None, "the policy has an adapter"
+                bring_adapter()
             for task in tasks:
                 missing = [
                     number for number in range(len(task.problems)) if (task.label, policy.name, number) not in done

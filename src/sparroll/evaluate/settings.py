@@ -5,14 +5,19 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from sparroll import tasks
 from sparroll.compression import Compression
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
+from sparroll.tasks.data.read import FORMATS
 from sparroll.types import Prompt
+
+if TYPE_CHECKING:
+    from sparroll.tasks.data.settings import DataSettings
 
 PROMPTS = 64
 """Problems of a task that is a stream without end."""
@@ -28,13 +33,15 @@ class Policy:
     name: str
     schedule: Schedule | None = None
     compression: Compression | None = None
+    adapter: str | None = None
+    """Digest of the weights of a LoRA adapter that it samples with; the acceptance is by the model without it."""
 
     def table(self) -> dict[str, Any]:
         """Plain data for a record."""
         return {
             "schedule": self.schedule.table() if self.schedule else None,
             "compression": self.compression.table() if self.compression else None,
-        }
+        } | ({"adapter": self.adapter} if self.adapter else {})
 
 
 DENSE = Policy("dense")
@@ -79,17 +86,17 @@ class EvalTask:
     problems: tuple[Prompt, ...]
 
 
-def read_tasks(text: str, level: int, count: int | None, problem_seed: int = 0) -> list[EvalTask]:
-    """Tasks from "name,name:level,...". `level` holds where none is written; `count` None means all problems of a finite
-    set (the task's `eval_count`), and PROMPTS of a stream."""
+def read_tasks(
+    text: str, level: int, count: int | None, problem_seed: int = 0, data: DataSettings | None = None
+) -> list[EvalTask]:
+    """Tasks from "name,name:level,set,set:split,file,...". `level` holds where none is written; `count` None means all
+    problems of a finite set (the task's `eval_count`), and PROMPTS of a stream. data: mirror, template and sandbox of sets
+    and files."""
     found: list[EvalTask] = []
     for label in (part.strip() for part in text.split(",")):
-        name, colon, written = label.partition(":")
-        if not name or (colon and not written.isdecimal()):
-            raise UserError(f"--tasks takes name or name:level, separated by commas, got {label!r}", _known())
         if any(one.label == label for one in found):
             raise UserError(f"the task {label!r} is there twice", "name each task and level once")
-        task, own = tasks.get(name), int(written) if colon else level
+        task, own = _task(label, level, data)
         wanted = count or int(getattr(task, "eval_count", PROMPTS))
         problems = task.prompts("eval", own, problem_seed, wanted)
         if not problems:
@@ -98,6 +105,20 @@ def read_tasks(text: str, level: int, count: int | None, problem_seed: int = 0) 
             raise UserError(f"problems of the task {label!r} share a prompt_id", "each problem needs one of its own")
         found.append(EvalTask(label, task, own, tuple(problems)))
     return found
+
+
+def _task(label: str, level: int, data: DataSettings | None) -> tuple[Task, int]:
+    """-> (the task, the level to take it at). Rows of a set or a file are all evaluated, also those of a training split."""
+    name, colon, written = label.partition(":")
+    if (tasks.is_data(name) and name != "data") or Path(name).suffix in FORMATS:
+        from sparroll.tasks.data.settings import DataSettings
+        from sparroll.tasks.data.task import DataTask
+
+        settings = data or DataSettings()
+        return DataTask(label, settings.model_copy(update={"eval": (label,)})), level
+    if not name or (colon and not written.isdecimal()):
+        raise UserError(f"--tasks takes name or name:level, separated by commas, got {label!r}", _known())
+    return tasks.get(name), int(written) if colon else level
 
 
 def _known() -> str:

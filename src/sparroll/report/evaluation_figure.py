@@ -14,6 +14,7 @@ from sparroll.report.figures import BAD, DENSE, GOOD, OTHERS, STYLE, svg
 
 _POLICIES = {"dense": DENSE, "sparse": GOOD, "evicted": BAD}
 _TASKS = (GOOD, *OTHERS, BAD)
+_LABEL_SIGNS = 28
 
 
 def accuracy(results: dict[str, Any], number: int) -> str:
@@ -43,12 +44,17 @@ def _means(axes: Axes, tasks: dict[str, Any], k: int) -> None:
             ],
             linestyle="none", marker="o", markersize=5, elinewidth=1.4, capsize=3, color=_POLICIES[name], label=name,
         )  # fmt: skip
-    axes.set_yticks(range(len(tasks)), list(tasks))
+    axes.set_yticks(range(len(tasks)), [_short(label) for label in tasks])
     axes.set_ylim(len(tasks) - 0.4, -0.6)
     axes.set_xlim(-0.02, 1.02)
     axes.grid(axis="y", visible=False)
     axes.set_title(f"mean@{k}, with 95 % intervals")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=len(names))
+
+
+def _short(label: str) -> str:
+    """The end of a label that is too long for an axis, such as a file with its folders."""
+    return label if len(label) <= _LABEL_SIGNS else f"...{label[3 - _LABEL_SIGNS :]}"
 
 
 def _passes(axes: Axes, tasks: dict[str, Any]) -> None:
@@ -71,5 +77,7 @@ def _passes(axes: Axes, tasks: dict[str, Any]) -> None:
     axes.set_ylim(-0.02, 1.02)
     axes.set_xlabel("k")
     axes.set_title("pass@k, dense dashed")
-    handles = [Line2D([], [], color=_TASKS[index % len(_TASKS)], label=label) for index, label in enumerate(tasks)]
+    handles = [
+        Line2D([], [], color=_TASKS[index % len(_TASKS)], label=_short(label)) for index, label in enumerate(tasks)
+    ]
     axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5))
