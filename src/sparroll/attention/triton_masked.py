@@ -15,7 +15,16 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from sparroll.attention import triton_masked_backward
-from sparroll.attention.triton_masked_layout import Layout, MaskedTile, rows_contiguous
+from sparroll.attention.triton_masked_layout import (
+    Layout,
+    MaskedTile,
+    listed_keys,
+    load_rows,
+    reads,
+    rows_contiguous,
+    rows_of,
+    store_rows,
+)
 from sparroll.attention.triton_masked_lists import units_read
 from sparroll.errors import UserError
 
@@ -117,15 +126,10 @@ def _forward(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
-    row = tl.arange(0, POSITIONS * LANES_G)
-    position = tile * POSITIONS + row // LANES_G
-    member = row % LANES_G
-    channel = tl.arange(0, LANES_D)
-    real = (member < G) & (position < tokens)
-    readable = real[:, None] & (channel < D)[None, :]
+    position, member, real, readable = rows_of(tile, tokens, G, LANES_G, D, LANES_D, POSITIONS)
     query_head = head * G + member
     at = query + request * query_per_request + query_head * query_per_head + position * query_per_position
-    query_tile = tl.load(at[:, None] + channel[None, :], mask=readable, other=0.0)
+    query_tile = load_rows(at[:, None], readable, LANES_D)
 
     pair = (request * tl.num_programs(1) + head) * blocks + tile * POSITIONS // 32
     count = tl.load(counts + pair)
@@ -133,35 +137,28 @@ def _forward(
     words += pair * units
     keys += request * keys_per_request + head * keys_per_head
     values += request * values_per_request + head * values_per_head
-    slot = tl.arange(0, LANES_N)
     top = tl.full([POSITIONS * LANES_G], float("-inf"), tl.float32)
     total = tl.zeros([POSITIONS * LANES_G], tl.float32)
     mix = tl.zeros([POSITIONS * LANES_G, LANES_D], tl.float32)
     for begin in range(0, count, TILE_UNITS):
-        column = begin + slot // UNIT
-        given = (slot < TILE_UNITS * UNIT) & (column < count)
-        unit = tl.load(listed + column, mask=given, other=0)
-        word = tl.load(words + unit, mask=given, other=0)
-        token = unit * UNIT + slot % UNIT
-        present = (given & (token < tokens))[:, None] & (channel < D)[None, :]
-        key = tl.load(keys + (token * keys_per_position)[:, None] + channel[None, :], mask=present, other=0.0)
+        token, word, present = listed_keys(listed, words, begin, count, tokens, UNIT, TILE_UNITS, LANES_N, D, LANES_D)
+        key = load_rows(keys + (token * keys_per_position)[:, None], present, LANES_D)
         logit = tl.dot(query_tile, tl.trans(key), input_precision="ieee") * scale_log2
-        visible = ((word[None, :] >> (position % 32)[:, None]) & 1) != 0
-        visible = visible & (token[None, :] <= position[:, None]) & real[:, None]
+        visible = reads(position[:, None], real[:, None], token[None, :], word[None, :])
         logit = tl.where(visible, logit, float("-inf"))
         new_top = tl.maximum(top, tl.max(logit, axis=1))
         # Nothing seen yet: -inf minus -inf would be NaN.
         anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
         weight = tl.exp2(logit - anchor[:, None])
         shrink = tl.exp2(top - anchor)
-        value = tl.load(values + (token * values_per_position)[:, None] + channel[None, :], mask=present, other=0.0)
+        value = load_rows(values + (token * values_per_position)[:, None], present, LANES_D)
         total = total * shrink + tl.sum(weight, axis=1)
         mix = mix * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
         top = new_top
     divisor = tl.where(total > 0.0, total, 1.0)
     mix = mix / divisor[:, None]
     target = out + request * out_per_request + query_head * out_per_head + position * out_per_position
-    tl.store(target[:, None] + channel[None, :], mix.to(out.dtype.element_ty), mask=readable)
+    store_rows(target[:, None], mix, readable, LANES_D)
     log_total = tl.where(total > 0.0, top + tl.log2(divisor), float("-inf"))
     at_sum = ((request * tl.num_programs(1) + head) * tokens + position) * G + member
     tl.store(log_sum + at_sum, log_total, mask=real)

@@ -11,7 +11,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.triton_masked_layout import Layout, MaskedTile
+from sparroll.attention.triton_masked_layout import (
+    Layout,
+    MaskedTile,
+    listed_keys,
+    load_rows,
+    reads,
+    rows_of,
+    store_rows,
+)
 from sparroll.attention.triton_masked_lists import readers_of
 
 _LOG2_E = 1.4426950408889634
@@ -102,19 +110,14 @@ def _query_gradient(
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)
-    row = tl.arange(0, POSITIONS * LANES_G)
-    position = tile * POSITIONS + row // LANES_G
-    member = row % LANES_G
-    channel = tl.arange(0, LANES_D)
-    real = (member < G) & (position < tokens)
-    readable = real[:, None] & (channel < D)[None, :]
+    position, member, real, readable = rows_of(tile, tokens, G, LANES_G, D, LANES_D, POSITIONS)
     query_head = head * G + member
     at = query + request * query_per_request + query_head * query_per_head + position * query_per_position
-    query_tile = tl.load(at[:, None] + channel[None, :], mask=readable, other=0.0)
+    query_tile = load_rows(at[:, None], readable, LANES_D)
     at = grad_out + request * grad_out_per_request + query_head * grad_out_per_head + position * grad_out_per_position
-    grad_tile = tl.load(at[:, None] + channel[None, :], mask=readable, other=0.0)
+    grad_tile = load_rows(at[:, None], readable, LANES_D)
     at = out + request * out_per_request + query_head * out_per_head + position * out_per_position
-    out_tile = tl.load(at[:, None] + channel[None, :], mask=readable, other=0.0)
+    out_tile = load_rows(at[:, None], readable, LANES_D)
     row_product = tl.sum(out_tile.to(tl.float32) * grad_tile.to(tl.float32), axis=1)
     at_sum = ((request * tl.num_programs(1) + head) * tokens + position) * G + member
     tl.store(product + at_sum, row_product, mask=real)
@@ -127,27 +130,20 @@ def _query_gradient(
     words += pair * units
     keys += request * keys_per_request + head * keys_per_head
     values += request * values_per_request + head * values_per_head
-    slot = tl.arange(0, LANES_N)
     gradient = tl.zeros([POSITIONS * LANES_G, LANES_D], tl.float32)
     for begin in range(0, count, TILE_UNITS):
-        column = begin + slot // UNIT
-        given = (slot < TILE_UNITS * UNIT) & (column < count)
-        unit = tl.load(listed + column, mask=given, other=0)
-        word = tl.load(words + unit, mask=given, other=0)
-        token = unit * UNIT + slot % UNIT
-        present = (given & (token < tokens))[:, None] & (channel < D)[None, :]
-        key = tl.load(keys + (token * keys_per_position)[:, None] + channel[None, :], mask=present, other=0.0)
-        value = tl.load(values + (token * values_per_position)[:, None] + channel[None, :], mask=present, other=0.0)
+        token, word, present = listed_keys(listed, words, begin, count, tokens, UNIT, TILE_UNITS, LANES_N, D, LANES_D)
+        key = load_rows(keys + (token * keys_per_position)[:, None], present, LANES_D)
+        value = load_rows(values + (token * values_per_position)[:, None], present, LANES_D)
         logit = tl.dot(query_tile, tl.trans(key), input_precision="ieee") * scale_log2
-        visible = ((word[None, :] >> (position % 32)[:, None]) & 1) != 0
-        visible = visible & (token[None, :] <= position[:, None]) & real[:, None]
+        visible = reads(position[:, None], real[:, None], token[None, :], word[None, :])
         weight = tl.where(visible, tl.exp2(logit - log_total[:, None]), 0.0)
         grad_weight = tl.dot(grad_tile, tl.trans(value), input_precision="ieee")
         grad_logit = weight * (grad_weight - row_product[:, None])
         gradient += tl.dot(grad_logit.to(key.dtype), key, input_precision="ieee")
     target = grad_query + request * grad_query_per_request + query_head * grad_query_per_head
     target += position * grad_query_per_position
-    tl.store(target[:, None] + channel[None, :], (gradient * scale).to(grad_query.dtype.element_ty), mask=readable)
+    store_rows(target[:, None], gradient * scale, readable, LANES_D)
 
 
 @triton.jit(do_not_specialize=["tokens", "blocks", "units", "reader_columns"])
@@ -182,9 +178,9 @@ def _key_gradient(
     channel = tl.arange(0, LANES_D)
     present = given[:, None] & (channel < D)[None, :]
     at = keys + request * keys_per_request + head * keys_per_head + token * keys_per_position
-    key = tl.load(at[:, None] + channel[None, :], mask=present, other=0.0)
+    key = load_rows(at[:, None], present, LANES_D)
     at = values + request * values_per_request + head * values_per_head + token * values_per_position
-    value = tl.load(at[:, None] + channel[None, :], mask=present, other=0.0)
+    value = load_rows(at[:, None], present, LANES_D)
 
     row = tl.arange(0, POSITIONS * LANES_G)
     member = row % LANES_G
@@ -207,15 +203,14 @@ def _key_gradient(
         real = (member < G) & (position < tokens)
         readable = real[:, None] & (channel < D)[None, :]
         offset = query_head * query_per_head + position * query_per_position
-        query_tile = tl.load(query + offset[:, None] + channel[None, :], mask=readable, other=0.0)
+        query_tile = load_rows(query + offset[:, None], readable, LANES_D)
         offset = query_head * grad_out_per_head + position * grad_out_per_position
-        grad_tile = tl.load(grad_out + offset[:, None] + channel[None, :], mask=readable, other=0.0)
+        grad_tile = load_rows(grad_out + offset[:, None], readable, LANES_D)
         log_total = tl.load(log_sum + position * G + member, mask=real, other=0.0)
         log_total = tl.where(log_total == float("-inf"), 0.0, log_total)
         row_product = tl.load(product + position * G + member, mask=real, other=0.0)
         word = tl.load(words + block.to(tl.int64) * units + unit, mask=given, other=0)
-        visible = ((word[:, None] >> (position % 32)[None, :]) & 1) != 0
-        visible = visible & (token[:, None] <= position[None, :]) & real[None, :]
+        visible = reads(position[None, :], real[None, :], token[:, None], word[:, None])
         logit = tl.dot(key, tl.trans(query_tile), input_precision="ieee") * scale_log2
         weight = tl.where(visible, tl.exp2(logit - log_total[None, :]), 0.0)
         grad_value += tl.dot(weight.to(grad_tile.dtype), grad_tile, input_precision="ieee")
@@ -223,7 +218,7 @@ def _key_gradient(
         grad_logit = weight * (grad_weight - row_product[None, :])
         grad_key += tl.dot(grad_logit.to(query_tile.dtype), query_tile, input_precision="ieee")
     target = grad_keys + request * grad_keys_per_request + head * grad_keys_per_head + token * grad_keys_per_position
-    tl.store(target[:, None] + channel[None, :], (grad_key * scale).to(grad_keys.dtype.element_ty), mask=present)
+    store_rows(target[:, None], grad_key * scale, present, LANES_D)
     target = grad_values + request * grad_values_per_request + head * grad_values_per_head
     target += token * grad_values_per_position
-    tl.store(target[:, None] + channel[None, :], grad_value.to(grad_values.dtype.element_ty), mask=present)
+    store_rows(target[:, None], grad_value, present, LANES_D)

@@ -1,11 +1,15 @@
-"""Tiles of the masked attention kernels. No kernel here."""
+"""Tiles of the masked attention kernels: their sizes, and jit helpers for their rows and keys. No kernel here."""
+
+# N rows or keys of a tile, D head dimension
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import no_type_check
 
 import torch
 import triton
+import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.paged import ROOMY
@@ -90,3 +94,66 @@ class Layout:
 
 def rows_contiguous(given: Tensor) -> Tensor:
     return given if given.stride(-1) == 1 or given.shape[-1] == 1 else given.contiguous()
+
+
+@triton.jit
+@no_type_check
+def rows_of(
+    tile, tokens,
+    G: tl.constexpr,
+    LANES_G: tl.constexpr,
+    D: tl.constexpr,
+    LANES_D: tl.constexpr,
+    POSITIONS: tl.constexpr,
+):  # fmt: skip
+    """Of each row of the `tile`-th tile: its position, its query head within the group (those of one position are
+    neighbours), whether there is such a row, and the last as a mask [N, LANES_D]."""
+    row = tl.arange(0, POSITIONS * LANES_G)
+    position = tile * POSITIONS + row // LANES_G
+    member = row % LANES_G
+    channel = tl.arange(0, LANES_D)
+    real = (member < G) & (position < tokens)
+    return position, member, real, real[:, None] & (channel < D)[None, :]
+
+
+@triton.jit
+@no_type_check
+def listed_keys(
+    listed, words, begin, count, tokens,
+    UNIT: tl.constexpr,
+    TILE_UNITS: tl.constexpr,
+    LANES_N: tl.constexpr,
+    D: tl.constexpr,
+    LANES_D: tl.constexpr,
+):  # fmt: skip
+    """Of each key in the TILE_UNITS units that begin at the place `begin` of a list of `count`: its token, its unit's word,
+    and whether there is such a key, as a mask [N, LANES_D]."""
+    slot = tl.arange(0, LANES_N)
+    column = begin + slot // UNIT
+    given = (slot < TILE_UNITS * UNIT) & (column < count)
+    unit = tl.load(listed + column, mask=given, other=0)
+    word = tl.load(words + unit, mask=given, other=0)
+    token = unit * UNIT + slot % UNIT
+    channel = tl.arange(0, LANES_D)
+    return token, word, (given & (token < tokens))[:, None] & (channel < D)[None, :]
+
+
+@triton.jit
+@no_type_check
+def load_rows(start, real, LANES_D: tl.constexpr):
+    """[N, LANES_D] from the pointers `start` [N, 1]; 0 where `real` [N, LANES_D] is not."""
+    return tl.load(start + tl.arange(0, LANES_D)[None, :], mask=real, other=0.0)
+
+
+@triton.jit
+@no_type_check
+def store_rows(start, given, real, LANES_D: tl.constexpr):
+    """The [N, LANES_D] `given` to where load_rows reads it."""
+    tl.store(start + tl.arange(0, LANES_D)[None, :], given.to(start.dtype.element_ty), mask=real)
+
+
+@triton.jit
+@no_type_check
+def reads(position, real, token, word):
+    """Whether a row at `position` reads `token`, of whose unit `word` is. Rows lie along one axis, keys along the other."""
+    return (((word >> (position % 32)) & 1) != 0) & (token <= position) & real
