@@ -1,6 +1,7 @@
 """Train the study's model from random weights. Writes weights-N.safetensors and train.json into --out.
 
 python recipes/mismatch-study/pretrain.py --out runs/study-model                     # one GPU, 7 minutes with everything
+python recipes/mismatch-study/pretrain.py --out runs/more --start-from runs/study-model --first-stage 2 --earlier-share 0.4
 python recipes/mismatch-study/pretrain.py --out runs/dry --dry                       # does every part work? CPU, seconds
 
 --minutes counts from the start of this process. Tables are short until lookups work, then grow stage by stage; the
@@ -31,8 +32,8 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from lean_qwen3 import hidden_states, logits  # noqa: E402
 from skill import skill  # noqa: E402
-from study_folder import new_config, new_model, pack, small_config, stored_weights, write_folder  # noqa: E402
-from table_batches import STAGES, Batches  # noqa: E402
+from study_folder import load_packed, new_config, new_model, pack, small_config, stored_weights, write_folder  # noqa: E402
+from table_batches import EARLIER_SHARE, STAGES, Batches  # noqa: E402
 from table_sums import LEVELS, Role, Shape, problem  # noqa: E402
 
 LEARNED = {
@@ -58,7 +59,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--remark-weight", type=float, default=0.5, help=about)
     about = "in the loss, where others have 1: few, and the last to be learned"
     parser.add_argument("--operand-weight", type=float, default=2.0, help=about)
+    parser.add_argument("--start-from", type=Path, help="folder with weights-N.safetensors instead of random weights")
+    parser.add_argument("--first-stage", type=int, default=0)
     parser.add_argument("--last-stage", type=int, default=len(STAGES) - 1)
+    parser.add_argument("--earlier-share", type=float, default=EARLIER_SHARE, help="of batches: from stages before")
     parser.add_argument("--batch-tokens", type=int, help="instead of the stages' own")
     parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--log-seconds", type=float, default=3.0)
@@ -92,16 +96,18 @@ class Trainer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.batches = Batches(args.workers, args.seed, args.batch_tokens)
+        self.batches = Batches(args.workers, args.seed, args.batch_tokens, args.first_stage, args.earlier_share)
         self.config = small_config() if args.small else new_config()
-        self.model = new_model(self.config, args.seed).to(args.device)
+        began_with = load_packed(args.start_from, self.config) if args.start_from else new_model(self.config, args.seed)
+        self.model = began_with.to(args.device).train()
         self.body = torch.compile(hidden_states, dynamic=True) if args.compile else hidden_states
         weights = [p for p in self.model.parameters() if p.dim() > 1]
         gains = [p for p in self.model.parameters() if p.dim() <= 1]
         groups = [{"params": weights, "weight_decay": 0.05}, {"params": gains, "weight_decay": 0.0}]
         self.optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), fused=args.device == "cuda")
         self.role_weights = {Role.REMARK: args.remark_weight, Role.OPERAND: args.operand_weight}
-        self.steps = self.tokens = self.stage = 0
+        self.steps = self.tokens = 0
+        self.stage = args.first_stage
         self.stage_began_step = 0
         self.losses: list[torch.Tensor] = []
         self.first_step_at: float | None = None
@@ -191,8 +197,10 @@ def new_record(trainer: Trainer) -> dict:
         "torch": torch.__version__,
         "transformers": transformers.__version__,
     }
+    paths = ("out", "folder", "start_from")
     return {
-        "config": {name: value for name, value in vars(args).items() if name not in ("out", "folder", "commit")},
+        "config": {name: value for name, value in vars(args).items() if name not in (*paths, "commit")},
+        "continues": args.start_from is not None,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "commit": args.commit,
         "hardware": {"gpu": gpu, "cpus": os.cpu_count(), "machine": platform.machine()},

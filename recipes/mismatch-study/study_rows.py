@@ -61,6 +61,8 @@ class Settings:
     calibration_samples: int = 2
     gpu_memory_share: float = 0.08
     """Only for vLLM: of one run, so several fit on a GPU."""
+    kv_cache_gib: float = 2.5
+    """Only for vLLM: given, not measured, because runs that share a GPU would disturb each other's measurement."""
     keep_checkpoints: bool = False
 
     def __post_init__(self) -> None:
@@ -155,6 +157,7 @@ def write_fixed_schedule(settings: Settings, out: Path) -> Path:
 def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfig:
     """The configuration of one run. The task has to be registered."""
     path = schedule_path(out, row)
+    engine = "hf" if row.hf_only else settings.engine
     tables: Tables = {
         "model": {"name": settings.model, "device": settings.device},
         "task": {
@@ -163,7 +166,7 @@ def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfi
             "train_prompts": settings.steps * settings.prompts_per_step,
         },
         "rollout": {
-            "engine": "hf" if row.hf_only else settings.engine,
+            "engine": engine,
             "schedule": str(path) if path else "dense",
             "samples_per_prompt": settings.samples_per_prompt,
             "temperature": settings.temperature,
@@ -172,6 +175,7 @@ def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfi
             "dtype": settings.dtype,
             "top_k": settings.top_k,
             "gpu_memory_share": settings.gpu_memory_share,
+            "kv_cache_gib": None if engine == "hf" else settings.kv_cache_gib,
         },
         "train": {
             "steps": settings.steps,

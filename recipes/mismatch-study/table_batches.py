@@ -37,7 +37,7 @@ STAGES = (
 a hundred steps; among six it had not after five hundred. The last one is what the study uses."""
 
 EARLIER_SHARE = 0.15
-"""So many batches come from an earlier stage."""
+"""So many batches come from an earlier stage, unless asked otherwise."""
 
 
 def draw_shape(rng: np.random.Generator, stage: Stage) -> Shape:
@@ -51,19 +51,21 @@ def draw_shape(rng: np.random.Generator, stage: Stage) -> Shape:
     return Shape(min(rows, len(NAMES)), tuple(sizes))
 
 
-def make_batch(rng: np.random.Generator, stage: int, batch_tokens: int | None = None) -> tuple[Shape, np.ndarray]:
+def make_batch(
+    rng: np.random.Generator, stage: int, batch_tokens: int | None = None, earlier_share: float = EARLIER_SHARE
+) -> tuple[Shape, np.ndarray]:
     """A shape and [B, S] int16 ids, about `batch_tokens` of them (default: the stage's own)."""
-    if stage and rng.random() < EARLIER_SHARE:
+    if stage and rng.random() < earlier_share:
         stage = int(rng.integers(0, stage))
     shape = draw_shape(rng, STAGES[stage])
     tokens = shape.prompt_tokens + shape.response_tokens
     return shape, draw(rng, shape, max(1, (batch_tokens or STAGES[stage].batch_tokens) // tokens))
 
 
-def _work(worker: int, seed: int, batch_tokens: int | None, stage, batches) -> None:
+def _work(worker: int, seed: int, batch_tokens: int | None, earlier_share: float, stage, batches) -> None:
     rng = np.random.default_rng([seed, worker])
     while stage.value >= 0:
-        batch = make_batch(rng, stage.value, batch_tokens)
+        batch = make_batch(rng, stage.value, batch_tokens, earlier_share)
         while stage.value >= 0:
             try:
                 batches.put(batch, timeout=0.5)
@@ -76,11 +78,18 @@ def _work(worker: int, seed: int, batch_tokens: int | None, stage, batches) -> N
 class Batches:
     """An endless iterator of (shape, ids [B, S] on the CPU). Start it before anything touches a GPU: workers are forked."""
 
-    def __init__(self, workers: int, seed: int, batch_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        workers: int,
+        seed: int,
+        batch_tokens: int | None = None,
+        first_stage: int = 0,
+        earlier_share: float = EARLIER_SHARE,
+    ) -> None:
         context = mp.get_context("fork")
-        self._stage = context.Value("i", 0, lock=False)
+        self._stage = context.Value("i", first_stage, lock=False)
         self._queue = context.Queue(maxsize=12)
-        arguments = [(worker, seed, batch_tokens, self._stage, self._queue) for worker in range(workers)]
+        arguments = [(worker, seed, batch_tokens, earlier_share, self._stage, self._queue) for worker in range(workers)]
         self._workers = [context.Process(target=_work, args=a, daemon=True) for a in arguments]
         for process in self._workers:
             process.start()

@@ -125,6 +125,7 @@ LEVELS: dict[int, Shape] = {
         100 + entries: _full(6, entries, rows)
         for entries, rows in ((24, 656), (36, 624), (48, 600), (60, 552), (90, 488))
     },
+    **{200 + entries: _full(3, entries, rows) for entries, rows in ((24, 648), (36, 616), (48, 584))},
 }
 """0 to 2 are short. From 3 on a level is the operands of a group: the more, the more often a draw goes wrong. 124 to 190 are
 groups of six with 24 to 90 entries in all (responses of 390 to 1,430 tokens), 224 to 248 groups of three. All but the short

@@ -105,9 +105,10 @@ def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
     def poisoning(allocate: Callable[..., Tensor]) -> Callable[..., Tensor]:
         def allocated(*args: object, **options: object) -> Tensor:
             tensor = allocate(*args, **options)
-            if tensor.is_floating_point():
-                return tensor.fill_(torch.nan)
-            return tensor.fill_(1 << 20 if tensor.dtype in (torch.int32, torch.int64) else 1)
+            wrong = 1 << 20 if tensor.dtype in (torch.int32, torch.int64) else 1
+            # Autograd's own leaves are filled too.
+            tensor.detach().fill_(torch.nan if tensor.is_floating_point() else wrong)
+            return tensor
 
         return allocated
 

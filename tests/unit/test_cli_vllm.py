@@ -71,8 +71,11 @@ def test_an_unknown_engine_names_the_nearest(tmp_path: Path, capsys: pytest.Capt
     assert hint == "did you mean 'vllm'?"
 
 
-def test_sleeping_is_for_vllm(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    message, _ = error_of(["train", "--out", str(tmp_path), "--set", "rollout.sleep_level=1"], capsys)
+@pytest.mark.parametrize("setting", ["rollout.sleep_level=1", "rollout.kv_cache_gib=2"])
+def test_sleep_and_the_size_of_the_cache_are_for_vllm(
+    setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message, _ = error_of(["train", "--out", str(tmp_path), "--set", setting], capsys)
     assert "needs rollout.engine" in message
 
 

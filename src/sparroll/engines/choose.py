@@ -26,9 +26,10 @@ def make_engine(
     device: torch.device | str | None = None,
     max_batch: int = 64,
     gpu_memory_share: float = 0.85,
+    kv_cache_gib: float | None = None,
     sleep_mode: bool = False,
 ) -> HFEngine | VLLMEngine:
-    """The engine of that name; capacity, gpu_memory_share and sleep_mode are VLLMEngine's."""
+    """The engine of that name; capacity and what follows max_batch are VLLMEngine's."""
     check_engine(kind)
     if kind == "hf":
         from sparroll.engines.hf import HFEngine
@@ -44,6 +45,7 @@ def make_engine(
         dtype=dtype,
         max_batch=max_batch,
         gpu_memory_share=gpu_memory_share,
+        kv_cache_gib=kv_cache_gib,
         sleep_mode=sleep_mode,
     )
 

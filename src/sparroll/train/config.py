@@ -67,6 +67,9 @@ class RolloutSection(Section):
     """Most likely tokens kept of both policies at each position, to estimate the acceptance."""
     gpu_memory_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the GPU for vLLM's weights and cache; the trainer has the rest. Only for the engine vllm."""
+    kv_cache_gib: float | None = Field(default=None, gt=0)
+    """vLLM's cache, index included, in GiB; none: what is left of gpu_memory_share after a measurement, which is wrong while
+    other processes take or free memory of the same GPU. Only for the engine vllm."""
     sleep_level: Literal[0, 1, 2] = 0
     """What vLLM gives up while the policy is updated. 0: nothing. 1: its cache, and its weights to host memory. 2: both for
     good, since new weights come anyway. Only for the engine vllm on a GPU."""
@@ -77,6 +80,8 @@ class RolloutSection(Section):
             raise ValueError("rollout.schedule and rollout.kv_budget_tokens exclude each other; leave one out")
         if self.sleep_level and self.engine != "vllm":
             raise ValueError(f'rollout.sleep_level = {self.sleep_level} needs rollout.engine = "vllm"')
+        if self.kv_cache_gib is not None and self.engine != "vllm":
+            raise ValueError(f'rollout.kv_cache_gib = {self.kv_cache_gib} needs rollout.engine = "vllm"')
         return self
 
 

@@ -214,6 +214,7 @@ def _engine(
         device=ranks.device,
         max_batch=rollout.max_batch,
         gpu_memory_share=rollout.gpu_memory_share,
+        kv_cache_gib=rollout.kv_cache_gib,
         sleep_mode=rollout.sleep_level > 0,
     )
     for each in later:

@@ -45,7 +45,8 @@ class VLLMEngine:
     model: packaged name, folder or hub name.  schedule: Schedule, preset name, path, or None for dense.
     capacity: a schedule whose selector and dense layers later ones will have; default: `schedule`'s, or those published.
     max_batch: requests that decode together.  max_context_tokens: default, the model's.
-    gpu_memory_share: of the GPU, for weights, cache and workspace.  sleep_mode: make `sleep` possible; GPU only.
+    gpu_memory_share: of the GPU, for weights, cache and workspace.  kv_cache_gib: the cache's size, instead of what a
+    measurement leaves of that share.  sleep_mode: make `sleep` possible; GPU only.
     sparse: False runs vLLM's own attention, and refuses every schedule.  vllm_arguments: further ones of `vllm.LLM`.
 
     The same seed gives the same rollouts as long as vLLM gives the same logits: each request draws from its own generator,
@@ -65,6 +66,7 @@ class VLLMEngine:
         max_batch: int = 64,
         max_context_tokens: int | None = None,
         gpu_memory_share: float = 0.85,
+        kv_cache_gib: float | None = None,
         sleep_mode: bool = False,
         sparse: bool = True,
         **vllm_arguments: Any,
@@ -92,7 +94,10 @@ class VLLMEngine:
         self._capacity = launch.capacity(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
         if chosen is not None:
             self.check_schedule(chosen)
-        arguments = self._arguments(dtype, gpu_memory_share, sleep_mode) | vllm_arguments
+        arguments = self._arguments(dtype, gpu_memory_share, sleep_mode)
+        if kv_cache_gib is not None:
+            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+        arguments |= vllm_arguments
         if _open:
             raise UserError("another VLLMEngine is open in this process", "close() it first")
         if int(arguments.get("pipeline_parallel_size", 1)) > 1:
