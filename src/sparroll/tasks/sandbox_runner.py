@@ -225,6 +225,8 @@ def child(code: Any, found: dict, source: int, sink: int, errors: int, limits: d
         try:
             os.write(2, problem(error).encode("utf-8", "replace"))
         except BaseException:
+            # The program has failed already, and may have closed its stderr or made an error that cannot be printed: only
+            # the complaint is lost, and the exit code still tells.
             pass
     finally:
         os._exit(exit_code)
