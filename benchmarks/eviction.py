@@ -15,7 +15,8 @@ import time
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from random_models import random_qwen3
+from transformers import PreTrainedModel
 
 from sparroll import records
 from sparroll.compression import Compression, compression_kinds, make_compression
@@ -25,9 +26,10 @@ from sparroll.progress import Progress
 
 def build(options: argparse.Namespace) -> PreTrainedModel:
     """The shape of Qwen3-1.7B with fewer words, and as many layers as asked for."""
-    torch.manual_seed(options.seed)
-    config = AutoConfig.for_model(
-        "qwen3",
+    return random_qwen3(
+        options.device,
+        options.dtype,
+        options.seed,
         vocab_size=512,
         hidden_size=options.hidden,
         intermediate_size=3 * options.hidden,
@@ -36,11 +38,7 @@ def build(options: argparse.Namespace) -> PreTrainedModel:
         num_key_value_heads=8,
         head_dim=128,
         max_position_embeddings=40_960,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=None,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype)).to(options.device).eval()
 
 
 def measured(model: PreTrainedModel, policy: Compression | None, new_tokens: int, options: argparse.Namespace) -> Any:

@@ -18,8 +18,9 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from random_models import random_qwen3
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 
 from sparroll import records
 from sparroll.engines import HFEngine
@@ -32,9 +33,10 @@ CONTEXTS = [1024, 2048, 4096, 8192, 16384]
 
 
 def build(options: argparse.Namespace) -> PreTrainedModel:
-    torch.manual_seed(options.seed)
-    config = AutoConfig.for_model(
-        "qwen3",
+    return random_qwen3(
+        options.device,
+        options.dtype,
+        options.seed,
         vocab_size=512,
         hidden_size=options.hidden,
         intermediate_size=2 * options.hidden,
@@ -43,11 +45,7 @@ def build(options: argparse.Namespace) -> PreTrainedModel:
         num_key_value_heads=4,
         head_dim=64,
         max_position_embeddings=max(CONTEXTS) + 64,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=None,
     )
-    return AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype)).to(options.device).eval()
 
 
 def seconds(run: Callable[[], object], device: str) -> float:

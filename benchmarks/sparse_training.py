@@ -24,10 +24,10 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from random_models import random_qwen3
 from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from sparroll import records
 from sparroll.attention.masked import implementation, masked_attention
@@ -268,15 +268,12 @@ def _extra_bytes(run: Callable[[], object], leaves: list[Tensor], options: argpa
 def model(options: argparse.Namespace, schedule: Schedule) -> dict[str, Any]:
     """One training pass of a whole model, sparse and dense."""
     quiet_transformers()
-    torch.manual_seed(0)
-    config = AutoConfig.for_model(
-        "qwen3", vocab_size=options.vocabulary, hidden_size=options.hidden, intermediate_size=3 * options.hidden,
-        num_hidden_layers=options.layers, num_attention_heads=options.heads, num_key_value_heads=options.kv_heads,
-        head_dim=options.head_dim, max_position_embeddings=max(options.tokens) + 1, tie_word_embeddings=True,
-        rope_theta=1_000_000.0, pad_token_id=0, eos_token_id=None,
+    base = random_qwen3(
+        options.device, options.dtype, 0, vocab_size=options.vocabulary, hidden_size=options.hidden,
+        intermediate_size=3 * options.hidden, num_hidden_layers=options.layers, num_attention_heads=options.heads,
+        num_key_value_heads=options.kv_heads, head_dim=options.head_dim, max_position_embeddings=max(options.tokens) + 1,
+        rope_theta=1_000_000.0,
     )  # fmt: skip
-    with torch.device(options.device):
-        base = AutoModelForCausalLM.from_config(config, dtype=getattr(torch, options.dtype))
     adapter = Adapter(base)
     adapter.adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     adapter.adapted.train()
