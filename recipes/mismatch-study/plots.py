@@ -22,30 +22,14 @@ from matplotlib.figure import Figure  # noqa: E402
 from study_record import KIND  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
-from sparroll.report.figures import BAD, DENSE, GOOD, GRID, INK, QUIET, TARGET  # noqa: E402
+from sparroll.report import figures  # noqa: E402
+from sparroll.report.figures import BAD, DENSE, GOOD, INK, QUIET, TARGET  # noqa: E402
 
 FAMILY_COLOR = {"dense": DENSE, "fixed": BAD, "eviction": "#8a4f7d", "calibrated": GOOD, "adaptive": "#5b6abf"}
 LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 PHASES = ("rollout", "score", "measure", "update", "distill", "weights", "ceiling")
 PHASE_COLOR = ("#0b7a75", "#5b6abf", "#b7791f", "#c8553d", "#8a4f7d", "#6b8e23", "#66727f")
-STYLE = {
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": INK,
-    "axes.titlesize": 10.5,
-    "axes.titleweight": "bold",
-    "axes.titlelocation": "left",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": GRID,
-    "legend.frameon": False,
-    "legend.fontsize": 8.5,
-    "svg.fonttype": "none",
-    "svg.hashsalt": "mismatch-study",
-}
+STYLE = {**figures.STYLE, "legend.fontsize": 8.5, "svg.hashsalt": "mismatch-study"}
 
 
 def accuracy(results: dict[str, Any]) -> Figure:
