@@ -52,7 +52,7 @@ class Accuracy:
         if not graded:
             raise UserError("no response could be graded", "the log of the task says why; `sparroll doctor`")
         per_prompt_P = np.array([np.mean(one.rewards) for one in graded])
-        low, high = bootstrap_interval(per_prompt_P)
+        low, high = percentile_interval(per_prompt_P)
         lengths = [length for one in graded for length in one.response_tokens]
         return Accuracy(
             value=float(per_prompt_P.mean()),
@@ -109,8 +109,9 @@ def dense_attention(engine: Engine) -> Iterator[None]:
         engine.set_schedule(schedule)
 
 
-def bootstrap_interval(values_P: np.ndarray) -> tuple[float, float]:
-    """95 % percentile interval of the mean; the same values always give the same interval."""
+def percentile_interval(values_P: np.ndarray) -> tuple[float, float]:
+    """95 % plain percentile interval of the mean; the same values always give the same interval. What a run logs of itself:
+    with few prompts it is too narrow, and figures to quote have that of intervals.py."""
     draws = np.random.default_rng(0).integers(0, len(values_P), size=(REPLICATES, len(values_P)))
     low, high = np.quantile(values_P[draws].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)

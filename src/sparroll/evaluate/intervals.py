@@ -69,10 +69,10 @@ def _mean_within(values_P: np.ndarray, least: float, most: float, seed: int) -> 
         value = float(values_P[0])
         share = ((1 - LEVEL) / 2) ** (1 / count)
         return Estimate(value, share * value + (1 - share) * least, share * value + (1 - share) * most, count)
-    return Estimate(value, *bootstrap_interval(values_P, seed), count)
+    return Estimate(value, *expanded_interval(values_P, seed), count)
 
 
-def bootstrap_interval(values_P: np.ndarray, seed: int = 0) -> tuple[float, float]:
+def expanded_interval(values_P: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """95 % expanded percentile interval of the mean; the same values always give the same interval.
 
     A plain percentile interval is too narrow by the factor sqrt((P-1)/P), and takes normal for t quantiles; with 30

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparroll.errors import UserError
-from sparroll.evaluate.accuracy import Accuracy, Graded, bootstrap_interval, dense_attention, grade
+from sparroll.evaluate.accuracy import Accuracy, Graded, dense_attention, grade, percentile_interval
 from sparroll.schedule import Schedule
 from sparroll.types import Prompt, Rollout
 
@@ -24,12 +24,12 @@ def test_accuracy_is_the_mean_over_prompts() -> None:
 
 def test_the_interval_is_that_of_the_mean() -> None:
     values = np.array([1.0, 0.0] * 200)
-    low, high = bootstrap_interval(values)
+    low, high = percentile_interval(values)
     # The standard error is .5 / sqrt(400) = .025.
     assert low == pytest.approx(0.5 - 1.96 * 0.025, abs=0.006)
     assert high == pytest.approx(0.5 + 1.96 * 0.025, abs=0.006)
-    assert bootstrap_interval(values) == (low, high)
-    assert bootstrap_interval(np.ones(5)) == (1.0, 1.0)
+    assert percentile_interval(values) == (low, high)
+    assert percentile_interval(np.ones(5)) == (1.0, 1.0)
 
 
 class Echo:
