@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from integration.killed_runs import die_at
+from integration.deaths import Death, run_until
 from integration.train_runs import short_config, write_model
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
@@ -220,27 +219,19 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(model: str, straight:
 
 
 @pytest.mark.parametrize(
-    ("owner", "name", "call"),
+    "death",
     [
         # Calls alternate between policy and adapter: before the adapter's second update, when the policy has moved already.
-        (torch.optim.AdamW, "step", 4),
-        (Adapter, "merged", 3),
-        (checkpoint, "optimizer_tensors", 4),
+        Death(torch.optim.AdamW, "step", 4),
+        Death(Adapter, "merged", 3),
+        Death(checkpoint, "optimizer_tensors", 4),
     ],
     ids=["update", "merge", "save"],
 )
 def test_a_run_killed_between_policy_and_adapter_resumes_to_the_bit(
-    owner: Any, name: str, call: int, model: str, straight: Path, tmp_path: Path
+    death: Death, model: str, straight: Path, tmp_path: Path
 ) -> None:
-    child = os.fork()
-    if child == 0:
-        try:
-            die_at(owner, name, call)
-            train(config(model, checkpoint={"every_steps": 1}), tmp_path / "run")
-        finally:
-            os._exit(0)
-    _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), "the run outlived it"
+    run_until(death, lambda: train(config(model, checkpoint={"every_steps": 1}), tmp_path / "run"))
     train(config(model, checkpoint={"every_steps": 1}), tmp_path / "run", resume=True)
     assert lines(tmp_path / "run") == lines(straight)
     same_checkpoints(tmp_path / "run", straight)
