@@ -196,7 +196,7 @@ def test_the_engine_has_merged_weights_for_rollouts_and_the_policys_for_evaluati
         one_step(trainer)
 
 
-def same_checkpoints(out: Path, expected: Path, step: str = "step-000004") -> None:
+def assert_same_checkpoints(out: Path, expected: Path, step: str = "step-000004") -> None:
     here, there = (folder / "checkpoints" / step for folder in (out, expected))
     for name in ("model/model", "optimizer", "adapter/adapter_model", "adapter_optimizer"):
         assert equal(load_file(here / f"{name}.safetensors"), load_file(there / f"{name}.safetensors")), name
@@ -213,7 +213,7 @@ def test_a_resumed_run_is_the_run_that_was_not_interrupted(model: str, straight:
     shutil.rmtree(out / "checkpoints" / "step-000004")
     train(config(model), out, resume=True)
     assert lines(out) == lines(straight)
-    same_checkpoints(out, straight)
+    assert_same_checkpoints(out, straight)
     assert (out / "checkpoints" / "step-000004" / "model" / "config.json").is_file()
     assert not [name for name in load_file(out / "checkpoints/latest/model/model.safetensors") if "lora" in name]
 
@@ -234,7 +234,7 @@ def test_a_run_killed_between_policy_and_adapter_resumes_to_the_bit(
     run_until(death, lambda: train(config(model, checkpoint={"every_steps": 1}), tmp_path / "run"))
     train(config(model, checkpoint={"every_steps": 1}), tmp_path / "run", resume=True)
     assert lines(tmp_path / "run") == lines(straight)
-    same_checkpoints(tmp_path / "run", straight)
+    assert_same_checkpoints(tmp_path / "run", straight)
 
 
 def test_a_run_without_an_adapter_cannot_be_resumed_with_one(model: str, tmp_path: Path) -> None:
@@ -313,10 +313,10 @@ def test_the_adapted_layers_are_checkpointed_where_the_policys_are(
 
 def test_checkpointed_activations_do_not_change_the_adapter(model: str, straight: Path, tmp_path: Path) -> None:
     train(config(model, train={"gradient_checkpointing": True, "steps": 2}, evaluate={"prompts": 0}), tmp_path / "run")
-    same_adapter(tmp_path / "run", straight)
+    assert_same_adapter(tmp_path / "run", straight)
 
 
-def same_adapter(out: Path, expected: Path) -> None:
+def assert_same_adapter(out: Path, expected: Path) -> None:
     """After two steps, up to rounding."""
     name = "checkpoints/step-000002/adapter/adapter_model.safetensors"
     one, other = load_file(out / name), load_file(expected / name)
@@ -325,7 +325,7 @@ def same_adapter(out: Path, expected: Path) -> None:
 
 def test_micro_batches_do_not_change_the_adapter(model: str, straight: Path, tmp_path: Path) -> None:
     train(config(model, train={"micro_batch_rollouts": 1, "steps": 2}, evaluate={"prompts": 0}), tmp_path / "many")
-    same_adapter(tmp_path / "many", straight)
+    assert_same_adapter(tmp_path / "many", straight)
 
 
 @pytest.mark.parametrize(
@@ -395,7 +395,7 @@ def test_the_run_goes_on_to_cheaper_schedules_and_a_resumed_one_too(
     shutil.rmtree(tmp_path / "cut" / "checkpoints" / "step-000004")
     assert train(config(model, **cheaper), tmp_path / "cut", resume=True).events == result.events
     assert lines(tmp_path / "cut") == lines(tmp_path / "run")
-    same_checkpoints(tmp_path / "cut", tmp_path / "run")
+    assert_same_checkpoints(tmp_path / "cut", tmp_path / "run")
 
 
 def test_a_target_that_is_not_held_changes_nothing(

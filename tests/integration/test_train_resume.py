@@ -34,7 +34,7 @@ def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-def same_run(out: Path, straight: Path) -> None:
+def assert_same_run(out: Path, straight: Path) -> None:
     """Weights, optimizer, state and metrics equal to the bit, wall times apart."""
     logged, expected = (
         [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_lines(folder / "metrics.jsonl")]
@@ -68,7 +68,7 @@ def killed(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_killed_at_any_moment_resumes_to_the_bit(moment: str, model: str, killed: Path, straight: Path) -> None:
     train(short_config(model, checkpoint={"every_steps": 1, "keep": 1}), killed / moment, resume=True)
-    same_run(killed / moment, straight)
+    assert_same_run(killed / moment, straight)
 
 
 def interrupted_at(call: int, monkeypatch: pytest.MonkeyPatch, really: bool = False) -> None:
@@ -103,7 +103,7 @@ def test_ctrl_c_during_rollouts_saves_the_last_completed_step(
     (saved,) = [path.name for path in (out / "checkpoints").glob("step-*")]
     assert f"interrupted: step {int(saved.removeprefix('step-'))} is saved" in capsys.readouterr().err
     train(config, out, resume=True)
-    same_run(out, straight)
+    assert_same_run(out, straight)
 
 
 def test_ctrl_c_during_the_update_waits_for_the_step_to_be_complete(
@@ -125,7 +125,7 @@ def test_ctrl_c_during_the_update_waits_for_the_step_to_be_complete(
     assert "interrupted: step 2 is saved" in capsys.readouterr().err
     assert [line["step"] for line in read_lines(out / "metrics.jsonl")] == [0, 1, 2]
     train(config, out, resume=True)
-    same_run(out, straight)
+    assert_same_run(out, straight)
 
 
 def test_a_second_ctrl_c_during_the_update_leaves_the_checkpoint_before(
@@ -147,7 +147,7 @@ def test_a_second_ctrl_c_during_the_update_leaves_the_checkpoint_before(
             train(config, out)
     assert "the update of step 4 was cut off, the last checkpoint is of step 2" in capsys.readouterr().err
     train(config, out, resume=True)
-    same_run(out, straight)
+    assert_same_run(out, straight)
 
 
 def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_goes_on(
@@ -161,7 +161,7 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_goes_on(
     told = capsys.readouterr().err
     assert "step-000004 is damaged" in told
     assert "resuming from step-000002" in told
-    same_run(out, straight)
+    assert_same_run(out, straight)
 
 
 def test_a_finished_run_may_be_given_more_steps(model: str, tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_a_finished_run_may_be_given_more_steps(model: str, tmp_path: Path) -> N
     long = train(short_config(model, **without), tmp_path / "long")
     train(short_config(model, train={"steps": 2}, **without), tmp_path / "short")
     extended = train(short_config(model, **without), tmp_path / "short", resume=True)
-    same_run(tmp_path / "short", tmp_path / "long")
+    assert_same_run(tmp_path / "short", tmp_path / "long")
     assert (extended.reward_first, extended.reward_last) == (long.reward_first, long.reward_last)
 
 
