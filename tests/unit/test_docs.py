@@ -14,7 +14,9 @@ from sparroll.schedule import Schedule
 from sparroll.train.config_file import load_config
 
 ROOT = Path(__file__).parents[2]
-PAGES = sorted([*ROOT.glob("docs/*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
+PAGES = sorted(
+    [*ROOT.glob("docs/*.md"), *ROOT.glob("recipes/*/README.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]
+)
 
 
 def _blocks(path: Path, language: str) -> list[str]:
