@@ -4,6 +4,7 @@ from functools import partial as _partial
 
 from sparroll.tasks import synthetic as _synthetic
 from sparroll.tasks.base import Split, Task, get, names, register
+from sparroll.tasks.custom import batch_reward
 from sparroll.tasks.data.catalog import set_names as _set_names
 from sparroll.tasks.verdicts import Verdict, has_answers, judge
 
@@ -24,4 +25,4 @@ _synthetic.register_all()
 for _name in ("data", *_set_names()):
     register(_name, _partial(_data_task, _name))
 
-__all__ = ["Split", "Task", "Verdict", "get", "has_answers", "is_data", "judge", "names", "register"]
+__all__ = ["Split", "Task", "Verdict", "batch_reward", "get", "has_answers", "is_data", "judge", "names", "register"]

@@ -1,0 +1,222 @@
+"""Rewards of one's own: a Python function named by an import path. Finds it, checks how it may be called before anything is
+computed, and calls it; what its numbers are used for is decided elsewhere.
+
+    def reward(prompt: Prompt, response_text: str, rollout: Rollout, **settings) -> float | Verdict | None
+
+`async def` works the same, many calls at a time. Under `@batch_reward` the first three arguments are lists and a list comes
+back. None, or a Verdict without a reward, says that nothing can be said of the response.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import math
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sparroll import files
+from sparroll.errors import UserError
+from sparroll.tasks.custom_calls import AsyncCalls, Expired
+from sparroll.tasks.verdicts import Verdict
+from sparroll.types import Prompt, Rollout
+
+LARGEST = 1e6
+"""Rewards are compared in fp32, where larger ones swallow the differences between rollouts."""
+_BATCH = "takes_batches"
+_CALL = "function(prompt, response_text, rollout{settings})"
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def batch_reward(function: Function) -> Function:
+    """Mark a function that judges many responses at a time: (prompts, response_texts, rollouts, **settings) -> a list."""
+    setattr(function, _BATCH, True)
+    return function
+
+
+def look_in(*folders: Path) -> None:
+    """Make modules in these folders importable, behind everything that is installed."""
+    for folder in folders:
+        place = str(folder.resolve())
+        if place not in sys.path:
+            sys.path.append(place)
+
+
+class RewardFunction:
+    """One function with its settings.
+
+    >>> RewardFunction("my_rewards:brevity", {"target_tokens": 200})
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any] | None = None):
+        """Raises UserError where the path names no function, or one that cannot be called like a reward."""
+        self.path = path
+        self.settings = dict(settings or {})
+        self.function = _find(path)
+        self.takes_batches = bool(getattr(self.function, _BATCH, False))
+        self.is_async = inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
+            getattr(self.function, "__call__", None)  # noqa: B004
+        )
+        self.source = _source(self.function)
+        """The file that the function stands in; None where it has none."""
+        self.digest = files.sha256(self.source) if self.source else ""
+        """sha256 of that file as it was found; empty without one. What the file imports is not in it."""
+        self._check_signature()
+
+    def __call__(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
+    ) -> list[float]:
+        """The reward of each response to the prompt at the same place; NaN where nothing can be said of it.
+
+        Raises UserError where the function raises, takes too long, or gives anything but such numbers.
+        """
+        if not prompts:
+            return []
+        if self.takes_batches:
+            return self._batch(prompts, texts, rollouts, calls)
+        rows = list(zip(prompts, texts, rollouts, strict=True))
+        if self.is_async:
+            values = calls.run([functools.partial(self._awaited, row, row[0].prompt_id) for row in rows])
+        else:
+            values = [self._called(row, row[0].prompt_id) for row in rows]
+        return [self._number(value, row[0].prompt_id) for value, row in zip(values, rows, strict=True)]
+
+    def _batch(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
+    ) -> list[float]:
+        arguments = (list(prompts), list(texts), list(rollouts))
+        where = f"{prompts[0].prompt_id} ... {prompts[-1].prompt_id}"
+        if self.is_async:
+            (values,) = calls.run([functools.partial(self._awaited, arguments, where)])
+        else:
+            values = self._called(arguments, where)
+        try:
+            values = list(values)
+        except TypeError:
+            raise self._refused(where, f"gave {_shown(values)} instead of a list") from None
+        if len(values) != len(prompts):
+            raise self._refused(where, f"gave {len(values)} rewards for {len(prompts)} responses")
+        return [self._number(value, prompt.prompt_id) for value, prompt in zip(values, prompts, strict=True)]
+
+    def _called(self, arguments: tuple[Any, ...], where: str) -> Any:
+        try:
+            return self.function(*arguments, **self.settings)
+        except Exception as error:
+            raise self._failed(where, error) from error
+
+    async def _awaited(self, arguments: tuple[Any, ...], where: str, limit: Callable[[Awaitable[Any]], Any]) -> Any:
+        try:
+            return await limit(self.function(*arguments, **self.settings))
+        except Expired as error:
+            raise self._refused(where, str(error), "reward.async_seconds is the limit") from None
+        except Exception as error:
+            raise self._failed(where, error) from error
+
+    def _number(self, value: Any, where: str) -> float:
+        if isinstance(value, Verdict):
+            value = value.reward
+        if value is None:
+            return math.nan
+        if inspect.isawaitable(value):
+            raise self._refused(where, "gave something to be awaited", "write it with `async def`")
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            number = float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise self._refused(where, f"gave {_shown(value)} instead of a number") from None
+        if not abs(number) <= LARGEST:
+            raise self._refused(where, f"gave {number}", f"rewards are numbers from -{LARGEST:.0e} to {LARGEST:.0e}")
+        return number
+
+    def _failed(self, where: str, error: Exception) -> UserError:
+        return self._refused(where, f"raised {type(error).__name__}: {error} ({_place(error, self.source)})")
+
+    def _refused(self, where: str, what: str, hint: str | None = None) -> UserError:
+        ungraded = "None is the reward of a response of which nothing can be said"
+        return UserError(
+            f"the reward {self.path} {what}, for the prompt {where}",
+            f"{hint or ungraded}. What is finished is kept: go on once that is mended",
+        )
+
+    def _check_signature(self) -> None:
+        shown = "".join(f", {name}=..." for name in self.settings)
+        call = _CALL.format(settings=shown)
+        try:
+            inspect.signature(self.function).bind(None, None, None, **self.settings)
+        except TypeError as error:
+            raise UserError(
+                f"the reward {self.path} cannot be called as {call}: {error}",
+                "further arguments come from `settings`, by name",
+            ) from None
+        except ValueError:
+            raise UserError(
+                f"the reward {self.path} has no signature", f"wrap it in a `def` called as {call}"
+            ) from None
+
+
+def _find(path: str) -> Callable[..., Any]:
+    module_name, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"the reward {path} is in a module that is not there: {error.name}",
+                "modules are found where they are installed, beside the configuration file and in the current folder",
+            ) from None
+        raise _broken(module_name, path, error) from error
+    except Exception as error:
+        raise _broken(module_name, path, error) from error
+    module = found
+    for part in name.split("."):
+        if not hasattr(found, part):
+            raise UserError(
+                f"the reward {path}: {module.__name__} ({_file(module)}) has no {name}",
+                "an import path is package.module:function",
+            )
+        found = getattr(found, part)
+    if not callable(found):
+        raise UserError(f"the reward {path} is no function but {_shown(found)}")
+    return found
+
+
+def _source(function: Any) -> Path | None:
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        known = inspect.isroutine(function) or inspect.isclass(function)
+        found = inspect.getsourcefile(function if known else type(function))
+    except TypeError:
+        return None
+    return Path(found) if found and Path(found).is_file() else None
+
+
+def _broken(module: str, path: str, error: Exception) -> UserError:
+    return UserError(
+        f"the reward {path}: the module {module} cannot be imported: {type(error).__name__}: {error}",
+        f"`python -c 'import {module}'` says where",
+    )
+
+
+def _file(module: Any) -> str:
+    return str(getattr(module, "__file__", None) or "a folder without __init__.py")
+
+
+def _place(error: Exception, source: Path | None) -> str:
+    """The last line of the function's own file that the error passed through; the deepest one where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if source is not None and Path(frame.filename) == source]
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
+
+
+def _shown(value: Any) -> str:
+    found = repr(value)
+    return f"{type(value).__name__} {found if len(found) <= 60 else f'{found[:57]}...'}"

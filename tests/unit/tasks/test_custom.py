@@ -1,0 +1,248 @@
+"""Rewards of one's own: how a function is found, checked and called, and what every mistake in it says."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll.errors import UserError
+from sparroll.tasks.custom import RewardFunction, look_in
+from sparroll.tasks.custom_calls import AsyncCalls
+from sparroll.types import Prompt, Rollout
+
+SOURCE = """
+import asyncio
+from sparroll.tasks import Verdict, batch_reward
+
+def length(prompt, response_text, rollout, *, per_token=1.0):
+    return per_token * len(rollout.response_ids)
+
+def half_graded(prompt, response_text, rollout):
+    return None if response_text == "b" else Verdict(None, "broken") if response_text == "c" else Verdict(0.25)
+
+class Judge:
+    def __init__(self, worth):
+        self.worth = worth
+    def __call__(self, prompt, response_text, rollout):
+        return self.worth
+    def method(self, prompt, response_text, rollout):
+        return -self.worth
+
+judge = Judge(3)
+
+@batch_reward
+def place(prompts, response_texts, rollouts, first=0):
+    return [first + place for place in range(len(prompts))]
+
+@batch_reward
+async def async_place(prompts, response_texts, rollouts):
+    await asyncio.sleep(0)
+    return list(range(len(prompts)))
+
+@batch_reward
+def one_for_all(prompts, response_texts, rollouts):
+    return [1.0]
+
+@batch_reward
+def number(prompts, response_texts, rollouts):
+    return 1.0
+
+def nothing_is_a_text(prompt, response_text, rollout):
+    return "0.5"
+
+def infinite(prompt, response_text, rollout):
+    return float("inf") if response_text == "b" else 0.0
+
+def huge(prompt, response_text, rollout):
+    return 1e7
+
+def broken(prompt, response_text, rollout):
+    return 1 / (0 if response_text == "b" else 1)
+
+def forgotten(prompt, response_text, rollout):
+    return async_broken(prompt, response_text, rollout)
+
+async def async_broken(prompt, response_text, rollout):
+    raise KeyError(response_text)
+
+async def never(prompt, response_text, rollout):
+    await asyncio.Event().wait()
+
+async def own_timeout(prompt, response_text, rollout):
+    raise TimeoutError("the judge model did not answer")
+
+def too_few(prompt, response_text):
+    return 1.0
+
+constant = 3
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("modules")
+    (folder / "own_rewards.py").write_text(SOURCE)
+    (folder / "cannot_import.py").write_text("import there_is_no_such_package\n")
+    (folder / "cannot_parse.py").write_text("def reward(:\n")
+    before = list(sys.path)
+    look_in(folder)
+    yield
+    sys.path[:] = before
+
+
+PROMPTS = [Prompt(f"p/{place}", "?", "") for place in range(3)]
+TEXTS = ["a", "b", "c"]
+ROLLOUTS = [Rollout([1], [2] * (place + 1), torch.zeros(place + 1), "stop") for place in range(3)]
+
+
+def rewards(name: str, calls: AsyncCalls | None = None, **settings: Any) -> list[float]:
+    calls = calls or AsyncCalls(4, 5.0)
+    try:
+        return RewardFunction(f"own_rewards:{name}", settings)(PROMPTS, TEXTS, ROLLOUTS, calls)
+    finally:
+        calls.close()
+
+
+def test_a_function_sees_the_rollout_and_its_settings() -> None:
+    assert rewards("length") == [1, 2, 3]
+    assert rewards("length", per_token=-0.5) == [-0.5, -1, -1.5]
+
+
+def test_none_and_a_verdict_without_a_reward_are_no_reward() -> None:
+    graded, *others = rewards("half_graded")
+    assert graded == 0.25
+    assert all(math.isnan(value) for value in others)
+
+
+def test_a_path_may_lead_to_any_callable() -> None:
+    assert rewards("judge") == [3, 3, 3]
+    assert rewards("judge.method") == [-3, -3, -3]
+
+
+def test_batch_functions_get_lists() -> None:
+    assert rewards("place", first=7) == [7, 8, 9]
+    assert rewards("async_place") == [0, 1, 2]
+
+
+def test_nothing_is_called_for_no_responses() -> None:
+    assert RewardFunction("own_rewards:one_for_all")([], [], [], AsyncCalls(1, 1.0)) == []
+
+
+def test_the_digest_is_of_the_functions_file() -> None:
+    for name in ("length", "judge", "judge.method"):
+        found = RewardFunction(f"own_rewards:{name}")
+        assert found.source is not None
+        assert found.source.name == "own_rewards.py"
+        assert found.digest == hashlib.sha256(SOURCE.encode()).hexdigest()
+
+
+def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    import own_rewards  # type: ignore[import-not-found]
+
+    running, most, loops = 0, 0, set()
+
+    async def counted(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
+        nonlocal running, most
+        loops.add(asyncio.get_running_loop())
+        running += 1
+        most = max(most, running)
+        # Later ones end first.
+        for _ in range(10 - len(rollout.response_ids)):
+            await asyncio.sleep(0)
+        running -= 1
+        return float(len(rollout.response_ids))
+
+    monkeypatch.setattr(own_rewards, "counted", counted, raising=False)
+    function, calls = RewardFunction("own_rewards:counted"), AsyncCalls(2, 5.0)
+    for _ in range(2):
+        assert function(PROMPTS, TEXTS, ROLLOUTS, calls) == [1, 2, 3]
+    assert most == 2
+    assert len(loops) == 1
+    calls.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (
+            "broken",
+            r"own_rewards:broken raised ZeroDivisionError: .* \(own_rewards\.py, line 48\), for the prompt p/1",
+        ),
+        (
+            "async_broken",
+            r"own_rewards:async_broken raised KeyError: 'a' \(own_rewards\.py, line \d+\), for the prompt p/0",
+        ),
+        ("own_timeout", r"raised TimeoutError: the judge model did not answer"),
+        ("infinite", r"own_rewards:infinite gave inf, for the prompt p/1"),
+        ("huge", r"gave 10000000\.0"),
+        ("nothing_is_a_text", r"gave str '0\.5' instead of a number, for the prompt p/0"),
+        ("one_for_all", r"gave 1 rewards for 3 responses, for the prompt p/0 \.\.\. p/2"),
+        ("number", r"gave float 1\.0 instead of a list"),
+    ],
+)
+def test_what_goes_wrong_names_the_function_and_the_prompt(name: str, message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        rewards(name)
+    assert "\n" not in raised.value.message
+
+
+def test_a_call_that_takes_too_long_is_named_with_its_limit() -> None:
+    with pytest.raises(UserError, match=r"(?s)never took more than 0\.01 seconds, for the prompt p/\d.*async_seconds"):
+        rewards("never", AsyncCalls(4, 0.01))
+
+
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
+def test_a_plain_function_that_gives_a_coroutine_is_told_to_be_async() -> None:
+    with pytest.raises(UserError, match="(?s)gave something to be awaited.*async def"):
+        rewards("forgotten")
+
+
+def test_async_rewards_in_a_running_loop_are_refused() -> None:
+    async def inside() -> None:
+        rewards("async_place")
+
+    with pytest.raises(UserError, match="one is running in this thread"):
+        asyncio.run(inside())
+
+
+@pytest.mark.parametrize(
+    ("path", "settings", "message"),
+    [
+        ("nowhere_at_all:reward", {}, r"(?s)module that is not there: nowhere_at_all.*beside the configuration"),
+        ("cannot_import:reward", {}, r"cannot be imported: ModuleNotFoundError: .*there_is_no_such_package"),
+        ("cannot_parse:reward", {}, r"cannot be imported: SyntaxError"),
+        ("own_rewards:lenght", {}, r"own_rewards\.py\) has no lenght"),
+        ("own_rewards:constant", {}, r"own_rewards:constant is no function but int 3"),
+        (
+            "own_rewards:too_few",
+            {},
+            r"cannot be called as function\(prompt, response_text, rollout\): too many positional",
+        ),
+        (
+            "own_rewards:length",
+            {"per_tokn": 1},
+            r"rollout, per_tokn=\.\.\.\): got an unexpected keyword argument 'per_tokn'",
+        ),
+    ],
+)
+def test_a_function_that_cannot_be_called_is_refused_at_once(path: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        RewardFunction(path, settings)
+
+
+def test_partials_have_the_file_of_their_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    import own_rewards
+
+    monkeypatch.setattr(own_rewards, "doubled", functools.partial(own_rewards.length, per_token=2.0), raising=False)
+    assert rewards("doubled") == [2, 4, 6]
+    assert RewardFunction("own_rewards:doubled").digest
+    assert Path(own_rewards.__file__).name == "own_rewards.py"
