@@ -1,6 +1,6 @@
 """Starts a training run per named moment, each in a fork of its own that kills itself with SIGKILL at that moment.
 
-python killed_runs.py MODEL FOLDER MOMENT...
+python killed_runs.py MODEL FOLDER RUN MOMENT...
 """
 
 from __future__ import annotations
@@ -8,15 +8,17 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.deaths import Death, run_until
-from integration.train_runs import short_config
+from integration.train_runs import DYNAMIC, short_config
 from sparroll.engines import HFEngine
-from sparroll.train import checkpoint, loop, sinks, update
+from sparroll.tasks import custom
+from sparroll.train import checkpoint, groups, loop, sinks, update
 
 MOMENTS: dict[str, Death] = {
     "first-rollouts": Death(HFEngine, "generate", 3),
@@ -32,14 +34,27 @@ MOMENTS: dict[str, Death] = {
     "save-prune": Death(checkpoint, "_remove", 4),
     "summary": Death(loop, "summarise", 1),
 }
+DYNAMIC_MOMENTS: dict[str, Death] = {
+    "later-round": Death(groups.Rounds, "add", 7),
+    "choice": Death(groups.Rounds, "groups", 2),
+    "reward": Death(custom.RewardFunction, "__call__", 8),
+    "log-line": Death(sinks.JsonLines, "write", 3, lambda log, *_: os.write(log._handle, b'{"step": 3, "rew')),
+}
+
+RUNS: dict[str, tuple[dict[str, Any], dict[str, Death]]] = {
+    "plain": ({}, MOMENTS),
+    "dynamic": (DYNAMIC, DYNAMIC_MOMENTS),
+}
+"""What a run is configured with, and when it may die."""
 
 
 def main() -> None:
     torch.set_num_threads(1)
-    model, folder, moments = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
-    config = short_config(model, checkpoint={"every_steps": 1, "keep": 1})
+    model, folder, moments = sys.argv[1], Path(sys.argv[2]), sys.argv[4:]
+    changes, deaths = RUNS[sys.argv[3]]
+    config = short_config(model, **changes, checkpoint={"every_steps": 1, "keep": 1})
     for moment in moments:
-        run_until(MOMENTS[moment], lambda moment=moment: loop.train(config, folder / moment))
+        run_until(deaths[moment], lambda moment=moment: loop.train(config, folder / moment))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from integration.train_runs import short_config
+from integration.train_runs import DYNAMIC, short_config
 from sparroll.train import train
 from sparroll.train.distill_run import distill
 
@@ -51,6 +51,14 @@ DISTILLED: dict[str, dict[str, Any]] = {
 
 LONELY_ADAPTER: dict[str, dict[str, Any]] = DISTILLED | {"train": LONELY, "evaluate": {"prompts": 3}}
 
+DYNAMICALLY: dict[str, dict[str, Any]] = DYNAMIC | {
+    "train": {"steps": 2, "prompts_per_step": 3, "lr": 1e-4},
+    "reward": DYNAMIC["reward"] | {"overlong_buffer_tokens": 40, "leave_out_truncated": True},
+    "correction": {"name": "jackpot"},
+    "evaluate": {"prompts": 0},
+}
+"""Groups that differ in number from process to process, in rounds that do too."""
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -62,6 +70,7 @@ def main() -> None:
     train(short_config(model, **CONTROLLED), out / "controlled")
     train(short_config(model, **EVICTION), out / "eviction")
     train(short_config(model, **DISTILLED), out / "distilled")
+    train(short_config(model, **DYNAMICALLY), out / "dynamic")
     distill(short_config(model, **LONELY_ADAPTER), out / "adapter")
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.one_rank import CHANGES, CONTROLLED, DISTILLED, EVICTION, JACKPOT, LONELY, LONELY_ADAPTER
+from integration.one_rank import CHANGES, CONTROLLED, DISTILLED, DYNAMICALLY, EVICTION, JACKPOT, LONELY, LONELY_ADAPTER
 from integration.train_runs import short_config, write_model
 from sparroll.schedule import Schedule
 from sparroll.train import train
@@ -51,7 +51,8 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
-    """Two steps, then a third one after a resume; then one prompt for two processes, Jackpot, eviction, adapters."""
+    """Two steps, then a third one after a resume; then one prompt for two processes, Jackpot, eviction, adapters,
+    dynamic sampling."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
     train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
@@ -73,6 +74,13 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     same_lines(tmp_path / "two" / "jackpot", tmp_path / "one" / "jackpot")
     place = "jackpot/checkpoints/step-000002/model/model.safetensors"
     # Four updates of up to 1e-4 each; AdamW makes as much of the rounding of small gradients as of large ones.
+    assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 5e-6
+    train(short_config(model, **DYNAMICALLY), tmp_path / "one" / "dynamic")
+    same_lines(tmp_path / "two" / "dynamic", tmp_path / "one" / "dynamic")
+    assert any(
+        line["groups/sampled"] > line["groups/kept"] for line in read_lines(tmp_path / "one/dynamic/metrics.jsonl")
+    )
+    place = "dynamic/checkpoints/step-000002/model/model.safetensors"
     assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 5e-6
     train(short_config(model, **EVICTION), tmp_path / "one" / "eviction")
     same_lines(tmp_path / "two" / "eviction", tmp_path / "one" / "eviction")

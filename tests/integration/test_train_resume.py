@@ -58,7 +58,7 @@ def assert_same_run(out: Path, straight: Path) -> None:
 def killed(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder per moment, each with a run that was killed there."""
     folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, str(HERE / "killed_runs.py"), model, str(folder), *MOMENTS]
+    command = [sys.executable, str(HERE / "killed_runs.py"), model, str(folder), "plain", *MOMENTS]
     environment = os.environ | {"PYTHONPATH": str(HERE.parents[1] / "src")}
     done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
     assert done.returncode == 0, done.stderr

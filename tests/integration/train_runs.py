@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -16,7 +17,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from sparroll import tasks
 from sparroll.train import TrainConfig
 from sparroll.train.config_file import config_from
-from sparroll.types import Prompt
+from sparroll.train.sinks import read_lines
+from sparroll.types import Prompt, Rollout
 
 WORDS = ("<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz")
 
@@ -41,6 +43,34 @@ class Vowels:
 
 if "vowels" not in tasks.names():
     tasks.register("vowels", Vowels)
+
+
+def early_vowel(prompt: Prompt, response_text: str, rollout: Rollout, words: int = 2) -> float:
+    """1 where one of the first words is a vowel: a reward of one's own that a group sometimes gets as a whole or not at all.
+
+    On one prompt in five nothing is ever right.
+    """
+    if int(prompt.prompt_id.rsplit("/", 1)[1]) % 5 == 0:
+        return 0.0
+    return float(any(word in "aeiou" for word in response_text.split()[:words]))
+
+
+SHORT: dict[str, dict[str, Any]] = {
+    "train": {"steps": 2},
+    "rollout": {"max_new_tokens": 60},
+    "mismatch": {"bin_tokens": 50, "ceiling_every_steps": 0, "ceiling_prompts": 1},
+    "evaluate": {"prompts": 0},
+}
+"""A run as small as can be."""
+
+DYNAMIC: dict[str, dict[str, Any]] = {
+    "reward": {"terms": [{"use": "integration.train_runs:early_vowel"}]},
+    "rollout": {"dynamic_sampling": True, "max_new_tokens": 40},
+    "task": {"train_prompts": 50},
+    "mismatch": {"bin_tokens": 50, "ceiling_every_steps": 0, "ceiling_prompts": 1},
+    "evaluate": {"prompts": 0},
+}
+"""About every other prompt is dropped."""
 
 
 def write_model(folder: Path, seed: int = 0) -> str:
@@ -93,3 +123,20 @@ def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
     for section, values in changes.items():
         table[section] = table.get(section, {}) | values
     return config_from(table)
+
+
+def lines(out: Path, without: tuple[str, ...] = ("time/",)) -> list[dict[str, Any]]:
+    """metrics.jsonl, by default without wall times."""
+    return [{k: v for k, v in line.items() if not k.startswith(without)} for line in read_lines(out / "metrics.jsonl")]
+
+
+def steps(out: Path) -> list[dict[str, Any]]:
+    return [line for line in lines(out) if "reward/mean" in line]
+
+
+def same_weights(out: Path, other: Path, step: int = 4) -> None:
+    """Weights and optimizer, to the bit."""
+    for name in ("model/model.safetensors", "optimizer.safetensors"):
+        one, two = (load_file(folder / f"checkpoints/step-{step:06d}" / name) for folder in (out, other))
+        assert one.keys() == two.keys()
+        assert all(one[key].equal(two[key]) for key in one), name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,28 @@ def test_every_toml_in_the_docs_is_accepted(tmp_path: Path) -> None:
             elif block.startswith("# train.toml"):
                 load_config(file)
                 train += 1
-    assert (schedule, train) == (1, 1)
+    assert (schedule, train) == (1, 2)
+
+
+def test_the_rewards_of_the_docs_train_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from integration.train_runs import SHORT, short_config, steps, write_model
+    from sparroll.tasks.custom import look_in
+    from sparroll.train import train
+
+    page = ROOT / "docs" / "rewards.md"
+    (tmp_path / "my_rewards.py").write_text(_blocks(page, "python")[0])
+    (tmp_path / "train.toml").write_text(_blocks(page, "toml")[0])
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    look_in(tmp_path)
+    terms = load_config(tmp_path / "train.toml").model_dump()["reward"]["terms"]
+    changes = SHORT | {"train": {"steps": 1}, "reward": {"terms": terms}}
+    train(short_config(write_model(tmp_path / "model"), **changes), tmp_path / "run")
+    (line,) = steps(tmp_path / "run")
+    means = {name: line[f"reward/term/{name}"] for name in ("task", "brevity", "judged", "novelty")}
+    assert 0 < means["task"] < 1
+    assert 0.5 < means["brevity"] <= 1
+    assert (means["judged"], means["novelty"]) == (1, 1)
+    assert line["reward/mean"] == pytest.approx(means["task"] + 0.2 * means["brevity"] + 0.5, abs=1e-5)
 
 
 def test_the_selector_of_the_docs_works_as_written() -> None:

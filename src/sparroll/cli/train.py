@@ -23,9 +23,12 @@ def train(
 ) -> None:
     """Train a model with GRPO on sparse (or dense) rollouts. Ctrl-C leaves a run that --resume continues."""
     from sparroll.report import collect, render
+    from sparroll.tasks.custom import look_in
     from sparroll.train import load_config
     from sparroll.train import train as run
 
+    # For rewards of one's own.
+    look_in(*([config.parent] if config else []), Path.cwd())
     settings = load_config(config, overrides or [])
     common.output_folder(out)
     quiet_transformers()

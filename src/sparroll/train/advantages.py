@@ -24,6 +24,8 @@ def group_advantages(reward_GN: Tensor, normalise: bool = True) -> Tensor:
     tensor([[ 0.7071, -0.7071], [0.0, 0.0]])
     """
     assert reward_GN.dim() == 2, f"rewards must be [G, N], got {tuple(reward_GN.shape)}"
+    if not reward_GN.numel():
+        return torch.zeros_like(reward_GN)
     if reward_GN.isnan().any():
         return torch.stack([_among_the_graded(reward_N, normalise) for reward_N in reward_GN])
     centred_GN = reward_GN - reward_GN.mean(dim=1, keepdim=True)

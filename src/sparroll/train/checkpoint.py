@@ -65,6 +65,8 @@ class RunState:
     """What the controller judges by: the tail of the last steps."""
     empty_steps: int = 0
     """Steps in a row without a token in the loss."""
+    reward_files: dict[str, str] = field(default_factory=dict)
+    """sha256 of the file of each reward function of one's own, by the term's name."""
     cheaper: dict[str, Any] = field(default_factory=dict)
     """How far DistillSparse has come towards its next cheaper schedule; empty without any."""
     dense_ceiling: dict[str, float] = field(default_factory=dict)

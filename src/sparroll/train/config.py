@@ -8,9 +8,13 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sparroll.compression import Compression, make_compression
+from sparroll.errors import nearest
 from sparroll.tasks import is_data
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.corrections import Correction, check_needs, correction
+
+TASK = "task"
+"""Names the reward term that is the task's own verdict."""
 
 
 class Section(BaseModel):
@@ -65,6 +69,15 @@ class RolloutSection(Section):
     """Precision of the engine's weights and cache. bf16 halves memory and lowers the dense ceiling a little."""
     top_k: int = Field(default=20, ge=1)
     """Most likely tokens kept of both policies at each position, to estimate the acceptance."""
+    dynamic_sampling: bool = False
+    """Drop prompts whose rollouts all got the same reward, and sample others until `train.prompts_per_step` are left whose
+    rollouts differ (DAPO). Dropped rollouts cost sampling and rewards, no training."""
+    dynamic_sampling_rounds: int = Field(default=10, ge=1)
+    """Rounds of sampling a step at most. After the last one the step goes on with the groups there are, an event; a step
+    without any counts for `guard.empty_steps`."""
+    dynamic_sampling_by: str | None = None
+    """Name of the one reward term whose differences count; none: all terms, weighted and added up. The overlong penalty
+    never counts."""
     gpu_memory_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the GPU for vLLM's weights and cache; the trainer has the rest. Only for the engine vllm."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
@@ -143,6 +156,61 @@ class CorrectionSection(BaseModel):
     def make(self) -> Correction:
         settings: dict[str, Any] = self.model_extra or {}
         return correction(self.name, **settings)
+
+
+class RewardTerm(Section):
+    """One summand of the reward."""
+
+    use: str = Field(default=TASK, pattern=r"^(task|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")
+    """"task" is the task's own verdict, from 0 to 1; "package.module:function" a function of one's own: docs/rewards.md."""
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    """What its values are multiplied by. At 0 it is only measured."""
+    name: str = Field(default="", pattern=r"^[\w.-]+$")
+    """In metrics; by default "task" or the function's own name."""
+    settings: dict[str, Any] = Field(default_factory=dict)
+    """Handed to the function by name."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named(cls, table: Any) -> Any:
+        for key in table.keys() - cls.model_fields.keys():
+            raise ValueError(f"unknown key {key!r} of reward.terms: {nearest(key, list(cls.model_fields))}")
+        return {"name": str(table.get("use", TASK)).rpartition(":")[2].rpartition(".")[2]} | table
+
+    @model_validator(mode="after")
+    def _task_has_no_settings(self) -> Self:
+        if self.use == TASK and self.settings:
+            raise ValueError("the reward term 'task' takes no settings; those of the task are in [task] and [data]")
+        return self
+
+
+class RewardSection(Section):
+    terms: tuple[RewardTerm, ...] = Field(default=(RewardTerm(),), min_length=1)
+    """What is weighted and added up. By default the task's verdict alone."""
+    async_at_once: int = Field(default=16, ge=1)
+    """Most calls of an async function in flight at a time, of each process."""
+    async_seconds: float = Field(default=60.0, gt=0)
+    """Time limit of one such call. Beyond it the run stops, and can be resumed. Functions that are not async have none."""
+    overlong_buffer_tokens: int = Field(default=0, ge=0)
+    """Soft overlong punishment (DAPO): responses lose reward over the last so many tokens before rollout.max_new_tokens,
+    linearly from 0. 0: no such penalty."""
+    overlong_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    """What a response of rollout.max_new_tokens loses."""
+    leave_out_truncated: bool = False
+    """Truncated responses stay out of the loss and its denominator (overlong filtering). Their reward still counts for their
+    group's mean."""
+
+    @model_validator(mode="after")
+    def _has_a_sense(self) -> Self:
+        names = [term.name for term in self.terms]
+        for name in names:
+            if names.count(name) > 1:
+                raise ValueError(f"two reward terms are named {name!r}; give one another `name`")
+        if not any(term.weight for term in self.terms):
+            raise ValueError("every weight of reward.terms is 0, so no response would be better than another")
+        if self.overlong_penalty != 1.0 and not self.overlong_buffer_tokens:
+            raise ValueError("reward.overlong_penalty does nothing without reward.overlong_buffer_tokens")
+        return self
 
 
 class CompressionSection(BaseModel):
@@ -291,6 +359,7 @@ class TrainConfig(Section):
     task: TaskSection = TaskSection()
     data: DataSettings = DataSettings()
     rollout: RolloutSection = RolloutSection()
+    reward: RewardSection = RewardSection()
     train: TrainSection = TrainSection()
     compression: CompressionSection = CompressionSection()
     correction: CorrectionSection = CorrectionSection()
@@ -306,6 +375,22 @@ class TrainConfig(Section):
     def _data_is_read(self) -> Self:
         if self.data != DataSettings() and not is_data(self.task.name):
             raise ValueError(f'[data] is for task.name = "data" or the name of a set, got "{self.task.name}"')
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_fit_the_rollouts(self) -> Self:
+        rollout, buffer, by = self.rollout, self.reward.overlong_buffer_tokens, self.rollout.dynamic_sampling_by
+        if buffer > rollout.max_new_tokens:
+            raise ValueError(
+                f"reward.overlong_buffer_tokens = {buffer} must not be more than rollout.max_new_tokens = "
+                f"{rollout.max_new_tokens}"
+            )
+        if not rollout.dynamic_sampling and (by is not None or rollout.dynamic_sampling_rounds != 10):
+            field = "dynamic_sampling_by" if by is not None else "dynamic_sampling_rounds"
+            raise ValueError(f"rollout.{field} does nothing without rollout.dynamic_sampling = true")
+        names = [term.name for term in self.reward.terms]
+        if by is not None and by not in names:
+            raise ValueError(f"rollout.dynamic_sampling_by = {by!r} is no reward term; there are {', '.join(names)}")
         return self
 
     @model_validator(mode="after")

@@ -5,7 +5,7 @@ rules are in corrections/; the update reads what comes out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -51,16 +51,26 @@ class Corrected:
 
 
 def correct(
-    correction: Correction, rollouts: list[Rollout], scores: list[TokenScores], ranks: Ranks, seed: int, step: int
+    correction: Correction,
+    rollouts: list[Rollout],
+    scores: list[TokenScores],
+    ranks: Ranks,
+    seed: int,
+    step: int,
+    left_out: Sequence[bool] | None = None,
 ) -> Corrected:
-    """Every process corrects the whole step's batch, so that a correction may normalise over it, and takes its own rows."""
+    """Every process corrects the whole step's batch, so that a correction may normalise over it, and takes its own rows.
+
+    left_out: of each rollout, whether it is none of the correction's business: nothing of it is kept, counted or reported.
+    """
+    outside = [False] * len(rollouts) if left_out is None else list(left_out)
     mine = [
-        (rollout.prompt_index, rollout.sample_index, _columns(correction, rollout, score, seed, step))
-        for rollout, score in zip(rollouts, scores, strict=True)
+        (rollout.prompt_index, rollout.sample_index, _columns(correction, rollout, score, seed, step), out)
+        for rollout, score, out in zip(rollouts, scores, outside, strict=True)
     ]
     gathered = sorted(ranks.gather(mine), key=lambda row: row[:2])
     rows: list[Columns] = [row[2] for row in gathered]
-    mask_BT = padded([torch.ones(len(row["dense_logp"]), dtype=torch.bool) for row in rows])
+    mask_BT = padded([torch.full((len(row[2]["dense_logp"]),), not row[3]) for row in gathered])
     call: Callable[..., CorrectionResult] = correction
     result = call(mask=mask_BT, **_arguments(rows))
     kept_BT = result.kept(mask_BT)
@@ -69,6 +79,8 @@ def correct(
     own_T = max((len(row[2]["dense_logp"]) for row in mine), default=0)
     difference = torch.cat([row["sparse_logp"] - row["dense_logp"] for row in rows])
     report = result.metrics | {"mismatch/kl_sparse_to_dense": float(difference[torch.isfinite(difference)].mean())}
+    if left_out is not None:
+        report["policy/left_out_rollouts"] = float(sum(row[3] for row in gathered))
     return Corrected(
         result.weights[own, :own_T],
         kept_BT[own, :own_T],

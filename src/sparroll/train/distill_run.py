@@ -13,7 +13,7 @@ import torch
 from sparroll import records
 from sparroll.errors import UserError
 from sparroll.tasks import Task
-from sparroll.train.config import CorrectionSection, TrainConfig
+from sparroll.train.config import CorrectionSection, RewardSection, TrainConfig
 from sparroll.train.dense_checks import eval_prompt_ids
 from sparroll.train.loop import Clock, OnProgress, Trainer
 from sparroll.train.measure import ESTIMATOR, measure_tail
@@ -57,11 +57,13 @@ def check_frozen(config: TrainConfig) -> None:
         "guard.action": (config.guard.action, "off"),
         "controller.target": (config.controller.target, None),
         "train.kl_coefficient": (config.train.kl_coefficient, 0.0),
+        "rollout.dynamic_sampling": (config.rollout.dynamic_sampling, False),
         "correction": (config.correction, CorrectionSection()),
+        "reward": (config.reward, RewardSection()),
     }
     for name, (asked, only) in refused.items():
         if asked != only:
-            shown = "as it is by default" if name == "correction" else f"{only!r}, got {asked!r}"
+            shown = "as it is by default" if name in ("correction", "reward") else f"{only!r}, got {asked!r}"
             raise UserError(
                 f"distilling into an adapter alone has no rewards and one schedule: {name} must be {shown}",
                 "sparroll train does the rest",
@@ -111,8 +113,9 @@ class DistillRun(Trainer):
         with clock("ceiling"):
             self.measure_ceiling_when_due()
         with clock("rollout"):
+            self.engine.reset_report()
             rollouts = self.sample(prompts, number)
-            report = rollout_report(rollouts, None, self.engine, self.ranks)
+            report = rollout_report(rollouts, self.engine, self.ranks)
         park(self.engine, self.config.rollout.sleep_level)
         with clock("score"):
             scores = self.score(rollouts)

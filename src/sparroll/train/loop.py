@@ -15,14 +15,15 @@ from torch import Tensor
 from sparroll import records
 from sparroll.engines.base import samples_densely
 from sparroll.engines.scoring import TokenScores
+from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.train import checkpoint
-from sparroll.train.advantages import group_advantages
 from sparroll.train.checkpoint import RunState, SavedAdapter
 from sparroll.train.config import TrainConfig
 from sparroll.train.controller import Controller
 from sparroll.train.corrected import correct, engine_lists
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
+from sparroll.train.groups import Groups, Rounds
 from sparroll.train.guard import Verdict
 from sparroll.train.interrupts import Interrupts
 from sparroll.train.measure import ESTIMATOR, ceiling_report, measure_tail, tail_report
@@ -30,7 +31,8 @@ from sparroll.train.micro_batches import padded
 from sparroll.train.prompts import encode
 from sparroll.train.randomness import generator_state, rollout_seeds
 from sparroll.train.result import TrainResult, summarise
-from sparroll.train.rollouts import compression_report, rewards, rollout_report, sample
+from sparroll.train.rewards import Graded, agreed
+from sparroll.train.rollouts import compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
 from sparroll.train.update import autocast
 from sparroll.train.weight_sync import park
@@ -66,6 +68,8 @@ class Trainer:
         self.weights_moved = False
         """The weights are ahead of `state`: true from the first update of a step until the step is complete."""
         self.saved_step = parts.state.step if parts.resumed_from else -1
+        self.news = parts.rewards.changes(parts.state.reward_files)
+        """Events from before the next step."""
 
     def run(self, on_progress: OnProgress | None = None) -> TrainResult:
         self.advance(on_progress)
@@ -87,25 +91,25 @@ class Trainer:
                     on_progress(self.state.step, steps, self.in_words(report))
             self.save()
         except KeyboardInterrupt:
-            self.leave_resumable()
+            self.leave_resumable("interrupted")
+            raise
+        except UserError:
+            self.leave_resumable("stopped by an error")
             raise
         finally:
             self.interrupts.restore()
-            self.parts.close_logs()
+            self.parts.close()
 
     def step(self) -> StepReport:
         number, clock = self.state.step + 1, Clock()
-        prompts = self.next_prompts()
         with clock("ceiling"):
             self.measure_ceiling_when_due()
-        with clock("rollout"):
-            rollouts = self.sample(prompts, number)
-        with clock("reward"):
-            reward_GN = rewards(self.parts.decode, self.parts.task, list(prompts.values()), rollouts)
-            report = rollout_report(rollouts, reward_GN, self.engine, self.ranks)
-            report |= compression_report(self.engine, self.ranks)
+        groups = self.sample_groups(number, clock)
+        rollouts, report = groups.rollouts, groups.report
+        report |= rollout_report(groups.sampled, self.engine, self.ranks)
+        report |= compression_report(self.engine, self.ranks)
         park(self.engine, self.config.rollout.sleep_level)
-        advantage_GN = group_advantages(reward_GN, self.config.train.normalise_advantage)
+        advantage_GN = groups.advantages(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
             reference_logp = self.score_reference(rollouts)
@@ -113,7 +117,8 @@ class Trainer:
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
             cheaper = self.watch_cheaper_when_due(rollouts, scores, number, report)
-        corrected = correct(self.parts.correction, rollouts, scores, self.ranks, self.config.train.seed, number)
+        seed, left_out = self.config.train.seed, groups.left_out
+        corrected = correct(self.parts.correction, rollouts, scores, self.ranks, seed, number, left_out)
         report |= corrected.report
         with clock("update"):
             batch = self.batch(rollouts, scores, advantage_GN)
@@ -125,7 +130,7 @@ class Trainer:
             self.parts.weights.bring_sampler(number)
         events, stopped = self.guard(report, cheaper)
         events += self.move_budgets(number, measured, report)
-        self.complete(number, report | clock.report(), events, stopped)
+        self.complete(number, report | clock.report(), groups.events + events, stopped)
         return report
 
     def in_words(self, report: StepReport) -> str:
@@ -134,10 +139,11 @@ class Trainer:
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 
-    def next_prompts(self) -> dict[int, Prompt]:
-        """Our share of the step's prompts, by their number within the step."""
-        drawn = self.parts.prompts.next(self.config.train.prompts_per_step)
-        return dict(self.ranks.share(list(enumerate(drawn))))
+    def next_prompts(self, count: int | None = None, first: int = 0) -> dict[int, Prompt]:
+        """Our share of the next prompts, by their number within the step, which starts at `first`. count: over all
+        processes; without one, those of a step."""
+        drawn = self.parts.prompts.next(self.config.train.prompts_per_step if count is None else count)
+        return dict(self.ranks.share(list(enumerate(drawn, first))))
 
     def measure_ceiling_when_due(self) -> None:
         every, step = self.config.mismatch.ceiling_every_steps, self.state.step
@@ -146,9 +152,24 @@ class Trainer:
         if not samples_densely(self.engine) and (regular or not self.ceiling):
             self.ceiling = dense_ceiling(self.parts, step, self.score)
 
+    def sample_groups(self, number: int, clock: Clock) -> Groups:
+        """Rollouts with rewards: one round of sampling, or with dynamic sampling as many as it takes to fill the step."""
+        self.engine.reset_report()
+        rounds = Rounds(self.config, self.ranks)
+        while rounds.asks_for:
+            prompts = self.next_prompts(rounds.asks_for, rounds.drawn)
+            with clock("rollout"):
+                rollouts = self.sample(prompts, number)
+            with clock("reward"):
+                rounds.add(prompts, rollouts, self.grade(prompts, rollouts))
+        return rounds.groups()
+
+    def grade(self, prompts: dict[int, Prompt], rollouts: list[Rollout]) -> Graded:
+        task, decode = self.parts.task, self.parts.decode
+        return agreed(lambda: self.parts.rewards(task, list(prompts.values()), rollouts, decode), self.ranks)
+
     def sample(self, prompts: dict[int, Prompt], number: int) -> list[Rollout]:
         self.parts.weights.bring_sampler(self.state.step)
-        self.engine.reset_report()
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
         prompt_ids = encode(
@@ -244,7 +265,8 @@ class Trainer:
 
     def complete(self, number: int, report: StepReport, events: list[str], stopped: str) -> None:
         """The step is done: log it, and make it the state that a checkpoint would hold."""
-        metrics_bytes = self.parts.log(number, report, events)
+        metrics_bytes = self.parts.log(number, report, self.news + events)
+        self.news = []
         self.state = RunState(
             step=number,
             prompts_drawn=self.parts.prompts.drawn,
@@ -256,6 +278,7 @@ class Trainer:
             controller=self.parts.controller.state() if self.parts.controller else {},
             evidence=self.parts.controller.window.evidence if self.parts.controller else (),
             empty_steps=self.parts.empty_steps.in_a_row,
+            reward_files=self.parts.rewards.digests(),
             cheaper=self.parts.cheaper.state() if self.parts.cheaper else {},
             dense_ceiling=dict(self.ceiling),
             generators=self.ranks.gather([generator_state()]),
@@ -314,8 +337,9 @@ class Trainer:
         command = f"sparroll train with controller.target={target}: {where}"
         controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
 
-    def leave_resumable(self) -> None:
-        """After Ctrl-C: save the last completed step, unless the weights have already left it, and say what there is."""
+    def leave_resumable(self, why: str) -> None:
+        """After Ctrl-C or an error that the user can mend: save the last completed step, unless the weights have already
+        left it, and say what there is."""
         self.interrupts.hold()
         if self.weights_moved:
             cut, saved = self.state.step + 1, max(self.saved_step, 0)
@@ -326,19 +350,21 @@ class Trainer:
                 self.save_on_main()
             kept = f"step {self.state.step} is saved"
         if self.ranks.is_main:
-            print(f"interrupted: {kept}; --resume goes on there", file=sys.stderr, flush=True)
+            print(f"{why}: {kept}; --resume goes on there", file=sys.stderr, flush=True)
 
     def summary(self) -> TrainResult:
         parts = self.parts
         result = summarise(parts.out, parts.checkpoints / f"step-{self.state.step:06d}", self.state.stopped)
         if self.ranks.is_main:
             about = {"config": self.config, "seed": self.config.train.seed, "wall_seconds": result.wall_seconds}
-            records.write(parts.out / "result.json", "train", result.table(), **about)
+            functions = parts.rewards.record()
+            table = result.table() | ({"reward_functions": functions} if functions else {})
+            records.write(parts.out / "result.json", "train", table, **about)
         return result
 
 
 class Clock:
-    """Seconds per part of a step."""
+    """Seconds per part of a step, of a part that comes several times all together."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}
@@ -348,7 +374,7 @@ class Clock:
     def __call__(self, part: str) -> Iterator[None]:
         began = time.perf_counter()
         yield
-        self._seconds[part] = time.perf_counter() - began
+        self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - began
 
     def report(self) -> StepReport:
         parts = {f"time/{part}_seconds": seconds for part, seconds in self._seconds.items()}

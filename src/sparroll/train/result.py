@@ -40,6 +40,7 @@ class TrainResult:
     """Same of the last ones."""
     reward_window_steps: int
     rollouts_per_step: int
+    """Sampled ones; with dynamic sampling the mean, rounded."""
     dense_accuracy_first: Interval | None
     """Before the first step; None without evaluation."""
     dense_accuracy_last: Interval | None
@@ -77,7 +78,7 @@ def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
         reward_first=sum(rewards[:window]) / window,
         reward_last=sum(rewards[-window:]) / window,
         reward_window_steps=window,
-        rollouts_per_step=int(steps[0]["rollout/count"]),
+        rollouts_per_step=round(sum(line["rollout/count"] for line in steps) / len(steps)),
         dense_accuracy_first=accuracies[0] if accuracies else None,
         dense_accuracy_last=accuracies[-1] if accuracies else None,
         tail_q05_min=min(line["mismatch/acceptance_q05"] for line in steps),

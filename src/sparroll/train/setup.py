@@ -32,6 +32,7 @@ from sparroll.train.guard import Guard
 from sparroll.train.optimizer import restore_optimizer
 from sparroll.train.prompts import PromptStream, encode
 from sparroll.train.randomness import generator_state, restore_generators, seed_everything
+from sparroll.train.rewards import Rewards
 from sparroll.train.rollouts import Sampling
 from sparroll.train.schedules import make_cheaper, make_controller, make_guard, starting_schedule
 from sparroll.train.sinks import JsonLines, Sink, check_packages, open_sinks
@@ -67,6 +68,7 @@ class Parts:
     distill: AdapterUpdate | None
     """The adapter and its update; None without DistillSparse."""
     sampling: Sampling
+    rewards: Rewards
     guard: Guard
     controller: Controller | None
     """Moves the budgets; None: the schedule stays as it is."""
@@ -97,7 +99,9 @@ class Parts:
             sink.write(step, report, events)
         return self.metrics.write(step, report, events) if self.metrics is not None else 0
 
-    def close_logs(self) -> None:
+    def close(self) -> None:
+        """What the run holds open."""
+        self.rewards.calls.close()
         for sink in [*self.sinks, *([self.metrics] if self.metrics is not None else [])]:
             sink.close()
 
@@ -117,6 +121,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
     cheaper = make_cheaper(config, schedule)
+    rewards = Rewards(config.reward, config.rollout.samples_per_prompt, config.rollout.max_new_tokens)
     check_packages(config)
     check_engine(config.rollout.engine)
     files.output_folder(out)
@@ -144,6 +149,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
         update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
         distill=distill,
         sampling=_sampling(config, scorer.model.config.vocab_size),
+        rewards=rewards,
         guard=guard,
         controller=controller,
         empty_steps=EmptySteps(config.guard.empty_steps),
@@ -256,6 +262,8 @@ def _begin_writing(parts: Parts) -> None:
     config, out = parts.config, parts.out
     write_config(config, out / "config.json")
     write_record(parts.task, out)
+    if functions := parts.rewards.record():
+        files.write_json(out / "rewards.json", functions)
     checkpoint.tidy(parts.checkpoints, parts.resumed_from)
     parts.metrics = JsonLines(out / "metrics.jsonl", parts.state.metrics_bytes)
     parts.sinks = open_sinks(config, out, parts.state.step)

@@ -37,6 +37,15 @@ def test_groups_do_not_see_each_other() -> None:
 
 def test_no_groups_give_no_advantages() -> None:
     assert group_advantages(torch.zeros(0, 0)).shape == (0, 0)
+    assert group_advantages(torch.zeros(0, 4)).shape == (0, 4)
+
+
+@pytest.mark.parametrize("scale", [-1e6, -3.0, 1e-3, 1e6])
+def test_normalised_advantages_depend_on_no_scale_or_offset_of_the_rewards(scale: float) -> None:
+    rewards = torch.tensor([[1.0, 0.0, 0.5, 0.0]])
+    signed = group_advantages(rewards) * (1 if scale > 0 else -1)
+    assert torch.allclose(group_advantages(scale * rewards), signed, rtol=0.01)
+    assert torch.allclose(group_advantages(rewards - 2.0), group_advantages(rewards), atol=1e-5)
 
 
 def test_a_rollout_without_a_reward_has_no_advantage_and_the_others_are_judged_among_themselves() -> None:

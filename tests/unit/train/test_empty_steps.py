@@ -35,6 +35,21 @@ def test_a_step_without_any_advantage_neither_counts_nor_clears() -> None:
     assert EmptySteps(1).watch(report(0, rollouts=0)).action == "stop"
 
 
+def test_a_step_for_which_dynamic_sampling_found_no_prompt_counts_and_says_so() -> None:
+    searched = {"groups/kept": 0.0, "groups/sampled": 40.0, "groups/rounds": 10.0}
+    watch = EmptySteps(2)
+    first = watch.watch(report(50, rollouts=0) | searched)
+    assert first.action == "warn"
+    assert "no prompt whose rollouts differ in reward (40 in 10 rounds): the policy learned nothing" in first.reason
+    assert watch.watch(report(50, rollouts=0) | searched).action == "stop"
+    assert EmptySteps(1).watch(report(50, trained=40) | searched | {"groups/kept": 1.0}).action == "none"
+
+
+def test_a_step_whose_responses_were_all_left_out_names_both_causes() -> None:
+    verdict = EmptySteps(2).watch(report(0) | {"policy/left_out_rollouts": 8.0})
+    assert verdict.reason.startswith("the correction and reward.leave_out_truncated kept no token")
+
+
 def test_zero_never_stops() -> None:
     watch = EmptySteps(0)
     assert {watch.watch(report(0)).action for _ in range(10)} == {"warn"}
