@@ -49,7 +49,7 @@ def livecodebench_rows(first: int, count: int = 1) -> Rows:
     return [
         {
             "question_title": "Sum", "question_content": f"Print the sum of two numbers ({number}).",
-            "question_id": f"made_{number}", "contest_date": "2030-01-01T00:00:00", "starter_code": "",
+            "question_id": f"made_{number}", "contest_date": f"2024-{7 + number % 3:02d}-15T00:00:00", "starter_code": "",
             "difficulty": "easy", "public_test_cases": json.dumps(stdin), "private_test_cases": private(stdin * 2),
             "metadata": "{}",
         }

@@ -5,4 +5,4 @@
 set -euo pipefail
 sparroll evaluate --model "$1" --out "$2" \
     --tasks aime24,aime25,aime26 --samples 16 --temperature 1.0 --max-new-tokens 37888 --chat --thinking \
-    --schedule qwen3-1.7b-0.86 --force-schedule --also-dense --engine vllm --dtype bf16 --max-batch 64 "${@:3}"
+    --schedule qwen3-1.7b-0.86 --also-dense --engine vllm --dtype bf16 --max-batch 64 "${@:3}"

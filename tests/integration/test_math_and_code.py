@@ -138,7 +138,7 @@ def test_math_from_training_to_a_comparison(
 
         follow(says, monkeypatch)
         found[name] = evaluate(weights, where, tmp_path / name, "aime24", "--bin-tokens", "100")["aime24"]
-    check_math(found["before"], tmp_path / "before")
+    assert_math(found["before"], tmp_path / "before")
     assert found["after"]["policies"]["dense"]["mean@4"]["value"] == pytest.approx(8 / 12)
 
     capsys.readouterr()
@@ -149,7 +149,7 @@ def test_math_from_training_to_a_comparison(
     assert set(compared["differs_in"]) == {"model", "weights"}
 
 
-def check_math(found: dict[str, Any], out: Path) -> None:
+def assert_math(found: dict[str, Any], out: Path) -> None:
     """Dense: RIGHT, WRONG, CUT, OTHER_FORM on each of three problems. Sparse: the same with one more wrong on the first."""
     dense, sparse = (found["policies"][name] for name in ("dense", "sparse"))
     assert dense["mean@4"]["value"] == 0.5 and sparse["mean@4"]["value"] == pytest.approx(5 / 12)

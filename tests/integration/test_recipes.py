@@ -52,13 +52,13 @@ def test_a_recipe_trains_as_it_is_written(folder: Path, tmp_path: Path, monkeypa
         assert line["rollout/sparse_share"] == 1.0 and line["rollout/kv_read_share"] < 0.95
         assert line["policy/learning_rate"] == written["train"]["lr"] and line["policy/kept_tokens"] > 0
         assert line["policy/gradient_norm"] > 0 and line["mismatch/dense_ceiling_q05"] > 0
-    _check_what_ran(TrainConfig.model_validate(ran), out, lines[-1])
+    _assert_what_ran(TrainConfig.model_validate(ran), out, lines[-1])
     chat = written["task"]["chat_template"]
     assert all(prompt.endswith("assistant: ") == chat and END not in prompt for prompt in prompts)
     assert all("<none>" not in prompt for prompt in prompts), "thinking is on"
 
 
-def _check_what_ran(config: TrainConfig, out: Path, line: dict[str, Any]) -> None:
+def _assert_what_ran(config: TrainConfig, out: Path, line: dict[str, Any]) -> None:
     correction, schedule = config.correction.make(), out / "checkpoints" / "step-000002" / "schedule.toml"
     if config.compression.kind == "none":
         preset = Schedule.load(config.rollout.schedule)

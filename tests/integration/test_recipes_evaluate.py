@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from byte_model import follow, write_model
-from recipe_runs import NEW_TOKENS, RECIPES, answer, evaluation, padded_mirror, skip_without_sandbox
+from recipe_runs import NEW_TOKENS, RECIPES, answer, evaluation, padded_mirror, recipe, skip_without_sandbox
 from sparroll.cli import main
 
 pytest.importorskip("math_verify")
@@ -20,6 +20,8 @@ def test_a_recipe_is_evaluated_as_it_is_written(folder: Path, tmp_path: Path, mo
     skip_without_sandbox(folder)
     follow(lambda *asked: answer(*asked) if "hens" in asked[0] else "none", monkeypatch)
     model, out = write_model(tmp_path, name="model"), tmp_path / "out"
+    # As beside a checkpoint of the recipe's run, whose schedule fits it.
+    (tmp_path / "config.json").write_text(json.dumps({"model": {"name": recipe(folder)["model"]["name"]}}))
     command = evaluation(folder, model, out)
     smaller = ["--engine", "hf", "--device", "cpu", "--max-new-tokens", str(NEW_TOKENS), "--mirror"]
     assert main([*command, *smaller, str(padded_mirror(tmp_path / "mirror"))]) == 0
@@ -34,5 +36,7 @@ def test_a_recipe_is_evaluated_as_it_is_written(folder: Path, tmp_path: Path, mo
         assert ("--also-dense" in command) == (sparse is not None)
         if sparse is not None:
             assert sparse["sparse_share"] == 1.0 and sparse["kv_read_share"] < 0.95 and sparse["tail"] is not None
+        if label == "livecodebench":
+            assert task["problems"] == 5, "three of the eight are of July"
         if label.startswith("aime"):
             assert task["policies"]["dense"][f"mean@{samples}"]["value"] == (0.5 if samples > 1 else 1.0)

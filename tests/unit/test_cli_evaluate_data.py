@@ -100,6 +100,7 @@ def test_thinking_is_the_template_s(
         ("nowhere.jsonl", [], "cannot read nowhere.jsonl"),
         ("aime25,aime25", [], "is there twice"),
         ("data", [], 'task.name = "data" needs data.train or data.eval'),
+        ("gsm8k", ["--contest-from", "2024-08-01"], "a contest window is asked for, but no row has a contest date"),
         ("gsm8k", ["--thinking"], "--thinking and --no-thinking need --chat"),
         ("gsm8k", ["--prompt-template", "nothing"], "unknown prompt template 'nothing'"),
         ("gsm8k", ["--adapter", "."], "--adapter is for sparse responses"),

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import time
 from dataclasses import dataclass
+from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,6 +27,14 @@ if TYPE_CHECKING:
     from sparroll.evaluate.log import SampleLog
     from sparroll.evaluate.settings import EvalTask, Policy, Sampling
     from sparroll.schedule import Schedule
+
+
+ContestDay = Annotated[
+    datetime | None,
+    typer.Option(
+        formats=["%Y-%m-%d"], help="Only problems of contests from, or before, this day; where a set has dates."
+    ),
+]
 
 
 def evaluate(
@@ -60,6 +69,8 @@ def evaluate(
     thinking: common.Thinking = None,
     prompt_template: common.PromptTemplate = None,
     mirror: common.Mirror = None,
+    contest_from: ContestDay = None,
+    contest_before: ContestDay = None,
     allow_unsafe_sandbox: Annotated[
         bool, typer.Option("--allow-unsafe-sandbox", help="Run programs without a boundary where no sandbox works.")
     ] = False,
@@ -97,6 +108,8 @@ def evaluate(
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),
         prompt_template=prompt_template,
+        contest_from=contest_from and contest_from.date(),
+        contest_before=contest_before and contest_before.date(),
         allow_unsafe_sandbox=allow_unsafe_sandbox,
     )
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
@@ -108,6 +121,7 @@ def evaluate(
         policies=_policies(chosen, evicting, adapter, also_dense),
         sampling=Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens),
         problem_seed=problem_seed,
+        window=(data.contest_from, data.contest_before),
         chat=chat,
         thinking=thinking,
         adapter=adapter,
@@ -131,6 +145,8 @@ class Wanted:
     policies: list[Policy]
     sampling: Sampling
     problem_seed: int
+    window: tuple[date | None, date | None]
+    """First contest day, and the one after the last."""
     chat: bool
     thinking: bool | None
     adapter: Path | None
@@ -260,6 +276,7 @@ def _config(wanted: Wanted) -> dict[str, Any]:
         "engine": wanted.engine,
         "dtype": wanted.dtype,
         "problem_seed": wanted.problem_seed,
+        "contest_window": [day and day.isoformat() for day in wanted.window] if any(wanted.window) else None,
     }
 
 

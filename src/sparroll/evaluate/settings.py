@@ -90,8 +90,8 @@ def read_tasks(
     text: str, level: int, count: int | None, problem_seed: int = 0, data: DataSettings | None = None
 ) -> list[EvalTask]:
     """Tasks from "name,name:level,set,set:split,file,...". `level` holds where none is written; `count` None means all
-    problems of a finite set (the task's `eval_count`), and PROMPTS of a stream. data: mirror, template and sandbox of sets
-    and files."""
+    problems of a finite set (the task's `eval_count`), and PROMPTS of a stream. data: mirror, template, sandbox and
+    contest window of sets and files."""
     found: list[EvalTask] = []
     for label in (part.strip() for part in text.split(",")):
         if any(one.label == label for one in found):
@@ -104,6 +104,10 @@ def read_tasks(
         if len({prompt.prompt_id for prompt in problems}) < len(problems):
             raise UserError(f"problems of the task {label!r} share a prompt_id", "each problem needs one of its own")
         found.append(EvalTask(label, task, own, tuple(problems)))
+    if data is not None:
+        from sparroll.tasks.data.select import refuse_window_without_dates
+
+        refuse_window_without_dates(data, any(getattr(each.task, "dated", False) for each in found))
     return found
 
 

@@ -1,7 +1,9 @@
-"""The models that come with the package: `resolve` gives the folder that `from_pretrained` reads. Loads nothing."""
+"""Models by name: `resolve` gives the folder of one that comes with the package, `trained_from` the model that a checkpoint
+began as. Loads nothing."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 _HERE = Path(__file__).resolve().parent
@@ -15,3 +17,22 @@ def resolve(name: str) -> str:
     'Qwen/Qwen3-1.7B'
     """
     return str(PACKAGED[name]) if name in PACKAGED else name
+
+
+def trained_from(model: str) -> str:
+    """The name of the model that a checkpoint of `sparroll train` (.../step-000100/model) began as, also through several
+    runs; any other name or path is returned as it is. What was made for that model, such as a schedule, fits its
+    checkpoints.
+    """
+    seen: set[str] = set()
+    while model not in seen:
+        seen.add(model)
+        folder = Path(model)
+        try:
+            began = json.loads((folder.parent / "config.json").read_text(encoding="utf-8"))["model"]["name"]
+        except (OSError, ValueError, KeyError, TypeError):
+            break
+        if folder.name != "model" or not isinstance(began, str):
+            break
+        model = began
+    return model

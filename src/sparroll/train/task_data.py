@@ -8,6 +8,7 @@ from typing import Any
 from sparroll import files, tasks
 from sparroll.errors import UserError, nearest
 from sparroll.tasks import Task
+from sparroll.tasks.data.select import refuse_window_without_dates
 from sparroll.tasks.data.task import DataTask, data_task
 from sparroll.train import checkpoint
 from sparroll.train.config import TrainConfig
@@ -25,6 +26,7 @@ def make_task(config: TrainConfig) -> Task:
             raise UserError(f"unknown task {name!r}", nearest(name, tasks.names()))
         return tasks.get(name)
     task = data_task(name, config.data)
+    refuse_window_without_dates(config.data, task.dated)
     # Both are needed before the first step: the dense ceiling is measured on eval rows.
     task.prompts("train", config.task.level, config.train.seed, 1)
     task.prompts("eval", config.task.level, config.train.seed, 1)

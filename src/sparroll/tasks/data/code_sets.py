@@ -73,6 +73,7 @@ def livecodebench(raw: Raw, row_id: str) -> Row:
         template="code_function" if function else "code_stdin",
         starter_code=starter,
         difficulty=str(raw.get("difficulty") or ""),
+        contest_day=str(raw.get("contest_date") or "")[:10],
     )
 
 

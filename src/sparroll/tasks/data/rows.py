@@ -37,6 +37,8 @@ class Row:
     starter_code: str = ""
     difficulty: str = ""
     """As the data says it: a number, a fraction such as "3/8", or a name; empty where the data says nothing."""
+    contest_day: str = ""
+    """When the problem was set, as 2024-08-03; empty where the data says nothing."""
 
     @property
     def text(self) -> str:

@@ -34,6 +34,22 @@ def by_difficulty(rows: list[Row], settings: DataSettings, removed: Counter[str]
     return _keep(rows, fits, "difficulty", removed)
 
 
+def in_window(rows: list[Row], settings: DataSettings, removed: Counter[str]) -> list[Row]:
+    """Rows whose contest was in the window that is asked for; rows without a date stay."""
+    first, end = (day and day.isoformat() for day in (settings.contest_from, settings.contest_before))
+    fits = [
+        not row.contest_day or ((not first or row.contest_day >= first) and (not end or row.contest_day < end))
+        for row in rows
+    ]
+    return rows if all(fits) else _keep(rows, fits, "contest", removed)
+
+
+def refuse_window_without_dates(settings: DataSettings, dated: bool) -> None:
+    """Raise UserError where a window is asked for and no row has a date: it would change nothing."""
+    if (settings.contest_from or settings.contest_before) and not dated:
+        raise UserError("a contest window is asked for, but no row has a contest date", "livecodebench has dates")
+
+
 def once_each(rows: list[Row], removed: Counter[str]) -> list[Row]:
     """The first row of each question, also where a later one has another answer (counted apart)."""
     first: dict[bytes, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -13,7 +14,11 @@ class DataSettings(BaseModel):
     train: str | None = None
     """Set name or file of the training rows, for task.name = "data". NAME:SPLIT takes another split of a set."""
     eval: tuple[str, ...] = ()
-    """Set names or files of the eval rows; never filtered, so that their accuracy can be quoted."""
+    """Set names or files of the eval rows; only a contest window filters them, so that their accuracy can be quoted."""
+    contest_from: date | None = None
+    """Rows of contests before this day are left out, e.g. 2024-08-01, of sets that have dates (LiveCodeBench)."""
+    contest_before: date | None = None
+    """Same for contests on this day or later."""
     holdout_rows: int = Field(default=0, ge=0)
     """Training rows kept apart as eval rows, chosen by a checksum of their text: the same rows whatever the seed."""
     mirror: str | None = None
@@ -45,4 +50,7 @@ class DataSettings(BaseModel):
         low, high = self.min_difficulty, self.max_difficulty
         if low is not None and high is not None and low > high:
             raise ValueError(f"data.min_difficulty = {low} is above data.max_difficulty = {high}")
+        first, end = self.contest_from, self.contest_before
+        if first is not None and end is not None and first >= end:
+            raise ValueError(f"data.contest_from = {first} is not before data.contest_before = {end}")
         return self

@@ -16,7 +16,7 @@ from sparroll.tasks.data.contamination import Overlap, overlaps
 from sparroll.tasks.data.load import Loaded, counted, load
 from sparroll.tasks.data.rewards import RowReward, reward_for
 from sparroll.tasks.data.rows import Row
-from sparroll.tasks.data.select import by_difficulty, held_out, once_each
+from sparroll.tasks.data.select import by_difficulty, held_out, in_window, once_each
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.templates import filled
 from sparroll.tasks.verdicts import Verdict
@@ -39,6 +39,8 @@ class DataTask:
         """Rows left out by filter: training rows by choice, and any row whose answer no reward can read."""
         self.overlaps: list[Overlap] = []
         self.sources: list[Loaded] = []
+        self.dated = False
+        """Whether any row has a contest date, so that a window means something."""
         self._rewards = dict(rewards or {})
         train = self._train_rows(settings.train) if settings.train is not None else []
         evaluation = [row for source in settings.eval for row in self._read(source, "eval").rows]
@@ -142,7 +144,11 @@ class DataTask:
         most = self.settings.max_tests if role == "train" else None
         loaded = load(source, role, self.settings.mirror, lambda row: _fewer_tests(row, most))
         self.sources.append(loaded)
-        return loaded
+        self.dated |= any(row.contest_day for row in loaded.rows)
+        kept = in_window(loaded.rows, self.settings, self.removed)
+        if not kept:
+            raise UserError(f"no row of {source} is in the contest window", "change contest_from or contest_before")
+        return replace(loaded, rows=kept)
 
     def _train_rows(self, source: str) -> list[Row]:
         rows = by_difficulty(self._read(source, "train").rows, self.settings, self.removed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 import data_files
 from sparroll import tasks
@@ -94,6 +96,24 @@ def test_difficulties_are_a_range_of_numbers_or_names(tmp_path: Path) -> None:
         task(tmp_path, named, difficulties=("medium",))
     with pytest.raises(UserError, match="no training row has a difficulty that is a number"):
         task(tmp_path, named, min_difficulty=1)
+
+
+def test_a_contest_window_takes_rows_of_its_days_and_leaves_sets_without_dates_alone(tmp_path: Path) -> None:
+    mirror = str(data_files.plain_mirror(tmp_path, "livecodebench", "gsm8k"))
+
+    def left(**window: Any) -> dict[str, int]:
+        settings = DataSettings(eval=("livecodebench", "gsm8k"), mirror=mirror, **window)
+        found = DataTask("data", settings, STAND_INS).prompts("eval", 0, 0, 99)
+        return Counter(prompt.prompt_id.split(":")[0] for prompt in found)
+
+    # Eight problems of the 15th of July, August and September.
+    assert left() == {"livecodebench": 8, "gsm8k": 1}
+    assert left(contest_from="2024-08-01") == {"livecodebench": 5, "gsm8k": 1}
+    assert left(contest_from="2024-08-15", contest_before="2024-09-15") == {"livecodebench": 2, "gsm8k": 1}
+    with pytest.raises(UserError, match="no row of livecodebench is in the contest window"):
+        left(contest_before="2024-07-15")
+    with pytest.raises(ValidationError, match="is not before"):
+        left(contest_from="2024-08-01", contest_before="2024-08-01")
 
 
 def test_an_empty_result_names_the_filters_and_their_numbers(tmp_path: Path) -> None:
