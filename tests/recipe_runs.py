@@ -43,12 +43,14 @@ def recipe(folder: Path) -> dict[str, dict[str, Any]]:
     return tomllib.loads((folder / "train.toml").read_text(encoding="utf-8"))
 
 
-def overrides(folder: Path, where: Path) -> list[str]:
-    """`--set` of all fields in CHANGED. where: for the model and the data."""
+def overrides(folder: Path, where: Path, engine: str = "hf") -> list[str]:
+    """`--set` of all fields in CHANGED. where: for the model and the data. engine: vllm, where it is not to be changed."""
     name = recipe(folder)["model"]["name"].rpartition("/")[2]
     values = CHANGED | {
-        "model.name": write_model(where, name=name),
+        # vLLM has kernels for few widths of heads.
+        "model.name": write_model(where, name=name, head_dim=64 if engine == "vllm" else 8),
         "data.mirror": str(padded_mirror(where / "mirror")),
+        "rollout.engine": engine,
     }
     values["data.train"] = str(prepared(folder, where)) if "train" in recipe(folder)["data"] else None
     return [
@@ -68,7 +70,7 @@ def padded_mirror(root: Path) -> Path:
 
 def padded(row: dict[str, Any], rng: random.Random) -> dict[str, Any]:
     question = next(column for column in ("problem", "question", "question_content", "prompt") if column in row)
-    words = " ".join("".join(rng.choices("abcdefghij", k=4)) for _ in range(130))
+    words = " ".join("".join(rng.choices("abcdefghij", k=4)) for _ in range(100))
     return row | {question: f"{row[question]}\n# {words}"}
 
 
