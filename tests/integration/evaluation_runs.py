@@ -13,7 +13,7 @@ from integration.train_runs import WORDS
 from sparroll import tasks
 from sparroll.cli import main
 from sparroll.tasks import Verdict
-from sparroll.types import Prompt
+from sparroll.types import Prompt, Rollout
 
 SAMPLES = 4
 
@@ -53,6 +53,16 @@ class FirstVowel:
 
 if "first_vowel" not in tasks.names():
     tasks.register("first_vowel", FirstVowel)
+
+
+def short(prompt: Prompt, response_text: str, rollout: Rollout, most_tokens: int = 10) -> float | None:
+    """A reward of one's own; a response of one token is not judged."""
+    tokens = len(rollout.response_ids)
+    return None if tokens == 1 else float(tokens <= most_tokens)
+
+
+def tokens(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
+    return 2.0 + len(rollout.response_ids)
 
 
 def command(model: str, out: Path, *more: str) -> list[str]:

@@ -18,13 +18,13 @@ from integration.evaluation_runs import evaluate
 from sparroll import files
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
-from sparroll.evaluate import log, parquet, run, summary
+from sparroll.evaluate import log, parquet, settings, summary
 
 MOMENTS: dict[str, Death] = {
     "first-samples": Death(HFEngine, "generate", 1),
     "later-samples": Death(HFEngine, "generate", 5),
     "scores": Death(Scorer, "dense", 3),
-    "verdicts": Death(run, "judge", 8),
+    "verdicts": Death(settings.EvalTask, "verdicts", 8),
     "half-a-line": Death(log, "_write", 6, lambda handle, *_: os.write(handle, b'{"kind": "commit", "task": "fir')),
     "between-lines": Death(log, "_write", 8),
     "before-commit": Death(log, "_write", 9),

@@ -144,6 +144,14 @@ def test_runs_on_other_problems_are_not_paired(
         (["--temperature", "0"], "makes all 4 samples of a problem equal"),
         (["--max-new-tokens", "600"], "exceed the context of 512"),
         (["--budget", "64", "--schedule", "qwen3-4b-0.86"], "--schedule and --budget exclude each other"),
+        (["--reward", "my_rewards"], "--reward takes package.module:function, got 'my_rewards'"),
+        (["--reward", "no_such_module:reward"], "module that is not there: no_such_module"),
+        (["--reward-set", "worth=1"], "--reward-set needs --reward"),
+        (["--reward", "integration.evaluation_runs:short", "--reward-set", "worth"], "--reward-set takes name=value"),
+        (
+            ["--reward", "integration.evaluation_runs:short", "--reward-set", "wroth=1"],
+            "unexpected keyword argument 'wroth'",
+        ),
     ],
 )
 def test_what_cannot_be_done_is_refused(
@@ -158,6 +166,33 @@ def test_other_settings_do_not_go_on_with_the_same_folder(
 ) -> None:
     message, _ = error_of(command(model, out, "--seed", "9"), capsys)
     assert "asked for with other seed" in message
+
+
+def test_a_function_of_ones_own_judges_instead_of_the_tasks(
+    model: str, out: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = ["--reward", "integration.evaluation_runs:short", "--reward-set", "most_tokens=15"]
+    evaluate(model, tmp_path, *short, "--no-tail")
+    for label in ("first_vowel", "vowels:0"):
+        found = _results(tmp_path)["tasks"][label]["policies"]["dense"]
+        rows, before = _rows(tmp_path, label, "dense"), _rows(out, label, "dense")
+        assert [row["response_ids"] for row in rows] == [row["response_ids"] for row in before]
+        lengths = [len(row["response_ids"]) for row in rows]
+        expected = [None if tokens == 1 else float(tokens <= 15) for tokens in lengths]
+        assert [row["reward"] for row in rows] == expected
+        assert 0 < sum(value == 1 for value in expected) < len(rows)
+        assert found["excluded_samples"] == ({"ungraded": expected.count(None)} if None in expected else {})
+        assert f"majority@{SAMPLES}" not in found
+    reward = json.loads((tmp_path / "config.json").read_text())["reward"]
+    assert (reward["use"], reward["settings"]) == (short[1], {"most_tokens": 15})
+    assert len(reward["sha256"]) == 64
+    capsys.readouterr()
+    message, _ = error_of(command(model, tmp_path, "--no-tail"), capsys)
+    assert "asked for with other reward" in message
+    message, hint = error_of(command(model, tmp_path / "far", "--reward", "integration.evaluation_runs:tokens"), capsys)
+    assert "evaluation_runs:tokens gave" in message
+    assert hint is not None
+    assert "from 0 to 1" in hint
 
 
 def test_two_processes_do_not_share_a_folder(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,26 @@ def test_a_run_ends_with_its_report_and_can_be_taken_further(
     assert "--resume" in hint
     assert main(_command(out, "--resume", "--set", "train.steps=3", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 3
+
+
+def test_rewards_lie_beside_the_configuration_and_what_they_raise_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    config = tmp_path / "train.toml"
+    config.write_text('[reward]\nterms = [{ use = "beside_the_config:reward" }]\n')
+    (tmp_path / "beside_the_config.py").write_text(
+        "def reward(prompt, response_text, rollout):\n    raise LookupError('no judge')\n"
+    )
+    assert main(_command(tmp_path / "out", "--config", str(config), "--set", "evaluate.prompts=0")) == 2
+    *_, kept, message, hint = capsys.readouterr().err.splitlines()
+    assert kept == "stopped by an error: step 0 is saved; --resume goes on there"
+    place = "(beside_the_config.py, line 2), for the prompt synthetic/train/"
+    assert message.startswith(f"error: the reward beside_the_config:reward raised LookupError: no judge {place}")
+    assert (
+        hint == "hint: what is finished is kept: mend the function and go on; None is its word for what it cannot judge"
+    )
+    assert (tmp_path / "out/checkpoints/step-000000").is_dir()
 
 
 def test_a_misspelt_key_names_the_nearest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

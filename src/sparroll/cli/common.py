@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from sparroll.engines.hf import HFEngine
     from sparroll.engines.vllm.engine import VLLMEngine
+    from sparroll.tasks.custom import FunctionJudge
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results; created if missing.")]
@@ -122,13 +123,29 @@ def load_compression(
         raise UserError("--compression excludes --schedule and --budget", "--compression-set budget_tokens=512")
     if engine != "hf":
         raise UserError(f"--compression needs --engine hf, got {engine}", "vLLM cannot drop tokens from its cache")
-    return make_compression(kind, **dict(_setting(text) for text in settings))
+    return make_compression(kind, **dict(_setting("--compression-set", text) for text in settings))
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def load_judge(path: str | None, settings: list[str]) -> FunctionJudge | None:
+    """The function that --reward and --reward-set name; None without."""
+    from sparroll.tasks.custom import FunctionJudge, RewardFunction, look_in
+    from sparroll.tasks.custom_calls import AsyncCalls
+
+    if path is None:
+        if settings:
+            raise UserError("--reward-set needs --reward", "for example --reward my_rewards:brevity")
+        return None
+    if ":" not in path:
+        raise UserError(f"--reward takes package.module:function, got {path!r}")
+    look_in(Path.cwd())
+    function = RewardFunction(path, dict(_setting("--reward-set", text) for text in settings))
+    return FunctionJudge(function, AsyncCalls(at_once=16, seconds=60.0))
+
+
+def _setting(option: str, text: str) -> tuple[str, Any]:
     name, equals, raw = text.partition("=")
     if not equals or not name:
-        raise UserError(f"--compression-set takes name=value, got {text!r}", "for example budget_tokens=512")
+        raise UserError(f"{option} takes name=value, got {text!r}", "for example budget_tokens=512")
     for read in (int, float):
         try:
             return name.strip(), read(raw)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import time
@@ -74,6 +75,16 @@ def evaluate(
     allow_unsafe_sandbox: Annotated[
         bool, typer.Option("--allow-unsafe-sandbox", help="Run programs without a boundary where no sandbox works.")
     ] = False,
+    reward: Annotated[
+        str | None,
+        typer.Option(
+            "--reward", help="module:function that judges instead of the tasks, from 0 to 1; see docs/rewards.md."
+        ),
+    ] = None,
+    reward_set: Annotated[
+        list[str] | None,
+        typer.Option("--reward-set", help="A setting of that function, e.g. target_tokens=200; repeatable."),
+    ] = None,
     no_tail: Annotated[
         bool, typer.Option("--no-tail", help="Leave out the acceptance, which needs a dense forward of each response.")
     ] = False,
@@ -115,9 +126,11 @@ def evaluate(
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     _check_adapter(adapter, chosen, model)
     evicting = common.load_compression(compression, compression_set or [], chosen, engine)
+    judge = common.load_judge(reward, reward_set or [])
+    asked = read_tasks(task_names, level, count, problem_seed, data)
     wanted = Wanted(
         model=model,
-        asked=read_tasks(task_names, level, count, problem_seed, data),
+        asked=[dataclasses.replace(task, judge=judge) for task in asked],
         policies=_policies(chosen, evicting, adapter, also_dense),
         sampling=Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens),
         problem_seed=problem_seed,
@@ -194,17 +207,20 @@ def _sample(wanted: Wanted, log: SampleLog, on_progress: Any) -> None:
         from sparroll.engines.adapter import load_adapter
 
         bring_adapter = partial(load_adapter, engine, wanted.model, folder)
-    run(
-        engine,
-        scorer,
-        wanted.asked,
-        wanted.policies,
-        wanted.sampling,
-        log,
-        lambda problems: prompts.encode(list(problems), engine.tokenizer, wanted.chat, wanted.thinking),
-        on_progress,
-        bring_adapter,
-    )
+    judge = wanted.asked[0].judge
+    # What runs async functions is closed with whatever they hold open.
+    with contextlib.closing(judge.calls) if judge else contextlib.nullcontext():
+        run(
+            engine,
+            scorer,
+            wanted.asked,
+            wanted.policies,
+            wanted.sampling,
+            log,
+            lambda problems: prompts.encode(list(problems), engine.tokenizer, wanted.chat, wanted.thinking),
+            on_progress,
+            bring_adapter,
+        )
 
 
 def _check_adapter(adapter: Path | None, schedule: Schedule | None, model: str) -> None:
@@ -277,6 +293,7 @@ def _config(wanted: Wanted) -> dict[str, Any]:
         "dtype": wanted.dtype,
         "problem_seed": wanted.problem_seed,
         "contest_window": [day and day.isoformat() for day in wanted.window] if any(wanted.window) else None,
+        "reward": judge.function.table() if (judge := wanted.asked[0].judge) else None,
     }
 
 

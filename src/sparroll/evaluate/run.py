@@ -15,7 +15,7 @@ from sparroll.errors import UserError
 from sparroll.evaluate.log import SampleLog
 from sparroll.evaluate.settings import EvalTask, Policy, Sampling, problem_digest, sample_seeds
 from sparroll.mismatch import acceptance_top_k
-from sparroll.tasks import Verdict, judge
+from sparroll.tasks import Verdict
 from sparroll.types import Prompt, Rollout
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ def _chunk(
     assert engine.tokenizer is not None
     texts = [str(engine.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)) for rollout in rollouts]
     asked = [prompt for prompt in problems for _ in range(sampling.samples)]
-    verdicts = judge(task.task, asked, texts)
+    verdicts = task.verdicts(asked, texts, rollouts)
     accepted = _acceptances(scorer, rollouts, sampling)
     samples = [_sample(*row) for row in zip(rollouts, texts, verdicts, accepted, strict=True)]
     groups = [

@@ -12,9 +12,10 @@ from sparroll import tasks
 from sparroll.compression import Compression
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
-from sparroll.tasks import Task
+from sparroll.tasks import Task, Verdict
+from sparroll.tasks.custom import FunctionJudge
 from sparroll.tasks.data.read import FORMATS
-from sparroll.types import Prompt
+from sparroll.types import Prompt, Rollout
 
 if TYPE_CHECKING:
     from sparroll.tasks.data.settings import DataSettings
@@ -84,6 +85,19 @@ class EvalTask:
     task: Task
     level: int
     problems: tuple[Prompt, ...]
+    judge: FunctionJudge | None = None
+    """Judges the responses instead of the task."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether responses can vote."""
+        return self.judge is None and tasks.has_answers(self.task)
+
+    def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
+        """A verdict for each response to the prompt at the same place."""
+        if self.judge is not None:
+            return self.judge.verdicts(prompts, texts, rollouts)
+        return tasks.judge(self.task, prompts, texts)
 
 
 def read_tasks(

@@ -18,7 +18,6 @@ from sparroll.evaluate.intervals import Estimate, mean_difference, mean_share, s
 from sparroll.evaluate.log import SampleLog
 from sparroll.evaluate.settings import EvalTask, Policy, Sampling
 from sparroll.mismatch import TailStatistics
-from sparroll.tasks import has_answers
 
 ESTIMATOR = "top_k_lower"
 
@@ -44,7 +43,7 @@ def summarise(
     cells = {
         (task.label, policy.name): _Cell(TailStatistics(sampling.bin_tokens)) for task in tasks for policy in policies
     }
-    votes = {task.label: has_answers(task.task) for task in tasks}
+    votes = {task.label: task.has_answers for task in tasks}
     for line in log.lines():
         cell = cells[line["task"], line["policy"]]
         if line["kind"] == "commit":

@@ -68,6 +68,11 @@ class RewardFunction:
         """sha256 of that file as it was found; empty without one. What the file imports is not in it."""
         self._check_signature()
 
+    def table(self) -> dict[str, Any]:
+        """Plain data for a record."""
+        file = self.source.name if self.source else None
+        return {"use": self.path, "settings": self.settings, "file": file, "sha256": self.digest}
+
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
     ) -> list[float]:
@@ -138,10 +143,10 @@ class RewardFunction:
         return self._refused(where, f"raised {type(error).__name__}: {error} ({_place(error, self.source)})")
 
     def _refused(self, where: str, what: str, hint: str | None = None) -> UserError:
-        ungraded = "None is the reward of a response of which nothing can be said"
+        ungraded = "None is its word for what it cannot judge"
         return UserError(
             f"the reward {self.path} {what}, for the prompt {where}",
-            f"{hint or ungraded}. What is finished is kept: go on once that is mended",
+            f"what is finished is kept: mend the function and go on; {hint or ungraded}",
         )
 
     def _check_signature(self) -> None:
@@ -158,6 +163,28 @@ class RewardFunction:
             raise UserError(
                 f"the reward {self.path} has no signature", f"wrap it in a `def` called as {call}"
             ) from None
+
+
+class FunctionJudge:
+    """A reward function as the judge of an evaluation, whose rewards are from 0 to 1; 1 is right.
+
+    >>> FunctionJudge(RewardFunction("my_rewards:brevity"), AsyncCalls(16, 60.0))
+    """
+
+    def __init__(self, function: RewardFunction, calls: AsyncCalls):
+        self.function, self.calls = function, calls
+
+    def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
+        """A verdict for each response to the prompt at the same place. Raises UserError as the function does, and for
+        rewards outside of 0 to 1."""
+        values = self.function(prompts, texts, rollouts, self.calls)
+        for prompt, value in zip(prompts, values, strict=True):
+            if value < 0 or value > 1:
+                raise UserError(
+                    f"the reward {self.function.path} gave {value}, for the prompt {prompt.prompt_id}",
+                    "evaluation takes rewards from 0 to 1",
+                )
+        return [Verdict(None, "ungraded") if math.isnan(value) else Verdict(value) for value in values]
 
 
 def _find(path: str) -> Callable[..., Any]:

@@ -86,11 +86,8 @@ class Rewards:
         return found
 
     def record(self) -> list[dict[str, Any]]:
-        """Each function of one's own: its term, import path, file and the file's digest."""
-        return [
-            {"name": name, "use": each.path, "file": each.source.name if each.source else None, "sha256": each.digest}
-            for name, each in self.functions.items()
-        ]
+        """Each function of one's own: its term, import path, settings, file and the file's digest."""
+        return [{"name": name} | each.table() for name, each in self.functions.items()]
 
     def digests(self) -> dict[str, str]:
         """By the term's name: what a resumed run is compared by."""
