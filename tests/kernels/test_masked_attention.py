@@ -231,3 +231,15 @@ def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:
         masked_attention(given.query, given.keys, given.values.half(), given.words, 16, 1.0)
     with pytest.raises(UserError, match="take bf16, fp16 and fp32, got torch.float64"):
         given.run("triton", torch.float64)
+
+
+@pytest.mark.parametrize(
+    ("group", "capability", "stages"), [(1, (9, 0), 2), (2, (9, 0), 3), (8, (9, 0), 3), (8, (8, 0), 2), (2, (10, 0), 2)]
+)
+def test_three_stages_only_where_warp_groups_multiply(
+    group: int, capability: tuple[int, int], stages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.attention.triton_masked_layout import MaskedTile
+
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert MaskedTile.default(128, group, 2, torch.device("cuda")).forward_stages == stages

@@ -43,12 +43,16 @@ class MaskedTile:
             # Without tensor cores, whoever multiplies holds its operands in registers: larger tiles spill kilobytes.
             return MaskedTile(32, 32, 32, 32, 8, 1, 8, 1, 8, 1)
         row_bytes = triton.next_power_of_2(dim) * element_bytes
-        if device.type == "cuda" and torch.cuda.get_device_capability(device) not in ROOMY:
+        capability = torch.cuda.get_device_capability(device) if device.type == "cuda" else (9, 0)
+        if capability not in ROOMY:
             row_bytes *= 2
         if row_bytes <= 256:
             # Tiles of 128 rows spill with 4 warps, and those of 64, which smaller groups have, are shared badly by 8.
             warps = 8 if group > 2 else 4
-            return MaskedTile(128, 64, 64, 64, warps, 3, warps, 2, 8, 2)
+            # Three stages are right where warp groups multiply (wgmma: Hopper, from 64 rows on: two query heads of 32
+            # positions). With fewer rows they gave garbage on an H200 (Triton 3.6), so other devices do not get them.
+            stages = 3 if capability[0] == 9 and group > 1 else 2
+            return MaskedTile(128, 64, 64, 64, warps, stages, warps, 2, 8, 2)
         if row_bytes <= 512:
             return MaskedTile(64, 32, 32, 64, 4, 2, 4, 1, 8, 1)
         return MaskedTile(32, 32, 32, 32, 4, 1, 4, 1, 8, 1)
