@@ -258,8 +258,8 @@ class GuardSection(Section):
     stricter: tuple[str, ...] = ()
     """Presets or files to fall back to, in this order; "dense" may be the last."""
     empty_steps: int = Field(default=3, ge=0)
-    """The run stops after so many steps in a row in which the correction left no token to train on, whatever `action` says;
-    0: never. Each such step is logged as an event."""
+    """The run stops after so many steps in a row in which the correction left no token to train on, or dynamic sampling
+    found no prompt to train on, whatever `action` says; 0: never. Each such step is logged as an event."""
 
     @model_validator(mode="after")
     def _somewhere_to_go(self) -> Self:

@@ -154,7 +154,9 @@ class Rounds:
             "groups/spare": float(counts["spread"] - len(kept)),
         }
         rewards = torch.tensor(self.ranks.gather(reward_GN.flatten().tolist()), dtype=torch.float64)
-        return report | ({"reward/kept_mean": float(rewards.nanmean())} if kept else {})
+        # One term may make a group differ while another one leaves it ungraded.
+        graded = kept and not rewards.isnan().all()
+        return report | ({"reward/kept_mean": float(rewards.nanmean())} if graded else {})
 
     def _short(self, kept: list[int]) -> str:
         counts = Counter(self.kinds.values())

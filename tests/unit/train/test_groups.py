@@ -160,6 +160,20 @@ def test_the_penalty_makes_no_spread_and_one_term_may_decide() -> None:
     assert torch.equal(rounds.groups().reward_GN, (task_GN + style_GN)[1:])
 
 
+def test_a_group_that_differs_in_one_term_and_is_ungraded_by_another_has_no_mean() -> None:
+    one = config(1, dynamic_sampling_by="task", reward={"terms": [{"use": "task"}, {"use": "a:style"}]})
+    rounds = Rounds(one, Ranks("cpu"))
+    right_GN, task_GN, nothing_GN = torch.tensor([RIGHT]), torch.tensor([MIXED]), torch.tensor([[NAN, NAN]])
+    spare = Graded({"task": right_GN, "style": right_GN}, 2 * right_GN, torch.zeros(1, 2))
+    rounds.add({0: Prompt("0", "", "")}, [rollout(0, 0), rollout(0, 1)], spare)
+    graded = Graded({"task": task_GN, "style": nothing_GN}, nothing_GN, torch.zeros(1, 2))
+    rounds.add({1: Prompt("1", "", "")}, [rollout(1, 0), rollout(1, 1)], graded)
+    groups = rounds.groups()
+    assert groups.report["groups/kept"] == 1
+    assert "reward/kept_mean" not in groups.report
+    assert not groups.advantages(True).any()
+
+
 def test_truncated_responses_count_for_the_mean_and_have_no_advantage() -> None:
     rounds = Rounds(config(1, dynamic=False, reward={"leave_out_truncated": True}), Ranks("cpu"))
     rollouts = [rollout(0, 0), rollout(0, 1, "length")]
