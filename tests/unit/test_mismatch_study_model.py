@@ -207,3 +207,11 @@ def test_a_dry_run_trains_measures_and_leaves_a_folder_that_transformers_reads(t
     loaded = study_folder.Qwen3ForCausalLM.from_pretrained(folder)
     again = study_folder.load_packed(packed, study_folder.small_config())
     torch.testing.assert_close(loaded.model.norm.weight, again.model.norm.weight, rtol=0, atol=0)
+
+
+def test_the_shipped_weights_are_whole_and_those_that_were_measured() -> None:
+    folder = RECIPE / "model"
+    weights = study_folder.unpack(folder, study_folder.new_config())
+    record = json.loads((folder / "result.json").read_text())
+    assert sum(tensor.numel() for tensor in weights.values()) == record["parts"][-1]["parameters"] == 30_847_488
+    assert all(bool(tensor.isfinite().all()) for tensor in weights.values())
