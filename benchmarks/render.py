@@ -15,7 +15,10 @@ from sparroll import records
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-PAGES = tuple(ROOT / name for name in ("README.md", "docs/results.md", "docs/calibration.md"))
+PAGES = tuple(
+    ROOT / name
+    for name in ("README.md", "docs/results.md", "docs/calibration.md", "docs/controller.md", "docs/study.md")
+)
 MEASURED_IN_THE_PAPER = {"Qwen3-1.7B": 2.21, "Qwen3-4B": 2.41, "Qwen3-8B": 2.06, "Qwen3-14B": 1.49}
 """Rollout speed-ups with the 0.86 presets on an H200 (Sparrow, arXiv 2606.08446)."""
 
@@ -274,6 +277,40 @@ def distilled() -> str:
     return table(["adapter", "steps", "tail", "mean acceptance", "KL to dense"], rows)
 
 
+def study_pilot() -> str:
+    """Finished runs of the study's pilot, a line for each row."""
+    rows = []
+    for row in results("mismatch-study-pilot-h200", "mismatch-study")["table"]:
+
+        def mean(name: str, of: dict = row) -> float:
+            return of[name]["mean"]
+
+        change = row["accuracy_change"]
+        between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
+        figures = [f"{mean('accuracy_change'):+.3f}{between}", f"{mean('reward_last'):.2f}", down(mean("tail"))]
+        figures += [f"{mean('kl'):.3f}", f"{mean('masked_share'):.1%}", f"{mean('kv_read_share'):.0%}"]
+        rows.append([f"`{row['row']}`", str(row["seeds"]), *figures, f"{mean('step_seconds'):.1f}"])
+    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts, last 5 steps", "tail", "KL"]
+    return table([*head, "tokens masked", "KV read", "s a step"], rows)
+
+
+def controlled() -> str:
+    """The controller's runs in groups of steps: share of bins at the target, and of the cache that is read."""
+    found = records.read(ROOT / "benchmarks" / "results" / "controller-tiny.json", "controller-run")
+    target, swap, rows = found["config"]["target"], found["config"]["steps"] // 2, []
+    for start in found["config"]["starts"]:
+        steps = [step for run in found["results"] if run["start"] == start for step in run["steps"]]
+        for first, last in ((1, 2), (3, 5), (6, swap), (swap + 1, swap + 3), (swap + 4, 2 * swap)):
+            those = [step for step in steps if first <= step["step"] <= last]
+            bins = [
+                (s["mismatch/acceptance_q05"][b], s["mismatch/tokens"][b]) for s in those for b in s["mismatch/tokens"]
+            ]
+            held = sum(tokens for q05, tokens in bins if q05 >= target) / sum(tokens for _, tokens in bins)
+            read = statistics.mean(step["rollout/kv_read_share"] for step in those)
+            rows.append([str(start), f"{first} to {last}", f"{held:.0%}", f"{read:.0%}"])
+    return table(["start, tokens", "steps", "tokens in bins at the target", "KV read"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "plans": plans,
     "quickstart-tail": quickstart_tail,
@@ -290,6 +327,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "distilled": distilled,
     "sparse-training": sparse_training,
     "sparse-training-model": sparse_training_model,
+    "study-pilot": study_pilot,
+    "controlled": controlled,
 }
 
 

@@ -118,8 +118,13 @@ def rows(settings: Settings) -> dict[str, Row]:
         name = f"calibrated-{target:.2f}"
         made.append(Row(name, "calibrated", f"schedule calibrated to {target:.2f}, TIS", name, _correction("tis")))
     cheap = f"calibrated-{settings.distill_target:.2f}"
-    tables = _correction("tis") | {"distill": {"enabled": True}}
-    made.append(Row("distill", "adaptive", f"DistillSparse under the schedule of {cheap}, TIS", cheap, tables))
+    about = f"DistillSparse under the schedule of {cheap}, TIS"
+    for name, note, settings_of in (
+        ("distill", "published loss", {}),
+        ("distill-kl", "KL over top-k lists", {"objective": "kl", "kl": "top_k"}),
+    ):
+        tables = _correction("tis") | {"distill": {"enabled": True, **settings_of}}
+        made.append(Row(name, "adaptive", f"{about}; {note}", cheap, tables))
     tables = _correction("tis") | {"controller": {"target": settings.controller_target}}
     about = f"controller holds {settings.controller_target:.2f}, started from {fixed}, TIS"
     made.append(Row("controller", "adaptive", about, "fixed", tables))

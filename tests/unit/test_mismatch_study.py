@@ -36,7 +36,12 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
     names = list(rows(Settings("folder")))
     assert names[:6] == ["dense", *(f"fixed-{name}" for name in ("none", "tis", "icepop", "sparse_rl", "jackpot"))]
     assert names[6:10] == ["r_kv-none", "r_kv-sparse_rl", "snap_kv-none", "snap_kv-sparse_rl"]
-    assert names[10:] == [*(f"calibrated-{t}" for t in ("0.75", "0.80", "0.86", "0.92")), "distill", "controller"]
+    assert names[10:] == [
+        *(f"calibrated-{t}" for t in ("0.75", "0.80", "0.86", "0.92")),
+        "distill",
+        "distill-kl",
+        "controller",
+    ]
 
 
 @pytest.mark.parametrize("name", list(rows(Settings("folder"))))
