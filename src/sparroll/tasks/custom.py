@@ -9,19 +9,20 @@ back. None, or a Verdict without a reward, says that nothing can be said of the 
 
 from __future__ import annotations
 
+import asyncio
 import functools
 import importlib
 import inspect
 import math
 import sys
 import traceback
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
 
 from sparroll import files
 from sparroll.errors import UserError
-from sparroll.tasks.custom_calls import AsyncCalls, Expired
+from sparroll.tasks.custom_calls import AsyncCalls, Expired, is_being_cancelled
 from sparroll.tasks.verdicts import Verdict
 from sparroll.types import Prompt, Rollout
 
@@ -29,6 +30,8 @@ LARGEST = 1e6
 """Rewards are compared in fp32, where larger ones swallow the differences between rollouts."""
 _BATCH = "takes_batches"
 _CALL = "function(prompt, response_text, rollout{settings})"
+_FAILURES = (Exception, SystemExit, asyncio.CancelledError)
+"""What ends a function and must not end the run without a word: sys.exit() would look like success."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -100,18 +103,28 @@ class RewardFunction:
             (values,) = calls.run([functools.partial(self._awaited, arguments, where)])
         else:
             values = self._called(arguments, where)
-        try:
-            values = list(values)
-        except TypeError:
-            raise self._refused(where, f"gave {_shown(values)} instead of a list") from None
+        values = self._listed(values, where)
         if len(values) != len(prompts):
             raise self._refused(where, f"gave {len(values)} rewards for {len(prompts)} responses")
         return [self._number(value, prompt.prompt_id) for value, prompt in zip(values, prompts, strict=True)]
 
+    def _listed(self, values: Any, where: str) -> list[Any]:
+        try:
+            # A dict's keys and a set's order are not what was meant.
+            rows = None if isinstance(values, str | bytes | Mapping | Set) else iter(values)
+        except TypeError:
+            rows = None
+        if rows is None:
+            raise self._refused(where, f"gave {_shown(values)} instead of a list")
+        try:
+            return list(rows)
+        except _FAILURES as error:
+            raise self._failed(where, error) from error
+
     def _called(self, arguments: tuple[Any, ...], where: str) -> Any:
         try:
             return self.function(*arguments, **self.settings)
-        except Exception as error:
+        except _FAILURES as error:
             raise self._failed(where, error) from error
 
     async def _awaited(self, arguments: tuple[Any, ...], where: str, limit: Callable[[Awaitable[Any]], Any]) -> Any:
@@ -119,7 +132,9 @@ class RewardFunction:
             return await limit(self.function(*arguments, **self.settings))
         except Expired as error:
             raise self._refused(where, str(error), "reward.async_seconds is the limit") from None
-        except Exception as error:
+        except _FAILURES as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
             raise self._failed(where, error) from error
 
     def _number(self, value: Any, where: str) -> float:
@@ -133,14 +148,14 @@ class RewardFunction:
             if isinstance(value, str | bytes):
                 raise TypeError
             number = float(value)
-        except (TypeError, ValueError, RuntimeError):
+        except Exception:
             raise self._refused(where, f"gave {_shown(value)} instead of a number") from None
         if not abs(number) <= LARGEST:
             raise self._refused(where, f"gave {number}", f"rewards are numbers from -{LARGEST:.0e} to {LARGEST:.0e}")
         return number
 
-    def _failed(self, where: str, error: Exception) -> UserError:
-        return self._refused(where, f"raised {type(error).__name__}: {error} ({_place(error, self.source)})")
+    def _failed(self, where: str, error: BaseException) -> UserError:
+        return self._refused(where, f"raised {_told(error)} ({_place(error, self.source)})")
 
     def _refused(self, where: str, what: str, hint: str | None = None) -> UserError:
         ungraded = "None is its word for what it cannot judge"
@@ -198,16 +213,17 @@ def _find(path: str) -> Callable[..., Any]:
                 "modules are found where they are installed, beside the configuration file and in the current folder",
             ) from None
         raise _broken(module_name, path, error) from error
-    except Exception as error:
+    except _FAILURES as error:
         raise _broken(module_name, path, error) from error
     module = found
     for part in name.split("."):
-        if not hasattr(found, part):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
             raise UserError(
                 f"the reward {path}: {module.__name__} ({_file(module)}) has no {name}",
                 "an import path is package.module:function",
-            )
-        found = getattr(found, part)
+            ) from None
     if not callable(found):
         raise UserError(f"the reward {path} is no function but {_shown(found)}")
     return found
@@ -225,9 +241,9 @@ def _source(function: Any) -> Path | None:
     return Path(found) if found and Path(found).is_file() else None
 
 
-def _broken(module: str, path: str, error: Exception) -> UserError:
+def _broken(module: str, path: str, error: BaseException) -> UserError:
     return UserError(
-        f"the reward {path}: the module {module} cannot be imported: {type(error).__name__}: {error}",
+        f"the reward {path}: the module {module} cannot be imported: {_told(error)}",
         f"`python -c 'import {module}'` says where",
     )
 
@@ -236,7 +252,7 @@ def _file(module: Any) -> str:
     return str(getattr(module, "__file__", None) or "a folder without __init__.py")
 
 
-def _place(error: Exception, source: Path | None) -> str:
+def _place(error: BaseException, source: Path | None) -> str:
     """The last line of the function's own file that the error passed through; the deepest one where there is none."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if source is not None and Path(frame.filename) == source]
@@ -244,6 +260,20 @@ def _place(error: Exception, source: Path | None) -> str:
     return f"{Path(frame.filename).name}, line {frame.lineno}"
 
 
+def _told(error: BaseException) -> str:
+    """On one line."""
+    message = " ".join(str(error).split())
+    return type(error).__name__ + (f": {_cut(message, 400)}" if message else "")
+
+
 def _shown(value: Any) -> str:
-    found = repr(value)
-    return f"{type(value).__name__} {found if len(found) <= 60 else f'{found[:57]}...'}"
+    try:
+        found = repr(value)
+    except Exception:
+        # An integer of more than 4300 digits has none.
+        found = "that cannot be shown"
+    return f"{type(value).__name__} {_cut(found, 60)}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

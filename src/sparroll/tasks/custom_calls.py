@@ -69,3 +69,9 @@ class AsyncCalls:
             if scope.expired():
                 raise Expired(f"took more than {self.seconds:g} seconds") from None
             raise
+
+
+def is_being_cancelled() -> bool:
+    """Whether somebody asked the running task to end; if not, a CancelledError in it is an error of its own."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0

@@ -6,6 +6,7 @@ import asyncio
 import functools
 import hashlib
 import math
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,6 +22,7 @@ from sparroll.types import Prompt, Rollout
 
 SOURCE = """
 import asyncio
+import sys
 from sparroll.tasks import Verdict, batch_reward
 
 def length(prompt, response_text, rollout, *, per_token=1.0):
@@ -80,6 +82,42 @@ async def never(prompt, response_text, rollout):
 async def own_timeout(prompt, response_text, rollout):
     raise TimeoutError("the judge model did not answer")
 
+def leaves(prompt, response_text, rollout):
+    sys.exit()
+
+async def async_leaves(prompt, response_text, rollout):
+    sys.exit("no key for the judge")
+
+async def cancels(prompt, response_text, rollout):
+    raise asyncio.CancelledError
+
+def astronomical(prompt, response_text, rollout):
+    return 10 ** 400
+
+def unspeakable(prompt, response_text, rollout):
+    return 10 ** 5000
+
+def talkative(prompt, response_text, rollout):
+    raise ValueError("one\\ntwo" * 1000)
+
+@batch_reward
+def bit_by_bit(prompts, response_texts, rollouts):
+    for text in response_texts:
+        yield 1 / (0 if text == "b" else 1)
+
+@batch_reward
+def of_its_own_type(prompts, response_texts, rollouts):
+    for text in response_texts:
+        yield 1 + text
+
+@batch_reward
+def table(prompts, response_texts, rollouts):
+    return {0: 0.5, 1: 0.25, 2: 1.0}
+
+@batch_reward
+def unordered(prompts, response_texts, rollouts):
+    return {0.5, 0.25, 1.0}
+
 def too_few(prompt, response_text):
     return 1.0
 
@@ -93,6 +131,7 @@ def _module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     (folder / "own_rewards.py").write_text(SOURCE)
     (folder / "cannot_import.py").write_text("import there_is_no_such_package\n")
     (folder / "cannot_parse.py").write_text("def reward(:\n")
+    (folder / "a_script.py").write_text("import sys\nsys.exit(2)\n")
     before = list(sys.path)
     look_in(folder)
     yield
@@ -175,7 +214,7 @@ def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatc
     [
         (
             "broken",
-            r"own_rewards:broken raised ZeroDivisionError: .* \(own_rewards\.py, line 48\), for the prompt p/1",
+            r"own_rewards:broken raised ZeroDivisionError: .* \(own_rewards\.py, line 49\), for the prompt p/1",
         ),
         (
             "async_broken",
@@ -187,6 +226,16 @@ def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatc
         ("nothing_is_a_text", r"gave str '0\.5' instead of a number, for the prompt p/0"),
         ("one_for_all", r"gave 1 rewards for 3 responses, for the prompt p/0 \.\.\. p/2"),
         ("number", r"gave float 1\.0 instead of a list"),
+        ("leaves", r"own_rewards:leaves raised SystemExit \(own_rewards\.py, line \d+\), for the prompt p/0"),
+        ("async_leaves", r"raised SystemExit: no key for the judge \(own_rewards\.py"),
+        ("cancels", r"own_rewards:cancels raised CancelledError \(own_rewards\.py, line \d+\), for the prompt p/0"),
+        ("astronomical", r"gave int 10+\.\.\. instead of a number"),
+        ("unspeakable", r"gave int that cannot be shown instead of a number"),
+        ("talkative", r"raised ValueError: one two.{380,400}\.\.\. \(own_rewards\.py"),
+        ("bit_by_bit", r"raised ZeroDivisionError: .*own_rewards\.py, line \d+\), for the prompt p/0 \.\.\. p/2"),
+        ("of_its_own_type", r"raised TypeError: unsupported operand"),
+        ("table", r"gave dict \{0: 0\.5.* instead of a list"),
+        ("unordered", r"gave set \{.* instead of a list"),
     ],
 )
 def test_what_goes_wrong_names_the_function_and_the_prompt(name: str, message: str) -> None:
@@ -198,6 +247,20 @@ def test_what_goes_wrong_names_the_function_and_the_prompt(name: str, message: s
 def test_a_call_that_takes_too_long_is_named_with_its_limit() -> None:
     with pytest.raises(UserError, match=r"(?s)never took more than 0\.01 seconds, for the prompt p/\d.*async_seconds"):
         rewards("never", AsyncCalls(4, 0.01))
+
+
+def test_ctrl_c_during_async_calls_is_no_error_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    import own_rewards
+
+    async def interrupted(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
+        if response_text == "b":
+            signal.raise_signal(signal.SIGINT)
+        await asyncio.Event().wait()
+        return 0.0
+
+    monkeypatch.setattr(own_rewards, "interrupted", interrupted, raising=False)
+    with pytest.raises(KeyboardInterrupt):
+        rewards("interrupted")
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
@@ -220,6 +283,7 @@ def test_async_rewards_in_a_running_loop_are_refused() -> None:
         ("nowhere_at_all:reward", {}, r"(?s)module that is not there: nowhere_at_all.*beside the configuration"),
         ("cannot_import:reward", {}, r"cannot be imported: ModuleNotFoundError: .*there_is_no_such_package"),
         ("cannot_parse:reward", {}, r"cannot be imported: SyntaxError"),
+        ("a_script:reward", {}, r"a_script cannot be imported: SystemExit: 2"),
         ("own_rewards:lenght", {}, r"own_rewards\.py\) has no lenght"),
         ("own_rewards:constant", {}, r"own_rewards:constant is no function but int 3"),
         (
