@@ -194,7 +194,7 @@ class RewardSection(Section):
     overlong_buffer_tokens: int = Field(default=0, ge=0)
     """Soft overlong punishment (DAPO): responses lose reward over the last so many tokens before rollout.max_new_tokens,
     linearly from 0. 0: no such penalty."""
-    overlong_penalty: float = Field(default=1.0, gt=0, allow_inf_nan=False)
+    overlong_penalty: float = Field(default=1.0, gt=0, le=1e6)
     """What a response of rollout.max_new_tokens loses."""
     leave_out_truncated: bool = False
     """Truncated responses stay out of the loss and its denominator (overlong filtering). Their reward still counts for their

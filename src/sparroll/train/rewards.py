@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparroll.errors import UserError
 from sparroll.tasks import Task
-from sparroll.tasks.custom import RewardFunction
+from sparroll.tasks.custom import LARGEST, RewardFunction
 from sparroll.tasks.custom_calls import AsyncCalls
 from sparroll.tasks.verdicts import judge
 from sparroll.train.config import TASK, RewardSection
@@ -31,7 +31,7 @@ class Graded:
     terms_GN: dict[str, Tensor]
     """By the term's name, before its weight."""
     total_GN: Tensor
-    """The terms, weighted and added up; NaN where one of them is."""
+    """The terms, weighted and added up; NaN where one with a weight is."""
     penalty_GN: Tensor
     """What each response loses for its length, 0 or more."""
 
@@ -62,7 +62,10 @@ class Rewards:
         terms = {name: values.view(shape) for name, values in self._terms(task, asked, texts, rollouts).items()}
         total_GN = torch.zeros(shape, dtype=torch.float64)
         for term in self.settings.terms:
-            total_GN += term.weight * terms[term.name]
+            # Not 0 times what may be NaN: a term that is only measured takes no response away.
+            if term.weight:
+                total_GN += term.weight * terms[term.name]
+        _refuse_swallowing(total_GN)
         buffer, most = self.settings.overlong_buffer_tokens, self.settings.overlong_penalty
         lost = [
             overlong_penalty(len(rollout.response_ids), self.max_new_tokens, buffer, most) if buffer else 0.0
@@ -101,6 +104,16 @@ class Rewards:
             for name, each in self.functions.items()
             if before.get(name, each.digest) != each.digest
         ]
+
+
+def _refuse_swallowing(total_GN: Tensor) -> None:
+    """Raise UserError for sums beyond what one reward may be, for the same reason."""
+    largest = max(total_GN.nan_to_num().flatten().tolist(), key=abs, default=0.0)
+    if abs(largest) > LARGEST:
+        raise UserError(
+            f"the reward.terms add up to {largest:g} for a response, and beyond {LARGEST:g} fp32 swallows differences",
+            "lower reward.terms.weight: normalised advantages are the same at any scale",
+        )
 
 
 def overlong_penalty(tokens: int, most_tokens: int, buffer_tokens: int, penalty: float) -> float:

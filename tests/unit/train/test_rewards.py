@@ -57,6 +57,19 @@ def test_terms_are_weighted_and_added_and_one_without_a_verdict_leaves_none() ->
     assert made.terms_GN["task"].nan_to_num(9).tolist() == [[1, 0], [9, 0]]
 
 
+def test_a_term_without_weight_takes_no_response_from_training() -> None:
+    brief = {"use": "unit.train.test_rewards:short", "weight": 0, "name": "brief"}
+    made = graded("a ! b b", terms=[{"use": "task"}, brief])
+    assert made.reward_GN.tolist() == [[1, 0], [0, 0]]
+    assert made.terms_GN["brief"].nan_to_num(9).tolist() == [[1, 9], [1, 1]]
+
+
+@pytest.mark.parametrize("weight", [1e7, -1e300])
+def test_a_sum_too_large_for_fp32_to_tell_apart_is_refused(weight: float) -> None:
+    with pytest.raises(UserError, match=r"(?s)reward\.terms add up to -?1e\+(07|300) .*hint: .*reward\.terms\.weight"):
+        graded("a b", terms=[{"use": "task", "weight": weight}])
+
+
 def test_settings_reach_the_function_and_the_task_need_not_be_a_term() -> None:
     made = graded("aa bbb", terms=[{"use": "unit.train.test_rewards:short", "settings": {"worth": -2}}])
     assert made.reward_GN.tolist() == [[-4, -6]]
@@ -97,7 +110,8 @@ def test_the_report_says_more_than_the_sum_only_where_there_is_more() -> None:
     assert report["reward/term/short"] == pytest.approx((2 + 8 + 1) / 3)
     assert report["reward/overlong_share"] == 0.25
     assert report["reward/overlong_penalty_mean"] == pytest.approx(0.5 / 4)
-    assert report["reward/mean"] == pytest.approx((1 - 0.5 + 1) / 3)
+    # "!" has no `short`, which has no weight: the task's 0 counts.
+    assert report["reward/mean"] == pytest.approx((1 - 0.5 + 1 + 0) / 4)
 
 
 def test_a_step_that_nobody_can_grade_is_an_error() -> None:
