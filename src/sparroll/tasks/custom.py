@@ -13,12 +13,15 @@ import asyncio
 import functools
 import importlib
 import inspect
+import json
 import math
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any, TypeVar
+
+from pydantic_core import to_jsonable_python
 
 from sparroll import files
 from sparroll.errors import UserError
@@ -70,11 +73,13 @@ class RewardFunction:
         self.digest = files.sha256(self.source) if self.source else ""
         """sha256 of that file as it was found; empty without one. What the file imports is not in it."""
         self._check_signature()
+        self._check_settings()
 
     def table(self) -> dict[str, Any]:
         """Plain data for a record."""
         file = self.source.name if self.source else None
-        return {"use": self.path, "settings": self.settings, "file": file, "sha256": self.digest}
+        settings = to_jsonable_python(self.settings)
+        return {"use": self.path, "settings": settings, "file": file, "sha256": self.digest}
 
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
@@ -177,6 +182,15 @@ class RewardFunction:
         except ValueError:
             raise UserError(
                 f"the reward {self.path} has no signature", f"wrap it in a `def` called as {call}"
+            ) from None
+
+    def _check_settings(self) -> None:
+        try:
+            json.dumps(to_jsonable_python(self.settings), allow_nan=False)
+        except ValueError:
+            raise UserError(
+                f"the reward {self.path} has the settings {self.settings}, and no record holds NaN or infinity",
+                "leave the setting out and give its parameter a default",
             ) from None
 
 

@@ -18,7 +18,10 @@ TASK = "task"
 
 
 class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
+    # config.json holds every value, and JSON has no infinity.
+    model_config = ConfigDict(
+        extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True, allow_inf_nan=False
+    )
 
 
 class ModelSection(Section):
@@ -161,9 +164,9 @@ class CorrectionSection(BaseModel):
 class RewardTerm(Section):
     """One summand of the reward."""
 
-    use: str = Field(default=TASK, pattern=r"^(task|[A-Za-z_][\w.]*:[A-Za-z_][\w.]*)$")
+    use: str = Field(default=TASK, pattern=r"^(task|[^\W\d][\w.]*:[^\W\d][\w.]*)$")
     """"task" is the task's own verdict, from 0 to 1; "package.module:function" a function of one's own: docs/rewards.md."""
-    weight: float = Field(default=1.0, allow_inf_nan=False)
+    weight: float = 1.0
     """What its values are multiplied by. At 0 it is only measured."""
     name: str = Field(default="", pattern=r"^[\w.-]+$")
     """In metrics; by default "task" or the function's own name."""
@@ -173,6 +176,8 @@ class RewardTerm(Section):
     @model_validator(mode="before")
     @classmethod
     def _named(cls, table: Any) -> Any:
+        if not isinstance(table, dict):
+            return table
         for key in table.keys() - cls.model_fields.keys():
             raise ValueError(f"unknown key {key!r} of reward.terms: {nearest(key, list(cls.model_fields))}")
         return {"name": str(table.get("use", TASK)).rpartition(":")[2].rpartition(".")[2]} | table

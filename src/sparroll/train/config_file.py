@@ -12,7 +12,7 @@ from sparroll import files
 from sparroll.errors import UserError, nearest
 from sparroll.train.config import TrainConfig
 
-RESUMABLE = ("train.steps", "checkpoint", "log")
+RESUMABLE = ("train.steps", "checkpoint", "log", "reward.async_at_once", "reward.async_seconds")
 """Keys (or whole sections) that a resumed run may change: none of them alters a step that has been taken."""
 
 

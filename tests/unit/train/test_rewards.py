@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from datetime import date
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 
 from sparroll.errors import UserError
 from sparroll.tasks.verdicts import Verdict
-from sparroll.train.config import RewardSection
+from sparroll.train.config import RewardSection, RewardTerm
 from sparroll.train.config_file import config_from, load_config, refuse_changes
 from sparroll.train.distributed import Ranks
 from sparroll.train.rewards import Graded, Rewards, agreed, overlong_penalty, reward_report
@@ -141,6 +142,8 @@ def test_an_error_of_one_process_is_raised_on_all() -> None:
     ("reward", "message"),
     [
         ({"terms": []}, r"reward\.terms"),
+        ({"terms": ["task"]}, r"reward\.terms\.0: input should be a valid dictionary .*got 'task'"),
+        ({"async_seconds": math.inf}, r"reward\.async_seconds: input should be a finite number"),
         ({"terms": [{"use": "my_rewards"}]}, r"reward\.terms\.0\.use: .*got 'my_rewards'"),
         ({"terms": [{"use": "a:b", "wieght": 1}]}, r"unknown key 'wieght' of reward\.terms: did you mean 'weight'"),
         ({"terms": [{"use": "task"}, {"use": "my.task:task"}]}, r"two reward terms are named 'task'"),
@@ -180,6 +183,26 @@ def test_terms_can_be_overridden_and_names_come_from_the_path() -> None:
     other = load_config(None, ['reward.terms=[{use="task"}, {use="a.b:C.d", weight=0.6, settings={n=3}}]'])
     with pytest.raises(UserError, match=r"reward\.terms was"):
         refuse_changes(config.model_dump(mode="json"), other)
+
+
+def test_the_limits_of_async_calls_may_change_on_a_resume() -> None:
+    before = load_config(None, []).model_dump(mode="json")
+    refuse_changes(before, load_config(None, ["reward.async_seconds=600", "reward.async_at_once=2"]))
+    with pytest.raises(UserError, match=r"reward\.leave_out_truncated was False"):
+        refuse_changes(before, load_config(None, ["reward.leave_out_truncated=true"]))
+
+
+def test_the_record_of_a_function_is_json_whatever_its_settings() -> None:
+    term = {"use": "unit.train.test_rewards:short", "settings": {"worth": date(2026, 1, 31)}}
+    (table,) = Rewards(RewardSection(terms=(RewardTerm(**term),)), 2, 10).record()  # type: ignore[arg-type]
+    assert table["settings"] == {"worth": "2026-01-31"}
+    with pytest.raises(UserError, match=r"short has the settings \{'worth': \[inf\]\}, and no record holds"):
+        Rewards(RewardSection(terms=(RewardTerm(**term | {"settings": {"worth": [math.inf]}}),)), 2, 10)  # type: ignore[arg-type]
+
+
+def test_names_may_be_in_any_script() -> None:
+    config = load_config(None, ['reward.terms=[{use="größen.maße:übung"}]'])
+    assert config.reward.terms[0].name == "übung"
 
 
 def test_the_default_terms_written_out_are_the_default() -> None:
