@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from integration.deaths import Death, run_until
-from integration.train_runs import short_config, write_model
+from integration.train_runs import short_config
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
@@ -25,11 +25,6 @@ from sparroll.train.sinks import read_lines
 from sparroll.types import Rollout
 
 ON = {"enabled": True, "lr": 1e-2, "rank": 4}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:

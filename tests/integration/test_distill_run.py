@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from cli_runs import error_of
-from integration.train_runs import short_config, write_model
+from integration.train_runs import short_config
 from sparroll.cli import main
 from sparroll.engines.adapter import BESIDE, Adapter, load_adapter
 from sparroll.engines.hf import HFEngine
@@ -31,11 +31,6 @@ from sparroll.train.prompts import GivenPrompts, PromptStream
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
 from sparroll.types import Prompt
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:

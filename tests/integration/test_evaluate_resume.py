@@ -12,16 +12,10 @@ import pytest
 
 from integration.evaluation_runs import evaluate
 from integration.killed_evaluations import MOMENTS
-from integration.train_runs import write_model
 
 pq = pytest.importorskip("pyarrow.parquet")
 
 SCRIPT = Path(__file__).with_name("killed_evaluations.py")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

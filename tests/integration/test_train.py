@@ -12,18 +12,13 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from integration.train_runs import short_config, write_model
+from integration.train_runs import short_config
 from sparroll.errors import UserError
 from sparroll.train import TrainResult, train
 from sparroll.train.config_file import config_from
 from sparroll.train.loop import Trainer
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -8,17 +8,12 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from integration.train_runs import short_config, write_model
+from integration.train_runs import short_config
 from sparroll.compression import compression_kinds
 from sparroll.engines import HFEngine
 from sparroll.train import train
 from sparroll.train.sinks import read_lines
 from sparroll.types import Rollout
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def evicting(model: str, kind: str, steps: int, **changes: dict[str, Any]) -> Any:

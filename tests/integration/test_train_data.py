@@ -12,7 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 import data_files
-from integration.train_runs import WORDS, short_config, write_model
+from integration.train_runs import WORDS, short_config
 from sparroll.errors import UserError
 from sparroll.tasks.data import task as task_module
 from sparroll.tasks.data.rows import Row
@@ -37,11 +37,6 @@ class Vowels:
 @pytest.fixture(autouse=True)
 def _stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_module, "reward_for", lambda kind, settings: Vowels())
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 def rows(count: int = 12) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 from safetensors.torch import load_file
 
 from integration.killed_runs import DYNAMIC_MOMENTS
-from integration.train_runs import DYNAMIC, SHORT, lines, same_weights, short_config, steps, write_model
+from integration.train_runs import DYNAMIC, SHORT, assert_same_run, short_config, steps
 from sparroll.train import train
 from sparroll.types import Prompt, Rollout
 
@@ -25,24 +25,10 @@ async def rarely(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "straight"
     train(short_config(model, **DYNAMIC), out)
     return out
-
-
-def same_run(out: Path, other: Path) -> None:
-    assert lines(out) == lines(other)
-    same_weights(out, other)
-    states = [json.loads((folder / "checkpoints/step-000004/state.json").read_text()) for folder in (out, other)]
-    for state in states:
-        state.pop("metrics_bytes")
-    assert states[0] == states[1]
 
 
 def test_dynamic_sampling_trains_on_full_steps_of_groups_that_differ(straight: Path) -> None:
@@ -76,7 +62,7 @@ def test_a_run_with_dynamic_sampling_killed_at_any_moment_resumes_to_the_bit(
     moment: str, model: str, killed: Path, straight: Path
 ) -> None:
     train(short_config(model, **DYNAMIC, checkpoint={"every_steps": 1, "keep": 1}), killed / moment, resume=True)
-    same_run(killed / moment, straight)
+    assert_same_run(killed / moment, straight)
 
 
 def test_controller_and_adapter_go_on_with_it_after_a_resume(model: str, tmp_path: Path) -> None:
@@ -87,7 +73,7 @@ def test_controller_and_adapter_go_on_with_it_after_a_resume(model: str, tmp_pat
     train(short_config(model, **changes), tmp_path / "long")
     train(short_config(model, **changes, train={"steps": 2}), tmp_path / "short")
     train(short_config(model, **changes), tmp_path / "short", resume=True)
-    same_run(tmp_path / "short", tmp_path / "long")
+    assert_same_run(tmp_path / "short", tmp_path / "long")
     assert (tmp_path / "short/schedule.toml").is_file()
 
 

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.train_runs import short_config, write_model
+from integration.train_runs import short_config
 from sparroll.train import train, update
 from sparroll.train.corrected import Corrected, correct, engine_lists
 from sparroll.train.corrections import TopKLists, correction
@@ -23,11 +23,6 @@ from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
 
 JACKPOT: dict[str, dict[str, Any]] = {"correction": {"name": "jackpot"}, "rollout": {"top_k": 5}}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,10 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors.torch import load_file
 
 from integration.killed_runs import MOMENTS
-from integration.train_runs import short_config, write_model
+from integration.train_runs import assert_same_run, short_config
 from sparroll.engines import HFEngine
 from sparroll.train import TrainResult, train
 from sparroll.train.sinks import read_lines
@@ -23,35 +21,10 @@ HERE = Path(__file__).parent
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
-
-
-@pytest.fixture(scope="module")
 def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "straight"
     train(short_config(model), out)
     return out
-
-
-def assert_same_run(out: Path, straight: Path) -> None:
-    """Weights, optimizer, state and metrics equal to the bit, wall times apart."""
-    logged, expected = (
-        [{k: v for k, v in line.items() if not k.startswith("time/")} for line in read_lines(folder / "metrics.jsonl")]
-        for folder in (out, straight)
-    )
-    assert logged == expected
-    here, there = (folder / "checkpoints" / "step-000004" for folder in (out, straight))
-    for name in ("model/model.safetensors", "optimizer.safetensors"):
-        one, other = load_file(here / name), load_file(there / name)
-        assert one.keys() == other.keys()
-        assert all(one[key].equal(other[key]) for key in one), name
-    assert (here / "generators.json").read_text() == (there / "generators.json").read_text()
-    state, expected_state = (json.loads((folder / "state.json").read_text()) for folder in (here, there))
-    # Wall times have lengths of their own, and Ctrl-C in the last evaluation saves the step before it.
-    ignored = {"metrics_bytes": 0, "evaluated_step": 0}
-    assert state | ignored == expected_state | ignored
-    assert not list((out / "checkpoints").glob(".*"))
 
 
 @pytest.fixture(scope="module")

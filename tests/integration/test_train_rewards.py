@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from integration.train_runs import DYNAMIC, SHORT, Vowels, lines, same_weights, short_config, steps, write_model
+from integration.train_runs import DYNAMIC, SHORT, Vowels, assert_same_weights, lines, short_config, steps
 from sparroll.errors import UserError
 from sparroll.tasks.custom import look_in
 from sparroll.train import train
@@ -21,11 +21,6 @@ HERE = Path(__file__).parent
 def share_of_vowels(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
     """What the task says too."""
     return Vowels().reward(prompt, response_text)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return write_model(tmp_path_factory.mktemp("model"))
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +36,7 @@ def test_a_function_that_says_what_the_task_says_gives_the_run_of_the_task(model
     for name, terms in (("own", [own]), ("both", [{"use": "task"}, own | {"weight": 0.0}])):
         train(short_config(model, **SHORT, reward={"terms": terms}), tmp_path / name)
         assert lines(tmp_path / name, ("time/", "reward/term/")) == lines(tmp_path / "task")
-        same_weights(tmp_path / name, tmp_path / "task", 2)
+        assert_same_weights(tmp_path / name, tmp_path / "task", 2)
     for line in steps(tmp_path / "both"):
         assert line["reward/term/task"] == line["reward/term/share_of_vowels"] == pytest.approx(line["reward/mean"])
     (record,) = json.loads((tmp_path / "own/rewards.json").read_text())
@@ -110,7 +105,7 @@ def test_a_function_that_breaks_loses_no_step_and_its_change_is_told(
     assert told[0].startswith("the reward breaking:reward has changed since the checkpoint: its file was ")
     train(config, tmp_path / "straight")
     assert lines(tmp_path / "run", ("time/", "events")) == lines(tmp_path / "straight", ("time/", "events"))
-    same_weights(tmp_path / "run", tmp_path / "straight", 2)
+    assert_same_weights(tmp_path / "run", tmp_path / "straight", 2)
 
 
 def test_a_run_that_cannot_find_its_reward_leaves_nothing(model: str, tmp_path: Path) -> None:

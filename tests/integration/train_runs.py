@@ -3,6 +3,7 @@ short run of both. Importable from a subprocess too."""
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from typing import Any
@@ -134,9 +135,22 @@ def steps(out: Path) -> list[dict[str, Any]]:
     return [line for line in lines(out) if "reward/mean" in line]
 
 
-def same_weights(out: Path, other: Path, step: int = 4) -> None:
+def assert_same_weights(out: Path, other: Path, step: int = 4) -> None:
     """Weights and optimizer, to the bit."""
     for name in ("model/model.safetensors", "optimizer.safetensors"):
         one, two = (load_file(folder / f"checkpoints/step-{step:06d}" / name) for folder in (out, other))
         assert one.keys() == two.keys()
         assert all(one[key].equal(two[key]) for key in one), name
+
+
+def assert_same_run(out: Path, other: Path) -> None:
+    """Metrics, weights, optimizer and state of two runs of four steps, to the bit, wall times apart."""
+    assert lines(out) == lines(other)
+    assert_same_weights(out, other)
+    here, there = (folder / "checkpoints/step-000004" for folder in (out, other))
+    assert (here / "generators.json").read_text() == (there / "generators.json").read_text()
+    state, other_state = (json.loads((folder / "state.json").read_text()) for folder in (here, there))
+    # Wall times have lengths of their own, and Ctrl-C in the last evaluation saves the step before it.
+    ignored = {"metrics_bytes": 0, "evaluated_step": 0}
+    assert state | ignored == other_state | ignored
+    assert not list((out / "checkpoints").glob(".*"))
