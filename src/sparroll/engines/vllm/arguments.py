@@ -1,0 +1,98 @@
+"""What VLLMEngine asks `vllm.LLM` for. Starts nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparroll.engines.vllm.worker import EXTENSION
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+
+_DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def llm_arguments(
+    config: Any,
+    *,
+    dtype: torch.dtype | None,
+    context_limit: int,
+    max_batch: int,
+    capacity: Schedule | None,
+    gpu_memory_share: float,
+    kv_cache_gib: float | None,
+    sleep_mode: bool,
+) -> dict[str, Any]:
+    """Keywords of `vllm.LLM`. capacity: see `widest`; None for vLLM's own attention. Raises UserError for what the device
+    cannot do."""
+    on_cpu = not torch.cuda.is_available()
+    if sleep_mode and on_cpu:
+        raise UserError("sleep mode frees GPU memory, and there is no GPU", "leave sleep_mode out")
+    arguments: dict[str, Any] = {
+        "skip_tokenizer_init": True,
+        "dtype": _DTYPES[dtype or config.dtype or torch.bfloat16],
+        "max_model_len": context_limit,
+        "max_num_seqs": max_batch,
+        "max_logprobs": -1,
+        # Of the distribution that was sampled from, temperature included.
+        "logprobs_mode": "processed_logprobs",
+        "generation_config": "vllm",
+        "worker_extension_cls": EXTENSION,
+        "use_tqdm_on_load": False,
+        "seed": 0,
+    }
+    if not on_cpu and arguments["dtype"] == "float32":
+        raise UserError(
+            "vLLM's attention on a GPU does not take float32",
+            'dtype=torch.bfloat16; --dtype bf16; in a training configuration, rollout.dtype = "bf16"',
+        )
+    if on_cpu:
+        # Compiled code would keep the weights it was compiled with.
+        arguments["enforce_eager"] = True
+        arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, context_limit, max_batch)
+    else:
+        arguments |= {"gpu_memory_utilization": gpu_memory_share, "enable_sleep_mode": sleep_mode}
+    if kv_cache_gib is not None:
+        arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
+    if capacity is not None:
+        arguments |= {
+            "block_size": math.lcm(16, capacity.selector.unit_tokens),
+            "additional_config": {"sparroll": str(_schedule_file(capacity))},
+        }
+        if not on_cpu:
+            arguments["attention_backend"] = "CUSTOM"
+    return arguments
+
+
+def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
+    """What an engine starts with: this schedule's selector and dense layers, and budgets up to the whole context, so that
+    any schedule of that kind can be set later."""
+    unit = schedule.selector.unit_tokens
+    whole = max(-(-context_limit // unit) * unit, schedule.selector.least_budget_tokens)
+    dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
+    return Schedule.fixed(whole, schedule.selector, dense_layers)
+
+
+def _schedule_file(schedule: Schedule) -> Path:
+    """A file for `additional_config`. The same schedule has the same path: vLLM's compile cache depends on it."""
+    digest = hashlib.blake2b(json.dumps(schedule.table(), sort_keys=True).encode(), digest_size=8).hexdigest()
+    return schedule.save(Path(tempfile.gettempdir()) / f"sparroll-{os.getuid()}" / f"capacity-{digest}.toml")
+
+
+def _cpu_cache_bytes(config: Any, context_limit: int, max_batch: int) -> int:
+    """Enough for the batch at full length, and at most a quarter of the free memory. vLLM's own choice is nearly all."""
+    import psutil
+
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    per_token = 2 * heads * head_dim * 4 * config.num_hidden_layers
+    # A sixteenth for the index, and a few blocks that vLLM keeps to itself.
+    whole = per_token * (max_batch * context_limit * 17 // 16 + 16 * 1024)
+    return min(whole, psutil.virtual_memory().available // 4)
