@@ -61,6 +61,11 @@ def short(prompt: Prompt, response_text: str, rollout: Rollout, most_tokens: int
     return None if tokens == 1 else float(tokens <= most_tokens)
 
 
+def anything(prompt: Prompt, response_text: str, rollout: Rollout, **settings: object) -> float:
+    """Takes every setting."""
+    return 0.0
+
+
 def tokens(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
     return 2.0 + len(rollout.response_ids)
 

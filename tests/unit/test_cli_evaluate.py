@@ -13,6 +13,7 @@ from cli_runs import error_of
 from integration.evaluation_runs import SAMPLES, command, evaluate
 from integration.train_runs import short_config, write_model
 from sparroll.cli import main
+from sparroll.cli.common import load_judge
 from sparroll.evaluate.estimators import pass_at_k
 from sparroll.evaluate.log import SampleLog
 from sparroll.train import train
@@ -193,6 +194,13 @@ def test_a_function_of_ones_own_judges_instead_of_the_tasks(
     assert "evaluation_runs:tokens gave" in message
     assert hint is not None
     assert "from 0 to 1" in hint
+
+
+def test_settings_of_a_function_are_values_not_words() -> None:
+    words = ["a=3", "b=.5", "c=false", "d=[1, 2]", "e=as it is", 'f="7"']
+    judge = load_judge("integration.evaluation_runs:anything", words)
+    assert judge is not None
+    assert judge.function.settings == {"a": 3, "b": 0.5, "c": False, "d": [1, 2], "e": "as it is", "f": "7"}
 
 
 def test_two_processes_do_not_share_a_folder(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -103,6 +103,7 @@ def test_thinking_is_the_template_s(
         ("gsm8k", ["--contest-from", "2024-08-01"], "a contest window is asked for, but no row has a contest date"),
         ("gsm8k", ["--thinking"], "--thinking and --no-thinking need --chat"),
         ("gsm8k", ["--prompt-template", "nothing"], "unknown prompt template 'nothing'"),
+        ("synthetic_add:0", ["--prompt-template", "math"], "a prompt template is for sets and files"),
         ("gsm8k", ["--adapter", "."], "--adapter is for sparse responses"),
         ("gsm8k", ["--adapter", ".", "--budget", "64"], "there is no adapter in ."),
     ],

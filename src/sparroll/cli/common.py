@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -146,12 +147,17 @@ def _setting(option: str, text: str) -> tuple[str, Any]:
     name, equals, raw = text.partition("=")
     if not equals or not name:
         raise UserError(f"{option} takes name=value, got {text!r}", "for example budget_tokens=512")
-    for read in (int, float):
+    for read in (int, float, _toml):
         try:
             return name.strip(), read(raw)
         except ValueError:
             continue
     return name.strip(), raw.strip()
+
+
+def _toml(raw: str) -> Any:
+    """true and false, lists, quoted strings: as in a configuration. Raises ValueError for anything else."""
+    return tomllib.loads(f"value = {raw}")["value"]
 
 
 def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:

@@ -120,7 +120,10 @@ def read_tasks(
         found.append(EvalTask(label, task, own, tuple(problems)))
     if data is not None:
         from sparroll.tasks.data.select import refuse_window_without_dates
+        from sparroll.tasks.data.task import DataTask
 
+        if data.prompt_template is not None and not any(isinstance(each.task, DataTask) for each in found):
+            raise UserError("a prompt template is for sets and files, and --tasks names none", "leave it out")
         refuse_window_without_dates(data, any(getattr(each.task, "dated", False) for each in found))
     return found
 
