@@ -117,6 +117,25 @@ def test_what_cannot_be_evaluated_is_refused(
     assert not (tmp_path / "out" / "config.json").exists()
 
 
+def test_other_tests_of_the_same_problem_are_not_gone_on_with(
+    model: str, mirror: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "own.jsonl"
+    command = on_data(model, mirror, tmp_path / "out", str(file), "--allow-unsafe-sandbox")
+
+    def write(expected: str) -> None:
+        row = {"prompt": "Print it.", "tests": [{"input": "", "output": expected}]}
+        file.write_text(json.dumps(row) + "\n")
+
+    write("1\n")
+    assert main(command) == 0
+    assert main(command) == 0
+    write("2\n")
+    capsys.readouterr()
+    message, _ = error_of(command, capsys)
+    assert "asked for with other rows" in message
+
+
 def write_adapter(model: str, folder: Path, seed: int) -> Path:
     """One that changes what the model says."""
     adapter = Adapter(load_model(model, torch.float32, "cpu")[0])

@@ -279,12 +279,16 @@ def _config(wanted: Wanted) -> dict[str, Any]:
     """Everything that the samples depend on."""
     from sparroll.evaluate.settings import problem_digest
     from sparroll.evaluate.weights import fingerprint
+    from sparroll.tasks.data.task import DataTask
 
+    # A problem's digest is of text and answer; what a program must pass is in neither.
+    rows = {each.label: each.task.fingerprint() for each in wanted.asked if isinstance(each.task, DataTask)}
     return {
         "model": wanted.model,
         "weights": fingerprint(wanted.model),
         "tasks": {task.label: task.level for task in wanted.asked},
         "problems": {task.label: [problem_digest(prompt) for prompt in task.problems] for task in wanted.asked},
+        "rows": rows or None,
         "policies": {policy.name: policy.table() for policy in wanted.policies},
         **dataclasses.asdict(wanted.sampling),
         "chat": wanted.chat,
