@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from sparroll import records
+from sparroll import files, records
 from sparroll.errors import UserError
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "mismatch-study"
@@ -17,6 +17,7 @@ sys.path.insert(0, str(RECIPE))
 
 import plots  # noqa: E402
 import study  # noqa: E402
+import study_distill  # noqa: E402
 import study_worker  # noqa: E402
 import table_sums  # noqa: E402
 from study_jobs import Job, Outcome, run_jobs  # noqa: E402
@@ -169,6 +170,20 @@ def test_a_dry_study_calibrates_and_runs_and_leaves_no_checkpoint(dry_study) -> 
     assert found["calibrated-0.75"]["rows"] and (out / "calibration" / "calibrated-0.75.toml").is_file()
     folder = out / "runs" / "calibrated-0.75-0"
     assert (folder / "result.json").is_file() and not (folder / "checkpoints").exists()
+
+
+def test_an_adapter_alone_is_trained_under_the_studys_settings(dry_study, tmp_path, monkeypatch, capsys) -> None:
+    settings, out = dry_study
+    files.write_json(out / "settings.json", settings.table())
+    command = ["study_distill.py", "--study", str(out), "--out", str(tmp_path / "adapter"), "--steps", "2"]
+    monkeypatch.setattr(sys, "argv", [*command, "--held-out", "2", "--schedule", str(out / "calibration/fixed.toml")])
+    study_distill.main()
+    record = records.read(tmp_path / "adapter" / "result.json", "distill")
+    assert record["results"]["steps"] == 2 and record["results"]["before"]["q05"] < 1
+    assert record["config"]["distill"]["objective"] == "kl" and record["config"]["distill"]["kl"] == "top_k"
+    assert record["config"]["rollout"]["temperature"] == settings.temperature
+    assert (tmp_path / "adapter/adapter/adapter_model.safetensors").is_file()
+    assert "before: tail" in capsys.readouterr().out
 
 
 def test_finished_runs_are_not_run_again_and_the_calibration_comes_first(dry_study) -> None:
