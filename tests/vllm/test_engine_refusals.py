@@ -56,6 +56,24 @@ def test_what_vllms_configuration_refuses_is_a_users_error(monkeypatch: pytest.M
         VLLMEngine("tiny-reasoner", dtype=torch.float32, kv_cache_dtype="fp8")
 
 
+@pytest.mark.parametrize("gib", [1e-5, 5e-4])
+def test_a_cache_too_small_for_one_request_is_a_users_error(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
+    """No block at all; some, but not enough."""
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match=r"(?s)a KV cache of [\d.e-]+ GiB.*hint: .*rollout\.kv_cache_gib"):
+        VLLMEngine("tiny-reasoner", dtype=torch.float32, kv_cache_gib=gib)
+
+
+def test_a_cache_of_a_given_size_holds_what_fits_into_it_with_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    engine = VLLMEngine("tiny-reasoner", dtype=torch.float32, max_batch=4, kv_cache_gib=0.125)
+    config, blocks = engine.config, engine.llm.llm_engine.vllm_config.cache_config.num_gpu_blocks
+    engine.close()
+    page = 16 * 2 * config.num_key_value_heads * config.head_dim * 4 * config.num_hidden_layers
+    # A page's landmark is one row beside its 32 of keys and values, in sparse layers.
+    assert 2**27 / page / (1 + 1 / 32) - config.num_hidden_layers <= blocks < 2**27 / page
+
+
 def test_a_start_that_fails_leaves_no_engine_open(monkeypatch: pytest.MonkeyPatch) -> None:
     open_engines: list[VLLMEngine] = []
     monkeypatch.setattr("sparroll.engines.vllm.engine._open", open_engines)

@@ -65,7 +65,7 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
     try:
         return vllm.LLM(model=model, **arguments)
     except ValueError as error:
-        raise _user_error(error) from None
+        raise _user_error(error, arguments.get("kv_cache_memory_bytes")) from None
     finally:
         torch.set_num_threads = set_threads
 
@@ -112,8 +112,15 @@ def release() -> None:
         torch.cuda.empty_cache()
 
 
-def _user_error(error: ValueError) -> ValueError:
-    """What our hook in vLLM's configuration raised (compat.hook_config), without pydantic's ValidationError around it."""
+def _user_error(error: ValueError, cache_bytes: int | None) -> ValueError:
+    """What our hook in vLLM's configuration raised (compat.hook_config), without pydantic's ValidationError around it; and
+    that a cache of a given size is too small, where vLLM advises a setting that does nothing then."""
     details = error.errors(include_url=False, include_input=False) if hasattr(error, "errors") else []
     raised = [detail.get("ctx", {}).get("error") for detail in details]
-    return next((one for one in raised if isinstance(one, UserError)), error)
+    own = next((one for one in raised if isinstance(one, UserError)), None)
+    if own is None and cache_bytes is not None and ("KV cache" in str(error) or "cache blocks" in str(error)):
+        return UserError(
+            f"vLLM cannot serve one whole request from a KV cache of {cache_bytes / 2**30:.3g} GiB: {error}",
+            "raise rollout.kv_cache_gib (in Python kv_cache_gib), or leave it out; or lower max_context_tokens",
+        )
+    return own or error
