@@ -26,6 +26,8 @@ class PromptStream:
         self.seed = seed
         self.drawn = 0
         """Prompts handed out so far: the cursor that a checkpoint keeps."""
+        self._shuffled: tuple[int, list[int]] = (-1, [])
+        """The last epoch that was asked for, and its order."""
 
     def next(self, count: int) -> list[Prompt]:
         """The next prompts; a step may straddle two epochs."""
@@ -38,9 +40,11 @@ class PromptStream:
         return self.prompts[self._order(epoch)[place]]
 
     def _order(self, epoch: int) -> list[int]:
-        order = list(range(len(self.prompts)))
-        random.Random(f"{self.seed}/{epoch}").shuffle(order)
-        return order
+        if self._shuffled[0] != epoch:
+            order = list(range(len(self.prompts)))
+            random.Random(f"{self.seed}/{epoch}").shuffle(order)
+            self._shuffled = epoch, order
+        return self._shuffled[1]
 
 
 class GivenPrompts:
