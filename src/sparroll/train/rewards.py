@@ -140,6 +140,14 @@ def agreed(grade: Callable[[], Graded], ranks: Ranks) -> Graded:
     return graded
 
 
+def _why_ungraded(graded: list[Graded], settings: RewardSection, ranks: Ranks) -> str:
+    for term in settings.terms:
+        values = ranks.gather([bool(part.terms_GN[term.name].isnan().all()) for part in graded])
+        if term.weight and term.use != TASK and all(values):
+            return f"the reward term {term.name} gave none of them a reward"
+    return "the log of the task says why; `sparroll doctor`"
+
+
 def reward_report(graded: list[Graded], settings: RewardSection, ranks: Ranks) -> StepReport:
     """Metrics of all that was sampled, over all processes. The terms and the penalty only where there is more to say than
     the task's verdict."""
@@ -147,7 +155,7 @@ def reward_report(graded: list[Graded], settings: RewardSection, ranks: Ranks) -
     groups = np.array(rows)
     known = groups[~np.isnan(groups)]
     if not len(known):
-        raise UserError("no response of this step could be graded", "the log of the task says why; `sparroll doctor`")
+        raise UserError("no response of this step could be graded", _why_ungraded(graded, settings, ranks))
     equal = [len(set(group[~np.isnan(group)])) <= 1 for group in groups]
     report = {
         "reward/mean": float(known.mean()),

@@ -120,6 +120,13 @@ def test_a_step_that_nobody_can_grade_is_an_error() -> None:
         reward_report([graded("? ?")], RewardSection(), Ranks("cpu"))
 
 
+def test_a_term_that_never_says_anything_is_named() -> None:
+    section = RewardSection(terms=(RewardTerm(), RewardTerm(use="unit.train.test_rewards:short")))
+    made = graded("! !", terms=[{"use": "task"}, {"use": "unit.train.test_rewards:short"}])
+    with pytest.raises(UserError, match=r"(?s)no response of this step.*hint: the reward term short gave none of them"):
+        reward_report([made], section, Ranks("cpu"))
+
+
 def test_an_error_of_one_process_is_raised_on_all() -> None:
     class Two(Ranks):
         def __init__(self) -> None:
