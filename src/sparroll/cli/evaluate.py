@@ -59,7 +59,9 @@ def evaluate(
     level: common.Level = 3,
     count: Annotated[
         int | None,
-        typer.Option("--count", min=1, help="Problems per task. Default: all of a finite set, 64 of an endless one."),
+        typer.Option(
+            "--count", min=1, help="Most problems of a task. Default: all of a finite set, 64 of an endless one."
+        ),
     ] = None,
     problem_seed: Annotated[
         int, typer.Option("--problem-seed", min=0, help="Which problems an endless task makes.")
