@@ -56,6 +56,13 @@ def test_what_vllms_configuration_refuses_is_a_users_error(monkeypatch: pytest.M
         VLLMEngine("tiny-reasoner", dtype=torch.float32, kv_cache_dtype="fp8")
 
 
+@pytest.fixture
+def own_cache_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM on a CPU prefers this variable, which other tests set, to the size that it is given."""
+    monkeypatch.delenv("VLLM_CPU_KVCACHE_SPACE", raising=False)
+
+
+@pytest.mark.usefixtures("own_cache_size")
 @pytest.mark.parametrize("gib", [1e-5, 5e-4])
 def test_a_cache_too_small_for_one_request_is_a_users_error(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
     """No block at all; some, but not enough."""
@@ -64,6 +71,7 @@ def test_a_cache_too_small_for_one_request_is_a_users_error(monkeypatch: pytest.
         VLLMEngine("tiny-reasoner", dtype=torch.float32, kv_cache_gib=gib)
 
 
+@pytest.mark.usefixtures("own_cache_size")
 def test_a_cache_of_a_given_size_holds_what_fits_into_it_with_the_index(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
     engine = VLLMEngine("tiny-reasoner", dtype=torch.float32, max_batch=4, kv_cache_gib=0.125)

@@ -259,8 +259,13 @@ def test_ctrl_c_during_async_calls_is_no_error_of_the_function(monkeypatch: pyte
         return 0.0
 
     monkeypatch.setattr(own_rewards, "interrupted", interrupted, raising=False)
-    with pytest.raises(KeyboardInterrupt):
-        rewards("interrupted")
+    # What a shell puts in the background is deaf to SIGINT, and so are its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            rewards("interrupted")
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
