@@ -15,6 +15,7 @@ import torch
 import vllm_gpu
 from sparroll.train import train
 from sparroll.train.config_file import config_from
+from sparroll.train.rewards import Graded
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
 from vllm_gpu import DRY, note
@@ -50,11 +51,12 @@ def settings(steps: int, sleep_level: int) -> Any:
 
 @pytest.fixture(autouse=True)
 def _random_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(decode: Any, task: Any, prompts: Any, rollouts: list[Any]) -> torch.Tensor:
+    def drawn(trainer: Any, prompts: Any, rollouts: list[Any]) -> Graded:
         # Real rewards may all be equal, and then nothing moves.
-        return torch.tensor([float(sum(r.response_ids) % 2) for r in rollouts]).view(len(prompts), -1)
+        odd_GN = torch.tensor([float(sum(r.response_ids) % 2) for r in rollouts]).view(len(prompts), -1)
+        return Graded({"task": odd_GN}, odd_GN, torch.zeros_like(odd_GN))
 
-    monkeypatch.setattr("sparroll.train.loop.rewards", drawn)
+    monkeypatch.setattr("sparroll.train.loop.Trainer.grade", drawn)
 
 
 def close_engines() -> None:

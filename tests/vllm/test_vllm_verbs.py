@@ -14,6 +14,7 @@ import torch
 from sparroll.cli import main
 from sparroll.cli.serve_args import arguments
 from sparroll.engines.vllm.launch import installed_version
+from sparroll.train.rewards import Graded
 
 if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
@@ -67,11 +68,12 @@ def test_rollout_and_profile_run(tmp_path: Path) -> None:
 
 
 def test_training_keeps_the_engine_at_the_trainers_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def drawn(decode: Any, task: Any, prompts: Any, rollouts: list[Any]) -> torch.Tensor:
+    def drawn(trainer: Any, prompts: Any, rollouts: list[Any]) -> Graded:
         # Real rewards may all be equal, and then nothing moves.
-        return torch.tensor([float(sum(r.response_ids) % 2) for r in rollouts]).view(len(prompts), -1)
+        odd_GN = torch.tensor([float(sum(r.response_ids) % 2) for r in rollouts]).view(len(prompts), -1)
+        return Graded({"task": odd_GN}, odd_GN, torch.zeros_like(odd_GN))
 
-    monkeypatch.setattr("sparroll.train.loop.rewards", drawn)
+    monkeypatch.setattr("sparroll.train.loop.Trainer.grade", drawn)
     settings = {
         "rollout.engine": "vllm", "rollout.dtype": DTYPE, "rollout.kv_budget_tokens": 64, "rollout.samples_per_prompt": 4,
         "rollout.max_new_tokens": 60, "train.prompts_per_step": 4, "train.steps": 3, "train.lr": 3e-3,
