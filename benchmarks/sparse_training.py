@@ -46,7 +46,7 @@ ODD_TOKENS = (1, 15, 17, 63, 100, 1000)
 CHECKED = ((2, 128, torch.bfloat16), (4, 64, torch.float32), (8, 96, torch.float16))
 PROMPT_TOKENS = 512
 # Keys that a program of dk and dv owns, and its warps; the first is the default.
-KEY_TILES = ((None, None), (128, 8), (64, 4), (32, 4))
+KEY_TILES = ((None, None), (64, 8), (128, 8), (32, 4))
 SMOOTH_OVER = 64
 """Positions over which smooth queries go from one random direction to the next."""
 
@@ -378,7 +378,8 @@ def main(arguments: list[str] | None = None) -> None:
                 f"with backward {taken['both_seconds']:.2f} s{memory}"
             )
     wall = time.perf_counter() - started
-    path = records.write(options.out, "sparse-training", results, config=vars(options), seed=0, wall_seconds=wall)
+    config = {name: value for name, value in vars(options).items() if name != "out"}
+    path = records.write(options.out, "sparse-training", results, config=config, seed=0, wall_seconds=wall)
     print(f"wrote {path} after {wall:.0f} s")
 
 

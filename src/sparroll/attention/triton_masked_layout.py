@@ -52,7 +52,7 @@ class MaskedTile:
             # Three stages are right where warp groups multiply (wgmma: Hopper, from 64 rows on: two query heads of 32
             # positions). With fewer rows they gave garbage on an H200 (Triton 3.6), so other devices do not get them.
             stages = 3 if capability[0] == 9 and group > 1 else 2
-            return MaskedTile(128, 64, 64, 64, warps, stages, warps, 2, 8, 2)
+            return MaskedTile(128, 64, 64, 64, warps, stages, warps, 2, 4, 2)
         if row_bytes <= 512:
             return MaskedTile(64, 32, 32, 64, 4, 2, 4, 1, 8, 1)
         return MaskedTile(32, 32, 32, 32, 4, 1, 4, 1, 8, 1)
