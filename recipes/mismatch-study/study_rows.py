@@ -53,6 +53,8 @@ class Settings:
     targets: tuple[float, ...] = (0.75, 0.80, 0.86, 0.92)
     distill_target: float = 0.75
     """The cheap schedule under which the adapter is trained: one of `targets`."""
+    distill_lr: float = 3e-4
+    """Of the adapter."""
     controller_target: float = 0.86
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
     """Grid of the sweep that all calibrated schedules share, in tokens. The largest holds every context, so each target
@@ -123,7 +125,7 @@ def rows(settings: Settings) -> dict[str, Row]:
         ("distill", "published loss", {}),
         ("distill-kl", "KL over top-k lists", {"objective": "kl", "kl": "top_k"}),
     ):
-        tables = _correction("tis") | {"distill": {"enabled": True, **settings_of}}
+        tables = _correction("tis") | {"distill": {"enabled": True, "lr": settings.distill_lr, **settings_of}}
         made.append(Row(name, "adaptive", f"{about}; {note}", cheap, tables))
     tables = _correction("tis") | {"controller": {"target": settings.controller_target}}
     about = f"controller holds {settings.controller_target:.2f}, started from {fixed}, TIS"
