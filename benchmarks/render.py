@@ -277,21 +277,57 @@ def distilled() -> str:
     return table(["adapter", "steps", "tail", "mean acceptance", "KL to dense"], rows)
 
 
-def study_pilot() -> str:
-    """Finished runs of the study's pilot, a line for each row."""
+def study() -> str:
+    """A line for each row of the study: figures of finished runs, or of what there is where none went to its end. Seconds
+    are the pilot's, whose runs all had the same company."""
+    seconds = {
+        row["row"]: f"{row['step_seconds']['mean']:.1f}"
+        for row in results("mismatch-study-pilot-h200", "mismatch-study")["table"]
+    }
+    found = results("mismatch-study-h200", "mismatch-study")
     rows = []
-    for row in results("mismatch-study-pilot-h200", "mismatch-study")["table"]:
+    for row in found["table"]:
+        runs = [run for run in found["runs"] if run["row"] == row["row"] and run["steps"]]
+        whole = [run for run in runs if run["state"] == "finished" and run["steps"] == 25]
+        change, between = row["accuracy_change"], ""
+        if len(whole) > 1:
+            between = f" ({change['low']:+.3f} to {change['high']:+.3f})"
+        gained = f"{change['mean']:+.3f}{between}" if whole else f"ended after {runs[0]['steps']} steps"
+        last, every = slice(-5, None), slice(None)
+        figures = [f"{_study_mean(whole or runs, 'reward/mean', last):.2f}"]
+        figures += [down(_study_mean(whole or runs, "mismatch/acceptance_q05", last))]
+        figures += [f"{_study_mean(whole or runs, 'mismatch/kl_sparse_to_dense', every):.3f}"]
+        figures += [f"{_study_mean(whole or runs, 'correction/masked_token_share', every):.1%}"]
+        figures += [f"{_study_mean(whole or runs, 'rollout/response_tokens_mean', every):.0f}"]
+        figures += [f"{_study_mean(whole or runs, 'rollout/kv_read_share', every):.0%}", seconds.get(row["row"], "")]
+        rows.append([f"`{row['row']}`", str(len(whole) or len(runs)), gained, *figures])
+    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "tokens masked"]
+    return table([*head, "response tokens", "KV read", "s a step"], rows)
 
-        def mean(name: str, of: dict = row) -> float:
-            return of[name]["mean"]
 
-        change = row["accuracy_change"]
-        between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
-        figures = [f"{mean('accuracy_change'):+.3f}{between}", f"{mean('reward_last'):.2f}", down(mean("tail"))]
-        figures += [f"{mean('kl'):.3f}", f"{mean('masked_share'):.1%}", f"{mean('kv_read_share'):.0%}"]
-        rows.append([f"`{row['row']}`", str(row["seeds"]), *figures, f"{mean('step_seconds'):.1f}"])
-    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts, last 5 steps", "tail", "KL"]
-    return table([*head, "tokens masked", "KV read", "s a step"], rows)
+def _study_mean(runs: list[dict[str, Any]], metric: str, steps: slice) -> float:
+    return statistics.mean(value for run in runs for value in run["series"][metric][steps])
+
+
+def study_distilled() -> str:
+    """Tail in groups of five steps, mean over the seeds that got there, under one schedule with and without an adapter."""
+    runs = results("mismatch-study-h200", "mismatch-study")["runs"]
+    rows = []
+    for name in ("calibrated-0.75", "distill", "distill-kl"):
+        tails = [run["series"]["mismatch/acceptance_q05"] for run in runs if run["row"] == name]
+        groups = [[tail[start : start + 5] for tail in tails if len(tail) >= start + 5] for start in range(0, 25, 5)]
+        means = [statistics.mean(value for part in group for value in part) for group in groups]
+        rows.append([f"`{name}`", *(down(mean) for mean in means)])
+    return table(["tail, steps", "1 to 5", "6 to 10", "11 to 15", "16 to 20", "21 to 25"], rows)
+
+
+def study_eviction() -> str:
+    rows = []
+    for run in results("mismatch-study-eviction-cpu", "study-eviction")["runs"]:
+        policy = run["policy"]
+        name = [f"`{policy['kind']}`", f"{policy['budget_tokens']:,}"] if policy else ["dense", ""]
+        rows.append([*name, f"{run['kv_saved_share']:.0%}", f"{run['solved_share']:.2f}"])
+    return table(["policy", "tokens that stay", "KV memory saved", "problems solved"], rows)
 
 
 def controlled() -> str:
@@ -327,7 +363,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "distilled": distilled,
     "sparse-training": sparse_training,
     "sparse-training-model": sparse_training_model,
-    "study-pilot": study_pilot,
+    "study": study,
+    "study-distilled": study_distilled,
+    "study-eviction": study_eviction,
     "controlled": controlled,
 }
 

@@ -2,14 +2,15 @@
 
 python recipes/mismatch-study/plots.py --record runs/study/study.json --out runs/study/figures
 
-Writes accuracy.svg, training.svg, tail.svg, cost.svg, seconds.svg (and each as .png with --png) and table.md.
+Writes accuracy.svg, training.svg, tail.svg, cost.svg, seconds.svg (and each as .png with --png) and table.md; with --only
+the figures that it names and nothing else. Rows of which no run went to its last step are in the table alone.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -23,10 +24,11 @@ from study_record import KIND  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
 from sparroll.report import figures  # noqa: E402
-from sparroll.report.figures import BAD, DENSE, GOOD, INK, QUIET, TARGET  # noqa: E402
+from sparroll.report.figures import BAD, DENSE, GOOD, QUIET, TARGET  # noqa: E402
 
 FAMILY_COLOR = {"dense": DENSE, "fixed": BAD, "eviction": "#8a4f7d", "calibrated": GOOD, "adaptive": "#5b6abf"}
 LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
+MARKS = "osD^v"
 PHASES = ("rollout", "score", "measure", "update", "distill", "weights", "ceiling")
 PHASE_COLOR = ("#0b7a75", "#5b6abf", "#b7791f", "#c8553d", "#8a4f7d", "#6b8e23", "#66727f")
 STYLE = {**figures.STYLE, "legend.fontsize": 8.5, "svg.hashsalt": "mismatch-study"}
@@ -34,7 +36,7 @@ STYLE = {**figures.STYLE, "legend.fontsize": 8.5, "svg.hashsalt": "mismatch-stud
 
 def accuracy(results: dict[str, Any]) -> Figure:
     """Change of dense accuracy by row: a bar for the mean, a dot for each seed."""
-    table = [row for row in results["table"] if row["accuracy_change"]]
+    table = _whole_rows(results)
     figure = Figure(figsize=(9.5, 1.2 + 0.34 * len(table)), layout="constrained")
     axes = figure.subplots()
     for place, row in enumerate(table):
@@ -67,15 +69,13 @@ def cost(results: dict[str, Any]) -> Figure:
     """What a row reads of the KV cache against what it gains."""
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")
     axes = figure.subplots()
-    for row in results["table"]:
-        if not (row["accuracy_change"] and row["kv_read_share"]):
-            continue
+    rows = _whole_rows(results)
+    for place, row in enumerate(rows):
         read, gain, color = row["kv_read_share"]["mean"], row["accuracy_change"], FAMILY_COLOR[row["family"]]
+        mark = MARKS[sum(other["family"] == row["family"] for other in rows[:place]) % len(MARKS)]
         axes.plot([read, read], [gain["low"], gain["high"]], color=color, alpha=0.5)
-        axes.plot(read, gain["mean"], "o", color=color, markersize=7)
-        axes.annotate(
-            row["row"], (read, gain["mean"]), xytext=(6, 4), textcoords="offset points", fontsize=8, color=INK
-        )
+        axes.plot(read, gain["mean"], mark, color=color, markersize=7, linestyle="", label=row["row"])
+    axes.legend(loc="best", ncols=2)
     axes.axhline(0, color=QUIET, linewidth=1)
     axes.set_xlim(0, 1.12)
     axes.set_xlabel("share of the KV cache read, all layers (mean over steps)")
@@ -85,7 +85,7 @@ def cost(results: dict[str, Any]) -> Figure:
 
 def seconds(results: dict[str, Any]) -> Figure:
     """Wall time of a step by phase."""
-    table = [row for row in results["table"] if row["step_seconds"]]
+    table = _whole_rows(results)
     figure = Figure(figsize=(9.5, 1.4 + 0.34 * len(table)), layout="constrained")
     axes = figure.subplots()
     for place, row in enumerate(table):
@@ -120,7 +120,14 @@ def _by_family(results: dict[str, Any], metric: str, title: str, smooth: int) ->
 
 
 def _rows_of(results: dict[str, Any], family: str) -> list[dict[str, Any]]:
-    return [row for row in results["table"] if row["family"] == family and row["seeds"]]
+    return [row for row in _whole_rows(results) if row["family"] == family]
+
+
+def _whole_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
+    """Rows of which a run went to its last step."""
+    steps = max((run["steps"] for run in results["runs"]), default=0)
+    whole = {run["row"] for run in results["runs"] if run["state"] == "finished" and run["steps"] == steps}
+    return [row for row in results["table"] if row["row"] in whole]
 
 
 def _finished(results: dict[str, Any], row: str) -> list[dict[str, Any]]:
@@ -184,10 +191,13 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Figure]] = {
 }
 
 
-def draw(record: Path, out: Path, png: bool = False) -> list[Path]:
+def draw(record: Path, out: Path, png: bool = False, only: Collection[str] = ()) -> list[Path]:
     results = records.read(record, KIND)["results"]
-    written = [files.write_text(out / "table.md", table(results))]
+    out.mkdir(parents=True, exist_ok=True)
+    written = [] if only else [files.write_text(out / "table.md", table(results))]
     for name, make in FIGURES.items():
+        if only and name not in only:
+            continue
         with mpl.rc_context(STYLE):
             figure = make(results)
             for ending in ("svg", "png") if png else ("svg",):
@@ -202,8 +212,9 @@ def main() -> None:
     parser.add_argument("--record", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--png", action="store_true")
+    parser.add_argument("--only", nargs="+", default=(), choices=list(FIGURES), help="these figures and no table")
     args = parser.parse_args()
-    for path in draw(args.record, args.out, args.png):
+    for path in draw(args.record, args.out, args.png, args.only):
         print(path)
 
 

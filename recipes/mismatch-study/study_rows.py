@@ -21,12 +21,12 @@ Tables = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What all rows share. Written to OUT/settings.json; a resumed study must agree."""
+    """What all rows share; the defaults are those of docs/study.md. In OUT/settings.json; a resumed study must agree."""
 
     model: str
     """Folder that from_pretrained reads."""
-    level: int = 6
-    temperature: float = 1.0
+    level: int = 124
+    temperature: float = 0.8
     engine: str = "hf"
     """Of the rows that do not evict; those always run on HFEngine."""
     device: str = "cuda"
@@ -35,8 +35,8 @@ class Settings:
     steps: int = 25
     prompts_per_step: int = 8
     samples_per_prompt: int = 8
-    lr: float = 5e-5
-    evaluate_prompts: int = 128
+    lr: float = 1.5e-4
+    evaluate_prompts: int = 256
     max_batch: int = 128
     micro_batch_tokens: int = 16_384
     """Small enough for eight runs on a GPU of 139 GiB."""
@@ -47,13 +47,13 @@ class Settings:
     recent_tokens: int = 32
     dense_layers: tuple[int, ...] = (0, 1)
     bin_tokens: int = 256
-    fixed_budget: int = 256
+    fixed_budget: int = 128
     eviction_budget: int = 1024
     """Tokens that R-KV and SnapKV keep, the prompt's included: equal memory."""
     targets: tuple[float, ...] = (0.75, 0.80, 0.86, 0.92)
     distill_target: float = 0.75
     """The cheap schedule under which the adapter is trained: one of `targets`."""
-    distill_lr: float = 3e-4
+    distill_lr: float = 1e-3
     """Of the adapter."""
     controller_target: float = 0.86
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)

@@ -15,6 +15,7 @@ from sparroll.errors import UserError
 RECIPE = Path(__file__).parents[2] / "recipes" / "mismatch-study"
 sys.path.insert(0, str(RECIPE))
 
+import eviction  # noqa: E402
 import plots  # noqa: E402
 import study  # noqa: E402
 import study_distill  # noqa: E402
@@ -210,6 +211,28 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
     assert {each.name for each in written} == {"table.md", *(f"{name}.svg" for name in plots.FIGURES)}
     lines = (tmp_path / "table.md").read_text().splitlines()
     assert len(lines) == 4 and lines[2].startswith("| dense | 0 | - |")
+
+
+def test_figures_hold_the_rows_of_which_a_run_went_to_its_end(tmp_path) -> None:
+    def run(row: str, state: str, steps: int) -> dict:
+        return {"row": row, "state": state, "steps": steps}
+
+    runs = [run("dense", "finished", 5), run("r_kv-none", "cut", 5), run("r_kv-sparse_rl", "finished", 3)]
+    table = [{"row": each["row"]} for each in runs]
+    assert plots._whole_rows({"runs": runs, "table": table}) == [{"row": "dense"}]
+
+
+def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_path, monkeypatch) -> None:
+    model, out = tmp_path / "model", tmp_path / "eviction.json"
+    study.write_dry_model(model)
+    given = ["--model", str(model), "--out", str(out), "--device", "cpu", "--level", "0", "--problems", "2"]
+    monkeypatch.setattr(sys, "argv", ["eviction.py", *given, "--kinds", "snap_kv", "--budgets", "40", "4096"])
+    eviction.main()
+    dense, tight, ample = records.read(out, "study-eviction")["results"]["runs"]
+    assert tight["policy"]["budget_tokens"] == 40 and tight["kv_saved_share"] > 0
+    # The room for a compression that never comes is all that differs.
+    same = ("solved_share", "kv_read_share", "response_tokens_mean")
+    assert dense["policy"] is None and [ample[name] for name in same] == [dense[name] for name in same]
 
 
 def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> None:
