@@ -1,6 +1,6 @@
 """An adapter alone, against the study's frozen model: how far does DistillSparse raise the tail, without rewards?
 
-python recipes/mismatch-study/study_distill.py --study runs/study --out runs/study-distill --steps 60 --lr 1e-4
+python recipes/mismatch-study/study_distill.py --study runs/study --out runs/study-distill --steps 60
 
 Settings, schedule (of row `distill-kl`) and prompts are those of the study that --study was begun for. Held-out prompts are
 measured before and after with the same draws; OUT/result.json is the record. Called again, it goes on where it was.
@@ -33,8 +33,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--study", type=Path, required=True, help="folder of a study whose calibration is done")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--lr", type=float, default=1e-4, help="of the adapter")
-    parser.add_argument("--warmup-steps", type=int, default=5)
+    parser.add_argument("--lr", type=float, default=1e-3, help="of the adapter")
+    parser.add_argument("--warmup-steps", type=int, default=10)
     parser.add_argument("--held-out", type=int, default=32, help="prompts measured before and after")
     parser.add_argument("--schedule", help="preset or file instead of the row's")
     parser.add_argument("--seed", type=int, default=0)
