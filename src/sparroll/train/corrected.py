@@ -78,7 +78,8 @@ def correct(
     own = torch.tensor([place[row[:2]] for row in mine], dtype=torch.int64)
     own_T = max((len(row[2]["dense_logp"]) for row in mine), default=0)
     difference = torch.cat([row["sparse_logp"] - row["dense_logp"] for row in rows])
-    report = result.metrics | {"mismatch/kl_sparse_to_dense": float(difference[torch.isfinite(difference)].mean())}
+    finite = difference[torch.isfinite(difference)]
+    report = result.metrics | ({"mismatch/kl_sparse_to_dense": float(finite.mean())} if len(finite) else {})
     if left_out is not None:
         report["policy/left_out_rollouts"] = float(sum(row[3] for row in gathered))
     return Corrected(
