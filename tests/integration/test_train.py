@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,16 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from integration.train_runs import short_config
+from integration.train_runs import short_config, write_model
+from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
 from sparroll.train import TrainResult, train
 from sparroll.train.config_file import config_from
+from sparroll.train.corrections import correction
 from sparroll.train.loop import Trainer
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
+from sparroll.types import Rollout
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +163,65 @@ def test_a_step_that_teaches_nothing_leaves_the_weights_alone(model: str, tmp_pa
     assert report["policy/trained_rollouts"] == 0
     assert difference(before, trainer.policy.state_dict()) == 0
     assert trainer.engine.weight_version == 1
+
+
+@pytest.mark.parametrize("kept_before", [True, False])
+def test_a_step_of_which_the_correction_keeps_nothing_leaves_the_weights_alone(
+    kept_before: bool, model: str, tmp_path: Path
+) -> None:
+    """AdamW moves on without a gradient: by what it remembers of the steps before, and by the weight decay."""
+    trainer = Trainer(open_run(short_config(model, train={"weight_decay": 0.1}), tmp_path / "run", resume=False))
+    if kept_before:
+        trainer.step()
+        trainer.interrupts.release()
+    before = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
+    trainer.parts.correction = correction("icepop", weight_min=1e5, weight_max=1e6)
+    report = trainer.step()
+    trainer.interrupts.release()
+    assert report["policy/trained_rollouts"] > 0
+    assert report["policy/kept_tokens"] == report["policy/gradient_norm"] == 0
+    assert difference(before, trainer.policy.state_dict()) == 0
+
+
+def test_a_step_of_which_the_dense_policy_can_say_no_token_is_logged_and_moves_nothing(
+    model: str, tmp_path: Path
+) -> None:
+    config = short_config(model, correction={"name": "sparse_rl"})
+    trainer = Trainer(open_run(config, tmp_path / "run", resume=False))
+    before = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
+    score = trainer.score
+
+    def impossible(rollouts: list[Rollout]) -> list[TokenScores]:
+        return [replace(each, logp=torch.full_like(each.logp, -torch.inf)) for each in score(rollouts)]
+
+    trainer.score = impossible  # type: ignore[method-assign]
+    report = trainer.step()
+    trainer.interrupts.release()
+    assert "mismatch/kl_sparse_to_dense" not in report
+    assert report["correction/vetoed_sequence_share"] == 1
+    assert difference(before, trainer.policy.state_dict()) == 0
+    assert any("the policy learned nothing" in event for event in lines(tmp_path / "run")[-1]["events"])
+
+
+@pytest.mark.parametrize("enabled", [False, True])
+def test_checkpointed_activations_of_a_model_with_dropout_are_refused_at_the_start(
+    enabled: bool, tmp_path: Path
+) -> None:
+    """Training mode would drop activations: now would not be the dense policy, though no weight has moved."""
+    folder = write_model(tmp_path / "model")
+    config = Path(folder) / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_dropout": 0.1}))
+    changes: dict[str, Any] = {
+        "train": {"steps": 1},
+        "distill": {"enabled": enabled, "rank": 4},
+        "evaluate": {"prompts": 0},
+    }
+    train(short_config(folder, **changes), tmp_path / "plain")
+    assert lines(tmp_path / "plain")[0]["policy/ratio_max"] == pytest.approx(1.0, abs=1e-5)
+    changes["train"] = {"steps": 1, "gradient_checkpointing": True}
+    with pytest.raises(UserError, match=r"(?s)Qwen3ForCausalLM in training mode.*dropout probabilities"):
+        train(short_config(folder, **changes), tmp_path / "checkpointed")
+    assert not (tmp_path / "checkpointed" / "metrics.jsonl").exists()
 
 
 def test_epochs_kl_corrections_and_checkpointed_activations_run(model: str, tmp_path: Path) -> None:

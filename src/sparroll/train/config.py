@@ -135,7 +135,7 @@ class TrainSection(Section):
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of the trainer's arithmetic. Weights and optimizer stay fp32, since bf16 would swallow small updates."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time."""
+    """Recompute activations in the backward pass: less memory, about a third more time. Models with dropout are refused."""
     seed: int = Field(default=0, ge=0)
     """Of prompts, sampling and everything else that is drawn."""
 

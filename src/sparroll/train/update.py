@@ -22,6 +22,9 @@ from sparroll.train.micro_batches import micro_batches, padded, take
 from sparroll.train.optimizer import learning_rate, make_optimizer
 from sparroll.types import StepReport, TokenBatch
 
+_PROBE_TOKENS = 32
+"""Enough for dropout in attention alone to show; every model has room for them."""
+
 
 class PolicyUpdate:
     """The policy's optimizer, and how a batch moves it."""
@@ -34,6 +37,7 @@ class PolicyUpdate:
         self.loss_settings = LossSettings(settings.clip_low, settings.clip_high, settings.kl_coefficient)
         self.optimizer = make_optimizer(model, settings)
         if settings.gradient_checkpointing:
+            _refuse_dropout(model)
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
 
     def __call__(
@@ -44,8 +48,8 @@ class PolicyUpdate:
         step: int,
         before_weights_move: Callable[[], None],
     ) -> StepReport:
-        """One update per epoch; `step` counts from 1. batch None: this process has no rollouts. Calls `before_weights_move`
-        once, right before the first weight changes."""
+        """One update per epoch, none where no kept token can move a weight; `step` counts from 1. batch None: this process
+        has no rollouts. Calls `before_weights_move` right before weights change."""
         rows = self._rows(batch)
         trained = sum(self.ranks.gather([len(rows)]))
         report = {
@@ -56,6 +60,9 @@ class PolicyUpdate:
         for _ in range(self.settings.epochs_per_batch if trained else 0):
             sums = self._gradients(batch, rows, corrected, reference_logp)
             report |= self._report(sums) | {"policy/gradient_norm": self._clip(step)}
+            if not sums.tokens:
+                # AdamW would go on with the steps before, and with the weight decay.
+                break
             before_weights_move()
             for group in self.optimizer.param_groups:
                 group["lr"] = report["policy/learning_rate"]
@@ -146,6 +153,26 @@ class PolicyUpdate:
             yield
         finally:
             self.model.eval()
+
+
+@torch.inference_mode()
+def _refuse_dropout(model: PreTrainedModel) -> None:
+    """Raise UserError where training mode, which checkpointing needs, makes another policy of the model: the ratio to the
+    dense log-probabilities would be noise from the first update on."""
+    ids = torch.arange(_PROBE_TOKENS, device=model.device)[None] % model.config.vocab_size
+    plain = model(input_ids=ids, use_cache=False).logits
+    with torch.random.fork_rng(devices=[model.device] if model.device.type == "cuda" else []):
+        model.train()
+        try:
+            noisy = model(input_ids=ids, use_cache=False).logits
+        finally:
+            model.eval()
+    if not torch.allclose(plain, noisy, equal_nan=True):
+        raise UserError(
+            f"train.gradient_checkpointing runs {type(model).__name__} in training mode, where its dropout makes it another "
+            "policy than the one that is scored",
+            "set the dropout probabilities in the model's config.json to 0, or --set train.gradient_checkpointing=false",
+        )
 
 
 def autocast(dtype: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
