@@ -68,7 +68,8 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
 
 
 def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | None:
-    """Raises UserError where cheaper schedules are named but no target that they must hold."""
+    """Raises UserError where cheaper schedules are named but no target that they must hold, and where the guard would stop
+    a run for holding just that."""
     if not config.distill.cheaper:
         return None
     assert schedule is not None, "the configuration refuses dense rollouts with an adapter"
@@ -79,6 +80,12 @@ def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | No
         raise UserError(
             f"distill.cheaper is given, but the schedule {schedule.name!r} names no target",
             "set one: --set distill.cheaper_at_least=0.86",
+        )
+    guard = make_guard(config, schedule)
+    if guard.action == "stop" and guard.at_least is not None and guard.at_least > target:
+        raise UserError(
+            f"distill.cheaper goes on with a tail of {target}, and the guard stops the run below {guard.at_least}",
+            f"--set guard.at_least={target} or lower, or raise distill.cheaper_at_least",
         )
     schedules = [each for name in config.distill.cheaper if (each := _schedule(name, config)) is not None]
     for before, after in itertools.pairwise([schedule, *schedules]):

@@ -91,3 +91,16 @@ def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
         made("qwen3-1.7b-0.92")
     with pytest.raises(UserError, match="from 'qwen3-1.7b-0.80' to 'qwen3-1.7b-0.83', which reads more"):
         made("qwen3-1.7b-0.80", "qwen3-1.7b-0.83")
+
+
+def test_a_guard_that_would_stop_what_cheaper_schedules_hold_is_refused_at_the_start() -> None:
+    def made(*more: str) -> Cheaper | None:
+        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
+        options += ['distill.cheaper=["qwen3-1.7b-0.80"]', "guard.action=stop", *more]
+        config = load_config(None, options)
+        return make_cheaper(config, starting_schedule(config))
+
+    assert made() is not None
+    with pytest.raises(UserError, match="goes on with a tail of 0.8, and the guard stops the run below 0.86"):
+        made("distill.cheaper_at_least=0.8")
+    assert made("distill.cheaper_at_least=0.8", "guard.at_least=0.8") is not None
