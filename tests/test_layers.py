@@ -22,8 +22,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "files": _LEAVES,
     "attention": _LEAVES,
-    # A schedule file names its selector, and an unknown one must be refused at load.
-    "schedule": _LEAVES | {"attention.selectors"},
+    # A schedule file names its selector and its model; an unknown selector must be refused at load, and another model too.
+    "schedule": _LEAVES | {"attention.selectors", "models"},
     "mismatch": _LEAVES,
     "compression": _LEAVES,
     "tasks": _LEAVES,

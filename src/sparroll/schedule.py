@@ -20,6 +20,7 @@ from torch import Tensor
 from sparroll import files
 from sparroll.attention.selectors import PageMean, Selector, make_selector
 from sparroll.errors import UserError, nearest
+from sparroll.models import trained_from
 
 FORMAT = 1
 _KEYS = ["format", "model", "selector", "dense_layers", "target", "made_by", "steps"]
@@ -163,10 +164,12 @@ class Schedule:
         return files.write_text(path, tomli_w.dumps(self.table()))
 
     def check_model(self, model: str) -> None:
-        """Raise UserError where the schedule was made for another model (names compare without folder and case)."""
-        if self.model is not None and _short(self.model) != _short(model):
+        """Raise UserError where the schedule was made for another model. Names compare without folder and case, and a
+        checkpoint is the model that it began as."""
+        began = trained_from(model)
+        if self.model is not None and _short(trained_from(self.model)) not in (_short(began), _short(model)):
             raise UserError(
-                f"schedule {self.name!r} was made for {self.model}, not for {model}",
+                f"schedule {self.name!r} was made for {self.model}, not for {began}",
                 "calibrate one for this model, or pass --force-schedule to use it all the same",
             )
 

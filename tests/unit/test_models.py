@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sparroll.cli import common
+from cli_runs import error_of
+from sparroll.cli import main
 from sparroll.errors import UserError
 from sparroll.models import trained_from
+from sparroll.schedule import Schedule
 
 
 def checkpoint(folder: Path, began: object) -> str:
@@ -41,7 +45,32 @@ def test_anything_else_keeps_its_name(tmp_path: Path) -> None:
 
 def test_a_schedule_fits_the_checkpoints_of_its_model_and_no_others(tmp_path: Path) -> None:
     fits, other = (checkpoint(tmp_path / name, f"Qwen/{name}") for name in ("Qwen3-1.7B", "Qwen3-4B"))
-    schedule = common.load_schedule("qwen3-1.7b-0.86", None, fits)
-    assert schedule is not None and schedule.name == "qwen3-1.7b-0.86"
+    assert Schedule.load("qwen3-1.7b-0.86", model=fits).name == "qwen3-1.7b-0.86"
     with pytest.raises(UserError, match="was made for Qwen/Qwen3-1.7B, not for Qwen/Qwen3-4B"):
-        common.load_schedule("qwen3-1.7b-0.86", None, other)
+        Schedule.load("qwen3-1.7b-0.86", model=other)
+
+
+def test_a_schedule_made_on_a_checkpoint_fits_it_and_its_relatives(tmp_path: Path) -> None:
+    made_on, later, other = (
+        checkpoint(tmp_path / run / "step-000002", began)
+        for run, began in (("one", "Qwen/Qwen3-1.7B"), ("two", "Qwen/Qwen3-1.7B"), ("three", "Qwen/Qwen3-4B"))
+    )
+    schedule = replace(Schedule.fixed(512), model=made_on)
+    for model in (made_on, later, "Qwen/Qwen3-1.7B"):
+        schedule.check_model(model)
+    with pytest.raises(UserError, match="not for Qwen/Qwen3-4B"):
+        schedule.check_model(other)
+    shutil.rmtree(tmp_path / "one")
+    schedule.check_model(made_on)
+
+
+def test_every_verb_takes_the_schedule_of_a_checkpoints_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = checkpoint(tmp_path, "Qwen/Qwen3-1.7B")
+    chosen = ["--model", model, "--schedule", "qwen3-1.7b-0.86"]
+    assert main(["serve-args", *chosen]) == 0
+    capsys.readouterr()
+    for verb in ("profile", "rollout"):
+        message, _ = error_of([verb, *chosen, "--prompts", str(tmp_path / "none.txt"), "--out", str(tmp_path)], capsys)
+        assert message.startswith("cannot read the prompts file")

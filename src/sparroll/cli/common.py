@@ -14,7 +14,6 @@ import typer
 from sparroll import files
 from sparroll.compression import Compression, compression_kinds, make_compression
 from sparroll.errors import UserError
-from sparroll.models import trained_from
 from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
 
@@ -103,12 +102,11 @@ def interruptible(what_is_kept: str) -> Iterator[None]:
 def load_schedule(
     schedule: str | None, budget: int | None, model: str, force: bool = False, layers: int | None = None
 ) -> Schedule | None:
-    """The schedule that --schedule or --budget names; None (dense) without either. One for the model that a checkpoint began
-    as is one for the checkpoint."""
+    """The schedule that --schedule or --budget names; None (dense) without either."""
     if schedule is not None and budget is not None:
         raise UserError("--schedule and --budget exclude each other", "--budget reads the same number at every length")
     if schedule is not None:
-        return Schedule.load(schedule, model=trained_from(model), force=force)
+        return Schedule.load(schedule, model=model, force=force)
     return None if budget is None else fixed_budget(budget, layers)
 
 

@@ -7,7 +7,6 @@ import itertools
 
 from sparroll.attention.selectors import PageMean
 from sparroll.errors import UserError
-from sparroll.models import trained_from
 from sparroll.schedule import Schedule
 from sparroll.train.cheaper import Cheaper
 from sparroll.train.config import TrainConfig
@@ -127,4 +126,4 @@ def _own_target(
 def _schedule(name: str, config: TrainConfig) -> Schedule | None:
     if name == "dense":
         return None
-    return Schedule.load(name, model=trained_from(config.model.name), force=config.rollout.force_schedule)
+    return Schedule.load(name, model=config.model.name, force=config.rollout.force_schedule)
