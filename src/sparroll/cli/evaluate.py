@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparroll import files, records
-from sparroll.cli import common, measuring, prompts
+from sparroll.cli import common, evaluate_text, measuring, prompts
 from sparroll.engines.choose import check_engine
 from sparroll.errors import UserError
 from sparroll.progress import Progress
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from sparroll.evaluate.log import SampleLog
     from sparroll.evaluate.settings import EvalTask, Policy, Sampling
     from sparroll.schedule import Schedule
+    from sparroll.tasks.custom import FunctionJudge
 
 
 ContestDay = Annotated[
@@ -129,10 +130,10 @@ def evaluate(
     _check_adapter(adapter, chosen, model)
     evicting = common.load_compression(compression, compression_set or [], chosen, engine)
     judge = common.load_judge(reward, reward_set or [])
-    asked = read_tasks(task_names, level, count, problem_seed, data)
     wanted = Wanted(
         model=model,
-        asked=[dataclasses.replace(task, judge=judge) for task in asked],
+        asked=read_tasks(task_names, level, count, problem_seed, data, judge),
+        judge=judge,
         policies=_policies(chosen, evicting, adapter, also_dense),
         sampling=Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens),
         problem_seed=problem_seed,
@@ -157,6 +158,8 @@ class Wanted:
 
     model: str
     asked: list[EvalTask]
+    judge: FunctionJudge | None
+    """That of each task, where the tasks' own verdicts are not asked for."""
     policies: list[Policy]
     sampling: Sampling
     problem_seed: int
@@ -195,7 +198,7 @@ def _evaluate(wanted: Wanted, out: Path, config: dict[str, Any], json_output: bo
     if json_output:
         common.print_json(results)
     else:
-        print("\n".join(text(results)))
+        print("\n".join(evaluate_text.summary(results)))
     common.wrote(table, path, page, quiet=json_output)
 
 
@@ -209,9 +212,8 @@ def _sample(wanted: Wanted, log: SampleLog, on_progress: Any) -> None:
         from sparroll.engines.adapter import load_adapter
 
         bring_adapter = partial(load_adapter, engine, wanted.model, folder)
-    judge = wanted.asked[0].judge
     # What runs async functions is closed with whatever they hold open.
-    with contextlib.closing(judge.calls) if judge else contextlib.nullcontext():
+    with contextlib.closing(wanted.judge.calls) if wanted.judge else contextlib.nullcontext():
         run(
             engine,
             scorer,
@@ -299,7 +301,7 @@ def _config(wanted: Wanted) -> dict[str, Any]:
         "dtype": wanted.dtype,
         "problem_seed": wanted.problem_seed,
         "contest_window": [day and day.isoformat() for day in wanted.window] if any(wanted.window) else None,
-        "reward": judge.function.table() if (judge := wanted.asked[0].judge) else None,
+        "reward": wanted.judge.function.table() if wanted.judge else None,
     }
 
 
@@ -319,60 +321,6 @@ def _same_as_before(out: Path, config: dict[str, Any]) -> None:
         )
 
 
-def text(results: dict[str, Any]) -> list[str]:
-    """A line a task and policy; then the differences."""
-    k = results["samples"]
-    head = [
-        (f"mean@{k} [95 %]", 24),
-        (f"pass@{k}", 9),
-        (f"maj@{k}", 9),
-        ("tokens", 8),
-        ("cut", 6),
-        ("KV read", 9),
-        ("tail", 7),
-        ("tokens/s", 10),
-    ]
-    wide = max(24, *(len(label) + 2 for label in results["tasks"]))
-    lines = [f"{'task':<{wide}}{'policy':<9}" + "".join(f"{name:>{width}}" for name, width in head)]
-    for label, task in results["tasks"].items():
-        for name, found in task["policies"].items():
-            tail = found["tail"]["overall"]["quantile_value"] if found["tail"] else None
-            cells = [
-                f"{interval(found[f'mean@{k}']):>24}",
-                f"{figure(found[f'pass@{k}']):>9}",
-                f"{figure(found.get(f'majority@{k}')):>9}",
-                f"{found['response_tokens']['mean']:>8.0f}",
-                f"{found['truncated_share']:>6.0%}",
-                f"{found['kv_read_share']:>9.0%}",
-                f"{'-' if tail is None else f'{tail:.3f}':>7}",
-                f"{found['tokens_per_second']:>10,.0f}",
-            ]
-            lines.append(f"{label:<{wide}}{name:<9}{''.join(cells)}")
-            lines += [f"  left out: {count} x {status}" for status, count in found["excluded_samples"].items()]
-    for label, task in results["tasks"].items():
-        lines += [_difference(label, name, table) for name, table in task["paired"].items()]
-    return lines
-
-
-def _difference(label: str, name: str, table: dict[str, Any] | None) -> str:
-    if table is None:
-        return f"{label}: {name}: no problem has a verdict on both sides"
-    mean, test = table["mean"], table["mean"]["sign_flip"]
-    method = "exact" if test["method"] == "exact" else "Monte Carlo"
-    return (
-        f"{label}: {name}: {mean['value']:+.3f} [{mean['low']:+.3f}, {mean['high']:+.3f}], "
-        f"p = {test['p']:.3g} ({method} sign-flip test over {test['problems']} problems, {test['different']} differ)"
-    )
-
-
-def interval(found: dict[str, Any] | None) -> str:
-    return "-" if found is None else f"{found['value']:.3f} [{found['low']:.3f}, {found['high']:.3f}]"
-
-
-def figure(found: dict[str, Any] | None) -> str:
-    return "-" if found is None else f"{found['value']:.3f}"
-
-
 def _compare(folders: tuple[Path, Path], out: Path | None, json_output: bool) -> None:
     from sparroll.evaluate.compare import compare
 
@@ -384,16 +332,4 @@ def _compare(folders: tuple[Path, Path], out: Path | None, json_output: bool) ->
     if json_output:
         common.print_json(result)
         return
-    print(f"{result['second']} minus {result['first']}")
-    for name, (before, after) in result["differs_in"].items():
-        print(f"differs in {name}: {_short(before)} and {_short(after)}")
-    for label, found in result["tasks"].items():
-        for name, table in found.items():
-            print(_difference(label, name, table))
-    for label, reason in result["refused"].items():
-        print(f"{label}: not compared: {reason}")
-
-
-def _short(value: Any) -> str:
-    found = json.dumps(value)
-    return found if len(found) <= 60 else f"{found[:57]}..."
+    print("\n".join(evaluate_text.comparison(result)))

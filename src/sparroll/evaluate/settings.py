@@ -101,11 +101,16 @@ class EvalTask:
 
 
 def read_tasks(
-    text: str, level: int, count: int | None, problem_seed: int = 0, data: DataSettings | None = None
+    text: str,
+    level: int,
+    count: int | None,
+    problem_seed: int = 0,
+    data: DataSettings | None = None,
+    judge: FunctionJudge | None = None,
 ) -> list[EvalTask]:
     """Tasks from "name,name:level,set,set:split,file,...". `level` holds where none is written; `count` None means all
     problems of a finite set (the task's `eval_count`), and PROMPTS of a stream. data: mirror, template, sandbox and
-    contest window of sets and files."""
+    contest window of sets and files. judge: of all of them, instead of the tasks themselves."""
     found: list[EvalTask] = []
     for label in (part.strip() for part in text.split(",")):
         if any(one.label == label for one in found):
@@ -117,7 +122,7 @@ def read_tasks(
             raise UserError(f"the task {label!r} has no problems to evaluate on")
         if len({prompt.prompt_id for prompt in problems}) < len(problems):
             raise UserError(f"problems of the task {label!r} share a prompt_id", "each problem needs one of its own")
-        found.append(EvalTask(label, task, own, tuple(problems)))
+        found.append(EvalTask(label, task, own, tuple(problems), judge))
     if data is not None:
         from sparroll.tasks.data.select import refuse_window_without_dates
         from sparroll.tasks.data.task import DataTask
