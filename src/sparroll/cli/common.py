@@ -138,7 +138,7 @@ def load_judge(path: str | None, settings: list[str]) -> FunctionJudge | None:
         raise UserError(f"--reward takes package.module:function, got {path!r}")
     look_in(Path.cwd())
     function = RewardFunction(path, dict(_setting("--reward-set", text) for text in settings))
-    return FunctionJudge(function, AsyncCalls(at_once=16, seconds=60.0))
+    return FunctionJudge(function, AsyncCalls())
 
 
 def _setting(option: str, text: str) -> tuple[str, Any]:

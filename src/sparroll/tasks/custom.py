@@ -25,7 +25,7 @@ from pydantic_core import to_jsonable_python
 
 from sparroll import files
 from sparroll.errors import UserError
-from sparroll.tasks.custom_calls import AsyncCalls, Expired, is_being_cancelled
+from sparroll.tasks.custom_calls import SECONDS, AsyncCalls, Expired, is_being_cancelled
 from sparroll.tasks.verdicts import Verdict
 from sparroll.types import Prompt, Rollout
 
@@ -136,7 +136,8 @@ class RewardFunction:
         try:
             return await limit(self.function(*arguments, **self.settings))
         except Expired as error:
-            raise self._refused(where, str(error), "reward.async_seconds is the limit") from None
+            hint = f"reward.async_seconds is the limit in training; evaluation has {SECONDS:g} seconds"
+            raise self._refused(where, str(error), hint) from None
         except _FAILURES as error:
             if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
                 raise
@@ -197,7 +198,7 @@ class RewardFunction:
 class FunctionJudge:
     """A reward function as the judge of an evaluation, whose rewards are from 0 to 1; 1 is right.
 
-    >>> FunctionJudge(RewardFunction("my_rewards:brevity"), AsyncCalls(16, 60.0))
+    >>> FunctionJudge(RewardFunction("my_rewards:brevity"), AsyncCalls())
     """
 
     def __init__(self, function: RewardFunction, calls: AsyncCalls):

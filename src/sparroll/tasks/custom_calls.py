@@ -8,6 +8,8 @@ from typing import Any
 
 from sparroll.errors import UserError
 
+AT_ONCE, SECONDS = 16, 60.0
+"""The limits of evaluation, and of training where the section [reward] names no others."""
 Limit = Callable[[Awaitable[Any]], Coroutine[Any, Any, Any]]
 """Awaits one thing under the time limit; raises Expired."""
 Call = Callable[[Limit], Coroutine[Any, Any, Any]]
@@ -23,7 +25,7 @@ class AsyncCalls:
     at_once: most calls in flight.  seconds: time limit of each, counted from its own start.
     """
 
-    def __init__(self, at_once: int, seconds: float):
+    def __init__(self, at_once: int = AT_ONCE, seconds: float = SECONDS):
         self.at_once, self.seconds = at_once, seconds
         self._runner: asyncio.Runner | None = None
 

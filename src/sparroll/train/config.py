@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from sparroll.compression import Compression, make_compression
 from sparroll.errors import nearest
 from sparroll.tasks import is_data
+from sparroll.tasks.custom_calls import AT_ONCE, SECONDS
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.corrections import Correction, check_needs, correction
 
@@ -192,9 +193,9 @@ class RewardTerm(Section):
 class RewardSection(Section):
     terms: tuple[RewardTerm, ...] = Field(default=(RewardTerm(),), min_length=1)
     """What is weighted and added up. By default the task's verdict alone."""
-    async_at_once: int = Field(default=16, ge=1)
+    async_at_once: int = Field(default=AT_ONCE, ge=1)
     """Most calls of an async function in flight at a time, of each process."""
-    async_seconds: float = Field(default=60.0, gt=0)
+    async_seconds: float = Field(default=SECONDS, gt=0)
     """Time limit of one such call. Beyond it the run stops, and can be resumed. Functions that are not async have none."""
     overlong_buffer_tokens: int = Field(default=0, ge=0)
     """Soft overlong punishment (DAPO): responses lose reward over the last so many tokens before rollout.max_new_tokens,
