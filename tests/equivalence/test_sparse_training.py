@@ -130,12 +130,14 @@ def test_triton_gives_the_log_probs_and_the_gradient_of_the_reference() -> None:
     model = tiny_model()
     batch = TokenBatch.from_rollouts(rollouts_of(model)[::3], 0, DEVICE)
     model.to(DEVICE)
-    found, expected = (
-        gradients(model, lambda impl=impl: response_logp(model, batch, 1.0, schedule=RISING, impl=impl))
-        for impl in ("triton", "reference")
-    )
+    logp: list[Tensor] = []
+
+    def scored(impl: str) -> Tensor:
+        logp.append(response_logp(model, batch, 1.0, schedule=RISING, impl=impl))
+        return logp[-1]
+
+    found, expected = (gradients(model, lambda impl=impl: scored(impl)) for impl in ("triton", "reference"))
     assert_same(found, expected, 1e-4)
-    logp = [response_logp(model, batch, 1.0, schedule=RISING, impl=impl) for impl in ("triton", "reference")]
     torch.testing.assert_close(*logp, atol=1e-5, rtol=0)
 
 

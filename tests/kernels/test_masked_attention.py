@@ -19,7 +19,8 @@ pytest.importorskip("triton", reason="triton runs on Linux only")
 
 # The interpreter multiplies the bits of bf16 matrices instead of their values.
 DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if DEVICE == "cuda" else [])]
-ODD_TOKENS = [1, 15, 17, 63, 100, 1000]
+# The last one has more units than a word has bits, and many tiles; interpreted, the time goes with its square.
+ODD_TOKENS = [1, 15, 17, 63, 100, 1000 if DEVICE == "cuda" else 530]
 
 
 @dataclass(frozen=True)
