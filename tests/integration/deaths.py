@@ -1,13 +1,19 @@
-"""A fork that kills itself with SIGKILL at a given call. What the tests of resuming share; knows nothing of what is run."""
+"""A fork that kills itself with SIGKILL at a given call, in a script of its own. What the tests of resuming share; knows
+nothing of what is run."""
 
 from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+HERE = Path(__file__).parent
 
 
 @dataclass(frozen=True)
@@ -51,3 +57,12 @@ def run_until(death: Death, run: Callable[[], object]) -> None:
     _, status = os.waitpid(child, 0)
     assert os.WIFSIGNALED(status), f"the run outlived call {death.call} of {death.name}"
     assert os.WTERMSIG(status) == signal.SIGKILL, death
+
+
+def run_script(name: str, *arguments: str) -> None:
+    """killed_runs.py or killed_evaluations.py, in a process without threads, which a fork would lose."""
+    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1] / "src")}
+    done = subprocess.run(
+        [sys.executable, str(HERE / name), *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+    assert done.returncode == 0, done.stderr

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from integration.deaths import run_script
 from integration.evaluation_runs import evaluate
 from integration.killed_evaluations import MOMENTS
 
 pq = pytest.importorskip("pyarrow.parquet")
-
-SCRIPT = Path(__file__).with_name("killed_evaluations.py")
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +23,7 @@ def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict
 @pytest.fixture(scope="module")
 def killed(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
-    source = Path(__file__).parents[2] / "src"
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(source), os.environ.get("PYTHONPATH", "")])}
-    subprocess.run([sys.executable, str(SCRIPT), model, str(folder), *MOMENTS], check=True, env=environment)
+    run_script("killed_evaluations.py", model, str(folder), *MOMENTS)
     return folder
 
 

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from safetensors.torch import load_file
 
+from integration.deaths import run_script
 from integration.killed_runs import DYNAMIC_MOMENTS
 from integration.train_runs import DYNAMIC, SHORT, assert_same_run, short_config, steps
 from sparroll.train import train
 from sparroll.types import Prompt, Rollout
-
-HERE = Path(__file__).parent
 
 
 async def rarely(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
@@ -50,10 +46,7 @@ def test_dynamic_sampling_trains_on_full_steps_of_groups_that_differ(straight: P
 @pytest.fixture(scope="module")
 def killed(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, str(HERE / "killed_runs.py"), model, str(folder), "dynamic", *DYNAMIC_MOMENTS]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1] / "src")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script("killed_runs.py", model, str(folder), "dynamic", *DYNAMIC_MOMENTS)
     return folder
 
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from integration.killed_runs import MOMENTS
+from integration.deaths import run_script
+from integration.killed_runs import MOMENTS, PLAIN
 from integration.train_runs import assert_same_run, short_config
 from sparroll.engines import HFEngine
 from sparroll.train import TrainResult, train
 from sparroll.train.sinks import read_lines
 
-HERE = Path(__file__).parent
-
 
 @pytest.fixture(scope="module")
 def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "straight"
-    train(short_config(model), out)
+    train(short_config(model, **PLAIN), out)
     return out
 
 
@@ -31,16 +28,13 @@ def straight(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def killed(model: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One folder per moment, each with a run that was killed there."""
     folder = tmp_path_factory.mktemp("killed")
-    command = [sys.executable, str(HERE / "killed_runs.py"), model, str(folder), "plain", *MOMENTS]
-    environment = os.environ | {"PYTHONPATH": str(HERE.parents[1] / "src")}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
-    assert done.returncode == 0, done.stderr
+    run_script("killed_runs.py", model, str(folder), "plain", *MOMENTS)
     return folder
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_run_killed_at_any_moment_resumes_to_the_bit(moment: str, model: str, killed: Path, straight: Path) -> None:
-    train(short_config(model, checkpoint={"every_steps": 1, "keep": 1}), killed / moment, resume=True)
+    train(short_config(model, **PLAIN, checkpoint={"every_steps": 1, "keep": 1}), killed / moment, resume=True)
     assert_same_run(killed / moment, straight)
 
 
@@ -68,7 +62,7 @@ def test_ctrl_c_during_rollouts_saves_the_last_completed_step(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config, out = short_config(model, checkpoint={"every_steps": 0}), tmp_path / "run"
+    config, out = short_config(model, **PLAIN, checkpoint={"every_steps": 0}), tmp_path / "run"
     with monkeypatch.context() as patch:
         interrupted_at(call, patch)
         with pytest.raises(KeyboardInterrupt):
@@ -82,7 +76,7 @@ def test_ctrl_c_during_rollouts_saves_the_last_completed_step(
 def test_ctrl_c_during_the_update_waits_for_the_step_to_be_complete(
     model: str, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, out = short_config(model, checkpoint={"every_steps": 0}), tmp_path / "run"
+    config, out = short_config(model, **PLAIN, checkpoint={"every_steps": 0}), tmp_path / "run"
     original, calls = HFEngine.load_weights, []
 
     def load_weights(self: HFEngine, *args: Any, **kwargs: Any) -> None:
@@ -104,7 +98,7 @@ def test_ctrl_c_during_the_update_waits_for_the_step_to_be_complete(
 def test_a_second_ctrl_c_during_the_update_leaves_the_checkpoint_before(
     model: str, straight: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config, out = short_config(model), tmp_path / "run"
+    config, out = short_config(model, **PLAIN), tmp_path / "run"
     original, calls = HFEngine.load_weights, []
 
     def load_weights(self: HFEngine, *args: Any, **kwargs: Any) -> None:
@@ -127,10 +121,10 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_goes_on(
     model: str, straight: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "run"
-    train(short_config(model), out)
+    train(short_config(model, **PLAIN), out)
     weights = out / "checkpoints" / "step-000004" / "model" / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:1000])
-    train(short_config(model), out, resume=True)
+    train(short_config(model, **PLAIN), out, resume=True)
     told = capsys.readouterr().err
     assert "step-000004 is damaged" in told
     assert "resuming from step-000002" in told
@@ -139,9 +133,9 @@ def test_a_damaged_newest_checkpoint_is_named_and_the_one_before_goes_on(
 
 def test_a_finished_run_may_be_given_more_steps(model: str, tmp_path: Path) -> None:
     without = {"evaluate": {"prompts": 0}}
-    long = train(short_config(model, **without), tmp_path / "long")
-    train(short_config(model, train={"steps": 2}, **without), tmp_path / "short")
-    extended = train(short_config(model, **without), tmp_path / "short", resume=True)
+    long = train(short_config(model, **PLAIN, **without), tmp_path / "long")
+    train(short_config(model, **PLAIN, train={"steps": 2}, **without), tmp_path / "short")
+    extended = train(short_config(model, **PLAIN, **without), tmp_path / "short", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "long")
     assert (extended.reward_first, extended.reward_last) == (long.reward_first, long.reward_last)
 
@@ -149,7 +143,7 @@ def test_a_finished_run_may_be_given_more_steps(model: str, tmp_path: Path) -> N
 def test_resuming_a_finished_run_computes_nothing(model: str, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HFEngine, "generate", None)
     before = (straight / "metrics.jsonl").read_bytes()
-    result: TrainResult = train(short_config(model), straight, resume=True)
+    result: TrainResult = train(short_config(model, **PLAIN), straight, resume=True)
     assert result.steps == 4
     assert (straight / "metrics.jsonl").read_bytes() == before
 
@@ -157,8 +151,8 @@ def test_resuming_a_finished_run_computes_nothing(model: str, straight: Path, mo
 def test_a_guards_fallback_survives_a_kill(model: str, tmp_path: Path) -> None:
     guard = {"action": "stricter", "at_least": 0.999, "window_steps": 1, "stricter": ["dense"]}
     changes: dict[str, Any] = {"guard": guard, "mismatch": {"least_tokens": 20, "ceiling_every_steps": 0}}
-    long = train(short_config(model, **changes), tmp_path / "long")
-    train(short_config(model, train={"steps": 2}, evaluate={"prompts": 6}, **changes), tmp_path / "short")
-    again = train(short_config(model, **changes), tmp_path / "short", resume=True)
+    long = train(short_config(model, **PLAIN, **changes), tmp_path / "long")
+    train(short_config(model, **PLAIN, train={"steps": 2}, evaluate={"prompts": 6}, **changes), tmp_path / "short")
+    again = train(short_config(model, **PLAIN, **changes), tmp_path / "short", resume=True)
     assert again.events == long.events
     assert again.reward_last == long.reward_last
