@@ -278,35 +278,24 @@ def distilled() -> str:
 
 
 def study() -> str:
-    """A line for each row of the study: figures of finished runs, or of what there is where none went to its end. Seconds
-    are the pilot's, whose runs all had the same company."""
-    seconds = {
-        row["row"]: f"{row['step_seconds']['mean']:.1f}"
-        for row in results("mismatch-study-pilot-h200", "mismatch-study")["table"]
-    }
-    found = results("mismatch-study-h200", "mismatch-study")
+    """A line for each row of the study. Seconds are the pilot's, whose runs all had the same company."""
+    pilot = results("mismatch-study-pilot-h200", "mismatch-study")["table"]
+    seconds = {row["row"]: f"{row['step_seconds']['mean']:.1f}" for row in pilot}
+    found = records.read(RESULTS / "mismatch-study-h200.json", "mismatch-study")
     rows = []
-    for row in found["table"]:
-        runs = [run for run in found["runs"] if run["row"] == row["row"] and run["steps"]]
-        whole = [run for run in runs if run["state"] == "finished" and run["steps"] == 25]
-        change, between = row["accuracy_change"], ""
-        if len(whole) > 1:
-            between = f" ({change['low']:+.3f} to {change['high']:+.3f})"
-        gained = f"{change['mean']:+.3f}{between}" if whole else f"ended after {runs[0]['steps']} steps"
-        last, every = slice(-5, None), slice(None)
-        figures = [f"{_study_mean(whole or runs, 'reward/mean', last):.2f}"]
-        figures += [down(_study_mean(whole or runs, "mismatch/acceptance_q05", last))]
-        figures += [f"{_study_mean(whole or runs, 'mismatch/kl_sparse_to_dense', every):.3f}"]
-        figures += [f"{_study_mean(whole or runs, 'correction/masked_token_share', every):.1%}"]
-        figures += [f"{_study_mean(whole or runs, 'rollout/response_tokens_mean', every):.0f}"]
-        figures += [f"{_study_mean(whole or runs, 'rollout/kv_read_share', every):.0%}", seconds.get(row["row"], "")]
-        rows.append([f"`{row['row']}`", str(len(whole) or len(runs)), gained, *figures])
+    for row in found["results"]["table"]:
+        if row["steps"] < found["config"]["steps"]:
+            gained = f"ended after {row['steps']} steps"
+        else:
+            change = row["accuracy_change"]
+            between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
+            gained = f"{change['mean']:+.3f}{between}"
+        mean = {name: of["mean"] for name, of in row.items() if isinstance(of, dict)}
+        figures = [f"{mean['reward_last']:.2f}", down(mean["tail_last"]), f"{mean['kl']:.3f}"]
+        figures += [f"{mean['masked_share']:.1%}", f"{mean['response_tokens']:.0f}", f"{mean['kv_read_share']:.0%}"]
+        rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *figures, seconds.get(row["row"], "")])
     head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "tokens masked"]
     return table([*head, "response tokens", "KV read", "s a step"], rows)
-
-
-def _study_mean(runs: list[dict[str, Any]], metric: str, steps: slice) -> float:
-    return statistics.mean(value for run in runs for value in run["series"][metric][steps])
 
 
 def study_distilled() -> str:

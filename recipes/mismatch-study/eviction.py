@@ -16,7 +16,8 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 import torch  # noqa: E402
-from table_sums import LEVELS, NAME, register  # noqa: E402
+from study_rows import Settings  # noqa: E402
+from table_sums import NAME, register  # noqa: E402
 
 from sparroll import records, tasks  # noqa: E402
 from sparroll.compression import make_compression  # noqa: E402
@@ -28,12 +29,13 @@ SEED = 20_000
 
 
 def arguments() -> argparse.Namespace:
+    study = Settings("")
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True, help="folder that study_folder.py writes")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--level", type=int, default=124)
-    parser.add_argument("--temperature", type=float, default=0.8)
+    parser.add_argument("--level", type=int, default=study.level)
+    parser.add_argument("--temperature", type=float, default=study.temperature)
     parser.add_argument("--problems", type=int, default=8)
     parser.add_argument("--kinds", nargs="+", default=["snap_kv", "r_kv"])
     parser.add_argument("--budgets", type=int, nargs="+", default=[1024, 2048, 3072, 3584])
@@ -50,7 +52,7 @@ def main() -> None:
     task = tasks.get(NAME)
     prompts = task.prompts("train", args.level, SEED, args.problems)
     ids = [list(engine.tokenizer(prompt.text)["input_ids"]) for prompt in prompts]
-    most = round(LEVELS[args.level].response_tokens * 1.1)
+    most = Settings(args.model, level=args.level).max_new_tokens
     policies = [make_compression(kind, budget_tokens=budget) for kind in args.kinds for budget in args.budgets]
     rows = []
     with Progress() as bars:

@@ -125,9 +125,8 @@ def _rows_of(results: dict[str, Any], family: str) -> list[dict[str, Any]]:
 
 def _whole_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of which a run went to its last step."""
-    steps = max((run["steps"] for run in results["runs"]), default=0)
-    whole = {run["row"] for run in results["runs"] if run["state"] == "finished" and run["steps"] == steps}
-    return [row for row in results["table"] if row["row"] in whole]
+    most = max((row["steps"] for row in results["table"]), default=0)
+    return [row for row in results["table"] if most and row["steps"] == most and row["accuracy_change"]]
 
 
 def _finished(results: dict[str, Any], row: str) -> list[dict[str, Any]]:

@@ -110,18 +110,19 @@ def _rounded(value: float | None) -> float | None:
 
 
 def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A line of the table, over the finished runs of a row: {"mean", "low", "high"} over seeds of each figure.
+    """A line of the table, over the finished runs of a row: {"mean", "low", "high"} over seeds of each figure. Where none
+    was finished, over those that took steps; `steps` says how many were taken, and those runs have no accuracy after.
 
     `tail` and `kl` are means over steps, `tail_last` is the mean of the last five; `masked_share` is of tokens, those of
     dropped sequences included.
     """
-    done = [run for run in runs if run["state"] == "finished" and run["dense_accuracy"]]
-    first = [run["dense_accuracy"][0][1] for run in done]
-    last = [run["dense_accuracy"][-1][1] for run in done]
+    finished = [run for run in runs if run["state"] == "finished" and run["dense_accuracy"]]
+    done = finished or [run for run in runs if run["steps"] and run["dense_accuracy"]]
+    ends = [(run["dense_accuracy"][0][1], run["dense_accuracy"][-1][1]) for run in finished]
     figures = {
-        "accuracy_before": first,
-        "accuracy_after": last,
-        "accuracy_change": [after - before for before, after in zip(first, last, strict=True)],
+        "accuracy_before": [run["dense_accuracy"][0][1] for run in done],
+        "accuracy_after": [after for _, after in ends],
+        "accuracy_change": [after - before for before, after in ends],
         "reward_last": [_mean(run["series"]["reward/mean"][-5:]) for run in done],
         "tail": [_mean(run["series"]["mismatch/acceptance_q05"]) for run in done],
         "tail_last": [_mean(run["series"]["mismatch/acceptance_q05"][-5:]) for run in done],
@@ -135,6 +136,7 @@ def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> d
         "rollout_seconds": [_mean(run["series"]["time/rollout_seconds"]) for run in done],
     }
     about_row = {"row": name, "about": about, "family": family, "seeds": len(done), "runs": len(runs)}
+    about_row["steps"] = max((len(run["series"]["reward/mean"]) for run in done), default=0)
     return about_row | {figure: _spread(values) for figure, values in figures.items()}
 
 

@@ -213,13 +213,29 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
     assert len(lines) == 4 and lines[2].startswith("| dense | 0 | - |")
 
 
-def test_figures_hold_the_rows_of_which_a_run_went_to_its_end(tmp_path) -> None:
-    def run(row: str, state: str, steps: int) -> dict:
-        return {"row": row, "state": state, "steps": steps}
+def test_figures_hold_the_rows_of_which_a_run_went_to_its_end() -> None:
+    def run(state: str, steps: int) -> dict:
+        names = ("reward/mean", "mismatch/acceptance_q05", "mismatch/kl_sparse_to_dense", "rollout/kv_read_share")
+        names += ("rollout/response_tokens_mean", "time/step_seconds", "time/rollout_seconds")
+        ends = [0, steps] if state == "finished" else [0]
+        return {
+            "state": state,
+            "steps": steps,
+            "dense_accuracy": [[step, 0.5, 0.4, 0.6] for step in ends],
+            "series": {name: [0.1] * steps for name in names},
+        }
 
-    runs = [run("dense", "finished", 5), run("r_kv-none", "cut", 5), run("r_kv-sparse_rl", "finished", 3)]
-    table = [{"row": each["row"]} for each in runs]
-    assert plots._whole_rows({"runs": runs, "table": table}) == [{"row": "dense"}]
+    rows = {
+        "dense": run("finished", 5),
+        "cut": run("cut", 5),
+        "stopped": run("finished", 3),
+        "waiting": run("waiting", 0),
+    }
+    table = [summary(name, "", "", [each]) for name, each in rows.items()]
+    assert [(row["seeds"], row["steps"]) for row in table] == [(1, 5), (1, 5), (1, 3), (0, 0)]
+    # A run that was cut has figures, and no accuracy after.
+    assert table[1]["reward_last"]["mean"] == 0.1 and table[1]["accuracy_change"] is None
+    assert [row["row"] for row in plots._whole_rows({"table": table})] == ["dense"]
 
 
 def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_path, monkeypatch) -> None:
