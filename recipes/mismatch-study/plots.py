@@ -26,7 +26,14 @@ from sparroll import files, records  # noqa: E402
 from sparroll.report import figures  # noqa: E402
 from sparroll.report.figures import BAD, DENSE, GOOD, QUIET, TARGET  # noqa: E402
 
-FAMILY_COLOR = {"dense": DENSE, "fixed": BAD, "eviction": "#8a4f7d", "calibrated": GOOD, "adaptive": "#5b6abf"}
+FAMILY_COLOR = {
+    "dense": DENSE,
+    "fixed": BAD,
+    "eviction": "#8a4f7d",
+    "calibrated": GOOD,
+    "corrected": "#b7791f",
+    "adaptive": "#5b6abf",
+}
 LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
 MARKS = "osD^v"
 PHASES = ("rollout", "score", "measure", "update", "distill", "weights", "ceiling")

@@ -24,11 +24,12 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 import torch  # noqa: E402
 from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
 from study_jobs import GRACE_SECONDS, Job, Outcome, run_jobs  # noqa: E402
-from study_record import make_record  # noqa: E402
-from study_rows import Row, Settings, chosen, schedule_path, write_fixed_schedule  # noqa: E402
+from study_record import KIND, make_record  # noqa: E402
+from study_rows import CALIBRATED_UNDER, Row, Settings, chosen, schedule_path, write_fixed_schedule  # noqa: E402
 
-from sparroll import files  # noqa: E402
+from sparroll import files, records  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
+from sparroll.schedule import Schedule  # noqa: E402
 
 DRY = {
     "level": 0,
@@ -45,7 +46,7 @@ DRY = {
     "recent_tokens": 8,
     "bin_tokens": 64,
     "fixed_budget": 24,
-    "eviction_budget": 48,
+    "eviction_budgets": (48, 96),
     "budgets": (24, 48, 160),
     "calibration_prompts": 8,
 }
@@ -60,6 +61,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--at-once", type=int, default=4, help="runs that share a GPU, or the CPU")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--minutes", type=float, default=1e9, help="from the start of this process to its end")
+    parser.add_argument(
+        "--schedules-of", type=Path, help="a record of this study: its schedules, instead of a new sweep"
+    )
     parser.add_argument("--copy", type=Path, help="also copy study.json here whenever it is written")
     parser.add_argument("--dry", action="store_true", help="a small untrained model, two steps, one seed, CPU")
     for field in fields(Settings):
@@ -108,6 +112,20 @@ def read_settings(args: argparse.Namespace) -> Settings:
     return settings
 
 
+def take_schedules(path: Path, settings: Settings, out: Path) -> None:
+    """The calibrated schedules of an earlier record, so that rows made on another day read the same."""
+    record = records.read(path, KIND)
+    for name in CALIBRATED_UNDER:
+        if settings.table()[name] != record["config"][name]:
+            raise UserError(f"{path} was made with another {name}", "leave out --schedules-of")
+    found = record["results"]["calibration"]
+    if not found:
+        raise UserError(f"{path} holds no calibration", "leave out --schedules-of")
+    for name, made in found.items():
+        Schedule.from_table(made["schedule"]).save(out / "calibration" / f"{name}.toml")
+    files.write_json(out / "calibration" / "calibration.json", found)
+
+
 def jobs(settings: Settings, out: Path, rows: list[Row], seeds: list[int]) -> list[Job]:
     """What is not finished: the calibration if a row needs it, then all rows of the first seed, and so on."""
     calibration = out / "calibration" / "calibration.json"
@@ -145,6 +163,8 @@ def main() -> None:
     try:
         settings = read_settings(args)
         rows = chosen(settings, args.rows)
+        if args.schedules_of:
+            take_schedules(args.schedules_of, settings, args.out)
     except UserError as error:
         sys.exit(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
     seeds = [0] if args.dry else args.seeds

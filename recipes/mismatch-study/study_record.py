@@ -144,13 +144,17 @@ ORDER = ("finished", "cut", "failed", "waiting")
 """Of a run that several parts know, the first of these counts."""
 
 
+HARMLESS = {"model", "checkpoint_every_steps", "keep_checkpoints"}
+"""Settings in which parts may differ."""
+
+
 def merge(paths: list[Path]) -> dict[str, Any]:
     """One record from parts that were made with the same settings; rows stay in the order they are met in. The machine and
     versions are those of the first part, and each part's stand beside them."""
     parts = [records.read(path, KIND) for path in paths]
-    differing = [key for part in parts for key in part["config"] if part["config"][key] != parts[0]["config"].get(key)]
-    if set(differing) - {"model", "checkpoint_every_steps", "keep_checkpoints"}:
-        raise UserError(f"the parts differ in {differing[0]}", "merge only what was made with the same settings")
+    for name in sorted({name for part in parts for name in part["config"]} - HARMLESS):
+        if any(part["config"].get(name) != parts[0]["config"].get(name) for part in parts):
+            raise UserError(f"the parts differ in {name}", "merge only what was made with the same settings")
     rows = {row["row"]: row for part in parts for row in part["results"]["table"]}
     runs: dict[tuple[str, int], dict[str, Any]] = {}
     for run in [run for part in parts for run in part["results"]["runs"]]:

@@ -4,6 +4,7 @@ Runs nothing."""
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -48,9 +49,11 @@ class Settings:
     dense_layers: tuple[int, ...] = (0, 1)
     bin_tokens: int = 256
     fixed_budget: int = 128
-    eviction_budget: int = 1024
-    """Tokens that R-KV and SnapKV keep, the prompt's included: equal memory."""
+    eviction_budgets: tuple[int, ...] = (1024, 3584)
+    """Tokens that R-KV and SnapKV keep, the prompt's included: equal memory for both, once little and once most of it."""
     targets: tuple[float, ...] = (0.75, 0.80, 0.86, 0.92)
+    corrected_target: float = 0.86
+    """The schedule whose rollouts get every correction: one of `targets`."""
     distill_target: float = 0.75
     """The cheap schedule under which the adapter is trained: one of `targets`."""
     distill_lr: float = 1e-3
@@ -70,8 +73,9 @@ class Settings:
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise UserError(f"{table_sums.NAME} has no level {self.level}", f"levels are {', '.join(map(str, LEVELS))}")
-        if self.distill_target not in self.targets:
-            raise UserError(f"distill_target must be one of the targets {self.targets}, got {self.distill_target}")
+        for name in ("corrected_target", "distill_target"):
+            if getattr(self, name) not in self.targets:
+                raise UserError(f"{name} must be one of the targets {self.targets}, got {getattr(self, name)}")
 
     @property
     def selector(self) -> PageMean:
@@ -88,6 +92,11 @@ class Settings:
     @staticmethod
     def from_table(table: dict[str, Any]) -> Settings:
         return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
+
+
+CALIBRATED_UNDER = ("level", "temperature", "top_k", "page_tokens", "first_tokens", "recent_tokens", "dense_layers")
+CALIBRATED_UNDER += ("bin_tokens", "targets", "budgets", "calibration_prompts", "calibration_samples")
+"""Settings that the calibrated schedules depend on, beside the model."""
 
 
 @dataclass(frozen=True)
@@ -111,14 +120,17 @@ def rows(settings: Settings) -> dict[str, Row]:
     fixed = f"{settings.fixed_budget} tokens at every length"
     for name in ("none", "tis", "icepop", "sparse_rl", "jackpot"):
         made.append(Row(f"fixed-{name}", "fixed", f"{fixed}, correction `{name}`", "fixed", _correction(name)))
-    for kind in ("r_kv", "snap_kv"):
-        for name in ("none", "sparse_rl"):
-            tables = _correction(name) | {"compression": {"kind": kind, "budget_tokens": settings.eviction_budget}}
-            about = f"`{kind}` keeps {settings.eviction_budget} tokens, correction `{name}`"
-            made.append(Row(f"{kind}-{name}", "eviction", about, tables=tables, hf_only=True))
+    for budget, kind, name in product(settings.eviction_budgets, ("r_kv", "snap_kv"), ("none", "sparse_rl")):
+        tables = _correction(name) | {"compression": {"kind": kind, "budget_tokens": budget}}
+        about = f"`{kind}` keeps {budget} tokens, correction `{name}`"
+        made.append(Row(f"{kind}-{budget}-{name}", "eviction", about, tables=tables, hf_only=True))
     for target in settings.targets:
         name = f"calibrated-{target:.2f}"
         made.append(Row(name, "calibrated", f"schedule calibrated to {target:.2f}, TIS", name, _correction("tis")))
+    schedule = f"calibrated-{settings.corrected_target:.2f}"
+    for name in ("none", "icepop", "sparse_rl", "jackpot"):
+        about = f"schedule of {schedule}, correction `{name}`"
+        made.append(Row(f"{schedule}-{name}", "corrected", about, schedule, _correction(name)))
     cheap = f"calibrated-{settings.distill_target:.2f}"
     about = f"DistillSparse under the schedule of {cheap}, TIS"
     for name, note, settings_of in (

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -37,9 +38,11 @@ def _the_task_is_registered():
 def test_the_grid_holds_every_row_that_was_asked_for() -> None:
     names = list(rows(Settings("folder")))
     assert names[:6] == ["dense", *(f"fixed-{name}" for name in ("none", "tis", "icepop", "sparse_rl", "jackpot"))]
-    assert names[6:10] == ["r_kv-none", "r_kv-sparse_rl", "snap_kv-none", "snap_kv-sparse_rl"]
-    assert names[10:] == [
+    evicting = ("r_kv-{}-none", "r_kv-{}-sparse_rl", "snap_kv-{}-none", "snap_kv-{}-sparse_rl")
+    assert names[6:14] == [name.format(budget) for budget in (1024, 3584) for name in evicting]
+    assert names[14:] == [
         *(f"calibrated-{t}" for t in ("0.75", "0.80", "0.86", "0.92")),
+        *(f"calibrated-0.86-{name}" for name in ("none", "icepop", "sparse_rl", "jackpot")),
         "distill",
         "distill-kl",
         "controller",
@@ -61,9 +64,8 @@ def test_every_row_is_a_configuration_that_differs_only_in_its_own_sections(name
 def test_vllm_is_for_the_rows_that_do_not_evict(tmp_path) -> None:
     settings = Settings("folder", engine="vllm")
     engines = {name: run_config(settings, tmp_path, row, 0).rollout.engine for name, row in rows(settings).items()}
-    assert {name for name, engine in engines.items() if engine == "hf"} == {
-        "r_kv-none", "r_kv-sparse_rl", "snap_kv-none", "snap_kv-sparse_rl"
-    }  # fmt: skip
+    evicting = {name for name in engines if name.startswith(("r_kv", "snap_kv"))}
+    assert {name for name, engine in engines.items() if engine == "hf"} == evicting
 
 
 def test_mistakes_are_named() -> None:
@@ -71,12 +73,13 @@ def test_mistakes_are_named() -> None:
         chosen(Settings("folder"), ["fixed-tiss"])
     with pytest.raises(UserError, match="no level 77"):
         Settings("folder", level=77)
-    with pytest.raises(UserError, match="distill_target"):
-        Settings("folder", distill_target=0.5)
+    for name in ("corrected_target", "distill_target"):
+        with pytest.raises(UserError, match=f"{name} must be one of"):
+            Settings("folder", **{name: 0.5})
 
 
 def test_settings_come_back_from_their_file() -> None:
-    settings = Settings("folder", level=136, targets=(0.75, 0.9), budgets=(64, 128))
+    settings = Settings("folder", level=136, targets=(0.75, 0.86), budgets=(64, 128))
     assert Settings.from_table(json.loads(json.dumps(settings.table()))) == settings
 
 
@@ -158,7 +161,7 @@ def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
     table_sums.register()
     out = tmp_path_factory.mktemp("study")
     study.write_dry_model(out / "model")
-    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,))
+    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,), corrected_target=0.75)
     write_fixed_schedule(settings, out)
     study_worker.run_calibration(settings, out)
     study_worker.run_one(settings, out, "calibrated-0.75", 0)
@@ -249,6 +252,22 @@ def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_pat
     # The room for a compression that never comes is all that differs.
     same = ("solved_share", "kv_read_share", "response_tokens_mean")
     assert dense["policy"] is None and [ample[name] for name in same] == [dense[name] for name in same]
+
+
+def test_a_later_study_takes_the_schedules_of_an_earlier_record(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    record = make_record(settings, out, chosen(settings, ["calibrated-0.75"]), [0], {})
+    study.take_schedules(record, settings, tmp_path / "later")
+    for name in ("calibrated-0.75.toml", "calibration.json"):
+        same = [(folder / "calibration" / name).read_bytes() for folder in (out, tmp_path / "later")]
+        assert same[0] == same[1]
+    assert study.jobs(settings, tmp_path / "later", chosen(settings, ["calibrated-0.75"]), [0])[0].name != "calibrate"
+    with pytest.raises(UserError, match="another temperature"):
+        study.take_schedules(record, replace(settings, temperature=0.5), tmp_path / "other")
+    nothing = make_record(settings, tmp_path / "empty", chosen(settings, ["dense"]), [0], {})
+    with pytest.raises(UserError, match="no calibration"):
+        study.take_schedules(nothing, settings, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
 
 
 def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> None:
