@@ -266,6 +266,24 @@ def sparse_training_model() -> str:
     return table(["Qwen3-1.7B shape, LoRA", "tokens", "forward, s", "with backward, s", "peak memory, GiB"], rows)
 
 
+def training_step() -> str:
+    """Seconds of each case's last step, and how much faster it is than the dense one."""
+    found = [row for row in results("training-step-h200", "training-step") if row["steps"]]
+    last = {row["case"]: row["steps"][-1] for row in found}
+    # A first step also measures the ceiling.
+    whole = {case: step["step_seconds"] - step.get("ceiling_seconds", 0.0) for case, step in last.items()}
+    rows = []
+    for row in found:
+        case, schedule = row["case"], row["schedule"].rpartition("-")[2]
+        what = schedule if row["correction"] == "none" else f"{schedule}, {row['correction'].upper()}"
+        parts = [last[case].get(f"{name}_seconds") for name in ("rollout", "score", "update", "distill")]
+        times = ["" if seconds is None else f"{seconds:.1f}" for seconds in [*parts, whole[case]]]
+        speedup = f"{whole['dense'] / whole[case]:.2f}x"
+        rows.append([f"`{case}`", f"{what}, adapter" if row["distill"] else what, *times, speedup])
+    head = ["case", "what", "rollouts, s", "scoring, s", "update, s", "adapter, s", "step, s", "end to end"]
+    return table(head, rows)
+
+
 def distilled() -> str:
     """An adapter's effect on prompts that it was not trained on."""
     found = results("distill-tiny", "distill")
@@ -352,6 +370,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "distilled": distilled,
     "sparse-training": sparse_training,
     "sparse-training-model": sparse_training_model,
+    "training-step": training_step,
     "study": study,
     "study-distilled": study_distilled,
     "study-eviction": study_eviction,
