@@ -41,7 +41,7 @@ from sparroll.types import Prompt, Rollout
 PROMPT_TOKENS = 1024
 """Room for a prompt beside a response."""
 DRY = dict(
-    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=16, vocabulary=512, response_tokens=64, prompts=2, samples=4,
+    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, vocabulary=512, response_tokens=64, prompts=2, samples=4,
     engine="hf", dtype="fp32", sleep_level=0, kv_cache_gib=None, cases=["dense", "distill", "sparse"],
 )  # fmt: skip
 DRY_SCHEDULE = Schedule.fixed(48, PageMean(page_tokens=4, first_tokens=4, recent_tokens=8), dense_layers=(0,))
