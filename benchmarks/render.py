@@ -17,7 +17,14 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(
     ROOT / name
-    for name in ("README.md", "docs/results.md", "docs/calibration.md", "docs/controller.md", "docs/study.md")
+    for name in (
+        "README.md",
+        "docs/results.md",
+        "docs/calibration.md",
+        "docs/compression.md",
+        "docs/controller.md",
+        "docs/study.md",
+    )
 )
 MEASURED_IN_THE_PAPER = {"Qwen3-1.7B": 2.21, "Qwen3-4B": 2.41, "Qwen3-8B": 2.06, "Qwen3-14B": 1.49}
 """Rollout speed-ups with the 0.86 presets on an H200 (Sparrow, arXiv 2606.08446)."""
@@ -286,7 +293,16 @@ def training_step() -> str:
 
 def distilled() -> str:
     """An adapter's effect on prompts that it was not trained on."""
-    found = results("distill-tiny", "distill")
+    return _before_and_after("distill-tiny")
+
+
+def study_frozen() -> str:
+    """The same for the study's model."""
+    return _before_and_after("mismatch-study-distill-h200")
+
+
+def _before_and_after(record: str) -> str:
+    found = results(record, "distill")
     rows = []
     for name in ("before", "after"):
         of = found[name]
@@ -303,7 +319,7 @@ def study() -> str:
     rows = []
     for row in found["results"]["table"]:
         if row["steps"] < found["config"]["steps"]:
-            gained = f"ended after {row['steps']} steps"
+            gained = f"stopped itself by step {row['steps']}"
         else:
             change = row["accuracy_change"]
             between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
@@ -314,6 +330,37 @@ def study() -> str:
         rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *figures, seconds.get(row["row"], "")])
     head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "tokens masked"]
     return table([*head, "response tokens", "KV read", "s a step"], rows)
+
+
+def study_longer() -> str:
+    """The rows that were trained for 60 steps: change of dense accuracy half way and at the end."""
+    found = results("mismatch-study-60-steps-h200", "mismatch-study")
+    rows = []
+    for row in found["table"]:
+        runs = [run["dense_accuracy"] for run in found["runs"] if run["row"] == row["row"]]
+        half, whole = ([run[place][1] - run[0][1] for run in runs] for place in (1, 2))
+        changes = [f"{statistics.mean(of):+.3f} ({min(of):+.3f} to {max(of):+.3f})" for of in (half, whole)]
+        mean = {name: of["mean"] for name, of in row.items() if isinstance(of, dict)}
+        figures = [f"{mean['reward_last']:.2f}", down(mean["tail_last"]), f"{mean['kl']:.3f}"]
+        rows.append([f"`{row['row']}`", *changes, *figures, f"{mean['kv_read_share']:.0%}"])
+    steps = [point[0] for point in found["runs"][0]["dense_accuracy"]]
+    changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
+    return table(["row", *changes, "reward of its rollouts", "tail", "KL", "KV read"], rows)
+
+
+def eviction() -> str:
+    """Bytes of the cache above the budget; seconds were disturbed (the record says by what)."""
+    rows = []
+    found = results("eviction-h200", "eviction")["runs"]
+    longest = max(run["new_tokens"] for run in found)
+    for run in found:
+        if run["new_tokens"] < longest:
+            continue
+        policy = run["policy"]
+        peaks = [f"{run[name] / 2**20:.0f}" for name in ("peak_kv_bytes", "allocator_peak_bytes")]
+        name = f"`{policy['kind']}`, {policy['budget_tokens']} tokens" if policy else "dense"
+        rows.append([name, *peaks, f"{run['kv_saved_share']:.0%}"])
+    return table(["policy", "peak of the cache, MiB", "peak of the allocator, MiB", "saved"], rows)
 
 
 def study_distilled() -> str:
@@ -369,10 +416,13 @@ TABLES: dict[str, Callable[[], str]] = {
     "kernels": kernels,
     "distilled": distilled,
     "sparse-training": sparse_training,
+    "eviction": eviction,
     "sparse-training-model": sparse_training_model,
     "training-step": training_step,
     "study": study,
+    "study-longer": study_longer,
     "study-distilled": study_distilled,
+    "study-frozen": study_frozen,
     "study-eviction": study_eviction,
     "controlled": controlled,
 }

@@ -2,8 +2,8 @@
 
 python recipes/mismatch-study/plots.py --record runs/study/study.json --out runs/study/figures
 
-Writes accuracy.svg, training.svg, tail.svg, cost.svg, seconds.svg (and each as .png with --png) and table.md; with --only
-the figures that it names and nothing else. Rows of which no run went to its last step are in the table alone.
+Writes accuracy.svg, progress.svg, training.svg, tail.svg, cost.svg, seconds.svg (and each as .png with --png) and table.md;
+with --only the figures that it names and nothing else. Rows of which no run went to its last step are in the table alone.
 """
 
 from __future__ import annotations
@@ -58,6 +58,25 @@ def accuracy(results: dict[str, Any]) -> Figure:
     return figure
 
 
+def progress(results: dict[str, Any]) -> Figure:
+    """Change of dense accuracy at each evaluation: mean over seeds, and their range."""
+    figure = Figure(figsize=(9.5, 4.6), layout="constrained")
+    axes = figure.subplots()
+    for row in _whole_rows(results):
+        runs = [run["dense_accuracy"] for run in _finished(results, row["row"])]
+        steps = [point[0] for point in runs[0]]
+        changes = list(zip(*([point[1] - run[0][1] for point in run] for run in runs), strict=True))
+        style = _style(results, row)
+        axes.plot(steps, [fmean(each) for each in changes], label=row["row"], linewidth=1.6, marker="o", **style)
+        lows, highs = [min(each) for each in changes], [max(each) for each in changes]
+        axes.fill_between(steps, lows, highs, color=style["color"], alpha=0.1, linewidth=0)
+    axes.axhline(0, color=QUIET, linewidth=1)
+    axes.legend(loc="best", ncols=2)
+    axes.set_xlabel("step")
+    axes.set_ylabel("change of dense accuracy (shaded: seeds)")
+    return figure
+
+
 def training(results: dict[str, Any]) -> Figure:
     """Reward by step, one panel a family, dense rollouts in each."""
     return _by_family(results, "reward/mean", "mean reward", smooth=3)
@@ -82,9 +101,9 @@ def cost(results: dict[str, Any]) -> Figure:
         mark = MARKS[sum(other["family"] == row["family"] for other in rows[:place]) % len(MARKS)]
         axes.plot([read, read], [gain["low"], gain["high"]], color=color, alpha=0.5)
         axes.plot(read, gain["mean"], mark, color=color, markersize=7, linestyle="", label=row["row"])
-    axes.legend(loc="best", ncols=2)
+    figure.legend(loc="outside right upper")
     axes.axhline(0, color=QUIET, linewidth=1)
-    axes.set_xlim(0, 1.12)
+    axes.set_xlim(0, 1.05)
     axes.set_xlabel("share of the KV cache read, all layers (mean over steps)")
     axes.set_ylabel("change of dense accuracy (range over seeds)")
     return figure
@@ -111,19 +130,23 @@ def seconds(results: dict[str, Any]) -> Figure:
 
 def _by_family(results: dict[str, Any], metric: str, title: str, smooth: int) -> Figure:
     families = [family for family in FAMILY_COLOR if family != "dense" and _rows_of(results, family)]
-    figure = Figure(figsize=(11.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(11.4, 4.4), layout="constrained")
     panels = figure.subplots(1, max(1, len(families)), sharey=True, squeeze=False)[0]
     for axes, family in zip(panels, families, strict=False):
         for row in [*_rows_of(results, "dense"), *_rows_of(results, family)]:
-            index = 0 if row["family"] == "dense" else _rows_of(results, family).index(row)
             curve = _mean_curve([run["series"][metric] for run in _finished(results, row["row"])], smooth)
-            style = {"color": FAMILY_COLOR[row["family"]], "linestyle": LINES[index % len(LINES)]}
-            axes.plot(range(1, len(curve) + 1), curve, label=row["row"], linewidth=1.6, **style)
+            axes.plot(range(1, len(curve) + 1), curve, label=row["row"], linewidth=1.6, **_style(results, row))
         axes.set_title(family)
         axes.set_xlabel("step")
-        axes.legend(loc="best")
+        axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14))
     panels[0].set_ylabel(title)
     return figure
+
+
+def _style(results: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
+    """A colour for the family, and a kind of line for the row in it."""
+    index = _rows_of(results, row["family"]).index(row)
+    return {"color": FAMILY_COLOR[row["family"]], "linestyle": LINES[index % len(LINES)]}
 
 
 def _rows_of(results: dict[str, Any], family: str) -> list[dict[str, Any]]:
@@ -190,6 +213,7 @@ def _cell(spread: dict[str, float] | None, digits: int) -> str:
 
 FIGURES: dict[str, Callable[[dict[str, Any]], Figure]] = {
     "accuracy": accuracy,
+    "progress": progress,
     "training": training,
     "tail": tail,
     "cost": cost,

@@ -21,6 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from study_jobs import Outcome  # noqa: E402
 from study_rows import Row, Settings  # noqa: E402
+from study_rows import rows as grid  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
@@ -34,6 +35,7 @@ SERIES = (
     "rollout/cut_share",
     "rollout/kv_read_share",
     "mismatch/acceptance_mean",
+    "mismatch/acceptance_q01",
     "mismatch/acceptance_q05",
     "mismatch/acceptance_q05_worst_bin",
     "mismatch/dense_ceiling_q05",
@@ -149,27 +151,28 @@ HARMLESS = {"model", "checkpoint_every_steps", "keep_checkpoints"}
 
 
 def merge(paths: list[Path]) -> dict[str, Any]:
-    """One record from parts that were made with the same settings; rows stay in the order they are met in. The machine and
-    versions are those of the first part, and each part's stand beside them."""
+    """One record from parts that were made with the same settings, rows in the grid's order. The machine and versions are
+    those of the first part, and each part's stand beside them."""
     parts = [records.read(path, KIND) for path in paths]
     for name in sorted({name for part in parts for name in part["config"]} - HARMLESS):
         if any(part["config"].get(name) != parts[0]["config"].get(name) for part in parts):
             raise UserError(f"the parts differ in {name}", "merge only what was made with the same settings")
-    rows = {row["row"]: row for part in parts for row in part["results"]["table"]}
+    known = {row["row"]: row for part in parts for row in part["results"]["table"]}
+    table = {name: known[name] for name in grid(Settings.from_table(parts[0]["config"])) if name in known}
     runs: dict[tuple[str, int], dict[str, Any]] = {}
     for run in [run for part in parts for run in part["results"]["runs"]]:
         known = runs.setdefault((run["row"], run["seed"]), run)
         if (ORDER.index(run["state"]), -run["steps"]) < (ORDER.index(known["state"]), -known["steps"]):
             runs[run["row"], run["seed"]] = run
-    ordered = [run for name in rows for (row, _), run in sorted(runs.items()) if row == name]
-    table = [
+    ordered = [run for name in table for (row, _), run in sorted(runs.items()) if row == name]
+    rows = [
         summary(name, row["about"], row["family"], [run for run in ordered if run["row"] == name])
-        for name, row in rows.items()
+        for name, row in table.items()
     ]
     calibrations = [part["results"]["calibration"] for part in parts if part["results"]["calibration"]]
     about = ("date", "commit", "hardware", "versions", "wall_seconds")
     results = {
-        "table": table,
+        "table": rows,
         "runs": ordered,
         "calibration": calibrations[0] if calibrations else None,
         "parts": [{name: part[name] for name in about} for part in parts],
