@@ -50,7 +50,8 @@ def main() -> None:
             "statuses": dict(ends),
             "resident_mib_after_each_batch": resident,
         }
-    path = records.write(options.out, "code-verdicts", results, config=vars(options), wall_seconds=wall)
+    config = {name: value for name, value in vars(options).items() if name != "out"}
+    path = records.write(options.out, "code-verdicts", results, config=config, wall_seconds=wall)
     print(f"wrote {path}: {results}")
 
 

@@ -80,8 +80,9 @@ def main() -> None:
         "load_average_after": os.getloadavg(),
         "rows": rows,
     }
+    config = {name: value for name, value in vars(options).items() if name != "out"}
     path = records.write(
-        options.out, "verdicts-math", results, config=vars(options), seed=options.seed, wall_seconds=wall_seconds
+        options.out, "verdicts-math", results, config=config, seed=options.seed, wall_seconds=wall_seconds
     )
     print(f"{results['verdicts_per_second']:.0f} verdicts/s, {wrong} wrong; wrote {path}")
     if wrong:

@@ -38,4 +38,5 @@ def test_every_record_is_whole() -> None:
     assert paths
     for path in paths:
         record = records.read(path)
+        assert '"/' not in path.read_text(encoding="utf-8"), f"{path.name} has a path of one machine"
         assert {"date", "commit", "hardware", "versions", "config"} <= record.keys(), path.name
