@@ -59,11 +59,12 @@ def accuracy(results: dict[str, Any]) -> Figure:
 
 
 def progress(results: dict[str, Any]) -> Figure:
-    """Change of dense accuracy at each evaluation: mean over seeds, and their range."""
+    """Change of dense accuracy at each evaluation: mean over the seeds that went to the last step, and their range."""
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")
     axes = figure.subplots()
     for row in _whole_rows(results):
-        runs = [run["dense_accuracy"] for run in _finished(results, row["row"])]
+        finished = _finished(results, row["row"])
+        runs = [run["dense_accuracy"] for run in finished if run["steps"] == row["steps"]]
         steps = [point[0] for point in runs[0]]
         changes = list(zip(*([point[1] - run[0][1] for point in run] for run in runs), strict=True))
         style = _style(results, row)

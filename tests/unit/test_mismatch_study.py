@@ -239,6 +239,10 @@ def test_figures_hold_the_rows_of_which_a_run_went_to_its_end() -> None:
     # A run that was cut has figures, and no accuracy after.
     assert table[1]["reward_last"]["mean"] == 0.1 and table[1]["accuracy_change"] is None
     assert [row["row"] for row in plots._whole_rows({"table": table})] == ["dense"]
+    # A seed that stopped itself is no part of a row's progress.
+    runs = [run("finished", 5) | {"row": "dense"}, run("finished", 3) | {"row": "dense"}]
+    line = plots.progress({"table": [summary("dense", "", "dense", runs)], "runs": runs}).axes[0].lines[0]
+    assert list(line.get_xdata()) == [0, 5]
 
 
 def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_path, monkeypatch) -> None:
