@@ -11,6 +11,7 @@ above the weights stands beside it.
 from __future__ import annotations
 
 import argparse
+import statistics
 import time
 from typing import Any
 
@@ -44,23 +45,26 @@ def build(options: argparse.Namespace) -> PreTrainedModel:
 def measured(model: PreTrainedModel, policy: Compression | None, new_tokens: int, options: argparse.Namespace) -> Any:
     engine = HFEngine(model, compression=policy, max_batch=options.batch)
     prompt = list(range(1, 1 + options.prompt))
-    engine.generate([prompt], options.batch, max_new_tokens=4)
-    engine.reset_report()
     on_gpu = options.device == "cuda"
-    if on_gpu:
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated() if on_gpu else 0
-    started = time.perf_counter()
-    rollouts = engine.generate([prompt], options.batch, max_new_tokens=new_tokens)
-    seconds = time.perf_counter() - started
+    per_step = []
+    # The first run warms up and counts for nothing.
+    for _ in range(options.repeats + 1):
+        engine.reset_report()
+        if on_gpu:
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated() if on_gpu else 0
+        started = time.perf_counter()
+        rollouts = engine.generate([prompt], options.batch, max_new_tokens=new_tokens)
+        per_step.append((time.perf_counter() - started) / new_tokens)
     report = engine.report()
     return {
         "policy": policy.table() if policy else None,
         "prompt_tokens": options.prompt,
         "new_tokens": new_tokens,
         "attention": rollouts[0].attention,
-        "seconds_per_step": seconds / new_tokens,
+        "seconds_per_step": statistics.median(per_step[1:]),
+        "all_seconds_per_step": per_step[1:],
         "kv_read_share": report.kv_read_share,
         "peak_kv_bytes": report.peak_kv_bytes,
         "peak_dense_kv_bytes": report.peak_dense_kv_bytes,
@@ -80,6 +84,7 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=128)
     parser.add_argument("--budget", type=int, default=512)
     parser.add_argument("--new", type=int, nargs=2, default=[256, 2048], help="within the budget, and far above it")
+    parser.add_argument("--repeats", type=int, default=3, help="timed runs of each case; the median counts")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     started = time.perf_counter()
