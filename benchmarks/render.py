@@ -263,14 +263,18 @@ def sparse_training() -> str:
 
 
 def sparse_training_model() -> str:
-    """One training pass of the whole model."""
-    found = results("sparse-training-h200", "sparse-training")["model"]
+    """Training passes of the whole model: the policy's, and the adapter's under both kinds of attention."""
     rows = []
-    for attention in ("dense", "sparse"):
-        of = found[attention]
-        figures = [f"{of['forward_seconds']:.2f}", f"{of['both_seconds']:.2f}", f"{of['peak_gib']:.1f}"]
-        rows.append([attention, f"{found['tokens']:,}", *figures])
-    return table(["Qwen3-1.7B shape, LoRA", "tokens", "forward, s", "with backward, s", "peak memory, GiB"], rows)
+    for found in results("sparse-training-h200", "sparse-training")["model"]:
+        for name, what in (
+            ("policy", "policy, dense"),
+            ("adapter_dense", "adapter, dense"),
+            ("adapter", "adapter, sparse"),
+        ):
+            of = found[name]
+            figures = [f"{of['forward_seconds']:.2f}", f"{of['both_seconds']:.2f}", f"{of['peak_gib']:.1f}"]
+            rows.append([f"{found['tokens']:,}", what, *figures])
+    return table(["tokens", "what is trained", "forward, s", "with backward, s", "peak memory, GiB"], rows)
 
 
 def training_step() -> str:

@@ -7,9 +7,9 @@ nothing is timed before that holds. Then one layer of Qwen3-1.7B's attention at 
 kernels and by the generic path, forward, and forward with backward, medians of warm repeats, beside torch's flash
 attention of the same shape; with impl triton also each part of them alone, and the kernel of dk and dv with other
 tiles. How much a block of 32 positions loads depends on how alike their choices are, so queries come in two kinds:
-`random` (nothing alike: the worst there is) and `smooth` (neighbours alike). Last one whole training pass (forward and
-backward) of a model of that shape with random weights, bf16, gradient checkpointing and a LoRA adapter: seconds and
-peak GPU memory, sparse and dense.
+`random` (nothing alike: the worst there is) and `smooth` (neighbours alike). Last whole training passes (forward and
+backward) of a model of that shape with random weights, gradient checkpointing and the trainer's precision (fp32 weights,
+bf16 arithmetic): seconds and peak GPU memory of the policy's, and of a LoRA adapter's under dense and sparse attention.
 `--device cpu --impl reference` with small sizes runs everything but the GPU's own figures.
 """
 
@@ -39,6 +39,7 @@ from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
 from sparroll.progress import quiet_transformers
 from sparroll.schedule import Schedule
+from sparroll.train.update import autocast
 from sparroll.types import TokenBatch
 
 ODD_TOKENS = (1, 15, 17, 63, 100, 1000)
@@ -265,43 +266,47 @@ def _extra_bytes(run: Callable[[], object], leaves: list[Tensor], options: argpa
     return torch.cuda.max_memory_allocated() - before - results
 
 
-def model(options: argparse.Namespace, schedule: Schedule) -> dict[str, Any]:
-    """One training pass of a whole model, sparse and dense."""
+def model(options: argparse.Namespace, schedule: Schedule, length: int) -> dict[str, Any]:
+    """One training pass of a whole model as the trainer runs it: the policy's own, the adapter's under dense attention, and
+    the adapter's under the schedule, which is what DistillSparse adds to a step."""
     quiet_transformers()
-    base = random_qwen3(
-        options.device, options.dtype, 0, vocab_size=options.vocabulary, hidden_size=options.hidden,
+    policy = random_qwen3(
+        options.device, "float32", 0, vocab_size=options.vocabulary, hidden_size=options.hidden,
         intermediate_size=3 * options.hidden, num_hidden_layers=options.layers, num_attention_heads=options.heads,
-        num_key_value_heads=options.kv_heads, head_dim=options.head_dim, max_position_embeddings=max(options.tokens) + 1,
+        num_key_value_heads=options.kv_heads, head_dim=options.head_dim, max_position_embeddings=length + 1,
         rope_theta=1_000_000.0,
     )  # fmt: skip
-    adapter = Adapter(base)
-    adapter.adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    adapter.adapted.train()
-    length = options.model_tokens
+    adapted = Adapter(policy).adapted
     prompt = min(PROMPT_TOKENS, length // 2)
     counts = (torch.tensor([each], device=options.device) for each in (prompt, length - prompt))
     ids = torch.randint(1, options.vocabulary, (1, length), device=options.device)
     batch = TokenBatch(ids, *counts, torch.zeros(1, length - prompt, device=options.device))
-    found: dict[str, Any] = {"tokens": length, "parameters": sum(each.numel() for each in base.parameters())}
-    for name, used in (("sparse", schedule), ("dense", None)):
-        passes = []
+    found: dict[str, Any] = {"tokens": length, "parameters": sum(each.numel() for each in policy.parameters())}
+    for name, module, used in (
+        ("policy", policy, None),
+        ("adapter_dense", adapted, None),
+        ("adapter", adapted, schedule),
+    ):
+        module.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        module.train()
+        passes, peak = [], None
         for _ in range(options.passes + 1):
             if options.device == "cuda":
                 torch.cuda.reset_peak_memory_stats()
             started = _now(options)
-            logp = response_logp(adapter.adapted, batch, 1.0, used, impl=options.impl)
+            with autocast("bf16" if options.dtype == "bfloat16" else "fp32", torch.device(options.device)):
+                logp = response_logp(module, batch, 1.0, used, impl=options.impl)
             forward = _now(options)
             logp.mean().backward()
             passes.append({"forward_seconds": forward - started, "both_seconds": _now(options) - started})
-            assert all(bool(each.grad.isfinite().all()) for each in adapter.parameters if each.grad is not None)
-            for each in adapter.parameters:
-                each.grad = None
+            peak = torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else None
+            assert all(bool(each.grad.isfinite().all()) for each in module.parameters() if each.grad is not None)
+            module.zero_grad(set_to_none=True)
             del logp
-        peak = torch.cuda.max_memory_allocated() / 2**30 if options.device == "cuda" else None
         # The first pass compiles and fills allocator pools.
-        best = min(passes[1:], key=lambda taken: taken["both_seconds"])
-        found[name] = {**best, "peak_gib": peak, "all_passes": passes}
-    found["both_sparse_over_dense"] = found["sparse"]["both_seconds"] / found["dense"]["both_seconds"]
+        medians = {each: statistics.median(taken[each] for taken in passes[1:]) for each in passes[0]}
+        found[name] = {**medians, "peak_gib": peak, "all_passes": passes}
+    found["adapter_over_policy"] = found["adapter"]["both_seconds"] / found["policy"]["both_seconds"]
     return found
 
 
@@ -347,11 +352,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--vocabulary", type=int, default=151_936)
-    parser.add_argument("--passes", type=int, default=2, help="timed passes of the whole model; 0 leaves it out")
-    parser.add_argument("--model-tokens", type=int, help="length of the whole model's pass (default: the longest)")
+    parser.add_argument("--passes", type=int, default=3, help="timed passes of the whole model; 0 leaves it out")
+    parser.add_argument(
+        "--model-tokens", type=int, nargs="+", help="lengths of the whole model's pass (default: the longest)"
+    )
     options = parser.parse_args(arguments)
     options.impl = implementation(options.impl, options.device)
-    options.model_tokens = options.model_tokens or max(options.tokens)
+    options.model_tokens = options.model_tokens or [max(options.tokens)]
     started, schedule = time.perf_counter(), Schedule.load(options.schedule)
     results: dict[str, Any] = {"impl": options.impl, "choice_checks": choice_checks(options)}
     differing = sum(each["differ_from_generic"] for each in results["choice_checks"])
@@ -368,13 +375,13 @@ def main(arguments: list[str] | None = None) -> None:
         if "parts" in row:
             told = ", ".join(f"{name.removesuffix('_ms')} {value:.2f}" for name, value in row["parts"].items())
             print(f"{row['tokens']} {row['queries']}, ms: {told}", flush=True)
-    if options.passes:
-        results["model"] = model(options, schedule)
-        for name in ("sparse", "dense"):
-            taken = results["model"][name]
+    results["model"] = [model(options, schedule, length) for length in options.model_tokens if options.passes]
+    for found in results["model"]:
+        for name in ("policy", "adapter_dense", "adapter"):
+            taken = found[name]
             memory = "" if taken["peak_gib"] is None else f", peak {taken['peak_gib']:.1f} GiB"
             print(
-                f"model, {options.model_tokens} tokens, {name}: forward {taken['forward_seconds']:.2f} s, "
+                f"model, {found['tokens']} tokens, {name}: forward {taken['forward_seconds']:.2f} s, "
                 f"with backward {taken['both_seconds']:.2f} s{memory}"
             )
     wall = time.perf_counter() - started

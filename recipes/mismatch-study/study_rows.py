@@ -140,8 +140,9 @@ def rows(settings: Settings) -> dict[str, Row]:
         tables = _correction("tis") | {"distill": {"enabled": True, "lr": settings.distill_lr, **settings_of}}
         made.append(Row(name, "adaptive", f"{about}; {note}", cheap, tables))
     tables = _correction("tis") | {"controller": {"target": settings.controller_target}}
-    about = f"controller holds {settings.controller_target:.2f}, started from {fixed}, TIS"
-    made.append(Row("controller", "adaptive", about, "fixed", tables))
+    about = f"controller holds {settings.controller_target:.2f}, TIS"
+    made.append(Row("controller", "adaptive", f"{about}; started from {fixed}", "fixed", tables))
+    made.append(Row("controller-safe-start", "adaptive", f"{about}; started from half of the context", tables=tables))
     return {row.name: row for row in made}
 
 

@@ -46,6 +46,7 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
         "distill",
         "distill-kl",
         "controller",
+        "controller-safe-start",
     ]
 
 

@@ -160,4 +160,5 @@ def test_the_sparse_training_benchmark_runs_from_checks_to_record(
     assert len(results["checks"]) == 6
     assert [(row["tokens"], row["queries"]) for row in results["layer"]] == [(560, "random"), (560, "smooth")]
     assert all(row["read_share"] <= row["loaded_share"] <= 1 for row in results["layer"])
-    assert {"sparse", "dense", "both_sparse_over_dense"} <= results["model"].keys()
+    (whole,) = results["model"]
+    assert whole["tokens"] == 560 and {"policy", "adapter_dense", "adapter", "adapter_over_policy"} <= whole.keys()
