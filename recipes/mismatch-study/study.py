@@ -25,7 +25,7 @@ import torch  # noqa: E402
 from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
 from study_jobs import GRACE_SECONDS, Job, Outcome, run_jobs  # noqa: E402
 from study_record import KIND, make_record  # noqa: E402
-from study_rows import CALIBRATED_UNDER, Row, Settings, chosen, schedule_path, write_fixed_schedule  # noqa: E402
+from study_rows import CALIBRATED_UNDER, Row, Settings, chosen, schedule_path, write_fixed_schedules  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
@@ -46,6 +46,7 @@ DRY = {
     "recent_tokens": 8,
     "bin_tokens": 64,
     "fixed_budget": 24,
+    "uniform_budget": 48,
     "eviction_budgets": (48, 96),
     "budgets": (24, 48, 160),
     "calibration_prompts": 8,
@@ -168,7 +169,7 @@ def main() -> None:
     except UserError as error:
         sys.exit(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
     seeds = [0] if args.dry else args.seeds
-    write_fixed_schedule(settings, args.out)
+    write_fixed_schedules(settings, args.out)
     cpu = settings.device == "cpu"
     gpus = [] if cpu else args.gpus if args.gpus is not None else list(range(torch.cuda.device_count()))
     if not gpus and not cpu:

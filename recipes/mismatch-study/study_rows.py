@@ -49,6 +49,8 @@ class Settings:
     dense_layers: tuple[int, ...] = (0, 1)
     bin_tokens: int = 256
     fixed_budget: int = 128
+    uniform_budget: int = 800
+    """The same at every length, and in all about what the schedule of .86 reads here."""
     eviction_budgets: tuple[int, ...] = (1024, 3584)
     """Tokens that R-KV and SnapKV keep, the prompt's included: equal memory for both, once little and once most of it."""
     targets: tuple[float, ...] = (0.75, 0.80, 0.86, 0.92)
@@ -108,7 +110,7 @@ class Row:
     about: str
     """For the table in docs: what this row does."""
     schedule: str = "dense"
-    """dense, fixed, or calibrated-0.86."""
+    """dense, fixed, uniform, or calibrated-0.86."""
     tables: Tables = field(default_factory=dict)
     """Sections of the configuration that differ from what all share."""
     hf_only: bool = False
@@ -127,6 +129,8 @@ def rows(settings: Settings) -> dict[str, Row]:
     for target in settings.targets:
         name = f"calibrated-{target:.2f}"
         made.append(Row(name, "calibrated", f"schedule calibrated to {target:.2f}, TIS", name, _correction("tis")))
+    uniform = f"{settings.uniform_budget} tokens at every length, TIS"
+    made.append(Row("uniform", "calibrated", uniform, "uniform", _correction("tis")))
     schedule = f"calibrated-{settings.corrected_target:.2f}"
     for name in ("none", "icepop", "sparse_rl", "jackpot"):
         about = f"schedule of {schedule}, correction `{name}`"
@@ -169,9 +173,10 @@ def schedule_path(out: Path, row: Row) -> Path | None:
     return None if row.schedule == "dense" else out / "calibration" / f"{row.schedule}.toml"
 
 
-def write_fixed_schedule(settings: Settings, out: Path) -> Path:
-    schedule = Schedule.fixed(settings.fixed_budget, settings.selector, settings.dense_layers)
-    return schedule.save(out / "calibration" / "fixed.toml")
+def write_fixed_schedules(settings: Settings, out: Path) -> None:
+    for name, budget in (("fixed", settings.fixed_budget), ("uniform", settings.uniform_budget)):
+        schedule = Schedule.fixed(budget, settings.selector, settings.dense_layers)
+        schedule.save(out / "calibration" / f"{name}.toml")
 
 
 def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfig:

@@ -24,7 +24,7 @@ import study_worker  # noqa: E402
 import table_sums  # noqa: E402
 from study_jobs import Job, Outcome, run_jobs  # noqa: E402
 from study_record import KIND, make_record, merge, summary  # noqa: E402
-from study_rows import Settings, chosen, rows, run_config, schedule_path, write_fixed_schedule  # noqa: E402
+from study_rows import Settings, chosen, rows, run_config, schedule_path, write_fixed_schedules  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
@@ -42,6 +42,7 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
     assert names[6:14] == [name.format(budget) for budget in (1024, 3584) for name in evicting]
     assert names[14:] == [
         *(f"calibrated-{t}" for t in ("0.75", "0.80", "0.86", "0.92")),
+        "uniform",
         *(f"calibrated-0.86-{name}" for name in ("none", "icepop", "sparse_rl", "jackpot")),
         "distill",
         "distill-kl",
@@ -163,7 +164,7 @@ def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
     out = tmp_path_factory.mktemp("study")
     study.write_dry_model(out / "model")
     settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,), corrected_target=0.75)
-    write_fixed_schedule(settings, out)
+    write_fixed_schedules(settings, out)
     study_worker.run_calibration(settings, out)
     study_worker.run_one(settings, out, "calibrated-0.75", 0)
     return settings, out
