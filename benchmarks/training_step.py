@@ -23,8 +23,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "mismatch-study"))
+
 import torch
 from random_models import random_qwen3
+from study_jobs import visible_device
 
 from sparroll import records
 from sparroll.attention.selectors import PageMean
@@ -168,7 +171,10 @@ class Run:
         self.began, self.cut = time.perf_counter(), False
         self.log = options.work / f"{name}.log"
         # Each has a compile cache of its own: two that begin together would write the same files.
-        own = {"CUDA_VISIBLE_DEVICES": "" if options.dry else str(gpu), "VLLM_CACHE_ROOT": f"{self.folder}-vllm"}
+        own = {
+            "CUDA_VISIBLE_DEVICES": "" if options.dry else visible_device(gpu),
+            "VLLM_CACHE_ROOT": f"{self.folder}-vllm",
+        }
         command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--one", name]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from dataclasses import fields
@@ -158,6 +159,12 @@ def _never(path: Path, calibration: Path) -> str:
     return why.read_text() if why.is_file() else f"the calibration made no {path.name}"
 
 
+def interrupt(*_: object) -> None:
+    """SIGTERM, which `timeout` sends, is Ctrl-C: runs save and end. A second one changes nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     args = arguments()
     try:
@@ -191,10 +198,8 @@ def main() -> None:
     print(f"{len(waiting)} jobs on {len(gpus)} GPUs, {args.at_once} at once on each", flush=True)
     # Interrupted runs need their time within ours.
     deadline = BEGAN + 60 * args.minutes - GRACE_SECONDS
-    outcomes = run_jobs(
-        waiting, gpus=gpus, at_once=args.at_once, deadline=deadline, threads=args.threads, on_change=on_change
-    )
-    on_change(outcomes)
+    signal.signal(signal.SIGTERM, interrupt)
+    run_jobs(waiting, gpus=gpus, at_once=args.at_once, deadline=deadline, threads=args.threads, on_change=on_change)
     states = [run["state"] for run in json.loads((args.out / "study.json").read_text())["results"]["runs"]]
     print(", ".join(f"{states.count(state)} {state}" for state in ("finished", "cut", "failed", "waiting")), flush=True)
     sys.exit(1 if "failed" in states else 0)
