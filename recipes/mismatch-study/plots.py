@@ -20,7 +20,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 import matplotlib as mpl  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from study_record import KIND  # noqa: E402
+from study_record import KIND, is_whole  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
 from sparroll.report import figures  # noqa: E402
@@ -49,7 +49,7 @@ def accuracy(results: dict[str, Any]) -> Figure:
     for place, row in enumerate(table):
         color = FAMILY_COLOR[row["family"]]
         axes.barh(place, row["accuracy_change"]["mean"], color=color, alpha=0.35)
-        seeds = [_change(run) for run in _finished(results, row["row"])]
+        seeds = [_change(run) for run in _whole_runs(results, row["row"])]
         axes.plot(seeds, [place] * len(seeds), "o", color=color, markersize=5)
     axes.axvline(0, color=QUIET, linewidth=1)
     axes.set_yticks(range(len(table)), [row["row"] for row in table])
@@ -63,8 +63,7 @@ def progress(results: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")
     axes = figure.subplots()
     for row in _whole_rows(results):
-        finished = _finished(results, row["row"])
-        runs = [run["dense_accuracy"] for run in finished if run["steps"] == row["steps"]]
+        runs = [run["dense_accuracy"] for run in _whole_runs(results, row["row"])]
         steps = [point[0] for point in runs[0]]
         changes = list(zip(*([point[1] - run[0][1] for point in run] for run in runs), strict=True))
         style = _style(results, row)
@@ -118,7 +117,7 @@ def seconds(results: dict[str, Any]) -> Figure:
     for place, row in enumerate(table):
         start = 0.0
         for phase, color in zip(PHASES, PHASE_COLOR, strict=True):
-            values = [_series_mean(run, f"time/{phase}_seconds") for run in _finished(results, row["row"])]
+            values = [_series_mean(run, f"time/{phase}_seconds") for run in _whole_runs(results, row["row"])]
             width = fmean(values) if values else 0.0
             axes.barh(place, width, left=start, color=color, label=phase if not place else None)
             start += width
@@ -135,7 +134,7 @@ def _by_family(results: dict[str, Any], metric: str, title: str, smooth: int) ->
     panels = figure.subplots(1, max(1, len(families)), sharey=True, squeeze=False)[0]
     for axes, family in zip(panels, families, strict=False):
         for row in [*_rows_of(results, "dense"), *_rows_of(results, family)]:
-            curve = _mean_curve([run["series"][metric] for run in _finished(results, row["row"])], smooth)
+            curve = _mean_curve([run["series"][metric] for run in _whole_runs(results, row["row"])], smooth)
             axes.plot(range(1, len(curve) + 1), curve, label=row["row"], linewidth=1.6, **_style(results, row))
         axes.set_title(family)
         axes.set_xlabel("step")
@@ -156,12 +155,11 @@ def _rows_of(results: dict[str, Any], family: str) -> list[dict[str, Any]]:
 
 def _whole_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of which a run went to its last step."""
-    most = max((row["steps"] for row in results["table"]), default=0)
-    return [row for row in results["table"] if most and row["steps"] == most and row["accuracy_change"]]
+    return [row for row in results["table"] if _whole_runs(results, row["row"]) and row["accuracy_change"]]
 
 
-def _finished(results: dict[str, Any], row: str) -> list[dict[str, Any]]:
-    return [run for run in results["runs"] if run["row"] == row and run["state"] == "finished"]
+def _whole_runs(results: dict[str, Any], row: str) -> list[dict[str, Any]]:
+    return [run for run in results["runs"] if run["row"] == row and is_whole(run)]
 
 
 def _change(run: dict[str, Any]) -> float:
@@ -175,7 +173,7 @@ def _series_mean(run: dict[str, Any], name: str) -> float:
 
 def _mean_curve(curves: list[list[float]], smooth: int) -> list[float]:
     """Mean over seeds at each step, then over the last `smooth` steps."""
-    means = [fmean(values) for values in zip(*curves, strict=False)]
+    means = [fmean(values) for values in zip(*curves, strict=True)]
     return [fmean(means[max(0, end - smooth) : end]) for end in range(1, len(means) + 1)]
 
 

@@ -26,7 +26,15 @@ import torch  # noqa: E402
 from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
 from study_jobs import GRACE_SECONDS, Job, Outcome, run_jobs  # noqa: E402
 from study_record import KIND, make_record  # noqa: E402
-from study_rows import CALIBRATED_UNDER, Row, Settings, chosen, schedule_path, write_fixed_schedule  # noqa: E402
+from study_rows import (  # noqa: E402
+    CALIBRATED_UNDER,
+    Row,
+    Settings,
+    chosen,
+    model_sha256,
+    schedule_path,
+    write_fixed_schedule,
+)
 
 from sparroll import files, records  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
@@ -98,7 +106,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
         given.setdefault("model", str((args.out / "model").resolve()))
     if path.is_file():
         before = json.loads(path.read_text())
-        for name, value in Settings(**{"model": before["model"], **given}).table().items():
+        for name, value in Settings.from_table({**before, **given}).table().items():
             if name in given and before.get(name) != value:
                 raise UserError(
                     f"{args.out} was begun with {name} = {before.get(name)!r}, not {value!r}", "use another --out"
@@ -117,14 +125,19 @@ def take_schedules(path: Path, settings: Settings, out: Path) -> None:
     """The calibrated schedules of an earlier record, so that rows made on another day read the same."""
     record = records.read(path, KIND)
     for name in CALIBRATED_UNDER:
-        if settings.table()[name] != record["config"][name]:
+        if settings.table()[name] != record["config"].get(name):
             raise UserError(f"{path} was made with another {name}", "leave out --schedules-of")
+    if record["config"].get("model_sha256") not in (None, model_sha256(settings.model)):
+        raise UserError(f"{path} was made with other weights than {settings.model}", "leave out --schedules-of")
     found = record["results"]["calibration"]
     if not found:
         raise UserError(f"{path} holds no calibration", "leave out --schedules-of")
+    own = out / "calibration" / "calibration.json"
+    if own.is_file() and json.loads(own.read_text()) != found:
+        raise UserError(f"{own} differs from that of {path}, and runs may have used it", "use another --out")
     for name, made in found.items():
         Schedule.from_table(made["schedule"]).save(out / "calibration" / f"{name}.toml")
-    files.write_json(out / "calibration" / "calibration.json", found)
+    files.write_json(own, found)
 
 
 def jobs(settings: Settings, out: Path, rows: list[Row], seeds: list[int]) -> list[Job]:

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from study_jobs import Outcome  # noqa: E402
-from study_rows import Row, Settings  # noqa: E402
+from study_rows import Row, Settings, model_sha256  # noqa: E402
 from study_rows import rows as grid  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
@@ -67,9 +67,10 @@ def make_record(
         "calibration": json.loads(calibration.read_text()) if calibration.is_file() else None,
     }
     seconds = sum(run["wall_seconds"] or 0.0 for run in runs)
-    return records.write(
-        out / "study.json", KIND, results, config=settings.table(), seed=seeds[0], wall_seconds=seconds
-    )
+    # Of the folder only its name: where it was is no part of the study.
+    model = {"model": Path(settings.model).name, "model_sha256": model_sha256(settings.model)}
+    config = settings.table() | model
+    return records.write(out / "study.json", KIND, results, config=config, seed=seeds[0], wall_seconds=seconds)
 
 
 def _run(out: Path, row: Row, seed: int, outcome: Outcome | None, settings: Settings) -> dict[str, Any]:
@@ -111,14 +112,21 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
+def is_whole(run: dict[str, Any]) -> bool:
+    """Whether it went to its last step."""
+    return run["state"] == "finished" and not run["stopped"]
+
+
 def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A line of the table, over the finished runs of a row: {"mean", "low", "high"} over seeds of each figure. Where none
-    was finished, over those that took steps; `steps` says how many were taken, and those runs have no accuracy after.
+    """A line of the table, over the runs of a row that went to their last step: {"mean", "low", "high"} over seeds of each
+    figure. Where none did, over those that stopped themselves; where none was finished, over those that took steps, which
+    have no accuracy after. `steps` says how many were taken at most, `stopped` how many runs stopped themselves.
 
     `tail` and `kl` are means over steps, `tail_last` is the mean of the last five; `masked_share` is of tokens, those of
     dropped sequences included.
     """
     finished = [run for run in runs if run["state"] == "finished" and run["dense_accuracy"]]
+    finished = [run for run in finished if is_whole(run)] or finished
     done = finished or [run for run in runs if run["steps"] and run["dense_accuracy"]]
     ends = [(run["dense_accuracy"][0][1], run["dense_accuracy"][-1][1]) for run in finished]
     figures = {
@@ -138,6 +146,7 @@ def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> d
         "rollout_seconds": [_mean(run["series"]["time/rollout_seconds"]) for run in done],
     }
     about_row = {"row": name, "about": about, "family": family, "seeds": len(done), "runs": len(runs)}
+    about_row["stopped"] = sum(bool(run["stopped"]) for run in runs)
     about_row["steps"] = max((len(run["series"]["reward/mean"]) for run in done), default=0)
     return about_row | {figure: _spread(values) for figure, values in figures.items()}
 
@@ -146,19 +155,26 @@ ORDER = ("finished", "cut", "failed", "waiting")
 """Of a run that several parts know, the first of these counts."""
 
 
-HARMLESS = {"model", "checkpoint_every_steps", "keep_checkpoints"}
-"""Settings in which parts may differ."""
+HARMLESS = {"model", "model_sha256", "checkpoint_every_steps", "keep_checkpoints"}
+"""In which parts may differ; the weights are compared where both parts name them."""
 
 
 def merge(paths: list[Path]) -> dict[str, Any]:
-    """One record from parts that were made with the same settings, rows in the grid's order. The machine and versions are
-    those of the first part, and each part's stand beside them."""
+    """One record from parts that were made with the same settings and weights, rows in the grid's order. The machine and
+    versions are those of the first part, and each part's stand beside them."""
     parts = [records.read(path, KIND) for path in paths]
     for name in sorted({name for part in parts for name in part["config"]} - HARMLESS):
         if any(part["config"].get(name) != parts[0]["config"].get(name) for part in parts):
             raise UserError(f"the parts differ in {name}", "merge only what was made with the same settings")
-    known = {row["row"]: row for part in parts for row in part["results"]["table"]}
-    table = {name: known[name] for name in grid(Settings.from_table(parts[0]["config"])) if name in known}
+    if len({part["config"].get("model_sha256") for part in parts} - {None}) > 1:
+        raise UserError("the parts differ in the weights of the model", "merge only what began with the same ones")
+    found = {row["row"]: row for part in parts for row in part["results"]["table"]}
+    settings = {name: value for name, value in parts[0]["config"].items() if name != "model_sha256"}
+    order = list(grid(Settings.from_table(settings)))
+    lost = sorted(set(found) - set(order))
+    if lost:
+        raise UserError(f"the study has no row {lost[0]!r}", "merge with the version that made the parts")
+    table = {name: found[name] for name in order if name in found}
     runs: dict[tuple[str, int], dict[str, Any]] = {}
     for run in [run for part in parts for run in part["results"]["runs"]]:
         known = runs.setdefault((run["row"], run["seed"]), run)

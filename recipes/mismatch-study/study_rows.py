@@ -3,7 +3,8 @@ Runs nothing."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import table_sums
 from table_sums import LEVELS
 
+from sparroll import files
 from sparroll.attention.selectors import PageMean
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
@@ -76,6 +78,13 @@ class Settings:
         for name in ("corrected_target", "distill_target"):
             if getattr(self, name) not in self.targets:
                 raise UserError(f"{name} must be one of the targets {self.targets}, got {getattr(self, name)}")
+        for name, said in (
+            ("targets", [f"{target:.2f}" for target in self.targets]),
+            ("eviction_budgets", self.eviction_budgets),
+        ):
+            if len(set(said)) < len(said):
+                given = getattr(self, name)
+                raise UserError(f"{name} name rows and must differ (targets in two decimals), got {given}")
 
     @property
     def selector(self) -> PageMean:
@@ -91,10 +100,28 @@ class Settings:
 
     @staticmethod
     def from_table(table: dict[str, Any]) -> Settings:
+        unknown = set(table) - {field.name for field in fields(Settings)}
+        if unknown:
+            raise UserError(f"the study has no setting {min(unknown)!r}", "go on with the version that wrote it")
         return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
 
 
-CALIBRATED_UNDER = ("level", "temperature", "top_k", "page_tokens", "first_tokens", "recent_tokens", "dense_layers")
+@cache
+def model_sha256(folder: str) -> str | None:
+    """Which weights a folder holds, whatever it is called: digests of its files, `+` between them; None if it has none."""
+    return "+".join(files.sha256(path) for path in sorted(Path(folder).glob("*.safetensors"))) or None
+
+
+CALIBRATED_UNDER = (
+    "level",
+    "temperature",
+    "dtype",
+    "top_k",
+    "page_tokens",
+    "first_tokens",
+    "recent_tokens",
+    "dense_layers",
+)
 CALIBRATED_UNDER += ("bin_tokens", "targets", "budgets", "calibration_prompts", "calibration_samples")
 """Settings that the calibrated schedules depend on, beside the model."""
 

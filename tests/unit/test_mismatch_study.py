@@ -78,6 +78,11 @@ def test_mistakes_are_named() -> None:
         chosen(Settings("folder"), ["fixed-tiss"])
     with pytest.raises(UserError, match="no level 77"):
         Settings("folder", level=77)
+    for same in ({"targets": (0.75, 0.754, 0.86)}, {"eviction_budgets": (1024, 1024)}):
+        with pytest.raises(UserError, match="must differ"):
+            Settings("folder", **same)
+    with pytest.raises(UserError, match="no setting 'eviction_budget'"):
+        Settings.from_table({"model": "folder", "eviction_budget": 1024})
     for name in ("corrected_target", "distill_target"):
         with pytest.raises(UserError, match=f"{name} must be one of"):
             Settings("folder", **{name: 0.5})
@@ -284,7 +289,10 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
     assert run["state"] == "finished" and [point[0] for point in run["dense_accuracy"]] == [0, 1, 2]
     for name in ("reward/mean", "mismatch/acceptance_q05", "rollout/kv_read_share", "time/rollout_seconds"):
         assert len(run["series"][name]) == 2
-    assert record["config"]["model"] == settings.model
+    # What it began with, but not where on this machine that was.
+    [weights] = Path(settings.model).glob("*.safetensors")
+    assert record["config"]["model"] == "model" and record["config"]["model_sha256"] == files.sha256(weights)
+    assert str(out) not in path.read_text()
     written = plots.draw(path, tmp_path, png=False)
     assert {each.name for each in written} == {"table.md", *(f"{name}.svg" for name in plots.FIGURES)}
     lines = (tmp_path / "table.md").read_text().splitlines()
@@ -292,32 +300,35 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
 
 
 def test_figures_hold_the_rows_of_which_a_run_went_to_its_end() -> None:
-    def run(state: str, steps: int) -> dict:
+    def run(row: str, state: str, steps: int, stopped: str = "") -> dict:
         names = ("reward/mean", "mismatch/acceptance_q05", "mismatch/kl_sparse_to_dense", "rollout/kv_read_share")
         names += ("rollout/response_tokens_mean", "time/step_seconds", "time/rollout_seconds")
         ends = [0, steps] if state == "finished" else [0]
         return {
+            "row": row,
             "state": state,
             "steps": steps,
+            "stopped": stopped,
             "dense_accuracy": [[step, 0.5, 0.4, 0.6] for step in ends],
             "series": {name: [0.1] * steps for name in names},
         }
 
-    rows = {
-        "dense": run("finished", 5),
-        "cut": run("cut", 5),
-        "stopped": run("finished", 3),
-        "waiting": run("waiting", 0),
-    }
-    table = [summary(name, "", "", [each]) for name, each in rows.items()]
+    runs = [
+        run("dense", "finished", 5),
+        run("cut", "cut", 5),
+        run("stopped", "finished", 3, "no token kept"),
+        run("waiting", "waiting", 0),
+    ]
+    table = [summary(each["row"], "", "", [each]) for each in runs]
     assert [(row["seeds"], row["steps"]) for row in table] == [(1, 5), (1, 5), (1, 3), (0, 0)]
     # A run that was cut has figures, and no accuracy after.
     assert table[1]["reward_last"]["mean"] == 0.1 and table[1]["accuracy_change"] is None
-    assert [row["row"] for row in plots._whole_rows({"table": table})] == ["dense"]
-    # A seed that stopped itself is no part of a row's progress.
-    runs = [run("finished", 5) | {"row": "dense"}, run("finished", 3) | {"row": "dense"}]
-    line = plots.progress({"table": [summary("dense", "", "dense", runs)], "runs": runs}).axes[0].lines[0]
-    assert list(line.get_xdata()) == [0, 5]
+    assert [row["row"] for row in plots._whole_rows({"table": table, "runs": runs})] == ["dense"]
+    # A seed that stopped itself is in no figure.
+    runs = [run("dense", "finished", 5), run("dense", "finished", 3, "no token kept")]
+    results = {"table": [summary("dense", "", "dense", runs)], "runs": runs}
+    assert list(plots.progress(results).axes[0].lines[0].get_xdata()) == [0, 5]
+    assert list(plots.accuracy(results).axes[0].lines[0].get_xdata()) == [0]
 
 
 def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_path, monkeypatch) -> None:
@@ -346,7 +357,30 @@ def test_a_later_study_takes_the_schedules_of_an_earlier_record(dry_study, tmp_p
     nothing = make_record(settings, tmp_path / "empty", chosen(settings, ["dense"]), [0], {})
     with pytest.raises(UserError, match="no calibration"):
         study.take_schedules(nothing, settings, tmp_path / "other")
+    table = json.loads(record.read_text())
+    for changed, why in (({"model_sha256": "another"}, "other weights"), ({"dtype": "bf16"}, "another dtype")):
+        files.write_json(tmp_path / "changed.json", table | {"config": table["config"] | changed})
+        with pytest.raises(UserError, match=why):
+            study.take_schedules(tmp_path / "changed.json", settings, tmp_path / "other")
+    del table["config"]["bin_tokens"], table["config"]["model_sha256"]
+    files.write_json(tmp_path / "changed.json", table)
+    with pytest.raises(UserError, match="another bin_tokens"):
+        study.take_schedules(tmp_path / "changed.json", settings, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_study_that_has_a_calibration_takes_no_other_one(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    record = make_record(settings, out, chosen(settings, ["calibrated-0.75"]), [0], {})
+    study.take_schedules(record, settings, tmp_path)
+    before = (tmp_path / "calibration" / "calibrated-0.75.toml").read_bytes()
+    study.take_schedules(record, settings, tmp_path)
+    table = json.loads(record.read_text())
+    table["results"]["calibration"]["calibrated-0.75"]["schedule"]["name"] = "another"
+    files.write_json(tmp_path / "another.json", table)
+    with pytest.raises(UserError, match="differs from that of"):
+        study.take_schedules(tmp_path / "another.json", settings, tmp_path)
+    assert (tmp_path / "calibration" / "calibrated-0.75.toml").read_bytes() == before
 
 
 def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> None:
@@ -366,8 +400,27 @@ def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> N
         merge([second, first])
 
 
+def test_merge_compares_weights_and_loses_no_row(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    table = json.loads(make_record(settings, out, chosen(settings, ["dense"]), [0], {}).read_text())
+
+    def part(name: str, **config: object) -> Path:
+        known = {key: value for key, value in (table["config"] | config).items() if value is not None}
+        return files.write_json(tmp_path / f"{name}.json", table | {"config": known})
+
+    first, older = part("first", model="elsewhere"), part("older", model_sha256=None)
+    assert len(merge([first, older])["results"]["runs"]) == 1
+    with pytest.raises(UserError, match="weights of the model"):
+        merge([first, part("other", model_sha256="another")])
+    with pytest.raises(UserError, match="no setting 'eviction_budget'"):
+        merge([part("foreign", eviction_budget=1024)])
+    table["results"]["table"][0]["row"] = "r_kv-none"
+    with pytest.raises(UserError, match="no row 'r_kv-none'"):
+        merge([part("renamed")])
+
+
 def test_a_row_is_summed_up_as_mean_and_range_over_its_finished_seeds() -> None:
-    def run(last: float, state: str = "finished") -> dict:
+    def run(last: float, state: str = "finished", stopped: str = "") -> dict:
         series = {
             "reward/mean": [0.1, last],
             "mismatch/acceptance_q05": [0.8, 0.9],
@@ -379,12 +432,26 @@ def test_a_row_is_summed_up_as_mean_and_range_over_its_finished_seeds() -> None:
             "time/step_seconds": [1, 3],
             "time/rollout_seconds": [1, 1],
         }
-        return {"state": state, "dense_accuracy": [[0, 0.5, 0.4, 0.6], [2, last, 0, 1]], "series": series}
+        ends = [[0, 0.5, 0.4, 0.6], [2, last, 0, 1]]
+        return {"state": state, "steps": 2, "stopped": stopped, "dense_accuracy": ends, "series": series}
 
-    found = summary("row", "about", "fixed", [run(0.6), run(0.8), run(0.0, "cut")])
-    assert found["seeds"] == 2 and found["runs"] == 3
+    stopped = [run(0.1, stopped="no token kept"), run(0.3, stopped="no token kept")]
+    found = summary("row", "about", "fixed", [run(0.6), run(0.8), run(0.0, "cut"), stopped[0]])
+    assert found["seeds"] == 2 and found["runs"] == 4 and found["stopped"] == 1
     assert found["accuracy_change"] == {"mean": 0.2, "low": 0.1, "high": 0.3}
     assert found["tail"]["mean"] == 0.85 and found["masked_share"]["mean"] == 0.1 and found["kv_saved_share"] is None
+    found = summary("row", "about", "fixed", [*stopped, run(0.0, "cut")])
+    assert found["seeds"] == found["stopped"] == 2 and found["accuracy_change"]["mean"] == -0.3
+
+
+@pytest.mark.parametrize("name", ["mismatch-study-h200", "mismatch-study-60-steps-h200"])
+def test_the_committed_tables_are_those_of_their_runs(name) -> None:
+    found = records.read(RECIPE.parents[1] / "benchmarks" / "results" / f"{name}.json", KIND)["results"]
+    for row in found["table"]:
+        made = summary(
+            row["row"], row["about"], row["family"], [run for run in found["runs"] if run["row"] == row["row"]]
+        )
+        assert made | row == made
 
 
 def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkeypatch, tmp_path) -> None:
@@ -396,3 +463,12 @@ def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkey
     monkeypatch.setattr(sys, "argv", [*arguments[:-1], "2e-4"])
     with pytest.raises(UserError, match="was begun with lr = 0.0001, not 0.0002"):
         study.read_settings(study.arguments())
+
+
+def test_settings_that_agree_need_not_be_named_all_again(monkeypatch, tmp_path) -> None:
+    arguments = ["study.py", "--out", str(tmp_path), "--targets", "0.5"]
+    others = ["--model", "folder", "--corrected-target", "0.5", "--distill-target", "0.5"]
+    monkeypatch.setattr(sys, "argv", arguments + others)
+    study.read_settings(study.arguments())
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert study.read_settings(study.arguments()).corrected_target == 0.5
