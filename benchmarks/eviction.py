@@ -6,8 +6,8 @@ Random weights: neither depends on them.
 
 Two lengths: one that stays within the budget, where a policy only keeps the books, and one far above it, where it
 compresses every so many steps and reads less. `seconds_per_step` is the time of a whole generation, the prompt's pass
-included, over its new tokens. `peak_kv_bytes` is the engine's own figure; on a GPU the allocator's peak
-above the weights stands beside it.
+included, over its new tokens. `peak_kv_bytes` is the engine's own figure; on a GPU the allocator's peak above the
+weights stands beside it.
 """
 
 from __future__ import annotations
