@@ -23,8 +23,9 @@ from matplotlib.figure import Figure  # noqa: E402
 from study_record import KIND, is_whole  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
+from sparroll.errors import UserError  # noqa: E402
 from sparroll.report import figures  # noqa: E402
-from sparroll.report.figures import BAD, DENSE, GOOD, QUIET, TARGET  # noqa: E402
+from sparroll.report.figures import BAD, DENSE, GOOD, QUIET  # noqa: E402
 
 FAMILY_COLOR = {
     "dense": DENSE,
@@ -34,8 +35,9 @@ FAMILY_COLOR = {
     "corrected": "#b7791f",
     "adaptive": "#5b6abf",
 }
-LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
-MARKS = "osD^v"
+LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)), (0, (6, 2, 2, 2)))
+MARKS = "osD^vPX*"
+"""Of the rows of a family, by their place in it."""
 PHASES = ("rollout", "score", "measure", "update", "distill", "weights", "ceiling")
 PHASE_COLOR = ("#0b7a75", "#5b6abf", "#b7791f", "#c8553d", "#8a4f7d", "#6b8e23", "#66727f")
 STYLE = {**figures.STYLE, "legend.fontsize": 8.5, "svg.hashsalt": "mismatch-study"}
@@ -86,7 +88,6 @@ def tail(results: dict[str, Any]) -> Figure:
     """5th percentile of the acceptance by step, one panel a family."""
     figure = _by_family(results, "mismatch/acceptance_q05", "tail: 5th percentile", smooth=1)
     for axes in figure.axes:
-        axes.axhline(0.86, color=TARGET, linewidth=1.2, linestyle=(0, (5, 3)))
         axes.set_ylim(0, 1)
     return figure
 
@@ -98,7 +99,7 @@ def cost(results: dict[str, Any]) -> Figure:
     rows = _whole_rows(results)
     for place, row in enumerate(rows):
         read, gain, color = row["kv_read_share"]["mean"], row["accuracy_change"], FAMILY_COLOR[row["family"]]
-        mark = MARKS[sum(other["family"] == row["family"] for other in rows[:place]) % len(MARKS)]
+        mark = MARKS[sum(other["family"] == row["family"] for other in rows[:place])]
         axes.plot([read, read], [gain["low"], gain["high"]], color=color, alpha=0.5)
         axes.plot(read, gain["mean"], mark, color=color, markersize=7, linestyle="", label=row["row"])
     figure.legend(loc="outside right upper")
@@ -146,7 +147,7 @@ def _by_family(results: dict[str, Any], metric: str, title: str, smooth: int) ->
 def _style(results: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """A colour for the family, and a kind of line for the row in it."""
     index = _rows_of(results, row["family"]).index(row)
-    return {"color": FAMILY_COLOR[row["family"]], "linestyle": LINES[index % len(LINES)]}
+    return {"color": FAMILY_COLOR[row["family"]], "linestyle": LINES[index]}
 
 
 def _rows_of(results: dict[str, Any], family: str) -> list[dict[str, Any]]:
@@ -222,6 +223,9 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Figure]] = {
 
 def draw(record: Path, out: Path, png: bool = False, only: Collection[str] = ()) -> list[Path]:
     results = records.read(record, KIND)["results"]
+    most = max(len(_rows_of(results, family)) for family in FAMILY_COLOR)
+    if most > len(LINES):
+        raise UserError(f"a family has {most} rows, and figures tell {len(LINES)} apart", "draw a record of fewer rows")
     out.mkdir(parents=True, exist_ok=True)
     written = [] if only else [files.write_text(out / "table.md", table(results))]
     for name, make in FIGURES.items():
@@ -243,8 +247,11 @@ def main() -> None:
     parser.add_argument("--png", action="store_true")
     parser.add_argument("--only", nargs="+", default=(), choices=list(FIGURES), help="these figures and no table")
     args = parser.parse_args()
-    for path in draw(args.record, args.out, args.png, args.only):
-        print(path)
+    try:
+        for path in draw(args.record, args.out, args.png, args.only):
+            print(path)
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

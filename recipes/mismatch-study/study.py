@@ -66,7 +66,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", nargs="+", help="only these; the record holds no others")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--gpus", type=int, nargs="*", help="default: all there are; none: the CPU")
+    parser.add_argument("--gpus", type=int, nargs="+", help="of those that this process sees; default: all")
     parser.add_argument("--at-once", type=int, default=4, help="runs that share a GPU, or the CPU")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--minutes", type=float, default=1e9, help="from the start of this process to its end")
@@ -116,9 +116,18 @@ def read_settings(args: argparse.Namespace) -> Settings:
         raise UserError("a new study needs --model, the folder that study_folder.py writes")
     if args.dry and not Path(given["model"]).exists():
         write_dry_model(Path(given["model"]))
-    settings = Settings(**given)
-    files.write_json(path, settings.table())
-    return settings
+    return Settings(**given)
+
+
+def gpus_of(settings: Settings, asked: list[int] | None) -> list[int]:
+    """The GPUs of this call; none for a study on the CPU."""
+    if settings.device == "cpu":
+        return []
+    seen = list(range(torch.cuda.device_count()))
+    missing = [str(gpu) for gpu in asked or [] if gpu not in seen]
+    if missing or not seen:
+        raise UserError(f"there is no GPU {', '.join(missing)}".strip(), f"GPUs here: {seen}; --device cpu needs none")
+    return asked or seen
 
 
 def take_schedules(path: Path, settings: Settings, out: Path) -> None:
@@ -182,17 +191,14 @@ def main() -> None:
     args = arguments()
     try:
         settings = read_settings(args)
-        rows = chosen(settings, args.rows)
+        rows, gpus = chosen(settings, args.rows), gpus_of(settings, args.gpus)
         if args.schedules_of:
             take_schedules(args.schedules_of, settings, args.out)
     except UserError as error:
-        sys.exit(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        sys.exit(f"error: {error}")
+    files.write_json(args.out / "settings.json", settings.table())
     seeds = [0] if args.dry else args.seeds
     write_fixed_schedule(settings, args.out)
-    cpu = settings.device == "cpu"
-    gpus = [] if cpu else args.gpus if args.gpus is not None else list(range(torch.cuda.device_count()))
-    if not gpus and not cpu:
-        sys.exit("error: there is no GPU\nhint: --device cpu")
     told: dict[str, str] = {}
 
     def on_change(outcomes: dict[str, Outcome]) -> None:

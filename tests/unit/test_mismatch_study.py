@@ -241,7 +241,7 @@ def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
     table_sums.register()
     out = tmp_path_factory.mktemp("study")
     study.write_dry_model(out / "model")
-    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,), corrected_target=0.75)
+    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,), corrected_target=0.75, distill_lr=2e-3)
     write_fixed_schedule(settings, out)
     study_worker.run_calibration(settings, out)
     study_worker.run_one(settings, out, "calibrated-0.75", 0)
@@ -264,6 +264,7 @@ def test_an_adapter_alone_is_trained_under_the_studys_settings(dry_study, tmp_pa
     study_distill.main()
     record = records.read(tmp_path / "adapter" / "result.json", "distill")
     assert record["results"]["steps"] == 2 and record["results"]["before"]["q05"] < 1
+    assert record["config"]["distill"]["lr"] == settings.distill_lr
     assert record["config"]["distill"]["objective"] == "kl" and record["config"]["distill"]["kl"] == "top_k"
     assert record["config"]["rollout"]["temperature"] == settings.temperature
     assert (tmp_path / "adapter/adapter/adapter_model.safetensors").is_file()
@@ -329,6 +330,16 @@ def test_figures_hold_the_rows_of_which_a_run_went_to_its_end() -> None:
     results = {"table": [summary("dense", "", "dense", runs)], "runs": runs}
     assert list(plots.progress(results).axes[0].lines[0].get_xdata()) == [0, 5]
     assert list(plots.accuracy(results).axes[0].lines[0].get_xdata()) == [0]
+
+
+def test_the_rows_of_a_family_are_told_apart_or_refused(tmp_path) -> None:
+    families = [row.family for row in rows(Settings("folder")).values()]
+    assert max(map(families.count, families)) <= len(set(plots.LINES)) == len(set(plots.MARKS))
+    whole = {"state": "finished", "stopped": ""}
+    table = [{"row": str(n), "family": "eviction", "accuracy_change": {"mean": 0.0}} for n in range(9)]
+    results = {"runs": [whole | {"row": row["row"]} for row in table], "table": table}
+    with pytest.raises(UserError, match="9 rows"):
+        plots.draw(records.write(tmp_path / "study.json", KIND, results), tmp_path / "figures")
 
 
 def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_path, monkeypatch) -> None:
@@ -457,7 +468,9 @@ def test_the_committed_tables_are_those_of_their_runs(name) -> None:
 def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkeypatch, tmp_path) -> None:
     arguments = ["study.py", "--out", str(tmp_path), "--model", "folder", "--lr", "1e-4"]
     monkeypatch.setattr(sys, "argv", arguments)
-    assert study.read_settings(study.arguments()).lr == 1e-4
+    begun = study.read_settings(study.arguments())
+    assert begun.lr == 1e-4
+    files.write_json(tmp_path / "settings.json", begun.table())
     monkeypatch.setattr(sys, "argv", arguments[:3])
     assert study.read_settings(study.arguments()).lr == 1e-4
     monkeypatch.setattr(sys, "argv", [*arguments[:-1], "2e-4"])
@@ -465,10 +478,19 @@ def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkey
         study.read_settings(study.arguments())
 
 
+@pytest.mark.parametrize(("asked", "named"), [([], "no GPU\n"), (["--gpus", "4", "5"], "no GPU 4, 5\n")])
+def test_without_its_gpus_a_study_is_not_begun(monkeypatch, tmp_path, asked, named) -> None:
+    monkeypatch.setattr(study.torch.cuda, "device_count", lambda: 2 if asked else 0)
+    monkeypatch.setattr(sys, "argv", ["study.py", "--out", str(tmp_path / "study"), "--model", "folder", *asked])
+    with pytest.raises(SystemExit, match=f"error: there is {named}hint: "):
+        study.main()
+    assert not (tmp_path / "study").exists()
+
+
 def test_settings_that_agree_need_not_be_named_all_again(monkeypatch, tmp_path) -> None:
     arguments = ["study.py", "--out", str(tmp_path), "--targets", "0.5"]
     others = ["--model", "folder", "--corrected-target", "0.5", "--distill-target", "0.5"]
     monkeypatch.setattr(sys, "argv", arguments + others)
-    study.read_settings(study.arguments())
+    files.write_json(tmp_path / "settings.json", study.read_settings(study.arguments()).table())
     monkeypatch.setattr(sys, "argv", arguments)
     assert study.read_settings(study.arguments()).corrected_target == 0.5
