@@ -329,7 +329,8 @@ def study() -> str:
         if _whole_runs(found, row["row"]):
             change = row["accuracy_change"]
             between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
-            gained = f"{change['mean']:+.3f}{between}"
+            stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
+            gained = f"{change['mean']:+.3f}{between}" + (f"; {stopped} more stopped early" if stopped else "")
         else:
             gained = _how_it_ended(found, row)
         rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *_means(row, names), seconds.get(row["row"], "")])

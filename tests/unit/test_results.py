@@ -100,6 +100,8 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
     assert lines["cut"][2:] == ["0.50", "0.500", "0.500", "50.0%", "0", "50%", "0.5"] and set(lines["waiting"][2:]) == {
         ""
     }
+    found["runs"].append(found["runs"][0] | {"steps": 2, "stopped": "no token kept"})
+    assert lines_of(tables.study())["whole"][1] == "+0.500; 1 more stopped early"
     longer = lines_of(tables.study_longer())
     assert longer["whole"][:2] == ["+0.200 (+0.200 to +0.200)", "+0.400 (+0.400 to +0.400)"]
     assert {name: line[:2] for name, line in longer.items() if name != "whole"} == {
