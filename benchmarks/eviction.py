@@ -1,11 +1,13 @@
 """What eviction costs and saves in HFEngine: seconds of a decode step, and bytes of the cache, dense and under each policy.
 Random weights: neither depends on them.
 
-    python benchmarks/eviction.py --device cuda --dtype bfloat16 --layers 28 --out benchmarks/results/eviction-h200.json
+    python benchmarks/eviction.py --device cuda --dtype bfloat16 --layers 8 --new 256 1024 \\
+        --out benchmarks/results/eviction-h200.json
 
 Two lengths: one that stays within the budget, where a policy only keeps the books, and one far above it, where it
-compresses every so many steps and reads less. `peak_kv_bytes` is the engine's own figure; on a GPU the allocator's peak
-above the weights stands beside it.
+compresses every so many steps and reads less. `seconds_per_step` is the time of a whole generation, the prompt's pass
+included, over its new tokens. `peak_kv_bytes` is the engine's own figure; on a GPU the allocator's peak above the
+weights stands beside it.
 """
 
 from __future__ import annotations
@@ -87,6 +89,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3, help="timed runs of each case; the median counts")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
+    if options.repeats < 1:
+        parser.error("--repeats must be at least 1")
     started = time.perf_counter()
     model = build(options)
     policies = [None, *(make_compression(kind, budget_tokens=options.budget) for kind in compression_kinds())]
@@ -105,7 +109,7 @@ def main() -> None:
         name = policy.name if policy else "dense"
         step, kept = 1000 * row["seconds_per_step"], row["peak_kv_bytes"] / 2**20
         print(
-            f"{new_tokens:6} new  {name:14} {step:8.2f} ms a step  {kept:9.1f} MB, saved {row['kv_saved_share']:6.1%}"
+            f"{new_tokens:6} new  {name:14} {step:8.2f} ms a step  {kept:9.1f} MiB, saved {row['kv_saved_share']:6.1%}"
         )
     print(f"wrote {path}")
 

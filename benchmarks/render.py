@@ -278,18 +278,21 @@ def sparse_training_model() -> str:
 
 
 def training_step() -> str:
-    """Seconds of each case's last step, and how much faster it is than the dense one."""
-    found = [row for row in results("training-step-h200", "training-step") if row["steps"]]
-    last = {row["case"]: row["steps"][-1] for row in found}
-    # A first step also measures the ceiling.
-    whole = {case: step["step_seconds"] - step.get("ceiling_seconds", 0.0) for case, step in last.items()}
+    """Seconds of each finished case's last step, and how much faster it is than the dense one. A first step, which
+    compiles and measures the ceiling, says nothing of the others."""
+    found = results("training-step-h200", "training-step")
+    finished = [row for row in found if row["state"] == "finished" and row["steps"][-1]["step"] > 1]
+    last = {row["case"]: row["steps"][-1] for row in finished}
     rows = []
     for row in found:
         case, schedule = row["case"], row["schedule"].rpartition("-")[2]
         what = schedule if row["correction"] == "none" else f"{schedule}, {row['correction'].upper()}"
-        parts = [last[case].get(f"{name}_seconds") for name in ("rollout", "score", "update", "distill")]
-        times = ["" if seconds is None else f"{seconds:.1f}" for seconds in [*parts, whole[case]]]
-        speedup = f"{whole['dense'] / whole[case]:.2f}x"
+        times, speedup = ["", "", "", "", row["state"]], ""
+        if case in last:
+            parts = [last[case].get(f"{name}_seconds") for name in ("rollout", "score", "update", "distill", "step")]
+            times = ["" if seconds is None else f"{seconds:.1f}" for seconds in parts]
+        if case in last and "dense" in last:
+            speedup = f"{last['dense']['step_seconds'] / last[case]['step_seconds']:.2f}x"
         rows.append([f"`{case}`", f"{what}, adapter" if row["distill"] else what, *times, speedup])
     head = ["case", "what", "rollouts, s", "scoring, s", "update, s", "adapter, s", "step, s", "end to end"]
     return table(head, rows)
@@ -316,44 +319,63 @@ def _before_and_after(record: str) -> str:
 
 
 def study() -> str:
-    """A line for each row of the study. Seconds are the pilot's, whose runs all had the same company."""
-    pilot = results("mismatch-study-pilot-h200", "mismatch-study")["table"]
-    seconds = {row["row"]: f"{row['step_seconds']['mean']:.1f}" for row in pilot}
-    found = records.read(RESULTS / "mismatch-study-h200.json", "mismatch-study")
+    """A line for each row of the study."""
+    found = results("mismatch-study-h200", "mismatch-study")
+    names = ("reward_last", "tail_last", "worst_tail_last", "kl", "masked_share", "response_tokens", "kv_read_share")
     rows = []
-    for row in found["results"]["table"]:
-        if row["steps"] < found["config"]["steps"]:
-            gained = f"stopped itself by step {row['steps']}"
-        else:
+    for row in found["table"]:
+        if _whole_runs(found, row["row"]):
             change = row["accuracy_change"]
             between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
-            gained = f"{change['mean']:+.3f}{between}"
-        mean = {name: of["mean"] for name, of in row.items() if isinstance(of, dict)}
-        figures = [f"{mean['reward_last']:.2f}", down(mean["tail_last"]), f"{mean['kl']:.3f}"]
-        figures += [f"{mean['masked_share']:.1%}", f"{mean['response_tokens']:.0f}", f"{mean['kv_read_share']:.0%}"]
-        rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *figures, seconds.get(row["row"], "")])
-    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "tokens masked"]
-    return table([*head, "response tokens", "KV read", "s a step"], rows)
+            stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
+            gained = f"{change['mean']:+.3f}{between}" + (f"; {stopped} more stopped early" if stopped else "")
+        else:
+            gained = _how_it_ended(found, row)
+        rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *_means(row, names)])
+    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
+    return table([*head, "tokens masked", "response tokens", "KV read"], rows)
+
+
+def _whole_runs(found: dict[str, Any], row: str) -> list[dict[str, Any]]:
+    """The row's runs that went to their last step."""
+    return [run for run in found["runs"] if run["row"] == row and run["state"] == "finished" and not run["stopped"]]
+
+
+def _how_it_ended(found: dict[str, Any], row: dict[str, Any]) -> str:
+    """Of a row without whole runs: what became of the run that came furthest."""
+    runs = [run for run in found["runs"] if run["row"] == row["row"]]
+    if any(run["stopped"] for run in runs):
+        return f"stopped itself by step {row['steps']}"
+    last = max(runs, key=lambda run: run["steps"])
+    return f"{last['state']} at step {last['steps']}" if last["steps"] else last["state"]
+
+
+def _means(row: dict[str, Any], names: Sequence[str]) -> list[str]:
+    """Figures of a row of the study; empty where it has none."""
+    forms = {"reward_last": "{:.2f}", "kl": "{:.3f}", "masked_share": "{:.1%}"}
+    forms |= {"response_tokens": "{:.0f}", "kv_read_share": "{:.0%}"}
+    means = {name: row[name]["mean"] for name in names if row.get(name)}
+    made = {name: forms[name].format(mean) if name in forms else down(mean) for name, mean in means.items()}
+    return [made.get(name, "") for name in names]
 
 
 def study_longer() -> str:
     """The rows that were trained for 60 steps: change of dense accuracy half way and at the end."""
     found = results("mismatch-study-60-steps-h200", "mismatch-study")
-    rows = []
+    names, rows = ("reward_last", "tail_last", "worst_tail_last", "kl", "kv_read_share"), []
     for row in found["table"]:
-        runs = [run["dense_accuracy"] for run in found["runs"] if run["row"] == row["row"]]
+        runs = [run["dense_accuracy"] for run in _whole_runs(found, row["row"])]
         half, whole = ([run[place][1] - run[0][1] for run in runs] for place in (1, 2))
-        changes = [f"{statistics.mean(of):+.3f} ({min(of):+.3f} to {max(of):+.3f})" for of in (half, whole)]
-        mean = {name: of["mean"] for name, of in row.items() if isinstance(of, dict)}
-        figures = [f"{mean['reward_last']:.2f}", down(mean["tail_last"]), f"{mean['kl']:.3f}"]
-        rows.append([f"`{row['row']}`", *changes, *figures, f"{mean['kv_read_share']:.0%}"])
-    steps = [point[0] for point in found["runs"][0]["dense_accuracy"]]
+        changes = [f"{statistics.mean(of):+.3f} ({min(of):+.3f} to {max(of):+.3f})" for of in (half, whole) if of]
+        changes = changes or ["", _how_it_ended(found, row)]
+        rows.append([f"`{row['row']}`", *changes, *_means(row, names)])
+    steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
     changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
-    return table(["row", *changes, "reward of its rollouts", "tail", "KL", "KV read"], rows)
+    return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
 
 
 def eviction() -> str:
-    """Bytes of the cache above the budget; seconds were disturbed (the record says by what)."""
+    """Bytes of the cache above the budget, and milliseconds of a step."""
     rows = []
     found = results("eviction-h200", "eviction")["runs"]
     longest = max(run["new_tokens"] for run in found)
@@ -363,20 +385,21 @@ def eviction() -> str:
         policy = run["policy"]
         peaks = [f"{run[name] / 2**20:.0f}" for name in ("peak_kv_bytes", "allocator_peak_bytes")]
         name = f"`{policy['kind']}`, {policy['budget_tokens']} tokens" if policy else "dense"
-        rows.append([name, *peaks, f"{run['kv_saved_share']:.0%}"])
-    return table(["policy", "peak of the cache, MiB", "peak of the allocator, MiB", "saved"], rows)
+        rows.append([name, *peaks, f"{run['kv_saved_share']:.0%}", f"{1000 * run['seconds_per_step']:.1f}"])
+    return table(["policy", "peak of the cache, MiB", "peak of the allocator, MiB", "saved", "ms a step"], rows)
 
 
 def study_distilled() -> str:
     """Tail in groups of five steps, mean over the seeds that got there, under one schedule with and without an adapter."""
-    runs = results("mismatch-study-h200", "mismatch-study")["runs"]
-    rows = []
+    found = records.read(RESULTS / "mismatch-study-h200.json", "mismatch-study")
+    starts, rows = range(0, found["config"]["steps"] - 4, 5), []
     for name in ("calibrated-0.75", "distill", "distill-kl"):
-        tails = [run["series"]["mismatch/acceptance_q05"] for run in runs if run["row"] == name]
-        groups = [[tail[start : start + 5] for tail in tails if len(tail) >= start + 5] for start in range(0, 25, 5)]
-        means = [statistics.mean(value for part in group for value in part) for group in groups]
-        rows.append([f"`{name}`", *(down(mean) for mean in means)])
-    return table(["tail, steps", "1 to 5", "6 to 10", "11 to 15", "16 to 20", "21 to 25"], rows)
+        runs = [run for run in found["results"]["runs"] if run["row"] == name]
+        tails = [run["series"].get("mismatch/acceptance_q05", []) for run in runs]
+        groups = [[tail[start : start + 5] for tail in tails if len(tail) >= start + 5] for start in starts]
+        means = [down(statistics.mean(value for part in group for value in part)) if group else "" for group in groups]
+        rows.append([f"`{name}`", *means])
+    return table(["tail, steps", *(f"{start + 1} to {start + 5}" for start in starts)], rows)
 
 
 def study_eviction() -> str:

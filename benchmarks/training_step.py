@@ -1,12 +1,13 @@
 """What a whole training step costs where rollouts are most of it: with dense rollouts, with sparse ones, and with sparse
 ones and DistillSparse. Weights are random: times depend on shapes and lengths alone.
 
-    python benchmarks/training_step.py --out benchmarks/results/training-step-h200.json --work /tmp/step --gpus 0 1 2 3
+    python benchmarks/training_step.py --out benchmarks/results/training-step-h200.json --work /tmp/step \\
+        --response-tokens 12288 --kv-cache-gib 52 --cases dense distill sparse --gpus 0 1 2
 
 Each case is `sparroll.train.train` in a process of its own on one GPU: Qwen3-1.7B's shape, 4 prompts x 8 rollouts of
-16,384 tokens (nothing ends a response), vLLM, bf16. Rewards are drawn from the responses, so that the policy really
+12,288 tokens (nothing ends a response), vLLM, bf16. Rewards are drawn from the responses, so that the policy really
 moves. The last step counts: what is compiled is compiled in the first, and in the first sparse runs measure their dense
-ceiling, one dense rollout. No run writes a checkpoint.
+ceiling, one dense rollout. Each speed-up is of that one step. No run writes a checkpoint.
 `--dry` runs everything with a tiny model on the CPU, where the figures say nothing.
 """
 
@@ -23,8 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "mismatch-study"))
+
 import torch
 from random_models import random_qwen3
+from study_jobs import visible_device
 
 from sparroll import records
 from sparroll.attention.selectors import PageMean
@@ -168,7 +172,10 @@ class Run:
         self.began, self.cut = time.perf_counter(), False
         self.log = options.work / f"{name}.log"
         # Each has a compile cache of its own: two that begin together would write the same files.
-        own = {"CUDA_VISIBLE_DEVICES": "" if options.dry else str(gpu), "VLLM_CACHE_ROOT": f"{self.folder}-vllm"}
+        own = {
+            "CUDA_VISIBLE_DEVICES": "" if options.dry else visible_device(gpu),
+            "VLLM_CACHE_ROOT": f"{self.folder}-vllm",
+        }
         command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--one", name]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -254,14 +261,18 @@ def run_all(options: argparse.Namespace, until: float, on_end: Any) -> list[Run]
 
 
 def table(found: list[dict[str, Any]]) -> str:
+    """Of the cases that finished a step after their first, the last one."""
     columns = ("rollout", "score", "update", "distill", "step")
     lines = [f"{'case':12}" + "".join(f"{name + ' s':>11}" for name in columns) + f"{'speed-up':>11}"]
-    last = {row["case"]: row["steps"][-1] for row in found if row["steps"]}
-    for name, step in last.items():
-        # Only the first step has a ceiling to measure.
-        whole = {case: of["step_seconds"] - of.get("ceiling_seconds", 0.0) for case, of in last.items()}
-        times = [step.get(f"{column}_seconds", 0.0) for column in columns[:-1]] + [whole[name]]
-        speedup = f"{whole['dense'] / whole[name]:.2f}x" if "dense" in whole else ""
+    finished = [row for row in found if row["state"] == "finished" and row["steps"][-1]["step"] > 1]
+    last = {row["case"]: row["steps"][-1] for row in finished}
+    for row in found:
+        name, step = row["case"], last.get(row["case"])
+        if step is None:
+            lines.append(f"{name:12} {row['state']}")
+            continue
+        times = [step.get(f"{column}_seconds", 0.0) for column in columns]
+        speedup = f"{last['dense']['step_seconds'] / step['step_seconds']:.2f}x" if "dense" in last else ""
         lines.append(f"{name:12}" + "".join(f"{seconds:11.2f}" for seconds in times) + f"{speedup:>11}")
     return "\n".join(lines)
 
@@ -293,7 +304,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
     if parser.parse_args().dry:
         parser.set_defaults(**DRY)
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.steps < 2 and not options.dry:
+        parser.error("--steps must be at least 2: a first step compiles, and says nothing of the others")
+    return options
 
 
 def main() -> None:
@@ -310,7 +324,6 @@ def main() -> None:
         raise SystemExit(f"{options.work} already holds a run of {taken[0]}\nhint: give --work another folder")
     options.work.mkdir(parents=True, exist_ok=True)
     config = {name: value for name, value in vars(options).items() if name not in ("out", "work", "one")}
-    config["runs"] = {name: config_of(options, name) for name in options.cases}
     write_model(options)
     print(f"wrote the model after {time.perf_counter() - started:.0f} s", flush=True)
 

@@ -12,9 +12,6 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
-# Every batch has a shape of its own, and cuDNN's attention plans anew for each.
-torch.backends.cuda.enable_cudnn_sdp(False)
-
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor]
 """(layer, query [B, H, S, D], key [B, K, S, D], value) -> [B, H, S, D]"""
 

@@ -3,14 +3,14 @@
 python recipes/mismatch-study/measure.py --packed runs/study-model --out runs/study-model/measure.json
 
 Everything on one GPU in about a minute; after --minutes nothing new is begun. The tail is teacher-forced on the model's
-own samples at --tail-level and temperature 1. `harm` is what the two policies do not share on tokens that an answer
-depends on, summed over a response: about the number of such tokens that go another way.
+own samples at --tail-level and the first of --temperatures, those of the expected length. `harm` is what the two policies
+do not share on tokens that an answer depends on, summed over a response: about the number of such tokens that go another
+way.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import sys
 import time
@@ -25,6 +25,7 @@ from lean_qwen3 import sample  # noqa: E402
 from study_folder import load_packed, new_config, small_config  # noqa: E402
 from table_sums import EOS, LEVELS, WORD_ID, Role, TableSums, problem, words  # noqa: E402
 
+from sparroll import files, records  # noqa: E402
 from sparroll.attention.selectors import PageMean  # noqa: E402
 from sparroll.engines.scoring import Scorer  # noqa: E402
 from sparroll.schedule import Schedule  # noqa: E402
@@ -100,7 +101,8 @@ def references(level: int, count: int) -> list[tuple[list, list]]:
 
 
 def tails(model, level: int, pairs: list, settings: list, bin_tokens: int, deadline: float) -> list[dict]:
-    """A row per (page, budget, context bin), and one over all bins with `from_context` None."""
+    """A row per (page, budget, context bin), and one over all bins with `from_context` None. Only responses of exactly the
+    expected length count: in those each token has its role."""
     shape = LEVELS[level]
     whole = [pair for pair in pairs if len(pair[1]) == shape.response_tokens]
     rollouts = [Rollout(prompt, response, torch.zeros(len(response)), "stop") for prompt, response in whole]
@@ -141,6 +143,8 @@ def main() -> None:
     args, began, found = arguments(), time.time(), {"accuracy": [], "tail": []}
     deadline = began + 60 * args.minutes
     torch.set_float32_matmul_precision("high")
+    # Every level has a shape of its own, and cuDNN's attention plans anew for each.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     model = load_packed(args.packed, small_config() if args.small else new_config()).to(args.device)
     settings = [(4, 56), (4, 96)] if args.dry else SETTINGS
     levels = [args.tail_level, *(level for level in args.levels if level != args.tail_level)]
@@ -156,7 +160,8 @@ def main() -> None:
                 enough = began + 60 * args.minutes * 0.6
                 found["tail"] = tails(model, level, kept, settings, args.bin_tokens, enough)
             found["measure_seconds"] = round(time.time() - began, 1)
-            args.out.write_text(json.dumps(found, indent=1) + "\n")
+            # A bin may hold no token of a role; its mean is null.
+            files.write_json(args.out, records.plain(found))
     print(f"wrote {args.out} after {found['measure_seconds']} s", flush=True)
 
 

@@ -20,11 +20,12 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 import matplotlib as mpl  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
-from study_record import KIND  # noqa: E402
+from study_record import KIND, is_whole  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
+from sparroll.errors import UserError  # noqa: E402
 from sparroll.report import figures  # noqa: E402
-from sparroll.report.figures import BAD, DENSE, GOOD, QUIET, TARGET  # noqa: E402
+from sparroll.report.figures import BAD, DENSE, GOOD, QUIET  # noqa: E402
 
 FAMILY_COLOR = {
     "dense": DENSE,
@@ -34,8 +35,9 @@ FAMILY_COLOR = {
     "corrected": "#b7791f",
     "adaptive": "#5b6abf",
 }
-LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)))
-MARKS = "osD^v"
+LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)), (0, (6, 2, 2, 2)))
+MARKS = "osD^vPX*"
+"""Of the rows of a family, by their place in it."""
 PHASES = ("rollout", "score", "measure", "update", "distill", "weights", "ceiling")
 PHASE_COLOR = ("#0b7a75", "#5b6abf", "#b7791f", "#c8553d", "#8a4f7d", "#6b8e23", "#66727f")
 STYLE = {**figures.STYLE, "legend.fontsize": 8.5, "svg.hashsalt": "mismatch-study"}
@@ -49,7 +51,7 @@ def accuracy(results: dict[str, Any]) -> Figure:
     for place, row in enumerate(table):
         color = FAMILY_COLOR[row["family"]]
         axes.barh(place, row["accuracy_change"]["mean"], color=color, alpha=0.35)
-        seeds = [_change(run) for run in _finished(results, row["row"])]
+        seeds = [_change(run) for run in _whole_runs(results, row["row"])]
         axes.plot(seeds, [place] * len(seeds), "o", color=color, markersize=5)
     axes.axvline(0, color=QUIET, linewidth=1)
     axes.set_yticks(range(len(table)), [row["row"] for row in table])
@@ -63,8 +65,7 @@ def progress(results: dict[str, Any]) -> Figure:
     figure = Figure(figsize=(9.5, 4.6), layout="constrained")
     axes = figure.subplots()
     for row in _whole_rows(results):
-        finished = _finished(results, row["row"])
-        runs = [run["dense_accuracy"] for run in finished if run["steps"] == row["steps"]]
+        runs = [run["dense_accuracy"] for run in _whole_runs(results, row["row"])]
         steps = [point[0] for point in runs[0]]
         changes = list(zip(*([point[1] - run[0][1] for point in run] for run in runs), strict=True))
         style = _style(results, row)
@@ -87,7 +88,6 @@ def tail(results: dict[str, Any]) -> Figure:
     """5th percentile of the acceptance by step, one panel a family."""
     figure = _by_family(results, "mismatch/acceptance_q05", "tail: 5th percentile", smooth=1)
     for axes in figure.axes:
-        axes.axhline(0.86, color=TARGET, linewidth=1.2, linestyle=(0, (5, 3)))
         axes.set_ylim(0, 1)
     return figure
 
@@ -99,7 +99,7 @@ def cost(results: dict[str, Any]) -> Figure:
     rows = _whole_rows(results)
     for place, row in enumerate(rows):
         read, gain, color = row["kv_read_share"]["mean"], row["accuracy_change"], FAMILY_COLOR[row["family"]]
-        mark = MARKS[sum(other["family"] == row["family"] for other in rows[:place]) % len(MARKS)]
+        mark = MARKS[sum(other["family"] == row["family"] for other in rows[:place])]
         axes.plot([read, read], [gain["low"], gain["high"]], color=color, alpha=0.5)
         axes.plot(read, gain["mean"], mark, color=color, markersize=7, linestyle="", label=row["row"])
     figure.legend(loc="outside right upper")
@@ -118,7 +118,7 @@ def seconds(results: dict[str, Any]) -> Figure:
     for place, row in enumerate(table):
         start = 0.0
         for phase, color in zip(PHASES, PHASE_COLOR, strict=True):
-            values = [_series_mean(run, f"time/{phase}_seconds") for run in _finished(results, row["row"])]
+            values = [_series_mean(run, f"time/{phase}_seconds") for run in _whole_runs(results, row["row"])]
             width = fmean(values) if values else 0.0
             axes.barh(place, width, left=start, color=color, label=phase if not place else None)
             start += width
@@ -135,7 +135,7 @@ def _by_family(results: dict[str, Any], metric: str, title: str, smooth: int) ->
     panels = figure.subplots(1, max(1, len(families)), sharey=True, squeeze=False)[0]
     for axes, family in zip(panels, families, strict=False):
         for row in [*_rows_of(results, "dense"), *_rows_of(results, family)]:
-            curve = _mean_curve([run["series"][metric] for run in _finished(results, row["row"])], smooth)
+            curve = _mean_curve([run["series"][metric] for run in _whole_runs(results, row["row"])], smooth)
             axes.plot(range(1, len(curve) + 1), curve, label=row["row"], linewidth=1.6, **_style(results, row))
         axes.set_title(family)
         axes.set_xlabel("step")
@@ -147,7 +147,7 @@ def _by_family(results: dict[str, Any], metric: str, title: str, smooth: int) ->
 def _style(results: dict[str, Any], row: dict[str, Any]) -> dict[str, Any]:
     """A colour for the family, and a kind of line for the row in it."""
     index = _rows_of(results, row["family"]).index(row)
-    return {"color": FAMILY_COLOR[row["family"]], "linestyle": LINES[index % len(LINES)]}
+    return {"color": FAMILY_COLOR[row["family"]], "linestyle": LINES[index]}
 
 
 def _rows_of(results: dict[str, Any], family: str) -> list[dict[str, Any]]:
@@ -156,12 +156,11 @@ def _rows_of(results: dict[str, Any], family: str) -> list[dict[str, Any]]:
 
 def _whole_rows(results: dict[str, Any]) -> list[dict[str, Any]]:
     """Rows of which a run went to its last step."""
-    most = max((row["steps"] for row in results["table"]), default=0)
-    return [row for row in results["table"] if most and row["steps"] == most and row["accuracy_change"]]
+    return [row for row in results["table"] if _whole_runs(results, row["row"]) and row["accuracy_change"]]
 
 
-def _finished(results: dict[str, Any], row: str) -> list[dict[str, Any]]:
-    return [run for run in results["runs"] if run["row"] == row and run["state"] == "finished"]
+def _whole_runs(results: dict[str, Any], row: str) -> list[dict[str, Any]]:
+    return [run for run in results["runs"] if run["row"] == row and is_whole(run)]
 
 
 def _change(run: dict[str, Any]) -> float:
@@ -175,7 +174,7 @@ def _series_mean(run: dict[str, Any], name: str) -> float:
 
 def _mean_curve(curves: list[list[float]], smooth: int) -> list[float]:
     """Mean over seeds at each step, then over the last `smooth` steps."""
-    means = [fmean(values) for values in zip(*curves, strict=False)]
+    means = [fmean(values) for values in zip(*curves, strict=True)]
     return [fmean(means[max(0, end - smooth) : end]) for end in range(1, len(means) + 1)]
 
 
@@ -224,6 +223,9 @@ FIGURES: dict[str, Callable[[dict[str, Any]], Figure]] = {
 
 def draw(record: Path, out: Path, png: bool = False, only: Collection[str] = ()) -> list[Path]:
     results = records.read(record, KIND)["results"]
+    most = max(len(_rows_of(results, family)) for family in FAMILY_COLOR)
+    if most > len(LINES):
+        raise UserError(f"a family has {most} rows, and figures tell {len(LINES)} apart", "draw a record of fewer rows")
     out.mkdir(parents=True, exist_ok=True)
     written = [] if only else [files.write_text(out / "table.md", table(results))]
     for name, make in FIGURES.items():
@@ -245,8 +247,11 @@ def main() -> None:
     parser.add_argument("--png", action="store_true")
     parser.add_argument("--only", nargs="+", default=(), choices=list(FIGURES), help="these figures and no table")
     args = parser.parse_args()
-    for path in draw(args.record, args.out, args.png, args.only):
-        print(path)
+    try:
+        for path in draw(args.record, args.out, args.png, args.only):
+            print(path)
+    except UserError as error:
+        sys.exit(f"error: {error}")
 
 
 if __name__ == "__main__":

@@ -16,16 +16,13 @@ import time
 BEGAN = time.time()
 
 import argparse  # noqa: E402
-import json  # noqa: E402
 import math  # noqa: E402
 import os  # noqa: E402
-import platform  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-import transformers  # noqa: E402
 
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
@@ -35,6 +32,8 @@ from skill import skill  # noqa: E402
 from study_folder import load_packed, new_config, new_model, pack, small_config, stored_weights, write_folder  # noqa: E402
 from table_batches import EARLIER_SHARE, STAGES, Batches  # noqa: E402
 from table_sums import LEVELS, Role, Shape, problem  # noqa: E402
+
+from sparroll import files, records  # noqa: E402
 
 LEARNED = {
     "lookup": (0.15, 0.1, 0.03),
@@ -51,7 +50,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="also write a transformers folder here")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--minutes", type=float, default=6.8, help="from the start of the process to the last step")
-    parser.add_argument("--steps", type=int, default=0, help="stop after so many steps, whatever the clock says")
+    parser.add_argument(
+        "--steps", type=int, default=0, help="stop after so many steps, or earlier when the time is over"
+    )
     parser.add_argument("--lr", type=float, default=1.2e-3)
     parser.add_argument("--warmup-steps", type=int, default=200)
     parser.add_argument("--cool-share", type=float, default=0.3)
@@ -67,7 +68,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=max(1, min(14, (os.cpu_count() or 2) - 2)))
     parser.add_argument("--log-seconds", type=float, default=3.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--commit", default="")
+    parser.add_argument("--commit", help="for the record, where the sources are no checkout")
     parser.add_argument("--compile", action="store_true", help="torch.compile the training forward, shapes dynamic")
     parser.add_argument("--small", action="store_true", help="a model for a CPU")
     parser.add_argument("--dry", action="store_true", help="small model, few steps, short tables")
@@ -191,20 +192,13 @@ def last_look(trainer: Trainer) -> dict[str, dict[str, float]]:
 
 def new_record(trainer: Trainer) -> dict:
     args = trainer.args
-    gpu = torch.cuda.get_device_name(0) if args.device == "cuda" else None
-    versions = {
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
     paths = ("out", "folder", "start_from")
     return {
         "config": {name: value for name, value in vars(args).items() if name not in (*paths, "commit")},
         "continues": args.start_from is not None,
         "parameters": sum(p.numel() for p in trainer.model.parameters()),
-        "commit": args.commit,
-        "hardware": {"gpu": gpu, "cpus": os.cpu_count(), "machine": platform.machine()},
-        "versions": versions,
+        **records.provenance(),
+        **({"commit": args.commit} if args.commit else {}),
         "seed": args.seed,
         "loss_curve": [],
     }
@@ -214,6 +208,8 @@ def main() -> None:
     args = arguments()
     args.out.mkdir(parents=True, exist_ok=True)
     torch.set_float32_matmul_precision("high")
+    # Every batch has a shape of its own, and cuDNN's attention plans anew for each.
+    torch.backends.cuda.enable_cudnn_sdp(False)
     trainer = Trainer(args)
     record = new_record(trainer)
     print(f"{record['parameters'] / 1e6:.1f}M parameters, started after {time.time() - BEGAN:.1f} s", flush=True)
@@ -222,13 +218,13 @@ def main() -> None:
     weights = stored_weights(trainer.model)
     # Saved before anything else can go wrong.
     paths = pack(weights, args.out)
-    (args.out / "train.json").write_text(json.dumps(record, indent=1) + "\n")
+    files.write_json(args.out / "train.json", records.plain(record))
     if args.folder:
         write_folder(args.folder, weights, trainer.config)
     record["skill"] = last_look(trainer)
     for setting, found in record["skill"].items():
         print(setting, {name: round(value, 5) for name, value in found.items()}, flush=True)
-    (args.out / "train.json").write_text(json.dumps(record, indent=1) + "\n")
+    files.write_json(args.out / "train.json", records.plain(record))
     sizes = ", ".join(f"{path.name} {path.stat().st_size / 1e6:.1f} MB" for path in paths)
     print(f"wrote train.json, {sizes} after {time.time() - BEGAN:.1f} s", flush=True)
 

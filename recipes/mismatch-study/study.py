@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import signal
 import sys
 import time
 from dataclasses import fields
@@ -25,7 +26,15 @@ import torch  # noqa: E402
 from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
 from study_jobs import GRACE_SECONDS, Job, Outcome, run_jobs  # noqa: E402
 from study_record import KIND, make_record  # noqa: E402
-from study_rows import CALIBRATED_UNDER, Row, Settings, chosen, schedule_path, write_fixed_schedules  # noqa: E402
+from study_rows import (  # noqa: E402
+    CALIBRATED_UNDER,
+    Row,
+    Settings,
+    chosen,
+    model_sha256,
+    schedule_path,
+    write_fixed_schedules,
+)
 
 from sparroll import files, records  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
@@ -58,7 +67,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--rows", nargs="+", help="only these; the record holds no others")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--gpus", type=int, nargs="*", help="default: all there are; none: the CPU")
+    parser.add_argument("--gpus", type=int, nargs="+", help="of those that this process sees; default: all")
     parser.add_argument("--at-once", type=int, default=4, help="runs that share a GPU, or the CPU")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
     parser.add_argument("--minutes", type=float, default=1e9, help="from the start of this process to its end")
@@ -98,7 +107,7 @@ def read_settings(args: argparse.Namespace) -> Settings:
         given.setdefault("model", str((args.out / "model").resolve()))
     if path.is_file():
         before = json.loads(path.read_text())
-        for name, value in Settings(**{"model": before["model"], **given}).table().items():
+        for name, value in Settings.from_table({**before, **given}).table().items():
             if name in given and before.get(name) != value:
                 raise UserError(
                     f"{args.out} was begun with {name} = {before.get(name)!r}, not {value!r}", "use another --out"
@@ -108,23 +117,37 @@ def read_settings(args: argparse.Namespace) -> Settings:
         raise UserError("a new study needs --model, the folder that study_folder.py writes")
     if args.dry and not Path(given["model"]).exists():
         write_dry_model(Path(given["model"]))
-    settings = Settings(**given)
-    files.write_json(path, settings.table())
-    return settings
+    return Settings(**given)
+
+
+def gpus_of(settings: Settings, asked: list[int] | None) -> list[int]:
+    """The GPUs of this call; none for a study on the CPU."""
+    if settings.device == "cpu":
+        return []
+    seen = list(range(torch.cuda.device_count()))
+    missing = [str(gpu) for gpu in asked or [] if gpu not in seen]
+    if missing or not seen:
+        raise UserError(f"there is no GPU {', '.join(missing)}".strip(), f"GPUs here: {seen}; --device cpu needs none")
+    return asked or seen
 
 
 def take_schedules(path: Path, settings: Settings, out: Path) -> None:
     """The calibrated schedules of an earlier record, so that rows made on another day read the same."""
     record = records.read(path, KIND)
     for name in CALIBRATED_UNDER:
-        if settings.table()[name] != record["config"][name]:
+        if settings.table()[name] != record["config"].get(name):
             raise UserError(f"{path} was made with another {name}", "leave out --schedules-of")
+    if record["config"].get("model_sha256") not in (None, model_sha256(settings.model)):
+        raise UserError(f"{path} was made with other weights than {settings.model}", "leave out --schedules-of")
     found = record["results"]["calibration"]
     if not found:
         raise UserError(f"{path} holds no calibration", "leave out --schedules-of")
+    own = out / "calibration" / "calibration.json"
+    if own.is_file() and json.loads(own.read_text()) != found:
+        raise UserError(f"{own} differs from that of {path}, and runs may have used it", "use another --out")
     for name, made in found.items():
         Schedule.from_table(made["schedule"]).save(out / "calibration" / f"{name}.toml")
-    files.write_json(out / "calibration" / "calibration.json", found)
+    files.write_json(own, found)
 
 
 def jobs(settings: Settings, out: Path, rows: list[Row], seeds: list[int]) -> list[Job]:
@@ -159,21 +182,24 @@ def _never(path: Path, calibration: Path) -> str:
     return why.read_text() if why.is_file() else f"the calibration made no {path.name}"
 
 
+def interrupt(*_: object) -> None:
+    """SIGTERM, which `timeout` sends, is Ctrl-C: runs save and end. A second one changes nothing."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     args = arguments()
     try:
         settings = read_settings(args)
-        rows = chosen(settings, args.rows)
+        rows, gpus = chosen(settings, args.rows), gpus_of(settings, args.gpus)
         if args.schedules_of:
             take_schedules(args.schedules_of, settings, args.out)
     except UserError as error:
-        sys.exit(f"error: {error.message}" + (f"\nhint: {error.hint}" if error.hint else ""))
+        sys.exit(f"error: {error}")
+    files.write_json(args.out / "settings.json", settings.table())
     seeds = [0] if args.dry else args.seeds
     write_fixed_schedules(settings, args.out)
-    cpu = settings.device == "cpu"
-    gpus = [] if cpu else args.gpus if args.gpus is not None else list(range(torch.cuda.device_count()))
-    if not gpus and not cpu:
-        sys.exit("error: there is no GPU\nhint: --device cpu")
     told: dict[str, str] = {}
 
     def on_change(outcomes: dict[str, Outcome]) -> None:
@@ -192,10 +218,8 @@ def main() -> None:
     print(f"{len(waiting)} jobs on {len(gpus)} GPUs, {args.at_once} at once on each", flush=True)
     # Interrupted runs need their time within ours.
     deadline = BEGAN + 60 * args.minutes - GRACE_SECONDS
-    outcomes = run_jobs(
-        waiting, gpus=gpus, at_once=args.at_once, deadline=deadline, threads=args.threads, on_change=on_change
-    )
-    on_change(outcomes)
+    signal.signal(signal.SIGTERM, interrupt)
+    run_jobs(waiting, gpus=gpus, at_once=args.at_once, deadline=deadline, threads=args.threads, on_change=on_change)
     states = [run["state"] for run in json.loads((args.out / "study.json").read_text())["results"]["runs"]]
     print(", ".join(f"{states.count(state)} {state}" for state in ("finished", "cut", "failed", "waiting")), flush=True)
     sys.exit(1 if "failed" in states else 0)

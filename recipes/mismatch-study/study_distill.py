@@ -1,6 +1,6 @@
 """An adapter alone, against the study's frozen model: how far does DistillSparse raise the tail, without rewards?
 
-python recipes/mismatch-study/study_distill.py --study runs/study --out runs/study-distill --steps 60
+python recipes/mismatch-study/study_distill.py --study runs/study --out runs/study-distill --steps 40
 
 Settings, schedule (of row `distill-kl`) and prompts are those of the study that --study was begun for. Held-out prompts are
 measured before and after with the same draws; OUT/result.json is the record. Called again, it goes on where it was.
@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--study", type=Path, required=True, help="folder of a study whose calibration is done")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--lr", type=float, default=1e-3, help="of the adapter")
+    parser.add_argument("--lr", type=float, help="of the adapter; default: the study's distill_lr")
     parser.add_argument("--warmup-steps", type=int, default=10)
     parser.add_argument("--held-out", type=int, default=32, help="prompts measured before and after")
     parser.add_argument("--schedule", help="preset or file instead of the row's")
@@ -47,7 +47,8 @@ def configuration(args: argparse.Namespace) -> TrainConfig:
     table = run_config(settings, args.study, rows(settings)[ROW], args.seed).model_dump(mode="json")
     table["train"] |= {"steps": args.steps, "warmup_steps": args.warmup_steps}
     table["task"] |= {"train_prompts": args.steps * settings.prompts_per_step}
-    table["distill"] |= {"lr": args.lr}
+    if args.lr is not None:
+        table["distill"] |= {"lr": args.lr}
     table["evaluate"] |= {"prompts": args.held_out, "every_steps": 0}
     if args.schedule:
         table["rollout"] |= {"schedule": args.schedule}
@@ -65,7 +66,7 @@ def main() -> None:
             config, args.out, resume, lambda done, total, what: print(f"{done}/{total} {what}", flush=True)
         )
     except UserError as error:
-        sys.exit(f"error: {error.message}\nhint: {error.hint}")
+        sys.exit(f"error: {error}")
     assert result.before is not None and result.after is not None, "no held-out prompts"
     for when, found in (("before", result.before), ("after", result.after)):
         print(f"{when}: tail {found.q05:.3f} ({found.q05_low:.3f} to {found.q05_high:.3f}), KL {found.kl:.4f}")

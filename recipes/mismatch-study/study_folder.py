@@ -133,9 +133,9 @@ def stored_weights(model: Qwen3ForCausalLM) -> dict[str, Tensor]:
 
 def pack(weights: dict[str, Tensor], folder: Path) -> list[Path]:
     """weights-N.safetensors of at most FILE_BYTES each, bit for bit the same weights in two thirds of the bytes: the
-    high bytes (sign and exponent) hold little information and are deflated, the low bytes are stored as they are."""
+    high bytes (sign and exponent) hold little information and are deflated, the low bytes are stored as they are. Packed
+    files that were in the folder before are replaced."""
     files: list[dict[str, Tensor]] = [{}]
-    shapes: dict[str, list[int]] = {}
     filled = 0
     for name, tensor in weights.items():
         bytes_N2 = tensor.flatten().view(torch.uint8).view(-1, 2)
@@ -144,10 +144,12 @@ def pack(weights: dict[str, Tensor], folder: Path) -> list[Path]:
             files.append({})
             filled = 0
         files[-1] |= {f"{name}.low": bytes_N2[:, 0].contiguous(), f"{name}.high": high}
-        shapes[name], filled = list(tensor.shape), filled + len(bytes_N2) + len(high)
+        filled += len(bytes_N2) + len(high)
     paths = [folder / f"weights-{number}.safetensors" for number in range(len(files))]
+    for path in folder.glob("weights-*.safetensors"):
+        path.unlink()
     for path, tensors in zip(paths, files, strict=True):
-        save_file(tensors, path, metadata={"format": "pt", "shapes": json.dumps(shapes)})
+        save_file(tensors, path, metadata={"format": "pt"})
     return paths
 
 

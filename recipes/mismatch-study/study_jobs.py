@@ -7,9 +7,12 @@ import os
 import signal
 import subprocess
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from sparroll.errors import UserError
 
 GRACE_SECONDS = 45
 """What an interrupted job gets to save."""
@@ -41,6 +44,19 @@ class _Running:
     gpu: int | None
     process: subprocess.Popen
     began: float = field(default_factory=time.time)
+    killed: bool = False
+    """Took longer than its grace."""
+
+
+def visible_device(index: int) -> str:
+    """CUDA_VISIBLE_DEVICES of a process that shall have one of the GPUs that this process sees."""
+    seen = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if seen is None:
+        return str(index)
+    names = [name.strip() for name in seen.split(",") if name.strip()]
+    if index >= len(names):
+        raise UserError(f"there is no GPU {index}: CUDA_VISIBLE_DEVICES is {seen!r}", "GPUs count from 0 within it")
+    return names[index]
 
 
 def run_jobs(
@@ -57,7 +73,8 @@ def run_jobs(
     """Outcome per job that ran or can never run. `at_once` jobs share each GPU (or the CPU, without GPUs).
 
     At `deadline` (of `clock`), and on Ctrl-C, running jobs are interrupted and waited for. No job is begun with less
-    than `least_seconds` left. A job that fails is reported and stops no other.
+    than `least_seconds` left. A job that fails is reported and stops no other, and neither does an error of `on_change`:
+    it is printed, and raised only by the last call, after all jobs.
     """
     places: list[int | None] = list(gpus) or [None]
     waiting, running, outcomes = list(jobs), [], {}
@@ -71,7 +88,10 @@ def run_jobs(
                 outcomes[job.name] = Outcome("failed", job.hopeless())
                 changed = True
             if changed:
-                on_change(outcomes)
+                try:
+                    on_change(outcomes)
+                except Exception:
+                    traceback.print_exc()
             if now >= deadline or (not running and now >= deadline - least_seconds):
                 break
             if now < deadline - least_seconds:
@@ -100,7 +120,7 @@ def _start(waiting: list[Job], running: list[_Running], places: list[int | None]
         if load[place] >= at_once:
             return
         environment = os.environ | {"OMP_NUM_THREADS": str(threads), "TOKENIZERS_PARALLELISM": "false"}
-        environment["CUDA_VISIBLE_DEVICES"] = "" if place is None else str(place)
+        environment["CUDA_VISIBLE_DEVICES"] = "" if place is None else visible_device(place)
         job.log.parent.mkdir(parents=True, exist_ok=True)
         with job.log.open("ab") as log:
             # A session of its own: Ctrl-C reaches this process, which passes it on once.
@@ -129,7 +149,7 @@ def _reap(running: list[_Running], outcomes: dict[str, Outcome], *, interrupted:
         code, seconds = each.process.returncode, round(time.time() - each.began, 1)
         if code == 0:
             outcomes[each.job.name] = Outcome("finished", seconds=seconds)
-        elif interrupted:
+        elif each.killed or (interrupted and code in (130, -signal.SIGINT)):
             outcomes[each.job.name] = Outcome("cut", seconds=seconds)
         else:
             outcomes[each.job.name] = Outcome("failed", _last_words(each.job.log, code), seconds)
@@ -145,8 +165,10 @@ def _interrupt(running: list[_Running]) -> None:
         time.sleep(0.1)
     for each in running:
         if each.process.poll() is None:
-            each.process.kill()
+            # The group, so that an engine's own processes end, too.
+            os.killpg(each.process.pid, signal.SIGKILL)
             each.process.wait()
+            each.killed = True
 
 
 def _last_words(log: Path, code: int) -> str:

@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from study_jobs import Outcome  # noqa: E402
-from study_rows import Row, Settings  # noqa: E402
+from study_rows import Row, Settings, model_sha256  # noqa: E402
 from study_rows import rows as grid  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
@@ -67,9 +67,10 @@ def make_record(
         "calibration": json.loads(calibration.read_text()) if calibration.is_file() else None,
     }
     seconds = sum(run["wall_seconds"] or 0.0 for run in runs)
-    return records.write(
-        out / "study.json", KIND, results, config=settings.table(), seed=seeds[0], wall_seconds=seconds
-    )
+    # Of the folder only its name: where it was is no part of the study.
+    model = {"model": Path(settings.model).name, "model_sha256": model_sha256(settings.model)}
+    config = settings.table() | model
+    return records.write(out / "study.json", KIND, results, config=config, seed=seeds[0], wall_seconds=seconds)
 
 
 def _run(out: Path, row: Row, seed: int, outcome: Outcome | None, settings: Settings) -> dict[str, Any]:
@@ -111,14 +112,21 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.4g}")
 
 
-def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
-    """A line of the table, over the finished runs of a row: {"mean", "low", "high"} over seeds of each figure. Where none
-    was finished, over those that took steps; `steps` says how many were taken, and those runs have no accuracy after.
+def is_whole(run: dict[str, Any]) -> bool:
+    """Whether it went to its last step."""
+    return run["state"] == "finished" and not run["stopped"]
 
-    `tail` and `kl` are means over steps, `tail_last` is the mean of the last five; `masked_share` is of tokens, those of
-    dropped sequences included.
+
+def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> dict[str, Any]:
+    """A line of the table, over the runs of a row that went to their last step: {"mean", "low", "high"} over seeds of each
+    figure. Where none did, over those that stopped themselves; where none was finished, over those that took steps, which
+    have no accuracy after. `steps` says how many were taken at most, `stopped` how many runs stopped themselves.
+
+    `tail` and `kl` are means over steps, `tail_last` is the mean of the last five, `worst_tail_last` the same of the worst
+    length bin; `masked_share` is of tokens, those of dropped sequences included.
     """
     finished = [run for run in runs if run["state"] == "finished" and run["dense_accuracy"]]
+    finished = [run for run in finished if is_whole(run)] or finished
     done = finished or [run for run in runs if run["steps"] and run["dense_accuracy"]]
     ends = [(run["dense_accuracy"][0][1], run["dense_accuracy"][-1][1]) for run in finished]
     figures = {
@@ -128,6 +136,7 @@ def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> d
         "reward_last": [_mean(run["series"]["reward/mean"][-5:]) for run in done],
         "tail": [_mean(run["series"]["mismatch/acceptance_q05"]) for run in done],
         "tail_last": [_mean(run["series"]["mismatch/acceptance_q05"][-5:]) for run in done],
+        "worst_tail_last": [_mean(run["series"].get("mismatch/acceptance_q05_worst_bin", [])[-5:]) for run in done],
         "kl": [_mean(run["series"]["mismatch/kl_sparse_to_dense"]) for run in done],
         "masked_share": [_mean(run["series"].get("correction/masked_token_share", [0.0])) for run in done],
         "effective_sample_share": [_mean(run["series"].get("correction/effective_sample_share", [])) for run in done],
@@ -138,6 +147,7 @@ def summary(name: str, about: str, family: str, runs: list[dict[str, Any]]) -> d
         "rollout_seconds": [_mean(run["series"]["time/rollout_seconds"]) for run in done],
     }
     about_row = {"row": name, "about": about, "family": family, "seeds": len(done), "runs": len(runs)}
+    about_row["stopped"] = sum(bool(run["stopped"]) for run in runs)
     about_row["steps"] = max((len(run["series"]["reward/mean"]) for run in done), default=0)
     return about_row | {figure: _spread(values) for figure, values in figures.items()}
 
@@ -147,18 +157,28 @@ ORDER = ("finished", "cut", "failed", "waiting")
 
 
 HARMLESS = {"model", "checkpoint_every_steps", "keep_checkpoints"}
-"""Settings in which parts may differ."""
+"""In which parts may differ: where the model lay, and what was kept."""
 
 
 def merge(paths: list[Path]) -> dict[str, Any]:
-    """One record from parts that were made with the same settings, rows in the grid's order. The machine and versions are
-    those of the first part, and each part's stand beside them."""
+    """One record from parts that were made with the same settings and weights, rows in the grid's order. The machine and
+    versions are those of the first part, and each part's stand beside them."""
     parts = [records.read(path, KIND) for path in paths]
-    for name in sorted({name for part in parts for name in part["config"]} - HARMLESS):
-        if any(part["config"].get(name) != parts[0]["config"].get(name) for part in parts):
-            raise UserError(f"the parts differ in {name}", "merge only what was made with the same settings")
-    known = {row["row"]: row for part in parts for row in part["results"]["table"]}
-    table = {name: known[name] for name in grid(Settings.from_table(parts[0]["config"])) if name in known}
+    # A setting that a part does not name is newer than its runs, so none of them had a use for it.
+    config: dict[str, Any] = {}
+    for name, value in [item for part in parts for item in part["config"].items()]:
+        if config.setdefault(name, value) != value and name not in HARMLESS:
+            what = "the weights of the model" if name == "model_sha256" else name
+            raise UserError(
+                f"the parts differ in {what}", "merge only what was made with the same settings and weights"
+            )
+    found = {row["row"]: row for part in parts for row in part["results"]["table"]}
+    settings = {name: value for name, value in config.items() if name != "model_sha256"}
+    order = list(grid(Settings.from_table(settings)))
+    lost = sorted(set(found) - set(order))
+    if lost:
+        raise UserError(f"the study has no row {lost[0]!r}", "merge with the version that made the parts")
+    table = {name: found[name] for name in order if name in found}
     runs: dict[tuple[str, int], dict[str, Any]] = {}
     for run in [run for part in parts for run in part["results"]["runs"]]:
         known = runs.setdefault((run["row"], run["seed"]), run)
@@ -177,7 +197,11 @@ def merge(paths: list[Path]) -> dict[str, Any]:
         "calibration": calibrations[0] if calibrations else None,
         "parts": [{name: part[name] for name in about} for part in parts],
     }
-    return parts[0] | {"results": results, "wall_seconds": sum(part["wall_seconds"] or 0.0 for part in parts)}
+    return parts[0] | {
+        "config": config,
+        "results": results,
+        "wall_seconds": sum(part["wall_seconds"] or 0.0 for part in parts),
+    }
 
 
 def _mean(values: list[float | None]) -> float | None:

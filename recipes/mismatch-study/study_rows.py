@@ -3,7 +3,8 @@ Runs nothing."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import table_sums
 from table_sums import LEVELS
 
+from sparroll import files
 from sparroll.attention.selectors import PageMean
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
@@ -22,7 +24,8 @@ Tables = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True)
 class Settings:
-    """What all rows share; the defaults are those of docs/study.md. In OUT/settings.json; a resumed study must agree."""
+    """What all rows share. The defaults are those of docs/study.md, but for `engine` (there vllm) and
+    `checkpoint_every_steps` (there only the last). In OUT/settings.json; a resumed study must agree."""
 
     model: str
     """Folder that from_pretrained reads."""
@@ -40,7 +43,7 @@ class Settings:
     evaluate_prompts: int = 256
     max_batch: int = 128
     micro_batch_tokens: int = 16_384
-    """Small enough for eight runs on a GPU of 139 GiB."""
+    """Small enough for sixteen runs on a GPU of 139 GiB."""
     checkpoint_every_steps: int = 5
     top_k: int = 20
     page_tokens: int = 16
@@ -78,6 +81,13 @@ class Settings:
         for name in ("corrected_target", "distill_target"):
             if getattr(self, name) not in self.targets:
                 raise UserError(f"{name} must be one of the targets {self.targets}, got {getattr(self, name)}")
+        for name, said in (
+            ("targets", [f"{target:.2f}" for target in self.targets]),
+            ("eviction_budgets", self.eviction_budgets),
+        ):
+            if len(set(said)) < len(said):
+                given = getattr(self, name)
+                raise UserError(f"{name} name rows and must differ (targets in two decimals), got {given}")
 
     @property
     def selector(self) -> PageMean:
@@ -93,10 +103,28 @@ class Settings:
 
     @staticmethod
     def from_table(table: dict[str, Any]) -> Settings:
+        unknown = set(table) - {field.name for field in fields(Settings)}
+        if unknown:
+            raise UserError(f"the study has no setting {min(unknown)!r}", "go on with the version that wrote it")
         return Settings(**{name: tuple(value) if isinstance(value, list) else value for name, value in table.items()})
 
 
-CALIBRATED_UNDER = ("level", "temperature", "top_k", "page_tokens", "first_tokens", "recent_tokens", "dense_layers")
+@cache
+def model_sha256(folder: str) -> str | None:
+    """Which weights a folder holds, whatever it is called: digests of its files, `+` between them; None if it has none."""
+    return "+".join(files.sha256(path) for path in sorted(Path(folder).glob("*.safetensors"))) or None
+
+
+CALIBRATED_UNDER = (
+    "level",
+    "temperature",
+    "dtype",
+    "top_k",
+    "page_tokens",
+    "first_tokens",
+    "recent_tokens",
+    "dense_layers",
+)
 CALIBRATED_UNDER += ("bin_tokens", "targets", "budgets", "calibration_prompts", "calibration_samples")
 """Settings that the calibrated schedules depend on, beside the model."""
 
@@ -108,7 +136,7 @@ class Row:
     name: str
     family: str
     about: str
-    """For the table in docs: what this row does."""
+    """What this row does, in words; in the record."""
     schedule: str = "dense"
     """dense, fixed, uniform, or calibrated-0.86."""
     tables: Tables = field(default_factory=dict)
@@ -155,17 +183,12 @@ def _correction(name: str) -> Tables:
 
 
 def chosen(settings: Settings, names: list[str] | None) -> list[Row]:
-    """The named rows; all without names. Names that do not exist, and rows that this sparroll cannot run, are errors."""
+    """The named rows; all without names."""
     known = rows(settings)
     for name in names or []:
         if name not in known:
             raise UserError(f"the study has no row {name!r}", nearest(name, list(known)))
-    taken = [row for row in known.values() if not names or row.name in names]
-    for row in taken:
-        missing = [section for section in row.tables if section not in TrainConfig.model_fields]
-        if missing:
-            raise UserError(f"row {row.name} needs the section [{missing[0]}]", "leave the row out with --rows")
-    return taken
+    return [row for row in known.values() if not names or row.name in names]
 
 
 def schedule_path(out: Path, row: Row) -> Path | None:

@@ -103,7 +103,7 @@ def main() -> None:
         else:
             run_one(settings, args.out, args.row, args.seed)
     except UserError as error:
-        print(f"error: {error.message}\nhint: {error.hint}", file=sys.stderr, flush=True)
+        print(f"error: {error}", file=sys.stderr, flush=True)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)

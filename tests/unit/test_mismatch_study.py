@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -20,6 +23,7 @@ import eviction  # noqa: E402
 import plots  # noqa: E402
 import study  # noqa: E402
 import study_distill  # noqa: E402
+import study_jobs  # noqa: E402
 import study_worker  # noqa: E402
 import table_sums  # noqa: E402
 from study_jobs import Job, Outcome, run_jobs  # noqa: E402
@@ -75,6 +79,11 @@ def test_mistakes_are_named() -> None:
         chosen(Settings("folder"), ["fixed-tiss"])
     with pytest.raises(UserError, match="no level 77"):
         Settings("folder", level=77)
+    for same in ({"targets": (0.75, 0.754, 0.86)}, {"eviction_budgets": (1024, 1024)}):
+        with pytest.raises(UserError, match="must differ"):
+            Settings("folder", **same)
+    with pytest.raises(UserError, match="no setting 'eviction_budget'"):
+        Settings.from_table({"model": "folder", "eviction_budget": 1024})
     for name in ("corrected_target", "distill_target"):
         with pytest.raises(UserError, match=f"{name} must be one of"):
             Settings("folder", **{name: 0.5})
@@ -118,40 +127,110 @@ def test_a_job_waits_for_what_it_needs_and_fails_when_that_cannot_come(tmp_path)
     assert outcomes["third"].reason == "never" and "did not come" in outcomes["fourth"].reason
 
 
-def test_at_the_deadline_jobs_are_interrupted_once_and_may_save(tmp_path) -> None:
+def interrupted(folder: Path, on_interrupt: str, began: str = "") -> Outcome:
+    """How a job ends that is interrupted as soon as it has begun; another one never begins."""
     code = f"""
-import pathlib, time
-saved = pathlib.Path({str(tmp_path)!r}) / "saved"
+import os, pathlib, signal, subprocess, sys, time
+folder = pathlib.Path({str(folder)!r})
 try:
-    (saved.parent / "began").touch()
+    {began or "pass"}
+    (folder / "began").touch()
     time.sleep(60)
 except KeyboardInterrupt:
-    saved.touch()
-    raise SystemExit(130)
+    {on_interrupt}
 """
-
-    def clock() -> float:
-        """The deadline has come as soon as the job has begun."""
-        return 1.0 if (tmp_path / "began").exists() else 0.0
-
-    running = job(tmp_path, "long", code)
     outcomes = run_jobs(
-        [running, job(tmp_path, "late", "pass")],
+        [job(folder, "long", code), job(folder, "late", "pass")],
         gpus=[],
         at_once=1,
         deadline=1.0,
         least_seconds=0,
-        clock=clock,
+        clock=lambda: float((folder / "began").exists()),
     )
-    assert outcomes["long"].state == "cut" and (tmp_path / "saved").exists()
     assert "late" not in outcomes
+    return outcomes["long"]
 
 
-def test_jobs_are_spread_over_the_gpus(tmp_path) -> None:
-    code = "import os, time; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']); time.sleep(0.5)"
+def test_at_the_deadline_jobs_are_interrupted_once_and_may_save(tmp_path, monkeypatch) -> None:
+    sent, send = [], subprocess.Popen.send_signal
+    monkeypatch.setattr(subprocess.Popen, "send_signal", lambda self, number: (sent.append(number), send(self, number)))
+    assert interrupted(tmp_path, "(folder / 'saved').touch(); sys.exit(130)").state == "cut"
+    assert (tmp_path / "saved").exists() and sent == [signal.SIGINT]
+
+
+def test_a_job_that_breaks_when_it_is_interrupted_has_failed(tmp_path) -> None:
+    outcome = interrupted(tmp_path, "sys.exit('could not save')")
+    assert outcome.state == "failed" and "could not save" in outcome.reason
+
+
+def test_a_job_that_outlasts_its_grace_is_cut_and_its_children_end_with_it(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(study_jobs, "GRACE_SECONDS", 0)
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    child = "import time; time.sleep(20); print('outlived it', flush=True)"
+    began = "signal.signal(signal.SIGINT, signal.SIG_IGN); "
+    began += f"subprocess.Popen([sys.executable, '-c', {child!r}], stdout=(folder / 'pipe').open('w'))"
+    assert interrupted(tmp_path, "pass", began).state == "cut"
+    os.set_blocking(reader, True)
+    with open(reader) as pipe:
+        assert pipe.read() == ""
+
+
+def test_a_record_that_cannot_be_written_stops_no_job_and_is_told_at_the_end(tmp_path, capsys) -> None:
+    def full(outcomes: dict[str, Outcome]) -> None:
+        raise OSError("no space left")
+
+    made = [job(tmp_path, name, "print('done')") for name in ("first", "second")]
+    with pytest.raises(OSError, match="no space left"):
+        run_jobs(made, gpus=[], at_once=1, deadline=soon(), on_change=full)
+    assert [each.log.read_text() for each in made] == ["done\n", "done\n"]
+    assert "no space left" in capsys.readouterr().err
+
+
+def test_sigterm_lets_the_runs_save(tmp_path, monkeypatch, capsys) -> None:
+    code = f"""
+import os, pathlib, signal, sys, time
+try:
+    os.kill(os.getppid(), signal.SIGTERM)
+    time.sleep(60)
+except KeyboardInterrupt:
+    pathlib.Path({str(tmp_path)!r}, "saved").touch()
+    sys.exit(130)
+"""
+
+    def unhandled(*_: object) -> None:
+        raise RuntimeError("nobody heeds SIGTERM")
+
+    monkeypatch.setattr(study, "jobs", lambda *_: [job(tmp_path, "dense-0", code)])
+    monkeypatch.setattr(sys, "argv", ["study.py", "--dry", "--out", str(tmp_path), "--rows", "dense"])
+    before = signal.signal(signal.SIGTERM, unhandled)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            study.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (tmp_path / "saved").exists() and "dense-0: cut" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("seen", "given"), [(None, ("0", "1")), ("4,5", ("4", "5")), ("GPU-b, GPU-a", ("GPU-b", "GPU-a"))]
+)
+def test_jobs_are_spread_over_the_gpus_that_are_visible(tmp_path, monkeypatch, seen, given) -> None:
+    if seen is None:
+        monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    else:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", seen)
+    code = "import os; print(os.environ['CUDA_VISIBLE_DEVICES'], os.environ['OMP_NUM_THREADS']); input()"
     made = [job(tmp_path, f"job-{number}", code) for number in range(4)]
-    run_jobs(made, gpus=[2, 5], at_once=2, deadline=soon(), threads=3)
-    assert sorted(each.log.read_text().strip() for each in made) == ["2 3", "2 3", "5 3", "5 3"]
+    run_jobs(made, gpus=[0, 1], at_once=2, deadline=soon(), threads=3)
+    told = sorted(each.log.read_text().splitlines()[0] for each in made)
+    assert told == sorted(f"{name} 3" for name in given for _ in range(2))
+
+
+def test_a_gpu_that_is_not_visible_is_refused(monkeypatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
+    with pytest.raises(UserError, match="no GPU 4: CUDA_VISIBLE_DEVICES is '4,5'"):
+        study_jobs.visible_device(4)
 
 
 # -- runs, record, figures -----------------------------------------------------------------------------------------------
@@ -163,7 +242,7 @@ def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
     table_sums.register()
     out = tmp_path_factory.mktemp("study")
     study.write_dry_model(out / "model")
-    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,), corrected_target=0.75)
+    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,), corrected_target=0.75, distill_lr=2e-3)
     write_fixed_schedules(settings, out)
     study_worker.run_calibration(settings, out)
     study_worker.run_one(settings, out, "calibrated-0.75", 0)
@@ -186,6 +265,7 @@ def test_an_adapter_alone_is_trained_under_the_studys_settings(dry_study, tmp_pa
     study_distill.main()
     record = records.read(tmp_path / "adapter" / "result.json", "distill")
     assert record["results"]["steps"] == 2 and record["results"]["before"]["q05"] < 1
+    assert record["config"]["distill"]["lr"] == settings.distill_lr
     assert record["config"]["distill"]["objective"] == "kl" and record["config"]["distill"]["kl"] == "top_k"
     assert record["config"]["rollout"]["temperature"] == settings.temperature
     assert (tmp_path / "adapter/adapter/adapter_model.safetensors").is_file()
@@ -211,7 +291,10 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
     assert run["state"] == "finished" and [point[0] for point in run["dense_accuracy"]] == [0, 1, 2]
     for name in ("reward/mean", "mismatch/acceptance_q05", "rollout/kv_read_share", "time/rollout_seconds"):
         assert len(run["series"][name]) == 2
-    assert record["config"]["model"] == settings.model
+    # What it began with, but not where on this machine that was.
+    [weights] = Path(settings.model).glob("*.safetensors")
+    assert record["config"]["model"] == "model" and record["config"]["model_sha256"] == files.sha256(weights)
+    assert str(out) not in path.read_text()
     written = plots.draw(path, tmp_path, png=False)
     assert {each.name for each in written} == {"table.md", *(f"{name}.svg" for name in plots.FIGURES)}
     lines = (tmp_path / "table.md").read_text().splitlines()
@@ -219,32 +302,45 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
 
 
 def test_figures_hold_the_rows_of_which_a_run_went_to_its_end() -> None:
-    def run(state: str, steps: int) -> dict:
+    def run(row: str, state: str, steps: int, stopped: str = "") -> dict:
         names = ("reward/mean", "mismatch/acceptance_q05", "mismatch/kl_sparse_to_dense", "rollout/kv_read_share")
         names += ("rollout/response_tokens_mean", "time/step_seconds", "time/rollout_seconds")
         ends = [0, steps] if state == "finished" else [0]
         return {
+            "row": row,
             "state": state,
             "steps": steps,
+            "stopped": stopped,
             "dense_accuracy": [[step, 0.5, 0.4, 0.6] for step in ends],
             "series": {name: [0.1] * steps for name in names},
         }
 
-    rows = {
-        "dense": run("finished", 5),
-        "cut": run("cut", 5),
-        "stopped": run("finished", 3),
-        "waiting": run("waiting", 0),
-    }
-    table = [summary(name, "", "", [each]) for name, each in rows.items()]
+    runs = [
+        run("dense", "finished", 5),
+        run("cut", "cut", 5),
+        run("stopped", "finished", 3, "no token kept"),
+        run("waiting", "waiting", 0),
+    ]
+    table = [summary(each["row"], "", "", [each]) for each in runs]
     assert [(row["seeds"], row["steps"]) for row in table] == [(1, 5), (1, 5), (1, 3), (0, 0)]
     # A run that was cut has figures, and no accuracy after.
     assert table[1]["reward_last"]["mean"] == 0.1 and table[1]["accuracy_change"] is None
-    assert [row["row"] for row in plots._whole_rows({"table": table})] == ["dense"]
-    # A seed that stopped itself is no part of a row's progress.
-    runs = [run("finished", 5) | {"row": "dense"}, run("finished", 3) | {"row": "dense"}]
-    line = plots.progress({"table": [summary("dense", "", "dense", runs)], "runs": runs}).axes[0].lines[0]
-    assert list(line.get_xdata()) == [0, 5]
+    assert [row["row"] for row in plots._whole_rows({"table": table, "runs": runs})] == ["dense"]
+    # A seed that stopped itself is in no figure.
+    runs = [run("dense", "finished", 5), run("dense", "finished", 3, "no token kept")]
+    results = {"table": [summary("dense", "", "dense", runs)], "runs": runs}
+    assert list(plots.progress(results).axes[0].lines[0].get_xdata()) == [0, 5]
+    assert list(plots.accuracy(results).axes[0].lines[0].get_xdata()) == [0]
+
+
+def test_the_rows_of_a_family_are_told_apart_or_refused(tmp_path) -> None:
+    families = [row.family for row in rows(Settings("folder")).values()]
+    assert max(map(families.count, families)) <= len(set(plots.LINES)) == len(set(plots.MARKS))
+    whole = {"state": "finished", "stopped": ""}
+    table = [{"row": str(n), "family": "eviction", "accuracy_change": {"mean": 0.0}} for n in range(9)]
+    results = {"runs": [whole | {"row": row["row"]} for row in table], "table": table}
+    with pytest.raises(UserError, match="9 rows"):
+        plots.draw(records.write(tmp_path / "study.json", KIND, results), tmp_path / "figures")
 
 
 def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_path, monkeypatch) -> None:
@@ -273,7 +369,30 @@ def test_a_later_study_takes_the_schedules_of_an_earlier_record(dry_study, tmp_p
     nothing = make_record(settings, tmp_path / "empty", chosen(settings, ["dense"]), [0], {})
     with pytest.raises(UserError, match="no calibration"):
         study.take_schedules(nothing, settings, tmp_path / "other")
+    table = json.loads(record.read_text())
+    for changed, why in (({"model_sha256": "another"}, "other weights"), ({"dtype": "bf16"}, "another dtype")):
+        files.write_json(tmp_path / "changed.json", table | {"config": table["config"] | changed})
+        with pytest.raises(UserError, match=why):
+            study.take_schedules(tmp_path / "changed.json", settings, tmp_path / "other")
+    del table["config"]["bin_tokens"], table["config"]["model_sha256"]
+    files.write_json(tmp_path / "changed.json", table)
+    with pytest.raises(UserError, match="another bin_tokens"):
+        study.take_schedules(tmp_path / "changed.json", settings, tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_a_study_that_has_a_calibration_takes_no_other_one(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    record = make_record(settings, out, chosen(settings, ["calibrated-0.75"]), [0], {})
+    study.take_schedules(record, settings, tmp_path)
+    before = (tmp_path / "calibration" / "calibrated-0.75.toml").read_bytes()
+    study.take_schedules(record, settings, tmp_path)
+    table = json.loads(record.read_text())
+    table["results"]["calibration"]["calibrated-0.75"]["schedule"]["name"] = "another"
+    files.write_json(tmp_path / "another.json", table)
+    with pytest.raises(UserError, match="differs from that of"):
+        study.take_schedules(tmp_path / "another.json", settings, tmp_path)
+    assert (tmp_path / "calibration" / "calibrated-0.75.toml").read_bytes() == before
 
 
 def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> None:
@@ -293,8 +412,27 @@ def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> N
         merge([second, first])
 
 
+def test_merge_compares_weights_and_loses_no_row(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    table = json.loads(make_record(settings, out, chosen(settings, ["dense"]), [0], {}).read_text())
+
+    def part(name: str, **config: object) -> Path:
+        known = {key: value for key, value in (table["config"] | config).items() if value is not None}
+        return files.write_json(tmp_path / f"{name}.json", table | {"config": known})
+
+    first, older = part("first", model="elsewhere"), part("older", model_sha256=None)
+    assert len(merge([first, older])["results"]["runs"]) == 1
+    with pytest.raises(UserError, match="weights of the model"):
+        merge([first, part("other", model_sha256="another")])
+    with pytest.raises(UserError, match="no setting 'eviction_budget'"):
+        merge([part("foreign", eviction_budget=1024)])
+    table["results"]["table"][0]["row"] = "r_kv-none"
+    with pytest.raises(UserError, match="no row 'r_kv-none'"):
+        merge([part("renamed")])
+
+
 def test_a_row_is_summed_up_as_mean_and_range_over_its_finished_seeds() -> None:
-    def run(last: float, state: str = "finished") -> dict:
+    def run(last: float, state: str = "finished", stopped: str = "") -> dict:
         series = {
             "reward/mean": [0.1, last],
             "mismatch/acceptance_q05": [0.8, 0.9],
@@ -306,20 +444,54 @@ def test_a_row_is_summed_up_as_mean_and_range_over_its_finished_seeds() -> None:
             "time/step_seconds": [1, 3],
             "time/rollout_seconds": [1, 1],
         }
-        return {"state": state, "dense_accuracy": [[0, 0.5, 0.4, 0.6], [2, last, 0, 1]], "series": series}
+        ends = [[0, 0.5, 0.4, 0.6], [2, last, 0, 1]]
+        return {"state": state, "steps": 2, "stopped": stopped, "dense_accuracy": ends, "series": series}
 
-    found = summary("row", "about", "fixed", [run(0.6), run(0.8), run(0.0, "cut")])
-    assert found["seeds"] == 2 and found["runs"] == 3
+    stopped = [run(0.1, stopped="no token kept"), run(0.3, stopped="no token kept")]
+    found = summary("row", "about", "fixed", [run(0.6), run(0.8), run(0.0, "cut"), stopped[0]])
+    assert found["seeds"] == 2 and found["runs"] == 4 and found["stopped"] == 1
     assert found["accuracy_change"] == {"mean": 0.2, "low": 0.1, "high": 0.3}
     assert found["tail"]["mean"] == 0.85 and found["masked_share"]["mean"] == 0.1 and found["kv_saved_share"] is None
+    found = summary("row", "about", "fixed", [*stopped, run(0.0, "cut")])
+    assert found["seeds"] == found["stopped"] == 2 and found["accuracy_change"]["mean"] == -0.3
+
+
+@pytest.mark.parametrize("name", ["mismatch-study-h200", "mismatch-study-60-steps-h200"])
+def test_the_committed_tables_are_those_of_their_runs(name) -> None:
+    found = records.read(RECIPE.parents[1] / "benchmarks" / "results" / f"{name}.json", KIND)["results"]
+    for row in found["table"]:
+        made = summary(
+            row["row"], row["about"], row["family"], [run for run in found["runs"] if run["row"] == row["row"]]
+        )
+        assert made | row == made
 
 
 def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkeypatch, tmp_path) -> None:
     arguments = ["study.py", "--out", str(tmp_path), "--model", "folder", "--lr", "1e-4"]
     monkeypatch.setattr(sys, "argv", arguments)
-    assert study.read_settings(study.arguments()).lr == 1e-4
+    begun = study.read_settings(study.arguments())
+    assert begun.lr == 1e-4
+    files.write_json(tmp_path / "settings.json", begun.table())
     monkeypatch.setattr(sys, "argv", arguments[:3])
     assert study.read_settings(study.arguments()).lr == 1e-4
     monkeypatch.setattr(sys, "argv", [*arguments[:-1], "2e-4"])
     with pytest.raises(UserError, match="was begun with lr = 0.0001, not 0.0002"):
         study.read_settings(study.arguments())
+
+
+@pytest.mark.parametrize(("asked", "named"), [([], "no GPU\n"), (["--gpus", "4", "5"], "no GPU 4, 5\n")])
+def test_without_its_gpus_a_study_is_not_begun(monkeypatch, tmp_path, asked, named) -> None:
+    monkeypatch.setattr(study.torch.cuda, "device_count", lambda: 2 if asked else 0)
+    monkeypatch.setattr(sys, "argv", ["study.py", "--out", str(tmp_path / "study"), "--model", "folder", *asked])
+    with pytest.raises(SystemExit, match=f"error: there is {named}hint: "):
+        study.main()
+    assert not (tmp_path / "study").exists()
+
+
+def test_settings_that_agree_need_not_be_named_all_again(monkeypatch, tmp_path) -> None:
+    arguments = ["study.py", "--out", str(tmp_path), "--targets", "0.5"]
+    others = ["--model", "folder", "--corrected-target", "0.5", "--distill-target", "0.5"]
+    monkeypatch.setattr(sys, "argv", arguments + others)
+    files.write_json(tmp_path / "settings.json", study.read_settings(study.arguments()).table())
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert study.read_settings(study.arguments()).corrected_target == 0.5

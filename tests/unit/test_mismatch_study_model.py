@@ -181,6 +181,10 @@ def test_packed_weights_are_the_same_to_the_bit(model, tmp_path, monkeypatch) ->
     assert len(paths) > 1 and all(path.stat().st_size < 400_000 for path in paths)
     back = study_folder.unpack(tmp_path, study_folder.small_config())
     assert back.keys() == weights.keys() and all(torch.equal(back[name], weights[name]) for name in weights)
+    # Packed again into larger files, none of the old ones is left.
+    monkeypatch.setattr(study_folder, "FILE_BYTES", 14_000_000)
+    paths = study_folder.pack(weights, tmp_path)
+    assert sorted(tmp_path.iterdir()) == paths and len(paths) == 1
     paths[0].unlink()
     with pytest.raises(SystemExit, match="lacks"):
         study_folder.unpack(tmp_path, study_folder.small_config())
@@ -199,11 +203,18 @@ def test_a_dry_run_trains_measures_and_leaves_a_folder_that_transformers_reads(t
     )
     pretrain.main()
     record = json.loads((packed / "train.json").read_text())
+    assert {"date", "commit", "hardware", "versions"} <= record.keys()
     assert record["steps"] == 3 and record["loss_curve"][-1]["loss"] < record["loss_curve"][0]["loss"]
     monkeypatch.setattr(sys, "argv", ["measure.py", "--dry", "--packed", str(packed), "--out", str(found)])
     measure.main()
     measured = json.loads(found.read_text())
-    assert len(measured["accuracy"]) == 2 and measured["tail"][0]["q05"] <= 1
+    assert len(measured["accuracy"]) == 2 and "NaN" not in found.read_text()
+    # Two budgets, each over all contexts and over the bins of 32 tokens from 64 on. More budget, less harm.
+    assert [row["from_context"] for row in measured["tail"]] == 2 * [None, 64, 96, 128]
+    for whole, *bins in (measured["tail"][:4], measured["tail"][4:]):
+        assert whole["tokens"] == sum(row["tokens"] for row in bins) == 4 * LEVELS[0].response_tokens
+        assert whole["harm"] == pytest.approx(sum(row["harm"] for row in bins), abs=1e-3)
+    assert 0 < measured["tail"][4]["harm"] < measured["tail"][0]["harm"]
     loaded = study_folder.Qwen3ForCausalLM.from_pretrained(folder)
     again = study_folder.load_packed(packed, study_folder.small_config())
     torch.testing.assert_close(loaded.model.norm.weight, again.model.norm.weight, rtol=0, atol=0)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
@@ -33,10 +35,96 @@ def test_tables_are_rendered_from_the_records(tables: ModuleType) -> None:
         assert tables.render(text) == text, "run: python benchmarks/render.py"
 
 
+def lines_of(table: str) -> dict[str, list[str]]:
+    """Cells by the first one."""
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()[2:]]
+    return {row[0].strip("`"): row[1:] for row in rows}
+
+
+def steps_of(*seconds: float) -> list[dict[str, float]]:
+    parts = {f"{name}_seconds": 1.0 for name in ("rollout", "score", "update")}
+    return [{"step": number, "step_seconds": each, **parts} for number, each in enumerate(seconds, 1)]
+
+
+def case_of(name: str, state: str, *seconds: float) -> dict[str, Any]:
+    return {
+        "case": name,
+        "schedule": name,
+        "correction": "none",
+        "distill": False,
+        "state": state,
+        "steps": steps_of(*seconds),
+    }
+
+
+def test_a_training_step_counts_when_its_case_finished_a_warm_one(tables: ModuleType, monkeypatch) -> None:
+    found = [case_of("dense", "finished", 90.0, 30.0), case_of("sparse", "finished", 80.0, 15.0)]
+    found += [case_of("cut", "cut off", 80.0, 15.0), case_of("cold", "finished", 80.0), case_of("failed", "failed")]
+    monkeypatch.setattr(tables, "results", lambda name, kind: found)
+    lines = lines_of(tables.training_step())
+    assert lines["dense"] == ["dense", "1.0", "1.0", "1.0", "", "30.0", "1.00x"]
+    assert lines["sparse"][-2:] == ["15.0", "2.00x"]
+    for name, state in (("cut", "cut off"), ("cold", "finished"), ("failed", "failed")):
+        assert lines[name] == [name, "", "", "", "", state, ""]
+    monkeypatch.setattr(tables, "results", lambda name, kind: found[1:])
+    assert lines_of(tables.training_step())["sparse"][-2:] == ["15.0", ""]
+
+
+def study_of(**runs: tuple[str, int, str]) -> dict[str, Any]:
+    """A study of one seed: (state, steps, why it stopped itself) of each row."""
+    one = {"mean": 0.5, "low": 0.5, "high": 0.5}
+    names = ("reward_last", "tail_last", "worst_tail_last", "kl", "masked_share", "response_tokens", "kv_read_share")
+    made: dict[str, Any] = {"runs": [], "table": []}
+    for row, (state, steps, stopped) in runs.items():
+        ends = [0, 2, 4] if steps == 4 else [0] if steps else []
+        points = [[step, 0.1 * step, 0.0, 1.0] for step in ends]
+        made["runs"].append({"row": row, "state": state, "steps": steps, "stopped": stopped, "dense_accuracy": points})
+        summed = {"row": row, "seeds": int(steps > 0), "steps": steps, "accuracy_change": one if steps == 4 else None}
+        made["table"].append(summed | dict.fromkeys(names, one if steps else None))
+    return made
+
+
+def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -> None:
+    found = study_of(
+        whole=("finished", 4, ""),
+        stopped=("finished", 3, "no token kept"),
+        cut=("cut", 2, ""),
+        waiting=("waiting", 0, ""),
+        failed=("failed", 0, ""),
+    )
+    monkeypatch.setattr(tables, "results", lambda name, kind: found)
+    ended = {"whole": "+0.500", "stopped": "stopped itself by step 3", "cut": "cut at step 2"}
+    ended |= {"waiting": "waiting", "failed": "failed"}
+    lines = lines_of(tables.study())
+    assert {name: line[1] for name, line in lines.items()} == ended
+    assert lines["cut"][2:] == ["0.50", "0.500", "0.500", "0.500", "50.0%", "0", "50%"]
+    assert set(lines["waiting"][2:]) == {""}
+    found["runs"].append(found["runs"][0] | {"steps": 2, "stopped": "no token kept"})
+    assert lines_of(tables.study())["whole"][1] == "+0.500; 1 more stopped early"
+    longer = lines_of(tables.study_longer())
+    assert longer["whole"][:2] == ["+0.200 (+0.200 to +0.200)", "+0.400 (+0.400 to +0.400)"]
+    assert {name: line[:2] for name, line in longer.items() if name != "whole"} == {
+        name: ["", how] for name, how in ended.items() if name != "whole"
+    }
+
+
+ABSOLUTE_PATH = re.compile(r"(?<![\w./])/\w")
+"""A slash that begins a word; in text, slashes stand within words or between spaces."""
+
+
+@pytest.mark.parametrize("text", ["/tmp/step", 'File "/work/x.py", line 3', "--model /root/model", "cache=/mnt"])
+def test_paths_of_one_machine_are_seen_wherever_they_stand(text: str) -> None:
+    assert ABSOLUTE_PATH.search(text)
+    assert not ABSOLUTE_PATH.search(
+        "12 tokens/s, runs/study/folder, https://example.org/a, reward/mean, dense / sparse"
+    )
+
+
 def test_every_record_is_whole() -> None:
     paths = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
     assert paths
     for path in paths:
         record = records.read(path)
-        assert '"/' not in path.read_text(encoding="utf-8"), f"{path.name} has a path of one machine"
+        text = path.read_text(encoding="utf-8").replace("\\n", " ")
+        assert not ABSOLUTE_PATH.search(text), f"{path.name} has a path of one machine"
         assert {"date", "commit", "hardware", "versions", "config"} <= record.keys(), path.name

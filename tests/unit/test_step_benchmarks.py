@@ -1,0 +1,83 @@
+"""benchmarks/training_step.py and benchmarks/eviction.py at tiny sizes: what they record, not what they time."""
+
+from __future__ import annotations
+
+import importlib.util
+import signal
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sparroll import records
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+
+
+def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Under a name of its own: the study has an eviction.py, too."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", BENCHMARKS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.slow
+def test_a_dry_training_step_is_recorded_without_paths(tmp_path, monkeypatch, capsys) -> None:
+    training_step, out = load("training_step", monkeypatch), tmp_path / "record.json"
+    given = ["--dry", "--cases", "dense", "--out", str(out), "--work", str(tmp_path / "work")]
+    monkeypatch.setattr(sys, "argv", ["training_step.py", *given])
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        training_step.main()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    record = records.read(out, "training-step")
+    [case] = record["results"]
+    assert (
+        case["case"] == "dense" and case["state"] == "finished" and [step["step"] for step in case["steps"]] == [1, 2]
+    )
+    assert case["steps"][-1]["rollout_tokens"] == 2 * 4 * 64 and case["steps"][-1]["trained_rollouts"] == 8
+    assert record["config"]["response_tokens"] == 64 and str(tmp_path) not in out.read_text()
+    assert capsys.readouterr().out.splitlines()[-2].endswith("1.00x")
+
+
+def test_the_table_holds_warm_steps_of_finished_cases(monkeypatch) -> None:
+    warm = [{"step": number, "step_seconds": seconds} for number, seconds in ((1, 90.0), (2, 30.0))]
+    found = [
+        {"case": "dense", "state": "finished", "steps": warm},
+        {"case": "sparse", "state": "failed", "steps": warm},
+    ]
+    found += [{"case": "distill", "state": "cut off", "steps": []}]
+    lines = load("training_step", monkeypatch).table(found).splitlines()[1:]
+    assert [line.split()[-1] for line in lines] == ["1.00x", "failed", "off"] and " 30.00 " in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "given"), [("training_step", ["--steps", "1", "--work", "w"]), ("eviction", ["--repeats", "0"])]
+)
+def test_what_would_time_nothing_is_refused(name, given, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", [name, "--out", "record.json", *given])
+    with pytest.raises(SystemExit):
+        load(name, monkeypatch).main()
+    assert f"{given[0]} must be at least" in capsys.readouterr().err
+
+
+def test_eviction_is_recorded_for_every_policy_and_length(tmp_path, monkeypatch, capsys) -> None:
+    out = tmp_path / "record.json"
+    sizes = ["--hidden", "32", "--layers", "1", "--batch", "2", "--prompt", "8", "--budget", "16", "--new", "4", "160"]
+    monkeypatch.setattr(sys, "argv", ["eviction.py", "--out", str(out), *sizes, "--repeats", "1"])
+    load("eviction", monkeypatch).main()
+    runs = records.read(out, "eviction")["results"]["runs"]
+    kinds = [run["policy"]["kind"] if run["policy"] else "dense" for run in runs]
+    assert kinds[:4] == kinds[4:] and kinds[0] == "dense" and {"r_kv", "snap_kv"} < set(kinds)
+    # The prompt, and all but the last new token; key and value in fp32, 8 heads of 128.
+    assert runs[4]["peak_kv_bytes"] == runs[4]["peak_dense_kv_bytes"] >= 2 * 167 * 2 * 8 * 128 * 4
+    assert all(len(run["all_seconds_per_step"]) == 1 and run["kv_read_share"] <= 1 for run in runs)
+    assert all(run["kv_saved_share"] > 0 for run in runs[5:] if run["policy"]["kind"] == "r_kv")
+    assert "MiB" in capsys.readouterr().out
