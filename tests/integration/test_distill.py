@@ -19,6 +19,7 @@ from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, checkpoint, distill, train
+from sparroll.train.distill import MOST_NATS_OFF
 from sparroll.train.loop import Trainer
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
@@ -141,6 +142,31 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
     assert (plain - batch.sparse_logp_BT).abs().max() > 1e-2
     report = distill(batch, scores, schedule, 2, lambda: None)
     assert report["distill/ratio_max"] == pytest.approx(1.0, abs=1e-4)
+    assert report["distill/left_out_share"] == 0.0
+
+
+def test_a_token_that_was_sampled_from_other_units_counts_and_moves_nothing(
+    model: str, tmp_path: Path, sampled: list[list[Rollout]]
+) -> None:
+    trainer = Trainer(open_run(config(model, train={"lr": 1e-30}), tmp_path / "run", resume=False))
+    one_step(trainer)
+    distill, schedule = trainer.parts.distill, trainer.engine.schedule
+    assert distill is not None
+    assert schedule is not None
+    rollouts = trainer.sample(trainer.next_prompts(), 2)
+    scores = trainer.score(rollouts)
+    batch = trainer.batch(rollouts, scores, torch.randn(4, 4))
+    assert batch is not None
+    tokens = int(batch.mask_BT.sum())
+    said = float(batch.sparse_logp_BT[0, 1])
+    moved = {}
+    for nats in (0.0, 1.0, -5.0, 5.0, 30.0):
+        batch.sparse_logp_BT[0, 1] = said + nats
+        sums = distill._gradients(batch, scores, schedule, tokens)
+        assert sums.tokens == tokens - (abs(nats) > MOST_NATS_OFF)
+        moved[nats] = torch.cat([parameter.grad.flatten().clone() for parameter in distill.adapter.parameters])
+    assert moved[5.0].equal(moved[-5.0]) and moved[5.0].equal(moved[30.0])
+    assert not moved[5.0].equal(moved[0.0]) and not moved[1.0].equal(moved[0.0])
 
 
 def test_dense_evaluation_and_ceiling_never_see_an_absurd_adapter(

@@ -34,6 +34,7 @@ def test_a_gpu_run_distills_resumes_and_starts_where_its_rollouts_were_sampled(d
     assert result.steps == 4
     for line in (line for line in read_lines(tmp_path / "run" / "metrics.jsonl") if "reward/mean" in line):
         assert line["distill/ratio_mean"] == pytest.approx(1.0, abs=1e-4 if dtype == "fp32" else 0.02)
+        assert line["distill/left_out_share"] < 0.01
         assert line["distill/gradient_norm"] > 0
         assert line["mismatch/dense_ceiling_q05"] > 0.8
         assert 0 < line["time/distill_share"] < 1

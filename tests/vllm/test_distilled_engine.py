@@ -77,3 +77,4 @@ def test_a_run_with_vllm_samples_with_the_adapter_and_measures_the_ceiling_witho
         assert report["mismatch/acceptance_mean"] < 0.9
         # Phase two begins where the rollouts were sampled, since the policy does not move.
         assert report["distill/ratio_max"] == pytest.approx(1.0, abs=1e-3)
+        assert report["distill/left_out_share"] == 0.0

@@ -25,6 +25,9 @@ from sparroll.types import StepReport, TokenBatch
 
 LR_TIMES_POLICY = 5.0
 """The adapter's learning rate over the policy's, where none is given (as published)."""
+MOST_NATS_OFF = 2.0
+"""A token further from what the rollouts said of it, either way, was sampled from other units: in bf16 two kernels may
+choose differently near a tie. Its k3 alone can outweigh a whole step."""
 
 
 class AdapterUpdate:
@@ -94,8 +97,9 @@ class AdapterUpdate:
         assert micro.advantage_B is not None, "the batch needs advantages"
         advantage_B = torch.zeros_like(micro.advantage_B) if self.settings.objective == "kl" else micro.advantage_B
         now_logp_BT, kl_sum = self._forward(micro, dense, schedule)
-        # A token that the dense policy cannot say (-inf) is at no finite distance: it counts and moves nothing.
-        kept_BT = micro.mask_BT & torch.isfinite(micro.dense_logp_BT)
+        # These, and tokens that the dense policy cannot say (-inf), count and move nothing.
+        off_BT = (now_logp_BT.detach() - micro.sparse_logp_BT).abs() > MOST_NATS_OFF
+        kept_BT = micro.mask_BT & torch.isfinite(micro.dense_logp_BT) & ~off_BT
         loss, sums = policy_loss(
             now_logp_BT,
             micro.sparse_logp_BT,
@@ -138,7 +142,9 @@ class AdapterUpdate:
         counted = max(sums.tokens, 1.0)
         return {
             "distill/loss": sums.loss,
-            "distill/kl": sums.kl / counted,
+            # Over lists every token has its KL.
+            "distill/kl": sums.kl / (max(tokens, 1) if self.settings.kl == "top_k" else counted),
+            "distill/left_out_share": 1.0 - sums.tokens / max(tokens, 1),
             "distill/ratio_mean": sums.ratio / counted,
             "distill/ratio_max": sums.ratio_max,
             "distill/clipped_share": sums.clipped / counted,
