@@ -288,9 +288,12 @@ class ControllerSection(Section):
     """How far one lowering goes, as a share of the budget; at least one page."""
     start_share: float = Field(default=0.5, gt=0, le=1)
     """Share of its context that each bin reads at first where there is neither a schedule nor a budget; 1 is dense. The
-    published schedules read less than half of contexts from 3k on at a target of .88."""
+    published schedules read half or less of contexts from 4k on at a target of .88."""
     most_budget_tokens: int | None = Field(default=None, ge=1)
     """No budget is raised above this, in tokens; none: up to the whole bin, which is dense."""
+    least_budget_tokens: int | None = Field(default=None, ge=1)
+    """No budget is lowered below this, in tokens, and none starts below it; none: the selector's least. The tail does not
+    see what fewer than five tokens of a hundred lose, so a bin of easy tokens may go lower than is good."""
 
 
 class DistillSection(Section):

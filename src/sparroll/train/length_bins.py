@@ -27,13 +27,22 @@ class LengthBins:
     selector: Selector
     most_budget_tokens: int | None = None
     """No budget above this; None: up to the whole bin, which is dense."""
+    least_budget_tokens: int | None = None
+    """No budget below this; None: the selector's least."""
 
     def __post_init__(self) -> None:
-        if self.most_budget_tokens is not None:
-            try:
-                check_budget(self.most_budget_tokens, self.selector)
-            except UserError as error:
-                raise UserError(f"controller.most_budget_tokens: {error.message}", error.hint) from None
+        for name in ("most_budget_tokens", "least_budget_tokens"):
+            limit = getattr(self, name)
+            if limit is not None:
+                try:
+                    check_budget(limit, self.selector)
+                except UserError as error:
+                    raise UserError(f"controller.{name}: {error.message}", error.hint) from None
+        if self.most_budget_tokens is not None and self.least > self.most_budget_tokens:
+            raise UserError(
+                f"controller.least_budget_tokens = {self.least} is more than most_budget_tokens = {self.most_budget_tokens}",
+                "give a smaller one",
+            )
 
     @property
     def count(self) -> int:
@@ -52,8 +61,8 @@ class LengthBins:
 
     @property
     def least(self) -> int:
-        """Smallest budget of every bin: the selector's."""
-        return self.selector.least_budget_tokens
+        """Smallest budget of every bin."""
+        return self.least_budget_tokens or self.selector.least_budget_tokens
 
     def most(self, place: int) -> int:
         """Largest budget of a bin: all of its contexts, or the limit that was given."""

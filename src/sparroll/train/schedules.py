@@ -53,7 +53,8 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
     names = ("target", "margin", "patience", "window_steps", "small_step")
     rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
     like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
-    bins = LengthBins(config.mismatch.bin_tokens, longest_context_tokens, like.selector, settings.most_budget_tokens)
+    limits = settings.most_budget_tokens, settings.least_budget_tokens
+    bins = LengthBins(config.mismatch.bin_tokens, longest_context_tokens, like.selector, *limits)
     target = {"statistic": "acceptance", "estimator": ESTIMATOR, "top_k": config.rollout.top_k, "quantile": 0.05}
     return Controller(
         rules,

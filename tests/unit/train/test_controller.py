@@ -115,6 +115,13 @@ def test_no_budget_exceeds_the_limit_that_was_given() -> None:
     assert one.budgets == [640] * 4
 
 
+def test_no_budget_is_below_the_floor_that_was_given() -> None:
+    bins = LengthBins(BIN, 8000, PageMean(), least_budget_tokens=480)
+    assert bins.of_schedule(Schedule.fixed(128)) == [480] * 4 and bins.share(0.01) == [480] * 4
+    one = controller([512] * 4, bins=bins)
+    assert shown(one, [HIGH] * 60)[-1] == [480] * 4
+
+
 # -- lowering --------------------------------------------------------------------------------------------------------------
 
 HIGH = {0: 0.95, 1: 0.95, 2: 0.95, 3: 0.95}
@@ -347,6 +354,10 @@ def test_a_start_above_the_limit_and_a_limit_that_is_no_budget_are_refused() -> 
         made("controller.most_budget_tokens=256", schedule=Schedule.fixed(512))
     with pytest.raises(UserError, match=r"controller.most_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
         made("controller.most_budget_tokens=250")
+    with pytest.raises(UserError, match=r"controller.least_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
+        made("controller.least_budget_tokens=250")
+    with pytest.raises(UserError, match="least_budget_tokens = 512 is more than most_budget_tokens = 256"):
+        made("controller.least_budget_tokens=512", "controller.most_budget_tokens=256")
 
 
 def test_a_run_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
