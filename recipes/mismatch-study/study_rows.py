@@ -115,17 +115,16 @@ def model_sha256(folder: str) -> str | None:
     return "+".join(files.sha256(path) for path in sorted(Path(folder).glob("*.safetensors"))) or None
 
 
+SAMPLED_UNDER = ("level", "temperature", "dtype", "top_k", "bin_tokens", "calibration_prompts", "calibration_samples")
 CALIBRATED_UNDER = (
-    "level",
-    "temperature",
-    "dtype",
-    "top_k",
+    *SAMPLED_UNDER,
     "page_tokens",
     "first_tokens",
     "recent_tokens",
     "dense_layers",
+    "targets",
+    "budgets",
 )
-CALIBRATED_UNDER += ("bin_tokens", "targets", "budgets", "calibration_prompts", "calibration_samples")
 """Settings that the calibrated schedules depend on, beside the model."""
 
 
