@@ -91,7 +91,10 @@ class LogRatio:
         probability."""
         if not dense_logp.shape == sparse_logp.shape == mask.shape or mask.dim() != 2:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (dense_logp, sparse_logp, mask))
-            raise UserError(f"dense_logp, sparse_logp and mask must have one shape [B, T], got {shapes}")
+            raise UserError(
+                f"dense_logp, sparse_logp and mask must have one shape [B, T], got {shapes}",
+                "pad all responses to one length, with a mask that is 0 on padding; one response alone is [1, T]",
+            )
         mask_BT = mask.bool()
         dtype = torch.promote_types(torch.promote_types(dense_logp.dtype, sparse_logp.dtype), torch.float32)
         dense_BT = dense_logp.detach().to(dtype).masked_fill(~mask_BT, 0.0)

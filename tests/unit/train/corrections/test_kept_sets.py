@@ -270,6 +270,17 @@ def test_the_named_corrections_are_points_of_importance() -> None:
         assert named.metrics == free.metrics
 
 
+def test_the_geometric_mask_keeps_what_importance_keeps_but_multiplies_nothing() -> None:
+    dense, sparse = of_ratio(torch.tensor([[1.05, 1.05], [2.0, 2.0]], dtype=torch.float64))
+    inputs = {"dense_logp": dense, "sparse_logp": sparse, "mask": torch.ones(2, 2)}
+    ends = {"weight_min": 0.9, "weight_max": 1.1}
+    named = correction("geometric", **ends)(**inputs)
+    free = correction("importance", level="geometric", action="mask", **ends)(**inputs)
+    assert named.keep.tolist() == free.keep.tolist() == [True, False]
+    assert named.weights[0].tolist() == [1.0, 1.0]
+    assert free.weights[0].tolist() == pytest.approx([1.05, 1.05])
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
