@@ -1,5 +1,8 @@
 """Only the adapter, against a frozen model: `distill(config, out)`. No rewards, no policy update; otherwise a training run,
-with its checkpoints, processes and interrupts. The tail of held-out prompts is measured before and after, with one seed."""
+with its checkpoints, processes and interrupts. The tail of held-out prompts is measured before and after, with one seed.
+
+>>> from sparroll.train.distill_run import distill
+"""
 
 from __future__ import annotations
 
