@@ -42,7 +42,8 @@ def measurement(rng: np.random.Generator, q05: float, long_q05: float) -> TailTa
 
 
 def cheaper(patience: int = 2, every: int = 10) -> Cheaper:
-    settings = DistillSection(enabled=True, cheaper_patience=patience, cheaper_every_steps=every)
+    names = (FIRST.name, SECOND.name)
+    settings = DistillSection(enabled=True, cheaper=names, cheaper_patience=patience, cheaper_every_steps=every)
     return Cheaper([FIRST, SECOND], 0.86, settings)
 
 
