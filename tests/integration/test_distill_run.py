@@ -15,7 +15,7 @@ from peft import PeftModel
 from safetensors.torch import load_file
 
 from cli_runs import error_of
-from integration.train_runs import short_config
+from integration.train_runs import Vowels, short_config
 from sparroll.cli import main
 from sparroll.engines.adapter import BESIDE, Adapter, load_adapter
 from sparroll.engines.hf import HFEngine
@@ -24,7 +24,7 @@ from sparroll.engines.support import load_model
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
-from sparroll.train.distill_run import DistillResult, distill
+from sparroll.train.distill_run import DistillResult, DistillRun, distill
 from sparroll.train.loop import Trainer
 from sparroll.train.measure import measure_tail
 from sparroll.train.prompts import GivenPrompts, PromptStream
@@ -134,6 +134,14 @@ def test_an_engine_with_the_adapter_samples_what_the_adapted_model_says(
         ({"train": {"kl_coefficient": 0.1}}, r"train\.kl_coefficient must be"),
         ({"correction": {"name": "icepop"}}, r"correction must be as it is by default"),
         ({"distill": {"enabled": False}}, r"distill\.enabled must be True"),
+        ({"train": {"weight_decay": 0.1}}, r"(?s)no use for train\.weight_decay = 0\.1.*train\.weight_decay=0"),
+        ({"train": {"epochs_per_batch": 2}}, r"(?s)no use for train\.epochs_per_batch.*distill\.epochs_per_batch"),
+        ({"train": {"max_gradient_norm": 0.5}}, r"(?s)no use for .*distill\.max_gradient_norm"),
+        ({"guard": {"action": "off", "at_least": 0.8}}, r"no use for guard\.at_least = 0\.8"),
+        (
+            {"evaluate": {"temperature": 0.5}},
+            r"(?s)no use for evaluate\.temperature = 0\.5.*rollout\.temperature = 1\.0",
+        ),
     ],
 )
 def test_what_a_frozen_model_cannot_do_is_refused(
@@ -141,6 +149,23 @@ def test_what_a_frozen_model_cannot_do_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         distill(config(model, **changes), tmp_path / "run")
+
+
+def test_held_out_prompts_are_of_the_level_that_evaluation_asks_for(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levels, original = [], Vowels.prompts
+
+    def prompts(self: Vowels, split: str, level: int, seed: int, count: int) -> list[Prompt]:
+        levels.append((split, level, count))
+        return original(self, split, level, seed, count)
+
+    settings = config(model, evaluate={"prompts": 2, "level": 3})
+    run = DistillRun(open_run(settings, tmp_path / "run", resume=False, frozen=True))
+    with monkeypatch.context() as patch:
+        patch.setattr(Vowels, "prompts", prompts)
+        run.evaluate()
+    assert levels == [("eval", 3, 2)]
 
 
 def test_train_and_distill_do_not_resume_each_others_runs(

@@ -224,6 +224,16 @@ def test_checkpointed_activations_of_a_model_with_dropout_are_refused_at_the_sta
     assert not (tmp_path / "checkpointed" / "metrics.jsonl").exists()
 
 
+def test_a_run_whose_guard_has_no_target_begins_with_an_event_that_a_resumed_one_does_not_repeat(
+    model: str, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"guard": {"action": "warn"}, "evaluate": {"prompts": 0}, "checkpoint": {"every_steps": 1}}
+    train(short_config(model, train={"steps": 1}, **changes), tmp_path / "run")
+    result = train(short_config(model, train={"steps": 2}, **changes), tmp_path / "run", resume=True)
+    assert len(result.events) == 1
+    assert result.events[0].startswith("step 1: the guard watches nothing: there is no target for the tail")
+
+
 def test_epochs_kl_corrections_and_checkpointed_activations_run(model: str, tmp_path: Path) -> None:
     changes = {"steps": 2, "epochs_per_batch": 2, "kl_coefficient": 0.05, "gradient_checkpointing": True, "lr": 1e-2}
     train(short_config(model, train=changes, correction={"name": "icepop"}), tmp_path / "run")

@@ -104,7 +104,8 @@ def write_model(folder: Path, seed: int = 0) -> str:
 
 
 def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
-    """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after. `changes` by section."""
+    """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after; a budget has no target, so nothing is watched.
+    `changes` by section."""
     table: dict[str, dict[str, Any]] = {
         "model": {"name": model, "device": "cpu"},
         "task": {"name": "vowels", "level": 0, "train_prompts": 10},
@@ -117,6 +118,7 @@ def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
         },
         "train": {"steps": 4, "prompts_per_step": 4, "lr": 1e-3, "micro_batch_tokens": 600, "seed": 3},
         "mismatch": {"bin_tokens": 50, "ceiling_every_steps": 2, "ceiling_prompts": 2},
+        "guard": {"action": "off"},
         "evaluate": {"prompts": 6},
         "checkpoint": {"every_steps": 2},
         "log": {"sinks": []},

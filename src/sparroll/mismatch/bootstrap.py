@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 CONFIDENCE = 0.95
 ONE_ROLLOUT = 1.5
 """Effective rollouts below which a bin counts as the evidence of a single one."""
+LEAST_ROLLOUTS = 8
+"""Below so many rollouts a bootstrap over rollouts says little: nothing is decided by such an interval."""
 
 
 def poisson_weights(seed: int, rollout_id: int | str, replicates: int) -> Int[Tensor, " R"]:

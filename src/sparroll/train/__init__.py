@@ -1,4 +1,7 @@
-"""GRPO whose rollouts are sampled sparsely: `train(config, out)`. The loop is loop.py; each file beside it is a part."""
+"""GRPO whose rollouts are sampled sparsely: `train(config, out)`. The loop is loop.py; each file beside it is a part.
+
+An adapter alone is trained by `distill(config, out)` of distill_run.py; `sparroll.train.distill` is a module, its update.
+"""
 
 from __future__ import annotations
 

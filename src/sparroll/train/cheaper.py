@@ -8,6 +8,7 @@ from typing import Any
 
 from sparroll.engines.scoring import Scorer, TokenScores
 from sparroll.mismatch import TailTable
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
 from sparroll.train.config import DistillSection
 from sparroll.train.distributed import Ranks
@@ -61,10 +62,10 @@ class Cheaper:
         return measure_tail(mine, dense, bin_tokens, ranks, step).table(ESTIMATOR)
 
     def watch(self, table: TailTable, least_tokens: int, schedule: Schedule) -> tuple[Verdict, StepReport]:
-        """One measurement; bins with fewer than `least_tokens` tokens do not count, and without any other it is as if it had
-        not been made. -> (what to do, metrics)"""
+        """One measurement. Bins with fewer than `least_tokens` tokens or LEAST_ROLLOUTS rollouts do not count; without any
+        other, it neither holds the target nor breaks the row. -> (what to do, metrics)"""
         assert self.following is not None, "there is no cheaper schedule left"
-        counted = [row for row in table.rows if row.tokens >= least_tokens]
+        counted = [row for row in table.rows if row.tokens >= least_tokens and row.rollouts >= LEAST_ROLLOUTS]
         if not counted:
             return Verdict(), {}
         low = min(row.low for row in counted)

@@ -8,7 +8,7 @@ from typing import Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from sparroll.compression import Compression, make_compression
-from sparroll.errors import nearest
+from sparroll.errors import UserError, nearest
 from sparroll.tasks import is_data
 from sparroll.tasks.custom_calls import AT_ONCE, SECONDS
 from sparroll.tasks.data.settings import DataSettings
@@ -271,6 +271,11 @@ class GuardSection(Section):
     def _somewhere_to_go(self) -> Self:
         if self.action == "stricter" and not self.stricter:
             raise ValueError('guard.action = "stricter" needs guard.stricter, e.g. ["qwen3-1.7b-0.86", "dense"]')
+        if self.stricter and self.action in ("warn", "stop"):
+            raise UserError(
+                f'guard.stricter does nothing with guard.action = "{self.action}"',
+                'set guard.action = "stricter", or leave guard.stricter out',
+            )
         return self
 
 
@@ -294,6 +299,15 @@ class ControllerSection(Section):
     least_budget_tokens: int | None = Field(default=None, ge=1)
     """No budget is lowered below this, in tokens, and none starts below it; none: the selector's least. The tail does not
     see what fewer than five tokens of a hundred lose, so a bin of easy tokens may go lower than is good."""
+
+    @model_validator(mode="after")
+    def _has_a_target(self) -> Self:
+        if self.model_fields_set and "target" not in self.model_fields_set:
+            raise UserError(
+                f"controller.{min(self.model_fields_set)} does nothing without controller.target",
+                "set controller.target, for example to 0.86, or leave [controller] out",
+            )
+        return self
 
 
 class DistillSection(Section):
@@ -330,6 +344,29 @@ class DistillSection(Section):
     """Prompts whose rollouts are replayed."""
     cheaper_patience: int = Field(default=3, ge=1)
     """So many measurements in a row must hold the target."""
+
+    @model_validator(mode="after")
+    def _has_an_effect(self) -> Self:
+        given = self.model_fields_set
+        if given and "enabled" not in given:
+            raise UserError(
+                f"distill.{min(given)} does nothing without distill.enabled",
+                "set distill.enabled = true, or leave [distill] out",
+            )
+        if not self.enabled:
+            return self
+        of_cheaper = [name for name in sorted(given) if name.startswith("cheaper_")]
+        if of_cheaper and "cheaper" not in given:
+            raise UserError(
+                f"distill.{of_cheaper[0]} does nothing without distill.cheaper",
+                'name the schedules to go on with, e.g. distill.cheaper = ["qwen3-1.7b-0.80"], or leave it out',
+            )
+        if self.objective == "kl" and self.kl_coefficient != type(self).model_fields["kl_coefficient"].default:
+            raise UserError(
+                f'distill.kl_coefficient = {self.kl_coefficient} does nothing with distill.objective = "kl", the KL alone',
+                'leave it out, or set distill.objective = "ppo_kl"',
+            )
+        return self
 
 
 class EvaluateSection(Section):
@@ -460,6 +497,15 @@ class TrainConfig(Section):
             raise ValueError(
                 f"guard.at_least = {self.guard.at_least} asks for more than the controller holds, "
                 f"controller.target = {target}; lower the one or raise the other"
+            )
+        given = [
+            name for name in ("schedule", "kv_budget_tokens") if getattr(self.rollout, name) not in ("dense", None)
+        ]
+        start = self.controller.start_share
+        if given and start != ControllerSection.model_fields["start_share"].default:
+            raise UserError(
+                f"controller.start_share = {start} does nothing beside rollout.{given[0]}, which the controller starts from",
+                "leave one of them out",
             )
         if target + self.controller.margin >= 1:
             raise ValueError(

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparroll.mismatch import TailStatistics
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.schedule import Schedule
 from sparroll.train.length_bins import LengthBins
@@ -47,8 +48,6 @@ EXPONENT = 0.7
 """1 - q05 is about proportional to budget ** -EXPONENT: the median over neighbouring published presets of a model."""
 MOST_RAISE = 2.0
 """Largest factor of one raise: the power law is a guide to the next budget, not to the last one."""
-LEAST_ROLLOUTS = 8
-"""Below so many rollouts a bootstrap over rollouts says little."""
 
 
 @dataclass(frozen=True)

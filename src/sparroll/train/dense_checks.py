@@ -31,8 +31,7 @@ def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list
 def dense_accuracy(parts: Parts, step: int) -> StepReport:
     """Accuracy on the eval split under full attention, over all processes."""
     settings, seed = parts.config.evaluate, parts.config.train.seed
-    level = parts.config.task.level if settings.level is None else settings.level
-    mine = _eval_share(parts, level, settings.prompts)
+    mine = _eval_share(parts, _eval_level(parts), settings.prompts)
     graded = []
     if mine:
         parts.weights.bring_policy(step)
@@ -61,10 +60,15 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
     }
 
 
-def eval_prompt_ids(parts: Parts, level: int, count: int) -> tuple[list[int], list[list[int]]]:
-    """Our share of the eval split: numbers of the prompts, and their token ids."""
-    mine = _eval_share(parts, level, count)
+def eval_prompt_ids(parts: Parts) -> tuple[list[int], list[list[int]]]:
+    """Our share of the prompts that an evaluation takes: their numbers, and their token ids."""
+    mine = _eval_share(parts, _eval_level(parts), parts.config.evaluate.prompts)
     return list(mine), _ids(parts, mine)
+
+
+def _eval_level(parts: Parts) -> int:
+    level = parts.config.evaluate.level
+    return parts.config.task.level if level is None else level
 
 
 def _eval_share(parts: Parts, level: int, count: int) -> dict[int, Prompt]:

@@ -1,5 +1,8 @@
 """Only the adapter, against a frozen model: `distill(config, out)`. No rewards, no policy update; otherwise a training run,
-with its checkpoints, processes and interrupts. The tail of held-out prompts is measured before and after, with one seed."""
+with its checkpoints, processes and interrupts. The tail of held-out prompts is measured before and after, with one seed.
+
+>>> from sparroll.train.distill_run import distill
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ def distill(
 
 
 def check_frozen(config: TrainConfig) -> None:
-    """Raise UserError where the configuration asks for rewards or for another schedule on the way."""
+    """Raise UserError where the configuration asks for rewards or for another schedule on the way, or sets what only the
+    policy's own training and evaluation have."""
     refused = {
         "distill.enabled": (config.distill.enabled, True),
         "distill.objective": (config.distill.objective, "kl"),
@@ -68,6 +72,25 @@ def check_frozen(config: TrainConfig) -> None:
                 f"distilling into an adapter alone has no rewards and one schedule: {name} must be {shown}",
                 "sparroll train does the rest",
             )
+    train, temperature = config.train, config.rollout.temperature
+    without_effect = {
+        "train.weight_decay": (
+            train.weight_decay,
+            (0.0,),
+            "the adapter has no weight decay: --set train.weight_decay=0",
+        ),
+        "train.epochs_per_batch": (train.epochs_per_batch, (1,), "use distill.epochs_per_batch"),
+        "train.max_gradient_norm": (train.max_gradient_norm, (1.0,), "use distill.max_gradient_norm"),
+        "guard.at_least": (config.guard.at_least, (None,), "nothing watches; the result has the tail before and after"),
+        "evaluate.temperature": (
+            config.evaluate.temperature,
+            (1.0, temperature),
+            f"held-out prompts are sampled like the others, at rollout.temperature = {temperature}",
+        ),
+    }
+    for name, (asked, same, hint) in without_effect.items():
+        if asked not in same:
+            raise UserError(f"distilling into an adapter alone has no use for {name} = {asked}", hint)
 
 
 @dataclass(frozen=True)
@@ -137,7 +160,7 @@ class DistillRun(Trainer):
     def evaluate(self) -> StepReport:
         """The tail of the adapted policy on the held-out prompts, over all processes; always the same draws."""
         config, parts = self.config, self.parts
-        numbers, prompt_ids = eval_prompt_ids(parts, config.task.level, config.evaluate.prompts)
+        numbers, prompt_ids = eval_prompt_ids(parts)
         n = config.evaluate.samples_per_prompt
         seeds = rollout_seeds(config.train.seed, "evaluate", 0, numbers, n)
         sampling = Sampling(n, parts.sampling.max_new_tokens, parts.sampling.temperature, parts.sampling.top_k)

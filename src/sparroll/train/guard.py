@@ -39,6 +39,15 @@ class Guard:
         """Steps in a row with the tail under the target."""
         self.switches = 0
 
+    def notice(self, dense: bool) -> list[str]:
+        """An event for the start of a run whose sparse rollouts it cannot watch, for want of a target."""
+        if self.action == "off" or self.at_least is not None or dense:
+            return []
+        return [
+            "the guard watches nothing: there is no target for the tail; give one with guard.at_least, for example 0.86, or "
+            'set guard.action = "off"'
+        ]
+
     def watch(self, tail_q05: float | None, schedule: Schedule | None, dense: bool | None = None) -> Verdict:
         """One step's worst-bin 5th percentile (None: no bin had enough tokens, which neither clears nor counts).
 

@@ -68,7 +68,10 @@ class Trainer:
         self.weights_moved = False
         """The weights are ahead of `state`: true from the first update of a step until the step is complete."""
         self.saved_step = parts.state.step if parts.resumed_from else -1
-        self.news = parts.rewards.changes(parts.state.reward_files)
+        self.news = [
+            *([] if parts.resumed_from else parts.guard.notice(samples_densely(self.engine))),
+            *parts.rewards.changes(parts.state.reward_files),
+        ]
         """Events from before the next step."""
 
     def run(self, on_progress: OnProgress | None = None) -> TrainResult:

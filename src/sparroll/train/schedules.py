@@ -7,10 +7,11 @@ import itertools
 
 from sparroll.attention.selectors import PageMean
 from sparroll.errors import UserError
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
 from sparroll.train.cheaper import Cheaper
 from sparroll.train.config import TrainConfig
-from sparroll.train.controller import LEAST_ROLLOUTS, Controller, Rules
+from sparroll.train.controller import Controller, Rules
 from sparroll.train.guard import Guard
 from sparroll.train.length_bins import LengthBins
 from sparroll.train.measure import ESTIMATOR
@@ -68,10 +69,11 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
 
 
 def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | None:
-    """Raises UserError where cheaper schedules are named but no target that they must hold, and where the guard would stop
-    a run for holding just that."""
+    """Raises UserError where cheaper schedules are named but no target that they must hold, where no bin could ever count,
+    and where the guard would stop a run for holding just that."""
     if not config.distill.cheaper:
         return None
+    _refuse_too_few_rollouts(config)
     assert schedule is not None, "the configuration refuses dense rollouts with an adapter"
     target = config.distill.cheaper_at_least
     if target is None:
@@ -91,6 +93,18 @@ def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | No
     for before, after in itertools.pairwise([schedule, *schedules]):
         _refuse_dearer(before, after)
     return Cheaper(schedules, target, config.distill)
+
+
+def _refuse_too_few_rollouts(config: TrainConfig) -> None:
+    """A measurement of fewer than LEAST_ROLLOUTS rollouts decides nothing, so the run would never switch."""
+    samples = config.rollout.samples_per_prompt
+    rollouts = samples * min(config.distill.cheaper_prompts, config.train.prompts_per_step)
+    if rollouts < LEAST_ROLLOUTS:
+        prompts = -(-LEAST_ROLLOUTS // samples)
+        raise UserError(
+            f"distill.cheaper judges a bin by {LEAST_ROLLOUTS} rollouts or more, and a measurement has {rollouts}",
+            f"--set distill.cheaper_prompts={prompts}, with train.prompts_per_step = {prompts} or more",
+        )
 
 
 def _refuse_dearer(before: Schedule, after: Schedule) -> None:

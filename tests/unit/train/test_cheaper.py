@@ -1,7 +1,9 @@
-"""When DistillSparse goes on to a cheaper schedule: patience, the worst bin's lower bound, bins too small to count."""
+"""When DistillSparse goes on to a cheaper schedule: patience, the worst bin's lower bound, bins with too few tokens or
+rollouts to count."""
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,8 +29,21 @@ def tail(value: float, tokens: int = 400, last_bin: float | None = None) -> Tail
     return statistics.table("top_k_lower")
 
 
+def measurement(rng: np.random.Generator, q05: float, long_q05: float) -> TailTable:
+    """16 rollouts of unlike length, some 4,000 tokens each: tokens up to 4,000 are of one law, those behind of another, each
+    with that 5th percentile. Few rollouts reach the last bins."""
+    statistics = TailStatistics(bin_tokens=2000)
+    for length in np.exp(rng.normal(np.log(4000), 0.7, size=16)).clip(300, 20_000).astype(int):
+        context = np.arange(200, 200 + length)
+        power = np.log(0.05) / np.log(np.where(context < 4000, q05, long_q05))
+        missing = 1 - rng.random(length) ** (1 / power)
+        statistics.add(torch.from_numpy(1 - missing), torch.from_numpy(context), int(rng.integers(2**60)))
+    return statistics.table("top_k_lower")
+
+
 def cheaper(patience: int = 2, every: int = 10) -> Cheaper:
-    settings = DistillSection(enabled=True, cheaper_patience=patience, cheaper_every_steps=every)
+    names = (FIRST.name, SECOND.name)
+    settings = DistillSection(enabled=True, cheaper=names, cheaper_patience=patience, cheaper_every_steps=every)
     return Cheaper([FIRST, SECOND], 0.86, settings)
 
 
@@ -62,6 +77,42 @@ def test_the_worst_bin_decides_unless_it_has_too_few_tokens() -> None:
     assert one.watch(tail(0.9, last_bin=0.5), 101, START)[0].action == "switch"
 
 
+def test_a_bin_with_too_few_rollouts_neither_holds_the_target_nor_breaks_the_row() -> None:
+    """The lower bound of a bin that one rollout reached is 0, whatever was measured."""
+
+    def reached_by(rollouts: int, value: float) -> TailTable:
+        statistics = TailStatistics(bin_tokens=1000)
+        for rollout in range(20):
+            statistics.add(torch.full((100,), 0.9), torch.full((100,), 10), f"{rollout}")
+            if rollout < rollouts:
+                statistics.add(torch.full((400,), value), torch.full((400,), 1010), f"{rollout}")
+        return statistics.table("top_k_lower")
+
+    assert reached_by(1, 0.9).rows[1].low == 0.0
+    for rollouts in (1, 7):
+        assert cheaper(patience=1).watch(reached_by(rollouts, 0.9), 200, START)[0].action == "switch"
+    assert cheaper(patience=1).watch(reached_by(8, 0.5), 200, START)[0].action == "none"
+    none_counts = TailStatistics(bin_tokens=1000)
+    for rollout in range(7):
+        none_counts.add(torch.full((400,), 0.1), torch.full((400,), 10), f"{rollout}")
+    one = cheaper()
+    one.watch(tail(0.9), 200, START)
+    assert one.watch(none_counts.table("top_k_lower"), 200, START) == (Verdict(), {})
+    assert one.held == 1
+
+
+def test_it_switches_where_the_tail_is_above_the_target_at_every_length_and_never_where_it_is_not() -> None:
+    """16 rollouts of mixed lengths a measurement, as by default: the last bins have one or two of them."""
+    rng = np.random.default_rng(0)
+    above, under, under_behind = cheaper(patience=3), cheaper(patience=3), cheaper(patience=3)
+    tables = [measurement(rng, 0.9, 0.9) for _ in range(3)]
+    assert all(table.rows[-1].rollouts < 8 and table.rows[-1].low < 0.86 for table in tables)
+    assert [above.watch(table, 200, START)[0].action for table in tables] == ["none", "none", "switch"]
+    for _ in range(6):
+        assert under.watch(measurement(rng, 0.85, 0.85), 200, START)[0].action == "none"
+        assert under_behind.watch(measurement(rng, 0.95, 0.85), 200, START)[0].action == "none"
+
+
 def test_a_measurement_without_a_bin_that_counts_changes_nothing() -> None:
     one = cheaper()
     one.watch(tail(0.9), 200, START)
@@ -91,6 +142,19 @@ def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
         made("qwen3-1.7b-0.92")
     with pytest.raises(UserError, match="from 'qwen3-1.7b-0.80' to 'qwen3-1.7b-0.83', which reads more"):
         made("qwen3-1.7b-0.80", "qwen3-1.7b-0.83")
+
+
+def test_measurements_that_could_never_count_are_refused_at_the_start() -> None:
+    def made(*more: str) -> Cheaper | None:
+        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
+        config = load_config(None, [*options, 'distill.cheaper=["qwen3-1.7b-0.80"]', *more])
+        return make_cheaper(config, starting_schedule(config))
+
+    assert made("rollout.samples_per_prompt=4") is not None
+    with pytest.raises(UserError, match=r"(?s)by 8 rollouts or more, .* has 4.*distill\.cheaper_prompts=2"):
+        made("rollout.samples_per_prompt=4", "distill.cheaper_prompts=1")
+    with pytest.raises(UserError, match=r"(?s)a measurement has 4.*train\.prompts_per_step = 2 or more"):
+        made("rollout.samples_per_prompt=4", "train.prompts_per_step=1")
 
 
 def test_a_guard_that_would_stop_what_cheaper_schedules_hold_is_refused_at_the_start() -> None:

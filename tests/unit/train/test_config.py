@@ -73,6 +73,74 @@ def test_every_mistake_is_one_line(overrides: list[str], message: str) -> None:
     assert "\n" not in raised.value.message
 
 
+SPARSE = "rollout.kv_budget_tokens=512"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["distill.rank=4", SPARSE],
+            r"(?s)distill\.rank does nothing without distill\.enabled.*distill\.enabled = true",
+        ),
+        (["distill.objective=kl", "distill.kl=top_k"], r"distill\.kl does nothing without distill\.enabled"),
+        (
+            ["distill.enabled=true", SPARSE, "distill.cheaper_patience=1"],
+            r"(?s)distill\.cheaper_patience does nothing without distill\.cheaper\n.*distill\.cheaper = \[",
+        ),
+        (
+            ["distill.enabled=true", SPARSE, "distill.objective=kl", "distill.kl_coefficient=0.5"],
+            r'(?s)distill\.kl_coefficient = 0\.5 does nothing with .* = "kl".*"ppo_kl"',
+        ),
+        (["controller.margin=0.05"], r"(?s)controller\.margin does nothing without controller\.target.*0\.86"),
+        (
+            ["controller.target=0.86", "controller.start_share=0.3", SPARSE],
+            r"(?s)start_share = 0\.3 does nothing beside rollout\.kv_budget_tokens.*leave one",
+        ),
+        (
+            ["controller.target=0.86", "controller.start_share=0.3", "rollout.schedule=qwen3-1.7b-0.86"],
+            r"start_share = 0\.3 does nothing beside rollout\.schedule",
+        ),
+        (['guard.stricter=["dense"]'], r'(?s)guard\.stricter does nothing with guard\.action = "warn".*"stricter"'),
+        (["guard.action=stop", 'guard.stricter=["dense"]'], r'guard\.stricter does nothing .* = "stop"'),
+    ],
+)
+def test_what_would_have_no_effect_is_refused_with_a_hint(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        load_config(None, overrides)
+    assert raised.value.hint
+    assert "\n" not in raised.value.message
+
+
+def test_a_section_can_be_turned_off_whatever_else_it_holds() -> None:
+    off = ["distill.enabled=false", "distill.rank=4", "distill.cheaper_patience=1", "distill.kl_coefficient=0.5"]
+    off += [
+        "controller.target=none",
+        "controller.start_share=0.3",
+        SPARSE,
+        "guard.action=off",
+        'guard.stricter=["dense"]',
+    ]
+    config = load_config(None, off)
+    assert (config.distill.rank, config.controller.start_share) == (4, 0.3)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["distill.enabled=true", SPARSE],
+        ["distill.enabled=true", "distill.objective=kl", SPARSE],
+        ["controller.target=0.86", "controller.start_share=0.3"],
+        ["controller.target=0.86", SPARSE],
+        ["guard.at_least=0.8", "guard.action=stricter", 'guard.stricter=["dense"]', SPARSE],
+    ],
+)
+def test_a_stored_configuration_loads_again_with_every_field_given(overrides: list[str]) -> None:
+    config = load_config(None, overrides)
+    assert config_from(config.model_dump(mode="json")) == config
+
+
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     with pytest.raises(UserError, match="cannot read the configuration"):

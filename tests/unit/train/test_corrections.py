@@ -17,7 +17,7 @@ INF = math.inf
 def batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     """Seven rollouts of unlike length, one of them empty, with log ratios that now and then are huge."""
     generator = torch.Generator().manual_seed(seed)
-    sparse = -3 * torch.rand(7, 19, generator=generator, dtype=dtype)
+    sparse = -50 - 3 * torch.rand(7, 19, generator=generator, dtype=dtype)
     dense = sparse + 1.5 * torch.randn(7, 19, generator=generator, dtype=dtype)
     mask = torch.arange(19) < torch.tensor([19, 1, 0, 7, 16, 3, 12])[:, None]
     dense[0, 3], dense[0, 4], dense[3, 2] = sparse[0, 3] - 40, sparse[0, 4] + 40, -INF
@@ -75,15 +75,14 @@ def test_icepop_equals_a_plain_loop(weight_min: float, weight_max: float) -> Non
 
 
 def test_the_ends_of_the_interval_are_inside() -> None:
-    sparse = torch.zeros(1, 4, dtype=torch.float64)
-    dense = torch.tensor([[math.log(0.5), math.log(5.0), math.log(0.49), math.log(5.1)]], dtype=torch.float64)
+    sparse = torch.tensor([[0.0, -math.log(5.0), 0.0, -math.log(5.1)]], dtype=torch.float64)
+    dense = torch.tensor([[math.log(0.5), 0.0, math.log(0.49), 0.0]], dtype=torch.float64)
     result = correction("icepop")(dense_logp=dense, sparse_logp=sparse, mask=torch.ones(1, 4))
     assert result.keep.tolist() == [[True, True, False, False]]
 
 
 def test_log_ratios_of_forty_are_clamped_and_counted() -> None:
-    sparse = torch.zeros(1, 3)
-    dense = torch.tensor([[-40.0, 40.0, 0.0]])
+    dense, sparse = torch.tensor([[-40.0, 0.0, 0.0]]), torch.tensor([[0.0, -40.0, 0.0]])
     mask = torch.ones(1, 3, dtype=torch.bool)
     result = correction("tis", weight_max=1e12)(dense_logp=dense, sparse_logp=sparse, mask=mask)
     assert result.weights[0].tolist() == pytest.approx([math.exp(-20), math.exp(20), 1.0], rel=1e-6)
@@ -108,6 +107,8 @@ def test_a_token_that_dense_cannot_say_weighs_exactly_zero() -> None:
         ("sparse_logp", math.nan, "sparse_logp is NaN"),
         ("dense_logp", math.nan, "dense_logp is NaN"),
         ("dense_logp", INF, "dense_logp is NaN or"),
+        ("dense_logp", 5.0, r"dense_logp must be log-probabilities \(at most 0\), got 5 at \[1, 2\]"),
+        ("sparse_logp", 0.01, r"sparse_logp must be log-probabilities"),
     ],
 )
 def test_broken_log_probabilities_are_refused(name: str, side: str, value: float, message: str) -> None:
@@ -118,6 +119,13 @@ def test_broken_log_probabilities_are_refused(name: str, side: str, value: float
     # Padding may hold anything.
     inputs["mask"][1, 2] = 0
     assert torch.isfinite(correction(name)(**inputs).weights).all()
+
+
+def test_rounding_above_zero_passes() -> None:
+    """A token that is as good as certain: bf16 or fp32 may put its log-probability a little above 0."""
+    dense, sparse, mask = torch.tensor([[1e-3, 0.0]]), torch.tensor([[0.0, 1e-6]]), torch.ones(1, 2)
+    result = correction("tis")(dense_logp=dense, sparse_logp=sparse, mask=mask)
+    assert result.weights[0].tolist() == pytest.approx([math.exp(1e-3), math.exp(-1e-6)])
 
 
 @pytest.mark.parametrize("name", ["none", "tis", "icepop"])
@@ -143,8 +151,8 @@ def test_weights_carry_no_gradient() -> None:
 
 
 def test_effective_sample_size_is_kishs() -> None:
-    sparse = torch.zeros(1, 3, dtype=torch.float64)
-    dense = torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64).log()
+    sparse = -torch.tensor([[1.0, 2.0, 4.0]], dtype=torch.float64).log()
+    dense = torch.zeros(1, 3, dtype=torch.float64)
     result = correction("tis", weight_max=10.0)(dense_logp=dense, sparse_logp=sparse, mask=torch.ones(1, 3))
     assert result.metrics["correction/effective_sample_size"] == pytest.approx(49 / 21)
     assert result.metrics["correction/weight_mean"] == pytest.approx(7 / 3)
@@ -180,5 +188,5 @@ def test_crossed_ends_are_refused() -> None:
 
 
 def test_unlike_shapes_are_refused() -> None:
-    with pytest.raises(UserError, match=r"one shape \[B, T\]"):
+    with pytest.raises(UserError, match=r"(?s)one shape \[B, T\], got .*hint: pad all responses"):
         correction("tis")(dense_logp=torch.zeros(2, 3), sparse_logp=torch.zeros(2, 4), mask=torch.ones(2, 3))

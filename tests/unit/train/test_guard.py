@@ -26,6 +26,15 @@ def test_the_target_itself_is_met() -> None:
     assert guard.watch(0.86, LOOSE) == Verdict()
 
 
+def test_a_guard_without_a_target_says_so_at_the_start_of_a_sparse_run() -> None:
+    (notice,) = Guard("warn", None, 5, []).notice(dense=False)
+    assert "watches nothing" in notice
+    assert "guard.at_least, for example 0.86" in notice
+    assert Guard("warn", None, 5, []).notice(dense=True) == []
+    assert Guard("off", None, 5, []).notice(dense=False) == []
+    assert Guard("warn", 0.86, 5, []).notice(dense=False) == []
+
+
 def test_stricter_goes_down_its_list_and_dense_ends_the_watch() -> None:
     guard = Guard("stricter", 0.86, 2, [TIGHT, None])
     schedule: Schedule | None = LOOSE

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
+from sparroll.mismatch.acceptance import check_logp
 from sparroll.types import StepReport
 
 LOG_RATIO_CLAMP = 20.0
@@ -86,18 +87,28 @@ class LogRatio:
     @staticmethod
     @torch.no_grad()
     def of(dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> LogRatio:
-        """Raises UserError on unequal shapes, NaN, +inf, and a sampled token that the sparse policy gives no probability."""
+        """Raises UserError on unequal shapes, NaN, values above 0, and a sampled token that the sparse policy gives no
+        probability."""
         if not dense_logp.shape == sparse_logp.shape == mask.shape or mask.dim() != 2:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (dense_logp, sparse_logp, mask))
-            raise UserError(f"dense_logp, sparse_logp and mask must have one shape [B, T], got {shapes}")
+            raise UserError(
+                f"dense_logp, sparse_logp and mask must have one shape [B, T], got {shapes}",
+                "pad all responses to one length, with a mask that is 0 on padding; one response alone is [1, T]",
+            )
         mask_BT = mask.bool()
         dtype = torch.promote_types(torch.promote_types(dense_logp.dtype, sparse_logp.dtype), torch.float32)
         dense_BT = dense_logp.detach().to(dtype).masked_fill(~mask_BT, 0.0)
         sparse_BT = sparse_logp.detach().to(dtype).masked_fill(~mask_BT, 0.0)
-        _refuse(torch.isnan(dense_BT) | torch.isposinf(dense_BT), "dense_logp is NaN or +inf")
-        _refuse(torch.isnan(sparse_BT) | torch.isposinf(sparse_BT), "sparse_logp is NaN or +inf")
+        check_tokens(dense_BT, "dense_logp")
+        check_tokens(sparse_BT, "sparse_logp")
         _refuse(torch.isneginf(sparse_BT), "sparse_logp is -inf on a sampled token")
         return LogRatio(dense_BT - sparse_BT, mask_BT)
+
+
+def check_tokens(logp_BT: Tensor, name: str) -> None:
+    """Raises UserError where a log-probability is NaN or above 0; -inf is one."""
+    _refuse(torch.isnan(logp_BT) | torch.isposinf(logp_BT), f"{name} is NaN or +inf")
+    check_logp(logp_BT, name)
 
 
 def _refuse(bad_BT: Tensor, what: str) -> None:

@@ -15,7 +15,11 @@ _TAKES = {"truncate": ("weight_max",), "mask": ("weight_min", "weight_max"), "we
 
 @dataclass(frozen=True)
 class Importance:
-    """One level, one action. level "sequence" with action "weight" is the exact dense policy gradient."""
+    """One level, one action. level "sequence" with action "weight" is the exact dense policy gradient.
+
+    What level "geometric" keeps with action "mask" is multiplied by the geometric mean; the correction `geometric` keeps the
+    same at weight 1.
+    """
 
     level: Literal["token", "sequence", "geometric"] = "token"
     """What a weight stands for: the token's p_dense / p_sparse, their product over the response, or the product's root of

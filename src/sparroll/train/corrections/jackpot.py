@@ -15,6 +15,7 @@ from sparroll.train.corrections.base import (
     CorrectionResult,
     LogRatio,
     NowWeights,
+    check_tokens,
     exponential,
     log,
     per_token,
@@ -146,6 +147,8 @@ def _check(ratio: LogRatio, uniforms: Tensor, mass: AcceptedMass, now_logp: Tens
         if value is not None and value.shape != ratio.mask_BT.shape:
             shape = list(ratio.mask_BT.shape)
             raise UserError(f"{name} must have the shape [B, T] of the mask, {shape}, got {list(value.shape)}")
+    if now_logp is not None:
+        check_tokens(now_logp.detach().masked_fill(~ratio.mask_BT, 0.0), "now_logp")
     drawn_N, mass_N = uniforms[ratio.mask_BT], mass.values[ratio.mask_BT]
     if not bool(((drawn_N >= 0) & (drawn_N < 1)).all()):
         raise UserError("uniforms must lie in [0, 1)", "draw them with torch.rand, one a token")

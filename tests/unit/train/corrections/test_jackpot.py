@@ -21,7 +21,7 @@ def batch(seed: int) -> dict[str, Tensor]:
     """Six rollouts, one empty; log ratios of +-40 and -inf, a policy that has moved on, and anything in the padding."""
     generator = torch.Generator().manual_seed(seed)
     shape = (6, 11)
-    sparse = -3 * torch.rand(shape, generator=generator, dtype=torch.float64)
+    sparse = -50 - 3 * torch.rand(shape, generator=generator, dtype=torch.float64)
     dense = sparse + 0.8 * torch.randn(shape, generator=generator, dtype=torch.float64)
     dense[0, 3], dense[0, 5], dense[3, 2] = sparse[0, 3] - 40, sparse[0, 5] + 40, -INF
     now = dense + 0.7 * torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -198,6 +198,8 @@ def test_nothing_kept_and_no_mass_at_all_break_nothing() -> None:
         ({"uniforms": torch.ones(6, 11)}, r"uniforms must lie in \[0, 1\)"),
         ({"uniforms": torch.full((6, 11), math.nan)}, r"uniforms must lie in \[0, 1\)"),
         ({"now_logp": torch.zeros(1, 11)}, r"now_logp must have the shape"),
+        ({"now_logp": torch.full((6, 11), math.nan)}, r"now_logp is NaN or \+inf \(rollout 0, token 0; 30 in all\)"),
+        ({"now_logp": torch.full((6, 11), 0.5)}, r"now_logp must be log-probabilities \(at most 0\), got 0\.5"),
         ({"top_k": lists(1, (6, 10))}, r"lists for each token, \[B, T\] = \[6, 11\], got \[6, 10\]"),
         ({"top_k": AcceptedMass(torch.zeros(6, 1), torch.ones(6, 1).bool())}, r"top_k must hold a mass for each token"),
         ({"top_k": AcceptedMass(torch.full((6, 11), math.nan), torch.ones(6, 11).bool())}, "finite and not negative"),

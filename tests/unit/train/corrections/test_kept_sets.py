@@ -25,7 +25,7 @@ Oracle = Callable[[Rows], tuple[Rows, list[list[bool]], Rows, list[list[bool]]]]
 def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     """Nine rollouts: one empty, one vetoed at every token, one on which both agree; log ratios of +-40 and -inf."""
     generator = torch.Generator().manual_seed(seed)
-    sparse = -3 * torch.rand(9, 11, generator=generator, dtype=torch.float64)
+    sparse = -50 - 3 * torch.rand(9, 11, generator=generator, dtype=torch.float64)
     dense = sparse + 0.4 * torch.randn(9, 11, generator=generator, dtype=torch.float64)
     dense[0, 3] = sparse[0, 3] - 40
     dense[3, 2] = -INF
@@ -36,6 +36,11 @@ def batch(seed: int) -> tuple[Tensor, Tensor, Tensor]:
     # What stands in the padding must not matter.
     dense[~mask], sparse[~mask] = math.nan, -INF
     return dense, sparse, mask
+
+
+def of_ratio(ratio: Tensor) -> tuple[Tensor, Tensor]:
+    """(dense, sparse) log-probabilities whose difference is exactly the logarithm of the ratio."""
+    return ratio.log().clamp(max=0), -ratio.log().clamp(min=0)
 
 
 def more(name: str, mask: Tensor) -> dict[str, Any]:
@@ -234,10 +239,9 @@ def test_the_veto_is_strict(name: str) -> None:
 
 
 def test_the_released_veto_sees_tokens_that_its_mask_drops() -> None:
-    dense = torch.tensor([[1e-5, 1.0, 1.0], [0.4, 1.0, 1.2]], dtype=torch.float64).log()
-    result = correction("sparse_rl_released")(
-        dense_logp=dense, sparse_logp=torch.zeros_like(dense), mask=torch.ones(2, 3)
-    )
+    ratio = torch.tensor([[1e-5, 1.0, 1.0], [0.4, 1.0, 1.2]], dtype=torch.float64)
+    dense, sparse = of_ratio(ratio)
+    result = correction("sparse_rl_released")(dense_logp=dense, sparse_logp=sparse, mask=torch.ones(2, 3))
     assert result.keep.tolist() == [[False, False, False], [False, True, True]]
     assert result.weights[1].tolist() == pytest.approx([0.0, 1 / 1.1, 1.2 / 1.1])
     assert result.metrics["correction/weight_mean_normalised_away"] == pytest.approx(1.1)
@@ -245,9 +249,9 @@ def test_the_released_veto_sees_tokens_that_its_mask_drops() -> None:
 
 @pytest.mark.parametrize("name", ["mis", "geometric"])
 def test_the_ends_of_an_interval_over_rollouts_are_inside(name: str) -> None:
-    dense = torch.tensor([[0.5], [2.0], [0.499], [2.001]], dtype=torch.float64).log()
+    dense, sparse = of_ratio(torch.tensor([[0.5], [2.0], [0.499], [2.001]], dtype=torch.float64))
     made = correction(name, weight_min=0.5, weight_max=2.0)
-    result = made(dense_logp=dense, sparse_logp=torch.zeros_like(dense), mask=torch.ones(4, 1))
+    result = made(dense_logp=dense, sparse_logp=sparse, mask=torch.ones(4, 1))
     assert result.kept(torch.ones(4, 1))[:, 0].tolist() == [True, True, False, False]
 
 
@@ -264,6 +268,17 @@ def test_the_named_corrections_are_points_of_importance() -> None:
         free = correction("importance", level=level, action=action, **settings)(**inputs)
         assert torch.equal(named.weights, free.weights)
         assert named.metrics == free.metrics
+
+
+def test_the_geometric_mask_keeps_what_importance_keeps_but_multiplies_nothing() -> None:
+    dense, sparse = of_ratio(torch.tensor([[1.05, 1.05], [2.0, 2.0]], dtype=torch.float64))
+    inputs = {"dense_logp": dense, "sparse_logp": sparse, "mask": torch.ones(2, 2)}
+    ends = {"weight_min": 0.9, "weight_max": 1.1}
+    named = correction("geometric", **ends)(**inputs)
+    free = correction("importance", level="geometric", action="mask", **ends)(**inputs)
+    assert named.keep.tolist() == free.keep.tolist() == [True, False]
+    assert named.weights[0].tolist() == [1.0, 1.0]
+    assert free.weights[0].tolist() == pytest.approx([1.05, 1.05])
 
 
 @pytest.mark.parametrize(

@@ -54,6 +54,35 @@ def everything(scale: float, **settings: float) -> tuple[list[int], CorrectionRe
     return tokens, result, result.kept(mask)[:, 0]
 
 
+def kept_of(p: Distribution, q: Distribution, scale: float) -> tuple[Distribution, float]:
+    """-> (chance of each token to be kept, the mass that is kept), as the correction has them.
+
+    Each token gets a draw just under the chance that it should have, and one just over: only the first must be kept.
+    """
+    p_log, q_log = (torch.tensor(values, dtype=torch.float64).log() for values in (p, q))
+    chances = [min(1.0, a / (scale * b)) for a, b in zip(p, q, strict=True)]
+    draws = torch.tensor([[chance * (1 - 1e-12), chance * (1 + 1e-12)] for chance in chances], dtype=torch.float64)
+    below_one = draws[:, 1] < 1
+    draws[~below_one, 1] = 0.0
+    ids = torch.arange(len(p)).expand(len(p), 2, -1)
+    result = correction("jackpot", scale=scale)(
+        dense_logp=p_log[:, None].expand(-1, 2),
+        sparse_logp=q_log[:, None].expand(-1, 2),
+        mask=torch.ones(len(p), 2, dtype=torch.bool),
+        uniforms=draws,
+        top_k=TopKLists(*(value.expand(ids.shape) for value in (ids, q_log, p_log, ids, p_log))),
+    )
+    assert result.keep[:, 0].all()
+    assert torch.equal(result.keep[:, 1], ~below_one)
+    return chances, result.metrics["correction/accepted_mass_mean"]
+
+
+def left_by_jackpot(p: Distribution, q: Distribution, scale: float) -> Distribution:
+    """What the correction keeps of q, as a distribution."""
+    chances, mass = kept_of(p, q, scale)
+    return [chance * b / mass for chance, b in zip(chances, q, strict=True)]
+
+
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0])
 def test_kept_tokens_are_distributed_as_the_smaller_of_q_and_p_over_scale(scale: float) -> None:
     tokens, result, kept = everything(scale)
@@ -99,8 +128,10 @@ def test_rejection_brings_any_distribution_closer_and_more_of_it_closer_still(se
     ratios = [a / b for a, b in zip(p, q, strict=True)]
     least, most = min(ratios), max(ratios)
     scales = [least * (most / least) ** (i / 12) for i in range(13)]
+    left = [left_by_jackpot(p, q, scale) for scale in scales]
+    assert all(sum(each) == pytest.approx(1.0, abs=1e-12) for each in left)
     for distance in (kl, lambda a, b: kl(b, a), variation):
-        distances = [distance(p, after(p, q, scale)) for scale in scales]
+        distances = [distance(p, each) for each in left]
         assert distances[0] == pytest.approx(distance(p, q), abs=1e-12)
         assert distances[-1] == pytest.approx(0.0, abs=1e-12)
         assert all(later <= earlier + 1e-12 for earlier, later in zip(distances, distances[1:], strict=False))
@@ -112,9 +143,8 @@ def test_no_other_rule_with_the_same_kept_share_comes_closer(seed: int) -> None:
     draw = random.Random(100 + seed)
     p, q = ([draw.expovariate(1) + 1e-3 for _ in range(5)] for _ in range(2))
     p, q = [x / sum(p) for x in p], [x / sum(q) for x in q]
-    chances = [min(1.0, a / b) for a, b in zip(p, q, strict=True)]
-    budget = sum(c * b for c, b in zip(chances, q, strict=True))
-    best, tried = kl(p, after(p, q, 1.0)), 0
+    chances, budget = kept_of(p, q, 1.0)
+    best, tried = kl(p, left_by_jackpot(p, q, 1.0)), 0
     while tried < 200:
         other = [min(1.0, c * math.exp(draw.gauss(0, 0.3))) for c in chances]
         factor = budget / sum(c * b for c, b in zip(other, q, strict=True))
