@@ -227,7 +227,11 @@ def test_checkpointed_activations_of_a_model_with_dropout_are_refused_at_the_sta
 def test_a_run_whose_guard_has_no_target_begins_with_an_event_that_a_resumed_one_does_not_repeat(
     model: str, tmp_path: Path
 ) -> None:
-    changes: dict[str, Any] = {"guard": {"action": "warn"}, "evaluate": {"prompts": 0}, "checkpoint": {"every_steps": 1}}
+    changes: dict[str, Any] = {
+        "guard": {"action": "warn"},
+        "evaluate": {"prompts": 0},
+        "checkpoint": {"every_steps": 1},
+    }
     train(short_config(model, train={"steps": 1}, **changes), tmp_path / "run")
     result = train(short_config(model, train={"steps": 2}, **changes), tmp_path / "run", resume=True)
     assert len(result.events) == 1

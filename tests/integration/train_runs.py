@@ -104,8 +104,8 @@ def write_model(folder: Path, seed: int = 0) -> str:
 
 
 def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
-    """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after; a budget has no target, so nothing is watched.
-    `changes` by section."""
+    """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after. The guard is off: a budget names no
+    target. `changes` by section."""
     table: dict[str, dict[str, Any]] = {
         "model": {"name": model, "device": "cpu"},
         "task": {"name": "vowels", "level": 0, "train_prompts": 10},

@@ -341,7 +341,7 @@ class DistillSection(Section):
     cheaper_every_steps: int = Field(default=10, ge=1)
     """How often some of the step's rollouts are replayed under the next cheaper schedule."""
     cheaper_prompts: int = Field(default=2, ge=1)
-    """Prompts whose rollouts are replayed."""
+    """Prompts whose rollouts are replayed; 8 rollouts or more, since no bin counts with fewer."""
     cheaper_patience: int = Field(default=3, ge=1)
     """So many measurements in a row must hold the target."""
 
