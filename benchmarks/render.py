@@ -374,6 +374,26 @@ def study_longer() -> str:
     return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
 
 
+def study_uniform() -> str:
+    """One budget at every length beside the calibrated schedule that reads as much, over the steps that all runs have."""
+    found = results("mismatch-study-60-steps-h200", "mismatch-study")
+    about = {"calibrated-0.86": "128, then 1,072 and 1,248 tokens", "uniform": "800 tokens"}
+    runs = {name: [run for run in found["runs"] if run["row"] == name] for name in about}
+    steps = min(run["steps"] for each in runs.values() for run in each)
+    names = {"rollout/kv_read_share": "{:.0%}", "mismatch/acceptance_q05/3840-4096": "{:.3f}"}
+    names |= {"mismatch/acceptance_q05/4096-4352": "{:.3f}", "mismatch/acceptance_mean": "{:.3f}"}
+    names |= {"mismatch/kl_sparse_to_dense": "{:.3f}", "reward/mean": "{:.2f}"}
+    rows = []
+    for name, what in about.items():
+        means = [
+            statistics.mean(value for run in runs[name] for value in run["series"][each][:steps]) for each in names
+        ]
+        figures = [form.format(mean) for form, mean in zip(names.values(), means, strict=True)]
+        rows.append([f"`{name}`: {what}", *figures])
+    head = ["KV read", "tail, 3,840 to 4,096", "4,096 to 4,352", "mean acceptance", "KL", "reward"]
+    return table([f"row, steps 1 to {steps}", *head], rows)
+
+
 def eviction() -> str:
     """Bytes of the cache above the budget, and milliseconds of a step."""
     rows = []
@@ -451,6 +471,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-distilled": study_distilled,
     "study-frozen": study_frozen,
     "study-eviction": study_eviction,
+    "study-uniform": study_uniform,
     "controlled": controlled,
 }
 
