@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
+
+import render_study
+from record_tables import RESULTS, ROOT, before_and_after, down, results, spread, table
 
 from sparroll import records
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 PAGES = tuple(
     ROOT / name
     for name in (
@@ -28,10 +28,6 @@ PAGES = tuple(
 )
 MEASURED_IN_THE_PAPER = {"Qwen3-1.7B": 2.21, "Qwen3-4B": 2.41, "Qwen3-8B": 2.06, "Qwen3-14B": 1.49}
 """Rollout speed-ups with the 0.86 presets on an H200 (Sparrow, arXiv 2606.08446)."""
-
-
-def results(name: str, kind: str) -> Any:
-    return records.read(RESULTS / f"{name}.json", kind)["results"]
 
 
 def plans() -> str:
@@ -300,98 +296,7 @@ def training_step() -> str:
 
 def distilled() -> str:
     """An adapter's effect on prompts that it was not trained on."""
-    return _before_and_after("distill-tiny")
-
-
-def study_frozen() -> str:
-    """The same for the study's model."""
-    return _before_and_after("mismatch-study-distill-h200")
-
-
-def _before_and_after(record: str) -> str:
-    found = results(record, "distill")
-    rows = []
-    for name in ("before", "after"):
-        of = found[name]
-        interval = f"{down(of['q05'])} [{down(of['q05_low'])}, {down(of['q05_high'])}]"
-        rows.append([name, str(of["step"]), interval, down(of["mean"]), f"{of['kl']:.3f}"])
-    return table(["adapter", "steps", "tail", "mean acceptance", "KL to dense"], rows)
-
-
-def study() -> str:
-    """A line for each row of the study."""
-    found = results("mismatch-study-h200", "mismatch-study")
-    names = ("reward_last", "tail_last", "worst_tail_last", "kl", "masked_share", "response_tokens", "kv_read_share")
-    rows = []
-    for row in found["table"]:
-        if _whole_runs(found, row["row"]):
-            change = row["accuracy_change"]
-            between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
-            stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
-            gained = f"{change['mean']:+.3f}{between}" + (f"; {stopped} more stopped early" if stopped else "")
-        else:
-            gained = _how_it_ended(found, row)
-        rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *_means(row, names)])
-    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
-    return table([*head, "tokens masked", "response tokens", "KV read"], rows)
-
-
-def _whole_runs(found: dict[str, Any], row: str) -> list[dict[str, Any]]:
-    """The row's runs that went to their last step."""
-    return [run for run in found["runs"] if run["row"] == row and run["state"] == "finished" and not run["stopped"]]
-
-
-def _how_it_ended(found: dict[str, Any], row: dict[str, Any]) -> str:
-    """Of a row without whole runs: what became of the run that came furthest."""
-    runs = [run for run in found["runs"] if run["row"] == row["row"]]
-    if any(run["stopped"] for run in runs):
-        return f"stopped itself by step {row['steps']}"
-    last = max(runs, key=lambda run: run["steps"])
-    return f"{last['state']} at step {last['steps']}" if last["steps"] else last["state"]
-
-
-def _means(row: dict[str, Any], names: Sequence[str]) -> list[str]:
-    """Figures of a row of the study; empty where it has none."""
-    forms = {"reward_last": "{:.2f}", "kl": "{:.3f}", "masked_share": "{:.1%}"}
-    forms |= {"response_tokens": "{:.0f}", "kv_read_share": "{:.0%}"}
-    means = {name: row[name]["mean"] for name in names if row.get(name)}
-    made = {name: forms[name].format(mean) if name in forms else down(mean) for name, mean in means.items()}
-    return [made.get(name, "") for name in names]
-
-
-def study_longer() -> str:
-    """The rows that were trained for 60 steps: change of dense accuracy half way and at the end."""
-    found = results("mismatch-study-60-steps-h200", "mismatch-study")
-    names, rows = ("reward_last", "tail_last", "worst_tail_last", "kl", "kv_read_share"), []
-    for row in found["table"]:
-        runs = [run["dense_accuracy"] for run in _whole_runs(found, row["row"])]
-        half, whole = ([run[place][1] - run[0][1] for run in runs] for place in (1, 2))
-        changes = [f"{statistics.mean(of):+.3f} ({min(of):+.3f} to {max(of):+.3f})" for of in (half, whole) if of]
-        changes = changes or ["", _how_it_ended(found, row)]
-        rows.append([f"`{row['row']}`", *changes, *_means(row, names)])
-    steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
-    changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
-    return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
-
-
-def study_uniform() -> str:
-    """One budget at every length beside the calibrated schedule that reads as much, over the steps that all runs have."""
-    found = results("mismatch-study-60-steps-h200", "mismatch-study")
-    about = {"calibrated-0.86": "128, then 1,072 and 1,248 tokens", "uniform": "800 tokens"}
-    runs = {name: [run for run in found["runs"] if run["row"] == name] for name in about}
-    steps = min(run["steps"] for each in runs.values() for run in each)
-    names = {"rollout/kv_read_share": "{:.0%}", "mismatch/acceptance_q05/3840-4096": "{:.3f}"}
-    names |= {"mismatch/acceptance_q05/4096-4352": "{:.3f}", "mismatch/acceptance_mean": "{:.3f}"}
-    names |= {"mismatch/kl_sparse_to_dense": "{:.3f}", "reward/mean": "{:.2f}"}
-    rows = []
-    for name, what in about.items():
-        means = [
-            statistics.mean(value for run in runs[name] for value in run["series"][each][:steps]) for each in names
-        ]
-        figures = [form.format(mean) for form, mean in zip(names.values(), means, strict=True)]
-        rows.append([f"`{name}`: {what}", *figures])
-    head = ["KV read", "tail, 3,840 to 4,096", "4,096 to 4,352", "mean acceptance", "KL", "reward"]
-    return table([f"row, steps 1 to {steps}", *head], rows)
+    return before_and_after("distill-tiny")
 
 
 def eviction() -> str:
@@ -407,28 +312,6 @@ def eviction() -> str:
         name = f"`{policy['kind']}`, {policy['budget_tokens']} tokens" if policy else "dense"
         rows.append([name, *peaks, f"{run['kv_saved_share']:.0%}", f"{1000 * run['seconds_per_step']:.1f}"])
     return table(["policy", "peak of the cache, MiB", "peak of the allocator, MiB", "saved", "ms a step"], rows)
-
-
-def study_distilled() -> str:
-    """Tail in groups of five steps, mean over the seeds that got there, under one schedule with and without an adapter."""
-    found = records.read(RESULTS / "mismatch-study-h200.json", "mismatch-study")
-    starts, rows = range(0, found["config"]["steps"] - 4, 5), []
-    for name in ("calibrated-0.75", "distill", "distill-kl"):
-        runs = [run for run in found["results"]["runs"] if run["row"] == name]
-        tails = [run["series"].get("mismatch/acceptance_q05", []) for run in runs]
-        groups = [[tail[start : start + 5] for tail in tails if len(tail) >= start + 5] for start in starts]
-        means = [down(statistics.mean(value for part in group for value in part)) if group else "" for group in groups]
-        rows.append([f"`{name}`", *means])
-    return table(["tail, steps", *(f"{start + 1} to {start + 5}" for start in starts)], rows)
-
-
-def study_eviction() -> str:
-    rows = []
-    for run in results("mismatch-study-eviction-cpu", "study-eviction")["runs"]:
-        policy = run["policy"]
-        name = [f"`{policy['kind']}`", f"{policy['budget_tokens']:,}"] if policy else ["dense", ""]
-        rows.append([*name, f"{run['kv_saved_share']:.0%}", f"{run['solved_share']:.2f}"])
-    return table(["policy", "tokens that stay", "KV memory saved", "problems solved"], rows)
 
 
 def controlled() -> str:
@@ -466,12 +349,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "eviction": eviction,
     "sparse-training-model": sparse_training_model,
     "training-step": training_step,
-    "study": study,
-    "study-longer": study_longer,
-    "study-distilled": study_distilled,
-    "study-frozen": study_frozen,
-    "study-eviction": study_eviction,
-    "study-uniform": study_uniform,
+    "study": render_study.study,
+    "study-longer": render_study.study_longer,
+    "study-distilled": render_study.study_distilled,
+    "study-frozen": render_study.study_frozen,
+    "study-eviction": render_study.study_eviction,
+    "study-uniform": render_study.study_uniform,
     "controlled": controlled,
 }
 
@@ -483,22 +366,6 @@ def render(text: str) -> str:
         return f"<!-- table: {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"
 
     return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", made, text, flags=re.S)
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def spread(values: Sequence[float]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{statistics.mean(values):.3f} +- {statistics.stdev(values):.3f}"
-
-
-def down(value: float) -> str:
-    """Three decimals, towards 0: a tail just under the target never reads as met."""
-    return f"{int(value * 1000 + 1e-9) / 1000:.3f}"
 
 
 if __name__ == "__main__":

@@ -15,16 +15,17 @@ from torch import Tensor
 from integration.deaths import Death, run_until
 from integration.train_runs import short_config
 from sparroll.engines.adapter import Adapter
-from sparroll.engines.scoring import response_logp
+from sparroll.engines.scoring import TokenScores, response_logp
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, checkpoint, distill, train
-from sparroll.train.distill import MOST_NATS_OFF
+from sparroll.train.distill import MOST_NATS_OFF, AdapterUpdate
 from sparroll.train.loop import Trainer
 from sparroll.train.setup import open_run
 from sparroll.train.sinks import read_lines
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TokenBatch
 
+Given = tuple[TokenBatch, list[TokenScores], Schedule]
 ON = {"enabled": True, "lr": 1e-2, "rank": 4}
 
 
@@ -100,21 +101,28 @@ def test_the_first_steps_policy_update_is_that_of_a_run_without_an_adapter(
     assert lines(straight)[2]["reward/mean"] != lines(tmp_path / "plain")[2]["reward/mean"]
 
 
-def test_phase_two_leaves_every_base_weight_and_the_policys_optimizer_alone(model: str, tmp_path: Path) -> None:
-    trainer = Trainer(
-        open_run(config(model, train={"steps": 100, "prompts_per_step": 1}), tmp_path / "run", resume=False)
-    )
-    distill, update = trainer.parts.distill, trainer.parts.update
-    assert distill is not None
+def at_phase_two(model: str, tmp_path: Path, **settings: Any) -> tuple[Trainer, AdapterUpdate, list[Rollout], Given]:
+    """Step 2 before the adapter's update: rollouts of an adapter that has moved in step 1, and what the update takes."""
+    trainer = Trainer(open_run(config(model, train=settings), tmp_path / "run", resume=False))
     one_step(trainer)
-    rollouts = trainer.sample(trainer.next_prompts(), 2)
+    update, schedule = trainer.parts.distill, trainer.engine.schedule
+    assert update is not None
+    assert schedule is not None
+    prompts = trainer.next_prompts()
+    rollouts = trainer.sample(prompts, 2)
     scores = trainer.score(rollouts)
-    batch = trainer.batch(rollouts, scores, torch.randn(1, 4))
+    batch = trainer.batch(rollouts, scores, torch.randn(len(prompts), 4))
+    assert batch is not None
+    return trainer, update, rollouts, (batch, scores, schedule)
+
+
+def test_phase_two_leaves_every_base_weight_and_the_policys_optimizer_alone(model: str, tmp_path: Path) -> None:
+    trainer, distill, _, given = at_phase_two(model, tmp_path, steps=100, prompts_per_step=1)
+    update = trainer.parts.update
     before, optimizer = state_of(trainer.policy), str(update.optimizer.state_dict())
     adapter = [parameter.clone() for parameter in distill.adapter.parameters]
     for step in range(100):
-        assert trainer.engine.schedule is not None
-        distill(batch, scores, trainer.engine.schedule, step + 1, lambda: None)
+        distill(*given, step + 1, lambda: None)
     assert equal(state_of(trainer.policy), before)
     assert str(update.optimizer.state_dict()) == optimizer
     assert all(parameter.requires_grad and parameter.grad is None for parameter in trainer.policy.parameters())
@@ -125,22 +133,15 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
     model: str, tmp_path: Path, sampled: list[list[Rollout]]
 ) -> None:
     """Step 2 samples from merged weights, with an adapter that has moved: at the start of phase two the ratio is 1."""
-    trainer = Trainer(open_run(config(model, train={"lr": 1e-30}), tmp_path / "run", resume=False))
-    one_step(trainer)
-    distill, schedule = trainer.parts.distill, trainer.engine.schedule
-    assert distill is not None
-    assert schedule is not None
-    rollouts = trainer.sample(trainer.next_prompts(), 2)
+    trainer, distill, rollouts, given = at_phase_two(model, tmp_path, lr=1e-30)
     assert any(rollout.attention == "sparse" for rollout in rollouts)
-    scores = trainer.score(rollouts)
-    batch = trainer.batch(rollouts, scores, torch.zeros(4, 4))
-    assert batch is not None
+    batch, _, schedule = given
     with torch.no_grad():
         now = response_logp(distill.adapter.adapted, batch, 1.0, schedule)
         plain = response_logp(trainer.policy, batch, 1.0, schedule)
     assert (now - batch.sparse_logp_BT).abs().max() < 1e-5
     assert (plain - batch.sparse_logp_BT).abs().max() > 1e-2
-    report = distill(batch, scores, schedule, 2, lambda: None)
+    report = distill(*given, 2, lambda: None)
     assert report["distill/ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert report["distill/left_out_share"] == 0.0
 
@@ -148,15 +149,7 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
 def test_a_token_that_was_sampled_from_other_units_counts_and_moves_nothing(
     model: str, tmp_path: Path, sampled: list[list[Rollout]]
 ) -> None:
-    trainer = Trainer(open_run(config(model, train={"lr": 1e-30}), tmp_path / "run", resume=False))
-    one_step(trainer)
-    distill, schedule = trainer.parts.distill, trainer.engine.schedule
-    assert distill is not None
-    assert schedule is not None
-    rollouts = trainer.sample(trainer.next_prompts(), 2)
-    scores = trainer.score(rollouts)
-    batch = trainer.batch(rollouts, scores, torch.randn(4, 4))
-    assert batch is not None
+    _, distill, _, (batch, scores, schedule) = at_phase_two(model, tmp_path, lr=1e-30)
     tokens = int(batch.mask_BT.sum())
     said = float(batch.sparse_logp_BT[0, 1])
     moved = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import re
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +17,9 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def tables() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("benchmarks_render", ROOT / "benchmarks" / "render.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(ROOT / "benchmarks"))
+        return importlib.import_module("render")
 
 
 def test_tables_are_rendered_from_the_records(tables: ModuleType) -> None:
@@ -92,16 +89,17 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
         waiting=("waiting", 0, ""),
         failed=("failed", 0, ""),
     )
-    monkeypatch.setattr(tables, "results", lambda name, kind: found)
+    study = tables.render_study
+    monkeypatch.setattr(study, "results", lambda name, kind: found)
     ended = {"whole": "+0.500", "stopped": "stopped itself by step 3", "cut": "cut at step 2"}
     ended |= {"waiting": "waiting", "failed": "failed"}
-    lines = lines_of(tables.study())
+    lines = lines_of(study.study())
     assert {name: line[1] for name, line in lines.items()} == ended
     assert lines["cut"][2:] == ["0.50", "0.500", "0.500", "0.500", "50.0%", "0", "50%"]
     assert set(lines["waiting"][2:]) == {""}
     found["runs"].append(found["runs"][0] | {"steps": 2, "stopped": "no token kept"})
-    assert lines_of(tables.study())["whole"][1] == "+0.500; 1 more stopped early"
-    longer = lines_of(tables.study_longer())
+    assert lines_of(study.study())["whole"][1] == "+0.500; 1 more stopped early"
+    longer = lines_of(study.study_longer())
     assert longer["whole"][:2] == ["+0.200 (+0.200 to +0.200)", "+0.400 (+0.400 to +0.400)"]
     assert {name: line[:2] for name, line in longer.items() if name != "whole"} == {
         name: ["", how] for name, how in ended.items() if name != "whole"
