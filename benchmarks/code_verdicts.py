@@ -12,8 +12,8 @@ from collections import Counter
 import psutil
 
 from sparroll import records
-from sparroll.tasks.code_reward import CodeReward, StdinTests
-from sparroll.tasks.sandbox_limits import Limits
+from sparroll.tasks.code.limits import Limits
+from sparroll.tasks.code.reward import CodeReward, StdinTests
 
 CASES = tuple((f"{n} {n * n}", str(n + n * n)) for n in range(10))
 PROGRAMS = (

@@ -25,10 +25,10 @@ from sparroll import records
 from sparroll.attention.selectors import PageMean
 from sparroll.progress import Progress
 from sparroll.schedule import Schedule
-from sparroll.train.config_file import load_config
+from sparroll.train.config.file import load_config
 from sparroll.train.loop import Trainer
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.train.sinks import read_lines
 
 SELECTOR = PageMean(page_tokens=4, first_tokens=16, recent_tokens=32)
 SETTINGS = [

@@ -24,8 +24,8 @@ from transformers import PreTrainedModel
 
 from sparroll import records
 from sparroll.engines import HFEngine
-from sparroll.engines.hf_attention import DecodeStep, routed, run_step
-from sparroll.engines.kv_cache import KVCache
+from sparroll.engines.hf.attention import DecodeStep, routed, run_step
+from sparroll.engines.hf.kv_cache import KVCache
 from sparroll.progress import Progress
 from sparroll.schedule import Schedule
 

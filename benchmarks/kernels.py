@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 
 from sparroll import records
-from sparroll.attention import paged
+from sparroll.attention.decode import paged
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
 
@@ -309,7 +309,7 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
     """Other layouts of each kernel's programs, each checked, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
-    from sparroll.attention import triton_score, triton_top_k
+    from sparroll.attention.decode import triton_score, triton_top_k
 
     case = choice.case
     requests, _, group, dim = case.query_RHGD.shape

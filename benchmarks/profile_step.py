@@ -33,11 +33,11 @@ from sparroll.schedule import Schedule
 OURS = {
     "triton_score": "scores",
     "triton_top_k": "choice",
-    "triton_decode": "gather",
+    "triton_attend": "gather",
     "triton_index": "index update",
     "triton_budgets": "budgets",
 }
-"""Our modules, and what their kernels do; the addition at the end of triton_decode is a group of its own."""
+"""Our modules, and what their kernels do; the addition at the end of triton_attend is a group of its own."""
 ADD_UP = ("_add_up", "add-up")
 GROUPS = {
     "cache write": ("reshape_and_cache",),

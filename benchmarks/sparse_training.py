@@ -30,16 +30,16 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from sparroll import records
-from sparroll.attention.masked import implementation, masked_attention
+from sparroll.attention.masked.api import implementation, masked_attention
+from sparroll.attention.masked.unit_bitmap import unpack
+from sparroll.attention.masked.unit_choice import chosen_words
+from sparroll.attention.masked.unit_choice import implementation as choice_implementation
 from sparroll.attention.selectors import PageMean
-from sparroll.attention.unit_choice import chosen_words
-from sparroll.attention.unit_choice import implementation as choice_implementation
-from sparroll.attention.unit_words import unpack
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
 from sparroll.progress import quiet_transformers
 from sparroll.schedule import Schedule
-from sparroll.train.update import autocast
+from sparroll.train.update.policy import autocast
 from sparroll.types import TokenBatch
 
 ODD_TOKENS = (1, 15, 17, 63, 100, 1000)
@@ -193,23 +193,23 @@ def layer(options: argparse.Namespace, schedule: Schedule, tokens: int, queries:
 
 def parts(options: argparse.Namespace, given: list[Tensor], words: Tensor, unit: int, scale: float) -> dict[str, float]:
     """Milliseconds of each kernel of a forward and backward alone; dk and dv also with other tiles and warps."""
-    from sparroll.attention import triton_masked_backward, triton_masked_lists
-    from sparroll.attention.triton_masked import masked_attention as attend
-    from sparroll.attention.triton_masked_layout import Layout, MaskedTile
+    from sparroll.attention.masked import triton_backward, triton_unit_lists
+    from sparroll.attention.masked.triton_forward import masked_attention as attend
+    from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 
     query, keys, values, grad_out = given
     heads, (many, dim) = keys.shape[1], query.shape[1::2]
     tile = MaskedTile.default(dim, many // heads, query.element_size(), query.device)
     out = attend(query, keys, values, words, unit, scale)
     grad_query, grad_keys, grad_values = (torch.empty_like(each) for each in given[:3])
-    listed, counts = triton_masked_lists.units_read(words, unit)
+    listed, counts = triton_unit_lists.units_read(words, unit)
     # Any log-sums will do for the time, as long as no probability overflows.
     log_sum = torch.full((*keys.shape[:3], many // heads), 100.0, device=query.device)
     product = torch.zeros_like(log_sum)
-    found = {"units_read_ms": _median_ms(lambda: triton_masked_lists.units_read(words, unit), options)}
+    found = {"units_read_ms": _median_ms(lambda: triton_unit_lists.units_read(words, unit), options)}
 
     def query_gradient() -> None:
-        triton_masked_backward.query_gradient(
+        triton_backward.query_gradient(
             query, keys, values, words, listed, counts, out, grad_out, log_sum, product, grad_query, unit, scale, tile
         )
 
@@ -217,11 +217,11 @@ def parts(options: argparse.Namespace, given: list[Tensor], words: Tensor, unit:
     for lanes, warps in KEY_TILES:
         other = replace(tile, owned_key_lanes=lanes or tile.owned_key_lanes, key_warps=warps or tile.key_warps)
         layout = Layout.of(query, heads, unit, other.owning_rows, other.owned_key_lanes)
-        readers, reader_counts = triton_masked_lists.readers_of(words, unit, layout.tile_units)
+        readers, reader_counts = triton_unit_lists.readers_of(words, unit, layout.tile_units)
         name = "" if not lanes else f"_{lanes}_keys_{warps}_warps"
         if not lanes:
             found["readers_of_ms"] = _median_ms(
-                lambda layout=layout: triton_masked_lists.readers_of(words, unit, layout.tile_units), options
+                lambda layout=layout: triton_unit_lists.readers_of(words, unit, layout.tile_units), options
             )
 
         def key_gradient(
@@ -230,7 +230,7 @@ def parts(options: argparse.Namespace, given: list[Tensor], words: Tensor, unit:
             readers: Tensor = readers,
             reader_counts: Tensor = reader_counts,
         ) -> None:
-            triton_masked_backward.key_gradient(
+            triton_backward.key_gradient(
                 query, keys, values, words, readers, reader_counts, grad_out, log_sum, product, grad_keys, grad_values,
                 layout, scale, other,
             )  # fmt: skip

@@ -16,8 +16,8 @@ from random import Random
 import psutil
 
 from sparroll import records
-from sparroll.tasks.math_pool import Limits, Pool
-from sparroll.tasks.math_reward import MathReward
+from sparroll.tasks.math.pool import Limits, Pool
+from sparroll.tasks.math.reward import MathReward
 
 
 def pair(rng: Random, index: int) -> tuple[str, str, bool]:

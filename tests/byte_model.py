@@ -18,7 +18,8 @@ from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sparroll.engines import hf_run, sampling
+from sparroll.engines import sampling
+from sparroll.engines.hf import run as hf_run
 
 END, PAD = "<end>", "<pad>"
 TEMPLATE = (

@@ -17,8 +17,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 
 import torch
-from integration.train_runs import SHORT, lines, short_config, write_model
 
+from integration.train_runs import SHORT, lines, short_config, write_model
 from sparroll.attention.selectors import PageMean
 from sparroll.schedule import Schedule
 from sparroll.train import train
@@ -59,7 +59,10 @@ def golden_run(name: str, seed: int, model: str, out: Path) -> str:
         result = train(short_config(model, **changes), run)
         metrics = out / f"{name}-{seed}.json"
         metrics.write_text(json.dumps(lines(run), indent=1, sort_keys=True))
-        weights = [digest_of(result.checkpoint / "model/model.safetensors"), digest_of(result.checkpoint / "optimizer.safetensors")]
+        weights = [
+            digest_of(result.checkpoint / "model/model.safetensors"),
+            digest_of(result.checkpoint / "optimizer.safetensors"),
+        ]
         if (result.checkpoint / "adapter").is_dir():
             weights.append(digest_of(result.checkpoint / "adapter/adapter_model.safetensors"))
     return "  ".join([f"{name}-{seed}", digest_of(metrics), *weights])

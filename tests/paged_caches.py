@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparroll.attention import paged
+from sparroll.attention.decode import paged
 from sparroll.attention.selectors import PageMean, Selector
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

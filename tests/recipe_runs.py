@@ -14,7 +14,7 @@ import pytest
 
 import data_files
 from byte_model import write_model
-from sparroll.tasks import sandbox
+from sparroll.tasks.code import sandbox
 from sparroll.tasks.data.catalog import SETS
 
 ROOT = Path(__file__).parents[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from sparroll.calibrate.plan import plan
+from sparroll.plan.speedup import plan
 from sparroll.records import provenance
 from sparroll.report.data import Accuracy, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
 from sparroll.schedule import Schedule, Step

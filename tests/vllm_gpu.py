@@ -283,7 +283,8 @@ class Watch:
     """Counts full-graph replays (V2 runner only) and how often a sparse layer was entered from Python."""
 
     def __init__(self, engine: Any, monkeypatch: pytest.MonkeyPatch):
-        from sparroll.engines.vllm import backend, cpu
+        from sparroll.engines.vllm.attention import cpu_backend as cpu
+        from sparroll.engines.vllm.attention import cuda_backend as backend
 
         self.replays, self.entries = 0, 0
         self.written: bool | None = None

@@ -21,7 +21,7 @@ from table_sums import NAME, register  # noqa: E402
 
 from sparroll import records, tasks  # noqa: E402
 from sparroll.compression import make_compression  # noqa: E402
-from sparroll.engines.hf import HFEngine  # noqa: E402
+from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.progress import Progress, quiet_transformers  # noqa: E402
 
 SEED = 20_000

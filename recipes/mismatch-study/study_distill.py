@@ -21,9 +21,9 @@ from table_sums import register  # noqa: E402
 
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402
-from sparroll.train.config import TrainConfig  # noqa: E402
-from sparroll.train.config_file import config_from  # noqa: E402
-from sparroll.train.distill_run import distill  # noqa: E402
+from sparroll.train.config.file import config_from  # noqa: E402
+from sparroll.train.config.sections import TrainConfig  # noqa: E402
+from sparroll.train.distill.run import distill  # noqa: E402
 
 ROW = "distill-kl"
 

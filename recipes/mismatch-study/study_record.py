@@ -25,7 +25,7 @@ from study_rows import rows as grid  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
-from sparroll.train.sinks import read_lines  # noqa: E402
+from sparroll.train.runtime.sinks import read_lines  # noqa: E402
 
 KIND = "mismatch-study"
 SERIES = (

@@ -16,8 +16,8 @@ from sparroll import files
 from sparroll.attention.selectors import PageMean
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
-from sparroll.train.config import TrainConfig
-from sparroll.train.config_file import config_from
+from sparroll.train.config.file import config_from
+from sparroll.train.config.sections import TrainConfig
 
 Tables = dict[str, dict[str, Any]]
 

@@ -22,7 +22,7 @@ from table_sums import NAME, register  # noqa: E402
 from sparroll import files, records, tasks  # noqa: E402
 from sparroll.calibrate.measure import MeasureSettings, Study  # noqa: E402
 from sparroll.calibrate.run import calibrate  # noqa: E402
-from sparroll.engines.hf import HFEngine  # noqa: E402
+from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.engines.scoring import Scorer  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402

@@ -11,8 +11,8 @@ import torch
 import torch.multiprocessing as mp
 from folder import WORD_ID
 
-from sparroll.tasks.synthetic import LEVELS, RESPONSE_TOKENS, example
-from sparroll.tasks.synthetic_kinds import KINDS
+from sparroll.tasks.synthetic.kinds import KINDS
+from sparroll.tasks.synthetic.task import LEVELS, RESPONSE_TOKENS, example
 
 BUCKETS = (192, 320, 448, 640, 960, 1408, 1920, 2432)
 """Row lengths; each batch holds problems that fit one of them."""

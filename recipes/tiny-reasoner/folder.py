@@ -11,7 +11,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import GenerationConfig, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sparroll.tasks.synthetic_kinds import BOS, EOS, PAD, UNKNOWN, VOCABULARY
+from sparroll.tasks.synthetic.kinds import BOS, EOS, PAD, UNKNOWN, VOCABULARY
 
 WORD_ID = {word: index for index, word in enumerate(VOCABULARY)}
 MAX_POSITIONS = 4096

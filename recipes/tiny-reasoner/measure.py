@@ -23,8 +23,8 @@ from folder import load_weights, new_config, new_model  # noqa: E402
 from sampling import accuracy_table  # noqa: E402
 from tail_probe import acceptance_by_bin  # noqa: E402
 
-from sparroll.tasks.synthetic import LEVELS  # noqa: E402
-from sparroll.tasks.synthetic_kinds import KINDS  # noqa: E402
+from sparroll.tasks.synthetic.kinds import KINDS  # noqa: E402
+from sparroll.tasks.synthetic.task import LEVELS  # noqa: E402
 
 BUDGETS = (64, 96, 128, 160, 192, 256, 320, 384, 512, 768)
 

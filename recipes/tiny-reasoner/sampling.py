@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from folder import WORD_ID
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from sparroll.tasks.synthetic import RESPONSE_TOKENS, SyntheticTask
-from sparroll.tasks.synthetic_kinds import EOS, VOCABULARY
+from sparroll.tasks.synthetic.kinds import EOS, VOCABULARY
+from sparroll.tasks.synthetic.task import RESPONSE_TOKENS, SyntheticTask
 
 WORDS = list(VOCABULARY)
 

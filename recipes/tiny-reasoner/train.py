@@ -32,7 +32,7 @@ from data import Batches  # noqa: E402
 from folder import load_weights, new_config, new_model, stored_weights  # noqa: E402
 from sampling import accuracy_table  # noqa: E402
 
-from sparroll.tasks.synthetic_kinds import KINDS  # noqa: E402
+from sparroll.tasks.synthetic.kinds import KINDS  # noqa: E402
 
 
 def arguments() -> argparse.Namespace:

@@ -16,12 +16,12 @@ _HOMES = {
     "acceptance_top_k": "sparroll.mismatch.acceptance",
     "acceptance_sampled": "sparroll.mismatch.acceptance",
     "tail": "sparroll.mismatch.tail",
-    "correction": "sparroll.train.corrections",
+    "correction": "sparroll.corrections",
     "Prompt": "sparroll.types",
     "Rollout": "sparroll.types",
     "UserError": "sparroll.errors",
 }
-_MODULES = {"cost": "sparroll.calibrate.cost", "engines": "sparroll.engines"}
+_MODULES = {"cost": "sparroll.plan.cost", "engines": "sparroll.engines"}
 
 __all__ = [*_HOMES, *_MODULES, "__version__"]
 

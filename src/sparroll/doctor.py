@@ -209,7 +209,7 @@ def _memory() -> Finding:
 
 def _sandboxes() -> list[Finding]:
     """Which boundaries hold a program that tries to get out."""
-    from sparroll.tasks import sandbox
+    from sparroll.tasks.code import sandbox
 
     found = sandbox.probes().values()
     lines = [

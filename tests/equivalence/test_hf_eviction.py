@@ -146,7 +146,7 @@ def test_memory_stays_near_budget_and_interval_whatever_the_context(kind: str) -
 
 def test_tokens_are_really_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever lies behind the tokens that stay is never read again."""
-    from sparroll.engines.kv_cache import KVCache
+    from sparroll.engines.hf.kv_cache import KVCache
 
     model, keep = tiny_model(), KVCache.keep
 

@@ -14,10 +14,12 @@ from equivalence.models import prompts, tiny_model
 from equivalence.oracle import sparse_logp
 from equivalence.test_hf_engine import ODD_LENGTHS, RISING, SMALL_PAGES
 from paged_caches import DEVICE
-from sparroll.attention import api, unit_choice, unit_words
+from sparroll.attention.decode import api
+from sparroll.attention.masked import unit_bitmap, unit_choice
 from sparroll.attention.selectors import HeadSoftmax, OraclePage, QuantizedMean, Quest, Selector
-from sparroll.engines import HFEngine, hf_attention
-from sparroll.engines.hf_attention import ReplayStep
+from sparroll.engines import HFEngine
+from sparroll.engines.hf import attention as hf_attention
+from sparroll.engines.hf.attention import ReplayStep
 from sparroll.engines.scoring import Scorer, response_logp
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -215,7 +217,7 @@ def test_units_are_those_that_select_names_at_every_position(monkeypatch: pytest
     budgets = RISING.kv_budget_tokens(context)
     dense = (context <= torch.tensor([[9], [50]])) | (budgets >= context)
     words = unit_choice.chosen_words(query, keys, dense, budgets, SMALL_PAGES, 1.0)
-    read = unit_words.unpack(words, 0, 77)
+    read = unit_bitmap.unpack(words, 0, 77)
     index = SMALL_PAGES.build_index(torch.nn.functional.pad(keys, (0, 0, 0, 3)).unflatten(2, (20, 4)))
     for row in range(2):
         for position in range(77):

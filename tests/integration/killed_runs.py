@@ -17,8 +17,11 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from integration.deaths import Death, run_until
 from integration.train_runs import DYNAMIC, short_config
 from sparroll.engines import HFEngine
-from sparroll.tasks import custom
-from sparroll.train import checkpoint, groups, loop, sinks, update
+from sparroll.tasks import reward_function as custom
+from sparroll.train import loop
+from sparroll.train.runtime import checkpoint, sinks
+from sparroll.train.sampling import groups
+from sparroll.train.update import policy as update
 
 MOMENTS: dict[str, Death] = {
     "first-rollouts": Death(HFEngine, "generate", 3),

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.train_runs import DYNAMIC, short_config
 from sparroll.train import train
-from sparroll.train.distill_run import distill
+from sparroll.train.distill.run import distill
 
 CHANGES = {"steps": 2, "prompts_per_step": 3, "lr": 1e-4}
 """Three prompts a step: with two processes, one of them has two."""

@@ -18,11 +18,13 @@ from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import TokenScores, response_logp
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
-from sparroll.train import TrainConfig, checkpoint, distill, train
-from sparroll.train.distill import MOST_NATS_OFF, AdapterUpdate
+from sparroll.train import TrainConfig, train
+from sparroll.train.distill import adapter_update as distill
+from sparroll.train.distill.adapter_update import MOST_NATS_OFF, AdapterUpdate
 from sparroll.train.loop import Trainer
+from sparroll.train.runtime import checkpoint
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.train.sinks import read_lines
 from sparroll.types import Rollout, TokenBatch
 
 Given = tuple[TokenBatch, list[TokenScores], Schedule]

@@ -9,8 +9,8 @@ import pytest
 
 from integration.train_runs import short_config, write_model
 from sparroll.train import train
-from sparroll.train.distill_run import distill
-from sparroll.train.sinks import read_lines
+from sparroll.train.distill.run import distill
+from sparroll.train.runtime.sinks import read_lines
 
 pytestmark = pytest.mark.gpu
 

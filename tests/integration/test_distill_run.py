@@ -18,18 +18,18 @@ from cli_runs import error_of
 from integration.train_runs import Vowels, short_config
 from sparroll.cli import main
 from sparroll.engines.adapter import BESIDE, Adapter, load_adapter
-from sparroll.engines.hf import HFEngine
+from sparroll.engines.hf.engine import HFEngine
 from sparroll.engines.scoring import Scorer
-from sparroll.engines.support import load_model
+from sparroll.engines.supported_models import load_model
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
-from sparroll.train.distill_run import DistillResult, DistillRun, distill
+from sparroll.train.distill.run import DistillResult, DistillRun, distill
 from sparroll.train.loop import Trainer
-from sparroll.train.measure import measure_tail
-from sparroll.train.prompts import GivenPrompts, PromptStream
+from sparroll.train.runtime.sinks import read_lines
+from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
 from sparroll.train.setup import open_run
-from sparroll.train.sinks import read_lines
+from sparroll.train.tail_metrics import measure_tail
 from sparroll.types import Prompt
 
 

@@ -13,13 +13,13 @@ import torch
 import data_files
 from byte_model import follow, tokenizer, write_model
 from sparroll.cli import main
-from sparroll.engines.chat import prompt_ids
+from sparroll.engines.prompt_encoding import prompt_ids
 from sparroll.engines.scoring import Scorer
-from sparroll.tasks import sandbox
+from sparroll.tasks.code import sandbox
 from sparroll.tasks.data.catalog import SETS
 from sparroll.tasks.data.rows import Row
 from sparroll.tasks.data.templates import filled
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Prompt, Rollout
 
 pq = pytest.importorskip("pyarrow.parquet")

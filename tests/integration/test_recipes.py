@@ -13,11 +13,11 @@ from byte_model import END, follow
 from recipe_runs import CHANGED, RECIPES, answer, flat, overrides, recipe, skip_without_sandbox
 from sparroll.cli import main
 from sparroll.compression import make_compression
+from sparroll.corrections.sparse_rl_released import SparseRLReleased
+from sparroll.corrections.tis import TIS
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, load_config
-from sparroll.train.corrections.sparse_rl_released import SparseRLReleased
-from sparroll.train.corrections.tis import TIS
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 
 pytest.importorskip("math_verify")
 pytest.importorskip("pyarrow")

@@ -12,7 +12,7 @@ from integration.train_runs import short_config
 from sparroll.compression import compression_kinds
 from sparroll.engines import HFEngine
 from sparroll.train import train
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Rollout
 
 

@@ -15,8 +15,8 @@ from sparroll.attention.selectors import PageMean
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
 from sparroll.train.loop import Trainer
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.train.sinks import read_lines
 
 SELECTOR = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
 BINS = ("0-50", "50-100", "100-150")

@@ -9,7 +9,7 @@ import pytest
 
 from integration.train_runs import short_config, write_model
 from sparroll.train import train
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 
 pytestmark = pytest.mark.gpu
 

@@ -18,7 +18,7 @@ from sparroll.tasks.data import task as task_module
 from sparroll.tasks.data.rows import Row
 from sparroll.tasks.verdicts import Verdict
 from sparroll.train import TrainConfig, train
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 
 
 class Vowels:

@@ -12,15 +12,16 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from integration.train_runs import short_config
-from sparroll.train import train, update
-from sparroll.train.corrected import Corrected, correct, engine_lists
-from sparroll.train.corrections import TopKLists, correction
-from sparroll.train.distributed import Ranks
+from sparroll.corrections import TopKLists, correction
+from sparroll.train import train
+from sparroll.train.apply_correction import Corrected, correct, engine_lists
 from sparroll.train.loop import Trainer
-from sparroll.train.micro_batches import padded
-from sparroll.train.randomness import correction_uniforms
+from sparroll.train.runtime.distributed import Ranks
+from sparroll.train.runtime.randomness import correction_uniforms
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.train.sinks import read_lines
+from sparroll.train.update import policy as update
+from sparroll.train.update.micro_batches import padded
 
 JACKPOT: dict[str, dict[str, Any]] = {"correction": {"name": "jackpot"}, "rollout": {"top_k": 5}}
 

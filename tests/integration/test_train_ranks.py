@@ -17,8 +17,8 @@ from integration.one_rank import CHANGES, CONTROLLED, DISTILLED, DYNAMICALLY, EV
 from integration.train_runs import short_config, write_model
 from sparroll.schedule import Schedule
 from sparroll.train import train
-from sparroll.train.distill_run import distill
-from sparroll.train.sinks import read_lines
+from sparroll.train.distill.run import distill
+from sparroll.train.runtime.sinks import read_lines
 
 HERE = Path(__file__).parent
 

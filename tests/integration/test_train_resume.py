@@ -14,7 +14,7 @@ from integration.killed_runs import MOMENTS, PLAIN
 from integration.train_runs import assert_same_run, short_config
 from sparroll.engines import HFEngine
 from sparroll.train import TrainResult, train
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 
 
 @pytest.fixture(scope="module")

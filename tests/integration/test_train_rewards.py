@@ -11,7 +11,7 @@ import pytest
 
 from integration.train_runs import DYNAMIC, SHORT, Vowels, assert_same_weights, lines, short_config, steps
 from sparroll.errors import UserError
-from sparroll.tasks.custom import look_in
+from sparroll.tasks.reward_function import look_in
 from sparroll.train import train
 from sparroll.types import Prompt, Rollout
 

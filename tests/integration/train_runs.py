@@ -17,8 +17,8 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from sparroll import tasks
 from sparroll.train import TrainConfig
-from sparroll.train.config_file import config_from
-from sparroll.train.sinks import read_lines
+from sparroll.train.config.file import config_from
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Prompt, Rollout
 
 WORDS = ("<pad>", "<eos>", *"abcdefghijklmnopqrstuvwxyz")

@@ -23,8 +23,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sparroll.attention import triton_masked, triton_masked_backward, triton_masked_lists, triton_unit_choice
-from sparroll.attention.triton_masked_layout import Layout, MaskedTile
+from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
+from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _POINTERS = {
@@ -45,11 +45,11 @@ def kernels(dtype: torch.dtype, dim: int, group: int, tile: MaskedTile | None = 
     layout = Layout.of(query, 2, 16, tile.rows, tile.key_lanes).constants()
     yield (
         "forward",
-        triton_masked._forward,
+        triton_forward._forward,
         layout,
         {"num_warps": tile.forward_warps, "num_stages": tile.forward_stages},
     )
-    backward = triton_masked_backward
+    backward = triton_backward
     yield "dq", backward._query_gradient, layout, {"num_warps": tile.query_warps, "num_stages": tile.query_stages}
     keyed = Layout.of(query, 2, 16, tile.owning_rows, tile.owned_key_lanes).constants()
     yield "dk, dv", backward._key_gradient, keyed, {"num_warps": tile.key_warps, "num_stages": tile.key_stages}
@@ -65,7 +65,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
     for lanes, warps in ((256, 1), (2048, 2), (8192, 8))[: None if full else 1]:
         yield f"limit of {lanes}", choice._limit, {**sizes, "LANES": lanes}, {"num_warps": warps}
     yield "mark", choice._mark, {**sizes, "LANES_U": 128}, {"num_warps": 4}
-    lists = triton_masked_lists
+    lists = triton_unit_lists
     yield "list of units", lists._list_units, {"UNIT": 16, "TILE": lists.TILE}, {"num_warps": 4}
     yield (
         "list of readers",

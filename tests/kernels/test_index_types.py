@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from paged_caches import DEVICE, ODD_CONTEXTS, SHORT_CONTEXTS, PagedCache, budgets_of, paged_cache, units_wanted
-from sparroll.attention import paged
+from sparroll.attention.decode import paged
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.errors import UserError
 
@@ -136,7 +136,7 @@ def test_rows_within_their_budget_are_not_scored_and_the_choice_is_the_reference
 @pytest.mark.parametrize("programs", [1, 2, 7, 40, 1000])
 @pytest.mark.parametrize("bits", [None, *BITS])
 def test_scores_by_any_number_of_programs(bits: int | None, programs: int) -> None:
-    from sparroll.attention import triton_score
+    from sparroll.attention.decode import triton_score
 
     selector = PageMean(4, 16, 32) if bits is None else selector_of(4, bits)
     cache = paged_cache([0, *SHORT_CONTEXTS, 0], 4, heads=3, group=3, selector=selector).index_written()

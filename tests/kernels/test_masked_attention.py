@@ -11,8 +11,9 @@ import torch
 from torch import Tensor
 
 from paged_caches import DEVICE
-from sparroll.attention import masked_reference, unit_words
-from sparroll.attention.masked import implementation, masked_attention
+from sparroll.attention.masked import reference as masked_reference
+from sparroll.attention.masked import unit_bitmap
+from sparroll.attention.masked.api import implementation, masked_attention
 from sparroll.errors import UserError
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -37,7 +38,7 @@ class Case:
 
     @property
     def words(self) -> Tensor:
-        return unit_words.pack(self.read_BSHU)
+        return unit_bitmap.pack(self.read_BSHU)
 
     def run(self, impl: str, dtype: torch.dtype) -> tuple[Tensor, ...]:
         """Output and the three gradients."""
@@ -209,9 +210,9 @@ def test_reference_gradients_equal_finite_differences() -> None:
 @pytest.mark.parametrize("tokens", [1, 31, 32, 33, 100])
 def test_words_hold_what_was_packed(tokens: int) -> None:
     read = case(tokens, unit=4, batch=3).read_BSHU
-    words = unit_words.pack(read)
-    assert torch.equal(unit_words.unpack(words, 0, tokens), read.transpose(1, 2))
-    assert torch.equal(unit_words.unpack(words, tokens // 2, tokens), read[:, tokens // 2 :].transpose(1, 2))
+    words = unit_bitmap.pack(read)
+    assert torch.equal(unit_bitmap.unpack(words, 0, tokens), read.transpose(1, 2))
+    assert torch.equal(unit_bitmap.unpack(words, tokens // 2, tokens), read[:, tokens // 2 :].transpose(1, 2))
 
 
 def test_auto_is_visible_and_an_unknown_or_impossible_name_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -240,7 +241,7 @@ def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:
 def test_three_stages_only_where_warp_groups_multiply(
     group: int, capability: tuple[int, int], stages: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparroll.attention.triton_masked_layout import MaskedTile
+    from sparroll.attention.masked.triton_tiles import MaskedTile
 
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     assert MaskedTile.default(128, group, 2, torch.device("cuda")).forward_stages == stages

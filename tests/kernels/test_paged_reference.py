@@ -16,7 +16,7 @@ from paged_caches import (
     selector_of,
     units_wanted,
 )
-from sparroll.attention import paged, reference
+from sparroll.attention.decode import paged, reference
 from sparroll.attention.selectors import HeadSoftmax, OraclePage, PageMean, Quest, Selector, Streaming
 from sparroll.errors import UserError
 

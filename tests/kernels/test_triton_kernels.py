@@ -21,7 +21,7 @@ from paged_caches import (
     selector_of,
     units_wanted,
 )
-from sparroll.attention import paged
+from sparroll.attention.decode import paged
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.schedule import Schedule
 
@@ -66,7 +66,7 @@ def test_index_rows_are_written_for_complete_units_only(unit: int, block_tokens:
 
 @pytest.mark.parametrize("kind", [PageMean, QuantizedMean])
 def test_index_rows_of_more_tokens_than_programs(kind: type[Selector], monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparroll.attention import triton_index
+    from sparroll.attention.decode import triton_index
 
     monkeypatch.setattr(triton_index, "MOST_PROGRAMS", 7)
     cache = paged_cache([16, 40, 111], selector=selector_of(16, kind))
@@ -147,7 +147,7 @@ def test_an_unfilled_list_equals_a_filled_one_as_far_as_the_budget_goes(impl: st
 
 @pytest.mark.parametrize("lengths", [[1, 0, 511], [512, 513, 0, 99_999, 8191, 8192], [700] * 130])
 def test_budgets_are_those_of_the_schedule(lengths: list[int]) -> None:
-    from sparroll.attention import triton_budgets
+    from sparroll.attention.decode import triton_budgets
 
     schedule = Schedule.load("qwen3-1.7b-0.86")
     table = torch.full((2, 64), 1 << 30, dtype=torch.int32)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from paged_caches import DEVICE
-from sparroll.attention import paged, unit_choice, unit_words
+from sparroll.attention.decode import paged
+from sparroll.attention.masked import unit_bitmap, unit_choice
 from sparroll.attention.selectors import PageMean, Quest
 from sparroll.errors import UserError
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
-from sparroll.attention import triton_unit_choice
+from sparroll.attention.masked import triton_unit_choice
 
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
@@ -34,7 +35,7 @@ class Case:
 
     def read(self, impl: str) -> Tensor:
         """[B, H, S, U] bool."""
-        return unit_words.unpack(self.words(impl), 0, self.keys_BHSD.shape[2])
+        return unit_bitmap.unpack(self.words(impl), 0, self.keys_BHSD.shape[2])
 
     def scores(self) -> Tensor:
         """[B, H, S, U] in fp64, of all units that are complete at the end, from landmarks as they are stored."""

@@ -16,8 +16,8 @@ from integration.evaluation_runs import FirstVowel, command, evaluate
 from integration.train_runs import write_model as write_word_model
 from sparroll.cli import main
 from sparroll.engines.adapter import Adapter, load_adapter
-from sparroll.engines.hf import HFEngine
-from sparroll.engines.support import load_model
+from sparroll.engines.hf.engine import HFEngine
+from sparroll.engines.supported_models import load_model
 from sparroll.schedule import Schedule
 
 pq = pytest.importorskip("pyarrow.parquet")

@@ -57,7 +57,7 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
     assert [entry["name"] for entry in record["results"]["schedules"]] == ["fixed-52", "fixed-72"]
     assert "budget 52" in (out / "report.html").read_text()
 
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
 
     def again(*_: object, **__: object) -> None:
         raise AssertionError("a finished profile must not generate again")

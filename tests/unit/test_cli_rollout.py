@@ -60,7 +60,7 @@ def test_json_output_is_json_and_nothing_else(
 def test_an_interrupted_run_goes_on_and_ends_with_the_same_file(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
 
     small = ["--n", "2", "--max-batch", "1", "--budget", "64"]
     assert main(_command(model, prompts, tmp_path / "straight", *small)) == 0

@@ -12,7 +12,7 @@ import pytest
 from cli_reference import PAGE, page, verbs
 from sparroll.attention.selectors import make_selector, selector_kinds
 from sparroll.schedule import Schedule
-from sparroll.train.config_file import load_config
+from sparroll.train.config.file import load_config
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -70,7 +70,7 @@ def test_every_toml_in_the_docs_is_accepted(tmp_path: Path) -> None:
 
 def test_the_rewards_of_the_docs_train_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from integration.train_runs import SHORT, short_config, steps, write_model
-    from sparroll.tasks.custom import look_in
+    from sparroll.tasks.reward_function import look_in
     from sparroll.train import train
 
     page = ROOT / "docs" / "rewards.md"
@@ -98,7 +98,7 @@ def test_the_selector_of_the_docs_works_as_written() -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
 
     torch.manual_seed(0)
     config = Qwen3Config(

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from recipe_runs import RECIPES, recipe
-from sparroll.calibrate.shapes import model_shape
 from sparroll.cli import main
+from sparroll.plan.model_shape import model_shape
 from sparroll.train import load_config
 
 ROOT = Path(__file__).parents[2]

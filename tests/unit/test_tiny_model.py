@@ -9,8 +9,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sparroll import models, tasks
-from sparroll.tasks.synthetic import LEVELS, example
-from sparroll.tasks.synthetic_kinds import KINDS, VOCABULARY
+from sparroll.tasks.synthetic.kinds import KINDS, VOCABULARY
+from sparroll.tasks.synthetic.task import LEVELS, example
 
 FOLDER = models.resolve("tiny-reasoner")
 

@@ -16,7 +16,7 @@ from sparroll import Schedule
 from sparroll.attention.selectors import PageMean, Quest, Selector, Streaming
 from sparroll.engines import HFEngine
 from sparroll.engines.base import EngineReport
-from sparroll.engines.vllm.state import STATE
+from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.schedule import Step
 from vllm_runs import Sampled, engine, greedy, needs_vllm, random_prompts

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from sparroll.attention.selectors import PageMean
+from sparroll.control.controller import Controller, Rules
+from sparroll.control.length_bins import LengthBins
 from sparroll.engines.vllm.engine import VLLMEngine
-from sparroll.train.controller import Controller, Rules
-from sparroll.train.length_bins import LengthBins
 from vllm_runs import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.slow]

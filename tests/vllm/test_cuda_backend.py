@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from sparroll import Schedule
-from sparroll.attention import paged
-from sparroll.engines.vllm.pages import HeadPages, read_tokens
-from sparroll.engines.vllm.state import STATE, UNLIMITED
+from sparroll.attention.decode import paged
+from sparroll.engines.vllm.attention.pages import HeadPages, read_tokens
+from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
 from sparroll.schedule import Step
 from vllm_runs import needs_vllm
 
@@ -77,7 +77,7 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from vllm.v1.attention.backends import fa_utils, flash_attn
 
-    from sparroll.engines.vllm import backend
+    from sparroll.engines.vllm.attention import cuda_backend as backend
 
     # The interpreter of Triton 3.9 fails in the gather's masked store; the kernel's own tests run it with another.
     attend = paged.paged_decode

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from sparroll.engines.scoring import Scorer
-from sparroll.engines.support import load_model
+from sparroll.engines.supported_models import load_model
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.schedule import Schedule
 
@@ -20,7 +20,7 @@ pytest.importorskip("accelerate")
 
 from sparroll.engines.adapter import Adapter, load_adapter
 from sparroll.engines.vllm.engine import VLLMEngine
-from sparroll.train.config_file import config_from
+from sparroll.train.config.file import config_from
 from sparroll.train.loop import Trainer
 from sparroll.train.setup import open_run
 

@@ -23,7 +23,7 @@ from transformers import AutoConfig
 
 import vllm_gpu
 from sparroll.engines.vllm import outputs
-from sparroll.engines.vllm.state import STATE
+from sparroll.engines.vllm.attention.state import STATE
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
@@ -376,7 +376,7 @@ class TestMemorySparse:
 
     @only_on_gpu
     def test_a_workspace_for_256_requests_of_40k_is_under_a_gibibyte(self, large_sparse: Any) -> None:
-        from sparroll.engines.vllm import backend
+        from sparroll.engines.vllm.attention import cuda_backend as backend
 
         work = backend._workspace
         assert work is not None

@@ -150,7 +150,7 @@ def test_a_tied_head_of_its_own_is_refused(engine: VLLMEngine) -> None:
 
 
 def test_a_backend_that_did_not_run_is_an_error(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sparroll.engines.vllm.state as state
+    import sparroll.engines.vllm.attention.state as state
 
     def nothing(self: Any) -> Any:
         report = state.EngineReport("vllm", "", None, 0)
@@ -166,7 +166,7 @@ def test_a_backend_that_did_not_run_is_an_error(engine: VLLMEngine, monkeypatch:
 def test_a_single_lost_step_of_one_layer_is_an_error(
     engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch, lost: str
 ) -> None:
-    import sparroll.engines.vllm.state as state
+    import sparroll.engines.vllm.attention.state as state
 
     report = state.State.report
 

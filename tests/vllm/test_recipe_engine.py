@@ -13,7 +13,7 @@ from sparroll.engines.vllm.engine import _open
 from sparroll.tasks.data import task as task_module
 from sparroll.tasks.data.rows import Row
 from sparroll.tasks.verdicts import Verdict
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 from vllm_runs import needs_vllm
 
 pytestmark = [needs_vllm, pytest.mark.slow]

@@ -13,8 +13,8 @@ import torch
 
 from sparroll import Schedule
 from sparroll.attention.selectors import PageMean
-from sparroll.engines.vllm.batch import Rows
-from sparroll.engines.vllm.state import UNLIMITED, State
+from sparroll.engines.vllm.attention.batch import Rows
+from sparroll.engines.vllm.attention.state import UNLIMITED, State
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 

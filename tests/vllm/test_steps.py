@@ -9,9 +9,9 @@ import pytest
 
 from sparroll import Schedule
 from sparroll.engines.base import EngineReport
-from sparroll.engines.vllm import steps
-from sparroll.engines.vllm.state import State
-from sparroll.engines.vllm.steps import Follower
+from sparroll.engines.vllm.attention import preemptions as steps
+from sparroll.engines.vllm.attention.preemptions import Follower
+from sparroll.engines.vllm.attention.state import State
 from sparroll.errors import UserError
 
 
@@ -151,7 +151,7 @@ def test_a_worker_reports_plain_data_and_nothing_before_it_counts(
 ) -> None:
     import json
 
-    from sparroll.engines.vllm import state as module
+    from sparroll.engines.vllm.attention import state as module
     from sparroll.engines.vllm.worker import WorkerExtension
 
     monkeypatch.setattr(module, "STATE", state)

@@ -16,8 +16,8 @@ import torch
 
 from sparroll import Schedule
 from sparroll.engines.vllm import outputs
-from sparroll.engines.vllm.state import State
-from sparroll.engines.vllm.steps import Follower
+from sparroll.engines.vllm.attention.preemptions import Follower
+from sparroll.engines.vllm.attention.state import State
 from sparroll.models import resolve
 from vllm_runs import needs_vllm
 

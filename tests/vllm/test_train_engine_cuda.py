@@ -14,10 +14,10 @@ import torch
 
 import vllm_gpu
 from sparroll.train import train
-from sparroll.train.config_file import config_from
-from sparroll.train.rewards import Graded
+from sparroll.train.config.file import config_from
+from sparroll.train.runtime.sinks import read_lines
+from sparroll.train.sampling.rewards import Graded
 from sparroll.train.setup import open_run
-from sparroll.train.sinks import read_lines
 from vllm_gpu import DRY, note
 
 pytestmark = vllm_gpu.needs_gpu_and_vllm

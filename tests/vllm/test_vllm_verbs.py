@@ -14,7 +14,7 @@ import torch
 from sparroll.cli import main
 from sparroll.cli.serve_args import arguments
 from sparroll.engines.vllm.launch import installed_version
-from sparroll.train.rewards import Graded
+from sparroll.train.sampling.rewards import Graded
 
 if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from sparroll.calibrate.phases import OnProgress, Phases, named
+from sparroll.calibrate.progress_stages import OnProgress, Phases, named
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_sampled, acceptance_top_k
 from sparroll.schedule import Schedule

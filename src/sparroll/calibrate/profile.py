@@ -13,7 +13,7 @@ from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.measure import Measurement, Study, digest
-from sparroll.calibrate.phases import OnProgress, Phases
+from sparroll.calibrate.progress_stages import OnProgress, Phases
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
 from sparroll.mismatch import BetaFit

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from sparroll import files
 from sparroll.calibrate.measure import Measurement, Study, digest
-from sparroll.calibrate.phases import OnProgress, Phases
+from sparroll.calibrate.progress_stages import OnProgress, Phases
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule

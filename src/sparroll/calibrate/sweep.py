@@ -13,7 +13,7 @@ from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule, fit_schedule
 from sparroll.calibrate.measure import Measurement, MeasureSettings, Study
-from sparroll.calibrate.phases import OnProgress, Phases
+from sparroll.calibrate.progress_stages import OnProgress, Phases
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, check_budget

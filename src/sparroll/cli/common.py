@@ -20,9 +20,9 @@ from sparroll.schedule import Schedule
 if TYPE_CHECKING:
     import torch
 
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.vllm.engine import VLLMEngine
-    from sparroll.tasks.custom import FunctionJudge
+    from sparroll.tasks.reward_function import FunctionJudge
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results; created if missing.")]
@@ -127,8 +127,8 @@ def load_compression(
 
 def load_judge(path: str | None, settings: list[str]) -> FunctionJudge | None:
     """The function that --reward and --reward-set name; None without."""
-    from sparroll.tasks.custom import FunctionJudge, RewardFunction, look_in
-    from sparroll.tasks.custom_calls import AsyncCalls
+    from sparroll.tasks.async_calls import AsyncCalls
+    from sparroll.tasks.reward_function import FunctionJudge, RewardFunction, look_in
 
     if path is None:
         if settings:
@@ -184,7 +184,7 @@ def load_engine(
     dtype: str | None = None,
 ) -> HFEngine | VLLMEngine:
     """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
-    from sparroll.engines.choose import make_engine
+    from sparroll.engines.by_name import make_engine
 
     quiet_transformers()
     return make_engine(

@@ -129,8 +129,8 @@ def _lengths(rows: list[Row], model: str | None, chat: bool, thinking: bool | No
         if chat:
             raise UserError("--chat needs --model: the template is its tokenizer's")
         return [len(row.text.split()) for row in rows]
-    from sparroll.engines.chat import prompt_ids
-    from sparroll.engines.support import load_tokenizer
+    from sparroll.engines.prompt_encoding import prompt_ids
+    from sparroll.engines.supported_models import load_tokenizer
     from sparroll.types import Prompt
 
     tokenizer = load_tokenizer(model)

@@ -14,7 +14,7 @@ from sparroll.progress import Progress, quiet_transformers
 from sparroll.types import Prompt
 
 if TYPE_CHECKING:
-    from sparroll.train.prompts import GivenPrompts
+    from sparroll.train.sampling.prompts import GivenPrompts
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "distill": {"enabled": True, "objective": "kl", "kl": "top_k", "lr": 1e-4},
@@ -42,8 +42,8 @@ def distill(
     json_output: common.Json = False,
 ) -> None:
     """Train a LoRA adapter that brings a frozen model's sparse rollouts back to its dense policy, into OUT/adapter."""
-    from sparroll.train.config_file import load_config
-    from sparroll.train.distill_run import distill as run
+    from sparroll.train.config.file import load_config
+    from sparroll.train.distill.run import distill as run
 
     given = _given(prompts_file, task)
     if (schedule is None) == (budget is None):
@@ -72,7 +72,7 @@ def _given(path: Path | None, task: str | None) -> GivenPrompts | None:
     """The file's prompts; None where a task (or the configuration) names them."""
     if path is None:
         return None
-    from sparroll.train.prompts import GivenPrompts
+    from sparroll.train.sampling.prompts import GivenPrompts
 
     entries = prompts.read(path, task, 0, 2**62, 0)
     texts = [entry for entry in entries if isinstance(entry, Prompt)]

@@ -16,19 +16,19 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, evaluate_text, measuring, prompts
-from sparroll.engines.choose import check_engine
+from sparroll.engines.by_name import check_engine
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 
 if TYPE_CHECKING:
     from sparroll.compression import Compression
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.scoring import Scorer
     from sparroll.engines.vllm.engine import VLLMEngine
     from sparroll.evaluate.log import SampleLog
     from sparroll.evaluate.settings import EvalTask, Policy, Sampling
     from sparroll.schedule import Schedule
-    from sparroll.tasks.custom import FunctionJudge
+    from sparroll.tasks.reward_function import FunctionJudge
 
 
 ContestDay = Annotated[
@@ -257,7 +257,7 @@ def _policies(
 def _engine(wanted: Wanted) -> tuple[HFEngine | VLLMEngine, Scorer | None]:
     """The engine, and a scorer of the model's weights where the tail is asked for. With an adapter the scorer has weights of
     its own, since the engine's will not stay the model's."""
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.scoring import Scorer
 
     share = 0.5 if wanted.sampling.tail else 0.85

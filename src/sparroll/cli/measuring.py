@@ -61,7 +61,7 @@ def study(
     schedules: what will be measured, or one of each kind; refused here where the engine cannot run one.
     """
     from sparroll.calibrate.measure import Study
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.scoring import Scorer
 
     engine = common.load_engine(

@@ -12,8 +12,8 @@ from sparroll.cli import common
 from sparroll.errors import UserError
 
 if TYPE_CHECKING:
-    from sparroll.calibrate.plan import Plan, StepTime
-    from sparroll.calibrate.time_model import TimeModel
+    from sparroll.plan.speedup import Plan, StepTime
+    from sparroll.plan.time_model import TimeModel
     from sparroll.schedule import Schedule
 
 MEASURE = "measure"
@@ -47,9 +47,9 @@ def plan(
     json_output: common.Json = False,
 ) -> None:
     """Predict tokens per second and speed-up of decoding with a schedule."""
-    from sparroll.calibrate import hardware as devices
-    from sparroll.calibrate import plan as predict
-    from sparroll.calibrate.shapes import model_shape
+    from sparroll.plan import hardware as devices
+    from sparroll.plan import speedup as predict
+    from sparroll.plan.model_shape import model_shape
 
     if out is not None:
         common.output_folder(out)
@@ -82,9 +82,9 @@ def plan(
 
 
 def _time_model(model: str, schedule: Schedule) -> TimeModel:
-    from sparroll.calibrate.shapes import model_shape
-    from sparroll.calibrate.time_model import fit_time_model, measure_steps
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
+    from sparroll.plan.model_shape import model_shape
+    from sparroll.plan.time_model import fit_time_model, measure_steps
     from sparroll.progress import quiet_transformers
 
     quiet_transformers()

@@ -9,7 +9,7 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, measuring
-from sparroll.engines.choose import check_engine
+from sparroll.engines.by_name import check_engine
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 

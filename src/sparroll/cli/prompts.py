@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sparroll import tasks
-from sparroll.engines.chat import chat_ids
+from sparroll.engines.prompt_encoding import chat_ids
 from sparroll.errors import UserError
 from sparroll.types import Prompt
 

@@ -13,13 +13,13 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, prompts
-from sparroll.engines.choose import check_engine
+from sparroll.engines.by_name import check_engine
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 from sparroll.types import Prompt, Rollout
 
 if TYPE_CHECKING:
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.vllm.engine import VLLMEngine
 
 

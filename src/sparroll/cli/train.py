@@ -23,7 +23,7 @@ def train(
 ) -> None:
     """Train a model with GRPO on sparse (or dense) rollouts. Ctrl-C leaves a run that --resume continues."""
     from sparroll.report import collect, render
-    from sparroll.tasks.custom import look_in
+    from sparroll.tasks.reward_function import look_in
     from sparroll.train import load_config
     from sparroll.train import train as run
 

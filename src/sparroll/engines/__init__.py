@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.vllm.engine import VLLMEngine
 
 __all__ = ["HFEngine", "VLLMEngine"]
@@ -15,7 +15,7 @@ __all__ = ["HFEngine", "VLLMEngine"]
 def __getattr__(name: str) -> Any:
     # transformers is heavy, so it loads with the first engine and not with `import sparroll`.
     if name == "HFEngine":
-        from sparroll.engines.hf import HFEngine
+        from sparroll.engines.hf.engine import HFEngine
 
         return HFEngine
     if name == "VLLMEngine":

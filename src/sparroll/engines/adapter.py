@@ -17,11 +17,11 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sparroll import files
-from sparroll.engines.support import load_model
+from sparroll.engines.supported_models import load_model
 from sparroll.errors import UserError
 
 if TYPE_CHECKING:
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.vllm.engine import VLLMEngine
 
 _NAME = "default"

@@ -15,11 +15,11 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from sparroll.attention.masked import implementation
+from sparroll.attention.masked.api import implementation
 from sparroll.engines.base import Progress
-from sparroll.engines.hf_attention import ReplayStep, routed, run_step
+from sparroll.engines.hf.attention import ReplayStep, routed, run_step
 from sparroll.engines.sampling import check_finite, log_probs
-from sparroll.engines.support import check_supported, load_model
+from sparroll.engines.supported_models import check_supported, load_model
 from sparroll.errors import UserError
 from sparroll.mismatch.acceptance import acceptance
 from sparroll.schedule import Schedule

@@ -19,7 +19,7 @@ from sparroll.tasks import Verdict
 from sparroll.types import Prompt, Rollout
 
 if TYPE_CHECKING:
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.scoring import Scorer
     from sparroll.engines.vllm.engine import VLLMEngine
 
@@ -96,7 +96,7 @@ def _set(engine: HFEngine | VLLMEngine, schedule: Any, compression: Any) -> None
 
 
 def _checked_ids(engine: HFEngine | VLLMEngine, ids: list[list[int]], sampling: Sampling) -> list[list[int]]:
-    from sparroll.engines.hf import HFEngine
+    from sparroll.engines.hf.engine import HFEngine
 
     # vLLM's engine has the config and a limit of its own; the model itself is in its workers.
     config: Any = engine.model.config if isinstance(engine, HFEngine) else engine.config

@@ -13,8 +13,8 @@ from sparroll.compression import Compression
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task, Verdict
-from sparroll.tasks.custom import FunctionJudge
 from sparroll.tasks.data.read import FORMATS
+from sparroll.tasks.reward_function import FunctionJudge
 from sparroll.types import Prompt, Rollout
 
 if TYPE_CHECKING:

@@ -8,15 +8,15 @@ from typing import Any
 
 from sparroll import records, tasks
 from sparroll.calibrate.measure import MeasureSettings, OnProgress, Study
-from sparroll.calibrate.plan import plan
 from sparroll.calibrate.run import calibrate
 from sparroll.calibrate.sweep import sweep
-from sparroll.engines.hf import HFEngine
+from sparroll.engines.hf.engine import HFEngine
 from sparroll.engines.scoring import Scorer
+from sparroll.plan.speedup import plan
 from sparroll.quickstart.settings import CALIBRATED, RunSettings, Settings
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
-from sparroll.train.config_file import config_from
+from sparroll.train.config.file import config_from
 
 CALIBRATION = "calibration"
 """Folder of the sweep, the schedule and their record."""

@@ -2,10 +2,10 @@
 
 from functools import partial as _partial
 
-from sparroll.tasks import synthetic as _synthetic
 from sparroll.tasks.base import Split, Task, get, names, register
-from sparroll.tasks.custom import batch_reward
 from sparroll.tasks.data.catalog import set_names as _set_names
+from sparroll.tasks.reward_function import batch_reward
+from sparroll.tasks.synthetic import task as _synthetic
 from sparroll.tasks.verdicts import Verdict, has_answers, judge
 
 

@@ -1,6 +1,6 @@
 """GRPO whose rollouts are sampled sparsely: `train(config, out)`. The loop is loop.py; each file beside it is a part.
 
-An adapter alone is trained by `distill(config, out)` of distill_run.py; `sparroll.train.distill` is a module, its update.
+An adapter alone is trained by `distill(config, out)` of distill/run.py.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "TrainConfig": "sparroll.train.config",
-    "load_config": "sparroll.train.config_file",
+    "TrainConfig": "sparroll.train.config.sections",
+    "load_config": "sparroll.train.config.file",
     "train": "sparroll.train.loop",
     "TrainResult": "sparroll.train.result",
-    "correction": "sparroll.train.corrections",
+    "correction": "sparroll.corrections",
 }
 
 __all__ = list(_HOMES)

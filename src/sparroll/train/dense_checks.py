@@ -7,11 +7,11 @@ from collections.abc import Callable
 
 from sparroll.engines.scoring import TokenScores
 from sparroll.evaluate.accuracy import Accuracy, dense_attention, grade
-from sparroll.train.measure import ESTIMATOR, ceiling_report, measure_tail
-from sparroll.train.prompts import encode
-from sparroll.train.randomness import rollout_seeds
-from sparroll.train.rollouts import Sampling, sample
+from sparroll.train.runtime.randomness import rollout_seeds
+from sparroll.train.sampling.prompts import encode
+from sparroll.train.sampling.rollouts import Sampling, sample
 from sparroll.train.setup import Parts
+from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail
 from sparroll.types import Prompt, Rollout, StepReport
 
 

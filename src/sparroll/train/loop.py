@@ -13,33 +13,33 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from sparroll import records
+from sparroll.control.controller import Controller
+from sparroll.control.guard import Verdict
 from sparroll.engines.base import samples_densely
 from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
-from sparroll.train import checkpoint
-from sparroll.train.checkpoint import RunState, SavedAdapter
-from sparroll.train.config import TrainConfig
-from sparroll.train.controller import Controller
-from sparroll.train.corrected import correct, engine_lists
+from sparroll.train.apply_correction import correct, engine_lists
+from sparroll.train.config.sections import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
-from sparroll.train.groups import Groups, Rounds
-from sparroll.train.guard import Verdict
-from sparroll.train.interrupts import Interrupts
-from sparroll.train.measure import ESTIMATOR, ceiling_report, measure_tail, tail_report
-from sparroll.train.micro_batches import padded
-from sparroll.train.prompts import encode
-from sparroll.train.randomness import generator_state, rollout_seeds
 from sparroll.train.result import TrainResult, summarise
-from sparroll.train.rewards import Graded, agreed
-from sparroll.train.rollouts import compression_report, rollout_report, sample
+from sparroll.train.runtime import checkpoint
+from sparroll.train.runtime.checkpoint import RunState, SavedAdapter
+from sparroll.train.runtime.interrupts import Interrupts
+from sparroll.train.runtime.randomness import generator_state, rollout_seeds
+from sparroll.train.sampling.groups import Groups, Rounds
+from sparroll.train.sampling.prompts import encode
+from sparroll.train.sampling.rewards import Graded, agreed
+from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
+from sparroll.train.sampling.weight_sync import park
 from sparroll.train.setup import Parts, open_run
-from sparroll.train.update import autocast
-from sparroll.train.weight_sync import park
+from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
+from sparroll.train.update.micro_batches import padded
+from sparroll.train.update.policy import autocast
 from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
 
 if TYPE_CHECKING:
-    from sparroll.train.distill import AdapterUpdate
+    from sparroll.train.distill.adapter_update import AdapterUpdate
 
 OnProgress = Callable[[int, int, str], None]
 """Called with (steps done, steps in all, the last step in a few words)."""

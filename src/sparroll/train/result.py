@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import records
-from sparroll.train.sinks import read_lines
+from sparroll.train.runtime.sinks import read_lines
 
 WINDOW_STEPS = 5
 """`reward_first` and `reward_last` are means over so many steps, or half the run if that is less."""

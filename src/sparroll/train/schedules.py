@@ -6,15 +6,15 @@ from __future__ import annotations
 import itertools
 
 from sparroll.attention.selectors import PageMean
+from sparroll.control.controller import Controller, Rules
+from sparroll.control.guard import Guard
+from sparroll.control.length_bins import LengthBins
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
-from sparroll.train.cheaper import Cheaper
-from sparroll.train.config import TrainConfig
-from sparroll.train.controller import Controller, Rules
-from sparroll.train.guard import Guard
-from sparroll.train.length_bins import LengthBins
-from sparroll.train.measure import ESTIMATOR
+from sparroll.train.config.sections import TrainConfig
+from sparroll.train.distill.cheaper_schedules import Cheaper
+from sparroll.train.tail_metrics import ESTIMATOR
 
 
 def starting_schedule(config: TrainConfig) -> Schedule | None:

@@ -12,37 +12,37 @@ import torch
 from transformers import PreTrainedModel
 
 from sparroll import files
-from sparroll.engines.choose import check_engine, make_engine
-from sparroll.engines.hf import HFEngine
+from sparroll.control.controller import Controller
+from sparroll.control.empty_steps import EmptySteps
+from sparroll.control.guard import Guard
+from sparroll.corrections import Correction
+from sparroll.engines.by_name import check_engine, make_engine
+from sparroll.engines.hf.engine import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.engines.vllm.engine import VLLMEngine
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
-from sparroll.train import checkpoint
-from sparroll.train.cheaper import Cheaper
-from sparroll.train.checkpoint import RunState
-from sparroll.train.config import TrainConfig
-from sparroll.train.config_file import refuse_changes, write_config
-from sparroll.train.controller import Controller
-from sparroll.train.corrections import Correction
-from sparroll.train.distributed import Ranks
-from sparroll.train.empty_steps import EmptySteps
-from sparroll.train.guard import Guard
-from sparroll.train.optimizer import restore_optimizer
-from sparroll.train.prompts import PromptStream, encode
-from sparroll.train.randomness import generator_state, restore_generators, seed_everything
-from sparroll.train.rewards import Rewards
-from sparroll.train.rollouts import Sampling
+from sparroll.train.config.file import refuse_changes, write_config
+from sparroll.train.config.sections import TrainConfig
+from sparroll.train.distill.cheaper_schedules import Cheaper
+from sparroll.train.runtime import checkpoint
+from sparroll.train.runtime.checkpoint import RunState
+from sparroll.train.runtime.distributed import Ranks
+from sparroll.train.runtime.randomness import generator_state, restore_generators, seed_everything
+from sparroll.train.runtime.sinks import JsonLines, Sink, check_packages, open_sinks
+from sparroll.train.sampling.prompts import PromptStream, encode
+from sparroll.train.sampling.rewards import Rewards
+from sparroll.train.sampling.rollouts import Sampling
+from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
+from sparroll.train.sampling.weight_sync import EngineWeights
 from sparroll.train.schedules import make_cheaper, make_controller, make_guard, starting_schedule
-from sparroll.train.sinks import JsonLines, Sink, check_packages, open_sinks
-from sparroll.train.task_data import make_task, refuse_other_rows, training_prompts, write_record
-from sparroll.train.update import PolicyUpdate
-from sparroll.train.weight_sync import EngineWeights
+from sparroll.train.update.optimizer import restore_optimizer
+from sparroll.train.update.policy import PolicyUpdate
 from sparroll.types import StepReport
 
 if TYPE_CHECKING:
-    from sparroll.train.distill import AdapterUpdate
+    from sparroll.train.distill.adapter_update import AdapterUpdate
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
@@ -187,7 +187,7 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
     if not settings.enabled:
         return None
     from sparroll.engines.adapter import Adapter, LoraSettings
-    from sparroll.train.distill import AdapterUpdate
+    from sparroll.train.distill.adapter_update import AdapterUpdate
 
     lora = LoraSettings(settings.rank, settings.alpha, settings.target_modules)
     adapter = Adapter(policy, lora, config.train.seed)

@@ -8,7 +8,7 @@ import struct
 import pytest
 import torch
 
-from sparroll.attention import api
+from sparroll.attention.decode import api
 from sparroll.attention.selectors import QuantizedMean, make_selector
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparroll.attention import api
+from sparroll.attention.decode import api
 from sparroll.attention.selectors import PageMean, Selector, make_selector, register_selector, selector_kinds
 from sparroll.attention.selectors.base import Selector as Base
 from sparroll.errors import UserError

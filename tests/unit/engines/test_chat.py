@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from sparroll.engines.chat import chat_ids, knows_thinking, prompt_ids
+from sparroll.engines.prompt_encoding import chat_ids, knows_thinking, prompt_ids
 from sparroll.errors import UserError
 from sparroll.types import Prompt
 

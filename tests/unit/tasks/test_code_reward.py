@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from sparroll.errors import UserError
-from sparroll.tasks import code_reward, sandbox
-from sparroll.tasks.code_reward import CallTests, CheckTests, CodeReward, StdinTests, Tests, Verdict, last_code
-from sparroll.tasks.code_rules import same_output, same_value
-from sparroll.tasks.sandbox_limits import Limits, SandboxError
+from sparroll.tasks.code import reward as code_reward
+from sparroll.tasks.code import sandbox
+from sparroll.tasks.code.limits import Limits, SandboxError
+from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests, Tests, Verdict, last_code
+from sparroll.tasks.code.rules import same_output, same_value
 
 LIMITS = Limits(wall_seconds=10, cpu_seconds=5)
 SUM = StdinTests((("1 2", "3"), ("2 5", "7")))

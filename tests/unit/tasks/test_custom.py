@@ -16,8 +16,8 @@ import pytest
 import torch
 
 from sparroll.errors import UserError
-from sparroll.tasks.custom import RewardFunction, look_in
-from sparroll.tasks.custom_calls import AsyncCalls
+from sparroll.tasks.async_calls import AsyncCalls
+from sparroll.tasks.reward_function import RewardFunction, look_in
 from sparroll.types import Prompt, Rollout
 
 SOURCE = """

@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from hostile_programs import CALLS, PROGRAMS, Hostile
-from sparroll.tasks import sandbox
-from sparroll.tasks.code_reward import CallTests, CheckTests, CodeReward, StdinTests
-from sparroll.tasks.sandbox_limits import Limits
+from sparroll.tasks.code import sandbox
+from sparroll.tasks.code.limits import Limits
+from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests
 
 HELD = [name for name, found in sandbox.probes().items() if found.holds]
 WHY_NOT = "; ".join(f"{name}: {found.detail}" for name, found in sandbox.probes().items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sparroll.tasks.math_answer import last_boxed, plain_signs
+from sparroll.tasks.math.answer import last_boxed, plain_signs
 
 BOXES = [
     (r"so \boxed{5}.", "5"),

@@ -9,8 +9,8 @@ import pytest
 
 from math_pairs import DISAGREEMENTS, PAIRS
 from sparroll import records
-from sparroll.tasks.math_pool import Pool
-from sparroll.tasks.math_reward import MathReward
+from sparroll.tasks.math.pool import Pool
+from sparroll.tasks.math.reward import MathReward
 
 ROOT = Path(__file__).parents[3]
 ROWS = [row for rows in PAIRS.values() for row in rows]

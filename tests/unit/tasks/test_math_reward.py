@@ -15,9 +15,10 @@ import psutil
 import pytest
 
 from sparroll.errors import UserError
-from sparroll.tasks import math_pool, math_reward
-from sparroll.tasks.math_pool import Limits, Pool
-from sparroll.tasks.math_reward import ANSWER_CHARS, MathReward, as_text
+from sparroll.tasks.math import pool as math_pool
+from sparroll.tasks.math import reward as math_reward
+from sparroll.tasks.math.pool import Limits, Pool
+from sparroll.tasks.math.reward import ANSWER_CHARS, MathReward, as_text
 from sparroll.types import Prompt
 
 SOURCE = Path(__file__).parents[3] / "src"
@@ -213,8 +214,8 @@ def test_a_closed_pool_leaves_no_process_and_starts_again_when_asked() -> None:
 
 PARENT = """
 import json, os, signal, sys
-from sparroll.tasks.math_pool import Pool
-from sparroll.tasks.math_reward import MathReward
+from sparroll.tasks.math.pool import Pool
+from sparroll.tasks.math.reward import MathReward
 pool = Pool(2)
 math = MathReward(pool)
 math.grade_all([(str(n), rf"\\boxed{{{n}.0}}") for n in range(8)])

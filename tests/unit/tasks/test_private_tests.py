@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from sparroll.errors import UserError
-from sparroll.tasks.private_tests import load_private_tests
+from sparroll.tasks.code.private_tests import load_private_tests
 
 TESTS = [{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]
 

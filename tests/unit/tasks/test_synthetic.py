@@ -7,8 +7,15 @@ import itertools
 import pytest
 
 from sparroll import tasks
-from sparroll.tasks.synthetic import LEVELS, RESPONSE_TOKENS, SyntheticTask, example, marked_answer, reference_response
-from sparroll.tasks.synthetic_kinds import KINDS, VOCABULARY
+from sparroll.tasks.synthetic.kinds import KINDS, VOCABULARY
+from sparroll.tasks.synthetic.task import (
+    LEVELS,
+    RESPONSE_TOKENS,
+    SyntheticTask,
+    example,
+    marked_answer,
+    reference_response,
+)
 from sparroll.types import Prompt
 
 PROMPT = Prompt("synthetic/eval/chain/1/0/0", "chain ...", "4 2", task="synthetic", level=1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparroll.train.advantages import group_advantages
+from sparroll.train.sampling.advantages import group_advantages
 
 
 def test_advantages_are_distances_from_the_groups_mean_in_standard_deviations() -> None:

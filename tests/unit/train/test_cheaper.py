@@ -7,13 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from sparroll.control.guard import Verdict
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.schedule import Schedule
-from sparroll.train.cheaper import Cheaper
-from sparroll.train.config import DistillSection
-from sparroll.train.config_file import load_config
-from sparroll.train.guard import Verdict
+from sparroll.train.config.file import load_config
+from sparroll.train.config.sections import DistillSection
+from sparroll.train.distill.cheaper_schedules import Cheaper
 from sparroll.train.schedules import make_cheaper, starting_schedule
 
 START, FIRST, SECOND = Schedule.fixed(512), Schedule.fixed(256), Schedule.fixed(128)

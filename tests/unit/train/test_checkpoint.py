@@ -14,11 +14,11 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from sparroll.schedule import Schedule
-from sparroll.train import checkpoint
-from sparroll.train.checkpoint import RunState, damage, newest, tidy
-from sparroll.train.config import TrainConfig, TrainSection
-from sparroll.train.optimizer import make_optimizer
-from sparroll.train.randomness import generator_state
+from sparroll.train.config.sections import TrainConfig, TrainSection
+from sparroll.train.runtime import checkpoint
+from sparroll.train.runtime.checkpoint import RunState, damage, newest, tidy
+from sparroll.train.runtime.randomness import generator_state
+from sparroll.train.update.optimizer import make_optimizer
 
 CONFIG = TrainConfig().model_dump(mode="json")
 

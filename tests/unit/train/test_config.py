@@ -10,8 +10,8 @@ from pydantic import BaseModel
 
 from sparroll.compression import make_compression
 from sparroll.errors import UserError
-from sparroll.train.config import TrainConfig
-from sparroll.train.config_file import config_from, load_config, refuse_changes, write_config
+from sparroll.train.config.file import config_from, load_config, refuse_changes, write_config
+from sparroll.train.config.sections import TrainConfig
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from sparroll.train.config import TrainConfig
-from sparroll.train.config_file import config_from
-from sparroll.train.distributed import Ranks
-from sparroll.train.groups import Groups, Rounds, kind_of
-from sparroll.train.rewards import Graded
+from sparroll.train.config.file import config_from
+from sparroll.train.config.sections import TrainConfig
+from sparroll.train.runtime.distributed import Ranks
+from sparroll.train.sampling.groups import Groups, Rounds, kind_of
+from sparroll.train.sampling.rewards import Graded
 from sparroll.types import Prompt, Rollout
 
 NAN = float("nan")

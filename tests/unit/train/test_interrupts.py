@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from sparroll.train.interrupts import Interrupts
+from sparroll.train.runtime.interrupts import Interrupts
 
 
 def press() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparroll.train.loss import LossSettings, LossSums, k3, policy_loss, top_k_kl
+from sparroll.train.update.loss import LossSettings, LossSums, k3, policy_loss, top_k_kl
 
 SETTINGS = LossSettings(clip_low=0.2, clip_high=0.28)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sparroll.train.micro_batches import micro_batches, padded, take
+from sparroll.train.update.micro_batches import micro_batches, padded, take
 from sparroll.types import Rollout, TokenBatch
 
 

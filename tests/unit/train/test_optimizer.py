@@ -10,8 +10,8 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sparroll.errors import UserError
-from sparroll.train.config import TrainSection
-from sparroll.train.optimizer import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
+from sparroll.train.config.sections import TrainSection
+from sparroll.train.update.optimizer import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 
 SETTINGS = TrainSection(lr=0.01, weight_decay=0.1)
 

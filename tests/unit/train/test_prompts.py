@@ -10,8 +10,8 @@ import pytest
 from sparroll.errors import UserError
 from sparroll.tasks import get
 from sparroll.train import TrainConfig
-from sparroll.train.prompts import GivenPrompts, PromptStream, encode
-from sparroll.train.task_data import training_prompts
+from sparroll.train.sampling.prompts import GivenPrompts, PromptStream, encode
+from sparroll.train.sampling.task_data import training_prompts
 from sparroll.types import Prompt
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from sparroll.engines.sampling import uniforms
-from sparroll.train.randomness import (
+from sparroll.train.runtime.randomness import (
     correction_uniforms,
     generator_state,
     restore_generators,

@@ -11,10 +11,10 @@ import torch
 
 from sparroll.errors import UserError
 from sparroll.tasks.verdicts import Verdict
-from sparroll.train.config import RewardSection, RewardTerm
-from sparroll.train.config_file import config_from, load_config, refuse_changes
-from sparroll.train.distributed import Ranks
-from sparroll.train.rewards import Graded, Rewards, agreed, overlong_penalty, reward_report
+from sparroll.train.config.file import config_from, load_config, refuse_changes
+from sparroll.train.config.sections import RewardSection, RewardTerm
+from sparroll.train.runtime.distributed import Ranks
+from sparroll.train.sampling.rewards import Graded, Rewards, agreed, overlong_penalty, reward_report
 from sparroll.types import Prompt, Rollout
 
 PROMPTS = [Prompt("p/0", "?", ""), Prompt("p/1", "?", "")]

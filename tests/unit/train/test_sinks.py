@@ -9,8 +9,8 @@ import pytest
 from rich.console import Console
 
 from sparroll.errors import UserError
-from sparroll.train.config_file import config_from
-from sparroll.train.sinks import ConsoleLine, JsonLines, open_sinks, read_lines
+from sparroll.train.config.file import config_from
+from sparroll.train.runtime.sinks import ConsoleLine, JsonLines, open_sinks, read_lines
 
 
 def test_lines_read_back_with_events_only_where_there_are_some(tmp_path: Path) -> None:

@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparroll.attention.paged import MOST_UNITS
+from sparroll.attention.decode.paged import MOST_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
-from sparroll.engines.support import unsupported_config
+from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, Settings
 from sparroll.errors import UserError
 

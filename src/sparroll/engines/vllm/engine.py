@@ -21,11 +21,11 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from sparroll.compression import Compression
 from sparroll.engines import requests
 from sparroll.engines.base import EngineReport, LayerReport, Progress
-from sparroll.engines.support import unsupported_config
+from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs, weights
 from sparroll.engines.vllm.arguments import llm_arguments, widest
+from sparroll.engines.vllm.attention.state import MOST_STEPS
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
-from sparroll.engines.vllm.state import MOST_STEPS
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.models import resolve

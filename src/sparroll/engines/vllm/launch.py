@@ -99,7 +99,7 @@ def release() -> None:
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.platforms import current_platform
 
-    backend = sys.modules.get("sparroll.engines.vllm.backend")
+    backend = sys.modules.get("sparroll.engines.vllm.attention.cuda_backend")
     if backend is not None:
         backend.drop_workspace()
     # The compiled model and with it its CUDA graphs; the next engine captures into a memory pool of its own.

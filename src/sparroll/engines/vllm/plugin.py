@@ -8,9 +8,9 @@ import os
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 
-CUDA = "sparroll.engines.vllm.backend.SparseBackend"
-CUDA_OVER_FLASH = "sparroll.engines.vllm.backend.SparseBackendOverFlash"
-CPU = "sparroll.engines.vllm.cpu.SparseCPUBackend"
+CUDA = "sparroll.engines.vllm.attention.cuda_backend.SparseBackend"
+CUDA_OVER_FLASH = "sparroll.engines.vllm.attention.cuda_backend.SparseBackendOverFlash"
+CPU = "sparroll.engines.vllm.attention.cpu_backend.SparseCPUBackend"
 
 
 def register() -> None:

@@ -29,7 +29,7 @@ class WorkerExtension:
 
     def sparroll_set_schedule(self, table: dict[str, Any] | None, name: str) -> None:
         """The schedule of a file's tables from the next step on; None reads everything."""
-        from sparroll.engines.vllm.state import STATE
+        from sparroll.engines.vllm.attention.state import STATE
         from sparroll.schedule import Schedule
 
         STATE.set_schedule(None if table is None else Schedule.from_table(table, name))
@@ -37,8 +37,8 @@ class WorkerExtension:
     def sparroll_report(self) -> dict[str, Any]:
         """What ran in this worker since `sparroll_reset_report`: an EngineReport's table, plain data. Counting starts there,
         since vLLM runs steps of its own when it starts, and an extension is not asked before a method of it is called."""
-        from sparroll.engines.vllm import steps
-        from sparroll.engines.vllm.state import STATE
+        from sparroll.engines.vllm.attention import preemptions as steps
+        from sparroll.engines.vllm.attention.state import STATE
 
         if not steps.watched(self.model_runner):
             raise UserError("nothing was counted yet", "call sparroll_reset_report first")
@@ -46,8 +46,8 @@ class WorkerExtension:
 
     def sparroll_reset_report(self) -> None:
         """Count from here on; not while requests run."""
-        from sparroll.engines.vllm import steps
-        from sparroll.engines.vllm.state import STATE
+        from sparroll.engines.vllm.attention import preemptions as steps
+        from sparroll.engines.vllm.attention.state import STATE
 
         steps.watch(self.model_runner, STATE)
         STATE.reset_report()

@@ -6,9 +6,9 @@ import json
 import re
 from typing import Any
 
+from sparroll.tasks.code.private_tests import load_private_tests
 from sparroll.tasks.data.code_tests import Case, CodeTests
 from sparroll.tasks.data.rows import Raw, Row, Skipped, required
-from sparroll.tasks.private_tests import load_private_tests
 
 NO_TESTS = "no tests"
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from sparroll.tasks.code_reward import CallTests, CheckTests, CodeReward, StdinTests, Tests
+from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests, Tests
 from sparroll.tasks.data.rows import Kind, Row
 from sparroll.tasks.data.settings import DataSettings
-from sparroll.tasks.math_reward import MathReward
+from sparroll.tasks.math.reward import MathReward
 from sparroll.tasks.verdicts import Verdict
 
 

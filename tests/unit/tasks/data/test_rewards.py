@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import data_files
-from sparroll.tasks import sandbox
+from sparroll.tasks.code import sandbox
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask
 from sparroll.tasks.verdicts import has_answers, judge
@@ -45,8 +45,8 @@ def test_code_rows_are_run_and_a_broken_sandbox_is_nobodys_failure(
     assert [verdict.reward for verdict in judge(made, [prompt] * 2, [good, "```python\nprint(3)\n```"])] == [1.0, 0.0]
     assert not has_answers(made)
 
-    from sparroll.tasks import code_reward
-    from sparroll.tasks.sandbox_limits import SandboxError
+    from sparroll.tasks.code import reward as code_reward
+    from sparroll.tasks.code.limits import SandboxError
 
     def broken(*arguments: object) -> object:
         raise SandboxError("no more processes")

@@ -20,7 +20,7 @@ from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask, task_settings
 from sparroll.tasks.data.templates import filled, template_names
 from sparroll.tasks.verdicts import Verdict
-from sparroll.train.prompts import PromptStream
+from sparroll.train.sampling.prompts import PromptStream
 
 
 class ExactMatch:

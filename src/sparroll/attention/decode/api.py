@@ -1,0 +1,118 @@
+"""What one step reads: choose units, attend to them. Checks here, work in the implementation that is named.
+
+An implementation that is asked for and not there is an error, never another one in its place.
+"""
+
+# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head dim
+
+from __future__ import annotations
+
+from types import ModuleType
+
+from torch import Tensor
+
+from sparroll.attention.decode import reference
+from sparroll.attention.selectors.base import Selector
+from sparroll.errors import UserError, nearest
+
+_IMPLEMENTATIONS: dict[str, ModuleType] = {"reference": reference}
+
+
+def _implementation(name: str) -> ModuleType:
+    if name not in _IMPLEMENTATIONS:
+        raise UserError(f"no attention implementation {name!r} here", nearest(name, list(_IMPLEMENTATIONS)))
+    return _IMPLEMENTATIONS[name]
+
+
+def _shapes(**named: tuple[Tensor, tuple[int, ...]]) -> None:
+    for name, (tensor, shape) in named.items():
+        if tuple(tensor.shape) != shape:
+            raise UserError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def select(
+    query: Tensor,
+    index: Tensor,
+    context_tokens: Tensor,
+    kv_budget_tokens: Tensor,
+    selector: Selector,
+    scale: float,
+    impl: str = "reference",
+) -> Tensor:
+    """Units that each query position reads, per KV head, shared by the query heads of its group.
+
+    query [R, Q, H, G, D] after RoPE; index [R, H, U, W], rows of complete units (others are never looked at);
+    context_tokens, kv_budget_tokens [R, Q] int, the query's own token counts as context; scale multiplies q.k.
+    Returns unit ids [R, Q, H, N] int64, -1 where a position reads fewer than N units. A context within its budget gets
+    all its units. First and recent units are always among them, and count against the budget.
+    """
+    requests, positions, heads = query.shape[:3]
+    width = selector.index_width(query.shape[-1])
+    _shapes(
+        index=(index, (requests, heads, index.shape[2], width)),
+        context_tokens=(context_tokens, (requests, positions)),
+        kv_budget_tokens=(kv_budget_tokens, (requests, positions)),
+    )
+    return _implementation(impl).select(query, index, context_tokens, kv_budget_tokens, selector, scale)
+
+
+def sparse_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    unit_ids: Tensor,
+    context_tokens: Tensor,
+    unit_tokens: int,
+    scale: float,
+    impl: str = "reference",
+) -> Tensor:
+    """Attention of one new token per request over the chosen units: softmax over exactly their tokens.
+
+    query [R, H, G, D]; keys, values [R, H, C, D] with C a multiple of `unit_tokens`; unit_ids [R, H, N] from `select`;
+    context_tokens [R] (tokens at or past it are never read, whatever lies there). Returns [R, H, G, D].
+    """
+    requests, heads, _, dim = query.shape
+    cached = keys.shape[2]
+    _shapes(
+        keys=(keys, (requests, heads, cached, dim)),
+        values=(values, (requests, heads, cached, dim)),
+        unit_ids=(unit_ids, (requests, heads, unit_ids.shape[-1])),
+        context_tokens=(context_tokens, (requests,)),
+    )
+    _whole_units(cached, unit_tokens)
+    return _implementation(impl).sparse_decode(query, keys, values, unit_ids, context_tokens, unit_tokens, scale)
+
+
+def sparse_prefill(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    unit_ids: Tensor,
+    context_tokens: Tensor,
+    unit_tokens: int,
+    scale: float,
+    impl: str = "reference",
+) -> Tensor:
+    """`sparse_decode` for many positions at once: what a rollout's decode steps computed, teacher-forced.
+
+    query [R, Q, H, G, D]; keys, values [R, H, C, D]; unit_ids [R, Q, H, N]; context_tokens [R, Q].
+    Returns [R, Q, H, G, D].
+    """
+    requests, positions, heads, _, dim = query.shape
+    cached = keys.shape[2]
+    _shapes(
+        keys=(keys, (requests, heads, cached, dim)),
+        values=(values, (requests, heads, cached, dim)),
+        unit_ids=(unit_ids, (requests, positions, heads, unit_ids.shape[-1])),
+        context_tokens=(context_tokens, (requests, positions)),
+    )
+    _whole_units(cached, unit_tokens)
+    return _implementation(impl).sparse_prefill(query, keys, values, unit_ids, context_tokens, unit_tokens, scale)
+
+
+def _whole_units(cached_tokens: int, unit_tokens: int) -> None:
+    if cached_tokens % unit_tokens:
+        raise UserError(
+            f"the cache's length must be a multiple of the unit ({unit_tokens} tokens), got {cached_tokens}",
+            f"allocate {-(-cached_tokens // unit_tokens) * unit_tokens}",
+        )

@@ -1,0 +1,399 @@
+"""What a decode step reads when K and V lie in blocks of a paged cache: keep the index, score, choose, attend.
+
+Checks here, work in the implementation that is named: "reference" (plain PyTorch) or "triton". An implementation that is
+asked for and cannot run is an error, never another one in its place. Everything is graph-safe under "triton": no value is
+read on the host, grids follow from shapes, and what is asked of each request lies in device tensors. The tensors are
+views of somebody else's cache: any strides, the last axis contiguous, rows of `quantized_mean` aligned as well. No engine
+is imported here.
+"""
+
+# R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
+# G query heads per kv head, U units, N chosen units, D head dim, W index row width
+
+from __future__ import annotations
+
+import importlib
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sparroll.attention.selectors.base import Selector
+from sparroll.errors import UserError, nearest
+
+_MODULES = {
+    "reference": dict.fromkeys(("update_index", "score_units", "choose_units", "paged_decode"), "paged_reference"),
+    "triton": {
+        "update_index": "triton_index",
+        "score_units": "triton_score",
+        "choose_units": "triton_top_k",
+        "plan_step": "triton_work_split",
+        "paged_decode": "triton_attend",
+    },
+}
+SCORED_TILE_BYTES = 8192
+"""Index bytes that a program has in flight when it scores."""
+MOST_UNITS = 8192
+"""Units of one request that the triton selection can choose among."""
+ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
+"""Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
+_SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the programs of a decode are laid out. Changes its speed, and its result no more than rounding does."""
+
+    tokens: int
+    """Tokens read per iteration; a power of two, 16 or more."""
+    warps: int
+    stages: int
+    """Iterations in flight, the running one included."""
+    programs_per_multiprocessor: int
+
+    @staticmethod
+    def default(dim: int, element_bytes: int, device: torch.device) -> Tile:
+        """Measured on an H200 for 128 channels of 16 bits: 64 tokens, 4 warps, 3 stages (96 KB, two programs to a
+        multiprocessor). Devices with less shared memory, and wider heads, take smaller tiles."""
+        token_bytes = 2 * (1 << (dim - 1).bit_length()) * element_bytes
+        roomy = device.type == "cuda" and torch.cuda.get_device_capability(device) in ROOMY
+        tokens = 64 if roomy and token_bytes <= 512 else 32
+        stage_bytes = tokens * token_bytes
+        return Tile(tokens, 4, 4 if stage_bytes <= 16384 else 3 if stage_bytes <= 32768 else 2, 2)
+
+
+@dataclass(frozen=True)
+class StepWorkspace:
+    """What the programs of a step's kernels share. Allocated once, for all layers and batch sizes."""
+
+    tile: Tile
+    scored_tile_units: int
+    """Units that a program scores at a time."""
+    processors: int
+    """Multiprocessors of the device."""
+    read_before_R: Tensor
+    """[most requests + 1] int32: tiles that one head of all requests before this one reads; see `plan_step`."""
+    scored_before_R: Tensor
+    """The same for tiles of units that are scored."""
+    mixed_XGD: Tensor
+    """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
+    log_sum_XG: Tensor
+    """fp32 base-2 logarithms of their softmax sums; -inf where nothing was visible."""
+
+    @staticmethod
+    def allocate(
+        max_requests: int,
+        group: int,
+        dim: int,
+        dtype: torch.dtype,
+        selector: Selector,
+        device: torch.device | str,
+        tile: Tile | None = None,
+        programs: int | None = None,
+        scored_tile_units: int | None = None,
+    ) -> StepWorkspace:
+        """For caches of that dtype. The last three are for measurements; results are the same up to rounding.
+
+        Raises UserError for more than 16 query heads per KV head, and for heads of more than 256.
+        """
+        if group > 16 or dim > 256:
+            raise UserError(
+                f"the triton decode takes up to 16 query heads per kv head and head size 256, got {group} and {dim}"
+            )
+        device = torch.device(device)
+        tile = tile or Tile.default(dim, dtype.itemsize, device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+        parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
+        row_bytes = selector.index_width(dim) * selector.index_dtype.itemsize
+
+        def integers() -> Tensor:
+            return torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
+
+        return StepWorkspace(
+            tile,
+            scored_tile_units or min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), 256),
+            processors,
+            integers(),
+            integers(),
+            torch.zeros(parts, group, dim, dtype=torch.float32, device=device),
+            torch.zeros(parts, group, dtype=torch.float32, device=device),
+        )
+
+    @property
+    def programs(self) -> int:
+        """Programs that share all the reading."""
+        return len(self.mixed_XGD) // 2
+
+    @property
+    def bytes(self) -> int:
+        plans = self.read_before_R.numel() + self.scored_before_R.numel()
+        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + plans)
+
+
+def update_index(
+    keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector, impl: str = "reference"
+) -> None:
+    """Write the index rows of the units that the new tokens completed, from the keys that already lie in the cache.
+
+    slots_T int: block * B + offset of each new token, negative for padding. A unit's row is written when the token that
+    completes it (slot % unit == unit - 1) is among them.
+    """
+    blocks, block_tokens, heads, dim = keys_PBHD.shape
+    units_per_block = _units_per_block(block_tokens, selector)
+    _shapes(
+        index_PSHW=(index_PSHW, (blocks, units_per_block, heads, selector.index_width(dim))),
+        slots_T=(slots_T, (slots_T.numel(),)),
+    )
+    _index_dtype(index_PSHW, selector)
+    _contiguous_rows(keys_PBHD=keys_PBHD, index_PSHW=index_PSHW)
+    _scored(selector, impl)
+    _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector)
+
+
+def plan_step(
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    most_units: int,
+    workspace: StepWorkspace,
+    impl: str = "triton",
+) -> None:
+    """How `score_units` and `paged_decode` share their work among programs: into the workspace, once for all layers.
+
+    most_units: N, the columns of the lists of chosen units. The reference has nothing to plan.
+    """
+    _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, tuple(context_tokens_R.shape)))
+    if impl == "triton":
+        _fits(workspace, len(context_tokens_R))
+        _operation(impl, "plan_step", context_tokens_R)(
+            context_tokens_R, kv_budget_tokens_R, selector, most_units, workspace
+        )
+
+
+def score_units(
+    query_RHGD: Tensor,
+    index_PSHW: Tensor,
+    block_table_RM: Tensor,
+    context_tokens_R: Tensor,
+    selector: Selector,
+    scores_RHU: Tensor,
+    impl: str = "reference",
+    *,
+    kv_budget_tokens_R: Tensor | None = None,
+    scale: float | None = None,
+    workspace: StepWorkspace | None = None,
+    planned: bool = False,
+) -> None:
+    """Score every unit of each (request, head) into scores_RHU (fp32), as `selector.score` does.
+
+    Units that are read anyway (first, recent, the incomplete one) are +inf, units past the context -inf. A padding row has
+    context 0. With `kv_budget_tokens_R`, rows whose context lies within their budget are left as they are (all their units
+    will be chosen), and units past the context may be: `choose_units` does not look at them.
+    `scale` is what the model multiplies q.k with (default D ** -0.5), for selectors that use it. `planned`: `plan_step` was
+    called with the same contexts and budgets.
+    """
+    requests, heads, _, dim = query_RHGD.shape
+    blocks, units_per_block = index_PSHW.shape[:2]
+    _shapes(
+        index_PSHW=(index_PSHW, (blocks, units_per_block, heads, selector.index_width(dim))),
+        block_table_RM=(block_table_RM, (requests, block_table_RM.shape[-1])),
+        context_tokens_R=(context_tokens_R, (requests,)),
+        scores_RHU=(scores_RHU, (requests, heads, scores_RHU.shape[-1])),
+    )
+    if kv_budget_tokens_R is not None:
+        _shapes(kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)))
+    _index_dtype(index_PSHW, selector)
+    _dtype("scores_RHU", scores_RHU, torch.float32)
+    _contiguous_rows(query_RHGD=query_RHGD, index_PSHW=index_PSHW, block_table_RM=block_table_RM, scores_RHU=scores_RHU)
+    _scored(selector, impl)
+    if impl == "triton":
+        _fits(workspace, requests)
+    _operation(impl, "score_units", query_RHGD)(
+        query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, kv_budget_tokens_R,
+        dim**-0.5 if scale is None else scale, workspace, planned,
+    )  # fmt: skip
+
+
+def choose_units(
+    scores_RHU: Tensor,
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    unit_ids_RHN: Tensor,
+    impl: str = "reference",
+    *,
+    pages_RHN: Tensor | None = None,
+    block_table_RM: Tensor | None = None,
+    units_per_block: int | None = None,
+    fill_rest: bool = True,
+) -> None:
+    """The best units of each (request, head) into unit_ids_RHN (int32), in ascending order, -1 after them.
+
+    As many as the budget holds, all of them where the context is within it, and never more than N: a budget of more units
+    than N is for the caller to refuse. Among equal scores the lowest unit comes first. With `pages_RHN` (int32), also where
+    each unit lies: block_table_RM[r, u // units_per_block] * units_per_block + u % units_per_block, -1 after them.
+    `fill_rest=False` leaves what lies after them as it is, for readers that know the budgets.
+    """
+    requests, heads, units = scores_RHU.shape
+    _shapes(
+        context_tokens_R=(context_tokens_R, (requests,)),
+        kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)),
+        unit_ids_RHN=(unit_ids_RHN, (requests, heads, unit_ids_RHN.shape[-1])),
+    )
+    _dtype("scores_RHU", scores_RHU, torch.float32)
+    _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
+    _contiguous_rows(scores_RHU=scores_RHU, unit_ids_RHN=unit_ids_RHN)
+    if pages_RHN is not None:
+        if block_table_RM is None or units_per_block is None:
+            raise UserError("pages_RHN needs block_table_RM and units_per_block")
+        _shapes(
+            pages_RHN=(pages_RHN, tuple(unit_ids_RHN.shape)),
+            block_table_RM=(block_table_RM, (requests, block_table_RM.shape[-1])),
+        )
+        _dtype("pages_RHN", pages_RHN, torch.int32)
+        _contiguous_rows(pages_RHN=pages_RHN, block_table_RM=block_table_RM)
+    if impl == "triton" and units > MOST_UNITS:
+        raise UserError(
+            f"the triton selection chooses among at most {MOST_UNITS} units, got {units}",
+            f"bound the context at {MOST_UNITS * selector.unit_tokens} tokens",
+        )
+    _operation(impl, "choose_units", scores_RHU)(
+        scores_RHU, context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN, pages_RHN, block_table_RM,
+        units_per_block or 1, fill_rest,
+    )  # fmt: skip
+
+
+def paged_decode(
+    query_RHGD: Tensor,
+    keys_PBHD: Tensor,
+    values_PBHD: Tensor,
+    block_table_RM: Tensor,
+    unit_ids_RHN: Tensor,
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    scale: float,
+    out_RHGD: Tensor,
+    workspace: StepWorkspace | None = None,
+    impl: str = "reference",
+    *,
+    pages_RHN: Tensor | None = None,
+    planned: bool = False,
+) -> None:
+    """Attention of one new token per request into out_RHGD: softmax over exactly the tokens of the chosen units.
+
+    Tokens at or past the context are never read, whatever lies there; padding rows (context 0) become zeros. unit_ids_RHN
+    int32 and kv_budget_tokens_R as for `choose_units`: what lies past the budget is not looked at, filled or not. Given
+    `pages_RHN`, no block table is looked up. `planned`: `plan_step` was called with the same contexts and budgets.
+    """
+    requests, heads, group, dim = query_RHGD.shape
+    blocks, block_tokens = keys_PBHD.shape[:2]
+    _units_per_block(block_tokens, selector)
+    _shapes(
+        keys_PBHD=(keys_PBHD, (blocks, block_tokens, heads, dim)),
+        values_PBHD=(values_PBHD, (blocks, block_tokens, heads, dim)),
+        block_table_RM=(block_table_RM, (requests, block_table_RM.shape[-1])),
+        unit_ids_RHN=(unit_ids_RHN, (requests, heads, unit_ids_RHN.shape[-1])),
+        context_tokens_R=(context_tokens_R, (requests,)),
+        kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)),
+        out_RHGD=(out_RHGD, (requests, heads, group, dim)),
+    )
+    for name, given in (("keys_PBHD", keys_PBHD), ("values_PBHD", values_PBHD)):
+        _dtype(name, given, query_RHGD.dtype)
+    _dtype("unit_ids_RHN", unit_ids_RHN, torch.int32)
+    _contiguous_rows(
+        query_RHGD=query_RHGD, keys_PBHD=keys_PBHD, values_PBHD=values_PBHD, block_table_RM=block_table_RM,
+        unit_ids_RHN=unit_ids_RHN, out_RHGD=out_RHGD,
+    )  # fmt: skip
+    if pages_RHN is not None:
+        _shapes(pages_RHN=(pages_RHN, tuple(unit_ids_RHN.shape)))
+        _dtype("pages_RHN", pages_RHN, torch.int32)
+        _contiguous_rows(pages_RHN=pages_RHN)
+    if impl == "triton":
+        _fits(workspace, requests, (group, dim))
+    _operation(impl, "paged_decode", query_RHGD)(
+        query_RHGD, keys_PBHD, values_PBHD, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R, selector,
+        scale, out_RHGD, workspace, pages_RHN, planned,
+    )  # fmt: skip
+
+
+@cache
+def _load(impl: str, name: str) -> Callable[..., Any]:
+    if impl not in _MODULES:
+        raise UserError(f"no paged attention implementation {impl!r}", nearest(impl, list(_MODULES)))
+    try:
+        module = importlib.import_module(f"sparroll.attention.decode.{_MODULES[impl][name]}")
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "triton":
+            raise
+        raise UserError('impl="triton" needs triton, which is not installed', "pip install triton (Linux)") from None
+    operation: Callable[..., Any] = getattr(module, name)
+    return operation
+
+
+def _operation(impl: str, name: str, tensor: Tensor) -> Callable[..., Any]:
+    if impl == "triton" and not tensor.is_cuda and os.environ.get("TRITON_INTERPRET") != "1":
+        raise UserError(
+            f'impl="triton" needs CUDA tensors, got {tensor.device}', 'impl="reference" runs anywhere'
+        )  # fmt: skip
+    return _load(impl, name)
+
+
+def _shapes(**named: tuple[Tensor, tuple[int, ...]]) -> None:
+    for name, (tensor, shape) in named.items():
+        if tuple(tensor.shape) != shape:
+            raise UserError(f"{name} must have shape {shape}, got {tuple(tensor.shape)}")
+
+
+def _dtype(name: str, tensor: Tensor, dtype: torch.dtype) -> None:
+    if tensor.dtype != dtype:
+        raise UserError(f"{name} must be {dtype}, got {tensor.dtype}")
+
+
+def _contiguous_rows(**named: Tensor) -> None:
+    for name, tensor in named.items():
+        if tensor.shape[-1] > 1 and tensor.stride(-1) != 1:
+            raise UserError(
+                f"the last axis of {name} must be contiguous, got strides {tuple(tensor.stride())}",
+                "pass a view of the cache whose last axis is the head dimension",
+            )
+
+
+def _index_dtype(index: Tensor, selector: Selector) -> None:
+    _dtype("index_PSHW", index, selector.index_dtype)
+
+
+def _units_per_block(block_tokens: int, selector: Selector) -> int:
+    unit = selector.unit_tokens
+    if block_tokens % unit:
+        raise UserError(
+            f"a cache block must hold whole units of {unit} tokens, got blocks of {block_tokens}",
+            f"use blocks of {-(-block_tokens // unit) * unit}",
+        )
+    if unit & (unit - 1):
+        raise UserError(f"units in a paged cache must be powers of two, got {unit} tokens", "page_tokens = 16")
+    return block_tokens // unit
+
+
+def _scored(selector: Selector, impl: str) -> None:
+    if impl == "triton" and selector.kind not in _SCORED_BY_TRITON:
+        raise UserError(
+            f"no triton kernel scores units for the selector {selector.kind!r}",
+            f"with kernels: {', '.join(_SCORED_BY_TRITON)}",
+        )
+
+
+def _fits(workspace: StepWorkspace | None, requests: int, rows: tuple[int, int] | None = None) -> None:
+    if workspace is None:
+        raise UserError('impl="triton" needs a workspace', "StepWorkspace.allocate(...), once")
+    held = tuple(workspace.mixed_XGD.shape[1:])
+    most = len(workspace.read_before_R) - 1
+    if requests > most or (rows and held != rows):
+        raise UserError(
+            f"the workspace is for {most} requests of (group, head size) {held}, needed: {requests} of {rows or held}",
+            "allocate it for the largest batch",
+        )

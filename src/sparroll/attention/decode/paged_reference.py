@@ -1,0 +1,144 @@
+"""The specification of the paged operations: plain PyTorch, any device, fp32 accumulation. Signatures as in paged.py,
+checks there too."""
+
+# R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
+# G query heads per kv head, U units, N chosen units, D head dim, W index row width
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sparroll.attention.decode.reference import NOT_CHOSEN
+from sparroll.attention.selectors.base import Selector
+
+
+def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector) -> None:
+    """See paged.update_index."""
+    unit, block_tokens = selector.unit_tokens, keys_PBHD.shape[1]
+    last_X = slots_T[(slots_T >= 0) & (slots_T % unit == unit - 1)].long()
+    blocks_X, rows_X = last_X // block_tokens, last_X % block_tokens // unit
+    inside = torch.arange(unit, device=keys_PBHD.device)
+    complete_XUHD = keys_PBHD[blocks_X[:, None], rows_X[:, None] * unit + inside]
+    index_PSHW[blocks_X, rows_X] = selector.build_index(complete_XUHD.transpose(1, 2))
+
+
+def score_units(
+    query_RHGD: Tensor,
+    index_PSHW: Tensor,
+    block_table_RM: Tensor,
+    context_tokens_R: Tensor,
+    selector: Selector,
+    scores_RHU: Tensor,
+    kv_budget_tokens_R: Tensor | None,
+    scale: float,
+    workspace: Any = None,
+    planned: bool = False,
+) -> None:
+    """See paged.score_units."""
+    unit, units_per_block = selector.unit_tokens, index_PSHW.shape[1]
+    first, recent = selector.first_tokens // unit, selector.recent_tokens // unit
+    ids_U = torch.arange(scores_RHU.shape[2], device=scores_RHU.device)
+    units_R1 = (context_tokens_R[:, None] + unit - 1) // unit
+    exists_RU = ids_U < units_R1
+    forced_RU = exists_RU & ((ids_U < first) | (ids_U >= units_R1 - recent))
+    candidates_RU = exists_RU & ~forced_RU
+    columns_U = (ids_U // units_per_block).clamp_max(block_table_RM.shape[1] - 1)
+    blocks_RU = block_table_RM[:, columns_U].long().masked_fill(~candidates_RU, 0)
+    # What was never written may hold NaN, and a selector may mix rows.
+    index_RUHW = index_PSHW[blocks_RU, ids_U % units_per_block].masked_fill(~candidates_RU[..., None, None], 0)
+    score_RHU = selector.score(
+        query_RHGD[:, None], index_RUHW.transpose(1, 2), scale, candidates_RU[:, None, None]
+    )[:, 0]  # fmt: skip
+    score_RHU = score_RHU.masked_fill(forced_RU[:, None], torch.inf).masked_fill(~exists_RU[:, None], -torch.inf)
+    if kv_budget_tokens_R is not None:
+        scored_R = kv_budget_tokens_R < context_tokens_R
+        score_RHU = torch.where(scored_R[:, None, None], score_RHU, scores_RHU)
+    scores_RHU.copy_(score_RHU)
+
+
+def choose_units(
+    scores_RHU: Tensor,
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    unit_ids_RHN: Tensor,
+    pages_RHN: Tensor | None,
+    block_table_RM: Tensor | None,
+    units_per_block: int,
+    fill_rest: bool = True,
+) -> None:
+    """See paged.choose_units."""
+    unit, units, most = selector.unit_tokens, scores_RHU.shape[2], unit_ids_RHN.shape[2]
+    ids_U = torch.arange(units, device=scores_RHU.device)
+    units_R = (context_tokens_R + unit - 1) // unit
+    wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit).clamp_max(most)
+    score_RHU = scores_RHU.masked_fill(ids_U >= units_R[:, None, None], -torch.inf)
+    # A stable sort leaves equal scores in the order of their units.
+    best_RHU = score_RHU.argsort(dim=-1, descending=True, stable=True)
+    chosen_RHU = torch.zeros_like(best_RHU, dtype=torch.bool)
+    chosen_RHU.scatter_(2, best_RHU, (ids_U < wanted_R[:, None, None]).expand_as(best_RHU))
+    ascending_RHU = torch.where(chosen_RHU, ids_U, units).sort(dim=-1).values[..., :most]
+    ids_RHN = torch.full_like(unit_ids_RHN, NOT_CHOSEN)
+    ids_RHN[..., :units] = ascending_RHU.masked_fill(ascending_RHU == units, NOT_CHOSEN)
+    written_RHN = (ids_RHN != NOT_CHOSEN) | fill_rest
+    unit_ids_RHN.copy_(torch.where(written_RHN, ids_RHN, unit_ids_RHN))
+    if pages_RHN is not None and block_table_RM is not None:
+        pages_RHN.copy_(torch.where(written_RHN, _pages(ids_RHN, block_table_RM, units_per_block), pages_RHN))
+
+
+def paged_decode(
+    query_RHGD: Tensor,
+    keys_PBHD: Tensor,
+    values_PBHD: Tensor,
+    block_table_RM: Tensor,
+    unit_ids_RHN: Tensor,
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    scale: float,
+    out_RHGD: Tensor,
+    workspace: Any = None,
+    pages_RHN: Tensor | None = None,
+    planned: bool = False,
+) -> None:
+    """See paged.paged_decode. Workspace, pages and plan spare a kernel work; nothing here needs them."""
+    unit = selector.unit_tokens
+    wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit)
+    past_RN = torch.arange(unit_ids_RHN.shape[2], device=unit_ids_RHN.device) >= wanted_R[:, None]
+    unit_ids_RHN = unit_ids_RHN.masked_fill(past_RN[:, None], NOT_CHOSEN)
+    inside = torch.arange(unit, device=keys_PBHD.device)
+    positions_RHNt = unit_ids_RHN.long()[..., None] * unit + inside
+    chosen_RHN1 = (unit_ids_RHN != NOT_CHOSEN)[..., None]
+    visible_RHC = (chosen_RHN1 & (positions_RHNt < context_tokens_R[:, None, None, None])).flatten(2)
+    units_per_block = keys_PBHD.shape[1] // unit
+    pages_RHN = _pages(unit_ids_RHN, block_table_RM, units_per_block).long().clamp_min(0)
+    blocks_RHN1 = (pages_RHN // units_per_block)[..., None]
+    tokens_RHNt = (pages_RHN % units_per_block)[..., None] * unit + inside
+    heads_H11 = torch.arange(keys_PBHD.shape[2], device=keys_PBHD.device)[:, None, None]
+    # What was never written may hold NaN, and 0 * NaN is NaN: a masked softmax alone does not keep it out.
+    keys_RHCD, values_RHCD = (
+        held[blocks_RHN1, tokens_RHNt, heads_H11].flatten(2, 3).float().masked_fill_(~visible_RHC[..., None], 0.0)
+        for held in (keys_PBHD, values_PBHD)
+    )
+    mixed_RHGD = F.scaled_dot_product_attention(
+        query_RHGD.float(), keys_RHCD, values_RHCD, attn_mask=visible_RHC[:, :, None], scale=scale
+    )
+    # A padding row sees nothing, and softmax of nothing is NaN.
+    out_RHGD.copy_(mixed_RHGD.masked_fill(~visible_RHC.any(-1)[..., None, None], 0.0))
+
+
+def _wanted(context_tokens_R: Tensor, kv_budget_tokens_R: Tensor, unit: int) -> Tensor:
+    """Units that each request reads."""
+    units_R = (context_tokens_R + unit - 1) // unit
+    return torch.where(kv_budget_tokens_R >= context_tokens_R, units_R, kv_budget_tokens_R // unit)
+
+
+def _pages(unit_ids_RHN: Tensor, block_table_RM: Tensor, units_per_block: int) -> Tensor:
+    ids = unit_ids_RHN.long().clamp_min(0)
+    rows = torch.arange(len(ids), device=ids.device)[:, None, None]
+    pages = block_table_RM[rows, ids // units_per_block].long() * units_per_block + ids % units_per_block
+    return pages.masked_fill(unit_ids_RHN == NOT_CHOSEN, NOT_CHOSEN)

@@ -1,0 +1,95 @@
+"""Sharing the work of a step: how many tiles each request brings, summed up, so that every program finds the equal stretch
+of them that is its own. The same in all layers, so it is computed once a step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, no_type_check
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparroll.attention.selectors.base import Selector
+
+if TYPE_CHECKING:
+    from sparroll.attention.decode.paged import StepWorkspace
+
+
+def plan_step(
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor | None,
+    selector: Selector,
+    most_units: int,
+    workspace: StepWorkspace,
+) -> None:
+    """See paged.plan_step. Without budgets every unit of `most_units` is scored, existing or not."""
+    requests = len(context_tokens_R)
+    if requests:
+        _plan[(1,)](
+            context_tokens_R,
+            context_tokens_R if kv_budget_tokens_R is None else kv_budget_tokens_R,
+            workspace.read_before_R,
+            workspace.scored_before_R,
+            requests,
+            most_units,
+            UNIT=selector.unit_tokens,
+            READ_TILE=workspace.tile.tokens,
+            SCORED_TILE=workspace.scored_tile_units,
+            WITH_BUDGETS=kv_budget_tokens_R is not None,
+            LANES_R=triton.next_power_of_2(requests),
+            num_warps=4,
+        )
+
+
+@triton.jit(do_not_specialize=["requests"])
+@no_type_check
+def _plan(
+    context_tokens,
+    kv_budget_tokens,
+    read_before,
+    scored_before,
+    requests,
+    most_units,
+    UNIT: tl.constexpr,
+    READ_TILE: tl.constexpr,
+    SCORED_TILE: tl.constexpr,
+    WITH_BUDGETS: tl.constexpr,
+    LANES_R: tl.constexpr,
+):
+    request = tl.arange(0, LANES_R)
+    context = tl.load(context_tokens + request, mask=request < requests, other=0).to(tl.int32)
+    budget = tl.load(kv_budget_tokens + request, mask=request < requests, other=0).to(tl.int32)
+    units = (context + UNIT - 1) // UNIT
+    chosen_units = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most_units)
+    read = (chosen_units * UNIT + READ_TILE - 1) // READ_TILE
+    if WITH_BUDGETS:
+        # Within its budget a request is not scored.
+        scored = tl.where(budget >= context, 0, (units + SCORED_TILE - 1) // SCORED_TILE)
+    else:
+        scored = tl.where(request < requests, (most_units + SCORED_TILE - 1) // SCORED_TILE, 0)
+    tl.store(read_before + request + 1, tl.cumsum(read, axis=0), mask=request < requests)
+    tl.store(scored_before + request + 1, tl.cumsum(scored, axis=0), mask=request < requests)
+    tl.store(read_before, 0)
+    tl.store(scored_before, 0)
+
+
+@triton.jit
+@no_type_check
+def stretch(before, requests, heads):
+    """Where this program's stretch of all tiles of all heads begins and ends."""
+    total = tl.load(before + requests) * heads
+    share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
+    begins = tl.program_id(0) * share
+    return begins, tl.minimum(begins + share, total)
+
+
+@triton.jit
+@no_type_check
+def request_at(place, before, requests, heads, LANES_R: tl.constexpr):
+    """The request that a tile belongs to, where its own tiles begin and how many it has in each head."""
+    each = tl.arange(0, LANES_R)
+    starts = tl.load(before + each, mask=each < requests, other=0) * heads
+    # The last one that starts here or before: a request without tiles starts where the next one does.
+    request = (tl.sum(((starts <= place) & (each < requests)).to(tl.int32), axis=0) - 1).to(tl.int64)
+    its_first = tl.load(before + request)
+    return request, its_first * heads, tl.load(before + request + 1) - its_first

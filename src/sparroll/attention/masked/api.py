@@ -1,0 +1,80 @@
+"""Causal attention of whole sequences in which every position reads its own units: differentiable, without a T x T matrix.
+
+Checks here, work in the implementation that is named: "reference" (plain PyTorch, any device) or "triton" (CUDA). What is
+asked for and cannot run is an error. Who chose the units, and how, is of no concern here: see unit_bitmap.py.
+"""
+
+# B sequences, S positions, A query heads, H kv heads, U units, P blocks of 32 positions, D head dimension
+
+from __future__ import annotations
+
+import os
+
+import torch
+from torch import Tensor
+
+from sparroll.attention.masked import reference as masked_reference
+from sparroll.attention.masked.unit_bitmap import WORD_POSITIONS
+from sparroll.errors import UserError, nearest
+
+IMPLEMENTATIONS = ("reference", "triton")
+
+
+def implementation(asked: str, device: torch.device | str) -> str:
+    """The implementation that runs where `asked` is given: "auto" is triton on CUDA, and the reference elsewhere.
+
+    UserError for an unknown name, and where triton cannot run: "auto" on CUDA never means the reference.
+    """
+    device = torch.device(device)
+    if asked not in (*IMPLEMENTATIONS, "auto"):
+        raise UserError(f"no masked attention implementation {asked!r}", nearest(asked, [*IMPLEMENTATIONS, "auto"]))
+    if asked == "auto":
+        asked = "triton" if device.type == "cuda" else "reference"
+    if asked == "triton":
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise UserError(f'impl="triton" needs CUDA tensors, got {device}', 'impl="reference" runs anywhere')
+        try:
+            import triton  # noqa: F401
+        except ModuleNotFoundError:
+            raise UserError(
+                'impl="triton" needs triton, which is not installed', "pip install triton (Linux)"
+            ) from None
+    return asked
+
+
+def masked_attention(
+    query_BASD: Tensor,
+    keys_BHSD: Tensor,
+    values_BHSD: Tensor,
+    words_BHPU: Tensor,
+    unit_tokens: int,
+    scale: float,
+    impl: str = "reference",
+) -> Tensor:
+    """Softmax attention [B, A, S, D] of each position over the tokens at or before it that lie in the units it reads.
+
+    query head a belongs to KV head a // (A / H), whose words say what is read; `scale` multiplies q.k. A position that
+    reads nothing gives zeros. Gradients reach query, keys and values; memory besides them and the output is O(S) for
+    each head, and lists of 4 bytes for each word.
+    """
+    batch, heads, tokens, dim = keys_BHSD.shape
+    blocks, units = -(-tokens // WORD_POSITIONS), -(-tokens // unit_tokens)
+    for name, given, shape in (
+        ("query_BASD", query_BASD, (batch, query_BASD.shape[1], tokens, dim)),
+        ("values_BHSD", values_BHSD, (batch, heads, tokens, dim)),
+        ("words_BHPU", words_BHPU, (batch, heads, blocks, units)),
+    ):
+        if tuple(given.shape) != shape:
+            raise UserError(f"{name} must have shape {shape}, got {tuple(given.shape)}")
+    if query_BASD.shape[1] % heads:
+        raise UserError(f"{query_BASD.shape[1]} query heads cannot share {heads} kv heads evenly")
+    if words_BHPU.dtype != torch.int32:
+        raise UserError(f"words_BHPU must be {torch.int32}, got {words_BHPU.dtype}")
+    for name, given in (("keys_BHSD", keys_BHSD), ("values_BHSD", values_BHSD)):
+        if given.dtype != query_BASD.dtype:
+            raise UserError(f"{name} must be {query_BASD.dtype} like the query, got {given.dtype}")
+    if implementation(impl, query_BASD.device) == "reference":
+        return masked_reference.masked_attention(query_BASD, keys_BHSD, values_BHSD, words_BHPU, unit_tokens, scale)
+    from sparroll.attention.masked import triton_forward
+
+    return triton_forward.masked_attention(query_BASD, keys_BHSD, values_BHSD, words_BHPU, unit_tokens, scale)

@@ -1,0 +1,326 @@
+"""Moves each length bin's budget so that the lower bound of its tail stays at the target. A pure decision maker: it is
+shown what a step measured and says which schedule comes next; it measures nothing and switches nothing itself.
+
+What is controlled: the lower end of the 95 % interval of the 5th percentile (estimator top_k_lower, clustered by rollouts,
+see mismatch/tail.py), over the rollouts of the last `window_steps` steps that were sampled under the bin's present budget.
+When a budget changes, its window starts anew. A bin is judged with `least_tokens` tokens from 8 rollouts in its window.
+
+Raised at once
+  - when the newest step alone is surely under the target (its upper bound is): older evidence is dropped, since something
+    has changed; or when the window's percentile itself is under it. How far: one minus the tail falls with a power of the
+    budget, about .7 in the published schedules between .75 and .94, so the budget is multiplied by
+    (shortfall ratio) ** (1 / .7), at most doubled, at least one unit more;
+  - by one small step, when the window is full and its lower bound is still under the target: as much evidence as there
+    will be does not show that the tail holds.
+Lowered slowly
+  - by one small step, after `patience` judged steps in a row with the lower bound at target + margin or more. If a raise
+    follows, the bin goes back at least to where it held, and the next lowering to that budget must wait twice as long, and
+    twice as long again each time; a lowering to it that holds clears this.
+
+Why it does not chase noise: a step's own 5th percentile moves nothing unless it is surely under the target, or is all the
+evidence there is; between target and target + margin nothing moves; a fresh window, whose lower bound is low for want of
+data, moves nothing unless its percentile is under the target; and every failed lowering doubles the wait for the next, so a
+bin at its equilibrium tries again log2(steps) times, not steps / patience times. Evidence is of one budget at a time, so no
+figure mixes two. What remains is that budgets come out a little dear: the bound, not the value, sits at the target.
+
+Budgets are whole units, never fall with length, and stay between the selector's least one and the whole bin (or
+`most_budget_tokens`). A bin that was never judged follows its neighbours. Before a judged one it reads as many tokens as
+that one does, or fewer where a calibrated schedule at the start said so. Behind the last judged one it reads the same share
+of its context, or, after a calibrated start, its budget there times the factor by which the last judged one was raised.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from sparroll.control.length_bins import LengthBins
+from sparroll.control.tail_window import Evidence, TailWindow
+from sparroll.mismatch import TailStatistics
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.mismatch.table import TailRow
+from sparroll.schedule import Schedule
+from sparroll.types import StepReport
+
+EXPONENT = 0.7
+"""1 - q05 is about proportional to budget ** -EXPONENT: the median over neighbouring published presets of a model."""
+MOST_RAISE = 2.0
+"""Largest factor of one raise: the power law is a guide to the next budget, not to the last one."""
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What to hold, and how patiently; the fields of the configuration's [controller]."""
+
+    target: float
+    margin: float = 0.01
+    patience: int = 5
+    window_steps: int = 4
+    small_step: float = 0.05
+    least_tokens: int = 200
+
+
+@dataclass
+class BinState:
+    """Where one bin stands; plain data, kept in checkpoints."""
+
+    budget: int
+    start: int
+    """Budget at the start of the run."""
+    since_step: int = 0
+    """Step after which the budget is this one: evidence counts from the next step on."""
+    judged_steps: int = 0
+    """Steps since then in which the bin could be judged."""
+    good_steps: int = 0
+    """The last so many of them had the lower bound at target + margin."""
+    known: bool = False
+    """Was judged at least once in this run."""
+    held: int = 0
+    """After a lowering: the budget before it. 0: the present budget was not reached by lowering, or has proved itself."""
+    failed: int = 0
+    """Largest budget that a lowering led to and that did not hold; 0: none."""
+    wait: int = 1
+    """Factor on the patience before a lowering to `failed` or below."""
+    stuck: bool = False
+    """Under the target at its largest budget, and said so."""
+
+
+@dataclass(frozen=True)
+class Move:
+    """One change of a budget, and why."""
+
+    name: str
+    old: int
+    new: int
+    reason: str
+
+    def __str__(self) -> str:
+        return f"controller: {self.name}: {self.old} -> {self.new} tokens: {self.reason}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What comes next: `schedule` is None where nothing changes. `events` are lines for the log."""
+
+    schedule: Schedule | None
+    moves: tuple[Move, ...]
+    events: tuple[str, ...]
+    report: StepReport
+
+
+class Controller:
+    """One BinState per bin, and the window. `budgets`: at the start, one per bin of `bins`.
+
+    dense_layers, model, target: what the schedules that it makes say of themselves, see Schedule.
+    trust_start: the budgets at the start were calibrated, so their proportions hold where nothing was measured yet.
+    """
+
+    def __init__(
+        self,
+        rules: Rules,
+        bins: LengthBins,
+        budgets: list[int],
+        *,
+        dense_layers: tuple[int, ...] = (0, 1),
+        model: str | None = None,
+        target: dict[str, Any] | None = None,
+        trust_start: bool = False,
+    ):
+        self.rules, self.bins, self.trust_start = rules, bins, trust_start
+        self.about: dict[str, Any] = {"dense_layers": dense_layers, "model": model, "target": target}
+        assert all(bins.within(budget, place) == budget for place, budget in enumerate(budgets)), (
+            "outside of the limits"
+        )
+        self.states = [BinState(budget, budget) for budget in budgets]
+        self.window = TailWindow(rules.window_steps)
+        self.schedule()
+
+    # -- what the loop asks ----------------------------------------------------------------------------------------------
+
+    def watch(self, step: int, statistics: TailStatistics) -> Decision:
+        """Take in what `step` measured under the present schedule (of all processes), and decide on the next one."""
+        report = self._report(statistics)
+        self.window.add(step, statistics)
+        before, moves, events = self.budgets, [], []
+        for place, state in enumerate(self.states):
+            row = self._judged_row(place, step, statistics)
+            if row is None:
+                continue
+            report[f"controller/tail_low/{self.bins.name(place)}"] = row.low
+            new, reason = self._raised(place, row) or self._lowered(place, row) or (state.budget, "")
+            if new != state.budget:
+                moves.append(Move(self.bins.name(place), state.budget, new, reason))
+                self._set(place, new, step)
+            elif reason and not state.stuck:
+                state.stuck = True
+                events.append(f"controller: {self.bins.name(place)}: {reason}, and {new} tokens are its limit")
+        follow = self._followers(step)
+        report["controller/moves"] = float(len(moves))
+        events = [*(str(move) for move in moves), *follow, *events]
+        return Decision(self.schedule() if self.budgets != before else None, tuple(moves), tuple(events), report)
+
+    @property
+    def budgets(self) -> list[int]:
+        return [state.budget for state in self.states]
+
+    def schedule(self) -> Schedule:
+        """The budgets as they stand, for an engine."""
+        return Schedule(self.bins.steps(self.budgets), self.bins.selector, name="controlled", **self.about)
+
+    def widest(self) -> Schedule:
+        """Every bin at its limit, with as many steps as there can be: what an engine must be able to run."""
+        budgets = [self.bins.most(place) for place in range(self.bins.count)]
+        none: dict[int, dict[str, Any]] = {place: {} for place in range(self.bins.count)}
+        return Schedule(self.bins.steps(budgets, none), self.bins.selector, name="controlled, widest", **self.about)
+
+    def measured_schedule(self, made_by: dict[str, Any]) -> Schedule:
+        """The budgets with what the window measured under them: for a file that another run can start from."""
+        measured = {}
+        for place, state in enumerate(self.states):
+            row = self.window.row(place * self.bins.bin_tokens, state.since_step)
+            if row is not None and self._enough(row):
+                figures = {"value": row.q05, "low": row.low, "high": row.high}
+                measured[place] = {name: round(value, 6) for name, value in figures.items()}
+                measured[place] |= {"tokens": row.tokens, "rollouts": row.rollouts}
+        steps = self.bins.steps(self.budgets, measured)
+        return Schedule(steps, self.bins.selector, made_by=made_by, name="controlled", **self.about)
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for a checkpoint; the window's evidence is kept beside it."""
+        return {"bins": [dataclasses.asdict(state) for state in self.states]}
+
+    def restore(self, state: dict[str, Any], evidence: Evidence) -> None:
+        self.states = [BinState(**each) for each in state["bins"]]
+        self.window.evidence = evidence
+
+    # -- one bin ---------------------------------------------------------------------------------------------------------
+
+    def _judged_row(self, place: int, step: int, statistics: TailStatistics) -> TailRow | None:
+        """The bin's window, cut down to the newest step where that alone speaks against the target; None: too little."""
+        state, start = self.states[place], place * self.bins.bin_tokens
+        newest = TailStatistics.pooled_row([statistics], start)
+        if newest is None:
+            return None
+        if self._enough(newest) and newest.high < self.rules.target:
+            state.since_step, state.judged_steps = step - 1, 0
+        row = self.window.row(start, state.since_step)
+        if row is None or not self._enough(row):
+            return None
+        state.known = True
+        state.judged_steps += 1
+        state.good_steps = state.good_steps + 1 if row.low >= self.rules.target + self.rules.margin else 0
+        return row
+
+    def _enough(self, row: TailRow) -> bool:
+        return row.tokens >= self.rules.least_tokens and row.rollouts >= LEAST_ROLLOUTS
+
+    def _raised(self, place: int, row: TailRow) -> tuple[int, str] | None:
+        """-> (budget, reason); the present budget where it is at its limit; None where there is no reason to."""
+        state, target = self.states[place], self.rules.target
+        if row.q05 < target:
+            reason = f"tail {_words(row)} is under {target:.3f}"
+            factor = min(((1 - row.q05) / (1 - target)) ** (1 / EXPONENT), MOST_RAISE)
+        elif row.low < target and state.judged_steps >= self.rules.window_steps:
+            reason = f"lower bound of the tail {_words(row)} is under {target:.3f} over {state.judged_steps} steps"
+            factor = 1 + self.rules.small_step
+        else:
+            return None
+        if state.held:
+            reason += f"; {state.budget} tokens were tried and did not hold"
+            state.failed, state.wait = max(state.failed, state.budget), 2 * state.wait
+        wanted = max(self.bins.units(state.budget * factor), state.budget + self.bins.selector.unit_tokens, state.held)
+        new = self.bins.within(wanted, place)
+        # At the limit an unproven bound is no news: the evidence is what it is.
+        return (new, reason) if new != state.budget or row.q05 < target else None
+
+    def _lowered(self, place: int, row: TailRow) -> tuple[int, str] | None:
+        state, rules, unit = self.states[place], self.rules, self.bins.selector.unit_tokens
+        if state.good_steps >= rules.patience:
+            self._prove(state)
+        step_tokens = max(unit, int(state.budget * rules.small_step) // unit * unit)
+        new = max(state.budget - step_tokens, self._floor(place))
+        patience = rules.patience * (state.wait if new <= state.failed else 1)
+        if new >= state.budget or state.good_steps < patience:
+            return None
+        reason = (
+            f"lower bound of the tail {_words(row)} held {rules.target + rules.margin:.3f} for {state.good_steps} steps"
+        )
+        return new, reason
+
+    def _prove(self, state: BinState) -> None:
+        """The present budget has held for as long as a lowering asks for."""
+        state.held = 0
+        if state.budget <= state.failed:
+            state.failed, state.wait = 0, 1
+
+    def _floor(self, place: int) -> int:
+        """Budgets do not fall with length; bins that were never judged give way."""
+        known = [state.budget for state in self.states[:place] if state.known]
+        return max([self.bins.least, *known])
+
+    def _set(self, place: int, new: int, step: int) -> None:
+        """A new budget, and a new window."""
+        state = self.states[place]
+        state.held = state.budget if new < state.budget else 0
+        state.budget, state.since_step = new, step
+        state.judged_steps, state.good_steps, state.stuck = 0, 0, False
+
+    # -- its neighbours --------------------------------------------------------------------------------------------------
+
+    def _followers(self, step: int) -> list[str]:
+        """Bins that no evidence of their own holds: those never judged, and those that a shorter one overtook."""
+        wanted, known = self.budgets, [place for place, state in enumerate(self.states) if state.known]
+        if not known:
+            return []
+        last = known[-1]
+        for place in range(last - 1, -1, -1):
+            if not self.states[place].known:
+                following = self.bins.within(wanted[place + 1], place)
+                wanted[place] = min(wanted[place], following) if self.trust_start else following
+        for place in range(last + 1, self.bins.count):
+            wanted[place] = self.bins.within(self._behind(place, last), place)
+        for place in range(1, self.bins.count):
+            wanted[place] = max(wanted[place], wanted[place - 1])
+        return self._follow(wanted, last, step)
+
+    def _behind(self, place: int, last: int) -> float:
+        judged, own = self.states[last], self.states[place]
+        if self.trust_start:
+            return own.start * max(1.0, judged.budget / judged.start)
+        return judged.budget * self.bins.end(place) / self.bins.end(last)
+
+    def _follow(self, wanted: list[int], last: int, step: int) -> list[str]:
+        events, behind = [], []
+        for place, (state, new) in enumerate(zip(self.states, wanted, strict=True)):
+            if new == state.budget:
+                continue
+            if place > last:
+                behind.append((place, state.budget, new))
+            else:
+                why = "is not to read less than a shorter one" if new > state.budget else "was never measured: follows"
+                events.append(str(Move(self.bins.name(place), state.budget, new, why)))
+            self._set(place, new, step)
+            state.held = 0
+        if behind:
+            (first, old, new), name = behind[0], self.bins.name(last)
+            events.append(
+                f"controller: from {first * self.bins.bin_tokens} on ({old} -> {new} tokens, ...): not measured yet, "
+                f"follows {name}"
+            )
+        return events
+
+    def _report(self, statistics: TailStatistics) -> StepReport:
+        """Budgets that this step's rollouts had, in the bins that they reached."""
+        places = [start // self.bins.bin_tokens for start in statistics.starts]
+        return {f"controller/budget_tokens/{self.bins.name(p)}": float(self.states[p].budget) for p in places}
+
+
+def _words(row: TailRow) -> str:
+    return f"{_down(row.q05)} ({_down(row.low)} to {_down(row.high)}, {row.tokens} tokens of {row.rollouts} rollouts)"
+
+
+def _down(value: float) -> str:
+    """Three decimals, rounded towards 0, so that a miss never reads as met."""
+    return f"{math.floor(value * 1000 + 1e-9) / 1000:.3f}"

@@ -1,0 +1,49 @@
+"""Watches for steps in which nothing was left to train on, and stops a run that has nothing else: it would go on as if the
+policy learned. What was dropped, and why, is not its business."""
+
+from __future__ import annotations
+
+from sparroll.control.guard import Verdict
+from sparroll.types import StepReport
+
+
+class EmptySteps:
+    """Steps in a row without a token in the loss. most: so many stop the run; 0: none does."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.in_a_row = 0
+
+    def watch(self, report: StepReport) -> Verdict:
+        """One step's metrics. A step without any advantage neither counts nor clears while the correction keeps tokens: it
+        trains nothing either, but that is the rewards' doing. It counts where dynamic sampling looked for others."""
+        kept, rollouts = report["policy/kept_tokens"], report["policy/trained_rollouts"]
+        searched = report.get("groups/kept") == 0
+        if not rollouts and kept and not searched:
+            return Verdict()
+        if kept and rollouts and report["policy/trained_tokens"] and not searched:
+            self.in_a_row = 0
+            return Verdict()
+        self.in_a_row += 1
+        reason, remedy = _why(report)
+        if not self.most or self.in_a_row < self.most:
+            return Verdict("warn", f"{reason}: the policy learned nothing")
+        return Verdict(
+            "stop", f"{reason} for {self.in_a_row} steps: stopped, since the policy learns nothing; {remedy}"
+        )
+
+
+def _why(report: StepReport) -> tuple[str, str]:
+    """-> (what left nothing to train on, what to do about it)"""
+    if report.get("groups/kept") == 0:
+        sampled, rounds = int(report["groups/sampled"]), int(report["groups/rounds"])
+        reason = f"dynamic sampling found no prompt whose rollouts differ in reward ({sampled} in {rounds} rounds)"
+        return reason, "choose prompts that the policy solves now and then, or raise rollout.dynamic_sampling_rounds"
+    kept = " of a rollout with an advantage" if report["policy/kept_tokens"] else ""
+    remedy = "raise the KV budget or choose a milder correction"
+    if report.get("policy/left_out_rollouts"):
+        return (
+            f"the correction and reward.leave_out_truncated kept no token{kept}",
+            f"raise rollout.max_new_tokens, {remedy}",
+        )
+    return f"the correction kept no token{kept}", remedy

@@ -1,0 +1,73 @@
+"""An engine by name, as the command line and training configurations ask for one."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from sparroll.errors import UserError, nearest
+from sparroll.schedule import Schedule
+
+if TYPE_CHECKING:
+    from sparroll.engines.hf.engine import HFEngine
+    from sparroll.engines.vllm.engine import VLLMEngine
+
+ENGINES = ["hf", "vllm"]
+
+
+def make_engine(
+    kind: str,
+    model: str,
+    *,
+    schedule: Schedule | None = None,
+    capacity: Schedule | None = None,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    max_batch: int = 64,
+    gpu_memory_share: float = 0.85,
+    kv_cache_gib: float | None = None,
+    sleep_mode: bool = False,
+) -> HFEngine | VLLMEngine:
+    """The engine of that name; capacity and what follows max_batch are VLLMEngine's."""
+    check_engine(kind)
+    if kind == "hf":
+        from sparroll.engines.hf.engine import HFEngine
+
+        return HFEngine(model, schedule=schedule, dtype=dtype, device=device, max_batch=max_batch)
+    _check_device(device)
+    from sparroll.engines.vllm.engine import VLLMEngine
+
+    return VLLMEngine(
+        model,
+        schedule=schedule,
+        capacity=capacity,
+        dtype=dtype,
+        max_batch=max_batch,
+        gpu_memory_share=gpu_memory_share,
+        kv_cache_gib=kv_cache_gib,
+        sleep_mode=sleep_mode,
+    )
+
+
+def check_engine(kind: str) -> None:
+    """Raise UserError where there is no such engine, or what it needs is not installed. Loads nothing."""
+    if kind not in ENGINES:
+        raise UserError(f"unknown engine {kind!r}", nearest(kind, ENGINES))
+    if kind == "vllm":
+        from sparroll.engines.vllm import launch
+
+        launch.check_installed()
+
+
+def _check_device(device: torch.device | str | None) -> None:
+    """vLLM takes the first GPU that it sees, or the CPU where it is built for that."""
+    if device is None:
+        return
+    own = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    asked = torch.device(device)
+    if asked.type != own.type or (asked.index or 0) != (own.index or 0):
+        raise UserError(
+            f"the engine vllm runs on {own}, got device {asked}",
+            "leave the device out; CUDA_VISIBLE_DEVICES chooses among GPUs",
+        )

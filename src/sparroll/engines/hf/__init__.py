@@ -1,0 +1,1 @@
+"""HFEngine: rollouts from any transformers decoder. It is the oracle for every other engine."""

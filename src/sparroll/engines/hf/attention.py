@@ -1,0 +1,302 @@
+"""Our attention inside transformers' models: prefill, one decode step, and the teacher-forced replay of decode steps.
+
+A model is routed here through transformers' attention interface for the length of a `with routed(model)` block; the
+step object that says what to do travels as a keyword argument through the model's forward. Nothing is patched.
+"""
+
+# B rows of a batch, S tokens, A active rows, H kv heads, G query heads per kv head, D head dim, C cached tokens,
+# M rows to compress, W observed queries
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AttentionInterface, PreTrainedModel
+
+from sparroll.attention.decode import api
+from sparroll.attention.masked.api import masked_attention
+from sparroll.attention.masked.unit_choice import chosen_words, implementation
+from sparroll.compression import Compression
+from sparroll.engines.hf.kv_cache import KVCache, taken
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+
+IMPLEMENTATION = "sparroll"
+
+
+class AttentionStep(Protocol):
+    """What the attention of one forward does; called once per layer."""
+
+    ran: dict[int, str]
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        """query [B, H*G, S, D], keys and values [B, H, S, D] of the new tokens -> [B, H*G, S, D]."""
+        ...
+
+
+@contextmanager
+def routed(model: PreTrainedModel, *, training: bool = False) -> Iterator[None]:
+    """Send the model's attention to the step given to its forward, in eval mode; put everything back afterwards.
+
+    With `training` the mode stays as it is, and layers that transformers checkpoints are routed again whenever they are
+    computed again, though that is after this block.
+    """
+    mode = model.training
+    if not training:
+        model.eval()
+    checkpointed = [module for module in model.modules() if "_gradient_checkpointing_func" in vars(module)]
+    original = [module._gradient_checkpointing_func for module in checkpointed]
+    for module, run in zip(checkpointed, original, strict=True):
+        module._gradient_checkpointing_func = _routing(model, run)
+    try:
+        with _attention_of(model):
+            yield
+    finally:
+        for module, run in zip(checkpointed, original, strict=True):
+            module._gradient_checkpointing_func = run
+        if not training:
+            model.train(mode)
+
+
+@contextmanager
+def _attention_of(model: PreTrainedModel) -> Iterator[None]:
+    before = model.config._attn_implementation
+    model.config._attn_implementation = IMPLEMENTATION
+    try:
+        yield
+    finally:
+        model.config._attn_implementation = before
+
+
+def _routing(model: PreTrainedModel, run: Callable[..., Any]) -> Callable[..., Any]:
+    def checkpointing(layer: Callable[..., Any], *args: Any, **options: Any) -> Any:
+        def routed_layer(*given: Any, **named: Any) -> Any:
+            with _attention_of(model):
+                return layer(*given, **named)
+
+        return run(routed_layer, *args, **options)
+
+    return checkpointing
+
+
+def run_step(model: nn.Module, step: AttentionStep, layers: int, **inputs: Any) -> Any:
+    """One forward of a routed model (or its body) under `step`. An error if any layer's attention went elsewhere."""
+    output = model(**inputs, use_cache=False, sparroll_step=step)
+    if sorted(step.ran) != list(range(layers)):
+        missing = sorted(set(range(layers)) - set(step.ran))
+        raise UserError(f"layers {missing} did not use sparroll's attention", "this architecture is not supported")
+    return output
+
+
+def _attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    sparroll_step: AttentionStep | None = None,
+    **features: Any,
+) -> tuple[Tensor, None]:
+    if sparroll_step is None:
+        raise UserError("sparroll's attention was called outside an engine", "run the model through HFEngine or Scorer")
+    for name in ("softcap", "s_aux", "sliding_window"):
+        if features.get(name) is not None:
+            raise UserError(f"the model uses {name}, which sparse decoding does not support")
+    if dropout:
+        raise UserError(f"attention dropout of {dropout} is not supported", "set the model's attention_dropout to 0")
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    mixed = sparroll_step.attend(int(module.layer_idx), query, key, value, scale)  # type: ignore[arg-type]
+    return mixed.transpose(1, 2), None
+
+
+AttentionInterface.register(IMPLEMENTATION, _attention)
+
+
+def causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Dense causal attention of whole sequences: [B, H*G, S, D], [B, H, S, D] -> [B, H*G, S, D]."""
+    return F.scaled_dot_product_attention(
+        query, keys, values, is_causal=True, scale=scale, enable_gqa=query.shape[1] != keys.shape[1]
+    )
+
+
+@dataclass
+class PrefillStep:
+    """Dense causal attention over right-padded prompts; each prompt's K and V go to all rows that will sample from it. Under
+    a compression a prompt above the budget is compressed on the way, so that the cache never holds it whole."""
+
+    cache: KVCache
+    prompt_tokens: list[int]
+    rows: list[list[int]]
+    """Cache rows that take entry b of the batch."""
+    compression: Compression | None = None
+    ran: dict[int, str] = field(default_factory=dict)
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        for entry, (tokens, rows) in enumerate(zip(self.prompt_tokens, self.rows, strict=True)):
+            held = keys[entry : entry + 1, :, :tokens], values[entry : entry + 1, :, :tokens]
+            if self.compression is not None and tokens > self.compression.budget_tokens:
+                slots = self._kept(self.compression, query[entry : entry + 1, :, :tokens], held[0], scale)
+                held = taken(held[0], slots), taken(held[1], slots)
+            for row in rows:
+                self.cache.write_prompt(layer, row, held[0][0], held[1][0])
+        self.ran[layer] = "dense"
+        return causal(query, keys, values, scale)
+
+    def _kept(self, policy: Compression, query: Tensor, keys: Tensor, scale: float) -> Tensor:
+        """query [1, H*G, S, D], keys [1, H, S, D] of one prompt -> slots [1, H, budget]"""
+        heads, tokens = keys.shape[1:3]
+        recent = query[:, :, tokens - policy.query_tokens :].unflatten(1, (heads, -1)) if policy.query_tokens else None
+        return policy.keep(keys, recent, torch.tensor([tokens], device=keys.device), scale)
+
+
+@dataclass
+class Evicting:
+    """What a decode step does for a compression, beside attending to all tokens that the cache still holds."""
+
+    policy: Compression
+    query_slots: Tensor | None
+    """[A] place of this step's query in each row's ring; None where no compression is near enough to read it."""
+    due: list[int]
+    """M rows that are compressed after this step."""
+    rows: Tensor | None = None
+    """[M] the same on the device; None where no row is due, like the following."""
+    tokens: Tensor | None = None
+    """[M] tokens that these hold."""
+    recent_slots: Tensor | None = None
+    """[M, W] places of their last W queries, oldest first."""
+
+    def after(self, cache: KVCache, layer: int, query: Tensor, longest: int, scale: float) -> None:
+        """query [A, H, G, D] of this step, whose tokens are in the cache already."""
+        if self.query_slots is not None:
+            cache.remember(layer, query, self.query_slots)
+        if self.rows is None:
+            return
+        assert self.tokens is not None and self.recent_slots is not None, "rows to compress without their lengths"
+        recent = cache.remembered(layer, self.rows, self.recent_slots) if self.policy.query_tokens else None
+        keys = cache.keys[layer][self.rows, :, :longest]
+        cache.keep(layer, self.rows, self.policy.keep(keys, recent, self.tokens, scale))
+
+
+@dataclass
+class DecodeStep:
+    """One new token for each of the cache's first A rows, dense or sparse layer by layer, or over what eviction left."""
+
+    cache: KVCache
+    context_tokens: Tensor
+    """[A] context lengths, the new token included; under eviction, the tokens that the cache holds of them."""
+    longest: int
+    """The largest of them, known on the host."""
+    even: bool
+    """Whether all rows have the same context length, so that no mask is needed."""
+    completed: Tensor | None
+    """Rows whose unit is full with this token."""
+    kv_budget_tokens: Tensor | None
+    """[A], or None where every layer reads everything in this step."""
+    dense_layers: frozenset[int]
+    evicting: Evicting | None = None
+    ran: dict[int, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._positions = self.context_tokens - 1
+        columns = torch.arange(self.longest, device=self.context_tokens.device)
+        self._mask = None if self.even else (columns < self.context_tokens[:, None])[:, None, None]
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        rows, heads = keys.shape[:2]
+        self.cache.append(layer, keys[:, :, 0], values[:, :, 0], self._positions, self.completed)
+        query = query[:, :, 0].unflatten(1, (heads, -1))
+        if self.kv_budget_tokens is None or layer in self.dense_layers:
+            self.ran[layer] = "dense" if self.evicting is None else "evicted"
+            mixed = F.scaled_dot_product_attention(
+                query,
+                self.cache.keys[layer][:rows, :, : self.longest],
+                self.cache.values[layer][:rows, :, : self.longest],
+                attn_mask=self._mask,
+                scale=scale,
+            )
+        else:
+            self.ran[layer] = "sparse"
+            mixed = self._sparse(layer, query, scale)
+        if self.evicting is not None:
+            self.evicting.after(self.cache, layer, query, self.longest, scale)
+        return mixed.flatten(1, 2)[:, :, None]
+
+    def _sparse(self, layer: int, query: Tensor, scale: float) -> Tensor:
+        assert self.kv_budget_tokens is not None and self.cache.selector is not None, "sparse step without a schedule"
+        rows, unit = len(query), self.cache.unit_tokens
+        units = -(-self.longest // unit)
+        unit_ids = api.select(
+            query[:, None],
+            self.cache.index[layer][:rows, :, :units],
+            self.context_tokens[:, None],
+            self.kv_budget_tokens[:, None],
+            self.cache.selector,
+            scale,
+        )
+        return api.sparse_decode(
+            query,
+            self.cache.keys[layer][:rows, :, : units * unit],
+            self.cache.values[layer][:rows, :, : units * unit],
+            unit_ids[:, 0],
+            self.context_tokens,
+            unit,
+            scale,
+        )
+
+
+@dataclass
+class ReplayStep:
+    """A rollout's prefill and decode steps at once: position p reads what the engine's step with p + 1 tokens of context
+    read. K and V of every layer come from the sparse stream, as they did in the rollout. Differentiable; the selection
+    itself has no gradient. Under autocast, attention and landmarks have autocast's dtype, as in an engine of that dtype."""
+
+    schedule: Schedule
+    prompt_tokens: Tensor
+    """[B]; positions before it are prefill, which is dense."""
+    impl: str = "reference"
+    """What runs sparse layers: a name of attention.masked.IMPLEMENTATIONS."""
+    keep_selection: bool = False
+    """Keep each layer's units, so that a recomputation (gradient checkpointing) reads them again instead of choosing."""
+    ran: dict[int, str] = field(default_factory=dict)
+    chose: dict[int, str] = field(default_factory=dict)
+    """What chose the units of each sparse layer, as `attention.unit_choice.implementation` names it."""
+    _words: dict[int, Tensor] = field(default_factory=dict)
+    _budgets: tuple[Tensor, Tensor, bool] | None = None
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        if torch.is_autocast_enabled(query.device.type):
+            dtype = torch.get_autocast_dtype(query.device.type)
+            query, keys, values = query.to(dtype), keys.to(dtype), values.to(dtype)
+        if layer in self.schedule.dense_layers:
+            self.ran[layer] = "dense"
+            return causal(query, keys, values, scale)
+        self.ran[layer] = "sparse"
+        if self._budgets is None:
+            self._budgets = self._reads(keys.shape[2], query.device)
+        dense_BS, budget_S, all_dense = self._budgets
+        if all_dense:
+            return causal(query, keys, values, scale)
+        selector = self.schedule.selector
+        words = self._words.get(layer)
+        if words is None:
+            self.chose[layer] = implementation(self.impl, selector)
+            words = chosen_words(query, keys, dense_BS, budget_S, selector, scale, self.chose[layer])
+            if self.keep_selection:
+                self._words[layer] = words
+        return masked_attention(query, keys, values, words, selector.unit_tokens, scale, self.impl)
+
+    def _reads(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, bool]:
+        """[B, S] bool positions that read everything, [S] budgets, and whether all are dense: the same in every layer, and
+        the last one waits for the device."""
+        context_S = torch.arange(1, tokens + 1, device=device)
+        budget_S = self.schedule.kv_budget_tokens(context_S)
+        dense_BS = (context_S <= self.prompt_tokens[:, None]) | (budget_S >= context_S)
+        return dense_BS, budget_S, bool(dense_BS.all())

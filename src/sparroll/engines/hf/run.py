@@ -1,0 +1,343 @@
+"""One `generate` call of HFEngine: its requests, their cache rows, and the loop that gives each active row a token.
+
+The life of a request: it waits in the queue; it gets a cache row, and its prompt's K and V are computed, or copied from a
+row that samples from the same prompt; each decode step appends one token, at the budget of its own context length; under a
+compression, tokens above the budget leave the cache after the prefill and after every so many of its decode steps; when it
+ends, a waiting request takes its row, or the last active row moves there, so that rows 0..A-1 are always the active ones.
+"""
+
+# A active rows, M rows to compress, W observed queries, H kv heads, V vocabulary
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparroll.compression import Compression
+from sparroll.engines import sampling
+from sparroll.engines.base import Progress
+from sparroll.engines.hf.attention import DecodeStep, Evicting, PrefillStep, run_step
+from sparroll.engines.hf.kv_cache import DenseFootprint, KVCache
+from sparroll.types import Rollout
+
+if TYPE_CHECKING:
+    from sparroll.engines.hf.engine import HFEngine
+
+_PREFILL_TOKENS = 8192
+"""Prompts are prefilled together up to so many tokens, padding included."""
+
+
+@dataclass
+class Request:
+    """One rollout on its way."""
+
+    prompt_ids: list[int]
+    prompt_index: int
+    sample_index: int
+    seed: int
+    max_new_tokens: int
+    response_ids: list[int] = field(default_factory=list)
+    logp: list[float] = field(default_factory=list)
+    top_k: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    finish_reason: str = ""
+    context_tokens: int = 0
+    read_tokens: int = 0
+    """Sums over this request's decode steps, in a sparse layer."""
+    sparse_steps: int = 0
+    evicted_tokens: int = 0
+    """Tokens that have left the cache, the same number in every layer and head."""
+    prompt_is_whole: bool = True
+    """Whether its row still begins with what the prefill left of the prompt."""
+    started: float = 0.0
+    ended: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.uniforms = sampling.uniforms(self.seed, self.max_new_tokens).numpy()
+
+    @property
+    def cached_tokens(self) -> int:
+        """Tokens whose K and V have been in the cache: all but the last one drawn."""
+        return len(self.prompt_ids) + len(self.response_ids) - 1
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose K and V are in the cache now."""
+        return self.cached_tokens - self.evicted_tokens
+
+    @property
+    def attention(self) -> Literal["dense", "sparse", "evicted"]:
+        if self.evicted_tokens:
+            return "evicted"
+        return "sparse" if self.sparse_steps else "dense"
+
+    def rollout(self, engine: HFEngine, partial_layers: int) -> Rollout:
+        """partial_layers: how many layers read a part of the context, where any did."""
+        whole = engine.layers * self.context_tokens
+        unread = partial_layers * (self.context_tokens - self.read_tokens)
+        return Rollout(
+            prompt_ids=self.prompt_ids,
+            response_ids=self.response_ids,
+            sparse_logp=torch.tensor(self.logp, dtype=torch.float32),
+            finish_reason="stop" if self.finish_reason == "stop" else "length",
+            prompt_index=self.prompt_index,
+            sample_index=self.sample_index,
+            seed=self.seed,
+            weight_version=engine.weight_version,
+            schedule_name=engine.schedule.name if engine.schedule else None,
+            compression_name=engine.compression.name if engine.compression else None,
+            attention=self.attention,
+            kv_read_share=(whole - unread) / whole if whole else 1.0,
+            wall_seconds=self.ended - self.started,
+            top_k_ids=torch.stack([ids for ids, _ in self.top_k]) if self.top_k else None,
+            top_k_logp=torch.stack([logp for _, logp in self.top_k]) if self.top_k else None,
+        )
+
+
+class Run:
+    """One `generate` call: the queue, the cache, the active rows."""
+
+    def __init__(
+        self,
+        engine: HFEngine,
+        requests: list[Request],
+        max_new_tokens: int,
+        temperature: float,
+        stops: frozenset[int],
+        top_k: int,
+    ):
+        self.engine, self.model, self.schedule, self.compression = (
+            engine, engine.model, engine.schedule, engine.compression,
+        )  # fmt: skip
+        self.temperature, self.stops, self.top_k = temperature, stops, top_k
+        self.total = len(requests)
+        self.waiting = deque(requests)
+        self.active: list[Request] = []
+        self.first_logp: dict[int, Tensor] = {}
+        """Log-probabilities of the first token, by prompt, while samples of the prompt still wait."""
+        dense = self.schedule.dense_layers if self.schedule else range(engine.layers)
+        self.dense_layers = frozenset(dense)
+        self.sparse_layers = frozenset(range(engine.layers)) - self.dense_layers
+        self.rows = min(engine.max_batch, self.total)
+        self._allocate(max(len(request.prompt_ids) for request in requests) + max_new_tokens)
+
+    @property
+    def partial_layers(self) -> int:
+        """Layers that may read a part of the context."""
+        return self.engine.layers if self.compression else len(self.sparse_layers)
+
+    def _allocate(self, longest_tokens: int) -> None:
+        """The cache, and the size of the one that dense rollouts of the same requests would have."""
+        config, policy, layers = self.model.config, self.compression, self.engine.layers
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.cache = KVCache(
+            layers=layers,
+            rows=self.rows,
+            heads=heads,
+            head_dim=head_dim,
+            most_tokens=min(longest_tokens, policy.most_tokens) if policy else longest_tokens,
+            selector=self.schedule.selector if self.schedule else None,
+            sparse_layers=self.sparse_layers,
+            dtype=self.model.dtype,
+            device=self.engine.device,
+            recent_queries=policy.query_tokens if policy else 0,
+            group=config.num_attention_heads // heads,
+        )
+        token_bytes = self.rows * heads * head_dim * self.model.dtype.itemsize
+        self.dense = DenseFootprint(token_bytes, 2 * layers, longest_tokens)
+
+    def all(self, on_progress: Progress | None) -> None:
+        started = time.perf_counter()
+        report, done = self.engine.report(), 0
+        while self.waiting or self.active:
+            while self.waiting and len(self.active) < self.rows:
+                self._admit()
+                self._release()
+            if self.active:
+                self._decode()
+            self._release()
+            finished = self.total - len(self.waiting) - len(self.active)
+            if on_progress and finished > done:
+                on_progress(finished, self.total)
+            done = finished
+        report.wall_seconds += time.perf_counter() - started
+        report.peak_kv_bytes = max(report.peak_kv_bytes, self.cache.peak_bytes)
+        report.peak_dense_kv_bytes = max(report.peak_dense_kv_bytes, self.dense.peak_bytes)
+
+    def _admit(self) -> None:
+        """Give free rows to waiting requests: copy the prompt from a row that has it, else compute it."""
+        fresh: dict[int, list[int]] = {}
+        prompts: dict[int, list[int]] = {}
+        first_row = len(self.active)
+        while self.waiting and len(self.active) < self.rows:
+            request = self.waiting[0]
+            sibling = next((r for r, held in enumerate(self.active[:first_row]) if self._shares(held, request)), None)
+            if sibling is None and request.prompt_index not in prompts:
+                padded = max(len(request.prompt_ids), *(len(ids) for ids in prompts.values()), 0)
+                if prompts and padded * (len(prompts) + 1) > _PREFILL_TOKENS:
+                    break
+                prompts[request.prompt_index] = request.prompt_ids
+            row = len(self.active)
+            if self.compression is not None:
+                request.evicted_tokens = max(0, len(request.prompt_ids) - self.compression.budget_tokens)
+            held = len(request.prompt_ids) - request.evicted_tokens
+            self._reserve(held + 1, len(request.prompt_ids) + 1)
+            if sibling is None:
+                fresh.setdefault(request.prompt_index, []).append(row)
+            else:
+                self.cache.copy_row(sibling, row, held)
+            self.waiting.popleft()
+            request.started = time.perf_counter()
+            self.active.append(request)
+        if prompts:
+            self._prefill(list(prompts), list(prompts.values()), [fresh[index] for index in prompts])
+        self._draw(torch.stack([self.first_logp[r.prompt_index] for r in self.active[first_row:]]), first_row)
+        still_needed = {request.prompt_index for request in self.waiting}
+        self.first_logp = {index: logp for index, logp in self.first_logp.items() if index in still_needed}
+
+    def _shares(self, held: Request, request: Request) -> bool:
+        same = held.prompt_index == request.prompt_index and request.prompt_index in self.first_logp
+        return same and held.prompt_is_whole
+
+    def _reserve(self, held_tokens: int, context_tokens: int) -> None:
+        self.cache.reserve(held_tokens)
+        self.dense.reserve(context_tokens)
+
+    def _prefill(self, indices: list[int], prompts: list[list[int]], rows: list[list[int]]) -> None:
+        lengths = [len(ids) for ids in prompts]
+        padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
+        for entry, ids in enumerate(prompts):
+            padded[entry, : len(ids)] = torch.tensor(ids)
+        device = self.engine.device
+        positions = torch.arange(padded.shape[1], device=device).expand(len(prompts), -1)
+        last = torch.tensor(lengths, device=device) - 1
+        # Right padding needs no mask: under causal attention no prompt token sees what comes after it.
+        output = run_step(
+            self.model.get_decoder(),
+            PrefillStep(self.cache, lengths, rows, self.compression),
+            self.engine.layers,
+            input_ids=padded.to(device),
+            position_ids=positions,
+        )
+        hidden = output.last_hidden_state[torch.arange(len(prompts), device=device), last]
+        logp = sampling.log_probs(self.model.get_output_embeddings()(hidden), self.temperature)
+        self.first_logp |= dict(zip(indices, logp, strict=True))
+        self.engine.report().prefill_tokens += sum(lengths)
+
+    def _decode(self) -> None:
+        """One token for every active row."""
+        device = self.engine.device
+        contexts = np.array([request.cached_tokens + 1 for request in self.active])
+        held = contexts - np.array([request.evicted_tokens for request in self.active])
+        longest = int(held.max())
+        self._reserve(longest, int(contexts.max()))
+        context_tokens = torch.from_numpy(contexts).to(device)
+        completed, budgets = None, None
+        if self.schedule is not None:
+            full = np.flatnonzero(contexts % self.cache.unit_tokens == 0)
+            completed = torch.from_numpy(full).to(device) if len(full) else None
+            budgets = self.schedule.kv_budget_tokens(torch.from_numpy(contexts)).numpy()
+        sparse = budgets is not None and bool(self.sparse_layers) and bool((budgets < contexts).any())
+        step = DecodeStep(
+            cache=self.cache,
+            context_tokens=torch.from_numpy(held).to(device) if self.compression else context_tokens,
+            longest=longest,
+            even=bool((held == longest).all()),
+            completed=completed,
+            kv_budget_tokens=torch.from_numpy(budgets).to(device) if sparse and budgets is not None else None,
+            dense_layers=self.dense_layers,
+            evicting=self._evicting(self.compression, held) if self.compression else None,
+        )
+        ids = torch.tensor([[request.response_ids[-1]] for request in self.active], device=device)
+        output = run_step(
+            self.model, step, self.engine.layers, input_ids=ids, position_ids=(context_tokens - 1)[:, None]
+        )
+        self._draw(sampling.log_probs(output.logits[:, -1], self.temperature), 0)
+        self._count(
+            step, contexts, held if budgets is None else _read_tokens(contexts, budgets, self.cache.unit_tokens)
+        )
+        if step.evicting is not None:
+            self._evicted(step.evicting)
+
+    def _evicting(self, policy: Compression, held: np.ndarray) -> Evicting:
+        """Who is compressed after this step: rows over the budget, after every so many of their own steps, so that a request
+        is treated alike in any batch. One that ends with this step is let be."""
+        steps = np.array([len(request.response_ids) for request in self.active])
+        ends = np.array([request.max_new_tokens for request in self.active]) == steps + 1
+        due = np.flatnonzero((steps % policy.every_tokens == 0) & (held > policy.budget_tokens) & ~ends)
+        device, window = self.engine.device, policy.query_tokens
+        near = window > 0 and bool((-steps % policy.every_tokens < window).any())
+        evicting = Evicting(policy, torch.from_numpy(steps % window).to(device) if near else None, due.tolist())
+        if len(due):
+            evicting.rows = torch.from_numpy(due).to(device)
+            evicting.tokens = torch.from_numpy(held[due]).to(device)
+            recent = steps[due][:, None] + 1 + np.arange(window)
+            evicting.recent_slots = torch.from_numpy(recent % max(window, 1)).to(device)
+        return evicting
+
+    def _evicted(self, evicting: Evicting) -> None:
+        for row in evicting.due:
+            request = self.active[row]
+            request.evicted_tokens += request.held_tokens - evicting.policy.budget_tokens
+            request.prompt_is_whole = False
+
+    def _draw(self, logp: Tensor, first_row: int) -> None:
+        """One token for each row from `first_row` on, from log-probabilities [A, V]."""
+        requests = self.active[first_row:]
+        uniform = torch.tensor([r.uniforms[len(r.response_ids)] for r in requests], dtype=torch.float64)
+        drawn = sampling.sample(logp, uniform.to(logp.device), greedy=self.temperature == 0)
+        drawn_logp = logp.gather(-1, drawn[:, None])[:, 0]
+        sampling.check_finite(drawn_logp, f"at {len(requests[0].response_ids)} tokens of response")
+        if self.top_k:
+            best = logp.topk(self.top_k, dim=-1)
+            best_ids, best_logp = best.indices.cpu(), best.values.cpu()
+        for row, (request, token, token_logp) in enumerate(
+            zip(requests, drawn.tolist(), drawn_logp.tolist(), strict=True)
+        ):
+            request.response_ids.append(token)
+            request.logp.append(token_logp)
+            if self.top_k:
+                request.top_k.append((best_ids[row], best_logp[row]))
+            if token in self.stops:
+                request.finish_reason = "stop"
+            elif len(request.response_ids) == request.max_new_tokens:
+                request.finish_reason = "length"
+        self.engine.report().generated_tokens += len(requests)
+
+    def _release(self) -> None:
+        """Finished requests leave; the last active row moves into each gap."""
+        for row in reversed(range(len(self.active))):
+            if not self.active[row].finish_reason:
+                continue
+            self.active[row].ended = time.perf_counter()
+            last = self.active.pop()
+            if row < len(self.active):
+                self.cache.copy_row(len(self.active), row, last.held_tokens)
+                self.active[row] = last
+
+    def _count(self, step: DecodeStep, contexts: np.ndarray, read: np.ndarray) -> None:
+        """read: tokens that each row's step attends to in a layer that does not read everything."""
+        partly = read < contexts
+        for request, context, tokens, part in zip(self.active, contexts, read, partly, strict=True):
+            request.context_tokens += int(context)
+            request.read_tokens += int(tokens)
+            request.sparse_steps += int(part)
+        for layer, counted in enumerate(self.engine.report().layers):
+            sparse_rows = int(partly.sum()) if step.ran[layer] != "dense" else 0
+            counted.sparse_steps += sparse_rows
+            counted.dense_steps += len(contexts) - sparse_rows
+            counted.context_tokens += int(contexts.sum())
+            counted.read_tokens += int((read if step.ran[layer] != "dense" else contexts).sum())
+            counted.index_read_share = self.cache.index_bytes_share(layer)
+
+
+def _read_tokens(contexts: np.ndarray, budgets: np.ndarray, unit: int) -> np.ndarray:
+    """Tokens that a step attends: whole units up to the budget, less what the last, incomplete unit lacks."""
+    units = -(-contexts // unit)
+    return np.minimum(budgets // unit, units) * unit - (units * unit - contexts)

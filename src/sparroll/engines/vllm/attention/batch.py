@@ -1,0 +1,70 @@
+"""Which rows of a step decode, what they may read, and the counting of it. From host-side lengths; no kernels here."""
+
+# R rows of a step (requests, padding rows included)
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.state import UNLIMITED, State
+
+
+@dataclass
+class Rows:
+    """The rows of a step. Those with one new token stand first; a row of a captured graph may be padding."""
+
+    decodes: int
+    """Rows in front with at most one new token each: what decodes, one-token ends of chunked prompts, padding."""
+    prefills: int
+    contexts_R: np.ndarray
+    """Context lengths of the `decodes` rows, the new token included; 0 for padding."""
+    whole_R: np.ndarray
+    """Those of them that must read everything because they are the end of a prompt."""
+    prefill_tokens: int
+
+    @staticmethod
+    def of(common: Any) -> Rows:
+        """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1."""
+        starts = np.asarray(common.query_start_loc_cpu)[: common.num_reqs + 1]
+        new_tokens = np.diff(starts)
+        longer = np.flatnonzero(new_tokens > 1)
+        decodes = int(longer[0]) if len(longer) else common.num_reqs
+        contexts = np.zeros(common.num_reqs, dtype=np.int64)
+        lengths = compat.host_lengths(common)[: common.num_reqs]
+        contexts[: len(lengths)] = lengths
+        contexts[new_tokens == 0] = 0
+        prefilling = np.zeros(common.num_reqs, dtype=bool)
+        if common.is_prefilling is not None:
+            known = np.asarray(common.is_prefilling)[: common.num_reqs]
+            prefilling[: len(known)] = known
+        # A prompt of one token has no context before it and is prefill, too.
+        prefilling |= (new_tokens == 1) & (contexts == 1)
+        return Rows(
+            decodes=decodes,
+            prefills=common.num_reqs - decodes,
+            contexts_R=contexts[:decodes],
+            whole_R=prefilling[:decodes],
+            prefill_tokens=int(new_tokens[decodes:].sum()),
+        )
+
+    def host_budgets(self, state: State) -> np.ndarray:
+        """What each of the `decodes` rows may read."""
+        return np.where(self.whole_R, UNLIMITED, state.host_budgets(self.contexts_R))
+
+    def count(self, state: State) -> None:
+        """Add the step to the state's counters."""
+        decoding = ~self.whole_R & (self.contexts_R > 0)
+        tail = int((self.whole_R & (self.contexts_R > 0)).sum())
+        contexts = self.contexts_R[decoding]
+        read = state.read_tokens(contexts, state.host_budgets(contexts))
+        counters = state.counters
+        counters.decode_rows += len(contexts)
+        counters.sparse_rows += int((read < contexts).sum())
+        counters.context_tokens += int(contexts.sum())
+        counters.read_tokens += int(read.sum())
+        counters.prefill_tokens += self.prefill_tokens + tail
+        counters.tail_tokens += tail

@@ -1,0 +1,181 @@
+"""vLLM's CPU backend with sparse decoding by the reference operations: the logic of the CUDA backend where it can be
+checked without a GPU. Not meant to be fast."""
+
+# R rows that decode, H kv heads, G query heads per kv head, P blocks, B tokens per block, D head dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config, get_current_vllm_config_or_none
+from vllm.v1.attention.backend import MultipleOf
+from vllm.v1.attention.backends.cpu_attn import (
+    CPUAttentionBackend,
+    CPUAttentionBackendImpl,
+    CPUAttentionMetadata,
+    CPUAttentionMetadataBuilder,
+)
+
+from sparroll.attention.decode import paged
+from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.batch import Rows
+from sparroll.engines.vllm.attention.layer import SparseLayer
+from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
+from sparroll.engines.vllm.settings import Settings
+
+
+@dataclass
+class Plan:
+    """What the sparse layers do in a step in which some row reads a part of its context."""
+
+    decodes: int
+    prefills: CPUAttentionMetadata | None
+    context_tokens_R: Tensor
+    kv_budget_tokens_R: Tensor
+    block_table_RM: Tensor
+    most_units: int
+    """The most that any row reads."""
+
+
+class SparseCPUBackend(CPUAttentionBackend):
+    """Registered over CPU_ATTN; vLLM's own unless the engine's settings ask for sparroll."""
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        if _asked():
+            return [MultipleOf(16)]
+        return CPUAttentionBackend.get_supported_kernel_block_sizes(kv_cache_spec)
+
+    @staticmethod
+    def get_impl_cls() -> type[CPUAttentionBackendImpl]:
+        return SparseCPUImpl if _asked() else CPUAttentionBackendImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
+        # Unlike the others it is told the configuration, so where none is current it can still decide for itself.
+        unasked = get_current_vllm_config_or_none() is not None and not _asked()
+        return CPUAttentionMetadataBuilder if unasked else SparseCPUMetadataBuilder
+
+
+def _asked() -> bool:
+    return Settings.find(get_current_vllm_config_or_none()) is not None
+
+
+class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
+    """vLLM's metadata, with a plan for the sparse layers beside it."""
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.ours = Settings.find(vllm_config) is not None
+        if self.ours:
+            self._init_reorder_batch_threshold(1)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> CPUAttentionMetadata:
+        common = common_attn_metadata
+        whole = super().build(common_prefix_len, common, fast_build)
+        whole.sparroll = None
+        if not self.ours:
+            return whole
+        rows = Rows.of(common)
+        rows.count(STATE)
+        budgets = rows.host_budgets(STATE)
+        if not (budgets < rows.contexts_R).any():
+            return whole
+        count, longest = rows.decodes, int(rows.contexts_R.max())
+        context_tokens_R = common.seq_lens[:count].to(torch.int32)
+        budgets_R = STATE.budgets(context_tokens_R, torch.empty_like(context_tokens_R))
+        budgets_R.masked_fill_(torch.from_numpy(rows.whole_R), UNLIMITED)
+        behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
+        whole.sparroll = Plan(
+            decodes=count,
+            prefills=behind,
+            context_tokens_R=context_tokens_R,
+            kv_budget_tokens_R=budgets_R,
+            block_table_RM=common.block_table_tensor[:count, : -(-longest // self.block_size)],
+            most_units=-(-longest // STATE.unit_tokens),
+        )
+        return whole
+
+
+class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
+    """Dense layers, and steps in which every row reads everything, are the parent's."""
+
+    def __init__(self, *arguments: Any, **named: Any):
+        CPUAttentionBackendImpl.__init__(self, *arguments, **named)
+        self.start_layer(CPUAttentionBackendImpl, get_current_vllm_config(), arguments, named)
+
+    def do_kv_cache_update(
+        self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        index_PSHW = self._index(kv_cache)
+        if index_PSHW is None or STATE.selector is None:
+            return
+        # The operations take rows of D adjacent numbers, which vLLM's keys are not: they see a copy of what they need.
+        slots_T, block = slot_mapping.long(), kv_cache.shape[2]
+        slots_T = slots_T[slots_T >= 0]
+        blocks_X, places_T = torch.unique(slots_T // block, return_inverse=True)
+        rows_XSHW = index_PSHW[blocks_X]
+        keys_XBHD = _views(kv_cache)[0][blocks_X].contiguous()
+        paged.update_index(keys_XBHD, rows_XSHW, places_T * block + slots_T % block, STATE.selector, impl="reference")
+        index_PSHW[blocks_X] = rows_XSHW
+
+    def attends_with(self) -> str:
+        return "reference"
+
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: Plan, output: Tensor) -> None:
+        selector, index_PSHW = STATE.selector, self._index(kv_cache)
+        assert selector is not None and index_PSHW is not None, "sparse decoding without an index"
+        heads, context_tokens_R = self.num_kv_heads, plan.context_tokens_R
+        query_RHGD = query.unflatten(1, (heads, -1))
+        blocks_X, table_RM = torch.unique(plan.block_table_RM, return_inverse=True)
+        keys_XBHD, values_XBHD = (held[blocks_X].contiguous() for held in _views(kv_cache))
+        index_XSHW = index_PSHW[blocks_X].contiguous()
+        scores_RHU = torch.empty(plan.decodes, heads, plan.most_units, dtype=torch.float32)
+        unit_ids_RHN = torch.empty(plan.decodes, heads, plan.most_units, dtype=torch.int32)
+        paged.score_units(
+            query_RHGD,
+            index_XSHW,
+            table_RM,
+            context_tokens_R,
+            selector,
+            scores_RHU,
+            impl="reference",
+            scale=self.scale,
+        )
+        paged.choose_units(
+            scores_RHU, context_tokens_R, plan.kv_budget_tokens_R, selector, unit_ids_RHN, impl="reference"
+        )
+        paged.paged_decode(
+            query_RHGD,
+            keys_XBHD,
+            values_XBHD,
+            table_RM,
+            unit_ids_RHN,
+            context_tokens_R,
+            plan.kv_budget_tokens_R,
+            selector,
+            self.scale,
+            output.view(query.shape).unflatten(1, (heads, -1)),
+            impl="reference",
+        )
+
+    def _index(self, kv_cache: Tensor) -> Tensor | None:
+        if self.index is None:
+            return None
+        if self.index.width:
+            return self.index.index_PSHW
+        blocks, heads, block = kv_cache.shape[:3]
+        return torch.empty(blocks, block // STATE.unit_tokens, heads, 0, dtype=self.index.selector.index_dtype)
+
+
+def _views(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
+    """Keys and values [P, B, H, D]. vLLM's CPU kernels keep a block's keys as [D, B] and its values behind, as [B, D]."""
+    blocks, heads, block, both = kv_cache.shape
+    keys, values = kv_cache.view(blocks, heads, 2 * block, both // 2).chunk(2, dim=2)
+    return keys.view(blocks, heads, both // 2, block).permute(0, 3, 1, 2), values.permute(0, 2, 1, 3)

@@ -1,0 +1,343 @@
+"""vLLM's FlashAttention backend with sparse decoding, on CUDA. Prefill, dense layers and everything else are the parent's.
+
+A step of decode rows alone can run inside a full CUDA graph: what the sparse layers do is then the same for every such step,
+reads its lengths, budgets and blocks from tensors that stay where they are, and returns dense attention where a budget
+exceeds its context. Steps that also prefill run outside full graphs, decode rows first.
+"""
+
+# R rows that decode (padding included), H kv heads, G query heads per kv head, U units, N chosen units, D head dim,
+# P blocks, B tokens per block
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.config import get_current_vllm_config
+from vllm.v1.attention.backend import AttentionCGSupport
+from vllm.v1.attention.backends.fa_utils import get_flash_attn_version
+from vllm.v1.attention.backends.flash_attn import (
+    FlashAttentionBackend,
+    FlashAttentionImpl,
+    FlashAttentionMetadata,
+    FlashAttentionMetadataBuilder,
+)
+
+from sparroll.attention.decode import paged
+from sparroll.attention.selectors.base import Selector
+from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.batch import Rows
+from sparroll.engines.vllm.attention.layer import SparseLayer
+from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages, read_tokens
+from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, Settings
+from sparroll.errors import UserError
+
+
+@dataclass
+class Plan:
+    """What the sparse layers do in a step."""
+
+    decodes: int
+    prefills: FlashAttentionMetadata | None
+    context_tokens_R: Tensor
+    kv_budget_tokens_R: Tensor
+    block_table_RM: Tensor
+
+
+@dataclass
+class Workspace:
+    """Device memory of the sparse layers, shared by all of them. Nothing in it outlives a layer, but for what `build`
+    writes anew in each step: an engine may wake from sleep with other contents."""
+
+    scores_RHU: Tensor
+    unit_ids_RHN: Tensor
+    pages_RHN: Tensor
+    shared: paged.StepWorkspace
+    kv_budget_tokens_R: Tensor
+    read_tokens_RH: Tensor
+    starts: Tensor
+    """0, 1, 2, ...: where the one query of each (request, head) starts."""
+
+    @staticmethod
+    def allocate(
+        rows: int,
+        heads: int,
+        group: int,
+        dim: int,
+        most_units: int,
+        dtype: torch.dtype,
+        selector: Selector,
+        device: torch.device,
+    ) -> Workspace:
+        def integers(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.int32, device=device)
+
+        return Workspace(
+            scores_RHU=torch.zeros(rows, heads, most_units, dtype=torch.float32, device=device),
+            unit_ids_RHN=integers(rows, heads, most_units),
+            pages_RHN=integers(rows, heads, most_units),
+            shared=paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device),
+            kv_budget_tokens_R=integers(rows),
+            read_tokens_RH=integers(rows, heads),
+            starts=integers(rows * heads + 1),
+        )
+
+
+_workspace: Workspace | None = None
+
+
+def drop_workspace() -> None:
+    """When the engine is gone."""
+    global _workspace
+    _workspace = None
+
+
+def _rows_at_most(vllm_config: Any) -> int:
+    graphs = vllm_config.compilation_config.max_cudagraph_capture_size or 0
+    return max(vllm_config.scheduler_config.max_num_seqs, graphs)
+
+
+class SparseBackend(FlashAttentionBackend):
+    """`attention_backend="CUSTOM"`."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return False
+
+    @staticmethod
+    def get_impl_cls() -> type[FlashAttentionImpl]:
+        return SparseImpl
+
+    @staticmethod
+    def get_builder_cls() -> type[FlashAttentionMetadataBuilder]:
+        return SparseMetadataBuilder
+
+
+class SparseBackendOverFlash(SparseBackend):
+    """The same in FLASH_ATTN's place, for frameworks that forward no engine arguments (SPARROLL_VLLM_SCHEDULE)."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "FLASH_ATTN"
+
+
+class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
+    """The parent's metadata, with a plan for the sparse layers beside it (`metadata.sparroll`)."""
+
+    supports_update_block_table = False
+
+    @classmethod
+    def get_cudagraph_support(cls, vllm_config: Any, kv_cache_spec: Any) -> AttentionCGSupport:
+        if not _is_sparse(vllm_config):
+            return super().get_cudagraph_support(vllm_config, kv_cache_spec)
+        return AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        self.sparse = _is_sparse(vllm_config)
+        if self.sparse:
+            self._init_reorder_batch_threshold(1)
+
+    def use_cascade_attention(self, *arguments: Any, **named: Any) -> bool:
+        return False if self.sparse else super().use_cascade_attention(*arguments, **named)
+
+    def build(
+        self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
+    ) -> FlashAttentionMetadata:
+        rows = Rows.of(common_attn_metadata)
+        rows.count(STATE)
+        return self._plan(common_prefix_len, common_attn_metadata, fast_build, rows, captures=False)
+
+    def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> FlashAttentionMetadata:
+        rows = Rows.of(common_attn_metadata)
+        return self._plan(0, common_attn_metadata, False, rows, captures=True)
+
+    def _plan(
+        self, common_prefix_len: int, common: Any, fast_build: bool, rows: Rows, captures: bool
+    ) -> FlashAttentionMetadata:
+        whole = super().build(common_prefix_len, common, fast_build)
+        whole.sparroll = None
+        if not self.sparse or not rows.decodes:
+            return whole
+        # Where a full graph may run, its contents were settled at capture; only elsewhere is there a choice.
+        free = not captures and (rows.prefills > 0 or not self.use_full_cuda_graph)
+        if free and not (rows.host_budgets(STATE) < rows.contexts_R).any():
+            return whole
+        assert _workspace is not None, "metadata is built before any layer exists"
+        count = rows.decodes
+        context_tokens_R = common.seq_lens[:count]
+        budgets_R = _workspace.kv_budget_tokens_R[:count]
+        STATE.budgets(context_tokens_R, budgets_R)
+        if rows.whole_R.any():
+            budgets_R.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
+        selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
+        assert selector is not None, "a plan without a schedule"
+        paged.plan_step(context_tokens_R, budgets_R, selector, most_units, _workspace.shared)
+        if STATE.attention == "fa3_pages":
+            heads = _workspace.read_tokens_RH.shape[1]
+            torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
+            _workspace.read_tokens_RH[:count] = read_tokens(context_tokens_R, budgets_R)[:, None]
+        whole.sparroll = Plan(
+            decodes=count,
+            prefills=self._prefills(common, count) if rows.prefills else None,
+            context_tokens_R=context_tokens_R,
+            kv_budget_tokens_R=budgets_R,
+            block_table_RM=common.block_table_tensor[:count],
+        )
+        return whole
+
+    def _prefills(self, common: Any, first: int) -> FlashAttentionMetadata:
+        # No schedule computed ahead: the parent keeps it in one buffer, which the whole batch's metadata points to.
+        behind = super().build(0, compat.rows_from(common, first), fast_build=True)
+        behind.max_num_splits = 0
+        return behind
+
+
+class SparseImpl(SparseLayer, FlashAttentionImpl):
+    """One attention layer. Dense layers, and steps in which nothing is left out, are the parent's."""
+
+    supports_dcp = False
+
+    def __init__(self, *arguments: Any, **named: Any):
+        FlashAttentionImpl.__init__(self, *arguments, **named)
+        vllm_config = get_current_vllm_config()
+        if Settings.find(vllm_config) is None:
+            raise UserError(
+                'attention_backend="CUSTOM" is sparroll\'s, and no schedule is given',
+                'additional_config={"sparroll": "schedule.toml"}, or a preset\'s name; or set ' + SCHEDULE_VARIABLE,
+            )
+        self.start_layer(FlashAttentionImpl, vllm_config, arguments, named)
+        if STATE.selector is not None:
+            self._allocate(vllm_config, STATE.selector)
+
+    def _allocate(self, vllm_config: Any, selector: Selector) -> None:
+        # Here, while the model is built, so that vLLM counts it before it sizes the KV cache.
+        global _workspace
+        if STATE.attention == "fa3_pages":
+            if get_flash_attn_version(head_size=self.head_size) != 3:
+                raise UserError('attention "fa3_pages" needs FlashAttention 3 (Hopper)', 'use attention "triton"')
+            if STATE.unit_tokens != PAGE_TOKENS:
+                raise UserError(
+                    f'attention "fa3_pages" reads units of {PAGE_TOKENS} tokens, the schedule has {STATE.unit_tokens}',
+                    'use attention "triton"',
+                )
+        rows, most_units = _rows_at_most(vllm_config), -(-vllm_config.model_config.max_model_len // STATE.unit_tokens)
+        shape = (rows, self.num_kv_heads, most_units)
+        if _workspace is not None and _workspace.scores_RHU.shape == shape and STATE.has_workspace:
+            return
+        _workspace = Workspace.allocate(
+            rows,
+            self.num_kv_heads,
+            self.num_queries_per_kv,
+            self.head_size,
+            most_units,
+            vllm_config.model_config.dtype,
+            selector,
+            STATE.device,
+        )
+        STATE.has_workspace = True
+
+    def do_kv_cache_update(
+        self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
+    ) -> None:
+        super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
+        index_PSHW = None if self.index is None else self.index.index_PSHW
+        if index_PSHW is not None and STATE.selector is not None:
+            keys_PBHD, _ = compat.keys_and_values(kv_cache, self.head_size)
+            paged.update_index(keys_PBHD, index_PSHW, slot_mapping, STATE.selector, impl="triton")
+
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: Plan, output: Tensor) -> None:
+        selector, work = STATE.selector, _workspace
+        index_PSHW = None if self.index is None else self.index.index_PSHW
+        assert selector is not None and work is not None and index_PSHW is not None, "sparse decoding without an index"
+        count, heads = plan.decodes, self.num_kv_heads
+        query_RHGD = query.unflatten(1, (heads, -1))
+        out_RHGD = output.view(count, heads, -1, self.head_size)
+        keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
+        scores_RHU, unit_ids_RHN, pages_RHN = (
+            held[:count] for held in (work.scores_RHU, work.unit_ids_RHN, work.pages_RHN)
+        )
+        paged.score_units(
+            query_RHGD,
+            index_PSHW,
+            plan.block_table_RM,
+            plan.context_tokens_R,
+            selector,
+            scores_RHU,
+            impl="triton",
+            kv_budget_tokens_R=plan.kv_budget_tokens_R,
+            scale=self.scale,
+            workspace=work.shared,
+            planned=True,
+        )
+        paged.choose_units(
+            scores_RHU,
+            plan.context_tokens_R,
+            plan.kv_budget_tokens_R,
+            selector,
+            unit_ids_RHN,
+            impl="triton",
+            pages_RHN=pages_RHN,
+            block_table_RM=plan.block_table_RM,
+            units_per_block=index_PSHW.shape[1],
+            # Our attention knows from the budgets where each list ends.
+            fill_rest=STATE.attention != "triton",
+        )
+        if STATE.attention == "fa3_pages":
+            self._attend_pages(query_RHGD, keys_PBHD, values_PBHD, work, out_RHGD)
+            return
+        paged.paged_decode(
+            query_RHGD,
+            keys_PBHD,
+            values_PBHD,
+            plan.block_table_RM,
+            unit_ids_RHN,
+            plan.context_tokens_R,
+            plan.kv_budget_tokens_R,
+            selector,
+            self.scale,
+            out_RHGD,
+            work.shared,
+            impl="triton",
+            pages_RHN=pages_RHN,
+            planned=True,
+        )
+
+    def _attend_pages(
+        self, query_RHGD: Tensor, keys_PBHD: Tensor, values_PBHD: Tensor, work: Workspace, out_RHGD: Tensor
+    ) -> None:
+        """FlashAttention 3 itself; the page numbers take the place of the unit ids, which nobody needs any more."""
+        from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
+
+        count, heads = query_RHGD.shape[:2]
+        head_pages = HeadPages.of(keys_PBHD)
+        numbers_RHN = work.unit_ids_RHN[:count]
+        head_pages.number(work.pages_RHN[:count], keys_PBHD.shape[1] // PAGE_TOKENS, numbers_RHN)
+        flash_attn_varlen_func(
+            q=query_RHGD.reshape(count * heads, -1, self.head_size),
+            k=head_pages.view(keys_PBHD),
+            v=head_pages.view(values_PBHD),
+            out=out_RHGD.view(count * heads, -1, self.head_size),
+            cu_seqlens_q=work.starts[: count * heads + 1],
+            max_seqlen_q=1,
+            seqused_k=work.read_tokens_RH[:count].view(-1),
+            max_seqlen_k=numbers_RHN.shape[2] * PAGE_TOKENS,
+            softmax_scale=self.scale,
+            causal=True,
+            block_table=numbers_RHN.view(count * heads, -1),
+            fa_version=3,
+            # Fixed, because a graph would keep whatever was best at capture.
+            num_splits=1,
+        )
+
+
+def _is_sparse(vllm_config: Any) -> bool:
+    settings = Settings.find(vllm_config)
+    return settings is not None and settings.schedule is not None

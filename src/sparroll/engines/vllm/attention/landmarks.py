@@ -1,0 +1,113 @@
+"""The index (landmarks) as extra layers of vLLM's KV cache, one beside each sparse attention layer: the same block ids, so
+an index row is shared by prefix caching, counted by memory profiling, and put to sleep together with the keys it describes.
+"""
+
+# P blocks, S units per block, H kv heads, W index row width
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from vllm.model_executor.layers.attention_layer_base import AttentionLayerBase
+from vllm.model_executor.models.utils import extract_layer_index
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionMetadata,
+    AttentionMetadataBuilder,
+    MultipleOf,
+)
+
+from sparroll.attention.selectors.base import Selector
+from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.state import STATE
+from sparroll.errors import UserError
+
+SUFFIX = ".sparroll_index"
+
+
+class IndexLayer(AttentionLayerBase):
+    """Holds one layer's index rows; computes nothing. vLLM sets `kv_cache` once memory is allocated."""
+
+    supports_dcp = False
+    kv_sharing_target_layer_name = None
+
+    def __init__(self, heads: int, head_dim: int, selector: Selector):
+        self.heads, self.width, self.selector = heads, selector.index_width(head_dim), selector
+        self.kv_cache = torch.empty(0, device="cpu")
+
+    @property
+    def index_PSHW(self) -> Tensor | None:
+        """The rows, or None before memory is allocated."""
+        return self.kv_cache.transpose(1, 2) if self.kv_cache.numel() else None
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        return IndexBackend
+
+    def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+        block_tokens = vllm_config.cache_config.block_size
+        if block_tokens % self.selector.unit_tokens:
+            raise UserError(
+                f"a block of {block_tokens} tokens does not hold whole units of {self.selector.unit_tokens}",
+                f"block_size={max(16, self.selector.unit_tokens)}",
+            )
+        return compat.index_spec(block_tokens, self.heads, self.width, self.selector)
+
+
+class IndexMetadataBuilder(AttentionMetadataBuilder[AttentionMetadata]):
+    """Index layers are written and read by the attention layer beside them and need nothing of their own."""
+
+    _cudagraph_support = AttentionCGSupport.ALWAYS
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> AttentionMetadata:
+        return AttentionMetadata()
+
+
+class IndexBackend(AttentionBackend):
+    """How vLLM shapes the memory of an index layer."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "SPARROLL_INDEX"
+
+    @staticmethod
+    def get_impl_cls() -> Any:
+        raise NotImplementedError("index layers compute nothing")
+
+    @staticmethod
+    def get_builder_cls() -> type[IndexMetadataBuilder]:
+        return IndexMetadataBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(1)]
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return compat.index_shape(num_blocks, block_size, num_kv_heads, head_size, STATE.unit_tokens)
+
+
+def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | None) -> None:
+    """Give each sparse layer of this worker its number and its index. Repeated after a weight reload, it changes nothing."""
+    layers = vllm_config.compilation_config.static_forward_context
+    for name, layer in list(layers.items()):
+        impl: Any = getattr(layer, "impl", None)
+        if impl is None or not issubclass(type(impl), impl_class):
+            continue
+        impl.number = extract_layer_index(name)
+        if selector is None or impl.number not in STATE.sparse_layers:
+            continue
+        width = selector.index_width(impl.head_size)
+        row_bytes = width * selector.index_dtype.itemsize / selector.unit_tokens
+        STATE.index_read_share[impl.number] = row_bytes / (2 * impl.head_size * layer.kv_cache_torch_dtype.itemsize)
+        if impl.index is None:
+            impl.index = IndexLayer(impl.num_kv_heads, impl.head_size, selector)
+        if width:
+            layers[name + SUFFIX] = impl.index

@@ -1,0 +1,123 @@
+"""What vLLM's scheduler tells a worker about preemptions, counted: how many there were, and which response tokens went
+through prefill because of them. Imports nothing of vLLM; reads its SchedulerOutput by name.
+
+A preempted request comes back with its prompt and what it had sampled, and prefills all of it that is not cached. The end
+of that prefill samples its next token. vLLM's V1 runner calls it the same request resumed, its V2 runner a new one.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from sparroll.engines.vllm.attention.state import State
+
+
+@dataclass
+class Resumed:
+    """A preempted request until it has prefilled what it had sampled."""
+
+    prompt_tokens: int
+    known_tokens: int
+    """Prompt and response when it came back."""
+    prefill_tokens: int
+    """Until there vLLM's runner says that it prefills: V1 the prompt, V2 all that is known."""
+
+
+@dataclass
+class Follower:
+    """Follows the requests of one worker. Those that began before it are unknown to it."""
+
+    prompts: dict[str, int] = field(default_factory=dict)
+    resumed: dict[str, Resumed] = field(default_factory=dict)
+
+    def follow(self, step: Any, state: State) -> None:
+        """Before the worker runs a step: take vLLM's SchedulerOutput to the counters."""
+        preempted = step.preempted_req_ids or ()
+        state.counters.preemptions += len(preempted)
+        for name in (*preempted, *step.finished_req_ids):
+            self.resumed.pop(name, None)
+        for name in step.finished_req_ids:
+            self.prompts.pop(name, None)
+        self._enter(step)
+        if not self.resumed:
+            return
+        cached = step.scheduled_cached_reqs
+        starts = dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        starts |= {new.req_id: new.num_computed_tokens for new in step.scheduled_new_reqs}
+        for name in [name for name in self.resumed if name in starts]:
+            request, start = self.resumed[name], starts[name]
+            end = start + step.num_scheduled_tokens[name]
+            count(request, start, end, state)
+            if end >= request.known_tokens:
+                del self.resumed[name]
+
+    def _enter(self, step: Any) -> None:
+        for new in step.scheduled_new_reqs:
+            if new.prompt_token_ids is None:
+                continue
+            prompt = self.prompts[new.req_id] = len(new.prompt_token_ids)
+            known = len(new.prefill_token_ids or new.prompt_token_ids)
+            if known > prompt:
+                self.resumed[new.req_id] = Resumed(prompt, known, prefill_tokens=known)
+        cached = step.scheduled_cached_reqs
+        if not cached.resumed_req_ids:
+            return
+        for name, sampled in zip(cached.req_ids, cached.num_output_tokens, strict=True):
+            if name in cached.resumed_req_ids and sampled and name in self.prompts:
+                prompt = self.prompts[name]
+                self.resumed[name] = Resumed(prompt, prompt + sampled, prefill_tokens=prompt)
+
+
+def count(request: Resumed, start: int, end: int, state: State) -> None:
+    """A row of a resumed request, from token `start` to `end`."""
+    counters = state.counters
+    read = _read_tokens(end, state)
+    samples = end == request.known_tokens
+    if end - start == 1 and start >= request.prefill_tokens:
+        # A decode row for the runner, and for the metadata builder. Unless it samples, it only repeats a token.
+        if not samples:
+            counters.decode_rows -= 1
+            counters.sparse_rows -= read < end
+            counters.context_tokens -= end
+            counters.read_tokens -= read
+            counters.prefill_tokens += 1
+            counters.recomputed_tokens += 1
+        return
+    counters.recomputed_tokens += max(0, end - max(start, request.prompt_tokens))
+    if samples:
+        counters.resumed_tokens += 1
+        counters.resumed_sparse_tokens += read < end
+
+
+def _read_tokens(context_tokens: int, state: State) -> int:
+    if state.schedule is None:
+        return context_tokens
+    contexts = np.array([context_tokens])
+    return int(state.read_tokens(contexts, state.host_budgets(contexts))[0])
+
+
+def watch(runner: Any, state: State) -> None:
+    """Let a Follower see each step that the model runner is given from now on. Repeated, it changes nothing."""
+    run = runner.execute_model
+    if hasattr(run, "sparroll_follower"):
+        return
+    follower = Follower()
+
+    @functools.wraps(run)
+    def execute_model(scheduler_output: Any, *arguments: Any, **named: Any) -> Any:
+        # Warm-ups and profiling are no requests.
+        if not named.get("dummy_run"):
+            follower.follow(scheduler_output, state)
+        return run(scheduler_output, *arguments, **named)
+
+    execute_model.sparroll_follower = follower  # type: ignore[attr-defined]
+    runner.execute_model = execute_model
+
+
+def watched(runner: Any) -> bool:
+    """Whether `watch` was called for it."""
+    return hasattr(runner.execute_model, "sparroll_follower")

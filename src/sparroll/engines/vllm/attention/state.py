@@ -1,0 +1,208 @@
+"""One object per worker process: the schedule as tensors on the device, and counters of what ran. Knows no vLLM."""
+
+# R rows of a step, S schedule steps
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparroll.attention.selectors import Selector
+from sparroll.engines.base import EngineReport, LayerReport
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+
+MOST_STEPS = 64
+UNLIMITED = 1 << 30
+"""A budget above every context: the row reads everything."""
+
+
+@dataclass
+class Counters:
+    """Sums over the rows of all steps. A row that decodes is one new token of one request."""
+
+    decode_rows: int = 0
+    sparse_rows: int = 0
+    """Decode rows that read a part of their context in the sparse layers."""
+    context_tokens: int = 0
+    read_tokens: int = 0
+    """Tokens attended per sparse layer; a dense layer attends all `context_tokens`."""
+    prefill_tokens: int = 0
+    tail_tokens: int = 0
+    """Of those, one-token ends of chunked prompts. They ran among the decode rows and read everything."""
+    preemptions: int = 0
+    """Requests that lost their cache, each as often as it did. These four come from steps.py."""
+    recomputed_tokens: int = 0
+    """Of the prefill tokens, those of responses: a preempted request prefills what it had sampled, densely."""
+    resumed_tokens: int = 0
+    """Response tokens sampled at the end of such a prefill. No decode row did it."""
+    resumed_sparse_tokens: int = 0
+    """Of those, the ones for which a decode row would have been a sparse row."""
+
+
+@dataclass
+class State:
+    """Shared by the layers and the metadata builder of a worker. `configure` starts it anew for an engine."""
+
+    schedule: Schedule | None = None
+    layers: int = 0
+    model: str = ""
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    has_index: bool = False
+    """Whether the engine was started with a schedule, so that index layers exist."""
+    attention: str = "triton"
+    """Who attends to the chosen units on CUDA (see Settings)."""
+    has_workspace: bool = False
+    """Whether the CUDA backend allocated memory for this engine."""
+    counters: Counters = field(default_factory=Counters)
+    _steps_2S: Tensor | None = None
+    ran: dict[int, str] = field(default_factory=dict)
+    """Layer -> how its attention last ran: "dense", "triton", ... Absent: it never came through our backend. Layers
+    replayed from a CUDA graph were entered when it was captured."""
+    index_read_share: dict[int, float] = field(default_factory=dict)
+    _started_with: Schedule | None = None
+
+    def configure(
+        self,
+        schedule: Schedule | None,
+        layers: int,
+        device: torch.device | str,
+        model: str = "",
+        attention: str = "triton",
+    ) -> None:
+        """Start for an engine of so many layers. The selector and the dense layers stay what they are now."""
+        self.device, self.layers, self.model = torch.device(device), layers, model
+        self.has_index, self.has_workspace = schedule is not None, False
+        self.attention = attention
+        self._started_with = schedule
+        self._steps_2S = None
+        self.index_read_share = {}
+        self.ran = {}
+        self.reset_report()
+        self.set_schedule(schedule)
+
+    @property
+    def sparse_layers(self) -> frozenset[int]:
+        """Layers with an index, whatever the schedule in force."""
+        dense = self._started_with.dense_layers if self._started_with else range(self.layers)
+        return frozenset(range(self.layers)) - frozenset(dense)
+
+    @property
+    def selector(self) -> Selector | None:
+        """What the index is for; None without one."""
+        return self._started_with.selector if self._started_with else None
+
+    @property
+    def unit_tokens(self) -> int:
+        """Tokens per unit of selection; 1 without an index."""
+        return self._started_with.selector.unit_tokens if self._started_with else 1
+
+    def set_schedule(self, schedule: Schedule | None) -> None:
+        """From the next step on; None reads everything. CUDA graphs keep: the same tensors take the new values."""
+        started = self._started_with
+        if schedule is not None:
+            if started is None:
+                raise UserError(
+                    "the engine was started without a schedule, so it keeps no index",
+                    "start it with a schedule; set_schedule(None) then switches to dense attention",
+                )
+            _check_same(schedule, started)
+            schedule.check_layers(self.layers)
+            if len(schedule.steps) > MOST_STEPS:
+                raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
+        self.schedule = schedule
+        starts = [step.from_context_tokens for step in schedule.steps] if schedule else [0]
+        budgets = [step.kv_budget_tokens for step in schedule.steps] if schedule else [UNLIMITED]
+        # Explicitly on the host: vLLM builds models under a default device.
+        table = torch.full((2, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
+        table[0, : len(starts)] = torch.tensor(starts, dtype=torch.int32, device="cpu")
+        table[1, : len(budgets)] = torch.tensor(budgets, dtype=torch.int32, device="cpu")
+        # A new tensor each time: an upload of the old one may still be under way.
+        self._host_2S = table.pin_memory() if self.device.type == "cuda" else table
+        if self._steps_2S is not None:
+            self._steps_2S.copy_(self._host_2S, non_blocking=True)
+
+    def budgets(self, context_tokens_R: Tensor, out_R: Tensor) -> Tensor:
+        """KV budget of each row, on the device; 0 for padding rows (context 0). No synchronisation."""
+        if self._steps_2S is None:
+            # Not before the first step: what is allocated while the model loads, an engine forgets in its sleep.
+            # Steps run in inference mode, whose tensors nobody could write to later.
+            with torch.inference_mode(False):
+                self._steps_2S = self._host_2S.to(self.device, non_blocking=True)
+        starts_S, budgets_S = self._steps_2S
+        if self.device.type == "cuda":
+            from sparroll.attention.decode import triton_budgets
+
+            triton_budgets.budgets(context_tokens_R, starts_S, budgets_S, out_R)
+            return out_R
+        step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
+        return torch.mul(budgets_S[step_R.clamp_(min=0)], context_tokens_R > 0, out=out_R)
+
+    def host_budgets(self, contexts: np.ndarray) -> np.ndarray:
+        """The same from lengths the host knows."""
+        starts, budgets = self._host_2S.numpy()
+        return budgets[np.searchsorted(starts, contexts, side="right") - 1]
+
+    def read_tokens(self, contexts: np.ndarray, budgets: np.ndarray) -> np.ndarray:
+        """Tokens that a step attends: whole units up to the budget, less what the last, incomplete unit lacks."""
+        if self._started_with is None:
+            return contexts
+        unit = self.unit_tokens
+        units = -(-contexts // unit)
+        return np.minimum(budgets // unit, units) * unit - (units * unit - contexts)
+
+    def report(self) -> EngineReport:
+        """What ran since the last `reset_report`. A layer that never came through our backend shows no steps at all."""
+        return EngineReport(
+            engine="vllm",
+            model=self.model,
+            schedule_name=self.schedule.name if self.schedule else None,
+            weight_version=0,
+            prefill_tokens=self.counters.prefill_tokens,
+            generated_tokens=self.counters.decode_rows,
+            preemptions=self.counters.preemptions,
+            recomputed_tokens=self.counters.recomputed_tokens,
+            resumed_tokens=self.counters.resumed_tokens,
+            resumed_sparse_tokens=self.counters.resumed_sparse_tokens,
+            layers=[self._layer(layer) for layer in range(self.layers)],
+        )
+
+    def reset_report(self) -> None:
+        """Start counting anew."""
+        self.counters = Counters()
+
+    def _layer(self, layer: int) -> LayerReport:
+        counted = self.counters
+        if layer not in self.ran:
+            return LayerReport()
+        # The rows were counted before any layer ran; what a layer did with them, only it knows.
+        sparse = layer in self.sparse_layers and self.ran[layer] != "dense"
+        sparse_rows = counted.sparse_rows if sparse else 0
+        return LayerReport(
+            dense_steps=counted.decode_rows - sparse_rows,
+            sparse_steps=sparse_rows,
+            context_tokens=counted.context_tokens,
+            read_tokens=counted.read_tokens if sparse else counted.context_tokens,
+            index_read_share=self.index_read_share.get(layer, 0.0) if self.schedule else 0.0,
+        )
+
+
+def _check_same(schedule: Schedule, started: Schedule) -> None:
+    if schedule.selector != started.selector:
+        raise UserError(
+            f"the engine keeps the index of {started.selector.table()}, the schedule {schedule.name!r} needs "
+            f"{schedule.selector.table()}",
+            "start an engine with that schedule",
+        )
+    if schedule.dense_layers != started.dense_layers:
+        raise UserError(
+            f"the engine's dense layers are {list(started.dense_layers)}, the schedule {schedule.name!r} has "
+            f"{list(schedule.dense_layers)}",
+            "start an engine with that schedule",
+        )
+
+
+STATE = State()

@@ -1,0 +1,225 @@
+"""What a schedule would save: tokens per second and speed-up of decoding, predicted from the model's config alone.
+
+A roofline: a decode step takes the larger of its memory time and its compute time, with every request's reads averaged
+over the mix of context lengths. Given a TimeModel fitted to this machine, that is used instead. Prefill, sampling and
+the trainer are not part of it, so a real step gains less.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from sparroll.errors import UserError
+from sparroll.plan.hardware import Hardware, find_hardware
+from sparroll.plan.length_mix import LengthMix, LengthsAre
+from sparroll.plan.model_shape import ModelShape, model_shape
+from sparroll.plan.step_reads import StepReads
+from sparroll.plan.time_model import TimeModel
+from sparroll.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One decode step of the whole batch, and where its seconds go."""
+
+    weight_seconds: float
+    kv_seconds: float
+    index_seconds: float
+    compute_seconds: float
+    overhead_seconds: float
+    seconds: float
+    bound: Literal["memory", "compute", "measured"]
+    """What decides `seconds`; "measured": a fitted time model gave it, and the parts are the roofline's."""
+    tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class LengthRow:
+    """The schedule at one context length, with the plan's batch all at that length."""
+
+    context_tokens: int
+    kv_budget_tokens: int
+    kv_read_share: float
+    """Tokens attended / tokens in context, mean over layers, dense ones included."""
+    speedup: float
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A prediction, with everything it rests on."""
+
+    model: ModelShape
+    schedule: str
+    hardware: Hardware
+    lengths: str
+    mean_context_tokens: float
+    batch: int
+    batch_is: Literal["given", "what memory holds"]
+    kv_bytes_per_token: float
+    dense: StepTime
+    sparse: StepTime
+    kv_read_share: float
+    by_length: tuple[LengthRow, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def speedup(self) -> float:
+        """Dense step seconds / sparse step seconds."""
+        return self.dense.seconds / self.sparse.seconds
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for printing and JSON."""
+        return {**dataclasses.asdict(self), "speedup": self.speedup}
+
+
+@dataclass(frozen=True)
+class _Decoder:
+    """The batch on the device: gives the time of a step at any mix of lengths."""
+
+    reads: StepReads
+    device: Hardware
+    batch: int
+    overhead_seconds: float
+    time_model: TimeModel | None
+
+    def step(self, mix: LengthMix, *, sparse: bool) -> StepTime:
+        shape, batch, bandwidth = self.reads.shape, self.batch, self.device.bandwidth_bytes_per_second
+        attended, index = self.reads.layer_sums(mix) if sparse else (shape.layers * mix.mean_tokens, 0.0)
+        kv_bytes, index_bytes = (batch * tokens * self.reads.token_bytes for tokens in (attended, index))
+        weight_seconds = shape.parameters_used(batch) * self.reads.element_bytes / bandwidth
+        memory = weight_seconds + (kv_bytes + index_bytes) / bandwidth
+        # Q.K and A.V: 4 FLOPs per query head, channel and attended token. Scoring: 2 per query head and index number.
+        attention = batch * shape.query_heads * shape.head_dim * (4 * attended + 2 * index)
+        compute = (2 * shape.parameters_used(1) * batch + attention) / self.device.flops_per_second
+        seconds = max(memory, compute) + self.overhead_seconds
+        bound: Literal["memory", "compute", "measured"] = "memory" if memory >= compute else "compute"
+        if self.time_model is not None:
+            selecting = self.reads.selecting_layers(mix) if sparse else 0
+            seconds, bound = self.time_model.seconds(batch, kv_bytes + index_bytes, selecting), "measured"
+        return StepTime(
+            weight_seconds=weight_seconds,
+            kv_seconds=kv_bytes / bandwidth,
+            index_seconds=index_bytes / bandwidth,
+            compute_seconds=compute,
+            overhead_seconds=self.overhead_seconds,
+            seconds=seconds,
+            bound=bound,
+            tokens_per_second=batch / seconds,
+        )
+
+    def row(self, context: int) -> LengthRow:
+        here = LengthMix.parse(context)
+        speedup = self.step(here, sparse=False).seconds / self.step(here, sparse=True).seconds
+        return LengthRow(
+            context, self.reads.schedule.kv_budget_tokens(context), self.reads.kv_read_share(here), speedup
+        )
+
+
+def plan(
+    model: Any,
+    schedule: Schedule | str | Path | int,
+    *,
+    hardware: Hardware | str | Path = "H200",
+    lengths: LengthMix | str | int | Path | Sequence[int] = "0-32768",
+    lengths_are: LengthsAre = "contexts",
+    prompt_tokens: int = 0,
+    batch: int | None = None,
+    element_bytes: int = 2,
+    memory_share: float = 0.85,
+    reserved_bytes: float = 3e9,
+    overhead_seconds_per_layer: float = 0.0,
+    time_model: TimeModel | None = None,
+    force_schedule: bool = False,
+) -> Plan:
+    """Predict dense and sparse decoding of `model` on one device.
+
+    model: see `model_shape`; weights are never read.  schedule: a Schedule, a preset name or file, or a fixed budget.
+    lengths: see `LengthMix.parse`; lengths_are "contexts": the context lengths of the requests in flight; "rollouts":
+    final lengths, from which the contexts in flight follow (`prompt_tokens` is where decoding starts).
+    batch: left out, as many requests as fit: (memory_share * memory - weights - reserved_bytes) / cache of one request
+    at the mean context. element_bytes: bytes per weight and per cached number.
+    overhead_seconds_per_layer: launch gaps and the like, added to both sides. time_model: replaces the roofline.
+    """
+    shape, mix = model_shape(model), LengthMix.parse(lengths)
+    device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    if lengths_are == "rollouts":
+        mix = mix.decode_contexts(prompt_tokens)
+    elif lengths_are != "contexts":
+        raise UserError(f"lengths_are must be 'contexts' or 'rollouts', got {lengths_are!r}")
+    reads = StepReads(shape, _schedule(schedule, shape, force_schedule), element_bytes)
+    kv_bytes = shape.layers * reads.token_bytes
+    room = memory_share * device.memory_bytes - reserved_bytes
+    size = batch if batch is not None else _batch(shape, device, mix, kv_bytes, shape.parameters * element_bytes, room)
+    if size < 1:
+        raise UserError(f"batch must be at least 1, got {size}")
+    decoder = _Decoder(reads, device, size, overhead_seconds_per_layer * shape.layers, time_model)
+    eighths = sorted({max(1, round(mix.longest_tokens * eighth / 8)) for eighth in range(1, 9)})
+    return Plan(
+        model=shape,
+        schedule=reads.schedule.name,
+        hardware=device,
+        lengths=mix.text,
+        mean_context_tokens=mix.mean_tokens,
+        batch=size,
+        batch_is="what memory holds" if batch is None else "given",
+        kv_bytes_per_token=kv_bytes,
+        dense=decoder.step(mix, sparse=False),
+        sparse=decoder.step(mix, sparse=True),
+        kv_read_share=reads.kv_read_share(mix),
+        by_length=tuple(decoder.row(context) for context in eighths),
+        assumptions=tuple(_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model)),
+    )
+
+
+def _schedule(schedule: Schedule | str | Path | int, shape: ModelShape, force: bool) -> Schedule:
+    if isinstance(schedule, int):
+        # The published recipe keeps layers 0 and 1 dense; a model of one layer has no layer 1.
+        loaded = Schedule.fixed(schedule, dense_layers=tuple(range(min(2, shape.layers))))
+    else:
+        loaded = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
+    if not force:
+        loaded.check_model(shape.name)
+    loaded.check_layers(shape.layers)
+    return loaded
+
+
+def _batch(
+    shape: ModelShape, device: Hardware, mix: LengthMix, kv_bytes: float, weight_bytes: float, room: float
+) -> int:
+    request_bytes = kv_bytes * mix.mean_tokens
+    size = math.floor((room - weight_bytes) / request_bytes)
+    if size < 1:
+        raise UserError(
+            f"{shape.name} ({weight_bytes / 1e9:.1f} GB of weights) leaves no room for a request of "
+            f"{mix.mean_tokens:.0f} tokens ({request_bytes / 1e9:.2f} GB) on {device.name} "
+            f"({device.memory_bytes / 1e9:.0f} GB)",
+            "take a larger device or shorter lengths, or give batch",
+        )
+    return size
+
+
+def _assumptions(
+    element_bytes: int, memory_share: float, reserved_bytes: float, batch: int | None, time_model: TimeModel | None
+) -> list[str]:
+    lines = [
+        f"{element_bytes} bytes per weight and per cached number; all weights are read once a step",
+        "a sparse layer reads its budget and the index of its context, at most the context; dense layers read all of it",
+    ]
+    if batch is None:
+        lines.append(
+            f"the batch fills {memory_share:.0%} of the memory less the weights and {reserved_bytes / 1e9:.1f} GB, "
+            "at the mean context; the same batch dense and sparse"
+        )
+    if time_model is None:
+        lines.append("roofline: the larger of memory and compute time at the device's peak rates; an upper bound")
+    else:
+        lines.append(
+            f"time model fitted to {time_model.steps} measured steps, worst error {time_model.worst_relative_error:.1%}"
+        )
+        lines.extend(time_model.notes)
+    return lines

@@ -1,0 +1,61 @@
+"""What one decode step reads under a schedule, request by request, in token-equivalents of one layer's K and V."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from sparroll.plan.length_mix import LengthMix
+from sparroll.plan.model_shape import ModelShape
+from sparroll.schedule import Schedule
+
+
+@dataclass(frozen=True)
+class StepReads:
+    """What a decode step reads and computes, in token-equivalents of one layer's K and V per request."""
+
+    shape: ModelShape
+    schedule: Schedule
+    element_bytes: int
+
+    @property
+    def token_bytes(self) -> float:
+        return 2 * self.shape.kv_heads * self.shape.head_dim * self.element_bytes
+
+    @property
+    def dense_layers(self) -> int:
+        return len(self.schedule.dense_layers)
+
+    @property
+    def index_share(self) -> float:
+        """Bytes of the index per byte of K and V."""
+        selector, head_dim = self.schedule.selector, self.shape.head_dim
+        row_bytes = selector.index_width(head_dim) * selector.index_dtype.itemsize
+        return row_bytes / (selector.unit_tokens * 2 * head_dim * self.element_bytes)
+
+    def attended(self, contexts: np.ndarray) -> np.ndarray:
+        return np.minimum(contexts, self.budgets(contexts))
+
+    def index(self, contexts: np.ndarray) -> np.ndarray:
+        """Index reads; attended + index is at most the context, and none within the budget."""
+        return np.minimum(contexts - self.attended(contexts), contexts * self.index_share)
+
+    def budgets(self, contexts: np.ndarray) -> np.ndarray:
+        return self.schedule.kv_budget_tokens(torch.from_numpy(np.ceil(contexts).astype(np.int64))).numpy()
+
+    def layer_sums(self, mix: LengthMix) -> tuple[float, float]:
+        """Expected tokens attended and index token-equivalents of one request in one step, over all layers."""
+        sparse_layers = self.shape.layers - self.dense_layers
+        attended = self.dense_layers * mix.mean_tokens + sparse_layers * mix.mean_of(self.attended)
+        return attended, sparse_layers * mix.mean_of(self.index)
+
+    def selecting_layers(self, mix: LengthMix) -> int:
+        """Layers that select for at least one length of the mix."""
+        partly = bool((self.attended(mix.tokens) < mix.tokens).any())
+        return self.shape.layers - self.dense_layers if partly else 0
+
+    def kv_read_share(self, mix: LengthMix) -> float:
+        """Tokens attended / tokens in context, all layers together."""
+        return self.layer_sums(mix)[0] / (self.shape.layers * mix.mean_tokens)

@@ -1,0 +1,198 @@
+"""The walls round a program: the command line of each, by name. Nothing here starts one or says whether it holds.
+
+bubblewrap   namespaces of its own (processes, network, mounts, IPC); of the file system only the interpreter and the
+             system libraries, read-only; an empty /tmp that lives in memory and goes with it; seccomp
+firejail     the same kinds of namespaces, the whole file system read-only, home folders hidden
+unsafe       rlimits and a process group, no wall: whoever asks for it by name gets it, nobody else
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, Protocol
+
+from sparroll.tasks.code import seccomp
+from sparroll.tasks.code.limits import Limits
+
+Name = Literal["bubblewrap", "firejail", "unsafe"]
+RUNNER = Path(__file__).with_name("runner.py")
+PYTHON = os.path.realpath(sys.executable)
+_INSIDE, _PACKAGES = "/sandbox/runner.py", "/sandbox/packages"
+_ENVIRONMENT = {
+    "PATH": "/usr/bin:/bin",
+    "HOME": "/tmp",
+    "LANG": "C.UTF-8",
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+}
+_USER_IDS = itertools.count()
+
+
+@dataclass
+class Launch:
+    """One sandbox about to start: the command, what it inherits, and what must go when it has ended."""
+
+    command: list[str]
+    environment: dict[str, str] = field(default_factory=lambda: dict(_ENVIRONMENT))
+    pass_fds: list[int] = field(default_factory=list)
+    folder: str | None = None
+    """On this machine, removed afterwards."""
+    packages: list[str] = field(default_factory=lambda: packages())
+    """Where the program finds them."""
+    user_id: int | None = None
+    """The runner takes it on before the program starts."""
+
+    def close(self) -> None:
+        """Forget the inherited ends of the pipes, once the process has them."""
+        for place in self.pass_fds:
+            os.close(place)
+        self.pass_fds = []
+
+    def clean(self) -> None:
+        self.close()
+        if self.folder is not None:
+            _remove(self.folder)
+
+
+class Boundary(Protocol):
+    name: Name
+    own_processes: bool
+    """Whether the runner may kill everything that it sees."""
+
+    def why_not(self) -> str:
+        """Why this cannot be tried here; empty where it can."""
+        ...
+
+    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+        """`sync_fd` stays open as long as anything in the sandbox lives."""
+        ...
+
+
+def packages() -> list[str]:
+    """Folders of installed packages (numpy for evalplus); the .pth files in them are not followed."""
+    return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+
+
+class Bubblewrap:
+    name: Name = "bubblewrap"
+    own_processes = True
+
+    def why_not(self) -> str:
+        return "" if shutil.which("bwrap") else "bwrap is not installed"
+
+    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+        launch = Launch([])
+        # Root gives every sandbox a user id of its own: one that nobody else has, and no longer root.
+        # Anybody else becomes a user namespace's only user.
+        if os.geteuid() == 0:
+            launch.user_id = 1_500_000_000 + (os.getpid() % 100_000) * 1_000 + next(_USER_IDS) % 1_000
+            walls = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
+            walls += ["--cap-drop", "ALL", "--cap-add", "CAP_SETUID", "--cap-add", "CAP_SETGID"]
+        else:
+            walls = ["--unshare-all", "--cap-drop", "ALL"]
+        folder = ["--size", str(limits.folder_bytes), "--perms", "1777", "--tmpfs"]
+        command = ["bwrap", *walls, "--die-with-parent", "--new-session", "--hostname", "sandbox"]
+        command += [*self._system(), "--proc", "/proc", "--dev", "/dev", *folder, "/dev/shm", *folder, "/tmp"]
+        command += self._python(launch)
+        command += ["--ro-bind", str(RUNNER), _INSIDE, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", "/tmp"]
+        command += ["--clearenv"]
+        for name, value in _ENVIRONMENT.items():
+            command += ["--setenv", name, value]
+        command += ["--sync-fd", str(sync_fd)]
+        rules = seccomp.program()
+        if rules is not None:
+            source, sink = os.pipe()
+            os.write(sink, rules)
+            os.close(sink)
+            launch.pass_fds.append(source)
+            command += ["--seccomp", str(source)]
+        launch.command = [*command, PYTHON, "-I", "-S", "-B", _INSIDE]
+        return launch
+
+    def _system(self) -> list[str]:
+        command = ["--ro-bind", "/usr", "/usr"]
+        for place in ("/lib", "/lib32", "/lib64", "/bin"):
+            if os.path.islink(place):
+                command += ["--symlink", os.readlink(place), place]
+            elif os.path.isdir(place):
+                command += ["--ro-bind", place, place]
+        return [*command, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
+
+    def _python(self, launch: Launch) -> list[str]:
+        """The interpreter where it is, and its packages in a place of their own. After the empty /tmp, which would hide an
+        interpreter there."""
+        command = ["--perms", "0755", "--dir", str(Path(_PACKAGES).parent), "--perms", "0755", "--dir", _PACKAGES]
+        if not sys.base_prefix.startswith("/usr/"):
+            # Made by hand, since bwrap would copy the rights of a private home folder.
+            for parent in reversed(list(Path(sys.base_prefix).parents)[:-1]):
+                command += ["--perms", "0755", "--dir", str(parent)]
+            command += ["--ro-bind", sys.base_prefix, sys.base_prefix]
+        for number, place in enumerate(launch.packages):
+            command += ["--ro-bind-try", place, f"{_PACKAGES}/{number}"]
+        launch.packages = [f"{_PACKAGES}/{number}" for number in range(len(launch.packages))]
+        return command
+
+
+class Firejail:
+    name: Name = "firejail"
+    own_processes = False
+
+    def why_not(self) -> str:
+        return "" if shutil.which("firejail") else "firejail is not installed"
+
+    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+        # The runner is read from standard folders only through a copy: home folders are hidden.
+        command = [
+            "firejail",
+            "--quiet",
+            "--noprofile",
+            "--net=none",
+            "--private-tmp",
+            "--private-dev",
+            "--ipc-namespace",
+        ]
+        command += ["--caps.drop=all", "--nonewprivs", "--seccomp", "--nogroups", "--noroot", "--read-only=/"]
+        command += ["--read-write=/tmp", "--blacklist=/home", "--blacklist=/etc/passwd", "--blacklist=/etc/shadow"]
+        command += ["--deterministic-shutdown", f"--rlimit-fsize={limits.file_bytes}"]
+        return Launch([*command, PYTHON, "-I", "-S", "-B", str(RUNNER)])
+
+
+class Unsafe:
+    name: Name = "unsafe"
+    own_processes = False
+
+    def why_not(self) -> str:
+        return ""
+
+    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+        folder = tempfile.mkdtemp(prefix=f"sparroll-unsafe-{os.getpid()}-")
+        launch = Launch([PYTHON, "-I", "-S", "-B", str(RUNNER)], folder=folder)
+        launch.environment |= {"HOME": folder, "TMPDIR": folder}
+        return launch
+
+
+BOUNDARIES: dict[Name, Boundary] = {"bubblewrap": Bubblewrap(), "firejail": Firejail(), "unsafe": Unsafe()}
+
+
+def _remove(folder: str) -> None:
+    """A program may have taken the rights from its own folders."""
+
+    def again(_function: Any, path: str, _error: Any) -> None:
+        parent = os.path.dirname(path)
+        for place in (parent, path):
+            if place.startswith(folder) and not os.path.islink(place):
+                os.chmod(place, 0o700)
+        if os.path.isdir(path) and not os.path.islink(path):
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            os.unlink(path)
+
+    shutil.rmtree(folder, onerror=again)

@@ -1,0 +1,271 @@
+"""Programs against tests: all must pass. Verdicts are made here, outside the sandbox, where the expected answers stay.
+
+>>> reward = CodeReward()
+>>> reward.grade(StdinTests((("1 2", "3"),)), "```python\\nprint(sum(map(int, input().split())))\\n```").status
+'passed'
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from sparroll.errors import UserError
+from sparroll.tasks.code import runner, sandbox
+from sparroll.tasks.code.boundaries import Boundary, Name
+from sparroll.tasks.code.limits import Limits, SandboxError, Status
+from sparroll.tasks.code.rules import same_output, same_value
+from sparroll.tasks.code.session import Ended, Frame, Session
+
+ATTEMPTS = 3
+"""Starts of a sandbox before its failure becomes the verdict."""
+
+
+@dataclass(frozen=True)
+class StdinTests:
+    """Programs that read standard input: (input, expected output) pairs."""
+
+    cases: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class CallTests:
+    """A function, by name, on class Solution where the program has one: (arguments, expected value) pairs of JSON data."""
+
+    function: str
+    cases: tuple[tuple[list[Any], Any], ...]
+    wrapped: bool = False
+    """TACO: the expected value may be a list of one that holds the answer."""
+
+    @staticmethod
+    def from_livecodebench(function: str, cases: Sequence[tuple[str, str]]) -> CallTests:
+        """One JSON value a line of the input is one argument; the output is one JSON value."""
+        try:
+            read = [([json.loads(line) for line in given.split("\n")], json.loads(wanted)) for given, wanted in cases]
+        except ValueError as error:
+            raise UserError(f"a test of {function} is not JSON: {error}") from None
+        return CallTests(function, tuple(read))
+
+
+@dataclass(frozen=True)
+class CheckTests:
+    """evalplus: the row's `test` code, which calls `check(candidate)` or the function by its name, and asserts.
+
+    The code runs in a sandbox of its own, and the function it calls is a messenger to the program's sandbox.
+    """
+
+    entry_point: str
+    test_code: str
+
+
+Tests = StdinTests | CallTests | CheckTests
+
+
+@dataclass(frozen=True)
+class Verdict:
+    status: Status
+    detail: str = ""
+    test: int | None = None
+    """Index of the test that failed; None for evalplus."""
+
+    @property
+    def passed(self) -> bool:
+        return self.status == "passed"
+
+    @property
+    def reward(self) -> float | None:
+        """1 or 0; None when the sandbox failed, which says nothing about the program: leave it out."""
+        return None if self.status == "sandbox error" else float(self.passed)
+
+
+class CodeReward:
+    """Grades responses in parallel, each pair of code and tests once. Use as a context manager, or `close`.
+
+    Raises UserError at once where no sandbox holds on this machine (see sandbox.choose).
+    """
+
+    def __init__(
+        self,
+        limits: Limits | None = None,
+        *,
+        sandbox_name: Name | None = None,
+        allow_unsafe_sandbox: bool = False,
+        workers: int | None = None,
+        cache_entries: int = 65_536,
+    ):
+        self.limits = limits or Limits()
+        self.boundary = sandbox.choose(sandbox_name, allow_unsafe_sandbox=allow_unsafe_sandbox)
+        self.counts: Counter[Status] = Counter()
+        """Verdicts by status, cached ones included."""
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
+        self._cache: OrderedDict[str, Future[Verdict]] = OrderedDict()
+        self._cache_entries = cache_entries
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> CodeReward:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def grade(self, tests: Tests, response: str) -> Verdict:
+        """The verdict on the last fenced block of one response."""
+        return self.grade_batch([(tests, response)])[0]
+
+    def grade_batch(self, pairs: Sequence[tuple[Tests, str]]) -> list[Verdict]:
+        """One verdict a pair, in order."""
+        waiting = [self._submit(tests, response) for tests, response in pairs]
+        verdicts = [future.result() for future in waiting]
+        with self._lock:
+            self.counts.update(verdict.status for verdict in verdicts)
+        return verdicts
+
+    def _submit(self, tests: Tests, response: str) -> Future[Verdict]:
+        code = last_code(response)
+        if code is None:
+            done: Future[Verdict] = Future()
+            done.set_result(Verdict("wrong answer", "no fenced block"))
+            return done
+        key = self._key(code, tests)
+        with self._lock:
+            if key in self._cache:
+                self._cache.move_to_end(key)
+                return self._cache[key]
+            future = self._pool.submit(self._verdict, code, tests, key)
+            self._cache[key] = future
+            while len(self._cache) > self._cache_entries:
+                self._cache.popitem(last=False)
+            return future
+
+    def _key(self, code: str, tests: Tests) -> str:
+        content = repr((code, tests, self.limits, self.boundary.name))
+        return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
+
+    def _verdict(self, code: str, tests: Tests, key: str) -> Verdict:
+        problem = ""
+        for _ in range(ATTEMPTS):
+            try:
+                return run(code, tests, self.limits, self.boundary)
+            except (SandboxError, OSError) as error:
+                problem = str(error)
+        with self._lock:
+            # The machine may be well again next time.
+            self._cache.pop(key, None)
+        return Verdict("sandbox error", problem[:500])
+
+
+_FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.M | re.S)
+
+
+def last_code(response: str) -> str | None:
+    """The last fenced block of a response, one that the end cuts off included; None without one."""
+    found = None
+    for block in _FENCE.finditer(response):
+        found = block.group(2)
+    return found
+
+
+def run(code: str, tests: Tests, limits: Limits, boundary: Boundary) -> Verdict:
+    """Run a program against its tests, up to the first that fails. Raises SandboxError."""
+    if isinstance(tests, StdinTests):
+        return _run_programs(code, tests, limits, boundary)
+    if isinstance(tests, CallTests):
+        return _run_calls(code, tests, limits, boundary)
+    return _run_check(code, tests, limits, boundary)
+
+
+def _run_programs(code: str, tests: StdinTests, limits: Limits, boundary: Boundary) -> Verdict:
+    with Session(boundary, limits, "programs", code) as session:
+        for place, (text, expected) in enumerate(tests.cases):
+            try:
+                frame = session.exchange({}, text.encode("utf-8", "surrogatepass"))
+            except Ended as ended:
+                return Verdict(ended.status, ended.detail, place)
+            failed = _failed_program(frame)
+            if failed is not None:
+                return Verdict(failed, str(frame.head.get("problem"))[:300], place)
+            if not same_output(frame.body.decode("utf-8", "replace"), expected):
+                return Verdict("wrong answer", "the output differs", place)
+    return Verdict("passed")
+
+
+def _failed_program(frame: Frame) -> Status | None:
+    exit_code = frame.head.get("exit")
+    if frame.head.get("over"):
+        return "output limit"
+    if exit_code == 0:
+        return None
+    if exit_code == runner.MEMORY_EXIT:
+        return "memory"
+    # SIGXCPU, and SIGKILL from the hard limit of processor time.
+    return "timeout" if exit_code in (-24, -9) else "crash"
+
+
+def _run_calls(code: str, tests: CallTests, limits: Limits, boundary: Boundary) -> Verdict:
+    start = {"function": tests.function, "in_class": True, "official": True, "calls": len(tests.cases)}
+    with Session(boundary, limits, "calls", code, **start) as session:
+        for place, (arguments, expected) in enumerate(tests.cases):
+            try:
+                frame = session.exchange({}, runner.encode(arguments))
+                failed = _failed_call(frame)
+                if failed is not None:
+                    return Verdict(failed, str(frame.head.get("problem", ""))[:300], place)
+                value = runner.decode_json(json.loads(frame.body))
+            except Ended as ended:
+                return Verdict(ended.status, ended.detail, place)
+            except (ValueError, TypeError, LookupError, RecursionError, MemoryError, AttributeError):
+                return Verdict("crash", "the result does not read", place)
+            if not same_value(value, expected, wrapped=tests.wrapped):
+                return Verdict("wrong answer", "the value differs", place)
+    return Verdict("passed")
+
+
+def _failed_call(frame: Frame) -> Status | None:
+    kinds: dict[Any, Status | None] = {"value": None, "memory": "memory", "over": "output limit"}
+    return kinds.get(frame.head.get("kind"), "crash")
+
+
+def _run_check(code: str, tests: CheckTests, limits: Limits, boundary: Boundary) -> Verdict:
+    """Two sandboxes and we between them: what one asks, the other answers, and no code of one is in the other."""
+    name = tests.entry_point
+    with Session(boundary, limits, "grade", tests.test_code, function=name) as grader:
+        start = {"function": name, "in_class": False, "official": False, "calls": 1000}
+        with Session(boundary, limits, "calls", code, **start) as program:
+            return _messages(grader, program, limits)
+
+
+def _messages(grader: Session, program: Session, limits: Limits) -> Verdict:
+    last, status, answer = "", None, Frame({"kind": "go"}, b"")
+    while True:
+        try:
+            asked = grader.exchange(answer.head, answer.body, wall_seconds=10 * limits.wall_seconds)
+        except Ended as ended:
+            # A value that the tests cannot digest is the program's; before any call, the tests themselves do not run.
+            if answer.head["kind"] == "go":
+                raise SandboxError(f"the tests do not run: {ended.detail}") from None
+            return Verdict(ended.status, f"while its answer was checked: {ended.detail}")
+        kind = asked.head.get("kind")
+        if kind == "held":
+            return Verdict("passed")
+        if kind == "failed":
+            return Verdict(status or "wrong answer", last or str(asked.head.get("problem"))[:300])
+        if kind != "call":
+            raise SandboxError(f"the tests do not run: {asked.head.get('problem')}")
+        try:
+            answer = program.exchange({}, asked.body)
+        except Ended as ended:
+            return Verdict(ended.status, ended.detail)
+        status = _failed_call(answer)
+        last = "" if status is None else str(answer.head.get("problem", ""))[:300]

@@ -1,0 +1,187 @@
+r"""Is a response's boxed answer the gold answer? Verdicts with a status, in batches, cached by content. No prompts here.
+
+The comparison is math-verify's, gold first, in worker processes (math_pool.py). Words are compared here, as words.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import threading
+from collections import Counter, OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import blake2b
+from typing import Literal, get_args
+
+from sparroll.errors import UserError
+from sparroll.tasks.math.answer import last_boxed, plain_signs
+from sparroll.tasks.math.pool import Pool, Reply
+from sparroll.types import Prompt
+
+Status = Literal["right", "wrong", "no_answer", "too_long", "timeout", "crashed", "unparsable_gold"]
+STATUSES: tuple[str, ...] = get_args(Status)
+
+ANSWER_CHARS = 1000
+"""A longer answer is not read: no gold answer comes near, and parsers are slow on long input."""
+CACHED_VERDICTS = 200_000
+
+_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}\\]*)\}")
+_WORDS = re.compile(r"[A-Za-z][A-Za-z .'-]*")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    r"""What came of one response.
+
+    >>> Verdict("right", r"\frac{1}{2}")
+    """
+
+    status: Status
+    answer: str | None
+    """What stood in the last box; None without one."""
+
+    @property
+    def reward(self) -> float:
+        """1.0 for a right answer, else 0.0. A gold answer that does not parse has no reward: that is an error."""
+        if self.status == "unparsable_gold":
+            raise UserError(
+                "the gold answer of a prompt does not parse, so no response to it has a reward",
+                "drop such prompts when they are loaded: MathReward.with_parsable_gold(prompts)",
+            )
+        return float(self.status == "right")
+
+
+class MathReward:
+    """Verdicts by math-verify, one process a core, each pair of gold and answer compared once. Any thread may ask.
+
+    >>> MathReward().grade("0.5", r"... so the answer is \boxed{\frac{1}{2}}.").status
+    'right'
+    """
+
+    def __init__(self, pool: Pool | None = None) -> None:
+        if importlib.util.find_spec("math_verify") is None:
+            raise UserError("math rewards need math-verify, which is not installed", "pip install sparroll[math]")
+        self.pool = shared_pool() if pool is None else pool
+        self.counts: Counter[str] = Counter()
+        """Verdicts given so far, by status."""
+        self._cache: OrderedDict[bytes, Status] = OrderedDict()
+        self._parsed_gold: set[bytes] = set()
+        self._lock = threading.Lock()
+
+    def grade(self, gold: str, response_text: str) -> Verdict:
+        return self.grade_all([(gold, response_text)])[0]
+
+    def grade_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """A verdict for each (gold, response text), in order; all cores work on them."""
+        answers = [last_boxed(response) for _, response in pairs]
+        return self._record(answers, [gold for gold, _ in pairs])
+
+    def grade_answers(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+        """Like `grade_all` for answers that stand alone, without a box around them."""
+        return self._record([answer for _, answer in pairs], [gold for gold, _ in pairs])
+
+    def unparsable_gold(self, golds: Sequence[str]) -> list[bool]:
+        """Of each gold answer, whether it cannot be compared with anything."""
+        return [status == "unparsable_gold" for status in self._statuses([(gold, None) for gold in golds])]
+
+    def with_parsable_gold(self, prompts: Sequence[Prompt]) -> tuple[list[Prompt], int]:
+        """The prompts whose gold answer parses, and how many were dropped."""
+        bad = self.unparsable_gold([prompt.answer for prompt in prompts])
+        kept = [prompt for prompt, dropped in zip(prompts, bad, strict=True) if not dropped]
+        return kept, len(prompts) - len(kept)
+
+    def _record(self, answers: list[str | None], golds: list[str]) -> list[Verdict]:
+        asked = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if _readable(answer)]
+        found = iter(self._statuses(asked))
+        verdicts = []
+        for answer in answers:
+            if answer is None or not answer.strip():
+                verdicts.append(Verdict("no_answer", None))
+            elif not _readable(answer):
+                verdicts.append(Verdict("too_long", answer[:ANSWER_CHARS]))
+            else:
+                verdicts.append(Verdict(next(found), answer))
+        self.counts.update(verdict.status for verdict in verdicts)
+        return verdicts
+
+    def _statuses(self, pairs: Sequence[tuple[str, str | None]]) -> list[Status]:
+        """Of each (gold, answer), or of the gold alone where the answer is None: "right" if it parses."""
+        plain = [(plain_signs(gold), None if answer is None else plain_signs(answer)) for gold, answer in pairs]
+        keys = [_key(*pair) for pair in plain]
+        known: dict[bytes, Status] = {}
+        with self._lock:
+            for key in keys:
+                if key in self._cache:
+                    self._cache.move_to_end(key)
+                    known[key] = self._cache[key]
+        for key, pair in zip(keys, plain, strict=True):
+            if key not in known and (status := _without_mathematics(*pair)) is not None:
+                known[key] = status
+        unknown = {key: pair for key, pair in zip(keys, plain, strict=True) if key not in known}
+        replies = self.pool.ask([{"gold": gold, "answer": answer} for gold, answer in unknown.values()])
+        for key, (gold, _), reply in zip(unknown, unknown.values(), replies, strict=True):
+            known[key] = self._status(gold, reply)
+        with self._lock:
+            for key in unknown:
+                # A crash may have come from outside; asked again, it may be answered.
+                if known[key] != "crashed":
+                    self._cache[key] = known[key]
+            while len(self._cache) > CACHED_VERDICTS:
+                self._cache.popitem(last=False)
+        return [known[key] for key in keys]
+
+    def _status(self, gold: str, reply: Reply) -> Status:
+        status: Status
+        gold_key = _key(gold, None)
+        if reply.end == "answered":
+            status = _STATUS[reply.lines[-1].removeprefix("= ")]
+        elif "gold" in reply.lines:
+            status = reply.end
+        else:
+            status = "unparsable_gold"
+        if "gold" in reply.lines:
+            self._parsed_gold.add(gold_key)
+        # A gold answer that parsed once is not to blame, however long ago that was.
+        elif gold_key in self._parsed_gold:
+            return "timeout" if reply.end == "timeout" else "crashed"
+        return status
+
+
+@cache
+def shared_pool() -> Pool:
+    """The pool of all math rewards of this process."""
+    return Pool()
+
+
+def as_text(latex: str) -> str | None:
+    r"""Lower-case words of an answer in words, `\text{east}` or `Tuesday`; None for anything that may be mathematics."""
+    inner, wrapped = _TEXT.subn(r"\1", latex)
+    inner = " ".join(inner.strip("$ .").split())
+    if not _WORDS.fullmatch(inner):
+        return None
+    longest = max(map(len, re.findall("[A-Za-z]+", inner)))
+    return inner.casefold() if wrapped or longest >= 4 else None
+
+
+_STATUS: dict[str, Status] = {"right": "right", "wrong": "wrong", "unparsable_gold": "unparsable_gold"}
+
+
+def _without_mathematics(gold: str, answer: str | None) -> Status | None:
+    """The status where no parser is needed: a gold answer that is empty or too long, or in words."""
+    if not gold or len(gold) > ANSWER_CHARS:
+        return "unparsable_gold"
+    words = as_text(gold)
+    if words is None or (answer is not None and as_text(answer) is None):
+        return None
+    return "right" if answer is None or as_text(answer) == words else "wrong"
+
+
+def _readable(answer: str | None) -> bool:
+    return answer is not None and bool(answer.strip()) and len(answer) <= ANSWER_CHARS
+
+
+def _key(gold: str, answer: str | None) -> bytes:
+    joined = gold if answer is None else f"{len(gold)}\0{gold}{answer}"
+    return blake2b(joined.encode("utf-8", "surrogatepass"), digest_size=16).digest()

@@ -1,0 +1,294 @@
+"""Rewards of one's own: a Python function named by an import path. Finds it, checks how it may be called before anything is
+computed, and calls it; what its numbers are used for is decided elsewhere.
+
+    def reward(prompt: Prompt, response_text: str, rollout: Rollout, **settings) -> float | Verdict | None
+
+`async def` works the same, many calls at a time. Under `@batch_reward` the first three arguments are lists and a list comes
+back. None, or a Verdict without a reward, says that nothing can be said of the response.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import importlib
+import inspect
+import json
+import math
+import sys
+import traceback
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic_core import to_jsonable_python
+
+from sparroll import files
+from sparroll.errors import UserError
+from sparroll.tasks.async_calls import SECONDS, AsyncCalls, Expired, is_being_cancelled
+from sparroll.tasks.verdicts import Verdict
+from sparroll.types import Prompt, Rollout
+
+LARGEST = 1e6
+"""Rewards are compared in fp32, where larger ones swallow the differences between rollouts."""
+_BATCH = "takes_batches"
+_CALL = "function(prompt, response_text, rollout{settings})"
+_FAILURES = (Exception, SystemExit, asyncio.CancelledError)
+"""What ends a function and must not end the run without a word: sys.exit() would look like success."""
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+
+def batch_reward(function: Function) -> Function:
+    """Mark a function that judges many responses at a time: (prompts, response_texts, rollouts, **settings) -> a list."""
+    setattr(function, _BATCH, True)
+    return function
+
+
+def look_in(*folders: Path) -> None:
+    """Make modules in these folders importable, behind everything that is installed."""
+    for folder in folders:
+        place = str(folder.resolve())
+        if place not in sys.path:
+            sys.path.append(place)
+
+
+class RewardFunction:
+    """One function with its settings.
+
+    >>> RewardFunction("my_rewards:brevity", {"target_tokens": 200})
+    """
+
+    def __init__(self, path: str, settings: dict[str, Any] | None = None):
+        """Raises UserError where the path names no function, or one that cannot be called like a reward."""
+        self.path = path
+        self.settings = dict(settings or {})
+        self.function = _find(path)
+        self.takes_batches = bool(getattr(self.function, _BATCH, False))
+        self.is_async = inspect.iscoroutinefunction(self.function) or inspect.iscoroutinefunction(
+            getattr(self.function, "__call__", None)  # noqa: B004
+        )
+        self.source = _source(self.function)
+        """The file that the function stands in; None where it has none."""
+        self.digest = files.sha256(self.source) if self.source else ""
+        """sha256 of that file as it was found; empty without one. What the file imports is not in it."""
+        self._check_signature()
+        self._check_settings()
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a record."""
+        file = self.source.name if self.source else None
+        settings = to_jsonable_python(self.settings)
+        return {"use": self.path, "settings": settings, "file": file, "sha256": self.digest}
+
+    def __call__(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
+    ) -> list[float]:
+        """The reward of each response to the prompt at the same place; NaN where nothing can be said of it.
+
+        Raises UserError where the function raises, takes too long, or gives anything but such numbers.
+        """
+        if not prompts:
+            return []
+        if self.takes_batches:
+            return self._batch(prompts, texts, rollouts, calls)
+        rows = list(zip(prompts, texts, rollouts, strict=True))
+        if self.is_async:
+            values = calls.run([functools.partial(self._awaited, row, row[0].prompt_id) for row in rows])
+        else:
+            values = [self._called(row, row[0].prompt_id) for row in rows]
+        return [self._number(value, row[0].prompt_id) for value, row in zip(values, rows, strict=True)]
+
+    def _batch(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
+    ) -> list[float]:
+        arguments = (list(prompts), list(texts), list(rollouts))
+        where = f"{prompts[0].prompt_id} ... {prompts[-1].prompt_id}"
+        if self.is_async:
+            (values,) = calls.run([functools.partial(self._awaited, arguments, where)])
+        else:
+            values = self._called(arguments, where)
+        values = self._listed(values, where)
+        if len(values) != len(prompts):
+            raise self._refused(where, f"gave {len(values)} rewards for {len(prompts)} responses")
+        return [self._number(value, prompt.prompt_id) for value, prompt in zip(values, prompts, strict=True)]
+
+    def _listed(self, values: Any, where: str) -> list[Any]:
+        try:
+            # A dict's keys and a set's order are not what was meant.
+            rows = None if isinstance(values, str | bytes | Mapping | Set) else iter(values)
+        except TypeError:
+            rows = None
+        if rows is None:
+            raise self._refused(where, f"gave {_shown(values)} instead of a list")
+        try:
+            return list(rows)
+        except _FAILURES as error:
+            raise self._failed(where, error) from error
+
+    def _called(self, arguments: tuple[Any, ...], where: str) -> Any:
+        try:
+            return self.function(*arguments, **self.settings)
+        except _FAILURES as error:
+            raise self._failed(where, error) from error
+
+    async def _awaited(self, arguments: tuple[Any, ...], where: str, limit: Callable[[Awaitable[Any]], Any]) -> Any:
+        try:
+            return await limit(self.function(*arguments, **self.settings))
+        except Expired as error:
+            hint = f"reward.async_seconds is the limit in training; evaluation has {SECONDS:g} seconds"
+            raise self._refused(where, str(error), hint) from None
+        except _FAILURES as error:
+            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+                raise
+            raise self._failed(where, error) from error
+
+    def _number(self, value: Any, where: str) -> float:
+        if isinstance(value, Verdict):
+            value = value.reward
+        if value is None:
+            return math.nan
+        if inspect.isawaitable(value):
+            raise self._refused(where, "gave something to be awaited", "write it with `async def`")
+        try:
+            if isinstance(value, str | bytes):
+                raise TypeError
+            number = float(value)
+        except Exception:
+            raise self._refused(where, f"gave {_shown(value)} instead of a number") from None
+        if not abs(number) <= LARGEST:
+            raise self._refused(where, f"gave {number}", f"rewards are numbers from -{LARGEST:.0e} to {LARGEST:.0e}")
+        return number
+
+    def _failed(self, where: str, error: BaseException) -> UserError:
+        return self._refused(where, f"raised {_told(error)} ({_place(error, self.source)})")
+
+    def _refused(self, where: str, what: str, hint: str | None = None) -> UserError:
+        ungraded = "None is its word for what it cannot judge"
+        return UserError(
+            f"the reward {self.path} {what}, for the prompt {where}",
+            f"what is finished is kept: mend the function and go on; {hint or ungraded}",
+        )
+
+    def _check_signature(self) -> None:
+        shown = "".join(f", {name}=..." for name in self.settings)
+        call = _CALL.format(settings=shown)
+        try:
+            inspect.signature(self.function).bind(None, None, None, **self.settings)
+        except TypeError as error:
+            raise UserError(
+                f"the reward {self.path} cannot be called as {call}: {error}",
+                "further arguments come from `settings`, by name",
+            ) from None
+        except ValueError:
+            raise UserError(
+                f"the reward {self.path} has no signature", f"wrap it in a `def` called as {call}"
+            ) from None
+
+    def _check_settings(self) -> None:
+        try:
+            json.dumps(to_jsonable_python(self.settings), allow_nan=False)
+        except ValueError:
+            raise UserError(
+                f"the reward {self.path} has the settings {self.settings}, and no record holds NaN or infinity",
+                "leave the setting out and give its parameter a default",
+            ) from None
+
+
+class FunctionJudge:
+    """A reward function as the judge of an evaluation, whose rewards are from 0 to 1; 1 is right.
+
+    >>> FunctionJudge(RewardFunction("my_rewards:brevity"), AsyncCalls())
+    """
+
+    def __init__(self, function: RewardFunction, calls: AsyncCalls):
+        self.function, self.calls = function, calls
+
+    def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
+        """A verdict for each response to the prompt at the same place. Raises UserError as the function does, and for
+        rewards outside of 0 to 1."""
+        values = self.function(prompts, texts, rollouts, self.calls)
+        for prompt, value in zip(prompts, values, strict=True):
+            if value < 0 or value > 1:
+                raise UserError(
+                    f"the reward {self.function.path} gave {value}, for the prompt {prompt.prompt_id}",
+                    "evaluation takes rewards from 0 to 1",
+                )
+        return [Verdict(None, "ungraded") if math.isnan(value) else Verdict(value) for value in values]
+
+
+def _find(path: str) -> Callable[..., Any]:
+    module_name, _, name = path.partition(":")
+    try:
+        found: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
+            raise UserError(
+                f"the reward {path} is in a module that is not there: {error.name}",
+                "modules are found where they are installed, beside the configuration file and in the current folder",
+            ) from None
+        raise _broken(module_name, path, error) from error
+    except _FAILURES as error:
+        raise _broken(module_name, path, error) from error
+    module = found
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise UserError(
+                f"the reward {path}: {module.__name__} ({_file(module)}) has no {name}",
+                "an import path is package.module:function",
+            ) from None
+    if not callable(found):
+        raise UserError(f"the reward {path} is no function but {_shown(found)}")
+    return found
+
+
+def _source(function: Any) -> Path | None:
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    try:
+        known = inspect.isroutine(function) or inspect.isclass(function)
+        found = inspect.getsourcefile(function if known else type(function))
+    except TypeError:
+        return None
+    return Path(found) if found and Path(found).is_file() else None
+
+
+def _broken(module: str, path: str, error: BaseException) -> UserError:
+    return UserError(
+        f"the reward {path}: the module {module} cannot be imported: {_told(error)}",
+        f"`python -c 'import {module}'` says where",
+    )
+
+
+def _file(module: Any) -> str:
+    return str(getattr(module, "__file__", None) or "a folder without __init__.py")
+
+
+def _place(error: BaseException, source: Path | None) -> str:
+    """The last line of the function's own file that the error passed through; the deepest one where there is none."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if source is not None and Path(frame.filename) == source]
+    frame = (own or frames)[-1]
+    return f"{Path(frame.filename).name}, line {frame.lineno}"
+
+
+def _told(error: BaseException) -> str:
+    """On one line."""
+    message = " ".join(str(error).split())
+    return type(error).__name__ + (f": {_cut(message, 400)}" if message else "")
+
+
+def _shown(value: Any) -> str:
+    try:
+        found = repr(value)
+    except Exception:
+        # An integer of more than 4300 digits has none.
+        found = "that cannot be shown"
+    return f"{type(value).__name__} {_cut(found, 60)}"
+
+
+def _cut(text: str, most: int) -> str:
+    return text if len(text) <= most else f"{text[: most - 3]}..."

@@ -1,0 +1,1 @@
+"""Problems made from a seed, with answers that a program checks."""

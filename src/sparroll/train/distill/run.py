@@ -1,0 +1,220 @@
+"""Only the adapter, against a frozen model: `distill(config, out)`. No rewards, no policy update; otherwise a training run,
+with its checkpoints, processes and interrupts. The tail of held-out prompts is measured before and after, with one seed.
+
+>>> from sparroll.train.distill.run import distill
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sparroll import records
+from sparroll.errors import UserError
+from sparroll.tasks import Task
+from sparroll.train.config.sections import CorrectionSection, RewardSection, TrainConfig
+from sparroll.train.dense_checks import eval_prompt_ids
+from sparroll.train.loop import Clock, OnProgress, Trainer
+from sparroll.train.runtime.randomness import rollout_seeds
+from sparroll.train.runtime.sinks import read_lines
+from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
+from sparroll.train.sampling.weight_sync import park
+from sparroll.train.setup import open_run
+from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
+from sparroll.types import StepReport
+
+
+def distill(
+    config: TrainConfig,
+    out: Path | str,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    task: Task | None = None,
+) -> DistillResult:
+    """Train an adapter into `out`/adapter; with `resume`, go on from the newest whole checkpoint, to the bit on a CPU.
+
+    task: prompts of one's own instead of those that the configuration names. Raises UserError where the configuration asks
+    for what a frozen model cannot do.
+    """
+    check_frozen(config)
+    if task is not None and task.name != config.task.name:
+        raise UserError(
+            f"the configuration names the task {config.task.name!r}, and the prompts given are of {task.name!r}",
+            f"set task.name to {task.name!r}: the record and --resume go by it",
+        )
+    run = DistillRun(open_run(config, Path(out), resume, frozen=True, task=task))
+    run.advance(on_progress)
+    return run.result()
+
+
+def check_frozen(config: TrainConfig) -> None:
+    """Raise UserError where the configuration asks for rewards or for another schedule on the way, or sets what only the
+    policy's own training and evaluation have."""
+    refused = {
+        "distill.enabled": (config.distill.enabled, True),
+        "distill.objective": (config.distill.objective, "kl"),
+        "distill.cheaper": (config.distill.cheaper, ()),
+        "guard.action": (config.guard.action, "off"),
+        "controller.target": (config.controller.target, None),
+        "train.kl_coefficient": (config.train.kl_coefficient, 0.0),
+        "rollout.dynamic_sampling": (config.rollout.dynamic_sampling, False),
+        "correction": (config.correction, CorrectionSection()),
+        "reward": (config.reward, RewardSection()),
+    }
+    for name, (asked, only) in refused.items():
+        if asked != only:
+            shown = "as it is by default" if name in ("correction", "reward") else f"{only!r}, got {asked!r}"
+            raise UserError(
+                f"distilling into an adapter alone has no rewards and one schedule: {name} must be {shown}",
+                "sparroll train does the rest",
+            )
+    train, temperature = config.train, config.rollout.temperature
+    without_effect = {
+        "train.weight_decay": (
+            train.weight_decay,
+            (0.0,),
+            "the adapter has no weight decay: --set train.weight_decay=0",
+        ),
+        "train.epochs_per_batch": (train.epochs_per_batch, (1,), "use distill.epochs_per_batch"),
+        "train.max_gradient_norm": (train.max_gradient_norm, (1.0,), "use distill.max_gradient_norm"),
+        "guard.at_least": (config.guard.at_least, (None,), "nothing watches; the result has the tail before and after"),
+        "evaluate.temperature": (
+            config.evaluate.temperature,
+            (1.0, temperature),
+            f"held-out prompts are sampled like the others, at rollout.temperature = {temperature}",
+        ),
+    }
+    for name, (asked, same, hint) in without_effect.items():
+        if asked not in same:
+            raise UserError(f"distilling into an adapter alone has no use for {name} = {asked}", hint)
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """What the held-out prompts showed after `step` steps: the 5th percentile of the acceptance over all their tokens
+    (estimator top_k_lower) with its 95 % interval, and the mean log p_sparse - log p_dense of the sampled tokens."""
+
+    step: int
+    q05: float
+    q05_low: float
+    q05_high: float
+    mean: float
+    kl: float
+
+
+@dataclass(frozen=True)
+class DistillResult:
+    """What a run came to."""
+
+    out: Path
+    adapter: Path
+    """A plain peft folder."""
+    steps: int
+    before: HeldOut | None
+    """None without held-out prompts (evaluate.prompts = 0)."""
+    after: HeldOut | None
+    dense_ceiling_q05: float
+    kv_read_share: float
+    """Tokens attended / tokens in context, mean over steps."""
+    wall_seconds: float
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a record."""
+        return dict(records.plain(self))
+
+
+class DistillRun(Trainer):
+    """A run whose step has no policy update, and whose evaluation is the tail of held-out prompts."""
+
+    def step(self) -> StepReport:
+        number, clock = self.state.step + 1, Clock()
+        prompts = self.next_prompts()
+        with clock("ceiling"):
+            self.measure_ceiling_when_due()
+        with clock("rollout"):
+            self.engine.reset_report()
+            rollouts = self.sample(prompts, number)
+            report = rollout_report(rollouts, self.engine, self.ranks)
+        park(self.engine, self.config.rollout.sleep_level)
+        with clock("score"):
+            scores = self.score(rollouts)
+        with clock("measure"):
+            measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
+            report |= self.mismatch_report(measured.table(ESTIMATOR))
+        assert self.parts.distill is not None, "distilling without an adapter"
+        with clock("distill"):
+            nothing_GN = torch.zeros(len(prompts), self.parts.sampling.samples_per_prompt)
+            report |= self.distill(self.parts.distill, self.batch(rollouts, scores, nothing_GN), scores, number)
+        with clock("weights"):
+            self.parts.weights.bring_sampler(number)
+        self.complete(number, report | clock.report(), [], "")
+        return report
+
+    def in_words(self, report: StepReport) -> str:
+        return f"kl {report['distill/kl']:.4f}  tail {report['mismatch/acceptance_q05']:.3f}"
+
+    def evaluate(self) -> StepReport:
+        """The tail of the adapted policy on the held-out prompts, over all processes; always the same draws."""
+        config, parts = self.config, self.parts
+        numbers, prompt_ids = eval_prompt_ids(parts)
+        n = config.evaluate.samples_per_prompt
+        seeds = rollout_seeds(config.train.seed, "evaluate", 0, numbers, n)
+        sampling = Sampling(n, parts.sampling.max_new_tokens, parts.sampling.temperature, parts.sampling.top_k)
+        parts.weights.bring_sampler(self.state.step)
+        rollouts = sample(parts.engine, prompt_ids, numbers, seeds, sampling)
+        scores = self.score(rollouts)
+        measured = measure_tail(rollouts, scores, config.mismatch.bin_tokens, self.ranks, 0)
+        tail = measured.table(ESTIMATOR).overall
+        apart = [r.sparse_logp - score.logp for r, score in zip(rollouts, scores, strict=True)]
+        # In the order of the prompts, so that the sum is the same on any number of processes.
+        mine = [(r.prompt_index, r.sample_index, one) for r, one in zip(rollouts, apart, strict=True)]
+        everyone = torch.cat([row[2] for row in sorted(self.ranks.gather(mine), key=lambda row: row[:2])])
+        return {
+            "distill/held_out_q05": tail.q05,
+            "distill/held_out_q05_low": tail.low,
+            "distill/held_out_q05_high": tail.high,
+            "distill/held_out_mean": tail.mean,
+            "distill/held_out_kl": float(everyone[torch.isfinite(everyone)].double().mean()),
+        }
+
+    def result(self) -> DistillResult:
+        """Put the last checkpoint's adapter into OUT/adapter, and sum up."""
+        parts, saved = self.parts, self.parts.checkpoints / f"step-{self.state.step:06d}" / "adapter"
+        lines = read_lines(parts.out / "metrics.jsonl")
+        steps = [line for line in lines if "distill/kl" in line]
+        held_out = [_held_out(line) for line in lines if "distill/held_out_q05" in line]
+        seconds = sum(line.get("time/step_seconds", 0.0) + line.get("time/evaluate_seconds", 0.0) for line in lines)
+        result = DistillResult(
+            out=parts.out,
+            adapter=parts.out / "adapter",
+            steps=len(steps),
+            before=held_out[0] if held_out else None,
+            after=held_out[-1] if held_out else None,
+            dense_ceiling_q05=steps[-1]["mismatch/dense_ceiling_q05"],
+            kv_read_share=sum(line["rollout/kv_read_share"] for line in steps) / len(steps),
+            wall_seconds=seconds,
+        )
+        if self.ranks.is_main:
+            _replace(saved, result.adapter)
+            about = {"config": self.config, "seed": self.config.train.seed, "wall_seconds": seconds}
+            records.write(parts.out / "result.json", "distill", result.table(), **about)
+        self.ranks.wait()
+        return result
+
+
+def _held_out(line: dict[str, Any]) -> HeldOut:
+    names = ("q05", "q05_low", "q05_high", "mean", "kl")
+    return HeldOut(line["step"], **{name: line[f"distill/held_out_{name}"] for name in names})
+
+
+def _replace(source: Path, target: Path) -> None:
+    """A copy under another name first: a kill leaves no half of an adapter."""
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)
+    shutil.copytree(source, partial)
+    shutil.rmtree(target, ignore_errors=True)
+    partial.rename(target)

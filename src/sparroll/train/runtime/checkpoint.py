@@ -1,0 +1,260 @@
+"""Checkpoints that a kill at any moment cannot spoil: written beside, flushed, renamed, then pointed at.
+
+    checkpoints/latest -> step-000020
+    checkpoints/step-000020/model/                a plain transformers folder
+                            [adapter/]            a plain peft folder
+                            [adapter_optimizer.safetensors]
+                            optimizer.safetensors state.json generators.json config.json [schedule.toml]
+                            [evidence.safetensors]
+                            manifest.json         size and SHA-256 of every file above; written last
+
+A folder whose files do not match its manifest is damaged, and the one before it is used. No pickle anywhere.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tomli_w
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging
+
+from sparroll import files
+from sparroll.control.tail_window import Evidence, packed, unpacked
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
+from sparroll.train.update.optimizer import optimizer_tensors
+
+if TYPE_CHECKING:
+    from sparroll.engines.adapter import Adapter
+
+FORMAT = 1
+_PREFIX = "step-"
+_MANIFEST = "manifest.json"
+_EVIDENCE = "evidence.safetensors"
+_FILES_OF_THEIR_OWN = ("schedule", "evidence", "generators")
+
+
+@dataclass
+class RunState:
+    """Where a run stands after its last completed step; everything beside weights and optimizer that the next step reads."""
+
+    step: int = 0
+    """Completed steps; also the weight version."""
+    prompts_drawn: int = 0
+    metrics_bytes: int = 0
+    """Length of metrics.jsonl up to this step."""
+    evaluated_step: int = -1
+    """Step after which the last dense evaluation was made."""
+    schedule: Schedule | None = None
+    stopped: str = ""
+    """Why the run was stopped before its last step; empty while it may go on."""
+    guard: dict[str, Any] = field(default_factory=dict)
+    controller: dict[str, Any] = field(default_factory=dict)
+    """Empty without one."""
+    evidence: Evidence = ()
+    """What the controller judges by: the tail of the last steps."""
+    empty_steps: int = 0
+    """Steps in a row without a token in the loss."""
+    reward_files: dict[str, str] = field(default_factory=dict)
+    """sha256 of the file of each reward function of one's own, by the term's name."""
+    cheaper: dict[str, Any] = field(default_factory=dict)
+    """How far DistillSparse has come towards its next cheaper schedule; empty without any."""
+    dense_ceiling: dict[str, float] = field(default_factory=dict)
+    """Metrics of the last dense ceiling that was measured."""
+    generators: list[dict[str, Any]] = field(default_factory=list)
+    """Global random generators, one entry per process."""
+
+
+@dataclass(frozen=True)
+class SavedAdapter:
+    """The adapter of DistillSparse, its optimizer, and the name of the model that it belongs to."""
+
+    adapter: Adapter
+    optimizer: torch.optim.Optimizer
+    base_model: str
+
+
+def save(
+    folder: Path,
+    state: RunState,
+    config: dict[str, Any],
+    model: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    optimizer: torch.optim.Optimizer,
+    keep: int,
+    adapter: SavedAdapter | None = None,
+) -> Path:
+    """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. Without a model (it is frozen) there
+    is neither model/ nor its optimizer."""
+    final = folder / f"{_PREFIX}{state.step:06d}"
+    partial = folder / f".{final.name}.partial"
+    assert not final.exists(), f"{final} is there already"
+    _remove(partial)
+    partial.mkdir(parents=True)
+    if model is not None:
+        _write_model(partial / "model", model, tokenizer)
+        save_file(optimizer_tensors(model, optimizer), partial / "optimizer.safetensors")
+    if adapter is not None:
+        adapter.adapter.write(partial / "adapter", adapter.base_model)
+        tensors = optimizer_tensors(adapter.adapter.adapted, adapter.optimizer)
+        save_file(tensors, partial / "adapter_optimizer.safetensors")
+    _write_plain(partial, state, config)
+    _write_manifest(partial)
+    partial.rename(final)
+    _flush(folder)
+    _point(folder, final)
+    for old in _folders(folder)[keep:]:
+        _remove(old)
+    return final
+
+
+def load_state(checkpoint: Path) -> RunState:
+    """The state that `save` wrote. Model and optimizer have files of their own."""
+    plain = read_json(checkpoint / "state.json")
+    if plain.pop("format") != FORMAT:
+        raise UserError(
+            f"{checkpoint} was written by another version of sparroll", "start a new run from its model/ folder"
+        )
+    name = plain.pop("schedule_name")
+    schedule = None
+    if name is not None:
+        table = tomllib.loads((checkpoint / "schedule.toml").read_text(encoding="utf-8"))
+        schedule = Schedule.from_table(table, name)
+    tensors = load_file(checkpoint / _EVIDENCE) if (checkpoint / _EVIDENCE).is_file() else {}
+    generators = read_json(checkpoint / "generators.json")
+    return RunState(**plain, schedule=schedule, evidence=unpacked(tensors), generators=generators)
+
+
+def load_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "optimizer.safetensors")
+
+
+def load_adapter_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
+    return load_file(checkpoint / "adapter_optimizer.safetensors")
+
+
+def newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and a line for each newer one that is not."""
+    complaints: list[str] = []
+    for candidate in _folders(folder):
+        problem = damage(candidate)
+        if problem is None:
+            return candidate, complaints
+        complaints.append(f"checkpoint {candidate.name} is damaged ({problem}) and not used")
+    return None, complaints
+
+
+def tidy(folder: Path, used: Path | None) -> None:
+    """Remove half-written folders and put damaged newer ones aside, so that no later run meets them."""
+    for partial in folder.glob(f".{_PREFIX}*"):
+        _remove(partial)
+    for newer in _folders(folder):
+        if used is not None and _number(newer) <= _number(used):
+            break
+        aside = folder / f"damaged-{newer.name}"
+        _remove(aside)
+        newer.rename(aside)
+    if used is not None:
+        _point(folder, used)
+
+
+def damage(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint folder, or None."""
+    try:
+        manifest = read_json(checkpoint / _MANIFEST)
+    except (OSError, ValueError):
+        return "no readable manifest.json"
+    for name, expected in manifest["files"].items():
+        path = checkpoint / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != expected["bytes"]:
+            return f"{name} has {path.stat().st_size} bytes instead of {expected['bytes']}"
+        if files.sha256(path) != expected["sha256"]:
+            return f"{name} has other contents than were written"
+    return None
+
+
+def _write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
+    # A progress bar per checkpoint would bury the run's own lines.
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(folder)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+
+
+def _write_plain(partial: Path, state: RunState, config: dict[str, Any]) -> None:
+    plain = {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in _FILES_OF_THEIR_OWN}
+    plain |= {"format": FORMAT, "schedule_name": state.schedule.name if state.schedule else None}
+    (partial / "state.json").write_text(json.dumps(plain, indent=1, allow_nan=False), encoding="utf-8")
+    (partial / "generators.json").write_text(json.dumps(state.generators), encoding="utf-8")
+    (partial / "config.json").write_text(json.dumps(config, indent=1, allow_nan=False), encoding="utf-8")
+    if state.evidence:
+        save_file(packed(state.evidence), partial / _EVIDENCE)
+    if state.schedule is not None:
+        (partial / "schedule.toml").write_text(tomli_w.dumps(state.schedule.table()), encoding="utf-8")
+
+
+def _write_manifest(partial: Path) -> None:
+    written = sorted(path for path in partial.rglob("*") if path.is_file())
+    entries = {
+        str(path.relative_to(partial)): {"bytes": path.stat().st_size, "sha256": files.sha256(path)} for path in written
+    }
+    manifest = partial / _MANIFEST
+    manifest.write_text(json.dumps({"format": FORMAT, "files": entries}, indent=1), encoding="utf-8")
+    for path in [*written, manifest, *(p for p in partial.rglob("*") if p.is_dir()), partial]:
+        _flush(path)
+
+
+def _point(folder: Path, final: Path) -> None:
+    pointer = folder / ".latest.partial"
+    pointer.unlink(missing_ok=True)
+    pointer.symlink_to(final.name)
+    pointer.replace(folder / "latest")
+    _flush(folder)
+
+
+def _folders(folder: Path) -> list[Path]:
+    """Checkpoint folders, newest first."""
+    named = (path for path in folder.glob(f"{_PREFIX}*") if path.is_dir() and path.name[len(_PREFIX) :].isdigit())
+    return sorted(named, key=_number, reverse=True)
+
+
+def _number(path: Path) -> int:
+    return int(path.name[len(_PREFIX) :])
+
+
+def _remove(path: Path) -> None:
+    """Under another name first: a kill in the middle must not leave half a folder that looks like a checkpoint."""
+    if not path.exists():
+        return
+    if not path.name.startswith("."):
+        path = path.rename(path.with_name(f".{path.name}.removed"))
+    shutil.rmtree(path)
+
+
+def _flush(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))

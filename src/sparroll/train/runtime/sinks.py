@@ -1,0 +1,184 @@
+"""Where a run's metrics go. metrics.jsonl is always written, and is what a resumed run and the summary read; the others are
+chosen by name. A chosen sink whose package is missing is an error at the start."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import os
+import secrets
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Protocol
+
+from rich.console import Console
+
+from sparroll import files
+from sparroll.errors import UserError
+from sparroll.train.config.sections import TrainConfig
+from sparroll.types import StepReport
+
+
+class Sink(Protocol):
+    """Takes one report after each step (and after each evaluation)."""
+
+    def write(self, step: int, report: StepReport, events: list[str]) -> object: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """One JSON object per line: {"step": 3, "reward/mean": 0.41, ..., "events": [...]}; events only where there are some.
+
+    A line is written in one piece, and opening at a position cuts off everything behind it, so a resumed run never has a
+    step twice.
+    """
+
+    def __init__(self, path: Path, position: int = 0):
+        self._handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        size = os.fstat(self._handle).st_size
+        if size < position:
+            os.close(self._handle)
+            raise UserError(
+                f"{path} has {size} bytes, but the checkpoint was made at {position}",
+                "the file was shortened since; restore it",
+            )
+        os.ftruncate(self._handle, position)
+        os.lseek(self._handle, position, os.SEEK_SET)
+        self.position = position
+
+    def write(self, step: int, report: StepReport, events: list[str]) -> int:
+        """-> length of the file."""
+        line: dict[str, Any] = {"step": step, **report}
+        bad = [name for name, value in report.items() if not math.isfinite(value)]
+        assert not bad, f"metrics must be finite, {bad[0]} is {report[bad[0]]}"
+        if events:
+            line["events"] = events
+        data = (json.dumps(line) + "\n").encode()
+        written = os.write(self._handle, data)
+        assert written == len(data), "the disk is full: metrics.jsonl got half a line"
+        self.position += written
+        return self.position
+
+    def flush(self) -> None:
+        os.fsync(self._handle)
+
+    def close(self) -> None:
+        os.close(self._handle)
+
+
+def read_lines(path: Path) -> list[dict[str, Any]]:
+    """All lines of a metrics.jsonl."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+class ConsoleLine:
+    """One line per step: what one wants to see go by. Everything else is in metrics.jsonl."""
+
+    SHOWN = (
+        ("reward", "reward/mean", "{:.3f}"),
+        ("tail q05", "mismatch/acceptance_q05", "{:.3f}"),
+        ("dense ceiling", "mismatch/dense_ceiling_q05", "{:.3f}"),
+        ("distill kl", "distill/kl", "{:.4f}"),
+        ("held-out tail q05", "distill/held_out_q05", "{:.3f}"),
+        ("KV read", "rollout/kv_read_share", "{:.0%}"),
+        ("tokens", "rollout/response_tokens_mean", "{:.0f}"),
+        ("dense accuracy", "evaluate/dense_accuracy", "{:.3f}"),
+        ("s", "time/step_seconds", "{:.1f}"),
+    )
+
+    def __init__(self, steps: int, console: Console | None = None):
+        self.steps = steps
+        self.console = console or Console(stderr=True)
+
+    def write(self, step: int, report: StepReport, events: list[str]) -> None:
+        shown = [f"{label} {form.format(report[name])}" for label, name, form in self.SHOWN if name in report]
+        self.console.print(
+            f"step {step}/{self.steps}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True
+        )
+        for event in events:
+            self.console.print(f"  {event}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        return
+
+
+class TensorBoard:
+    def __init__(self, out: Path, step: int):
+        module = _package("tensorboard")
+        # What a killed run wrote after its last checkpoint is hidden.
+        self._writer = module.SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
+
+    def write(self, step: int, report: StepReport, events: list[str]) -> None:
+        for name, value in report.items():
+            self._writer.add_scalar(name, value, step)
+        for event in events:
+            self._writer.add_text("events", event, step)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class Tracker:
+    """W&B, or trackio, which speaks the same words. The run's id lives beside the metrics: a resumed run goes on there."""
+
+    def __init__(self, package: str, out: Path, config: TrainConfig):
+        module = _package(package)
+        name = config.log.run_name or out.name
+        about: dict[str, Any] = {
+            "project": config.log.project,
+            "config": config.model_dump(mode="json"),
+            "resume": "allow",
+        }
+        if package == "wandb":
+            about |= {"id": _run_id(out), "name": name, "dir": str(out)}
+        else:
+            # trackio tells runs apart by name alone.
+            about |= {"name": f"{name}-{_run_id(out)}"}
+        self._run = module.init(**about)
+
+    def write(self, step: int, report: StepReport, events: list[str]) -> None:
+        self._run.log({**report, **({"events": "; ".join(events)} if events else {})}, step=step)
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+_PACKAGES = {"tensorboard": "torch.utils.tensorboard", "wandb": "wandb", "trackio": "trackio"}
+
+
+def check_packages(config: TrainConfig) -> None:
+    """Raise UserError where a chosen sink's package is missing."""
+    for name in config.log.sinks:
+        if name in _PACKAGES:
+            _package(name)
+
+
+def open_sinks(config: TrainConfig, out: Path, step: int) -> list[Sink]:
+    """The chosen sinks, without metrics.jsonl."""
+    made: list[Sink] = []
+    for name in config.log.sinks:
+        if name == "console":
+            made.append(ConsoleLine(config.train.steps))
+        elif name == "tensorboard":
+            made.append(TensorBoard(out, step))
+        else:
+            made.append(Tracker(name, out, config))
+    return made
+
+
+def _run_id(out: Path) -> str:
+    path = out / "run_id"
+    if not path.exists():
+        files.write_text(path, secrets.token_hex(4))
+    return path.read_text(encoding="utf-8")
+
+
+def _package(name: str) -> ModuleType:
+    try:
+        return importlib.import_module(_PACKAGES[name])
+    except ImportError:
+        raise UserError(
+            f"log.sinks names {name!r}, but the package {name} is not installed", f"pip install {name}"
+        ) from None

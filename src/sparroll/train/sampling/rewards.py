@@ -1,0 +1,177 @@
+"""From responses to the numbers that are trained on: the task's verdict and functions of one's own, weighted and added up,
+less the overlong penalty. Which prompts are trained on is groups.py's part."""
+
+# G prompts, N rollouts per prompt
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparroll.errors import UserError
+from sparroll.tasks import Task
+from sparroll.tasks.async_calls import AsyncCalls
+from sparroll.tasks.reward_function import LARGEST, RewardFunction
+from sparroll.tasks.verdicts import judge
+from sparroll.train.config.sections import TASK, RewardSection
+from sparroll.train.runtime.distributed import Ranks
+from sparroll.types import Prompt, Rollout, StepReport
+
+
+@dataclass(frozen=True)
+class Graded:
+    """What the rollouts of G prompts got; float32, NaN where nothing can be said of a response."""
+
+    terms_GN: dict[str, Tensor]
+    """By the term's name, before its weight."""
+    total_GN: Tensor
+    """The terms, weighted and added up; NaN where one with a weight is."""
+    penalty_GN: Tensor
+    """What each response loses for its length, 0 or more."""
+
+    @property
+    def reward_GN(self) -> Tensor:
+        """What is trained on."""
+        return self.total_GN - self.penalty_GN
+
+
+class Rewards:
+    """Raises UserError where a function of one's own is not there or cannot be called like a reward."""
+
+    def __init__(self, settings: RewardSection, samples_per_prompt: int, max_new_tokens: int):
+        self.settings, self.samples_per_prompt, self.max_new_tokens = settings, samples_per_prompt, max_new_tokens
+        self.functions = {
+            term.name: RewardFunction(term.use, term.settings) for term in settings.terms if term.use != TASK
+        }
+        self.calls = AsyncCalls(settings.async_at_once, settings.async_seconds)
+
+    def __call__(
+        self, task: Task, prompts: list[Prompt], rollouts: list[Rollout], decode: Callable[[list[int]], str]
+    ) -> Graded:
+        """Of `samples_per_prompt` rollouts for each prompt, in the order of the prompts."""
+        asked = [prompt for prompt in prompts for _ in range(self.samples_per_prompt)]
+        texts = [decode(rollout.response_ids) for rollout in rollouts]
+        assert len(asked) == len(texts), f"{len(texts)} rollouts for {len(prompts)} prompts"
+        shape = (len(prompts), self.samples_per_prompt)
+        terms = {name: values.view(shape) for name, values in self._terms(task, asked, texts, rollouts).items()}
+        total_GN = torch.zeros(shape, dtype=torch.float64)
+        for term in self.settings.terms:
+            # Not 0 times what may be NaN: a term that is only measured takes no response away.
+            if term.weight:
+                total_GN += term.weight * terms[term.name]
+        _refuse_swallowing(total_GN)
+        buffer, most = self.settings.overlong_buffer_tokens, self.settings.overlong_penalty
+        lost = [
+            overlong_penalty(len(rollout.response_ids), self.max_new_tokens, buffer, most) if buffer else 0.0
+            for rollout in rollouts
+        ]
+        return Graded(
+            {name: values.float() for name, values in terms.items()},
+            total_GN.float(),
+            torch.tensor(lost, dtype=torch.float32).view(shape),
+        )
+
+    def _terms(self, task: Task, asked: list[Prompt], texts: list[str], rollouts: list[Rollout]) -> dict[str, Tensor]:
+        found = {}
+        for term in self.settings.terms:
+            if term.use == TASK:
+                verdicts = judge(task, asked, texts) if texts else []
+                values = [math.nan if verdict.reward is None else verdict.reward for verdict in verdicts]
+            else:
+                values = self.functions[term.name](asked, texts, rollouts, self.calls)
+            found[term.name] = torch.tensor(values, dtype=torch.float64)
+        return found
+
+    def record(self) -> list[dict[str, Any]]:
+        """Each function of one's own: its term, import path, settings, file and the file's digest."""
+        return [{"name": name} | each.table() for name, each in self.functions.items()]
+
+    def digests(self) -> dict[str, str]:
+        """By the term's name: what a resumed run is compared by."""
+        return {name: each.digest for name, each in self.functions.items()}
+
+    def changes(self, before: dict[str, str]) -> list[str]:
+        """An event for each function whose file is not what it was."""
+        return [
+            f"the reward {each.path} has changed since the checkpoint: its file was {before[name][:12]} and is "
+            f"{each.digest[:12]} now (sha256)"
+            for name, each in self.functions.items()
+            if before.get(name, each.digest) != each.digest
+        ]
+
+
+def _refuse_swallowing(total_GN: Tensor) -> None:
+    """Raise UserError for sums beyond what one reward may be, for the same reason."""
+    largest = max(total_GN.nan_to_num().flatten().tolist(), key=abs, default=0.0)
+    if abs(largest) > LARGEST:
+        raise UserError(
+            f"the reward.terms add up to {largest:g} for a response, and beyond {LARGEST:g} fp32 swallows differences",
+            "lower reward.terms.weight: normalised advantages are the same at any scale",
+        )
+
+
+def overlong_penalty(tokens: int, most_tokens: int, buffer_tokens: int, penalty: float) -> float:
+    """What a response of so many tokens loses: 0 up to most - buffer, then linearly up to `penalty` at `most_tokens` (DAPO,
+    arXiv 2503.14476)."""
+    beyond = tokens - (most_tokens - buffer_tokens)
+    return penalty * min(max(beyond, 0) / buffer_tokens, 1.0)
+
+
+def agreed(grade: Callable[[], Graded], ranks: Ranks) -> Graded:
+    """What `grade` gives. A UserError on one process is raised on all, so that none waits for one that has ended."""
+    graded: Graded | None = None
+    problem: UserError | None = None
+    try:
+        graded = grade()
+    except UserError as error:
+        problem = error
+    problems = ranks.gather([(problem.message, problem.hint) if problem else None])
+    if problem is not None:
+        raise problem
+    for other in filter(None, problems):
+        raise UserError(*other)
+    assert graded is not None
+    return graded
+
+
+def _why_ungraded(graded: list[Graded], settings: RewardSection, ranks: Ranks) -> str:
+    for term in settings.terms:
+        values = ranks.gather([bool(part.terms_GN[term.name].isnan().all()) for part in graded])
+        if term.weight and term.use != TASK and all(values):
+            return f"the reward term {term.name} gave none of them a reward"
+    return "the log of the task says why; `sparroll doctor`"
+
+
+def reward_report(graded: list[Graded], settings: RewardSection, ranks: Ranks) -> StepReport:
+    """Metrics of all that was sampled, over all processes. The terms and the penalty only where there is more to say than
+    the task's verdict."""
+    rows = ranks.gather([row for part in graded for row in part.reward_GN.tolist()])
+    groups = np.array(rows)
+    known = groups[~np.isnan(groups)]
+    if not len(known):
+        raise UserError("no response of this step could be graded", _why_ungraded(graded, settings, ranks))
+    equal = [len(set(group[~np.isnan(group)])) <= 1 for group in groups]
+    report = {
+        "reward/mean": float(known.mean()),
+        "reward/std": float(known.std()),
+        "reward/groups_all_equal_share": float(np.mean(equal)),
+        "reward/ungraded_share": 1 - len(known) / groups.size,
+    }
+    if settings.terms != RewardSection().terms:
+        for term in settings.terms:
+            values = np.array(ranks.gather([row for part in graded for row in part.terms_GN[term.name].tolist()]))
+            if not np.isnan(values).all():
+                report[f"reward/term/{term.name}"] = float(np.nanmean(values))
+    if settings.overlong_buffer_tokens:
+        lost = np.array(ranks.gather([row for part in graded for row in part.penalty_GN.tolist()]))
+        report |= {
+            "reward/overlong_share": float((lost > 0).mean()),
+            "reward/overlong_penalty_mean": float(lost.mean()),
+        }
+    return report

@@ -1,0 +1,67 @@
+"""The run's task, and what a run on real rows needs beside it: prompt lengths, a record of the rows, no other rows later."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sparroll import files, tasks
+from sparroll.errors import UserError, nearest
+from sparroll.tasks import Task
+from sparroll.tasks.data.select import refuse_window_without_dates
+from sparroll.tasks.data.task import DataTask, data_task
+from sparroll.train.config.sections import TrainConfig
+from sparroll.train.runtime import checkpoint
+from sparroll.train.sampling.prompts import GivenPrompts, PromptStream, encode
+
+ENDLESS_TASK_PROMPTS = 1024
+RECORD = "data.json"
+
+
+def make_task(config: TrainConfig) -> Task:
+    """The task that the configuration names. Raises UserError where rows are to be trained on and there are no eval rows."""
+    name = config.task.name
+    if not tasks.is_data(name):
+        if name not in tasks.names():
+            raise UserError(f"unknown task {name!r}", nearest(name, tasks.names()))
+        return tasks.get(name)
+    task = data_task(name, config.data)
+    refuse_window_without_dates(config.data, task.dated)
+    # Both are needed before the first step: the dense ceiling is measured on eval rows.
+    task.prompts("train", config.task.level, config.train.seed, 1)
+    task.prompts("eval", config.task.level, config.train.seed, 1)
+    return task
+
+
+def training_prompts(task: Task, config: TrainConfig, tokenizer: Any) -> PromptStream:
+    """The walk over the training prompts, none of them too long. Raises UserError where there are fewer than asked for."""
+    asked = config.task.train_prompts
+    if not isinstance(task, DataTask):
+        endless = not isinstance(task, GivenPrompts)
+        count = ENDLESS_TASK_PROMPTS if asked is None and endless else asked
+        return PromptStream(task, config.task.level, config.train.seed, count)
+    chat, thinking = config.task.chat_template, config.task.thinking
+    task.limit_prompt_tokens(lambda prompts: [len(ids) for ids in encode(tokenizer, prompts, chat, thinking)])
+    stream = PromptStream(task, config.task.level, config.train.seed, asked)
+    if asked is not None and len(stream.prompts) < asked:
+        raise UserError(
+            f"task.train_prompts is {asked:,}, but {task.name} has {len(stream.prompts):,} training rows",
+            "leave it out to train on all of them",
+        )
+    return stream
+
+
+def write_record(task: Task, out: Path) -> None:
+    """What was read, skipped and left out, as data.json."""
+    if isinstance(task, DataTask):
+        files.write_json(out / RECORD, task.report())
+
+
+def refuse_other_rows(task: Task, out: Path) -> None:
+    """Raise UserError where a run is resumed on other rows than it began with: no prompt would stand at its place."""
+    if isinstance(task, DataTask) and (out / RECORD).is_file():
+        began = checkpoint.read_json(out / RECORD)["fingerprint"]
+        if began != task.fingerprint():
+            raise UserError(
+                "the data is not what it was when the run began", f"{out / RECORD} says what was read; start a new run"
+            )

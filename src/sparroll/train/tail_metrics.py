@@ -1,0 +1,61 @@
+"""How far this step's rollouts are from the dense policy, as metrics: acceptance, its tail per bin, and the dense ceiling.
+The figures are of the estimator `top_k_lower`; the definitions are in mismatch/."""
+
+from __future__ import annotations
+
+from sparroll.engines.scoring import TokenScores
+from sparroll.mismatch import TailStatistics, TailTable, acceptance_top_k
+from sparroll.train.runtime.distributed import Ranks
+from sparroll.types import Rollout, StepReport
+
+ESTIMATOR = "top_k_lower"
+
+
+def measure_tail(
+    rollouts: list[Rollout], scores: list[TokenScores], bin_tokens: int, ranks: Ranks, step: int
+) -> TailStatistics:
+    """Tail statistics of the rollouts of all processes. With the step in their ids, those of several steps can be merged."""
+    statistics = TailStatistics(bin_tokens=bin_tokens)
+    for rollout, score in zip(rollouts, scores, strict=True):
+        assert rollout.top_k_ids is not None, "rollouts need top-k lists"
+        assert rollout.top_k_logp is not None, "rollouts need top-k lists"
+        assert score.top_k_ids is not None, "scores need top-k lists"
+        assert score.top_k_logp is not None, "scores need top-k lists"
+        lower_T, _ = acceptance_top_k(score.top_k_ids, score.top_k_logp, rollout.top_k_ids, rollout.top_k_logp)
+        statistics.add(lower_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
+    if ranks.count > 1:
+        states = ranks.gather([statistics.state()])
+        statistics = TailStatistics.from_state(states[0])
+        for state in states[1:]:
+            statistics.merge(TailStatistics.from_state(state))
+    return statistics
+
+
+def tail_report(table: TailTable, least_tokens: int) -> StepReport:
+    """Metrics of the sparse rollouts. The worst bin is looked for among those with `least_tokens` or more."""
+    overall = table.overall
+    report = {
+        "mismatch/acceptance_mean": overall.mean,
+        "mismatch/acceptance_q01": overall.q01,
+        "mismatch/acceptance_q05": overall.q05,
+        "mismatch/acceptance_q05_low": overall.low,
+        "mismatch/acceptance_q05_high": overall.high,
+        "mismatch/acceptance_q10": overall.q10,
+        "mismatch/acceptance_share_above_999": overall.share_above_999,
+    }
+    report |= {f"mismatch/acceptance_q05/{row.name}": row.q05 for row in table.rows}
+    report |= {f"mismatch/tokens/{row.name}": float(row.tokens) for row in table.rows}
+    counted = [row.q05 for row in table.rows if row.tokens >= least_tokens]
+    if counted:
+        report["mismatch/acceptance_q05_worst_bin"] = min(counted)
+    return report
+
+
+def ceiling_report(table: TailTable, step: int) -> StepReport:
+    """Metrics of dense rollouts, under names of their own, with the step whose weights they were measured with."""
+    report = {
+        "mismatch/dense_ceiling_mean": table.overall.mean,
+        "mismatch/dense_ceiling_q05": table.overall.q05,
+        "mismatch/dense_ceiling_step": float(step),
+    }
+    return report | {f"mismatch/dense_ceiling_q05/{row.name}": row.q05 for row in table.rows}

@@ -1,0 +1,1 @@
+"""The policy's gradient step: loss, micro batches, optimizer."""

@@ -1,0 +1,400 @@
+"""The controller's decisions, one by one, on tails whose 5th percentile is known."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
+
+from sparroll.attention.selectors import PageMean
+from sparroll.control.controller import Controller, Rules
+from sparroll.control.length_bins import LengthBins
+from sparroll.control.tail_window import TailWindow, packed, unpacked
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule, Step
+from sparroll.train import load_config
+from sparroll.train.schedules import make_controller, make_guard
+from tail_worlds import BIN, measured
+
+RULES = Rules(target=0.86)
+BINS = LengthBins(BIN, 8000, PageMean())
+
+
+def controller(budgets: list[int] | None = None, rules: Rules = RULES, bins: LengthBins = BINS) -> Controller:
+    return Controller(rules, bins, budgets or [512] * 4)
+
+
+def shown(one: Controller, tails: list[dict[int, float]], first: int = 1) -> list[list[int]]:
+    """Budgets after each step."""
+    budgets = []
+    for step, each in enumerate(tails, start=first):
+        one.watch(step, measured(step, each))
+        budgets.append(one.budgets)
+    return budgets
+
+
+# -- raising ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("tail", "budget"),
+    [(0.82, 736), (0.80, 864), (0.75, 1024), (0.40, 1024), (0.859, 528)],
+    ids=["(.18/.14)**(1/.7) = 1.432", "1.665", "capped at 2", "capped", "one page at least"],
+)
+def test_a_breach_raises_at_once_by_the_power_law_of_the_shortfall(tail: float, budget: int) -> None:
+    one = controller()
+    decision = one.watch(1, measured(1, {0: 0.9, 1: tail}))
+    assert one.budgets[:2] == [512, budget]
+    assert decision.schedule is not None
+    assert decision.schedule.kv_budget_tokens(3000) == budget
+    assert decision.moves[0].old == 512 and decision.moves[0].new == budget
+    assert f"controller: 2k-4k: 512 -> {budget} tokens: tail 0." in decision.events[0]
+    assert "2000 tokens of 20 rollouts" in decision.events[0]
+
+
+def test_a_bound_that_a_full_window_cannot_lift_raises_by_one_small_step() -> None:
+    """The percentile is .8605, the lower bound of 1600 tokens .002 less."""
+    one = controller(rules=Rules(0.86, window_steps=2))
+    assert one.watch(1, measured(1, {1: 0.8605}, rollouts=8)).moves == ()
+    decision = one.watch(2, measured(2, {1: 0.8605}, rollouts=8))
+    assert one.budgets == [544, 544, 816, 1088]
+    assert "lower bound of the tail 0.860 (0.858 to 0.864, 1600 tokens of 16 rollouts)" in decision.events[0]
+
+
+def test_between_target_and_margin_nothing_moves() -> None:
+    one = controller()
+    assert shown(one, [{0: 0.867, 1: 0.867, 2: 0.867, 3: 0.867}] * 20) == [[512] * 4] * 20
+    assert all(state.good_steps == 0 for state in one.states)
+
+
+def test_a_new_budget_starts_a_new_window() -> None:
+    """Two steps at .80 do not weigh on the budget that came after them."""
+    one = controller()
+    budgets = shown(one, [{0: 0.8}, {0: 0.867}, {0: 0.867}])
+    assert [each[0] for each in budgets] == [864, 864, 864]
+    row = one.window.row(0, one.states[0].since_step)
+    assert row is not None and row.tokens == 4000
+
+
+def test_a_step_that_is_surely_under_the_target_is_not_watered_down_by_older_ones() -> None:
+    one = controller()
+    shown(one, [{0: 0.9}] * 4)
+    assert one.budgets[0] == 512
+    decision = one.watch(5, measured(5, {0: 0.82}))
+    # Pooled with three steps at .9 the tail would be above .82, and the raise smaller.
+    assert one.budgets[0] == 736
+    assert "2000 tokens of 20 rollouts" in decision.events[0]
+
+
+def test_raising_a_bin_raises_the_longer_ones_that_were_below_it() -> None:
+    one = controller([512, 528, 1024, 2048])
+    decision = one.watch(1, measured(1, {0: 0.82, 1: 0.87, 2: 0.87, 3: 0.87}))
+    assert one.budgets == [736, 736, 1024, 2048]
+    assert decision.events[1] == "controller: 2k-4k: 528 -> 736 tokens: is not to read less than a shorter one"
+    assert one.states[1].since_step == 1 and one.states[2].since_step == 0
+
+
+def test_at_the_limit_it_says_so_once() -> None:
+    one = controller([1600, 2000, 2000, 2000])
+    decisions = [one.watch(step, measured(step, {0: 0.6004})) for step in range(1, 5)]
+    assert [one.moves for one in decisions[1:]] == [()] * 3
+    assert decisions[0].moves[0].new == 2000
+    assert len(decisions[1].events) == 1
+    assert "0-2k: tail 0.600" in decisions[1].events[0] and "2000 tokens are its limit" in decisions[1].events[0]
+    assert decisions[2].events == decisions[3].events == ()
+    assert decisions[1].schedule is None
+
+
+def test_no_budget_exceeds_the_limit_that_was_given() -> None:
+    one = controller([512] * 4, bins=LengthBins(BIN, 8000, PageMean(), most_budget_tokens=640))
+    shown(one, [{2: 0.5}] * 3)
+    assert one.budgets == [640] * 4
+
+
+def test_no_budget_is_below_the_floor_that_was_given() -> None:
+    bins = LengthBins(BIN, 8000, PageMean(), least_budget_tokens=480)
+    assert bins.of_schedule(Schedule.fixed(128)) == [480] * 4 and bins.share(0.01) == [480] * 4
+    one = controller([512] * 4, bins=bins)
+    assert shown(one, [HIGH] * 60)[-1] == [480] * 4
+
+
+# -- lowering --------------------------------------------------------------------------------------------------------------
+
+HIGH = {0: 0.95, 1: 0.95, 2: 0.95, 3: 0.95}
+
+
+def test_lowering_takes_patience_and_goes_one_small_step_at_a_time() -> None:
+    one = controller([512, 1024, 2048, 2048])
+    budgets = shown(one, [HIGH] * 11)
+    assert budgets[3] == [512, 1024, 2048, 2048]
+    assert budgets[4] == [496, 976, 1952, 1952]
+    assert budgets[8] == budgets[4]
+    assert budgets[9] == [480, 928, 1856, 1856]
+
+
+def test_one_doubtful_step_starts_the_count_again() -> None:
+    # Within a window of one step, so that the dip is over when it is over.
+    one = controller(rules=Rules(0.86, window_steps=1))
+    budgets = shown(one, [HIGH] * 4 + [dict.fromkeys(range(4), 0.867)] + [HIGH] * 5)
+    assert [each[0] for each in budgets] == [512] * 9 + [496]
+
+
+def test_a_lowering_that_did_not_hold_is_taken_back_and_the_next_one_waits_twice_as_long() -> None:
+    one = controller(rules=Rules(0.86, window_steps=1))
+    waits, steps = [], 0
+    for step in range(1, 120):
+        held = one.budgets[0] >= 512
+        before = one.budgets[0]
+        one.watch(step, measured(step, {0: 0.95 if held else 0.858}))
+        steps += 1
+        if one.budgets[0] < before:
+            waits.append(steps)
+        if one.budgets[0] > before:
+            assert one.budgets[0] == 512
+            steps = 0
+    assert waits == [5, 10, 20, 40]
+
+
+def test_a_lowering_that_holds_later_clears_the_wait() -> None:
+    one = controller(rules=Rules(0.86, window_steps=1))
+    shown(one, [{0: 0.95}] * 5 + [{0: 0.858}])
+    assert (one.budgets[0], one.states[0].failed, one.states[0].wait) == (512, 496, 2)
+    shown(one, [{0: 0.95}] * 10, first=7)
+    assert one.budgets[0] == 496
+    shown(one, [{0: 0.95}] * 5, first=17)
+    assert (one.budgets[0], one.states[0].failed, one.states[0].wait) == (480, 0, 1)
+
+
+def test_the_selectors_least_budget_is_the_floor_and_a_shorter_bin_too() -> None:
+    one = controller([64, 512, 512, 512])
+    budgets = shown(one, [{0: 0.867, 1: 0.867, 2: 0.95}] * 10)
+    assert budgets[-1] == [64, 512, 512, 683 // 16 * 16 + 16]
+    one = controller([64] * 4)
+    assert shown(one, [HIGH] * 6)[-1] == [64] * 4
+
+
+# -- evidence ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_bin_with_few_tokens_is_judged_on_several_steps_together() -> None:
+    one = controller()
+    few = [measured(step, {0: 0.7}, rollouts=6, tokens=20) for step in (1, 2)]
+    assert one.watch(1, few[0]).schedule is None
+    assert "controller/tail_low/0-2k" not in one.watch(2, few[1]).report or one.budgets[0] > 512
+    assert one.budgets[0] == 1024
+
+
+def test_a_handful_of_rollouts_judges_nothing_however_long_they_are() -> None:
+    one = controller()
+    assert one.watch(1, measured(1, {0: 0.5}, rollouts=7, tokens=1000)).schedule is None
+
+
+def test_the_pooled_row_is_the_row_of_the_merged_statistics() -> None:
+    many = [measured(step, {0: 0.8 + step / 100, step: 0.9}) for step in (1, 2, 3)]
+    window = TailWindow(2)
+    for step, statistics in enumerate(many, start=1):
+        window.add(step, statistics)
+    merged = measured(2, {0: 0.82, 2: 0.9})
+    merged.merge(many[2])
+    rows = {row.from_context_tokens: row for row in merged.table("exact").rows}
+    assert window.row(0, 0) == rows[0]
+    assert window.row(2 * BIN, 0) == rows[2 * BIN]
+    assert window.row(BIN, 0) is None
+    assert window.row(0, 2) == many[2].table("exact").rows[0]
+
+
+# -- bins that nobody measured -------------------------------------------------------------------------------------------
+
+
+def test_longer_bins_that_were_never_measured_read_the_share_of_the_last_measured_one() -> None:
+    one = controller()
+    decision = one.watch(1, measured(1, {1: 0.867}))
+    assert one.budgets == [512, 512, 768, 1024]
+    assert any("from 4000 on (512 -> 768 tokens, ...): not measured yet, follows 2k-4k" in e for e in decision.events)
+    one.watch(2, measured(2, {1: 0.78}))
+    assert one.budgets == [992, 992, 1488, 1984]
+
+
+def test_after_a_calibrated_start_longer_bins_keep_their_proportions() -> None:
+    one = Controller(RULES, BINS, [512, 768, 800, 896], trust_start=True)
+    one.watch(1, measured(1, {0: 0.867, 1: 0.867}))
+    assert one.budgets == [512, 768, 800, 896]
+    one.watch(2, measured(2, {0: 0.867, 1: 0.5}))
+    assert one.budgets == [512, 1536, 1600, 1792]
+
+
+def test_shorter_bins_that_were_never_measured_give_way_to_a_lowering() -> None:
+    one = controller([512, 512, 512, 512])
+    budgets = shown(one, [{3: 0.95}] * 5)
+    assert budgets[-1] == [496] * 4
+
+
+# -- properties ------------------------------------------------------------------------------------------------------------
+
+TAILS = st.lists(st.dictionaries(st.integers(0, 3), st.floats(0.0, 1.0), min_size=1), min_size=1, max_size=12)
+SETTINGS = st.tuples(
+    st.sampled_from([(1, 0, 1), (4, 4, 8), (16, 16, 32), (128, 0, 128)]),
+    st.one_of(st.none(), st.integers(3, 30)),
+    st.integers(1, 3),
+    st.booleans(),
+    st.floats(0.05, 1.0),
+)
+
+
+@settings(max_examples=60, deadline=None)
+@given(TAILS, SETTINGS)
+def test_whatever_is_measured_budgets_are_whole_units_within_limits_and_do_not_fall_with_length(
+    tails: list[dict[int, float]], drawn: tuple
+) -> None:
+    (unit, first, recent), most_units, patience, trust, share = drawn
+    selector = PageMean(page_tokens=unit, first_tokens=first, recent_tokens=recent)
+    most = None if most_units is None else selector.least_budget_tokens + most_units * unit
+    bins = LengthBins(BIN, 4 * BIN, selector, most)
+    rules = Rules(0.86, patience=patience, window_steps=2, least_tokens=20)
+    one = Controller(rules, bins, bins.share(share), trust_start=trust)
+    other = Controller(rules, bins, bins.share(share), trust_start=trust)
+    for step, each in enumerate(tails, start=1):
+        statistics = measured(step, each, rollouts=8, tokens=10)
+        before = one.budgets
+        decision = one.watch(step, statistics)
+        budgets = one.budgets
+        assert budgets == sorted(budgets)
+        assert all(budget % unit == 0 for budget in budgets)
+        assert all(bins.least <= budget <= bins.most(place) for place, budget in enumerate(budgets))
+        assert (decision.schedule is None) == (budgets == before)
+        assert decision.schedule is None or decision.schedule == one.schedule()
+        assert [one.schedule().kv_budget_tokens(place * BIN) for place in range(4)] == budgets
+        assert sum(new != old for new, old in zip(budgets, before, strict=True)) == 0 or decision.events
+        # Another process, or a run resumed here, decides alike.
+        resumed = Controller(rules, bins, bins.share(share), trust_start=trust)
+        resumed.restore(json.loads(json.dumps(other.state())), unpacked(packed(other.window.evidence)))
+        assert resumed.watch(step, statistics) == decision
+        other = resumed
+
+
+# -- start, end and what is kept -------------------------------------------------------------------------------------------
+
+
+def test_evidence_survives_a_file_to_the_bit(tmp_path: Path) -> None:
+    window = TailWindow(3)
+    for step in range(1, 6):
+        window.add(step, measured(step, {0: 0.8, step % 4: 0.9}))
+    path = tmp_path / "evidence.safetensors"
+    save_file(packed(window.evidence), path)
+    restored = unpacked(load_file(path))
+    assert [step for step, _ in restored] == [3, 4, 5]
+    for (_, one), (_, other) in zip(window.evidence, restored, strict=True):
+        assert all(tensor.equal(other.state()[name]) for name, tensor in one.state().items())
+
+
+def test_the_final_schedule_loads_and_says_what_was_measured(tmp_path: Path) -> None:
+    one = Controller(RULES, BINS, [512] * 4, model="tiny", target={"at_least": 0.86})
+    shown(one, [{0: 0.867, 1: 0.867}] * 3)
+    path = one.measured_schedule({"command": "a test"}).save(tmp_path / "schedule.toml")
+    loaded = Schedule.load(path, model="tiny")
+    assert [(step.from_context_tokens, step.kv_budget_tokens) for step in loaded.steps] == [
+        (0, 512),
+        (2000, 512),
+        (4000, 768),
+        (6000, 1024),
+    ]
+    first = loaded.steps[0].measured
+    assert first is not None and first["tokens"] == 6000 and first["rollouts"] == 60
+    assert first["low"] < first["value"] < first["high"] and first["value"] == pytest.approx(0.867, abs=2e-3)
+    assert loaded.steps[2].measured is None
+    assert loaded.made_by == {"command": "a test"} and loaded.target == {"at_least": 0.86}
+
+
+def made(*overrides: str, schedule: Schedule | None = None, longest: int = 8000) -> Controller | None:
+    return make_controller(load_config(None, ["controller.target=0.86", *overrides]), schedule, longest)
+
+
+def test_off_by_default_and_one_line_turns_it_on() -> None:
+    assert make_controller(load_config(), None, 8000) is None
+    one = made()
+    assert one is not None
+    assert one.budgets == [1008, 2000, 3008, 4000]
+    assert one.schedule().selector == PageMean()
+    assert one.schedule().target == {
+        "statistic": "acceptance", "estimator": "top_k_lower", "top_k": 20, "quantile": 0.05, "at_least": 0.86,
+    }  # fmt: skip
+
+
+def test_a_start_share_of_one_is_dense() -> None:
+    one = made("controller.start_share=1")
+    assert one is not None
+    assert one.budgets == [2000, 4000, 6000, 8000]
+
+
+def test_it_starts_from_a_schedule_on_its_own_bins_with_its_selector_and_dense_layers() -> None:
+    selector = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
+    schedule = Schedule((Step(0, 400), Step(3000, 640), Step(4000, 600)), selector, dense_layers=(0,))
+    one = made(schedule=schedule)
+    assert one is not None
+    assert one.budgets == [400, 640, 640, 640]
+    assert one.schedule().selector == selector and one.schedule().dense_layers == (0,)
+    assert not one.trust_start
+    preset = made(schedule=Schedule.load("qwen3-1.7b-0.86"), longest=32_000)
+    assert preset is not None and preset.trust_start and preset.bins.count == 16
+
+
+def test_a_budget_beyond_the_bin_is_the_whole_bin() -> None:
+    one = made("mismatch.bin_tokens=100", schedule=Schedule.fixed(512), longest=700)
+    assert one is not None
+    assert one.budgets == [112, 208, 304, 400, 512, 512, 512]
+    assert one.widest().kv_budget_tokens(699) == 704
+
+
+def test_a_start_above_the_limit_and_a_limit_that_is_no_budget_are_refused() -> None:
+    with pytest.raises(UserError, match="has 512 tokens at 0-2k, more than controller.most_budget_tokens = 256"):
+        made("controller.most_budget_tokens=256", schedule=Schedule.fixed(512))
+    with pytest.raises(UserError, match=r"controller.most_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
+        made("controller.most_budget_tokens=250")
+    with pytest.raises(UserError, match=r"controller.least_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
+        made("controller.least_budget_tokens=250")
+    with pytest.raises(UserError, match="least_budget_tokens = 512 is more than most_budget_tokens = 256"):
+        made("controller.least_budget_tokens=512", "controller.most_budget_tokens=256")
+
+
+def test_a_run_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
+    few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=3"]
+    assert made(*few, "controller.window_steps=3") is not None
+    message = r"(?s)8 rollouts or more.*window_steps = 2 steps of this run have 6.*--set controller.window_steps=3"
+    with pytest.raises(UserError, match=message):
+        made(*few, "controller.window_steps=2")
+
+
+def test_an_adapter_may_start_from_the_controllers_own_share_of_the_context() -> None:
+    assert load_config(None, ["controller.target=0.86", "distill.enabled=true"]).rollout.schedule == "dense"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (['guard.action="stricter"', 'guard.stricter=["dense"]'], "would both change the schedule"),
+        (
+            ["distill.enabled=true", "rollout.kv_budget_tokens=512", 'distill.cheaper=["qwen3-1.7b-0.83"]'],
+            "would both lower the budgets",
+        ),
+        (["compression.kind=snap_kv", "guard.action=off"], "has no schedule that controller.target could move"),
+        (["guard.at_least=0.9"], "guard.at_least = 0.9 asks for more than the controller holds"),
+        (["controller.margin=0.2"], "must be below 1, got 0.86 \\+ 0.2"),
+        (["controller.target=1"], "controller.target: "),
+    ],
+)
+def test_combinations_that_make_no_sense_are_refused_when_the_configuration_is_read(
+    overrides: list[str], message: str
+) -> None:
+    with pytest.raises(UserError, match=message):
+        load_config(None, ["controller.target=0.86", *overrides])
+
+
+def test_the_guard_watches_the_controllers_target_unless_it_has_its_own() -> None:
+    schedule = Schedule.load("qwen3-1.7b-0.92")
+    assert make_guard(load_config(None, ["controller.target=0.86"]), schedule).at_least == 0.86
+    config = load_config(None, ["controller.target=0.86", "guard.at_least=0.8", "guard.action=stop"])
+    assert make_guard(config, schedule).at_least == 0.8
