@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 def distill(
     model: Annotated[
-        str | None, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
+        str | None, typer.Option("--model", help="tiny-reasoner (the default), a folder, or a hub name.")
     ] = None,
     out: common.RunOut = None,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file to sample under.")] = None,

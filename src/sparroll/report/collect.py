@@ -144,18 +144,16 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
 def _how(folder: Path, attention: dict[str, Any]) -> str:
     """What the rollouts read, in words."""
     kind = attention["kind"]
-    if kind == "budget":
-        return f"budget {attention['kv_budget_tokens']}"
+    # The schedule that ran lies in the last checkpoint, whatever became of the file, and whoever moved it.
+    saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
+    if saved:
+        budgets = sorted({step.kv_budget_tokens for step in Schedule.load(saved[-1]).steps})
+        return f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
     if kind == "compression":
         return f"{attention['policy']}, {attention['budget_tokens']} tokens"
-    if kind == "dense":
-        return "whole context"
-    # The schedule that ran lies in the last checkpoint, whatever became of the file.
-    saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
-    if not saved:
-        return f"schedule {Path(attention['name']).stem}"
-    budgets = sorted({step.kv_budget_tokens for step in Schedule.load(saved[-1]).steps})
-    return f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
+    if kind == "budget":
+        return f"budget {attention['kv_budget_tokens']}"
+    return "whole context" if kind == "dense" else f"schedule {Path(attention['name']).stem}"
 
 
 def _order(run: TrainingRun) -> tuple[int, str]:
