@@ -33,7 +33,7 @@ from .enumerated import (
 NOISES = (0.05, 0.2, 0.7)
 WHOLE_BATCH = {"sparse_rl_released", "jackpot"}
 """Normalised over the call: these have no expectation of one response."""
-PAGE = Path(__file__).parents[4] / "docs" / "corrections.md"
+PAGE = Path(__file__).parents[3] / "docs" / "corrections.md"
 
 
 def made(name: str) -> Correction:
