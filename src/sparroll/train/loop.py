@@ -1,5 +1,24 @@
-"""GRPO with sparse rollouts. `Trainer.step` is the table of contents: one call per thing that happens, in its order. How
-each is done stands in the file that the call comes from."""
+"""GRPO on sparse rollouts. `Trainer.step` is the table of contents: one call per thing that happens, in order. How each
+is done stands in the file that the call comes from; docs/life-of-a-step.md names the files.
+
+The algorithm, next to the textbook:
+
+- Group advantages as in GRPO: reward minus the mean of the prompt's rollouts, over their standard deviation
+  (`train.normalise_advantage = false` leaves the division out, as Dr. GRPO does). No value model and no GAE: responses
+  have one reward, at their end.
+- The loss is a mean over all kept tokens of the step, as in DAPO, and not GRPO's mean per response, in which a token of
+  a long response counts less than one of a short response. Micro batches and processes add up to exactly that mean.
+- PPO's clip with two bounds (clip-higher, DAPO). The ratio is now/dense, both with full attention; what lies between
+  dense and sparse is the correction's weight outside of the clip, so that clipping and correcting stay two decisions.
+- One update per step unless `train.epochs_per_batch` says more. No mini batches with updates in between: rollouts are
+  always sampled from the newest weights, which keeps dense/sparse free of staleness.
+- No KL to the initial model by default (`train.kl_coefficient` adds its k3 estimate to the loss), and no entropy bonus.
+  The overlong penalty, overlong filtering and dynamic sampling of DAPO exist and are off by default.
+- Beside the textbook: each step measures the tail of the acceptance from the scores that it needs anyway, and what
+  watches the tail may change the schedule or end the run.
+
+Not here: asynchronous or sharded training, reward models, tools, several turns. One process holds a whole policy.
+"""
 
 from __future__ import annotations
 
