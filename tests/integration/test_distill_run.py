@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -268,10 +267,7 @@ def test_updates_on_the_same_rollouts_bring_the_sparse_policy_to_the_dense_one(t
 
     def tail() -> tuple[float, float]:
         read = Scorer(update.adapter.adapted).sparse(rollouts, schedule, top_k=20)
-        mine = [
-            replace(rollout, top_k_ids=score.top_k_ids, top_k_logp=score.top_k_logp)
-            for rollout, score in zip(rollouts, read, strict=True)
-        ]
+        mine = [rollout.read_by(score) for rollout, score in zip(rollouts, read, strict=True)]
         overall = measure_tail(mine, scores, 1000, trainer.ranks, 0).table("top_k_lower").overall
         return overall.mean, overall.q05
 

@@ -35,7 +35,6 @@ from sparroll import records
 from sparroll.control.controller import Controller
 from sparroll.control.guard import Verdict
 from sparroll.engines.base import samples_densely
-from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.train.apply_correction import correct, engine_lists
@@ -55,7 +54,7 @@ from sparroll.train.setup import Parts, open_run
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
 from sparroll.train.update.micro_batches import padded
 from sparroll.train.update.policy import autocast
-from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
+from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores
 
 if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate

@@ -24,7 +24,7 @@ from sparroll.engines import sampling
 from sparroll.engines.base import Progress
 from sparroll.engines.hf.attention import DecodeStep, Evicting, PrefillStep, run_step
 from sparroll.engines.hf.kv_cache import DenseFootprint, KVCache
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TopK
 
 if TYPE_CHECKING:
     from sparroll.engines.hf.engine import HFEngine
@@ -94,8 +94,7 @@ class Request:
             attention=self.attention,
             kv_read_share=(whole - unread) / whole if whole else 1.0,
             wall_seconds=self.ended - self.started,
-            top_k_ids=torch.stack([ids for ids, _ in self.top_k]) if self.top_k else None,
-            top_k_logp=torch.stack([logp for _, logp in self.top_k]) if self.top_k else None,
+            top_k=TopK(*(torch.stack(part) for part in zip(*self.top_k, strict=True))) if self.top_k else None,
         )
 
 

@@ -357,7 +357,7 @@ class VLLMEngine:
         self, prompt: list[int], output: Any, seconds: float, top_k: int, index: int, sample: int, seed: int
     ) -> Rollout:
         tokens = list(output.token_ids)
-        logp, top_k_ids, top_k_logp = outputs.log_probs(output.logprobs, tokens, top_k)
+        logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
         assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"
         contexts = outputs.decode_contexts(len(prompt), len(tokens))
         read = outputs.read_tokens(self.schedule, contexts)
@@ -376,8 +376,7 @@ class VLLMEngine:
             attention="sparse" if self._sparse_layers and bool((read < contexts).any()) else "dense",
             kv_read_share=(whole - unread) / whole if whole else 1.0,
             wall_seconds=seconds,
-            top_k_ids=top_k_ids,
-            top_k_logp=top_k_logp,
+            top_k=lists,
         )
 
     @property
