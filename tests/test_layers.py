@@ -86,7 +86,7 @@ def test_a_file_imports_only_the_layers_below_it(path: Path) -> None:
 
 
 def _files_imported(path: Path) -> set[str]:
-    """Modules of sparroll that a file imports when it is loaded: what stands in functions or under TYPE_CHECKING does not count."""
+    """Modules that a file imports when it is loaded; what stands in functions or under TYPE_CHECKING does not count."""
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from sparroll.calibrate.progress_stages import OnProgress, Phases, named
+from sparroll.engines.base import under
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
 from sparroll.schedule import Schedule
@@ -180,10 +181,8 @@ class Study:
         return Measurement(schedule, statistics, self.settings.estimator, share, mode, seed, seconds)
 
     def _generate(self, schedule: Schedule | None, seed: int, on_progress: OnProgress | None) -> list[Rollout]:
-        before = self.engine.schedule
-        self.engine.set_schedule(schedule)
-        self.engine.reset_report()
-        try:
+        with under(self.engine, schedule=schedule):
+            self.engine.reset_report()
             return self.engine.generate(
                 self.prompts,
                 self.settings.samples,
@@ -193,8 +192,6 @@ class Study:
                 top_k=self.settings.list_tokens,
                 on_progress=named(on_progress, "rollouts"),
             )
-        finally:
-            self.engine.set_schedule(before)
 
     def _statistics(
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None

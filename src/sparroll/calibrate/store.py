@@ -101,7 +101,7 @@ class Store:
 
 def fingerprint(study: Study) -> dict[str, Any]:
     """What two runs must share for their measurements to belong together."""
-    kind = getattr(study.engine, "kind", "hf")
+    kind = study.engine.kind
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in study.scorer.model.parameters()} - {"float32"}
     return {
         # Left out for the first engine and for fp32, so that folders from before there were others can be resumed.

@@ -9,7 +9,7 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, measuring
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
 from sparroll.progress import Progress, say
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def calibrate(
     from sparroll.report import collect, render
     from sparroll.schedule import Schedule
 
-    check_engine(engine)
+    check_available(engine)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]

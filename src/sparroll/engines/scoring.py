@@ -15,10 +15,11 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparroll.attention.masked.api import implementation
-from sparroll.engines.base import Progress
+from sparroll.engines.base import Engine, Progress
 from sparroll.engines.hf.attention import ReplayStep, routed, run_step
+from sparroll.engines.load_model import load_model
 from sparroll.engines.sampling import check_finite, log_probs
-from sparroll.engines.supported_models import check_supported, load_model
+from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
 from sparroll.mismatch.acceptance import acceptance
 from sparroll.schedule import Schedule
@@ -52,6 +53,15 @@ class Scorer:
         self.batch_tokens = batch_tokens
         self.logit_chunk_tokens = logit_chunk_tokens
         self._asked = impl
+
+    @classmethod
+    def beside(
+        cls, engine: Engine, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Scorer:
+        """A scorer of the model that the engine was made with: the engine's own weights where it can share them, else a copy
+        of dtype and device."""
+        shared = engine.shared_model()
+        return cls(engine.model_name if shared is None else shared, dtype=dtype, device=device)
 
     @property
     def impl(self) -> str:

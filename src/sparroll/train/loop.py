@@ -46,10 +46,8 @@ from sparroll.train.runtime.checkpoint import RunState, SavedAdapter
 from sparroll.train.runtime.interrupts import Interrupts
 from sparroll.train.runtime.randomness import generator_state, rollout_seeds
 from sparroll.train.sampling.groups import Groups, Rounds
-from sparroll.train.sampling.prompts import encode
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
-from sparroll.train.sampling.weight_sync import park
 from sparroll.train.setup import Parts, open_run
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
 from sparroll.train.update.micro_batches import padded
@@ -71,7 +69,9 @@ def train(
     Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller schedule.toml. On
     KeyboardInterrupt the last completed step is saved before the exception goes on.
     """
-    return Trainer(open_run(config, Path(out), resume)).run(on_progress)
+    trainer = Trainer(open_run(config, Path(out), resume))
+    with trainer.engine:
+        return trainer.run(on_progress)
 
 
 class Trainer:
@@ -129,7 +129,7 @@ class Trainer:
         rollouts, report = groups.rollouts, groups.report
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
-        park(self.engine, self.config.rollout.sleep_level)
+        self.engine.sleep(self.config.rollout.sleep_level)
         advantage_GN = groups.advantages(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
@@ -193,12 +193,7 @@ class Trainer:
         self.parts.weights.bring_sampler(self.state.step)
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
-        prompt_ids = encode(
-            self.parts.scorer.tokenizer,
-            list(prompts.values()),
-            self.config.task.chat_template,
-            self.config.task.thinking,
-        )
+        prompt_ids = self.parts.encoder.ids(list(prompts.values()))
         rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling)
         self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts

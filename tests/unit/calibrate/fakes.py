@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from sparroll.calibrate.measure import MeasureSettings, Study
-from sparroll.engines.base import EngineReport, LayerReport
+from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores, TopK
 
@@ -38,7 +38,9 @@ class FakeEngine:
     """Rollouts of 50 to 400 tokens, drawn from seed, prompt and sample."""
 
     def __init__(self):
+        self.kind = "hf"
         self.schedule = None
+        self.compression = None
         self.weight_version = 0
         self.generated = []
         """(schedule name, seed) of each call."""
@@ -46,6 +48,9 @@ class FakeEngine:
 
     def set_schedule(self, schedule):
         self.schedule = schedule
+
+    def set_compression(self, compression):
+        self.compression = compression
 
     def reset_report(self):
         self._report = EngineReport("fake", "fake", None, 0)
