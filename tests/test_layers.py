@@ -86,7 +86,7 @@ def test_a_file_imports_only_the_layers_below_it(path: Path) -> None:
 
 
 def _files_imported(path: Path) -> set[str]:
-    """Modules of sparroll that a file imports when it is loaded: what stands in functions or under TYPE_CHECKING does not count."""
+    """Modules of sparroll that a file imports when it is loaded: imports in functions or under TYPE_CHECKING do not count."""
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
@@ -123,7 +123,19 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path: Path) -> None:
 def test_importing_the_light_parts_loads_torch_at_most() -> None:
     light = "sparroll, sparroll.schedule, sparroll.attention.decode.api, sparroll.mismatch, sparroll.corrections"
     light += ", sparroll.compression"
-    heavy = ["transformers", "accelerate", "peft", "vllm", "trl", "verl", "triton", "matplotlib", "typer", "pydantic"]
+    heavy = [
+        "transformers",
+        "accelerate",
+        "peft",
+        "vllm",
+        "trl",
+        "verl",
+        "triton",
+        "matplotlib",
+        "typer",
+        "pydantic",
+        "rich",
+    ]
     code = (
         f"import sys, torch; before = set(sys.modules); import {light}; "
         f"print(*(name for name in {heavy} if name in sys.modules and name not in before))"

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 
 from sparroll import files
 from sparroll.calibrate.measure import Measurement, Study, digest
-from sparroll.calibrate.progress_stages import OnProgress, Phases
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
+from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
@@ -76,9 +76,9 @@ class Store:
             study.rollouts = self.load_rollouts()
         found = self.load("dense")
         if found is None:
-            phases = Phases(on_progress, 2)
-            self.save_rollouts(study.dense_rollouts(phases.next("dense rollouts")))
-            found = study.ceiling(phases.next("scores"))
+            stages = Stages(on_progress, 2)
+            self.save_rollouts(study.dense_rollouts(stages.next("dense rollouts")))
+            found = study.ceiling(stages.next("scores"))
             self.save("dense", found)
         return found
 

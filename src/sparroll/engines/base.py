@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 
 from sparroll.compression import Compression
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
-
-Progress = Callable[[int, int], None]
-"""Called with (rollouts finished, rollouts in all), after each rollout that ends."""
 
 
 @dataclass
@@ -118,11 +116,12 @@ class Engine(Protocol):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch.
 
         seed: one for all, or one per request, prompt by prompt.
+        on_progress: called with (rollouts finished, rollouts in all) after each rollout that ends.
         """
         ...
 

@@ -15,6 +15,7 @@ from sparroll.errors import UserError
 from sparroll.evaluate.log import SampleLog
 from sparroll.evaluate.settings import EvalTask, Policy, Sampling, problem_digest, sample_seeds
 from sparroll.mismatch import acceptance_top_k
+from sparroll.progress import OnProgress
 from sparroll.tasks import Verdict
 from sparroll.types import Prompt, Rollout
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 Encode = Callable[[Sequence[Prompt]], list[list[int]]]
 """Prompts to token ids, as the model is to see them."""
-OnProgress = Callable[[int, int, str], None]
 
 
 def run(

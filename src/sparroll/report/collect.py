@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.errors import UserError
-from sparroll.report.data import Accuracy, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
 from sparroll.schedule import Schedule
 
 _WHAT = {
@@ -127,7 +127,9 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
     steps = [line for line in lines if "reward/mean" in line]
     name = "evaluate/dense_accuracy"
     accuracy = [
-        Accuracy(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"]) for line in lines if name in line
+        AccuracyPoint(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"])
+        for line in lines
+        if name in line
     ]
     return TrainingRun(
         name=folder.name,

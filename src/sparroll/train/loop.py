@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +19,7 @@ from sparroll.engines.base import samples_densely
 from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
+from sparroll.progress import OnProgress
 from sparroll.train.apply_correction import correct, engine_lists
 from sparroll.train.config.sections import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
@@ -40,9 +41,6 @@ from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
 
 if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
-
-OnProgress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, the last step in a few words)."""
 
 
 def train(

@@ -13,11 +13,12 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparroll.compression import Compression, make_compression
 from sparroll.engines import requests
-from sparroll.engines.base import EngineReport, LayerReport, Progress
+from sparroll.engines.base import EngineReport, LayerReport
 from sparroll.engines.hf.attention import routed
 from sparroll.engines.hf.run import Request, Run
 from sparroll.engines.supported_models import check_supported, load_model
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
@@ -125,7 +126,7 @@ class HFEngine:
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order.
 

@@ -15,10 +15,11 @@ import torch
 
 from sparroll import records
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
 from sparroll.tasks import Task
 from sparroll.train.config.sections import CorrectionSection, RewardSection, TrainConfig
 from sparroll.train.dense_checks import eval_prompt_ids
-from sparroll.train.loop import Clock, OnProgress, Trainer
+from sparroll.train.loop import Clock, Trainer
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
