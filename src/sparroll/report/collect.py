@@ -9,6 +9,7 @@ from typing import Any
 
 from sparroll.errors import UserError
 from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
 _WHAT = {
@@ -172,7 +173,7 @@ def _facts(
     held = [curve for curve in parts.get("curves", ()) if curve.kind == "schedule"]
     solid = [point.value for point in held[0].points if not point.thin] if held else []
     if solid and parts.get("target") is not None:
-        facts[f"lowest tail of the schedule (target {parts['target']:g})"] = f"{int(min(solid) * 1000) / 1000:.3f}"
+        facts[f"lowest tail of the schedule (target {parts['target']:g})"] = rounded_down(min(solid))
     plans = [record["results"] for _, record in found if record["kind"] == "plan"]
     for plan in plans[:2]:
         facts[f"{plan['model']['name']} on {plan['hardware']['name']}, planned"] = f"{plan['speedup']:.2f}x"

@@ -20,6 +20,7 @@ from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.progress import OnProgress
+from sparroll.rounding import rounded_down
 from sparroll.train.apply_correction import correct, engine_lists
 from sparroll.train.config.sections import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
@@ -136,7 +137,7 @@ class Trainer:
 
     def in_words(self, report: StepReport) -> str:
         """A step beside the progress bar."""
-        return f"reward {report['reward/mean']:.3f}  tail {report['mismatch/acceptance_q05']:.3f}"
+        return f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 
