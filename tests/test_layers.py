@@ -16,7 +16,7 @@ MOST_FILES = 18
 
 _GROUND = {"types", "errors", "files", "progress", "rounding"}
 _FIRST = {"attention", "mismatch", "compression", "models"}
-_SECOND = {"schedule", "corrections", "records"}
+_SECOND = {"schedule", "corrections", "records", "resume"}
 _THIRD = {"control", "tasks"}
 _FOURTH = {"engines"}
 _FIFTH = {"plan", "calibrate", "evaluate"}
@@ -30,6 +30,7 @@ ON_THE_SAME_FLOOR: dict[str, set[str]] = {
     "files": {"errors"},
     "progress": {"errors"},
     # Corrections compare top-k lists as the acceptance does.
+    "resume": {"records"},
     "quickstart": {"doctor"},
     "cli": {"quickstart", "doctor"},
     "calibrate": {"plan"},
@@ -39,7 +40,7 @@ ON_THE_SAME_FLOOR: dict[str, set[str]] = {
 
 WITHOUT: dict[str, set[str]] = {
     # A verl or TRL user gets these without our engines, tasks or records.
-    "control": {"records"},
+    "control": {"records", "resume"},
     "corrections": {"attention", "compression", "models"},
     "tasks": {"attention", "compression", "mismatch", "schedule", "corrections"},
 }

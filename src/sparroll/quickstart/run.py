@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import files, records
-from sparroll.errors import UserError
 from sparroll.progress import Progress, say
 from sparroll.quickstart import jobs, stages
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
 from sparroll.report import collect, render
+from sparroll.resume import begin_or_resume
 
 
 def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
     """Everything into `out`; returns what summary.json holds."""
     files.output_folder(out)
-    _same_settings(settings, out)
+    begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
     for name in settings.runs:
         # A mistake in a section is found now, not after the calibration.
         stages.train_config(settings, out, name)
@@ -36,13 +36,6 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
     )
     files.write_text(out / "report.html", render(collect(out)))
     return summary
-
-
-def _same_settings(settings: QuickstartSettings, out: Path) -> None:
-    path, plain = out / "settings.json", settings.model_dump(mode="json")
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != plain:
-        raise UserError(f"{out} holds a quickstart with other settings", "choose another folder with --out")
-    files.write_json(path, plain)
 
 
 def _calibrated(settings: QuickstartSettings, out: Path, progress: Progress) -> None:

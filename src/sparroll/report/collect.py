@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sparroll import files
 from sparroll.errors import UserError
 from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
 from sparroll.rounding import rounded_down
@@ -23,9 +24,7 @@ _WHAT = {
 
 def collect(folder: Path | str) -> ReportData:
     """Everything that the folder holds, up to two folders deep. Raises UserError where there is nothing to report."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}", "give the folder that --out named")
+    folder = files.existing_folder(folder, "give the folder that --out named")
     found = list(_records(folder))
     if not found:
         raise UserError(
