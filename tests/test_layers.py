@@ -14,9 +14,9 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "sparroll"
 MOST_FILES = 18
 
-_GROUND = {"types", "errors", "files", "progress"}
+_GROUND = {"types", "errors", "files", "progress", "rounding"}
 _FIRST = {"attention", "mismatch", "compression", "models"}
-_SECOND = {"schedule", "corrections", "records"}
+_SECOND = {"schedule", "corrections", "records", "resume"}
 _THIRD = {"control", "tasks"}
 _FOURTH = {"engines"}
 _FIFTH = {"plan", "calibrate", "evaluate"}
@@ -30,6 +30,7 @@ ON_THE_SAME_FLOOR: dict[str, set[str]] = {
     "files": {"errors"},
     "progress": {"errors"},
     # Corrections compare top-k lists as the acceptance does.
+    "resume": {"records"},
     "quickstart": {"doctor"},
     "cli": {"quickstart", "doctor"},
     "calibrate": {"plan"},
@@ -39,7 +40,7 @@ ON_THE_SAME_FLOOR: dict[str, set[str]] = {
 
 WITHOUT: dict[str, set[str]] = {
     # A verl or TRL user gets these without our engines, tasks or records.
-    "control": {"records"},
+    "control": {"records", "resume"},
     "corrections": {"attention", "compression", "models"},
     "tasks": {"attention", "compression", "mismatch", "schedule", "corrections"},
 }
@@ -123,7 +124,19 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path: Path) -> None:
 def test_importing_the_light_parts_loads_torch_at_most() -> None:
     light = "sparroll, sparroll.schedule, sparroll.attention.decode.api, sparroll.mismatch, sparroll.corrections"
     light += ", sparroll.compression"
-    heavy = ["transformers", "accelerate", "peft", "vllm", "trl", "verl", "triton", "matplotlib", "typer", "pydantic"]
+    heavy = [
+        "transformers",
+        "accelerate",
+        "peft",
+        "vllm",
+        "trl",
+        "verl",
+        "triton",
+        "matplotlib",
+        "typer",
+        "pydantic",
+        "rich",
+    ]
     code = (
         f"import sys, torch; before = set(sys.modules); import {light}; "
         f"print(*(name for name in {heavy} if name in sys.modules and name not in before))"

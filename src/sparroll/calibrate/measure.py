@@ -11,16 +11,16 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from sparroll.calibrate.progress_stages import OnProgress, Phases, named
 from sparroll.engines.base import under
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
+from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores
 
@@ -138,9 +138,9 @@ class Study:
     def ceiling(self, on_progress: OnProgress | None = None) -> Measurement:
         """The dense engine against the scorer: the noise floor that no budget can beat."""
         started = time.perf_counter()
-        phases = Phases(on_progress, 2)
-        rollouts = self.dense_rollouts(phases.next("dense rollouts"))
-        statistics = self._statistics(rollouts, None, "faithful", phases.next("dense scores"))
+        stages = Stages(on_progress, 2)
+        rollouts = self.dense_rollouts(stages.next("dense rollouts"))
+        statistics = self._statistics(rollouts, None, "faithful", stages.next("dense scores"))
         return self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
 
     def measure(
@@ -154,14 +154,14 @@ class Study:
         """The tail under a schedule. `mode` and `seed` default to the settings'; a seed of its own gives fresh rollouts."""
         started = time.perf_counter()
         mode, seed = mode or self.settings.mode, self.settings.seed if seed is None else seed
-        phases = Phases(on_progress, 2)
+        stages = Stages(on_progress, 2)
         if mode == "replay":
-            rollouts = self.dense_rollouts(phases.next("dense rollouts"))
+            rollouts = self.dense_rollouts(stages.next("dense rollouts"))
             share = read_share(rollouts, schedule, self.layers)
         else:
-            rollouts = self._generate(schedule, seed, phases.next(f"rollouts with {schedule.name}"))
+            rollouts = self._generate(schedule, seed, stages.next(f"rollouts with {schedule.name}"))
             share = self.engine.report().kv_read_share
-        statistics = self._statistics(rollouts, schedule, mode, phases.next(f"scores of {schedule.name}"))
+        statistics = self._statistics(rollouts, schedule, mode, stages.next(f"scores of {schedule.name}"))
         return self._measurement(schedule, statistics, share, mode, seed, started)
 
     @property
@@ -190,14 +190,14 @@ class Study:
                 temperature=self.settings.temperature,
                 seed=seed,
                 top_k=self.settings.list_tokens,
-                on_progress=named(on_progress, "rollouts"),
+                on_progress=counted(on_progress, "rollouts"),
             )
 
     def _statistics(
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
     ) -> TailStatistics:
         statistics = self.settings.statistics()
-        values = self._acceptances(rollouts, schedule, mode, named(on_progress, "rollouts scored"))
+        values = self._acceptances(rollouts, schedule, mode, counted(on_progress, "rollouts scored"))
         for rollout, acceptance_T in zip(rollouts, values, strict=True):
             statistics.add(acceptance_T, rollout.context_tokens, f"{rollout.prompt_index}#{rollout.sample_index}")
         return statistics
@@ -207,7 +207,7 @@ class Study:
         rollouts: list[Rollout],
         schedule: Schedule | None,
         mode: Mode,
-        on_progress: Callable[[int, int], None] | None,
+        on_progress: OnProgress | None,
     ) -> list[Tensor]:
         temperature, estimator = self.settings.temperature, self.settings.estimator
         if estimator == "exact":
@@ -223,7 +223,7 @@ class Study:
         replayed = [rollout.read_by(score) for rollout, score in zip(rollouts, sparse, strict=True)]
         return acceptance_of(replayed, dense, estimator)
 
-    def _dense(self, rollouts: list[Rollout], on_progress: Callable[[int, int], None] | None) -> list[TokenScores]:
+    def _dense(self, rollouts: list[Rollout], on_progress: OnProgress | None) -> list[TokenScores]:
         if rollouts is self.rollouts and self._dense_scores is not None:
             return self._dense_scores
         width, temperature = self.settings.list_tokens, self.settings.temperature

@@ -15,13 +15,14 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparroll.attention.masked.api import implementation
-from sparroll.engines.base import Engine, Progress
+from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import ReplayStep, routed, run_step
 from sparroll.engines.load_model import load_model
 from sparroll.engines.sampling import check_finite, log_probs
 from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
 from sparroll.mismatch.acceptance import acceptance
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenBatch, TokenScores, TopK
 
@@ -75,7 +76,7 @@ class Scorer:
         temperature: float = 1.0,
         top_k: int = 0,
         at_ids: list[Tensor] | None = None,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenScores]:
         """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens, [T, K]
         ids for each rollout, such as the engine's own list."""
@@ -88,7 +89,7 @@ class Scorer:
         *,
         temperature: float = 1.0,
         top_k: int = 0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[TokenScores]:
         """Scores under sparse decoding: each response token as an engine with this schedule would have seen it."""
         schedule.check_layers(self.model.config.num_hidden_layers)
@@ -101,7 +102,7 @@ class Scorer:
         schedule: Schedule | None,
         *,
         temperature: float = 1.0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Tensor]:
         """Acceptance [T] per rollout from the full distributions of both sides, sparse attention replayed.
 
@@ -132,7 +133,7 @@ class Scorer:
         temperature: float,
         top_k: int,
         at_ids: list[Tensor] | None,
-        on_progress: Progress | None,
+        on_progress: OnProgress | None,
     ) -> list[TokenScores]:
         results: dict[int, TokenScores] = {}
         asked = _checked_ids(rollouts, at_ids)

@@ -16,13 +16,12 @@ from sparroll.errors import UserError
 from sparroll.evaluate.log import SampleLog
 from sparroll.evaluate.settings import ESTIMATOR, EvalTask, EvaluationSettings, Policy, problem_digest, sample_seeds
 from sparroll.mismatch import acceptance_of
+from sparroll.progress import OnProgress
 from sparroll.tasks import Verdict
 from sparroll.types import Rollout
 
 if TYPE_CHECKING:
     from sparroll.engines.scoring import Scorer
-
-OnProgress = Callable[[int, int, str], None]
 
 
 def run(

@@ -4,6 +4,6 @@ in minutes. It only calls the other parts, in order; quickstart.toml holds the s
 from __future__ import annotations
 
 from sparroll.quickstart.run import quickstart
-from sparroll.quickstart.settings import Settings, load_settings
+from sparroll.quickstart.settings import QuickstartSettings, load_settings
 
-__all__ = ["Settings", "load_settings", "quickstart"]
+__all__ = ["QuickstartSettings", "load_settings", "quickstart"]

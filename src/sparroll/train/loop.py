@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,6 +37,8 @@ from sparroll.control.guard import Verdict
 from sparroll.engines.base import samples_densely
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
+from sparroll.progress import OnProgress
+from sparroll.rounding import rounded_down
 from sparroll.train.apply_correction import correct, engine_lists
 from sparroll.train.config.sections import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
@@ -56,9 +58,6 @@ from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores
 
 if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
-
-OnProgress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, the last step in a few words)."""
 
 
 def train(
@@ -156,7 +155,7 @@ class Trainer:
 
     def in_words(self, report: StepReport) -> str:
         """A step beside the progress bar."""
-        return f"reward {report['reward/mean']:.3f}  tail {report['mismatch/acceptance_q05']:.3f}"
+        return f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 

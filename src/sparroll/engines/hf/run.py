@@ -22,10 +22,10 @@ from transformers import PreTrainedModel
 
 from sparroll.compression import Compression
 from sparroll.engines import sampling
-from sparroll.engines.base import Progress
 from sparroll.engines.hf.attention import DecodeStep, Evicting, PrefillStep, run_step
 from sparroll.engines.hf.kv_cache import DenseFootprint, KVCache
 from sparroll.engines.report import EngineReport
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TopK
 
@@ -140,7 +140,7 @@ class Run:
         token_bytes = self.rows * heads * head_dim * self.model.dtype.itemsize
         self.dense = DenseFootprint(token_bytes, 2 * layers, longest_tokens)
 
-    def all(self, on_progress: Progress | None) -> None:
+    def all(self, on_progress: OnProgress | None) -> None:
         started = time.perf_counter()
         done = 0
         while self.waiting or self.active:

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
-from sparroll.engines.base import Engine, Progress
+from sparroll.engines.base import Engine
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs, weights
@@ -30,6 +30,7 @@ from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.models import resolve
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
@@ -292,7 +293,7 @@ class VLLMEngine(Engine):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; arguments and refusals are HFEngine's.
 
@@ -349,7 +350,7 @@ class VLLMEngine(Engine):
         ]
 
     def _run(
-        self, asked: list[list[int]], parameters: list[Any], on_progress: Progress | None
+        self, asked: list[list[int]], parameters: list[Any], on_progress: OnProgress | None
     ) -> list[tuple[Any, float]]:
         """(vLLM's completion, seconds until it was there) of each request; after an exception nothing is left running."""
         engine = self.llm.llm_engine

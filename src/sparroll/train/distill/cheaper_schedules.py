@@ -9,6 +9,7 @@ from sparroll.control.guard import Verdict
 from sparroll.engines.scoring import Scorer
 from sparroll.mismatch import TailTable
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 from sparroll.train.config.sections import DistillSection
 from sparroll.train.runtime.distributed import Ranks
@@ -71,8 +72,8 @@ class Cheaper:
         if self.held < self.settings.cheaper_patience:
             return Verdict(), report
         reason = (
-            f"with the adapter, the tail under {self.following.name} (worst bin, lower bound) is {low:.3f}, at least "
-            f"{self.at_least:.3f} in {self.held} measurements: {schedule.name} -> {self.following.name}"
+            f"with the adapter, the tail under {self.following.name} (worst bin, lower bound) is {rounded_down(low)}, at "
+            f"least {self.at_least:.3f} in {self.held} measurements: {schedule.name} -> {self.following.name}"
         )
         verdict = Verdict("switch", reason, self.following)
         self.held, self.switches = 0, self.switches + 1
