@@ -16,7 +16,7 @@ from sparroll.compression import Compression, make_compression
 from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import routed
-from sparroll.engines.hf.run import Request, Run, RunSettings
+from sparroll.engines.hf.run import Request, Run, GenerateSettings
 from sparroll.engines.load_model import load_model
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import check_supported
@@ -180,7 +180,7 @@ class HFEngine(Engine):
         ]
         if stop_ids is None:
             stop_ids = generate_arguments.end_ids(getattr(model, "generation_config", None), self.tokenizer)
-        settings = RunSettings(
+        settings = GenerateSettings(
             model=model,
             schedule=self.schedule,
             compression=self.compression,

@@ -78,7 +78,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class GenerateSettings:
     """What every request of a `generate` call shares."""
 
     model: PreTrainedModel
@@ -97,7 +97,7 @@ class Run:
     report: what runs is counted into it.
     """
 
-    def __init__(self, settings: RunSettings, requests: list[Request], report: EngineReport):
+    def __init__(self, settings: GenerateSettings, requests: list[Request], report: EngineReport):
         self.settings, self.report = settings, report
         self.model, self.schedule, self.compression = settings.model, settings.schedule, settings.compression
         self.temperature, self.stops, self.top_k = settings.temperature, settings.stop_ids, settings.top_k
