@@ -39,7 +39,6 @@ from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
-from sparroll.train.apply_correction import correct, engine_lists
 from sparroll.train.config.sections import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.result import TrainResult, summarise
@@ -51,10 +50,10 @@ from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
+from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
-from sparroll.train.update.micro_batches import padded
-from sparroll.train.update.policy import autocast
-from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores
+from sparroll.train.update.gradient_step import autocast
+from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores, padded
 
 if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
@@ -129,23 +128,22 @@ class Trainer:
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
         self.engine.sleep(self.config.rollout.sleep_level)
-        advantage_GN = groups.advantages(self.config.train.normalise_advantage)
+        batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
-            reference_logp = self.score_reference(rollouts)
+            batch.add_scores(scores)
+            batch.reference_logp_BT = self.score_reference(rollouts)
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
             cheaper = self.watch_cheaper_when_due(rollouts, scores, number, report)
-        seed, left_out = self.config.train.seed, groups.left_out
-        corrected = correct(self.parts.correction, rollouts, scores, self.ranks, seed, number, left_out)
-        report |= corrected.report
+        seed = self.config.train.seed
+        report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number)
         with clock("update"):
-            batch = self.batch(rollouts, scores, advantage_GN)
-            report |= self.parts.update(batch, corrected, reference_logp, number, self.before_weights_move)
+            report |= self.parts.update(batch, number, self.before_weights_move)
         if self.parts.distill is not None:
             with clock("distill"):
-                report |= self.distill(self.parts.distill, batch, scores, number)
+                report |= self.distill(self.parts.distill, batch, number)
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
         events, stopped = self.guard(report, cheaper)
@@ -211,12 +209,13 @@ class Trainer:
                 at_ids=engine_lists(rollouts) if "top_k" in self.parts.correction.needs else None,
             )
 
-    def score_reference(self, rollouts: list[Rollout]) -> list[Tensor] | None:
+    def score_reference(self, rollouts: list[Rollout]) -> Tensor | None:
+        """[B, T] log-probabilities under the model that the run began with, where the loss has a KL term."""
         if self.parts.reference is None or not rollouts:
             return None
         with autocast(self.config.train.dtype, self.ranks.device):
             scores = self.parts.reference.dense(rollouts, temperature=self.parts.sampling.temperature)
-        return [score.logp for score in scores]
+        return padded([score.logp for score in scores])
 
     def mismatch_report(self, tail: TailTable) -> StepReport:
         """The tail, always with the dense ceiling beside it."""
@@ -224,20 +223,10 @@ class Trainer:
             self.ceiling = ceiling_report(tail, self.state.step)
         return tail_report(tail, self.config.mismatch.least_tokens) | self.ceiling
 
-    def batch(self, rollouts: list[Rollout], scores: list[TokenScores], advantage_GN: Tensor) -> TokenBatch | None:
-        if not rollouts:
-            return None
-        batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
-        batch.dense_logp_BT = padded([score.logp for score in scores])
-        batch.advantage_B = advantage_GN.flatten()
-        return batch
-
-    def distill(
-        self, update: AdapterUpdate, batch: TokenBatch | None, scores: list[TokenScores], number: int
-    ) -> StepReport:
+    def distill(self, update: AdapterUpdate, batch: TokenBatch, number: int) -> StepReport:
         """The adapter's update on the same rollouts, under the schedule that sampled them."""
         assert self.engine.schedule is not None, "an adapter without sparse rollouts"
-        return update(batch, scores, self.engine.schedule, number, self.before_weights_move)
+        return update(batch, self.engine.schedule, number, self.before_weights_move)
 
     def before_weights_move(self) -> None:
         self.interrupts.hold()
