@@ -1,7 +1,7 @@
 """How sure a statistic over dependent tokens is: Poisson bootstrap weights per rollout, and the interval they give.
 
-Tokens of one rollout depend on each other, so whole rollouts are resampled. Each rollout carries its weights in its
-name: shards and ranks need not talk to agree on them. Nothing here sees a token.
+Tokens of one rollout depend on each other, so whole rollouts are resampled. A rollout's weights follow from its name, so
+shards and ranks agree on them without communication. Nothing here sees a token.
 """
 
 # R replicates, C histogram cells
