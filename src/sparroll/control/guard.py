@@ -70,10 +70,10 @@ class Guard:
         low = self._surely_low(self.at_least) if step.step >= self.quiet_until else None
         if low is None:
             return Decision()
-        steps = len(self.window.evidence)
+        first = self.window.evidence[0][0]
         reason = (
             f"the tail (5th percentile of the acceptance) at {low.name} is {low.q05:.3f}, surely under {self.at_least:.3f}: "
-            f"upper bound {low.high:.3f} by {low.tokens} tokens of {low.rollouts} rollouts from {steps} steps"
+            f"upper bound {low.high:.3f} by {low.tokens} tokens of {low.rollouts} rollouts (steps {first} to {step.step})"
         )
         self.window.clear()
         return self._respond(reason, step)
