@@ -38,7 +38,7 @@ def test_a_tail_that_is_surely_low_raises_an_alarm_at_once_and_says_what_it_rest
     assert event.startswith(
         "the tail (5th percentile of the acceptance) at 0-2k is 0.700, surely under 0.860: upper bound 0.7"
     )
-    assert event.endswith("by 2000 tokens of 20 rollouts from 1 steps: stopped")
+    assert event.endswith("by 2000 tokens of 20 rollouts (steps 1 to 1): stopped")
 
 
 def test_a_tail_that_may_be_chance_waits_for_more_evidence() -> None:
