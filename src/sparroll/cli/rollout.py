@@ -150,7 +150,7 @@ def _sample(
     for start in range(0, len(missing), group):
         indices = missing[start : start + group]
 
-        def on_group(finished: int, _: int, before: int = done) -> None:
+        def on_group(finished: int, _: int, text: str = "", /, *, before: int = done) -> None:
             on_progress(before + finished, total)
 
         rollouts = engine.generate(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TYPE_CHECKING, Literal, Protocol, Self
@@ -11,14 +11,12 @@ from torch import Tensor, nn
 
 from sparroll.compression import Compression
 from sparroll.engines.report import EngineReport
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-Progress = Callable[[int, int], None]
-"""Called with (rollouts finished, rollouts in all), after each rollout that ends."""
 
 
 class Engine(Protocol):
@@ -74,13 +72,14 @@ class Engine(Protocol):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch.
 
         prompts: strings, which are tokenized as they are, or token ids.  temperature: 0 is greedy.
         stop_ids: default, the model's end-of-sequence ids.  seed: one for all, or one per request, prompt by prompt.
         top_k: also return the k most likely tokens at each step and their log-probabilities.
+        on_progress: called with (rollouts finished, rollouts in all) after each rollout that ends.
         """
         ...
 

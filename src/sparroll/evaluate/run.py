@@ -14,15 +14,14 @@ from sparroll.engines.generate_arguments import check_counts, prompt_ids
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError
 from sparroll.evaluate.log import SampleLog
-from sparroll.evaluate.settings import EvalTask, EvaluationSettings, Policy, problem_digest, sample_seeds
-from sparroll.mismatch import acceptance_top_k
+from sparroll.evaluate.settings import ESTIMATOR, EvalTask, EvaluationSettings, Policy, problem_digest, sample_seeds
+from sparroll.mismatch import acceptance_of
+from sparroll.progress import OnProgress
 from sparroll.tasks import Verdict
 from sparroll.types import Rollout
 
 if TYPE_CHECKING:
     from sparroll.engines.scoring import Scorer
-
-OnProgress = Callable[[int, int, str], None]
 
 
 def run(
@@ -127,19 +126,12 @@ def _chunk(
 def _acceptances(
     scorer: Scorer | None, rollouts: list[Rollout], settings: EvaluationSettings
 ) -> list[list[float] | None]:
-    """[T] acceptance of each rollout's tokens by the dense policy, estimator top_k_lower."""
+    """[T] acceptance of each rollout's tokens by the dense policy."""
     if scorer is None:
         return [None] * len(rollouts)
-    found: list[list[float] | None] = []
     scores = scorer.dense(rollouts, temperature=settings.temperature, top_k=settings.top_k)
-    for rollout, score in zip(rollouts, scores, strict=True):
-        assert rollout.top_k_ids is not None, "rollouts need top-k lists"
-        assert rollout.top_k_logp is not None, "rollouts need top-k lists"
-        assert score.top_k_ids is not None, "scores need top-k lists"
-        assert score.top_k_logp is not None, "scores need top-k lists"
-        lower_T, _ = acceptance_top_k(score.top_k_ids, score.top_k_logp, rollout.top_k_ids, rollout.top_k_logp)
-        found.append([round(value, 6) for value in lower_T.tolist()])
-    return found
+    found = acceptance_of(rollouts, scores, ESTIMATOR)
+    return [[round(value, 6) for value in acceptance_T.tolist()] for acceptance_T in found]
 
 
 def _sample(rollout: Rollout, text: str, verdict: Verdict, accepted: list[float] | None) -> dict[str, Any]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PROMPTS = 64
 """Problems of a task that is a stream without end."""
+ESTIMATOR = "top_k_lower"
+"""Of every acceptance in the log and in the summary."""
 
 
 @dataclass(frozen=True)

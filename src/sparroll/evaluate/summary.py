@@ -16,10 +16,8 @@ import torch
 from sparroll.evaluate.estimators import ks_up_to, majority_at_k, pass_at_k
 from sparroll.evaluate.intervals import Estimate, mean_difference, mean_share, sign_flip_test
 from sparroll.evaluate.log import SampleLog
-from sparroll.evaluate.settings import EvalTask, EvaluationSettings, Policy
+from sparroll.evaluate.settings import ESTIMATOR, EvalTask, EvaluationSettings, Policy
 from sparroll.mismatch import TailStatistics
-
-ESTIMATOR = "top_k_lower"
 
 
 @dataclass

@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from sparroll.engines.base import under
-from sparroll.engines.scoring import TokenScores
 from sparroll.evaluate.accuracy import Accuracy, grade
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.sampling.rollouts import Sampling, sample
 from sparroll.train.setup import Parts
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail
-from sparroll.types import Prompt, Rollout, StepReport
+from sparroll.types import Prompt, Rollout, StepReport, TokenScores
 
 
 def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list[TokenScores]]) -> StepReport:

@@ -21,9 +21,10 @@ from sparroll.engines.make import check_available, make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
+from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
-from sparroll.train.config.file import refuse_changes, write_config
+from sparroll.train.config.file import refuse_other_config, write_config
 from sparroll.train.config.sections import TrainConfig
 from sparroll.train.distill.cheaper_schedules import Cheaper
 from sparroll.train.runtime import checkpoint
@@ -173,12 +174,8 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
 
 
 def _check_kind(found: Path, frozen: bool) -> None:
-    if frozen == (found / "model").exists():
-        made, other = ("train", "distill") if frozen else ("distill", "train")
-        raise UserError(
-            f"{found.parent.parent} holds a run of `sparroll {made}`, this is `sparroll {other}`",
-            "choose another folder with --out",
-        )
+    was, now = (f"sparroll {'train' if trains else 'distill'}" for trains in ((found / "model").exists(), not frozen))
+    refuse_changes(found.parent.parent, {"command": was}, {"command": now})
 
 
 def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:
@@ -287,14 +284,12 @@ def _controller(
 
 def _find_checkpoint(config: TrainConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
     metrics = out / "metrics.jsonl"
-    if not resume and ((metrics.is_file() and metrics.stat().st_size) or (out / "checkpoints").exists()):
-        raise UserError(f"{out} already holds a run", "go on with --resume, or choose another folder with --out")
+    begun = (metrics.is_file() and metrics.stat().st_size > 0) or (out / "checkpoints").exists()
+    check_flag(out, resume, holds_run=begun, can_go_on=(out / "config.json").is_file())
     if not resume:
         return None
-    if not (out / "config.json").is_file():
-        raise UserError(f"there is no run to resume in {out}", "leave --resume out to start one")
     found, complaints = checkpoint.newest(out / "checkpoints")
-    refuse_changes(checkpoint.read_json((found or out) / "config.json"), config)
+    refuse_other_config(out, checkpoint.read_json((found or out) / "config.json"), config)
     resolution = f"resuming from {found.name}" if found else f"{out} has no whole checkpoint: starting from step 1"
     for line in [*complaints, resolution] if not quiet else []:
         print(line, file=sys.stderr, flush=True)

@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from sparroll.errors import UserError
-from sparroll.evaluate.accuracy import Accuracy, Graded, grade, percentile_interval
+from sparroll.evaluate.accuracy import Accuracy, GradedPrompt, grade, percentile_interval
 from sparroll.types import Prompt, Rollout
 
 
 def test_accuracy_is_the_mean_over_prompts() -> None:
-    graded = [Graded((1.0, 0.0), (3, 5), 1), Graded((1.0, 1.0), (2, 2), 0)]
+    graded = [GradedPrompt((1.0, 0.0), (3, 5), 1), GradedPrompt((1.0, 1.0), (2, 2), 0)]
     accuracy = Accuracy.of(graded)
     assert (accuracy.value, accuracy.prompts, accuracy.samples_per_prompt) == (0.75, 2, 2)
     assert (accuracy.response_tokens, accuracy.cut_share) == (3.0, 0.25)
@@ -46,6 +46,6 @@ def test_each_prompt_is_graded_with_its_own_responses() -> None:
     prompts = [Prompt("a", "1", "1"), Prompt("b", "2 2 2", "wrong")]
     task = SimpleNamespace(reward=lambda prompt, text: float(text == prompt.answer))
     graded = grade(Echo(), task, prompts, [[1], [2, 2, 2]], lambda ids: " ".join(map(str, ids)), n=2, max_new_tokens=4)
-    assert graded == [Graded((1.0, 1.0), (1, 1), 0), Graded((0.0, 0.0), (3, 3), 2)]
+    assert graded == [GradedPrompt((1.0, 1.0), (1, 1), 0), GradedPrompt((0.0, 0.0), (3, 3), 2)]
     with pytest.raises(UserError, match="no prompts"):
         grade(Echo(), task, [], [], str, max_new_tokens=4)

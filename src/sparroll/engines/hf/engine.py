@@ -14,13 +14,14 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparroll.compression import Compression, make_compression
 from sparroll.engines import generate_arguments
-from sparroll.engines.base import Engine, Progress
+from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import routed
-from sparroll.engines.hf.run import Request, Run, RunSettings
+from sparroll.engines.hf.run import GenerateSettings, Request, Run
 from sparroll.engines.load_model import load_model
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
@@ -159,7 +160,7 @@ class HFEngine(Engine):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order.
 
@@ -179,7 +180,7 @@ class HFEngine(Engine):
         ]
         if stop_ids is None:
             stop_ids = generate_arguments.end_ids(getattr(model, "generation_config", None), self.tokenizer)
-        settings = RunSettings(
+        settings = GenerateSettings(
             model=model,
             schedule=self.schedule,
             compression=self.compression,

@@ -22,12 +22,12 @@ from transformers import PreTrainedModel
 
 from sparroll.compression import Compression
 from sparroll.engines import sampling
-from sparroll.engines.base import Progress
 from sparroll.engines.hf.attention import DecodeStep, Evicting, PrefillStep, run_step
 from sparroll.engines.hf.kv_cache import DenseFootprint, KVCache
 from sparroll.engines.report import EngineReport
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TopK
 
 _PREFILL_TOKENS = 8192
 """Prompts are prefilled together up to so many tokens, padding included."""
@@ -78,7 +78,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class GenerateSettings:
     """What every request of a `generate` call shares."""
 
     model: PreTrainedModel
@@ -97,7 +97,7 @@ class Run:
     report: what runs is counted into it.
     """
 
-    def __init__(self, settings: RunSettings, requests: list[Request], report: EngineReport):
+    def __init__(self, settings: GenerateSettings, requests: list[Request], report: EngineReport):
         self.settings, self.report = settings, report
         self.model, self.schedule, self.compression = settings.model, settings.schedule, settings.compression
         self.temperature, self.stops, self.top_k = settings.temperature, settings.stop_ids, settings.top_k
@@ -140,7 +140,7 @@ class Run:
         token_bytes = self.rows * heads * head_dim * self.model.dtype.itemsize
         self.dense = DenseFootprint(token_bytes, 2 * layers, longest_tokens)
 
-    def all(self, on_progress: Progress | None) -> None:
+    def all(self, on_progress: OnProgress | None) -> None:
         started = time.perf_counter()
         done = 0
         while self.waiting or self.active:
@@ -176,8 +176,7 @@ class Run:
             attention=request.attention,
             kv_read_share=(whole - unread) / whole if whole else 1.0,
             wall_seconds=request.ended - request.started,
-            top_k_ids=torch.stack([ids for ids, _ in request.top_k]) if request.top_k else None,
-            top_k_logp=torch.stack([logp for _, logp in request.top_k]) if request.top_k else None,
+            top_k=TopK(*(torch.stack(part) for part in zip(*request.top_k, strict=True))) if request.top_k else None,
         )
 
     def _admit(self) -> None:

@@ -20,7 +20,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 
 from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
-from sparroll.engines.base import Engine, Progress
+from sparroll.engines.base import Engine
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs
@@ -31,6 +31,7 @@ from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.models import resolve
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
@@ -293,7 +294,7 @@ class VLLMEngine(Engine):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
-        on_progress: Progress | None = None,
+        on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; arguments and refusals are HFEngine's.
 
@@ -350,7 +351,7 @@ class VLLMEngine(Engine):
         ]
 
     def _run(
-        self, asked: list[list[int]], parameters: list[Any], on_progress: Progress | None
+        self, asked: list[list[int]], parameters: list[Any], on_progress: OnProgress | None
     ) -> list[tuple[Any, float]]:
         """(vLLM's completion, seconds until it was there) of each request; after an exception nothing is left running."""
         engine = self.llm.llm_engine
@@ -376,7 +377,7 @@ class VLLMEngine(Engine):
         self, prompt: list[int], output: Any, seconds: float, top_k: int, index: int, sample: int, seed: int
     ) -> Rollout:
         tokens = list(output.token_ids)
-        logp, top_k_ids, top_k_logp = outputs.log_probs(output.logprobs, tokens, top_k)
+        logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
         assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"
         contexts = outputs.decode_contexts(len(prompt), len(tokens))
         read = outputs.read_tokens(self.schedule, contexts)
@@ -395,8 +396,7 @@ class VLLMEngine(Engine):
             attention="sparse" if self._sparse_layers and bool((read < contexts).any()) else "dense",
             kv_read_share=(whole - unread) / whole if whole else 1.0,
             wall_seconds=seconds,
-            top_k_ids=top_k_ids,
-            top_k_logp=top_k_logp,
+            top_k=lists,
         )
 
     @property

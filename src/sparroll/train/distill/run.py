@@ -15,10 +15,12 @@ import torch
 
 from sparroll import records
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
+from sparroll.rounding import rounded_down
 from sparroll.tasks import Task
 from sparroll.train.config.sections import CorrectionSection, RewardSection, TrainConfig
 from sparroll.train.dense_checks import eval_prompt_ids
-from sparroll.train.loop import Clock, OnProgress, Trainer
+from sparroll.train.loop import Clock, Trainer
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
@@ -155,7 +157,7 @@ class DistillRun(Trainer):
         return report
 
     def in_words(self, report: StepReport) -> str:
-        return f"kl {report['distill/kl']:.4f}  tail {report['mismatch/acceptance_q05']:.3f}"
+        return f"kl {report['distill/kl']:.4f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     def evaluate(self) -> StepReport:
         """The tail of the adapted policy on the held-out prompts, over all processes; always the same draws."""

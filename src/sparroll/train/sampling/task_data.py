@@ -7,6 +7,7 @@ from pathlib import Path
 from sparroll import files, tasks
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError, nearest
+from sparroll.resume import refuse_changes
 from sparroll.tasks import Task
 from sparroll.tasks.data.select import refuse_window_without_dates
 from sparroll.tasks.data.task import DataTask, data_task
@@ -60,7 +61,4 @@ def refuse_other_rows(task: Task, out: Path) -> None:
     """Raise UserError where a run is resumed on other rows than it began with: no prompt would stand at its place."""
     if isinstance(task, DataTask) and (out / RECORD).is_file():
         began = checkpoint.read_json(out / RECORD)["fingerprint"]
-        if began != task.fingerprint():
-            raise UserError(
-                "the data is not what it was when the run began", f"{out / RECORD} says what was read; start a new run"
-            )
+        refuse_changes(out, {"data.fingerprint": began}, {"data.fingerprint": task.fingerprint()})
