@@ -20,7 +20,7 @@ from sparroll.schedule import Schedule
 if TYPE_CHECKING:
     import torch
 
-    from sparroll.engines.base import Engine as AnyEngine
+    from sparroll.engines import base
     from sparroll.tasks.reward_function import FunctionJudge
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
@@ -181,7 +181,7 @@ def load_engine(
     capacity: Schedule | None = None,
     gpu_memory_share: float = 0.85,
     dtype: str | None = None,
-) -> AnyEngine:
+) -> base.Engine:
     """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
     from sparroll.engines.make import make_engine
 
