@@ -1,14 +1,18 @@
-"""The nouns that cross folders: a prompt, a rollout, a batch of scored rollouts, a step's metrics. Data only."""
+"""The nouns that cross folders: a prompt, a rollout, what a policy thinks of it, the batch that an update reads, a step's
+metrics. Data only: nothing here runs a model or computes a weight."""
 
 # B rollouts, S tokens of prompt + response (right-padded), T response tokens (right-padded), K top-k entries
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
+
+from sparroll.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,48 @@ class Prompt:
     level: int = 0
     messages: tuple[tuple[str, str], ...] = ()
     """(role, content) of each turn where the question is a chat, which a chat template must write; `text` is its words."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """A policy's most likely tokens at each position, most likely first.
+
+    >>> TopK(ids=torch.tensor([[7, 2, 5], [0, 3, 9]]), logp=torch.tensor([[-0.1, -2.6, -4.2], [-0.7, -1.1, -2.3]]))
+
+    lists the 3 most likely tokens at each of 2 positions. An entry of log-probability -inf is padding. The log-probabilities
+    are over the whole vocabulary, after temperature; `mismatch` checks that where it uses them.
+    """
+
+    ids: Tensor
+    """[T, K] int64; also [B, T, K], or [K] at one position."""
+    logp: Tensor
+    """Their log-probabilities, float32, of the same shape."""
+
+    def __post_init__(self) -> None:
+        if self.ids.shape != self.logp.shape or not self.ids.ndim:
+            shapes = f"{list(self.ids.shape)} and {list(self.logp.shape)}"
+            raise UserError(f"the ids and log-probabilities of a top-k list must have one shape [T, K], got {shapes}")
+
+    @property
+    def k(self) -> int:
+        """Entries at each position."""
+        return self.ids.shape[-1]
+
+    def __getitem__(self, positions: Tensor | slice) -> TopK:
+        """The lists at some positions."""
+        return TopK(self.ids[positions], self.logp[positions])
+
+    def split(self, tokens: list[int]) -> list[TopK]:
+        """The inverse of `cat`: so many positions for each."""
+        return [TopK(*both) for both in zip(self.ids.split(tokens), self.logp.split(tokens), strict=True)]
+
+    def to(self, device: torch.device | str) -> TopK:
+        return TopK(self.ids.to(device), self.logp.to(device))
+
+    @staticmethod
+    def cat(parts: Sequence[TopK]) -> TopK:
+        """One after the other along the positions."""
+        return TopK(torch.cat([part.ids for part in parts]), torch.cat([part.logp for part in parts]))
 
 
 @dataclass
@@ -57,10 +103,8 @@ class Rollout:
     kv_read_share: float = 1.0
     """Tokens attended / tokens in context, mean over this rollout's decode steps and all layers (dense ones included)."""
     wall_seconds: float = 0.0
-    top_k_ids: Tensor | None = None
-    """[T, K] int64, ids of the K most likely tokens under the sampling distribution, most likely first."""
-    top_k_logp: Tensor | None = None
-    """[T, K] float32, their log-probabilities."""
+    top_k: TopK | None = None
+    """The K most likely tokens under the sampling distribution at each response token; None where nobody asked for them."""
 
     @property
     def context_tokens(self) -> Tensor:
@@ -71,23 +115,93 @@ class Rollout:
         """
         return len(self.prompt_ids) + torch.arange(len(self.response_ids))
 
+    def read_by(self, scores: TokenScores) -> Rollout:
+        """The same response with what another policy thinks of its tokens: a replay."""
+        return replace(self, sparse_logp=scores.logp, top_k=scores.top_k)
+
+
+@dataclass
+class TokenScores:
+    """One rollout's response under a policy that reads it again, on the CPU.
+
+    >>> TokenScores(logp=torch.tensor([-0.2, -1.9]), top_k=TopK(ids_TK, logp_TK))
+    """
+
+    logp: Tensor
+    """[T] float32, log-probability of each response token at the given temperature."""
+    top_k: TopK | None = None
+    """This policy's own list; None where nobody asked for it."""
+    logp_at_ids: Tensor | None = None
+    """[T, K] float32, log-probabilities of the ids that were asked for, such as the sampling policy's list."""
+
+
+@dataclass(frozen=True)
+class NowWeights:
+    """Weights that follow the policy while it moves: a function of now_logp, token by token.
+
+    What is kept never changes within a step; only the weights of kept tokens do.
+    """
+
+    rule: Callable[..., Tensor]
+    """(now_logp [B, T], *columns) -> weights [B, T]; 0 on everything dropped."""
+    columns_BT: tuple[Tensor, ...]
+    """What the rule knows of each token beside now_logp."""
+
+    @torch.no_grad()
+    def __call__(self, now_logp_BT: Tensor) -> Tensor:
+        return self.rule(now_logp_BT.detach(), *self.columns_BT)
+
+    def rows(self, rows: Tensor | list[int], tokens: int) -> NowWeights:
+        """The same for some rollouts, up to so many tokens of each."""
+        return NowWeights(self.rule, tuple(column[rows, :tokens] for column in self.columns_BT))
+
+    def to(self, device: torch.device) -> NowWeights:
+        return NowWeights(self.rule, tuple(column.to(device) for column in self.columns_BT))
+
 
 @dataclass
 class TokenBatch:
-    """Rollouts of one step, padded on the right, with everything the loss reads. Response token t of row b stands at
-    `input_ids_BS[b, prompt_tokens_B[b] + t]`.
+    """Rollouts of one step, padded on the right, with everything that an update reads: each stage fills in what it finds
+    out. Response token t of row b stands at `input_ids_BS[b, prompt_tokens_B[b] + t]`.
 
-    >>> batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
-    >>> batch.dense_logp_BT = scorer.score(...).logp
+    >>> batch = TokenBatch.from_rollouts(rollouts, pad_id=0)      # rollouts of 2 and 1 tokens after prompts of 3 and 2
+    >>> batch.input_ids_BS, batch.prompt_tokens_B, batch.response_tokens_B
+    (tensor([[1, 5, 9, 7, 2], [1, 4, 8, 0, 0]]), tensor([3, 2]), tensor([2, 1]))
+    >>> batch.advantage_B = torch.tensor([0.7, -0.7])
+    >>> batch.add_scores(scorer.dense(rollouts, top_k=20))
     """
 
+    # -- sampling
     input_ids_BS: Tensor
     prompt_tokens_B: Tensor
     response_tokens_B: Tensor
     sparse_logp_BT: Tensor
-    dense_logp_BT: Tensor | None = None
-    acceptance_BT: Tensor | None = None
+
+    # -- rewards
     advantage_B: Tensor | None = None
+    left_out_B: Tensor | None = None
+    """Whether a rollout stays out of the loss: nothing of it is kept or counted. None: none ever does."""
+
+    # -- scoring
+    dense_logp_BT: Tensor | None = None
+    dense_top_k: list[TopK | None] | None = None
+    """The dense policy's most likely tokens of each rollout, [T, K] without padding: by far the largest field."""
+    reference_logp_BT: Tensor | None = None
+    """Of the model that the run began with, for the KL term."""
+
+    # -- the correction
+    weight_BT: Tensor | None = None
+    """What the loss of each token is multiplied by, as the step's first update has it."""
+    kept_BT: Tensor | None = None
+    """[B, T] bool: response tokens that stay in the loss."""
+    kept_tokens: int = 0
+    """Kept tokens of the step, over all micro batches and processes: the loss's denominator."""
+    now_weights: NowWeights | None = None
+    """Only where weights follow the policy while it moves: what takes the place of `weight_BT`."""
+
+    def __len__(self) -> int:
+        """Rollouts, B."""
+        return len(self.prompt_tokens_B)
 
     @property
     def mask_BT(self) -> Tensor:
@@ -103,11 +217,13 @@ class TokenBatch:
 
     @staticmethod
     def from_rollouts(rollouts: list[Rollout], pad_id: int, device: torch.device | str = "cpu") -> TokenBatch:
-        prompt_tokens_B = torch.tensor([len(r.prompt_ids) for r in rollouts])
-        response_tokens_B = torch.tensor([len(r.response_ids) for r in rollouts])
-        longest_S = int((prompt_tokens_B + response_tokens_B).max())
+        """B may be 0: a process without rollouts."""
+        prompt_tokens_B = torch.tensor([len(r.prompt_ids) for r in rollouts], dtype=torch.int64)
+        response_tokens_B = torch.tensor([len(r.response_ids) for r in rollouts], dtype=torch.int64)
+        longest_S = max((len(r.prompt_ids) + len(r.response_ids) for r in rollouts), default=0)
+        longest_T = max((len(r.response_ids) for r in rollouts), default=0)
         input_ids_BS = torch.full((len(rollouts), longest_S), pad_id, dtype=torch.int64)
-        sparse_logp_BT = torch.zeros(len(rollouts), int(response_tokens_B.max()))
+        sparse_logp_BT = torch.zeros(len(rollouts), longest_T)
         for row, rollout in enumerate(rollouts):
             ids = [*rollout.prompt_ids, *rollout.response_ids]
             input_ids_BS[row, : len(ids)] = torch.tensor(ids)
@@ -115,6 +231,39 @@ class TokenBatch:
         return TokenBatch(
             input_ids_BS.to(device), prompt_tokens_B.to(device), response_tokens_B.to(device), sparse_logp_BT.to(device)
         )
+
+    def add_scores(self, dense: Sequence[TokenScores]) -> None:
+        """What the dense policy says of each rollout, in their order."""
+        self.dense_logp_BT = padded([score.logp for score in dense])
+        self.dense_top_k = [score.top_k for score in dense]
+
+    def weight_at(self, now_logp_BT: Tensor) -> Tensor:
+        """[B, T] weights at the policy as it is now."""
+        assert self.weight_BT is not None, "the batch needs weights"
+        return self.weight_BT if self.now_weights is None else self.now_weights(now_logp_BT)
+
+    def take(self, rows: list[int], device: torch.device | str = "cpu") -> TokenBatch:
+        """Those rows on the device, without the padding that only the other rows needed. Fields are cut by the shape letters
+        of their names."""
+        index_B = torch.tensor(rows, dtype=torch.int64)
+        tokens_S = int((self.prompt_tokens_B + self.response_tokens_B)[index_B].max())
+        tokens_T = int(self.response_tokens_B[index_B].max())
+        cuts: dict[str, Any] = {"BS": (index_B, slice(tokens_S)), "BT": (index_B, slice(tokens_T)), "B": index_B}
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in values.items():
+            cut = cuts.get(name.rpartition("_")[2])
+            if value is not None and cut is not None:
+                values[name] = value[cut].to(device)
+        if self.dense_top_k is not None:
+            values["dense_top_k"] = [self.dense_top_k[row] for row in rows]
+        if self.now_weights is not None:
+            values["now_weights"] = self.now_weights.rows(index_B, tokens_T).to(torch.device(device))
+        return TokenBatch(**values)
+
+
+def padded(values: Sequence[Tensor]) -> Tensor:
+    """[B, T] from B tensors of different length, zeros behind their ends."""
+    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True) if len(values) else torch.zeros(0, 0)
 
 
 StepReport = dict[str, float]

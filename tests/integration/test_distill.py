@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from integration.deaths import Death, run_until
 from integration.train_runs import short_config
 from sparroll.engines.adapter import Adapter
-from sparroll.engines.scoring import TokenScores, response_logp
+from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
@@ -27,7 +28,7 @@ from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
 from sparroll.types import Rollout, TokenBatch
 
-Given = tuple[TokenBatch, list[TokenScores], Schedule]
+Given = tuple[TokenBatch, Schedule]
 ON = {"lr": 1e-2, "rank": 4}
 
 
@@ -112,10 +113,10 @@ def at_phase_two(model: str, tmp_path: Path, **settings: Any) -> tuple[Trainer, 
     assert schedule is not None
     prompts = trainer.next_prompts()
     rollouts = trainer.sample(prompts, 2)
-    scores = trainer.score(rollouts)
-    batch = trainer.batch(rollouts, scores, torch.randn(len(prompts), 4))
-    assert batch is not None
-    return trainer, update, rollouts, (batch, scores, schedule)
+    batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
+    batch.advantage_B = torch.randn(len(rollouts))
+    batch.add_scores(trainer.score(rollouts))
+    return trainer, update, rollouts, (batch, schedule)
 
 
 def test_phase_two_leaves_every_base_weight_and_the_policys_optimizer_alone(model: str, tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
     """Step 2 samples from merged weights, with an adapter that has moved: at the start of phase two the ratio is 1."""
     trainer, distill, rollouts, given = at_phase_two(model, tmp_path, lr=1e-30)
     assert any(rollout.attention == "sparse" for rollout in rollouts)
-    batch, _, schedule = given
+    batch, schedule = given
     with torch.no_grad():
         now = response_logp(distill.adapter.adapted, batch, 1.0, schedule)
         plain = response_logp(trainer.policy, batch, 1.0, schedule)
@@ -151,13 +152,14 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
 def test_a_token_that_was_sampled_from_other_units_counts_and_moves_nothing(
     model: str, tmp_path: Path, sampled: list[list[Rollout]]
 ) -> None:
-    _, distill, _, (batch, scores, schedule) = at_phase_two(model, tmp_path, lr=1e-30)
-    tokens = int(batch.mask_BT.sum())
+    _, distill, _, (batch, schedule) = at_phase_two(model, tmp_path, lr=1e-30)
+    rows, tokens = list(range(len(batch))), int(batch.mask_BT.sum())
+    loss = partial(distill.loss, schedule=schedule, tokens=tokens)
     said = float(batch.sparse_logp_BT[0, 1])
     moved = {}
     for nats in (0.0, 1.0, -5.0, 5.0, 30.0):
         batch.sparse_logp_BT[0, 1] = said + nats
-        sums = distill._gradients(batch, scores, schedule, tokens)
+        sums = distill.gradient_step.gradient(batch, rows, loss)
         assert sums.tokens == tokens - (abs(nats) > MOST_NATS_OFF)
         moved[nats] = torch.cat([parameter.grad.flatten().clone() for parameter in distill.adapter.parameters])
     assert moved[5.0].equal(moved[-5.0]) and moved[5.0].equal(moved[30.0])
@@ -258,7 +260,9 @@ def test_a_run_without_an_adapter_cannot_be_resumed_with_one(model: str, tmp_pat
     plain = short_config(model, train={"steps": 2}, evaluate={"prompts": 0})
     train(plain, out)
     more = {"train": {"steps": 3}, "evaluate": {"prompts": 0}}
-    with pytest.raises(UserError, match=r"distill\.objective was None when the run began and is 'ppo_kl' now"):
+    with pytest.raises(
+        UserError, match=r"was made with distill\.objective = null, and .* = \"ppo_kl\" is asked for now"
+    ):
         train(config(model, **more), out, resume=True)
 
 

@@ -13,7 +13,6 @@ from sparroll.corrections.accepted_mass import AcceptedMass, TopKLists, accepted
 from sparroll.corrections.base import (
     CorrectionResult,
     LogRatio,
-    NowWeights,
     check_tokens,
     exponential,
     log,
@@ -21,6 +20,7 @@ from sparroll.corrections.base import (
     result,
 )
 from sparroll.errors import UserError
+from sparroll.types import NowWeights
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Jackpot:
 
     def _mass(self, top_k: TopKLists | AcceptedMass, mask_BT: Tensor) -> AcceptedMass:
         """[B, T]; 0 on padding, whatever its lists hold."""
-        tokens = top_k.sparse_ids.shape[:-1] if isinstance(top_k, TopKLists) else top_k.values.shape
+        tokens = top_k.sparse.ids.shape[:-1] if isinstance(top_k, TopKLists) else top_k.values.shape
         if tokens != mask_BT.shape:
             what = "lists" if isinstance(top_k, TopKLists) else "a mass"
             shape = list(mask_BT.shape)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.mismatch.table import Counted
 
 
 @dataclass(frozen=True)
-class TailPoint:
+class TailPoint(Counted):
     """The tail in one bin of context lengths."""
 
     from_context_tokens: int
@@ -23,7 +24,7 @@ class TailPoint:
     @property
     def thin(self) -> bool:
         """Too few data to say anything; calibration leaves such bins out as well."""
-        return self.tokens < MIN_TOKENS or self.rollouts < MIN_ROLLOUTS
+        return not self.counts(MIN_TOKENS)
 
     @property
     def middle(self) -> float:
@@ -41,7 +42,7 @@ class TailCurve:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class AccuracyPoint:
     """Dense accuracy after a step, with its 95 % interval."""
 
     step: int
@@ -59,7 +60,7 @@ class TrainingRun:
     reward: tuple[float, ...]
     tail_q05: tuple[float | None, ...]
     kv_read_share: tuple[float, ...]
-    accuracy: tuple[Accuracy, ...]
+    accuracy: tuple[AccuracyPoint, ...]
     rollouts: str = ""
     """How it sampled, in words."""
     events: tuple[str, ...] = ()

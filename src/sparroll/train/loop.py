@@ -1,11 +1,30 @@
-"""GRPO with sparse rollouts. `Trainer.step` is the table of contents: one call per thing that happens, in its order. How
-each is done stands in the file that the call comes from."""
+"""GRPO on sparse rollouts. `Trainer.step` is the table of contents: one call per thing that happens, in order. How each
+is done stands in the file that the call comes from; docs/life-of-a-step.md names the files.
+
+The algorithm, next to the textbook:
+
+- Group advantages as in GRPO: reward minus the mean of the prompt's rollouts, over their standard deviation
+  (`train.normalise_advantage = false` leaves the division out, as Dr. GRPO does). No value model and no GAE: responses
+  have one reward, at their end.
+- The loss is a mean over all kept tokens of the step, as in DAPO, and not GRPO's mean per response, in which a token of
+  a long response counts less than one of a short response. Micro batches and processes add up to exactly that mean.
+- PPO's clip with two bounds (clip-higher, DAPO). The ratio is now/dense, both with full attention; what lies between
+  dense and sparse is the correction's weight outside of the clip, so that clipping and correcting stay two decisions.
+- One update per step unless `train.epochs_per_batch` says more. No mini batches with updates in between: rollouts are
+  always sampled from the newest weights, which keeps dense/sparse free of staleness.
+- No KL to the initial model by default (`train.kl_coefficient` adds its k3 estimate to the loss), and no entropy bonus.
+  The overlong penalty, overlong filtering and dynamic sampling of DAPO exist and are off by default.
+- Beside the textbook: each step measures the tail of the acceptance from the scores that it needs anyway, and what
+  watches the tail may change the schedule or end the run.
+
+Not here: asynchronous or sharded training, reward models, tools, several turns. One process holds a whole policy.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +33,12 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.control.controller import Controller
-from sparroll.control.guard import Verdict
+from sparroll.control.watcher import StepEvidence, states_of
 from sparroll.engines.base import samples_densely
-from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
-from sparroll.mismatch import TailStatistics, TailTable
-from sparroll.train.apply_correction import correct, engine_lists
+from sparroll.mismatch import TailTable
+from sparroll.progress import OnProgress
+from sparroll.rounding import rounded_down
 from sparroll.train.config.run import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.result import TrainResult, summarise
@@ -28,21 +47,16 @@ from sparroll.train.runtime.checkpoint import RunState, SavedAdapter
 from sparroll.train.runtime.interrupts import Interrupts
 from sparroll.train.runtime.randomness import generator_state, rollout_seeds
 from sparroll.train.sampling.groups import Groups, Rounds
-from sparroll.train.sampling.prompts import encode
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
-from sparroll.train.sampling.weight_sync import park
 from sparroll.train.setup import Parts, open_run
+from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
-from sparroll.train.update.micro_batches import padded
-from sparroll.train.update.policy import autocast
-from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
+from sparroll.train.update.gradient_step import autocast
+from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores, padded
 
 if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
-
-OnProgress = Callable[[int, int, str], None]
-"""Called with (steps done, steps in all, the last step in a few words)."""
 
 
 def train(
@@ -53,7 +67,9 @@ def train(
     Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller schedule.toml. On
     KeyboardInterrupt the last completed step is saved before the exception goes on.
     """
-    return Trainer(open_run(config, Path(out), resume)).run(on_progress)
+    trainer = Trainer(open_run(config, Path(out), resume))
+    with trainer.engine:
+        return trainer.run(on_progress)
 
 
 class Trainer:
@@ -69,7 +85,7 @@ class Trainer:
         """The weights are ahead of `state`: true from the first update of a step until the step is complete."""
         self.saved_step = parts.state.step if parts.resumed_from else -1
         self.news = [
-            *([] if parts.resumed_from else parts.guard.notice(samples_densely(self.engine))),
+            *parts.notices,
             *parts.rewards.changes(parts.state.reward_files),
         ]
         """Events from before the next step."""
@@ -111,34 +127,34 @@ class Trainer:
         rollouts, report = groups.rollouts, groups.report
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
-        park(self.engine, self.config.engine.sleep_level)
-        advantage_GN = groups.advantages(self.config.train.normalise_advantage)
+        self.engine.sleep(self.config.engine.sleep_level)
+        batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
-            reference_logp = self.score_reference(rollouts)
+            batch.add_scores(scores)
+            batch.reference_logp_BT = self.score_reference(rollouts)
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
-            cheaper = self.watch_cheaper_when_due(rollouts, scores, number, report)
-        seed, left_out = self.config.train.seed, groups.left_out
-        corrected = correct(self.parts.correction, rollouts, scores, self.ranks, seed, number, left_out)
-        report |= corrected.report
+            replay = self.replay_when_due(rollouts, scores, number)
+        seed = self.config.train.seed
+        report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number)
         with clock("update"):
-            batch = self.batch(rollouts, scores, advantage_GN)
-            report |= self.parts.update(batch, corrected, reference_logp, number, self.before_weights_move)
+            report |= self.parts.update(batch, number, self.before_weights_move)
         if self.parts.distill is not None:
             with clock("distill"):
-                report |= self.distill(self.parts.distill, batch, scores, number)
+                report |= self.distill(self.parts.distill, batch, number)
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
-        events, stopped = self.guard(report, cheaper)
-        events += self.move_budgets(number, measured, report)
+        dense = samples_densely(self.engine)
+        evidence = StepEvidence(number, self.engine.schedule, dense, measured, dict(report), replay)
+        events, stopped = self.watch(evidence, report)
         self.complete(number, report | clock.report(), groups.events + events, stopped)
         return report
 
     def in_words(self, report: StepReport) -> str:
         """A step beside the progress bar."""
-        return f"reward {report['reward/mean']:.3f}  tail {report['mismatch/acceptance_q05']:.3f}"
+        return f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 
@@ -175,12 +191,7 @@ class Trainer:
         self.parts.weights.bring_sampler(self.state.step)
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
-        prompt_ids = encode(
-            self.parts.scorer.tokenizer,
-            list(prompts.values()),
-            self.config.task.chat_template,
-            self.config.task.thinking,
-        )
+        prompt_ids = self.parts.encoder.ids(list(prompts.values()))
         rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling)
         self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts
@@ -199,12 +210,13 @@ class Trainer:
                 at_ids=engine_lists(rollouts) if "top_k" in self.parts.correction.needs else None,
             )
 
-    def score_reference(self, rollouts: list[Rollout]) -> list[Tensor] | None:
+    def score_reference(self, rollouts: list[Rollout]) -> Tensor | None:
+        """[B, T] log-probabilities under the model that the run began with, where the loss has a KL term."""
         if self.parts.reference is None or not rollouts:
             return None
         with autocast(self.config.train.dtype, self.ranks.device):
             scores = self.parts.reference.dense(rollouts, temperature=self.parts.sampling.temperature)
-        return [score.logp for score in scores]
+        return padded([score.logp for score in scores])
 
     def mismatch_report(self, tail: TailTable) -> StepReport:
         """The tail, always with the dense ceiling beside it."""
@@ -212,59 +224,37 @@ class Trainer:
             self.ceiling = ceiling_report(tail, self.state.step)
         return tail_report(tail, self.config.mismatch.least_tokens) | self.ceiling
 
-    def batch(self, rollouts: list[Rollout], scores: list[TokenScores], advantage_GN: Tensor) -> TokenBatch | None:
-        if not rollouts:
-            return None
-        batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
-        batch.dense_logp_BT = padded([score.logp for score in scores])
-        batch.advantage_B = advantage_GN.flatten()
-        return batch
-
-    def distill(
-        self, update: AdapterUpdate, batch: TokenBatch | None, scores: list[TokenScores], number: int
-    ) -> StepReport:
+    def distill(self, update: AdapterUpdate, batch: TokenBatch, number: int) -> StepReport:
         """The adapter's update on the same rollouts, under the schedule that sampled them."""
         assert self.engine.schedule is not None, "an adapter without sparse rollouts"
-        return update(batch, scores, self.engine.schedule, number, self.before_weights_move)
+        return update(batch, self.engine.schedule, number, self.before_weights_move)
 
     def before_weights_move(self) -> None:
         self.interrupts.hold()
         self.weights_moved = True
 
-    def watch_cheaper_when_due(
-        self, rollouts: list[Rollout], scores: list[TokenScores], number: int, report: StepReport
-    ) -> Verdict:
-        """Before the weights move: the dense scores are of those that the adapter is read with. Adds to the report."""
-        cheaper, settings = self.parts.cheaper, self.config.mismatch
-        if cheaper is None or not cheaper.due(number) or self.engine.schedule is None:
-            return Verdict()
+    def replay_when_due(self, rollouts: list[Rollout], scores: list[TokenScores], number: int) -> TailTable | None:
+        """The tail under the next cheaper schedule. Before the weights move: the dense scores are of those that the adapter
+        is read with."""
+        cheaper, replay = self.parts.cheaper, self.parts.replay
+        if cheaper is None or replay is None or cheaper.following is None or not cheaper.due(number):
+            return None
         with autocast(self.config.train.dtype, self.ranks.device):
-            temperature = self.parts.sampling.temperature
-            table = cheaper.measure(rollouts, scores, temperature, settings.bin_tokens, self.ranks, number)
-        verdict, figures = cheaper.watch(table, settings.least_tokens, self.engine.schedule)
-        report |= figures
-        return verdict
+            return replay.measure(cheaper.following, rollouts, scores, self.ranks, number)
 
-    def guard(self, report: StepReport, cheaper: Verdict) -> tuple[list[str], str]:
-        """-> (what to log, why to stop)"""
-        tail_q05 = report.get("mismatch/acceptance_q05_worst_bin")
-        tail = self.parts.guard.watch(tail_q05, self.engine.schedule, dense=samples_densely(self.engine))
-        for each in (tail, cheaper):
-            if each.action == "switch":
-                self.engine.set_schedule(each.schedule)
-        verdicts = [tail, cheaper, self.parts.empty_steps.watch(report)]
-        stopped = [verdict.reason for verdict in verdicts if verdict.action == "stop"]
-        return [verdict.reason for verdict in verdicts if verdict.reason], "; ".join(stopped)
-
-    def move_budgets(self, number: int, measured: TailStatistics, report: StepReport) -> list[str]:
-        """Where there is a controller, its figures go into `report` and its schedule to the engine. -> what to log"""
-        if self.parts.controller is None:
-            return []
-        decision = self.parts.controller.watch(number, measured)
-        if decision.schedule is not None:
-            self.engine.set_schedule(decision.schedule)
-        report |= decision.report
-        return list(decision.events)
+    def watch(self, evidence: StepEvidence, report: StepReport) -> tuple[list[str], str]:
+        """Every watcher sees the step; what they measured goes into `report`. -> (what to log, why to stop)"""
+        events: list[str] = []
+        stopped: list[str] = []
+        for watcher in self.parts.watchers:
+            decision = watcher.watch(evidence)
+            report |= decision.report
+            events += decision.events
+            if decision.action == "stop":
+                stopped += decision.events
+            elif decision.action == "switch":
+                self.engine.set_schedule(decision.schedule)
+        return events, "; ".join(stopped)
 
     def complete(self, number: int, report: StepReport, events: list[str], stopped: str) -> None:
         """The step is done: log it, and make it the state that a checkpoint would hold."""
@@ -277,12 +267,8 @@ class Trainer:
             evaluated_step=self.state.evaluated_step,
             schedule=self.engine.schedule,
             stopped=stopped,
-            guard=self.parts.guard.state(),
-            controller=self.parts.controller.state() if self.parts.controller else {},
-            evidence=self.parts.controller.window.evidence if self.parts.controller else (),
-            empty_steps=self.parts.empty_steps.in_a_row,
+            watchers=states_of(self.parts.watchers),
             reward_files=self.parts.rewards.digests(),
-            cheaper=self.parts.cheaper.state() if self.parts.cheaper else {},
             dense_ceiling=dict(self.ceiling),
             generators=self.ranks.gather([generator_state()]),
         )

@@ -1,5 +1,5 @@
-"""From a configuration to the schedule that a run starts under, and to what may change it: the guard, the controller, the
-cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
+"""From a configuration to the schedule that a run starts under, and to the watchers that may change it: the guard, the
+controller, the cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import itertools
 from functools import partial
 
 from sparroll.attention.selectors import PageMean
+from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.controller import Controller, Rules
+from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
 from sparroll.control.length_bins import LengthBins
 from sparroll.errors import UserError
@@ -16,7 +18,6 @@ from sparroll.schedule import Schedule
 from sparroll.train.config.control import ByCheaperSection, ByControllerSection, ByGuardSection
 from sparroll.train.config.rollout import BudgetAttention, ScheduleAttention
 from sparroll.train.config.run import TrainConfig
-from sparroll.train.distill.cheaper_schedules import Cheaper
 from sparroll.train.tail_metrics import ESTIMATOR
 
 
@@ -34,16 +35,18 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
     """Raises UserError where the guard is to act but has no target, or one of a statistic that it does not watch."""
     control = config.control
     target = config.guard.at_least or (control.target if isinstance(control, ByControllerSection) else None)
-    action = "stricter" if isinstance(control, ByGuardSection) else config.guard.action
-    if target is None and schedule is not None and action != "off":
+    if target is None and schedule is not None and config.guard.action != "off":
         target = _own_target(schedule, config.rollout.top_k)
-        if target is None and action != "warn":
+        if target is None and (config.guard.action == "stop" or isinstance(control, ByGuardSection)):
             raise UserError(
                 f"the guard is to act at an alarm, but the schedule {schedule.name!r} names no target",
                 "set one: --set guard.at_least=0.86",
             )
-    stricter = _schedules(control, config) if isinstance(control, ByGuardSection) else []
-    return Guard(action, target, config.guard.window_steps, stricter)
+    guard = config.guard
+    if guard.action != "off" and target is not None:
+        _refuse_too_few_rollouts(config, "the guard", "guard.window_steps", guard.window_steps)
+    stricter = tuple(_schedules(control, config)) if isinstance(control, ByGuardSection) else ()
+    return Guard(guard.action, target, guard.window_steps, stricter, config.mismatch.least_tokens)
 
 
 def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
@@ -52,13 +55,7 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
     settings = config.control
     if not isinstance(settings, ByControllerSection):
         return None
-    rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
-    if rollouts * settings.window_steps < LEAST_ROLLOUTS:
-        raise UserError(
-            f"the controller judges a bin by {LEAST_ROLLOUTS} rollouts or more, and control.window_steps = "
-            f"{settings.window_steps} steps of this run have {rollouts * settings.window_steps}",
-            f"--set control.window_steps={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
-        )
+    _refuse_too_few_rollouts(config, "the controller", "control.window_steps", settings.window_steps)
     names = ("target", "margin", "patience", "window_steps", "small_step")
     rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
     like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
@@ -76,13 +73,17 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
     )
 
 
-def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | None:
+def make_empty_steps(config: TrainConfig) -> EmptySteps:
+    return EmptySteps(config.guard.empty_steps)
+
+
+def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> CheaperSchedules | None:
     """Raises UserError where cheaper schedules are named but no target that they must hold, where no bin could ever count,
     and where the guard would stop a run for holding just that."""
     control = config.control
     if not isinstance(control, ByCheaperSection):
         return None
-    _refuse_too_few_rollouts(config, control)
+    _refuse_too_small_a_replay(config, control)
     assert schedule is not None, "the configuration refuses dense rollouts with an adapter"
     target = control.at_least
     if target is None:
@@ -101,10 +102,27 @@ def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | No
     schedules = [each for each in _schedules(control, config) if each is not None]
     for before, after in itertools.pairwise([schedule, *schedules]):
         _refuse_dearer(before, after)
-    return Cheaper(schedules, target, control)
+    return CheaperSchedules(
+        schedules,
+        target,
+        every_steps=control.every_steps,
+        patience=control.patience,
+        least_tokens=config.mismatch.least_tokens,
+    )
 
 
-def _refuse_too_few_rollouts(config: TrainConfig, control: ByCheaperSection) -> None:
+def _refuse_too_few_rollouts(config: TrainConfig, who: str, field: str, window_steps: int) -> None:
+    """A window of fewer than LEAST_ROLLOUTS rollouts decides nothing, so no bin could ever be judged."""
+    rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
+    if rollouts * window_steps < LEAST_ROLLOUTS:
+        raise UserError(
+            f"{who} judges a bin by {LEAST_ROLLOUTS} rollouts or more, and {field} = {window_steps} steps of this run have "
+            f"{rollouts * window_steps}",
+            f"--set {field}={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
+        )
+
+
+def _refuse_too_small_a_replay(config: TrainConfig, control: ByCheaperSection) -> None:
     """A measurement of fewer than LEAST_ROLLOUTS rollouts decides nothing, so the run would never switch."""
     samples = config.rollout.samples_per_prompt
     rollouts = samples * min(control.prompts, config.train.prompts_per_step)

@@ -6,44 +6,53 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from transformers import PreTrainedModel
 
 from sparroll import files
+from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.controller import Controller
-from sparroll.control.empty_steps import EmptySteps
-from sparroll.control.guard import Guard
+from sparroll.control.watcher import Watcher, refuse_two_hands, restore_all, states_of
 from sparroll.corrections import Correction
-from sparroll.engines.by_name import check_engine, make_engine
-from sparroll.engines.hf.engine import HFEngine
+from sparroll.engines.base import Engine, samples_densely
+from sparroll.engines.make import check_available, make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
-from sparroll.engines.vllm.engine import VLLMEngine
 from sparroll.errors import UserError
+from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
+from sparroll.train.config.control import ByCheaperSection
 from sparroll.train.config.distill import DistillConfig
-from sparroll.train.config.file import refuse_changes, write_config
+from sparroll.train.config.file import refuse_other_config, write_config
 from sparroll.train.config.rollout import CompressionAttention
 from sparroll.train.config.run import TrainConfig
-from sparroll.train.distill.cheaper_schedules import Cheaper
+from sparroll.train.distill.schedule_replay import ScheduleReplay
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.checkpoint import RunState
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import generator_state, restore_generators, seed_everything
 from sparroll.train.runtime.sinks import JsonLines, Sink, check_packages, open_sinks
-from sparroll.train.sampling.prompts import PromptStream, encode
+from sparroll.train.sampling.prompts import PromptStream
 from sparroll.train.sampling.rewards import Rewards
 from sparroll.train.sampling.rollouts import Sampling
 from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
 from sparroll.train.sampling.weight_sync import EngineWeights
-from sparroll.train.schedules import make_cheaper, make_controller, make_guard, starting_schedule
+from sparroll.train.schedules import (
+    make_cheaper_schedules,
+    make_controller,
+    make_empty_steps,
+    make_guard,
+    starting_schedule,
+)
 from sparroll.train.update.optimizer import restore_optimizer
 from sparroll.train.update.policy import PolicyUpdate
 from sparroll.types import StepReport
 
 if TYPE_CHECKING:
+    from sparroll.engines.adapter import Adapter
     from sparroll.train.distill.adapter_update import AdapterUpdate
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -65,7 +74,9 @@ class Parts:
     """Holds the policy: `scorer.model` is what is trained."""
     reference: Scorer | None
     """The initial model, for the KL term."""
-    engine: HFEngine | VLLMEngine
+    encoder: PromptEncoder
+    """From prompts to the token ids that the policy is to see."""
+    engine: Engine
     weights: EngineWeights
     """What the engine holds of the policy, and of the adapter where there is one."""
     correction: Correction
@@ -74,15 +85,19 @@ class Parts:
     """The adapter and its update; None without DistillSparse."""
     sampling: Sampling
     rewards: Rewards
-    guard: Guard
+    watchers: tuple[Watcher, ...]
+    """Shown each step in this order; the two below are among them."""
     controller: Controller | None
-    """Moves the budgets; None: the schedule stays as it is."""
-    empty_steps: EmptySteps
-    cheaper: Cheaper | None
-    """The schedules that DistillSparse may go on to; None without any."""
+    """Asked for its schedule at each checkpoint; None without one."""
+    cheaper: CheaperSchedules | None
+    """Asked when a replay is due; None without any cheaper schedule."""
+    replay: ScheduleReplay | None
+    """Measures for `cheaper`."""
     state: RunState
     resumed_from: Path | None
     """The checkpoint folder; None for a new run."""
+    notices: list[str] = field(default_factory=list)
+    """Events for the first step of a new run."""
     frozen: bool = False
     """The policy is not trained, only the adapter, and checkpoints leave it out."""
     metrics: JsonLines | None = None
@@ -95,8 +110,7 @@ class Parts:
 
     def decode(self, response_ids: list[int]) -> str:
         """The text that a task reads."""
-        assert self.scorer.tokenizer is not None
-        return str(self.scorer.tokenizer.decode(response_ids, skip_special_tokens=True))
+        return str(self.encoder.tokenizer.decode(response_ids, skip_special_tokens=True))
 
     def log(self, step: int, report: StepReport, events: list[str]) -> int:
         """To all sinks; -> length of metrics.jsonl."""
@@ -125,21 +139,24 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
         refuse_other_rows(task, out)
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
-    cheaper = make_cheaper(config, schedule)
+    cheaper = make_cheaper_schedules(config, schedule)
     rewards = Rewards(config.reward, config.rollout.samples_per_prompt, config.rollout.max_new_tokens)
     check_packages(config)
-    check_engine(config.engine.kind)
+    check_available(config.engine.kind)
     files.output_folder(out)
     scorer = _policy(found / "model" if found and not frozen else config.model.name, config, ranks)
-    prompts = training_prompts(task, config, scorer.tokenizer)
-    controller = _controller(config, schedule, prompts, scorer)
-    state = checkpoint.load_state(found) if found else _new_state(schedule, guard, controller)
-    others = [controller.widest() if controller else state.schedule, *guard.stricter]
-    engine = _engine(config, state.schedule, [*others, *(cheaper.schedules if cheaper else [])], ranks)
+    encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
+    prompts = training_prompts(task, config, encoder)
+    controller = _controller(config, schedule, prompts, scorer, encoder)
+    watchers = tuple(each for each in (guard, cheaper, make_empty_steps(config), controller) if each is not None)
+    refuse_two_hands(watchers)
+    start = controller.schedule() if controller else schedule
+    state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))
+    later = [each for watcher in watchers for each in watcher.may_switch_to]
+    # The engine is sized by the first one: the controller's widest, or what the run goes on with.
+    engine = _engine(config, state.schedule, later if controller else [state.schedule, *later], ranks)
     distill = _distill(config, scorer.model, ranks)
     adapter = distill.adapter if distill else None
-    if cheaper is not None and adapter is not None:
-        cheaper.scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
     parts = Parts(
         asked=asked,
         config=config,
@@ -149,19 +166,21 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
         prompts=prompts,
         scorer=scorer,
         reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
+        encoder=encoder,
         engine=engine,
         weights=EngineWeights(scorer.model, engine, adapter, _DTYPE[config.rollout.dtype]),
         correction=config.correction.make(),
         update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
         distill=distill,
-        sampling=_sampling(config, scorer.model.config.vocab_size),
+        sampling=_sampling(config, engine.vocabulary),
         rewards=rewards,
-        guard=guard,
+        watchers=watchers,
         controller=controller,
-        empty_steps=EmptySteps(config.guard.empty_steps),
         cheaper=cheaper,
+        replay=_replay(config, adapter) if adapter else None,
         state=state,
         resumed_from=found,
+        notices=[] if found else guard.notice(samples_densely(engine)),
         frozen=frozen,
     )
     seed_everything(config.train.seed)
@@ -191,15 +210,14 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
     return AdapterUpdate(adapter, settings, config.train, config.rollout.temperature, ranks)
 
 
-def _new_state(schedule: Schedule | None, guard: Guard, controller: Controller | None) -> RunState:
-    if controller is None:
-        return RunState(schedule=schedule, guard=guard.state())
-    return RunState(schedule=controller.schedule(), guard=guard.state(), controller=controller.state())
+def _replay(config: TrainConfig, adapter: Adapter) -> ScheduleReplay | None:
+    if not isinstance(config.control, ByCheaperSection):
+        return None
+    scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
+    return ScheduleReplay(scorer, config.control.prompts, config.rollout.temperature, config.mismatch.bin_tokens)
 
 
-def _engine(
-    config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks
-) -> HFEngine | VLLMEngine:
+def _engine(config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks) -> Engine:
     """Able to run every schedule of `others`, which the run may switch to, and with the run's compression in force."""
     rollout, attention = config.rollout, config.attention
     if config.engine.kind == "vllm" and ranks.count > 1:
@@ -236,18 +254,13 @@ def _restore(parts: Parts, found: Path) -> None:
     if not parts.frozen:
         restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
     parts.prompts.drawn = state.prompts_drawn
-    parts.guard.restore(state.guard)
-    parts.empty_steps.in_a_row = state.empty_steps
-    if parts.cheaper is not None:
-        parts.cheaper.restore(state.cheaper)
+    restore_all(parts.watchers, state.watchers)
     if parts.distill is not None:
         parts.distill.adapter.read(found / "adapter")
         restore_optimizer(
             parts.distill.adapter.adapted, parts.distill.optimizer, checkpoint.load_adapter_optimizer(found)
         )
     parts.weights.bring_sampler(state.step)
-    if parts.controller is not None:
-        parts.controller.restore(state.controller, state.evidence)
     if parts.ranks.rank < len(state.generators):
         restore_generators(state.generators[parts.ranks.rank])
 
@@ -265,43 +278,33 @@ def _begin_writing(parts: Parts) -> None:
 
 
 def _controller(
-    config: TrainConfig, schedule: Schedule | None, prompts: PromptStream, scorer: Scorer
+    config: TrainConfig,
+    schedule: Schedule | None,
+    prompts: PromptStream,
+    scorer: Scorer,
+    encoder: PromptEncoder,
 ) -> Controller | None:
     """For contexts up to the longest prompt and a whole response, as far as the model goes."""
     if config.control.by != "controller":
         return None
-    longest = max(
-        len(ids) for ids in encode(scorer.tokenizer, prompts.prompts, config.task.chat_template, config.task.thinking)
-    )
+    longest = max(len(ids) for ids in encoder.ids(prompts.prompts))
     limit = getattr(scorer.model.config, "max_position_embeddings", None)
     return make_controller(config, schedule, min(longest + config.rollout.max_new_tokens, limit or 2**62))
 
 
 def _find_checkpoint(asked: TrainConfig | DistillConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
     metrics = out / "metrics.jsonl"
-    if not resume and ((metrics.is_file() and metrics.stat().st_size) or (out / "checkpoints").exists()):
-        raise UserError(f"{out} already holds a run", "go on with --resume, or choose another folder with --out")
+    begun = (metrics.is_file() and metrics.stat().st_size > 0) or (out / "checkpoints").exists()
+    check_flag(out, resume, holds_run=begun, can_go_on=(out / "config.json").is_file())
     if not resume:
         return None
-    if not (out / "config.json").is_file():
-        raise UserError(f"there is no run to resume in {out}", "leave --resume out to start one")
     found, complaints = checkpoint.newest(out / "checkpoints")
     before = checkpoint.read_json((found or out) / "config.json")
-    _refuse_another_verb(before, asked, out)
-    refuse_changes(before, asked)
+    # An adapter alone has no correction, and a run of `train` always has one.
+    was, now = (f"sparroll {'train' if 'correction' in table else 'distill'}" for table in (before, dict(asked)))
+    refuse_changes(out, {"command": was}, {"command": now})
+    refuse_other_config(out, before, asked)
     resolution = f"resuming from {found.name}" if found else f"{out} has no whole checkpoint: starting from step 1"
     for line in [*complaints, resolution] if not quiet else []:
         print(line, file=sys.stderr, flush=True)
     return found
-
-
-def _refuse_another_verb(before: dict[str, Any], asked: TrainConfig | DistillConfig, out: Path) -> None:
-    """Raise UserError where the folder holds a run of `train`, and this one is of `distill`, or the other way round."""
-    verbs = {TrainConfig: "train", DistillConfig: "distill"}
-    # A policy update needs a correction; an adapter alone has none.
-    made = "train" if "correction" in before else "distill"
-    if made != verbs[type(asked)]:
-        raise UserError(
-            f"{out} holds a run of `sparroll {made}`, this is `sparroll {verbs[type(asked)]}`",
-            "choose another folder with --out",
-        )

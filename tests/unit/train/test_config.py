@@ -18,7 +18,7 @@ from sparroll.train.config.file import (
     distill_config_from,
     load_config,
     load_distill_config,
-    refuse_changes,
+    refuse_other_config,
     write_config,
 )
 from sparroll.train.config.rollout import CompressionAttention, DenseAttention, ScheduleAttention
@@ -183,7 +183,7 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
         ),
         ([*BUDGET, "guard.action=stop"], r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "budget"'),
         ([*BUDGET, *GUARD], r'control\.by = "guard" needs guard\.at_least'),
-        ([*PRESET, *GUARD, "guard.action=off"], r'guard\.action is "off"'),
+        ([*PRESET, *GUARD, "guard.action=off"], r'does nothing with guard\.action = "off"'),
         ([*BUDGET, *CONTROLLER, "control.start_share=0.3"], r"start_share = 0\.3 does nothing with attention\.kind"),
         ([*CONTROLLER, "guard.at_least=0.9"], r"guard\.at_least = 0\.9 asks for more than the controller holds"),
         (["distill.rank=4"], r"\[distill\] needs the sparse rollouts of a schedule"),
@@ -230,7 +230,7 @@ def test_the_printed_and_the_stored_configuration_read_back_as_the_same_one(
     assert config_from(tomllib.loads(as_toml(config))) == config
     table = json.loads(write_config(config, tmp_path / "config.json").read_text())
     assert config_from(table) == config
-    refuse_changes(table, config)
+    refuse_other_config(Path("run"), table, config)
 
 
 def test_an_adapter_alone_has_only_what_it_reads() -> None:
@@ -276,19 +276,26 @@ def test_a_compression_is_recorded_with_all_its_settings() -> None:
     }  # fmt: skip
     assert isinstance(config.attention, CompressionAttention)
     assert config.attention.make() == make_compression("snap_kv", budget_tokens=64)
-    with pytest.raises(UserError, match=r"attention\.budget_tokens was 64 .* is 128 now"):
-        refuse_changes(table, load_config(None, [*asked, "attention.budget_tokens=128"]))
+    other = load_config(None, [*asked, "attention.budget_tokens=128"])
+    with pytest.raises(UserError, match=r"attention\.budget_tokens = 64, and .* = 128 is asked"):
+        refuse_other_config(Path("run"), table, other)
 
 
 def test_a_resumed_run_may_change_steps_logging_and_checkpoints_only() -> None:
     before = load_config(None, []).model_dump(mode="json")
-    refuse_changes(before, load_config(None, ["train.steps=500", "checkpoint.every_steps=1", "log.project=x"]))
-    with pytest.raises(UserError, match=r"(?s)train\.lr was 1e-06 .* is 0\.1 now.*train\.steps, checkpoint, log"):
-        refuse_changes(before, load_config(None, ["train.lr=0.1"]))
-    with pytest.raises(UserError, match=r"correction\.weight_max was None"):
-        refuse_changes(before, load_config(None, ["correction.weight_max=3"]))
-    with pytest.raises(UserError, match=r"attention\.kind was 'dense' .* is 'budget' now"):
-        refuse_changes(before, load_config(None, BUDGET))
+
+    def resumed(*overrides: str) -> None:
+        refuse_other_config(Path("run"), before, load_config(None, overrides))
+
+    resumed("train.steps=500", "checkpoint.every_steps=1", "log.project=x")
+    with pytest.raises(UserError, match=r"(?s)train\.lr = 1e-06, and train\.lr = 0\.1 .*train\.steps, checkpoint, log"):
+        resumed("train.lr=0.1")
+    with pytest.raises(UserError, match=r"correction\.weight_max = null"):
+        resumed("correction.weight_max=3")
+    with pytest.raises(
+        UserError, match=r'made with attention\.kind = "dense", and attention\.kind = "budget" is asked'
+    ):
+        resumed(*BUDGET)
 
 
 @pytest.mark.parametrize("config", [TrainConfig, DistillConfig])

@@ -16,11 +16,12 @@ A_SCHEDULE: tuple[str, ...] = ("schedule", "budget")
 
 class GuardSection(Section):
     action: Literal["off", "warn", "stop"] = "warn"
-    """What happens when the tail stays under the target; with control.by = "guard", when no stricter schedule is left."""
+    """What an alarm does when the tail is surely under the target; with control.by = "guard", once no stricter schedule is
+    left."""
     at_least: float | None = Field(default=None, gt=0, le=1)
     """Target of the worst bin's 5th percentile (estimator top_k_lower); without one, the controller's or the schedule's."""
-    window_steps: int = Field(default=5, ge=1)
-    """The tail must be under the target in so many steps in a row."""
+    window_steps: int = Field(default=10, ge=1)
+    """Last steps whose rollouts are judged together. More find smaller shortfalls; a large one is found at once."""
     empty_steps: int = Field(default=3, ge=0)
     """The run stops after so many steps in a row in which the correction left no token to train on, or dynamic sampling
     found no prompt to train on, whatever `action` says; 0: never. Each such step is logged as an event."""

@@ -10,6 +10,7 @@ import tomli_w
 
 from sparroll import files
 from sparroll.errors import UserError
+from sparroll.resume import refuse_changes
 from sparroll.train.config.base import Section
 from sparroll.train.config.check import Config, as_table, checked
 from sparroll.train.config.distill import DistillConfig
@@ -57,17 +58,9 @@ def as_toml(config: Section) -> str:
     )
 
 
-def refuse_changes(before: dict[str, Any], config: Section) -> None:
+def refuse_other_config(out: Path, before: dict[str, Any], config: Section) -> None:
     """Raise UserError where a run is resumed under another configuration than it was started with."""
-    was, now = _flat(before), _flat(config.model_dump(mode="json"))
-    # In the order of the fields, so that the kind of a section comes before what follows from it.
-    for key in [*now, *(key for key in was if key not in now)]:
-        allowed = any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)
-        if not allowed and was.get(key) != now.get(key):
-            raise UserError(
-                f"{key} was {was.get(key)!r} when the run began and is {now.get(key)!r} now",
-                f"resume with the old value, or start a new run; free to change: {', '.join(RESUMABLE)}",
-            )
+    refuse_changes(out, before, config.model_dump(mode="json"), free=RESUMABLE)
 
 
 def _load(config: type[Config], path: Path | str | None, overrides: list[str] | tuple[str, ...]) -> Config:
@@ -107,13 +100,3 @@ def _value(raw: str) -> Any:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:
         return raw
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

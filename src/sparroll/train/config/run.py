@@ -128,10 +128,9 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _the_alarm_has_a_target(self) -> Self:
         guard, control, kind = self.guard, self.control, self.attention.kind
-        if control.by == "guard" and guard.action != "warn":
+        if control.by == "guard" and guard.action == "off":
             raise UserError(
-                f'control.by = "guard" goes on with control.stricter at an alarm, and guard.action is "{guard.action}"',
-                'set guard.action = "warn", which it does where no stricter schedule is left, or control.by = "nobody"',
+                'control.by = "guard" does nothing with guard.action = "off"', 'set guard.action to "warn" or "stop"'
             )
         if isinstance(control, ByControllerSection):
             if guard.action != "off" and guard.at_least is not None and guard.at_least > control.target:

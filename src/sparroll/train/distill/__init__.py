@@ -1,1 +1,6 @@
-"""DistillSparse: an adapter that only sparse rollouts see, trained beside the policy or against a frozen one (run.py)."""
+"""DistillSparse: a LoRA adapter that only sparse rollouts see, trained to bring them back to the dense policy: beside
+the policy (adapter_update.py) or against a frozen one (run.py). schedule_replay.py measures the tail under the next
+cheaper schedule.
+
+Not here: the adapter's module and folder (engines/adapter.py), and whether to go on with a cheaper schedule (control/).
+"""

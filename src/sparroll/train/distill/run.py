@@ -15,17 +15,18 @@ import torch
 
 from sparroll import records
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
+from sparroll.rounding import rounded_down
 from sparroll.tasks import Task
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.dense_checks import eval_prompt_ids
-from sparroll.train.loop import Clock, OnProgress, Trainer
+from sparroll.train.loop import Clock, Trainer
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
-from sparroll.train.sampling.weight_sync import park
 from sparroll.train.setup import open_run
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
-from sparroll.types import StepReport
+from sparroll.types import StepReport, TokenBatch
 
 
 def distill(
@@ -45,8 +46,9 @@ def distill(
             f"set task.name to {task.name!r}: the record and --resume go by it",
         )
     run = DistillRun(open_run(config, Path(out), resume, task=task))
-    run.advance(on_progress)
-    return run.result()
+    with run.engine:
+        run.advance(on_progress)
+        return run.result()
 
 
 @dataclass(frozen=True)
@@ -95,23 +97,24 @@ class DistillRun(Trainer):
             self.engine.reset_report()
             rollouts = self.sample(prompts, number)
             report = rollout_report(rollouts, self.engine, self.ranks)
-        park(self.engine, self.config.engine.sleep_level)
+        self.engine.sleep(self.config.engine.sleep_level)
+        batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
         with clock("score"):
             scores = self.score(rollouts)
+            batch.add_scores(scores)
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
         assert self.parts.distill is not None, "distilling without an adapter"
         with clock("distill"):
-            nothing_GN = torch.zeros(len(prompts), self.parts.sampling.samples_per_prompt)
-            report |= self.distill(self.parts.distill, self.batch(rollouts, scores, nothing_GN), scores, number)
+            report |= self.distill(self.parts.distill, batch, number)
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
         self.complete(number, report | clock.report(), [], "")
         return report
 
     def in_words(self, report: StepReport) -> str:
-        return f"kl {report['distill/kl']:.4f}  tail {report['mismatch/acceptance_q05']:.3f}"
+        return f"kl {report['distill/kl']:.4f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     def evaluate(self) -> StepReport:
         """The tail of the adapted policy on the held-out prompts, over all processes; always the same draws."""
