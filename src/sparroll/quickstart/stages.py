@@ -16,7 +16,6 @@ from sparroll.engines.scoring import Scorer
 from sparroll.plan.speedup import plan
 from sparroll.progress import OnProgress
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings, RunSettings
-from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
 
@@ -95,18 +94,18 @@ def train_config(settings: QuickstartSettings, out: Path, name: str) -> TrainCon
     sections.setdefault("model", {}).setdefault("name", settings.model)
     sections["model"].setdefault("device", "cpu")
     sections.setdefault("train", {}).setdefault("seed", settings.seed)
-    sections.setdefault("rollout", {})["schedule"] = _run_schedule(settings, out, name, run)
+    sections["attention"] = _attention(settings, out, name, run)
     return config_from(sections)
 
 
-def _run_schedule(settings: QuickstartSettings, out: Path, name: str, run: RunSettings) -> str:
-    if run.schedule == CALIBRATED:
-        return str(schedule_path(out))
-    if run.schedule is not None:
-        return run.schedule
-    path = out / f"{name}.toml"
-    schedule: Schedule = settings.aggressive_schedule(run)
-    return str(path if path.exists() else schedule.save(path))
+def _attention(settings: QuickstartSettings, out: Path, name: str, run: RunSettings) -> dict[str, Any]:
+    """The section [attention] of a run."""
+    if run.schedule == "dense":
+        return {"kind": "dense"}
+    path = schedule_path(out) if run.schedule == CALIBRATED else out / f"{name}.toml"
+    if run.schedule is None and not path.exists():
+        settings.aggressive_schedule(run).save(path)
+    return {"kind": "schedule", "name": str(path) if run.schedule in (CALIBRATED, None) else run.schedule}
 
 
 def train_run(settings: QuickstartSettings, out: Path, name: str, *, on_progress: OnProgress) -> None:

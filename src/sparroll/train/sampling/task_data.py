@@ -11,7 +11,7 @@ from sparroll.resume import refuse_changes
 from sparroll.tasks import Task
 from sparroll.tasks.data.select import refuse_window_without_dates
 from sparroll.tasks.data.task import DataTask, data_task
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime import checkpoint
 from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
 
