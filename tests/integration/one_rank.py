@@ -10,7 +10,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from integration.train_runs import DYNAMIC, short_config
+from integration.train_runs import DYNAMIC, short_config, short_distill_config
 from sparroll.train import train
 from sparroll.train.distill.run import distill
 
@@ -29,27 +29,30 @@ JACKPOT: dict[str, dict[str, Any]] = {
 
 CONTROLLED: dict[str, dict[str, Any]] = {
     "train": {"steps": 2, "prompts_per_step": 3},
-    "controller": {"target": 0.85},
+    "control": {"by": "controller", "target": 0.85},
     "evaluate": {"prompts": 0},
 }
 """64 tokens everywhere at first: some bins move."""
 
 EVICTION: dict[str, dict[str, Any]] = {
-    "compression": {"kind": "r_kv", "budget_tokens": 24, "every_tokens": 16},
-    "rollout": {"kv_budget_tokens": None},
+    "attention": {"kind": "compression", "policy": "r_kv", "budget_tokens": 24, "every_tokens": 16},
     "train": CHANGES,
     "evaluate": {"prompts": 0},
 }
 
 DISTILLED: dict[str, dict[str, Any]] = {
     "train": CHANGES,
-    "distill": {"enabled": True, "objective": "kl", "kl": "top_k", "lr": 1e-4, "rank": 4},
-    "guard": {"action": "off"},
+    "distill": {"objective": "kl", "kl": "top_k", "lr": 1e-4, "rank": 4},
     "evaluate": {"prompts": 0},
 }
-"""An adapter beside the policy; with held-out prompts also one alone."""
+"""An adapter beside the policy."""
 
-LONELY_ADAPTER: dict[str, dict[str, Any]] = DISTILLED | {"train": LONELY, "evaluate": {"prompts": 3}}
+LONELY_ADAPTER: dict[str, dict[str, Any]] = {
+    "train": LONELY,
+    "distill": {"lr": 1e-4, "rank": 4},
+    "evaluate": {"prompts": 3},
+}
+"""An adapter alone, with held-out prompts."""
 
 DYNAMICALLY: dict[str, dict[str, Any]] = DYNAMIC | {
     "train": {"steps": 2, "prompts_per_step": 3, "lr": 1e-4},
@@ -71,7 +74,7 @@ def main() -> None:
     train(short_config(model, **EVICTION), out / "eviction")
     train(short_config(model, **DISTILLED), out / "distilled")
     train(short_config(model, **DYNAMICALLY), out / "dynamic")
-    distill(short_config(model, **LONELY_ADAPTER), out / "adapter")
+    distill(short_distill_config(model, **LONELY_ADAPTER), out / "adapter")
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from integration.one_rank import CHANGES, CONTROLLED, DISTILLED, DYNAMICALLY, EVICTION, JACKPOT, LONELY, LONELY_ADAPTER
-from integration.train_runs import short_config, write_model
+from integration.train_runs import short_config, short_distill_config, write_model
 from sparroll.schedule import Schedule
 from sparroll.train import train
 from sparroll.train.distill.run import distill
@@ -87,7 +87,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     for line in read_lines(tmp_path / "two" / "eviction" / "metrics.jsonl"):
         assert 0 < line["compression/kv_saved_share"] < 1
     train(short_config(model, **DISTILLED), tmp_path / "one" / "distilled")
-    distill(short_config(model, **LONELY_ADAPTER), tmp_path / "one" / "adapter")
+    distill(short_distill_config(model, **LONELY_ADAPTER), tmp_path / "one" / "adapter")
     for run, step in (("distilled", 2), ("adapter", 1)):
         same_lines(tmp_path / "two" / run, tmp_path / "one" / run)
         place = f"{run}/checkpoints/step-{step:06d}/adapter/adapter_model.safetensors"

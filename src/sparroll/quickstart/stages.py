@@ -14,7 +14,6 @@ from sparroll.engines.hf.engine import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.plan.speedup import plan
 from sparroll.quickstart.settings import CALIBRATED, RunSettings, Settings
-from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
 
@@ -94,18 +93,18 @@ def train_config(settings: Settings, out: Path, name: str) -> TrainConfig:
     sections.setdefault("model", {}).setdefault("name", settings.model)
     sections["model"].setdefault("device", "cpu")
     sections.setdefault("train", {}).setdefault("seed", settings.seed)
-    sections.setdefault("rollout", {})["schedule"] = _run_schedule(settings, out, name, run)
+    sections["attention"] = _attention(settings, out, name, run)
     return config_from(sections)
 
 
-def _run_schedule(settings: Settings, out: Path, name: str, run: RunSettings) -> str:
-    if run.schedule == CALIBRATED:
-        return str(schedule_path(out))
-    if run.schedule is not None:
-        return run.schedule
-    path = out / f"{name}.toml"
-    schedule: Schedule = settings.aggressive_schedule(run)
-    return str(path if path.exists() else schedule.save(path))
+def _attention(settings: Settings, out: Path, name: str, run: RunSettings) -> dict[str, Any]:
+    """The section [attention] of a run."""
+    if run.schedule == "dense":
+        return {"kind": "dense"}
+    path = schedule_path(out) if run.schedule == CALIBRATED else out / f"{name}.toml"
+    if run.schedule is None and not path.exists():
+        settings.aggressive_schedule(run).save(path)
+    return {"kind": "schedule", "name": str(path) if run.schedule in (CALIBRATED, None) else run.schedule}
 
 
 def train_run(settings: Settings, out: Path, name: str, *, on_progress: OnProgress) -> None:

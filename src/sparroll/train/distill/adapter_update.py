@@ -15,7 +15,8 @@ from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import TokenScores, response_logp, response_logp_of
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
-from sparroll.train.config.sections import DistillSection, TrainSection
+from sparroll.train.config.adapter import DistillSection, PPOWithKLSection
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.update.loss import LossSettings, LossSums, policy_loss, top_k_kl
 from sparroll.train.update.micro_batches import micro_batches, take
@@ -40,8 +41,8 @@ class AdapterUpdate:
         self.adapter, self.settings, self.temperature, self.ranks = adapter, settings, temperature, ranks
         lr = LR_TIMES_POLICY * train.lr if settings.lr is None else settings.lr
         self.train = train.model_copy(update={"lr": lr, "weight_decay": 0.0})
-        alone = settings.objective == "kl"
-        self.loss_settings = LossSettings(train.clip_low, train.clip_high, 1.0 if alone else settings.kl_coefficient)
+        kl_coefficient = settings.kl_coefficient if isinstance(settings, PPOWithKLSection) else 1.0
+        self.loss_settings = LossSettings(train.clip_low, train.clip_high, kl_coefficient)
         self.optimizer = make_optimizer(adapter.adapted, self.train)
         if train.gradient_checkpointing:
             adapter.adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})

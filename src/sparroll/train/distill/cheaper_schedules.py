@@ -11,7 +11,7 @@ from sparroll.engines.scoring import Scorer, TokenScores
 from sparroll.mismatch import TailTable
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
-from sparroll.train.config.sections import DistillSection
+from sparroll.train.config.control import ByCheaperSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
 from sparroll.types import Rollout, StepReport
@@ -21,7 +21,7 @@ class Cheaper:
     """The schedules still to come, and how often in a row the next one has held the target."""
 
     def __init__(
-        self, schedules: list[Schedule], at_least: float, settings: DistillSection, scorer: Scorer | None = None
+        self, schedules: list[Schedule], at_least: float, settings: ByCheaperSection, scorer: Scorer | None = None
     ):
         self.schedules, self.at_least, self.settings = schedules, at_least, settings
         self.scorer = scorer
@@ -36,7 +36,7 @@ class Cheaper:
         return self.schedules[self.switches] if self.switches < len(self.schedules) else None
 
     def due(self, step: int) -> bool:
-        return self.following is not None and step % self.settings.cheaper_every_steps == 0
+        return self.following is not None and step % self.settings.every_steps == 0
 
     def measure(
         self,
@@ -50,7 +50,7 @@ class Cheaper:
         """The tail of the adapted policy under the next schedule, on the rollouts of the step's first prompts."""
         assert self.scorer is not None, "nothing to measure with"
         assert self.following is not None, "there is no cheaper schedule left"
-        first = [place for place, r in enumerate(rollouts) if r.prompt_index < self.settings.cheaper_prompts]
+        first = [place for place, r in enumerate(rollouts) if r.prompt_index < self.settings.prompts]
         mine, dense = [rollouts[place] for place in first], [dense[place] for place in first]
         if mine:
             top_k = max(rollout.top_k_ids.shape[1] for rollout in mine if rollout.top_k_ids is not None)
@@ -72,7 +72,7 @@ class Cheaper:
         report = {"distill/cheaper_q05_low": low, "distill/cheaper_q05": min(row.q05 for row in counted)}
         self.held = self.held + 1 if low >= self.at_least else 0
         report["distill/cheaper_held"] = float(self.held)
-        if self.held < self.settings.cheaper_patience:
+        if self.held < self.settings.patience:
             return Verdict(), report
         reason = (
             f"with the adapter, the tail under {self.following.name} (worst bin, lower bound) is {low:.3f}, at least "

@@ -10,7 +10,7 @@ from sparroll.errors import UserError, nearest
 from sparroll.tasks import Task
 from sparroll.tasks.data.select import refuse_window_without_dates
 from sparroll.tasks.data.task import DataTask, data_task
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime import checkpoint
 from sparroll.train.sampling.prompts import GivenPrompts, PromptStream, encode
 
