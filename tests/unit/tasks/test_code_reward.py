@@ -15,7 +15,7 @@ from sparroll.tasks.code.limits import Limits, SandboxError
 from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests, Tests, Verdict, last_code
 from sparroll.tasks.code.rules import same_output, same_value
 
-LIMITS = Limits(wall_seconds=10, cpu_seconds=5)
+LIMITS = Limits(wall_seconds=10, cpu_seconds=2)
 SUM = StdinTests((("1 2", "3"), ("2 5", "7")))
 
 
