@@ -108,7 +108,7 @@ class StepWorkspace:
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
-        row_bytes = selector.index_width(dim) * selector.index_dtype.itemsize
+        row_bytes = selector.index_row_bytes(dim)
 
         def integers() -> Tensor:
             return torch.zeros(max_requests + 1, dtype=torch.int32, device=device)

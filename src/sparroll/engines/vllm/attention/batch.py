@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import UNLIMITED, State
+from sparroll.engines.vllm.attention.state import State
 
 
 @dataclass
@@ -51,16 +51,17 @@ class Rows:
             prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
-    def host_budgets(self, state: State) -> np.ndarray:
-        """What each of the `decodes` rows may read."""
-        return np.where(self.whole_R, UNLIMITED, state.host_budgets(self.contexts_R))
+    def some_are_sparse(self, state: State) -> bool:
+        """Whether any of the `decodes` rows reads only a part of its context."""
+        contexts = self.contexts_R[~self.whole_R]
+        return bool((state.read_tokens(contexts) < contexts).any())
 
     def count(self, state: State) -> None:
         """Add the step to the state's counters."""
         decoding = ~self.whole_R & (self.contexts_R > 0)
         tail = int((self.whole_R & (self.contexts_R > 0)).sum())
         contexts = self.contexts_R[decoding]
-        read = state.read_tokens(contexts, state.host_budgets(contexts))
+        read = state.read_tokens(contexts)
         counters = state.counters
         counters.decode_rows += len(contexts)
         counters.sparse_rows += int((read < contexts).sum())

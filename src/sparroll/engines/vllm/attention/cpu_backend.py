@@ -83,8 +83,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return whole
         rows = Rows.of(common)
         rows.count(STATE)
-        budgets = rows.host_budgets(STATE)
-        if not (budgets < rows.contexts_R).any():
+        if not rows.some_are_sparse(STATE):
             return whole
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)

@@ -30,7 +30,7 @@ from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows
 from sparroll.engines.vllm.attention.layer import SparseLayer
-from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages, read_tokens
+from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, Settings
 from sparroll.errors import UserError
@@ -168,7 +168,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
             return whole
         # Where a full graph may run, its contents were settled at capture; only elsewhere is there a choice.
         free = not captures and (rows.prefills > 0 or not self.use_full_cuda_graph)
-        if free and not (rows.host_budgets(STATE) < rows.contexts_R).any():
+        if free and not rows.some_are_sparse(STATE):
             return whole
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes
@@ -183,7 +183,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         if STATE.attention == "fa3_pages":
             heads = _workspace.read_tokens_RH.shape[1]
             torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
-            _workspace.read_tokens_RH[:count] = read_tokens(context_tokens_R, budgets_R)[:, None]
+            _workspace.read_tokens_RH[:count] = selector.read_tokens(context_tokens_R, budgets_R)[:, None]
         whole.sparroll = Plan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,
