@@ -12,7 +12,7 @@ from collections import Counter
 import psutil
 
 from sparroll import records
-from sparroll.tasks.code.limits import Limits
+from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.code.reward import CodeReward, StdinTests
 
 CASES = tuple((f"{n} {n * n}", str(n + n * n)) for n in range(10))
@@ -33,7 +33,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args()
     process, resident, ends = psutil.Process(), [], Counter[str]()
-    with CodeReward(Limits(), workers=options.workers, cache_entries=options.batch) as reward:
+    with CodeReward(SandboxLimits(), workers=options.workers, cache_entries=options.batch) as reward:
         started = time.perf_counter()
         for start in range(0, options.verdicts, options.batch):
             numbers = range(start, min(start + options.batch, options.verdicts))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import records
+from sparroll.rounding import rounded_down, with_interval
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
@@ -28,17 +29,12 @@ def spread(values: Sequence[float]) -> str:
     return f"{statistics.mean(values):.3f} +- {statistics.stdev(values):.3f}"
 
 
-def down(value: float) -> str:
-    """Three decimals, towards 0: a tail just under the target never reads as met."""
-    return f"{int(value * 1000 + 1e-9) / 1000:.3f}"
-
-
 def before_and_after(record: str) -> str:
     """A `sparroll distill` run: held-out tail, mean acceptance and KL before and after."""
     found = results(record, "distill")
     rows = []
     for name in ("before", "after"):
         of = found[name]
-        interval = f"{down(of['q05'])} [{down(of['q05_low'])}, {down(of['q05_high'])}]"
-        rows.append([name, str(of["step"]), interval, down(of["mean"]), f"{of['kl']:.3f}"])
+        interval = with_interval(of["q05"], of["q05_low"], of["q05_high"])
+        rows.append([name, str(of["step"]), interval, rounded_down(of["mean"]), f"{of['kl']:.3f}"])
     return table(["adapter", "steps", "tail", "mean acceptance", "KL to dense"], rows)

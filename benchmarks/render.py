@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any
 
 import render_study
-from record_tables import RESULTS, ROOT, before_and_after, down, results, spread, table
+from record_tables import RESULTS, ROOT, before_and_after, results, spread, table
 
 from sparroll import records
+from sparroll.rounding import rounded_down, with_interval
 
 PAGES = tuple(
     ROOT / name
@@ -45,8 +46,8 @@ def quickstart_tail() -> str:
         [
             f"from {row['from_context_tokens']}",
             str(row["kv_budget_tokens"]),
-            f"{down(row['q05'])} (low {down(row['q05_low'])})",
-            down(row["dense_ceiling_q05"]),
+            f"{rounded_down(row['q05'])} (low {rounded_down(row['q05_low'])})",
+            rounded_down(row["dense_ceiling_q05"]),
         ]
         for row in results("quickstart-seed-0", "quickstart")["tail"]
     ]
@@ -61,7 +62,7 @@ def quickstart_runs() -> str:
         runs = [seed["runs"][name] for seed in seeds]
         figures = [spread([run[key] for run in runs]) for key in ("reward_first", "reward_last")]
         figures += [spread([run[key] for run in runs]) for key in ("dense_accuracy_first", "dense_accuracy_last")]
-        rows.append([name, *figures, down(min(run["tail_q05_min"] for run in runs))])
+        rows.append([name, *figures, rounded_down(min(run["tail_q05_min"] for run in runs))])
     head = [
         "rollouts",
         "reward, first steps",
@@ -77,7 +78,7 @@ def replay() -> str:
     rows = []
     for row in results("replay", "replay")["rows"]:
         tails = [
-            f"{down(row[f'{mode}_q05'])} [{down(row[f'{mode}_low'])}, {down(row[f'{mode}_high'])}]"
+            with_interval(row[f"{mode}_q05"], row[f"{mode}_low"], row[f"{mode}_high"])
             for mode in ("faithful", "replay")
         ]
         difference = f"{row['replay_q05'] - row['faithful_q05']:+.3f}"

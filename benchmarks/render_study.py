@@ -6,9 +6,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from record_tables import RESULTS, before_and_after, down, results, table
+from record_tables import RESULTS, before_and_after, results, table
 
 from sparroll import records
+from sparroll.rounding import rounded_down
 
 
 def study_frozen() -> str:
@@ -53,7 +54,7 @@ def _means(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     forms = {"reward_last": "{:.2f}", "kl": "{:.3f}", "masked_share": "{:.1%}"}
     forms |= {"response_tokens": "{:.0f}", "kv_read_share": "{:.0%}"}
     means = {name: row[name]["mean"] for name in names if row.get(name)}
-    made = {name: forms[name].format(mean) if name in forms else down(mean) for name, mean in means.items()}
+    made = {name: forms[name].format(mean) if name in forms else rounded_down(mean) for name, mean in means.items()}
     return [made.get(name, "") for name in names]
 
 
@@ -100,7 +101,10 @@ def study_distilled() -> str:
         runs = [run for run in found["results"]["runs"] if run["row"] == name]
         tails = [run["series"].get("mismatch/acceptance_q05", []) for run in runs]
         groups = [[tail[start : start + 5] for tail in tails if len(tail) >= start + 5] for start in starts]
-        means = [down(statistics.mean(value for part in group for value in part)) if group else "" for group in groups]
+        means = [
+            rounded_down(statistics.mean(value for part in group for value in part)) if group else ""
+            for group in groups
+        ]
         rows.append([f"`{name}`", *means])
     return table(["tail, steps", *(f"{start + 1} to {start + 5}" for start in starts)], rows)
 

@@ -32,13 +32,12 @@ from study_jobs import visible_device
 
 from sparroll import records
 from sparroll.attention.selectors import PageMean
-from sparroll.engines.supported_models import load_tokenizer
-from sparroll.progress import quiet_transformers
+from sparroll.engines.load_model import load_tokenizer
+from sparroll.progress import OnProgress, quiet_transformers
 from sparroll.schedule import Schedule
 from sparroll.train import train
 from sparroll.train.config.file import config_from
 from sparroll.train.config.sections import TrainConfig
-from sparroll.train.loop import OnProgress
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Prompt, Rollout
 

@@ -16,7 +16,7 @@ from random import Random
 import psutil
 
 from sparroll import records
-from sparroll.tasks.math.pool import Limits, Pool
+from sparroll.tasks.math.pool import Pool, PoolLimits
 from sparroll.tasks.math.reward import MathReward
 
 
@@ -50,7 +50,7 @@ def main() -> None:
     pairs = [pair(rng, index) for index in range(options.verdicts)]
     load_before = os.getloadavg()
 
-    pool = Pool(options.workers, Limits(questions_per_worker=10**9))
+    pool = Pool(options.workers, PoolLimits(questions_per_worker=10**9))
     math = MathReward(pool)
     started = time.perf_counter()
     math.grade_answers([("5", "5.0"), ("6", "6.0")] * options.workers)

@@ -7,7 +7,7 @@ import math
 
 from sparroll.plan.speedup import plan
 from sparroll.records import provenance
-from sparroll.report.data import Accuracy, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
 from sparroll.schedule import Schedule, Step
 
 BINS = tuple((start, start + 250) for start in range(0, 1500, 250))
@@ -27,7 +27,7 @@ def _run(name: str, rollouts: str, drift: float, tail: float, share: float) -> T
     reward = tuple(0.4 + drift * step + 0.05 * math.sin(3.1 * step + share) for step in steps)
     tails = tuple(tail + 0.02 * math.cos(step) for step in steps)
     accuracy = tuple(
-        Accuracy(step, 0.42 + drift * step, 0.34 + drift * step, 0.5 + drift * step) for step in (0, 10, 20)
+        AccuracyPoint(step, 0.42 + drift * step, 0.34 + drift * step, 0.5 + drift * step) for step in (0, 10, 20)
     )
     return TrainingRun(name, steps, reward, tails, (share,) * len(steps), accuracy, rollouts)
 

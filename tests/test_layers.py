@@ -14,9 +14,9 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "sparroll"
 MOST_FILES = 18
 
-_GROUND = {"types", "errors", "files", "progress"}
+_GROUND = {"types", "errors", "files", "progress", "rounding"}
 _FIRST = {"attention", "mismatch", "compression", "models"}
-_SECOND = {"schedule", "corrections", "records"}
+_SECOND = {"schedule", "corrections", "records", "resume"}
 _THIRD = {"control", "tasks"}
 _FOURTH = {"engines"}
 _FIFTH = {"plan", "calibrate", "evaluate"}
@@ -26,10 +26,11 @@ FLOORS = (_GROUND, _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 """From the ground up. A part may import from every floor below its own, and from itself."""
 
 ON_THE_SAME_FLOOR: dict[str, set[str]] = {
-    "types": set(),
+    "types": {"errors"},
     "files": {"errors"},
     "progress": {"errors"},
     # Corrections compare top-k lists as the acceptance does.
+    "resume": {"records"},
     "quickstart": {"doctor"},
     "cli": {"quickstart", "doctor"},
     "calibrate": {"plan"},
@@ -39,7 +40,7 @@ ON_THE_SAME_FLOOR: dict[str, set[str]] = {
 
 WITHOUT: dict[str, set[str]] = {
     # A verl or TRL user gets these without our engines, tasks or records.
-    "control": {"records"},
+    "control": {"records", "resume"},
     "corrections": {"attention", "compression", "models"},
     "tasks": {"attention", "compression", "mismatch", "schedule", "corrections"},
 }
@@ -86,7 +87,7 @@ def test_a_file_imports_only_the_layers_below_it(path: Path) -> None:
 
 
 def _files_imported(path: Path) -> set[str]:
-    """Modules of sparroll that a file imports when it is loaded: what stands in functions or under TYPE_CHECKING does not count."""
+    """Modules that a file imports when it is loaded; what stands in functions or under TYPE_CHECKING does not count."""
     found: set[str] = set()
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         if isinstance(node, ast.Import):
@@ -123,7 +124,19 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path: Path) -> None:
 def test_importing_the_light_parts_loads_torch_at_most() -> None:
     light = "sparroll, sparroll.schedule, sparroll.attention.decode.api, sparroll.mismatch, sparroll.corrections"
     light += ", sparroll.compression"
-    heavy = ["transformers", "accelerate", "peft", "vllm", "trl", "verl", "triton", "matplotlib", "typer", "pydantic"]
+    heavy = [
+        "transformers",
+        "accelerate",
+        "peft",
+        "vllm",
+        "trl",
+        "verl",
+        "triton",
+        "matplotlib",
+        "typer",
+        "pydantic",
+        "rich",
+    ]
     code = (
         f"import sys, torch; before = set(sys.modules); import {light}; "
         f"print(*(name for name in {heavy} if name in sys.modules and name not in before))"

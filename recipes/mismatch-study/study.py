@@ -38,6 +38,7 @@ from study_rows import (  # noqa: E402
 
 from sparroll import files, records  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
+from sparroll.resume import refuse_changes  # noqa: E402
 from sparroll.schedule import Schedule  # noqa: E402
 
 DRY = {
@@ -107,11 +108,9 @@ def read_settings(args: argparse.Namespace) -> Settings:
         given.setdefault("model", str((args.out / "model").resolve()))
     if path.is_file():
         before = json.loads(path.read_text())
-        for name, value in Settings.from_table({**before, **given}).table().items():
-            if name in given and before.get(name) != value:
-                raise UserError(
-                    f"{args.out} was begun with {name} = {before.get(name)!r}, not {value!r}", "use another --out"
-                )
+        refuse_changes(
+            args.out, before, Settings.from_table({**before, **given}).table(), defaults=Settings("").table()
+        )
         return Settings.from_table(before)
     if "model" not in given:
         raise UserError("a new study needs --model, the folder that study_folder.py writes")

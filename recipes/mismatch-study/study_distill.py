@@ -21,6 +21,7 @@ from table_sums import register  # noqa: E402
 
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402
+from sparroll.rounding import with_interval  # noqa: E402
 from sparroll.train.config.file import config_from  # noqa: E402
 from sparroll.train.config.sections import TrainConfig  # noqa: E402
 from sparroll.train.distill.run import distill  # noqa: E402
@@ -69,7 +70,7 @@ def main() -> None:
         sys.exit(f"error: {error}")
     assert result.before is not None and result.after is not None, "no held-out prompts"
     for when, found in (("before", result.before), ("after", result.after)):
-        print(f"{when}: tail {found.q05:.3f} ({found.q05_low:.3f} to {found.q05_high:.3f}), KL {found.kl:.4f}")
+        print(f"{when}: tail {with_interval(found.q05, found.q05_low, found.q05_high)}, KL {found.kl:.4f}")
     print(f"wrote {args.out / 'result.json'}")
 
 

@@ -42,6 +42,25 @@ def write_json(path: Path | str, value: Any) -> Path:
     return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
+def read_table(path: Path, hint: str | None = None) -> dict[str, Any]:
+    """The JSON table that a file of ours holds. Raises UserError with the hint where there is none."""
+    try:
+        table = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise UserError(f"cannot read {path}: {error}", hint) from None
+    if not isinstance(table, dict):
+        raise UserError(f"cannot read {path}: it is not a table", hint)
+    return table
+
+
+def existing_folder(path: Path | str, hint: str) -> Path:
+    """The folder. Raises UserError with the hint where there is none."""
+    path = Path(path)
+    if not path.is_dir():
+        raise UserError(f"{path} is not a folder" if path.exists() else f"there is no folder {path}", hint)
+    return path
+
+
 def sha256(path: Path) -> str:
     """Hex digest of a file's contents."""
     with path.open("rb") as source:
@@ -51,6 +70,8 @@ def sha256(path: Path) -> str:
 def output_folder(path: Path | str) -> Path:
     """The folder, created if it is missing. Raises UserError where it cannot be written."""
     path = Path(path)
+    if path.exists() and not path.is_dir():
+        raise UserError(f"{path} is not a folder", "choose another folder with --out")
     try:
         path.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=path):

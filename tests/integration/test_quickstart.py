@@ -155,5 +155,5 @@ def test_a_folder_of_another_quickstart_is_refused(
     out.mkdir()
     (out / "settings.json").write_text("{}")
     message, _ = error_of(["quickstart", "--config", str(sizes), "--out", str(out)], capsys)
-    assert "holds a quickstart with other settings" in message
+    assert "was made with model = null" in message
     assert main(["report", "--run", str(out)]) == 2

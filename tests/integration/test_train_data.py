@@ -78,7 +78,7 @@ def test_a_run_is_not_resumed_on_other_rows(model: str, tmp_path: Path) -> None:
     file = data_files.write(tmp_path / "own.jsonl", rows())
     train(config(model, file, steps=1), tmp_path / "run")
     data_files.write(file, rows()[::-1])
-    with pytest.raises(UserError, match="the data is not what it was when the run began"):
+    with pytest.raises(UserError, match="was made with data.fingerprint"):
         train(config(model, file), tmp_path / "run", resume=True)
 
 

@@ -475,7 +475,7 @@ def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkey
     monkeypatch.setattr(sys, "argv", arguments[:3])
     assert study.read_settings(study.arguments()).lr == 1e-4
     monkeypatch.setattr(sys, "argv", [*arguments[:-1], "2e-4"])
-    with pytest.raises(UserError, match="was begun with lr = 0.0001, not 0.0002"):
+    with pytest.raises(UserError, match="was made with lr = 0.0001, and lr = 0.0002"):
         study.read_settings(study.arguments())
 
 

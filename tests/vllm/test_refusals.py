@@ -12,7 +12,7 @@ import pytest
 
 from sparroll.attention.selectors import PageMean, Quest
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, Settings
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
 from vllm_runs import needs_vllm
 
@@ -81,26 +81,26 @@ def test_untested_versions_need_a_word_and_others_are_refused(monkeypatch: pytes
 
 
 def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    def find(additional: Any) -> Settings | None:
-        return Settings.find(SimpleNamespace(additional_config=additional))
+    def find(additional: Any) -> VLLMSettings | None:
+        return VLLMSettings.find(SimpleNamespace(additional_config=additional))
 
     assert find({}) is None
-    assert find({"sparroll": "a.toml"}) == Settings(schedule="a.toml")
-    assert find({"sparroll": {"schedule": "a.toml", "attention": "fa3_pages"}}) == Settings("a.toml", "fa3_pages")
-    assert find({"sparroll": None}) == Settings(schedule=None)
+    assert find({"sparroll": "a.toml"}) == VLLMSettings(schedule="a.toml")
+    assert find({"sparroll": {"schedule": "a.toml", "attention": "fa3_pages"}}) == VLLMSettings("a.toml", "fa3_pages")
+    assert find({"sparroll": None}) == VLLMSettings(schedule=None)
     with pytest.raises(UserError, match="did you mean 'attention'"):
         find({"sparroll": {"atention": "triton"}})
     with pytest.raises(UserError, match="unknown attention 'fa2'"):
         find({"sparroll": {"attention": "fa2"}})
     monkeypatch.setenv(SCHEDULE_VARIABLE, "b.toml")
-    assert find({}) == Settings(schedule="b.toml")
-    assert find({"sparroll": "a.toml"}) == Settings(schedule="a.toml")
+    assert find({}) == VLLMSettings(schedule="b.toml")
+    assert find({"sparroll": "a.toml"}) == VLLMSettings(schedule="a.toml")
 
 
 def test_a_schedule_for_another_model_is_refused_unless_forced() -> None:
     with pytest.raises(UserError, match="made for"):
-        Settings("qwen3-4b-0.86").load("somewhere/Llama-3")
-    assert Settings("qwen3-4b-0.86", force_schedule=True).load("somewhere/Llama-3") is not None
+        VLLMSettings("qwen3-4b-0.86").load("somewhere/Llama-3")
+    assert VLLMSettings("qwen3-4b-0.86", force_schedule=True).load("somewhere/Llama-3") is not None
 
 
 @needs_vllm

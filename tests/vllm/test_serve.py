@@ -18,7 +18,7 @@ import torch
 from sparroll import Schedule
 from sparroll.cli.serve_args import arguments
 from sparroll.engines import HFEngine
-from sparroll.engines.base import EngineReport
+from sparroll.engines.report import EngineReport
 from sparroll.models import resolve
 from vllm_runs import needs_vllm, random_prompts
 

@@ -91,13 +91,15 @@ def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> Non
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from sparroll.engines.vllm.settings import Settings
+    from sparroll.engines.vllm.settings import VLLMSettings
     from sparroll.engines.vllm.worker import EXTENSION
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     for force in (False, True):
         found = parser.parse_args(arguments("qwen3-4b-0.86", None, force))
-        assert Settings.parse(found.additional_config["sparroll"]) == Settings("qwen3-4b-0.86", force_schedule=force)
+        assert VLLMSettings.parse(found.additional_config["sparroll"]) == VLLMSettings(
+            "qwen3-4b-0.86", force_schedule=force
+        )
         assert (found.logprobs_mode, found.block_size) == ("processed_logprobs", 16)
         assert getattr(found.attention_backend, "name", found.attention_backend) == "CUSTOM"
         assert found.worker_extension_cls == EXTENSION

@@ -17,6 +17,7 @@ from sparroll.attention.selectors import Selector
 from sparroll.calibrate.curve import Cell, Curve
 from sparroll.errors import UserError
 from sparroll.mismatch.table import bin_name
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule, Step
 
 MIN_TOKENS = 400
@@ -174,19 +175,19 @@ class _Needs:
         for cell in ceilings:
             if cell.value < self.target:
                 where = bin_name(cell.from_context_tokens, cell.to_context_tokens)
-                lowest = _down(min(each.value for each in ceilings))
+                lowest = rounded_down(min(each.value for each in ceilings))
                 raise UserError(
-                    f"the dense ceiling at {where} is {_down(cell.value)}, below the target of {self.target}: even dense "
-                    "rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
+                    f"the dense ceiling at {where} is {rounded_down(cell.value)}, below the target of {self.target}: even "
+                    "dense rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
                     f"lower the target to {lowest} or less, or raise the engine's precision",
                 )
 
     def missed(self, curve: Curve, where: str, ceiling: Cell | None) -> UserError:
         best = max(curve.points, key=lambda cell: cell.low)
-        dense = f"; dense rollouts reach {_down(ceiling.value)}" if ceiling else ""
+        dense = f"; dense rollouts reach {rounded_down(ceiling.value)}" if ceiling else ""
         return UserError(
-            f"no budget meets the target of {self.target} at {where}: the best lower bound is {_down(best.low)} "
-            f"(value {_down(best.value)}) at {best.kv_budget_tokens} tokens{dense}",
+            f"no budget meets the target of {self.target} at {where}: the best lower bound is {rounded_down(best.low)} "
+            f"(value {rounded_down(best.value)}) at {best.kv_budget_tokens} tokens{dense}",
             "sweep larger budgets, take more rollouts if the value itself meets the target, or lower the target",
         )
 
@@ -227,8 +228,3 @@ def _steps(bins: Sequence[FittedBin]) -> tuple[Step, ...]:
             continue
         steps.append(Step(found.from_context_tokens, found.kv_budget_tokens, found.measured))
     return tuple(steps)
-
-
-def _down(value: float) -> str:
-    """Three decimals, rounded towards 0, so that a miss never reads as met."""
-    return f"{math.floor(value * 1000 + 1e-9) / 1000:.3f}"

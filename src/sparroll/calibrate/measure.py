@@ -11,21 +11,22 @@ import dataclasses
 import hashlib
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
-from sparroll.calibrate.progress_stages import OnProgress, Phases, named
+from sparroll.engines.base import under
 from sparroll.errors import UserError, nearest
-from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_sampled, acceptance_top_k
+from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
+from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TokenScores
 
 if TYPE_CHECKING:
     from sparroll.engines.base import Engine
-    from sparroll.engines.scoring import Scorer, TokenScores
+    from sparroll.engines.scoring import Scorer
 
 Mode = Literal["faithful", "replay"]
 MODES = ["faithful", "replay"]
@@ -137,9 +138,9 @@ class Study:
     def ceiling(self, on_progress: OnProgress | None = None) -> Measurement:
         """The dense engine against the scorer: the noise floor that no budget can beat."""
         started = time.perf_counter()
-        phases = Phases(on_progress, 2)
-        rollouts = self.dense_rollouts(phases.next("dense rollouts"))
-        statistics = self._statistics(rollouts, None, "faithful", phases.next("dense scores"))
+        stages = Stages(on_progress, 2)
+        rollouts = self.dense_rollouts(stages.next("dense rollouts"))
+        statistics = self._statistics(rollouts, None, "faithful", stages.next("dense scores"))
         return self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
 
     def measure(
@@ -153,14 +154,14 @@ class Study:
         """The tail under a schedule. `mode` and `seed` default to the settings'; a seed of its own gives fresh rollouts."""
         started = time.perf_counter()
         mode, seed = mode or self.settings.mode, self.settings.seed if seed is None else seed
-        phases = Phases(on_progress, 2)
+        stages = Stages(on_progress, 2)
         if mode == "replay":
-            rollouts = self.dense_rollouts(phases.next("dense rollouts"))
+            rollouts = self.dense_rollouts(stages.next("dense rollouts"))
             share = read_share(rollouts, schedule, self.layers)
         else:
-            rollouts = self._generate(schedule, seed, phases.next(f"rollouts with {schedule.name}"))
+            rollouts = self._generate(schedule, seed, stages.next(f"rollouts with {schedule.name}"))
             share = self.engine.report().kv_read_share
-        statistics = self._statistics(rollouts, schedule, mode, phases.next(f"scores of {schedule.name}"))
+        statistics = self._statistics(rollouts, schedule, mode, stages.next(f"scores of {schedule.name}"))
         return self._measurement(schedule, statistics, share, mode, seed, started)
 
     @property
@@ -180,10 +181,8 @@ class Study:
         return Measurement(schedule, statistics, self.settings.estimator, share, mode, seed, seconds)
 
     def _generate(self, schedule: Schedule | None, seed: int, on_progress: OnProgress | None) -> list[Rollout]:
-        before = self.engine.schedule
-        self.engine.set_schedule(schedule)
-        self.engine.reset_report()
-        try:
+        with under(self.engine, schedule=schedule):
+            self.engine.reset_report()
             return self.engine.generate(
                 self.prompts,
                 self.settings.samples,
@@ -191,16 +190,14 @@ class Study:
                 temperature=self.settings.temperature,
                 seed=seed,
                 top_k=self.settings.list_tokens,
-                on_progress=named(on_progress, "rollouts"),
+                on_progress=counted(on_progress, "rollouts"),
             )
-        finally:
-            self.engine.set_schedule(before)
 
     def _statistics(
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
     ) -> TailStatistics:
         statistics = self.settings.statistics()
-        values = self._acceptances(rollouts, schedule, mode, named(on_progress, "rollouts scored"))
+        values = self._acceptances(rollouts, schedule, mode, counted(on_progress, "rollouts scored"))
         for rollout, acceptance_T in zip(rollouts, values, strict=True):
             statistics.add(acceptance_T, rollout.context_tokens, f"{rollout.prompt_index}#{rollout.sample_index}")
         return statistics
@@ -210,20 +207,23 @@ class Study:
         rollouts: list[Rollout],
         schedule: Schedule | None,
         mode: Mode,
-        on_progress: Callable[[int, int], None] | None,
+        on_progress: OnProgress | None,
     ) -> list[Tensor]:
         temperature, estimator = self.settings.temperature, self.settings.estimator
         if estimator == "exact":
             return self.scorer.exact_acceptance(rollouts, schedule, temperature=temperature, on_progress=on_progress)
         if mode == "faithful":
-            dense = self._dense(rollouts, on_progress)
-            return [_acceptance(estimator, score, rollout) for score, rollout in zip(dense, rollouts, strict=True)]
+            return acceptance_of(rollouts, self._dense(rollouts, on_progress), estimator)
         assert schedule is not None, "a replay needs a schedule"
         dense, width = self._dense(rollouts, None), self.settings.list_tokens
         sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, top_k=width, on_progress=on_progress)
-        return [_replayed_acceptance(estimator, left, right) for left, right in zip(dense, sparse, strict=True)]
+        if estimator == "sampled":
+            # The dense policy drew the token, so the roles change: min(1, q/p) has the acceptance as its mean under p.
+            return [acceptance_sampled(q.logp, p.logp) for q, p in zip(sparse, dense, strict=True)]
+        replayed = [rollout.read_by(score) for rollout, score in zip(rollouts, sparse, strict=True)]
+        return acceptance_of(replayed, dense, estimator)
 
-    def _dense(self, rollouts: list[Rollout], on_progress: Callable[[int, int], None] | None) -> list[TokenScores]:
+    def _dense(self, rollouts: list[Rollout], on_progress: OnProgress | None) -> list[TokenScores]:
         if rollouts is self.rollouts and self._dense_scores is not None:
             return self._dense_scores
         width, temperature = self.settings.list_tokens, self.settings.temperature
@@ -250,23 +250,3 @@ def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> 
 def digest(value: Any) -> str:
     """A short name for plain data."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
-def _acceptance(estimator: str, dense: TokenScores, rollout: Rollout) -> Tensor:
-    if estimator == "sampled":
-        return acceptance_sampled(dense.logp, rollout.sparse_logp)
-    return _bounds(estimator, dense, rollout.top_k_ids, rollout.top_k_logp)
-
-
-def _replayed_acceptance(estimator: str, dense: TokenScores, sparse: TokenScores) -> Tensor:
-    if estimator == "sampled":
-        # The dense policy drew the token, so the roles change: min(1, q/p) has the acceptance as its mean under p.
-        return acceptance_sampled(sparse.logp, dense.logp)
-    return _bounds(estimator, dense, sparse.top_k_ids, sparse.top_k_logp)
-
-
-def _bounds(estimator: str, dense: TokenScores, sparse_ids: Tensor | None, sparse_logp: Tensor | None) -> Tensor:
-    if sparse_ids is None or sparse_logp is None or dense.top_k_ids is None or dense.top_k_logp is None:
-        raise UserError(f"{estimator} needs the top-k lists of both sides", "rollouts must be generated with top_k")
-    lower_T, upper_T = acceptance_top_k(dense.top_k_ids, dense.top_k_logp, sparse_ids, sparse_logp)
-    return lower_T if estimator == "top_k_lower" else upper_T

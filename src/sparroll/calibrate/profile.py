@@ -13,10 +13,10 @@ from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.measure import Measurement, Study, digest
-from sparroll.calibrate.progress_stages import OnProgress, Phases
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
 from sparroll.mismatch import BetaFit
+from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule
 
 
@@ -76,16 +76,16 @@ def profile(
     for schedule in loaded:
         schedule.check_layers(study.layers)
     store = None if out is None else Store(out, fingerprint(study))
-    phases = Phases(on_progress, 1 + len(loaded))
-    progress = phases.next("dense ceiling")
+    stages = Stages(on_progress, 1 + len(loaded))
+    progress = stages.next("dense ceiling")
     ceiling = study.ceiling(progress) if store is None else store.ceiling(study, progress)
     entries = []
     for schedule in loaded:
-        measure = partial(study.measure, schedule, on_progress=phases.next(schedule.name))
+        measure = partial(study.measure, schedule, on_progress=stages.next(schedule.name))
         # Two schedules of one name, or a file that was edited, are told apart by what they say.
         name = f"{schedule.name.replace('/', '-')}-{digest(schedule.table())}"
         entries.append(_entry(measure() if store is None else store.measured(name, measure)))
-    phases.end()
+    stages.end()
     return Profile(_entry(ceiling), tuple(entries))
 
 

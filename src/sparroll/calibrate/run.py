@@ -11,9 +11,9 @@ from typing import Any
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Study
-from sparroll.calibrate.progress_stages import OnProgress
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.calibrate.verify import Bound, Verification, verify
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 
 

@@ -8,7 +8,6 @@ leaves each measurement either whole or absent.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,11 +19,12 @@ from torch import Tensor, nn
 
 from sparroll import files
 from sparroll.calibrate.measure import Measurement, Study, digest
-from sparroll.calibrate.progress_stages import OnProgress, Phases
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
+from sparroll.progress import OnProgress, Stages
+from sparroll.resume import begin_or_resume
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TopK
 
 FORMAT = 1
 
@@ -36,21 +36,19 @@ class Store:
         self.folder = files.output_folder(out)
         for left_behind in self.folder.glob(".*.tmp"):
             left_behind.unlink()
-        settings = {"format": FORMAT, **json.loads(json.dumps(settings))}
         path = self.folder / "settings.json"
-        if path.exists():
-            _check_same(_read_json(path), settings, path)
-        else:
-            if any(self.folder.glob("*.safetensors")):
-                raise UserError(f"{self.folder} holds measurements without their settings.json", "choose another --out")
-            files.write_json(path, settings)
+        if not path.exists() and any(self.folder.glob("*.safetensors")):
+            raise UserError(
+                f"{self.folder} holds measurements without their settings.json", "choose another folder with --out"
+            )
+        begin_or_resume(path, {"format": FORMAT, **settings})
 
     def load(self, name: str) -> Measurement | None:
         """A finished measurement, or None."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             return None
-        table = _read_json(path)
+        table = files.read_table(path, _again(path))
         try:
             schedule = table["schedule"]
             return Measurement(
@@ -76,9 +74,9 @@ class Store:
             study.rollouts = self.load_rollouts()
         found = self.load("dense")
         if found is None:
-            phases = Phases(on_progress, 2)
-            self.save_rollouts(study.dense_rollouts(phases.next("dense rollouts")))
-            found = study.ceiling(phases.next("scores"))
+            stages = Stages(on_progress, 2)
+            self.save_rollouts(study.dense_rollouts(stages.next("dense rollouts")))
+            found = study.ceiling(stages.next("scores"))
             self.save("dense", found)
         return found
 
@@ -101,13 +99,11 @@ class Store:
 
 def fingerprint(study: Study) -> dict[str, Any]:
     """What two runs must share for their measurements to belong together."""
-    kind = getattr(study.engine, "kind", "hf")
-    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in study.scorer.model.parameters()} - {"float32"}
+    dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in study.scorer.model.parameters()}
     return {
-        # Left out for the first engine and for fp32, so that folders from before there were others can be resumed.
-        **({} if kind == "hf" else {"engine": kind}),
+        "engine": study.engine.kind,
         # The digest of the weights does not tell bf16 from the same values in fp32, which compute something else.
-        **({"dtype": sorted(dtypes)} if dtypes else {}),
+        "dtype": sorted(dtypes),
         **study.settings.table(),
         "prompts": digest([prompt if isinstance(prompt, str) else list(prompt) for prompt in study.prompts]),
         "rollouts": study.given_rollouts,
@@ -146,10 +142,10 @@ def rollout_tensors(rollouts: list[Rollout]) -> dict[str, Tensor]:
         "sparse_logp": torch.cat([r.sparse_logp for r in rollouts]),
         "numbers": torch.tensor([_numbers(rollout) for rollout in rollouts]),
     }
-    listed = [r for r in rollouts if r.top_k_ids is not None and r.top_k_logp is not None]
-    if listed and len(listed) == len(rollouts):
-        tensors["top_k_ids"] = torch.cat([r.top_k_ids for r in rollouts if r.top_k_ids is not None])
-        tensors["top_k_logp"] = torch.cat([r.top_k_logp for r in rollouts if r.top_k_logp is not None])
+    lists = [rollout.top_k for rollout in rollouts if rollout.top_k is not None]
+    if lists and len(lists) == len(rollouts):
+        all_lists = TopK.cat(lists)
+        tensors |= {"top_k_ids": all_lists.ids, "top_k_logp": all_lists.logp}
     return tensors
 
 
@@ -164,49 +160,26 @@ def rollouts_from(tensors: Mapping[str, Tensor]) -> list[Rollout]:
     numbers = tensors["numbers"].tolist()
     prompts = tensors["prompt_ids"].split([row[0] for row in numbers])
     lengths = [row[1] for row in numbers]
-    columns = {name: tensors[name].split(lengths) for name in tensors if name not in ("numbers", "prompt_ids")}
+    responses, logp = tensors["response_ids"].split(lengths), tensors["sparse_logp"].split(lengths)
+    lists: list[TopK] | list[None] = [None] * len(numbers)
+    if "top_k_ids" in tensors:
+        lists = TopK(tensors["top_k_ids"], tensors["top_k_logp"]).split(lengths)
     rollouts = []
     for place, (_, _, prompt_index, sample_index, seed, version, stopped) in enumerate(numbers):
-        own = {name: parts[place] for name, parts in columns.items()}
         rollouts.append(
             Rollout(
                 prompt_ids=prompts[place].tolist(),
-                response_ids=own.pop("response_ids").tolist(),
-                sparse_logp=own.pop("sparse_logp"),
+                response_ids=responses[place].tolist(),
+                sparse_logp=logp[place],
                 finish_reason="stop" if stopped else "length",
                 prompt_index=prompt_index,
                 sample_index=sample_index,
                 seed=seed,
                 weight_version=version,
-                **own,
+                top_k=lists[place],
             )
         )
     return rollouts
-
-
-def _check_same(before: Mapping[str, Any], now: Mapping[str, Any], path: Path) -> None:
-    for key in [*now, *before]:
-        if before.get(key) != now.get(key):
-            raise UserError(
-                f"the sweep in {path.parent} was made with {key} = {_short(before.get(key))}, this one has "
-                f"{_short(now.get(key))}",
-                "use the same settings to resume it, or another --out",
-            )
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        table = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise _damaged(path, str(error)) from None
-    if not isinstance(table, dict):
-        raise _damaged(path, "it is not a table")
-    return table
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
@@ -217,7 +190,11 @@ def _load_tensors(path: Path) -> dict[str, Tensor]:
 
 
 def _damaged(path: Path, reason: str) -> UserError:
-    return UserError(f"cannot read {path}: {reason}", f"delete {path.with_suffix('.json')} to measure it again")
+    return UserError(f"cannot read {path}: {reason}", _again(path))
+
+
+def _again(path: Path) -> str:
+    return f"delete {path.with_suffix('.json')} to measure it again"
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

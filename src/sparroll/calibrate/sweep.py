@@ -13,9 +13,9 @@ from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule, fit_schedule
 from sparroll.calibrate.measure import Measurement, MeasureSettings, Study
-from sparroll.calibrate.progress_stages import OnProgress, Phases
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule, check_budget
 
 PUBLISHED_PAGES = (32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
@@ -96,18 +96,18 @@ def sweep(
     selector = selector or PageMean()
     grid = _grid(study, budgets, selector, dense_layers)
     store = Store(out, sweep_fingerprint(study, selector, dense_layers))
-    phases = Phases(on_progress, 1 + len(grid))
-    ceiling = store.ceiling(study, phases.next("dense ceiling"))
+    stages = Stages(on_progress, 1 + len(grid))
+    ceiling = store.ceiling(study, stages.next("dense ceiling"))
     longest = _longest_context(study)
     measurements = []
     for budget in grid:
         schedule = Schedule.fixed(budget, selector, dense_layers)
-        progress = phases.next(f"budget {budget}")
+        progress = stages.next(f"budget {budget}")
         measure = partial(study.measure, schedule, on_progress=progress)
         if budget >= longest:
             measure = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0)
         measurements.append(store.measured(f"budget-{budget:06d}", measure))
-    phases.end()
+    stages.end()
     return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements))
 
 

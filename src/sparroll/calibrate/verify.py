@@ -13,10 +13,10 @@ from typing import Any, Literal
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
 from sparroll.calibrate.measure import Measurement, Study
-from sparroll.calibrate.progress_stages import OnProgress
 from sparroll.calibrate.store import Store, measurement_table
 from sparroll.calibrate.sweep import sweep_fingerprint
 from sparroll.mismatch.table import bin_name
+from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, Step
 
 Bound = Literal["value", "low"]

@@ -9,8 +9,9 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, measuring
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
 from sparroll.progress import Progress, say
+from sparroll.rounding import rounded_down
 
 if TYPE_CHECKING:
     from sparroll.calibrate.run import Calibration
@@ -59,7 +60,7 @@ def calibrate(
     from sparroll.report import collect, render
     from sparroll.schedule import Schedule
 
-    check_engine(engine)
+    check_available(engine)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
@@ -112,11 +113,8 @@ def text(found: Calibration) -> list[str]:
     lines = [f"{'from context':>12}{'KV budget':>11}{'tail':>8}{'low':>8}{'dense ceiling':>15}"]
     for row in found.rows():
         cells = "".join(
-            f"{_figure(row[key]):>{width}}" for key, width in (("q05", 8), ("q05_low", 8), ("dense_ceiling_q05", 15))
+            f"{rounded_down(row[key]):>{width}}"
+            for key, width in (("q05", 8), ("q05_low", 8), ("dense_ceiling_q05", 15))
         )
         lines.append(f"{row['from_context_tokens']:>12,}{row['kv_budget_tokens']:>11,}{cells}")
     return [*lines, "", *(f"- {note}" for note in found.notes)]
-
-
-def _figure(value: float | None) -> str:
-    return "-" if value is None else f"{int(value * 1000 + 1e-9) / 1000:.3f}"

@@ -20,8 +20,7 @@ from sparroll.schedule import Schedule
 if TYPE_CHECKING:
     import torch
 
-    from sparroll.engines.hf.engine import HFEngine
-    from sparroll.engines.vllm.engine import VLLMEngine
+    from sparroll.engines.base import Engine as AnyEngine
     from sparroll.tasks.reward_function import FunctionJudge
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
@@ -182,9 +181,9 @@ def load_engine(
     capacity: Schedule | None = None,
     gpu_memory_share: float = 0.85,
     dtype: str | None = None,
-) -> HFEngine | VLLMEngine:
+) -> AnyEngine:
     """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
-    from sparroll.engines.by_name import make_engine
+    from sparroll.engines.make import make_engine
 
     quiet_transformers()
     return make_engine(

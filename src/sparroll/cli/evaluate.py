@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sparroll import files, records
-from sparroll.cli import common, evaluate_text, measuring, prompts
-from sparroll.engines.by_name import check_engine
+from sparroll.cli import common, evaluate_text, measuring
+from sparroll.engines.make import check_available
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 
 if TYPE_CHECKING:
     from sparroll.compression import Compression
-    from sparroll.engines.hf.engine import HFEngine
+    from sparroll.engines.base import Engine
     from sparroll.engines.scoring import Scorer
-    from sparroll.engines.vllm.engine import VLLMEngine
     from sparroll.evaluate.log import SampleLog
-    from sparroll.evaluate.settings import EvalTask, Policy, Sampling
+    from sparroll.evaluate.settings import EvalTask, EvaluationSettings, Policy
     from sparroll.schedule import Schedule
     from sparroll.tasks.reward_function import FunctionJudge
 
@@ -114,10 +114,10 @@ def evaluate(
     if thinking is not None and not chat:
         raise UserError("--thinking and --no-thinking need --chat")
     from sparroll.evaluate import parquet
-    from sparroll.evaluate.settings import Sampling, read_tasks
+    from sparroll.evaluate.settings import EvaluationSettings, read_tasks
     from sparroll.tasks.data.settings import DataSettings
 
-    check_engine(engine)
+    check_available(engine)
     parquet.check_installed()
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),
@@ -135,7 +135,9 @@ def evaluate(
         asked=read_tasks(task_names, level, count, problem_seed, data, judge),
         judge=judge,
         policies=_policies(chosen, evicting, adapter, also_dense),
-        sampling=Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens),
+        settings=EvaluationSettings(
+            samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens
+        ),
         problem_seed=problem_seed,
         window=(data.contest_from, data.contest_before),
         chat=chat,
@@ -161,7 +163,7 @@ class Wanted:
     judge: FunctionJudge | None
     """That of each task, where the tasks' own verdicts are not asked for."""
     policies: list[Policy]
-    sampling: Sampling
+    settings: EvaluationSettings
     problem_seed: int
     window: tuple[date | None, date | None]
     """First contest day, and the one after the last."""
@@ -188,10 +190,10 @@ def _evaluate(wanted: Wanted, out: Path, config: dict[str, Any], json_output: bo
     ):
         if not _complete(log, wanted):
             _sample(wanted, log, bars.bar("problems"))
-        results = summarise(log, wanted.asked, wanted.policies, wanted.sampling)
+        results = summarise(log, wanted.asked, wanted.policies, wanted.settings)
         table = write_parquet(log, out / "samples.parquet")
     path = records.write(
-        out / "evaluation.json", "evaluation", results, config=config, seed=wanted.sampling.seed,
+        out / "evaluation.json", "evaluation", results, config=config, seed=wanted.settings.seed,
         wall_seconds=time.perf_counter() - started,
     )  # fmt: skip
     page = files.write_text(out / "report.html", render(collect(out)))
@@ -206,22 +208,21 @@ def _sample(wanted: Wanted, log: SampleLog, on_progress: Any) -> None:
     from sparroll.evaluate.run import run
 
     engine, scorer = _engine(wanted)
-    assert engine.tokenizer is not None
     bring_adapter = None
     if (folder := wanted.adapter) is not None:
         from sparroll.engines.adapter import load_adapter
 
         bring_adapter = partial(load_adapter, engine, wanted.model, folder)
     # What runs async functions is closed with whatever they hold open.
-    with contextlib.closing(wanted.judge.calls) if wanted.judge else contextlib.nullcontext():
+    with engine, contextlib.closing(wanted.judge.calls) if wanted.judge else contextlib.nullcontext():
         run(
             engine,
             scorer,
             wanted.asked,
             wanted.policies,
-            wanted.sampling,
+            wanted.settings,
             log,
-            lambda problems: prompts.encode(list(problems), engine.tokenizer, wanted.chat, wanted.thinking),
+            PromptEncoder(engine.tokenizer, wanted.chat, wanted.thinking),
             on_progress,
             bring_adapter,
         )
@@ -254,23 +255,21 @@ def _policies(
     return [DENSE, chosen] if also_dense else [chosen]
 
 
-def _engine(wanted: Wanted) -> tuple[HFEngine | VLLMEngine, Scorer | None]:
+def _engine(wanted: Wanted) -> tuple[Engine, Scorer | None]:
     """The engine, and a scorer of the model's weights where the tail is asked for. With an adapter the scorer has weights of
     its own, since the engine's will not stay the model's."""
-    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.scoring import Scorer
 
-    share = 0.5 if wanted.sampling.tail else 0.85
+    share = 0.5 if wanted.settings.tail else 0.85
     capacity = wanted.policies[-1].schedule
     engine = common.load_engine(
         wanted.engine, wanted.model, None, wanted.device, wanted.max_batch, capacity,
         gpu_memory_share=share, dtype=wanted.dtype,
     )  # fmt: skip
-    if not wanted.sampling.tail:
+    if not wanted.settings.tail:
         return engine, None
-    if isinstance(engine, HFEngine) and wanted.adapter is None:
-        return engine, Scorer(engine.model)
-    return engine, Scorer(wanted.model, device=wanted.device, dtype=common.torch_dtype(wanted.dtype))
+    where: dict[str, Any] = {"device": wanted.device, "dtype": common.torch_dtype(wanted.dtype)}
+    return engine, Scorer(wanted.model, **where) if wanted.adapter else Scorer.beside(engine, **where)
 
 
 def _complete(log: SampleLog, wanted: Wanted) -> bool:
@@ -294,7 +293,7 @@ def _config(wanted: Wanted) -> dict[str, Any]:
         "problems": {task.label: [problem_digest(prompt) for prompt in task.problems] for task in wanted.asked},
         "rows": rows or None,
         "policies": {policy.name: policy.table() for policy in wanted.policies},
-        **dataclasses.asdict(wanted.sampling),
+        **dataclasses.asdict(wanted.settings),
         "chat": wanted.chat,
         "thinking": wanted.thinking,
         "engine": wanted.engine,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from sparroll.rounding import rounded_down
+
 
 def summary(results: dict[str, Any]) -> list[str]:
     """A line a task and policy; then the differences."""
@@ -31,7 +33,7 @@ def summary(results: dict[str, Any]) -> list[str]:
                 f"{found['response_tokens']['mean']:>8.0f}",
                 f"{found['truncated_share']:>6.0%}",
                 f"{found['kv_read_share']:>9.0%}",
-                f"{'-' if tail is None else f'{tail:.3f}':>7}",
+                f"{rounded_down(tail):>7}",
                 f"{found['tokens_per_second']:>10,.0f}",
             ]
             lines.append(f"{label:<{wide}}{name:<9}{''.join(cells)}")

@@ -9,6 +9,7 @@ import typer
 
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.cli import common, prompts
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.schedule import Schedule
 from sparroll.types import Prompt
 
@@ -40,14 +41,14 @@ def selector(kind: str, page_tokens: int) -> Selector:
     return make_selector(table | {"first_tokens": first, "recent_tokens": max(recent, 2 * page_tokens)})
 
 
-def source(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Any]:
+def source(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt]:
     """The prompts as they were given; see prompts.read."""
-    return list(prompts.read(path, task, level, count, seed))
+    return prompts.read(path, task, level, count, seed)
 
 
 def study(
     model: str,
-    entries: list[Any],
+    entries: list[Prompt],
     chat: bool,
     settings: MeasureSettings,
     device: str | None,
@@ -61,7 +62,6 @@ def study(
     schedules: what will be measured, or one of each kind; refused here where the engine cannot run one.
     """
     from sparroll.calibrate.measure import Study
-    from sparroll.engines.hf.engine import HFEngine
     from sparroll.engines.scoring import Scorer
 
     engine = common.load_engine(
@@ -69,18 +69,14 @@ def study(
     )
     for schedule in schedules:
         engine.check_schedule(schedule)
-    if isinstance(engine, HFEngine):
-        scorer = Scorer(engine.model)
-    else:
-        scorer = Scorer(model, device=device, dtype=common.torch_dtype(dtype))
-    assert engine.tokenizer is not None
-    return Study(engine, scorer, prompts.encode(entries, engine.tokenizer, chat), settings)
+    scorer = Scorer.beside(engine, device=device, dtype=common.torch_dtype(dtype))
+    return Study(engine, scorer, PromptEncoder(engine.tokenizer, chat).ids(entries), settings)
 
 
 def described(
-    model: str, entries: list[Any], chat: bool, settings: MeasureSettings, engine_name: str, **more: Any
+    model: str, entries: list[Prompt], chat: bool, settings: MeasureSettings, engine_name: str, **more: Any
 ) -> dict[str, Any]:
     """The configuration as a record holds it."""
-    texts = [entry.text if isinstance(entry, Prompt) else entry for entry in entries]
     engines = {"rollouts": engine_name, "dense_scores": "transformers"}
-    return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": texts}
+    asked = [prompts.plain(entry) for entry in entries]
+    return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": asked}

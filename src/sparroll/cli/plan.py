@@ -82,17 +82,18 @@ def plan(
 
 
 def _time_model(model: str, schedule: Schedule) -> TimeModel:
-    from sparroll.engines.hf.engine import HFEngine
+    from sparroll.engines.make import make_engine
     from sparroll.plan.model_shape import model_shape
     from sparroll.plan.time_model import fit_time_model, measure_steps
     from sparroll.progress import quiet_transformers
 
     quiet_transformers()
-    engine = HFEngine(model)
-    element_bytes = engine.model.dtype.itemsize
-    dense = measure_steps(engine, model_shape(model), element_bytes=element_bytes)
-    engine.set_schedule(schedule)
-    return fit_time_model([*dense, *measure_steps(engine, model_shape(model), element_bytes=element_bytes)])
+    with make_engine("hf", model) as engine:
+        shared, shape = engine.shared_model(), model_shape(model)
+        assert shared is not None, "HFEngine shares its model"
+        dense = measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)
+        engine.set_schedule(schedule)
+        return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)])
 
 
 def text(plan: Plan) -> list[str]:

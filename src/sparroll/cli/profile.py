@@ -9,7 +9,7 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, measuring
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 
@@ -51,7 +51,7 @@ def profile(
     from sparroll.report import collect, render
     from sparroll.schedule import Schedule
 
-    check_engine(engine)
+    check_available(engine)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
@@ -71,7 +71,8 @@ def profile(
         Progress(json_output) as bars,
     ):
         study = measuring.study(model, entries, chat, settings, device, max_batch, engine, asked, dtype)
-        found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
+        with study.engine:
+            found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
     config = measuring.described(
         model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked]
     )

@@ -1,23 +1,23 @@
-"""Prompts for a verb: from a file of one's own, or from a built-in task. Reads and tokenises; samples nothing."""
+"""Prompts for a verb: from a file, or from a built-in task. Reads them; `engines.prompt_encoder` makes token ids of them."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparroll import tasks
-from sparroll.engines.prompt_encoding import chat_ids
 from sparroll.errors import UserError
 from sparroll.types import Prompt
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+Message = dict[str, str]
 
-Message = dict[str, Any]
+_WHAT_A_PROMPT_IS = (
+    'each line needs "prompt": a string, or chat messages {"role": ..., "content": ...} with no other keys'
+)
 
 
-def read(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt] | list[list[Message]]:
+def read(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt]:
     """At most `count` prompts, from exactly one of the two places."""
     if (path is None) == (task is None):
         raise UserError("give either --prompts FILE or --task NAME", "for a first try: --task synthetic --level 3")
@@ -30,26 +30,9 @@ def read(path: Path | None, task: str | None, level: int, count: int, seed: int)
     return entries[:count]
 
 
-def encode(
-    prompts: list[Any], tokenizer: PreTrainedTokenizerBase, chat: bool, thinking: bool | None = None
-) -> list[list[int]]:
-    """Token ids. Chat messages always go through the model's chat template, plain text only with `chat`."""
-    turns = [_turns(prompt) if isinstance(prompt, Prompt) else prompt for prompt in prompts]
-    return [_ids(each, tokenizer, chat, thinking) for each in turns]
-
-
-def _turns(prompt: Prompt) -> str | list[Message]:
+def plain(prompt: Prompt) -> str | list[Message]:
+    """A prompt as a record holds it: its text, or the messages of a chat."""
     return [{"role": role, "content": content} for role, content in prompt.messages] or prompt.text
-
-
-def _ids(
-    prompt: str | list[Message], tokenizer: PreTrainedTokenizerBase, chat: bool, thinking: bool | None
-) -> list[int]:
-    if isinstance(prompt, str) and not chat:
-        return list(tokenizer(prompt)["input_ids"])
-    if not tokenizer.chat_template:
-        raise UserError("the model's tokenizer has no chat template", "leave --chat out and give plain text prompts")
-    return chat_ids(tokenizer, [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt, thinking)
 
 
 def _text(path: Path) -> str:
@@ -61,13 +44,13 @@ def _text(path: Path) -> str:
         raise UserError(f"the prompts file {path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _lines(path: Path) -> list[Any]:
+def _lines(path: Path) -> list[Prompt]:
     lines = [line.strip() for line in _text(path).splitlines()]
     return [Prompt(f"{path.name}:{number}", line, answer="") for number, line in enumerate(lines, 1) if line]
 
 
-def _jsonl(path: Path) -> list[Any]:
-    entries: list[Any] = []
+def _jsonl(path: Path) -> list[Prompt]:
+    entries: list[Prompt] = []
     for number, line in enumerate(_text(path).splitlines(), 1):
         if not line.strip():
             continue
@@ -77,10 +60,22 @@ def _jsonl(path: Path) -> list[Any]:
         except ValueError as error:
             raise UserError(f"{where} is not valid JSON: {error}") from None
         prompt = row.get("prompt") if isinstance(row, dict) else None
-        if isinstance(prompt, str) and prompt:
-            entries.append(Prompt(f"{path.name}:{number}", prompt, answer=str(row.get("answer", ""))))
-        elif isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
-            entries.append(prompt)
-        else:
-            raise UserError(f"{where} has no prompt", 'each line needs "prompt": a string or a list of chat messages')
+        turns = _turns(prompt)
+        if not turns and not (isinstance(prompt, str) and prompt):
+            raise UserError(f"{where} has no prompt", _WHAT_A_PROMPT_IS)
+        text = "\n".join(content for _, content in turns) if turns else str(prompt)
+        entries.append(Prompt(f"{path.name}:{number}", text, answer=str(row.get("answer", "")), messages=turns))
     return entries
+
+
+def _turns(messages: Any) -> tuple[tuple[str, str], ...]:
+    """(role, content) of each message; empty where this is no chat."""
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        return ()
+    return tuple((message["role"], message["content"]) for message in messages)
+
+
+def _is_message(message: Any) -> bool:
+    # Other keys, such as tool calls, would be lost without a word.
+    whole = isinstance(message, dict) and message.keys() == {"role", "content"}
+    return whole and all(isinstance(text, str) for text in message.values())

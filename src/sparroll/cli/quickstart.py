@@ -9,6 +9,7 @@ import typer
 
 from sparroll.cli import common
 from sparroll.progress import Progress
+from sparroll.rounding import rounded_down
 
 
 def quickstart(
@@ -41,7 +42,8 @@ def text(summary: dict[str, Any]) -> list[str]:
     """The summary as it is printed."""
     lines = [f"{'from context':>12}{'KV budget':>11}{'tail q05':>10}{'low':>8}{'dense ceiling':>15}"]
     for row in summary["tail"]:
-        figures = f"{_down(row['q05']):>10}{_down(row['q05_low']):>8}{_down(row['dense_ceiling_q05']):>15}"
+        tails = (("q05", 10), ("q05_low", 8), ("dense_ceiling_q05", 15))
+        figures = "".join(f"{rounded_down(row[name]):>{width}}" for name, width in tails)
         lines.append(f"{row['from_context_tokens']:>12,}{row['kv_budget_tokens']:>11,}{figures}")
     lines += ["", f"{'run':<12}{'reward':>18}{'dense accuracy':>18}{'lowest tail':>13}"]
     for name, run in summary["runs"].items():
@@ -49,11 +51,7 @@ def text(summary: dict[str, Any]) -> list[str]:
         accuracy = "-"
         if run["dense_accuracy_first"] is not None:
             accuracy = f"{run['dense_accuracy_first']:.3f} to {run['dense_accuracy_last']:.3f}"
-        lines.append(f"{name:<12}{reward:>18}{accuracy:>18}{_down(run['tail_q05_min']):>13}")
+        lines.append(f"{name:<12}{reward:>18}{accuracy:>18}{rounded_down(run['tail_q05_min']):>13}")
     share = summary["kv_read_share"]
     read = "" if share is None else f"calibrated rollouts read {share:.0%} of the KV cache; "
     return ["", *lines, "", f"{read}target {summary['target']:g}, {summary['wall_seconds']:.0f} s in all"]
-
-
-def _down(value: float | None) -> str:
-    return "-" if value is None else f"{int(value * 1000 + 1e-9) / 1000:.3f}"

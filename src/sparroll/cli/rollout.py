@@ -13,14 +13,14 @@ import typer
 
 from sparroll import files, records
 from sparroll.cli import common, prompts
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError
 from sparroll.progress import Progress
 from sparroll.types import Prompt, Rollout
 
 if TYPE_CHECKING:
-    from sparroll.engines.hf.engine import HFEngine
-    from sparroll.engines.vllm.engine import VLLMEngine
+    from sparroll.engines.base import Engine
 
 
 def rollout(
@@ -48,14 +48,14 @@ def rollout(
     json_output: common.Json = False,
 ) -> None:
     """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
-    check_engine(engine_name)
+    check_available(engine_name)
     common.output_folder(out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = prompts.read(prompts_file, task, level, count, seed)
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
-        "prompts": [entry.text if isinstance(entry, Prompt) else entry for entry in source],
+        "prompts": [prompts.plain(entry) for entry in source],
         "n": n, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed,
     }  # fmt: skip
     if engine_name != "hf":
@@ -70,22 +70,25 @@ def rollout(
         config["adapter"] = {"folder": str(adapter), "weights": weights_digest(adapter)}
     sink = _Sink(out, config, n)
     started = time.perf_counter()
-    with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
-        engine = common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype)
+    with (
+        common.interruptible(f"{out} keeps what is finished; the same command goes on"),
+        Progress(json_output) as bars,
+        common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype) as engine,
+    ):
         engine.set_compression(policy)
         if adapter is not None:
             from sparroll.engines.adapter import load_adapter
 
             load_adapter(engine, model, adapter)
         engine.reset_report()
-        assert engine.tokenizer is not None
-        ids = prompts.encode(list(source), engine.tokenizer, chat)
+        ids = PromptEncoder(engine.tokenizer, chat).ids(source)
         _sample(engine, ids, sink, n, max_new_tokens, temperature, seed, bars.bar("rollouts"))
+        report = engine.report()
     rows = sink.rows()
-    summary = _summary(rows, source, task) | {"engine": engine.report().table()}
-    if engine.report().peak_dense_kv_bytes and policy is not None:
+    summary = _summary(rows, source, task) | {"engine": report.table()}
+    if report.peak_dense_kv_bytes and policy is not None:
         # Of what was sampled now: rollouts of an earlier sitting have no cache any more.
-        summary["kv_saved_share"] = engine.report().kv_saved_share
+        summary["kv_saved_share"] = report.kv_saved_share
     path = records.write(
         out / "record.json", "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started
     )
@@ -128,7 +131,7 @@ class _Sink:
 
 
 def _sample(
-    engine: HFEngine | VLLMEngine,
+    engine: Engine,
     ids: list[list[int]],
     sink: _Sink,
     n: int,
@@ -147,7 +150,7 @@ def _sample(
     for start in range(0, len(missing), group):
         indices = missing[start : start + group]
 
-        def on_group(finished: int, _: int, before: int = done) -> None:
+        def on_group(finished: int, _: int, text: str = "", /, *, before: int = done) -> None:
             on_progress(before + finished, total)
 
         rollouts = engine.generate(
@@ -162,7 +165,7 @@ def _sample(
         done += len(rollouts)
 
 
-def _row(engine: HFEngine | VLLMEngine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
+def _row(engine: Engine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
     assert engine.tokenizer is not None
     return {
         "prompt_index": prompt_index,
@@ -180,7 +183,7 @@ def _row(engine: HFEngine | VLLMEngine, rollout: Rollout, prompt_index: int) -> 
     }
 
 
-def _summary(rows: list[dict[str, Any]], source: list[Any], task: str | None) -> dict[str, Any]:
+def _summary(rows: list[dict[str, Any]], source: list[Prompt], task: str | None) -> dict[str, Any]:
     tokens = [len(row["response_ids"]) for row in rows]
     summary: dict[str, Any] = {
         "rollouts": len(rows),

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparroll.cli.common import Json, print_json
+from sparroll.rounding import rounded_down, with_interval
 from sparroll.schedule import Schedule, presets
 
 app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_args_is_help=True)
@@ -83,13 +84,15 @@ def _steps(schedule: Schedule, longest: int) -> Table:
         ends_tokens = (max(1, step.from_context_tokens), max(1, end or longest))
         shares = [schedule.selector.read_tokens(at, step.kv_budget_tokens) / at for at in ends_tokens]
         measured = step.measured or {}
-        interval = f" [{measured['low']:.3f}, {measured['high']:.3f}]" if {"low", "high"} <= measured.keys() else ""
+        tail = rounded_down(measured.get("value"))
+        if {"value", "low", "high"} <= measured.keys():
+            tail = with_interval(measured["value"], measured["low"], measured["high"])
         table.add_row(
             f"{step.from_context_tokens:,}",
             "" if end is None else f"{end:,}",
             f"{step.kv_budget_tokens:,}",
             f"{shares[0]:.0%} to {shares[1]:.0%}",
-            f"{measured['value']:.3f}{interval}" if "value" in measured else "-",
+            tail,
             f"{measured['tokens']:,}" if "tokens" in measured else "-",
         )
     return table

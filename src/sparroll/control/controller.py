@@ -32,7 +32,6 @@ of its context, or, after a calibrated start, its budget there times the factor 
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +40,7 @@ from sparroll.control.tail_window import Evidence, TailWindow
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
 
@@ -318,9 +318,5 @@ class Controller:
 
 
 def _words(row: TailRow) -> str:
-    return f"{_down(row.q05)} ({_down(row.low)} to {_down(row.high)}, {row.tokens} tokens of {row.rollouts} rollouts)"
-
-
-def _down(value: float) -> str:
-    """Three decimals, rounded towards 0, so that a miss never reads as met."""
-    return f"{math.floor(value * 1000 + 1e-9) / 1000:.3f}"
+    between = f"{rounded_down(row.low)} to {rounded_down(row.high)}"
+    return f"{rounded_down(row.q05)} ({between}, {row.tokens} tokens of {row.rollouts} rollouts)"

@@ -1,18 +1,17 @@
-"""Accuracy of an engine on a task's prompts. Reads the engine as it stands; `dense_attention` makes it dense for a while.
-Nothing here trains."""
+"""Accuracy of an engine on a task's prompts, under whatever schedule is in force. Nothing here trains."""
 
 # P prompts, N responses per prompt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from sparroll.engines.base import Engine, Progress
+from sparroll.engines.base import Engine
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
 from sparroll.tasks import Task
 from sparroll.tasks.verdicts import judge
 from sparroll.types import Prompt
@@ -21,7 +20,7 @@ REPLICATES = 1000
 
 
 @dataclass(frozen=True)
-class Graded:
+class GradedPrompt:
     """One prompt's responses: the rewards of those that could be graded, all lengths in tokens, and how many were cut at the
     length limit."""
 
@@ -46,7 +45,7 @@ class Accuracy:
     """Responses that were cut at `max_new_tokens`."""
 
     @staticmethod
-    def of(graded: Sequence[Graded]) -> Accuracy:
+    def of(graded: Sequence[GradedPrompt]) -> Accuracy:
         """Prompts none of whose responses could be graded are left out."""
         graded = [one for one in graded if one.rewards]
         if not graded:
@@ -76,8 +75,8 @@ def grade(
     max_new_tokens: int,
     temperature: float = 1.0,
     seed: int | Sequence[int] = 0,
-    on_progress: Progress | None = None,
-) -> list[Graded]:
+    on_progress: OnProgress | None = None,
+) -> list[GradedPrompt]:
     """Sample `n` responses per prompt and check them. prompt_ids: the prompts as the model is to see
     them; decode: from response ids to the text that the task reads."""
     if not prompts:
@@ -92,21 +91,8 @@ def grade(
         mine = rollouts[index * n : (index + 1) * n]
         rewards = tuple(v.reward for v in verdicts[index * n : (index + 1) * n] if v.reward is not None)
         lengths = tuple(len(r.response_ids) for r in mine)
-        graded.append(Graded(rewards, lengths, sum(r.finish_reason == "length" for r in mine)))
+        graded.append(GradedPrompt(rewards, lengths, sum(r.finish_reason == "length" for r in mine)))
     return graded
-
-
-@contextmanager
-def dense_attention(engine: Engine) -> Iterator[None]:
-    """Dense inside the block; the schedule or compression that was in force comes back afterwards, whatever happens."""
-    schedule, compression = engine.schedule, engine.compression
-    engine.set_schedule(None)
-    engine.set_compression(None)
-    try:
-        yield
-    finally:
-        engine.set_compression(compression)
-        engine.set_schedule(schedule)
 
 
 def percentile_interval(values_P: np.ndarray) -> tuple[float, float]:

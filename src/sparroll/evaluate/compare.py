@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sparroll import records
+from sparroll import files, records
 from sparroll.errors import UserError
 from sparroll.evaluate.summary import paired
 
@@ -18,7 +18,9 @@ def compare(first: Path, second: Path) -> dict[str, Any]:
 
     Where the runs share no policy and have one each, those two are compared.
     """
-    one, other = (records.read(folder / RECORD, "evaluation") for folder in (first, second))
+    hint = "give two folders that evaluate --out named"
+    found = [files.existing_folder(folder, hint) / RECORD for folder in (first, second)]
+    one, other = (records.read(path, "evaluation") for path in found)
     pairs = _policies(one, other)
     left, right = one["results"]["tasks"], other["results"]["tasks"]
     compared: dict[str, Any] = {}

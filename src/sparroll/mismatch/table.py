@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass
 from typing import Any
+
+from sparroll.rounding import rounded_down
 
 
 def bin_name(from_context_tokens: int, to_context_tokens: int) -> str:
@@ -89,10 +90,10 @@ class TailTable:
 
     def _cells(self, row: TailRow, name: str) -> list[str]:
         values = {0.01: row.q01, 0.05: row.q05, 0.10: row.q10, self.quantile: row.quantile_value}
-        quantiles = [_share(values[level]) for level in sorted(values)]
-        interval = f"{_share(row.low)} - {_share(row.high)}"
+        quantiles = [rounded_down(values[level]) for level in sorted(values)]
+        interval = f"{rounded_down(row.low)} - {rounded_down(row.high)}"
         counts = [f"{row.tokens:,}", f"{row.rollouts:,}"]
-        return [name, *counts, _share(row.mean), *quantiles, interval, f"{100 * row.share_above_999:.1f} %"]
+        return [name, *counts, rounded_down(row.mean), *quantiles, interval, f"{100 * row.share_above_999:.1f} %"]
 
 
 def _quantile_name(level: float) -> str:
@@ -102,11 +103,6 @@ def _quantile_name(level: float) -> str:
 
 def _quantile_names(level: float) -> list[str]:
     return [_quantile_name(each) for each in sorted({0.01, 0.05, 0.10, level})]
-
-
-def _share(value: float) -> str:
-    """Three decimals, rounded towards 0, so that 0.8596 never reads as a target of 0.86 that is met."""
-    return f"{math.floor(value * 1000 + 1e-9) / 1000:.3f}"
 
 
 def _aligned(line: list[str], widths: list[int]) -> str:

@@ -34,8 +34,8 @@ class StepReads:
         return self.schedule.selector.index_bytes_per_token(head_dim) / (2 * head_dim * self.element_bytes)
 
     def attended(self, contexts: np.ndarray) -> np.ndarray:
-        """Tokens attended in a sparse layer. Where a mix has a fraction of a token, as many are left out as at the next whole
-        length."""
+        """Tokens attended in a sparse layer. At a length between two whole ones, as many tokens are left out as at the
+        longer one."""
         whole = np.ceil(contexts).astype(np.int64)
         return contexts - (whole - self.schedule.read_tokens(whole))
 

@@ -1,8 +1,9 @@
-"""`sparroll quickstart`: the whole idea on the packaged model, on a CPU, in minutes. Puts the other parts in a row."""
+"""`sparroll quickstart`: profile, calibrate, plan, three short RL runs and a report, on the packaged model, on a CPU,
+in minutes. It only calls the other parts, in order; quickstart.toml holds the sizes."""
 
 from __future__ import annotations
 
 from sparroll.quickstart.run import quickstart
-from sparroll.quickstart.settings import Settings, load_settings
+from sparroll.quickstart.settings import QuickstartSettings, load_settings
 
-__all__ = ["Settings", "load_settings", "quickstart"]
+__all__ = ["QuickstartSettings", "load_settings", "quickstart"]

@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import files, records
-from sparroll.errors import UserError
 from sparroll.progress import Progress, say
 from sparroll.quickstart import jobs, stages
-from sparroll.quickstart.settings import CALIBRATED, Settings
+from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
 from sparroll.report import collect, render
+from sparroll.resume import begin_or_resume
 
 
-def quickstart(settings: Settings, out: Path, progress: Progress) -> dict[str, Any]:
+def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
     """Everything into `out`; returns what summary.json holds."""
     files.output_folder(out)
-    _same_settings(settings, out)
+    begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
     for name in settings.runs:
         # A mistake in a section is found now, not after the calibration.
         stages.train_config(settings, out, name)
@@ -38,14 +38,7 @@ def quickstart(settings: Settings, out: Path, progress: Progress) -> dict[str, A
     return summary
 
 
-def _same_settings(settings: Settings, out: Path) -> None:
-    path, plain = out / "settings.json", settings.model_dump(mode="json")
-    if path.exists() and json.loads(path.read_text(encoding="utf-8")) != plain:
-        raise UserError(f"{out} holds a quickstart with other settings", "choose another folder with --out")
-    files.write_json(path, plain)
-
-
-def _calibrated(settings: Settings, out: Path, progress: Progress) -> None:
+def _calibrated(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
     if (out / stages.CALIBRATION / "calibration.json").exists():
         return
     # The largest budget first and alone: it brings the dense rollouts that the others share.
@@ -61,7 +54,7 @@ def _calibrated(settings: Settings, out: Path, progress: Progress) -> None:
         _run(progress, out, [("fit and verify", stages.fit_and_verify, (settings, out))])
 
 
-def _trained(settings: Settings, out: Path, progress: Progress) -> None:
+def _trained(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
     missing = [name for name in settings.runs if not (out / name / "result.json").exists()]
     if missing:
         with _stage(f"3/3 RL runs: {', '.join(missing)}", progress):
@@ -106,7 +99,7 @@ class _Clock:
             files.write_json(self._path, round(self.seconds, 1))
 
 
-def summarise(settings: Settings, out: Path, wall_seconds: float) -> dict[str, Any]:
+def summarise(settings: QuickstartSettings, out: Path, wall_seconds: float) -> dict[str, Any]:
     """The figures of the finished stages, read back from their records."""
     calibration = records.read(out / stages.CALIBRATION / "calibration.json", "calibration")["results"]
     results = {name: records.read(out / name / "result.json", "train")["results"] for name in settings.runs}

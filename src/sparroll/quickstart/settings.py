@@ -17,11 +17,11 @@ CALIBRATED = "calibrated"
 """In place of a schedule's name: the one that this quickstart makes."""
 
 
-class Section(BaseModel):
+class _Checked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
-class CalibrateSettings(Section):
+class CalibrateSettings(_Checked):
     task: str = "synthetic"
     level: int = Field(ge=0)
     prompts: int = Field(ge=1)
@@ -53,14 +53,14 @@ class CalibrateSettings(Section):
         )
 
 
-class PlanSettings(Section):
+class PlanSettings(_Checked):
     model: str
     schedule: str
     gpu: str = "H200"
     lengths: str = "0-32768"
 
 
-class RunSettings(Section):
+class RunSettings(_Checked):
     schedule: str | None = None
     """dense, calibrated, a preset or a file."""
     kv_budget_tokens: int | None = None
@@ -73,7 +73,7 @@ class RunSettings(Section):
         return self
 
 
-class Settings(Section):
+class QuickstartSettings(_Checked):
     model: str = "tiny-reasoner"
     seed: int = Field(0, ge=0)
     calibrate: CalibrateSettings
@@ -89,7 +89,7 @@ class Settings(Section):
         return Schedule.fixed(run.kv_budget_tokens, selector, layers)
 
 
-def load_settings(path: Path | None = None) -> Settings:
+def load_settings(path: Path | None = None) -> QuickstartSettings:
     """From a file, or the packaged sizes."""
     source = path or Path(str(resources.files("sparroll.quickstart") / "quickstart.toml"))
     try:
@@ -101,10 +101,10 @@ def load_settings(path: Path | None = None) -> Settings:
             f"{source} is not valid TOML: {error}", "src/sparroll/quickstart/quickstart.toml is an example"
         ) from None
     for key in table:
-        if key not in Settings.model_fields:
-            raise UserError(f"{source}: unknown key {key!r}", nearest(key, list(Settings.model_fields)))
+        if key not in QuickstartSettings.model_fields:
+            raise UserError(f"{source}: unknown key {key!r}", nearest(key, list(QuickstartSettings.model_fields)))
     try:
-        return Settings.model_validate(table)
+        return QuickstartSettings.model_validate(table)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])

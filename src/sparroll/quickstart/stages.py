@@ -7,13 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import records, tasks
-from sparroll.calibrate.measure import MeasureSettings, OnProgress, Study
+from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.calibrate.run import calibrate
 from sparroll.calibrate.sweep import sweep
-from sparroll.engines.hf.engine import HFEngine
+from sparroll.engines.make import make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.plan.speedup import plan
-from sparroll.quickstart.settings import CALIBRATED, RunSettings, Settings
+from sparroll.progress import OnProgress
+from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings, RunSettings
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
@@ -22,13 +24,12 @@ CALIBRATION = "calibration"
 """Folder of the sweep, the schedule and their record."""
 
 
-def study(settings: Settings) -> Study:
+def study(settings: QuickstartSettings) -> Study:
     """The packaged model and the prompts it is measured on."""
     about = settings.calibrate
-    engine = HFEngine(settings.model, device="cpu", max_batch=about.prompts * about.samples)
-    assert engine.tokenizer is not None
+    engine = make_engine("hf", settings.model, device="cpu", max_batch=about.prompts * about.samples)
     asked = tasks.get(about.task).prompts("eval", about.level, settings.seed, about.prompts)
-    ids = [list(engine.tokenizer(prompt.text)["input_ids"]) for prompt in asked]
+    ids = PromptEncoder(engine.tokenizer).ids(asked)
     measuring = MeasureSettings(
         max_new_tokens=about.max_new_tokens,
         samples=about.samples,
@@ -36,10 +37,10 @@ def study(settings: Settings) -> Study:
         bin_tokens=about.bin_tokens,
         seed=settings.seed,
     )
-    return Study(engine, Scorer(engine.model), ids, measuring)
+    return Study(engine, Scorer.beside(engine), ids, measuring)
 
 
-def measure(settings: Settings, out: Path, budgets: list[int], *, on_progress: OnProgress) -> None:
+def measure(settings: QuickstartSettings, out: Path, budgets: list[int], *, on_progress: OnProgress) -> None:
     """A part of the budget grid; the dense ceiling too where it is not there yet."""
     about = settings.calibrate
     sweep(
@@ -52,7 +53,7 @@ def measure(settings: Settings, out: Path, budgets: list[int], *, on_progress: O
     )
 
 
-def fit_and_verify(settings: Settings, out: Path, *, on_progress: OnProgress) -> None:
+def fit_and_verify(settings: QuickstartSettings, out: Path, *, on_progress: OnProgress) -> None:
     """From the measured grid to schedule.toml and its record."""
     about, started = settings.calibrate, time.perf_counter()
     found = calibrate(
@@ -78,7 +79,7 @@ def schedule_path(out: Path) -> Path:
     return out / CALIBRATION / "schedule.toml"
 
 
-def make_plans(settings: Settings, out: Path) -> None:
+def make_plans(settings: QuickstartSettings, out: Path) -> None:
     """One plan-N.json each."""
     for number, about in enumerate(settings.plans, 1):
         schedule = str(schedule_path(out)) if about.schedule == CALIBRATED else about.schedule
@@ -87,7 +88,7 @@ def make_plans(settings: Settings, out: Path) -> None:
         records.write(out / "plans" / f"plan-{number}.json", "plan", result.table(), config=config)
 
 
-def train_config(settings: Settings, out: Path, name: str) -> TrainConfig:
+def train_config(settings: QuickstartSettings, out: Path, name: str) -> TrainConfig:
     """What the runs share, and how this one samples."""
     run = settings.runs[name]
     sections: dict[str, dict[str, Any]] = {section: dict(table) for section, table in settings.train.items()}
@@ -98,7 +99,7 @@ def train_config(settings: Settings, out: Path, name: str) -> TrainConfig:
     return config_from(sections)
 
 
-def _run_schedule(settings: Settings, out: Path, name: str, run: RunSettings) -> str:
+def _run_schedule(settings: QuickstartSettings, out: Path, name: str, run: RunSettings) -> str:
     if run.schedule == CALIBRATED:
         return str(schedule_path(out))
     if run.schedule is not None:
@@ -108,7 +109,7 @@ def _run_schedule(settings: Settings, out: Path, name: str, run: RunSettings) ->
     return str(path if path.exists() else schedule.save(path))
 
 
-def train_run(settings: Settings, out: Path, name: str, *, on_progress: OnProgress) -> None:
+def train_run(settings: QuickstartSettings, out: Path, name: str, *, on_progress: OnProgress) -> None:
     """One RL run, from its newest checkpoint if it was begun."""
     begun = (out / name / "config.json").is_file()
     train(train_config(settings, out, name), out / name, resume=begun, on_progress=on_progress)

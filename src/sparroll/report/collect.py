@@ -7,8 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from sparroll import files
 from sparroll.errors import UserError
-from sparroll.report.data import Accuracy, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
 _WHAT = {
@@ -22,9 +24,7 @@ _WHAT = {
 
 def collect(folder: Path | str) -> ReportData:
     """Everything that the folder holds, up to two folders deep. Raises UserError where there is nothing to report."""
-    folder = Path(folder)
-    if not folder.is_dir():
-        raise UserError(f"there is no folder {folder}", "give the folder that --out named")
+    folder = files.existing_folder(folder, "give the folder that --out named")
     found = list(_records(folder))
     if not found:
         raise UserError(
@@ -127,7 +127,9 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
     steps = [line for line in lines if "reward/mean" in line]
     name = "evaluate/dense_accuracy"
     accuracy = [
-        Accuracy(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"]) for line in lines if name in line
+        AccuracyPoint(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"])
+        for line in lines
+        if name in line
     ]
     return TrainingRun(
         name=folder.name,
@@ -170,7 +172,7 @@ def _facts(
     held = [curve for curve in parts.get("curves", ()) if curve.kind == "schedule"]
     solid = [point.value for point in held[0].points if not point.thin] if held else []
     if solid and parts.get("target") is not None:
-        facts[f"lowest tail of the schedule (target {parts['target']:g})"] = f"{int(min(solid) * 1000) / 1000:.3f}"
+        facts[f"lowest tail of the schedule (target {parts['target']:g})"] = rounded_down(min(solid))
     plans = [record["results"] for _, record in found if record["kind"] == "plan"]
     for plan in plans[:2]:
         facts[f"{plan['model']['name']} on {plan['hardware']['name']}, planned"] = f"{plan['speedup']:.2f}x"

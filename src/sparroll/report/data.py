@@ -41,7 +41,7 @@ class TailCurve:
 
 
 @dataclass(frozen=True)
-class Accuracy:
+class AccuracyPoint:
     """Dense accuracy after a step, with its 95 % interval."""
 
     step: int
@@ -59,7 +59,7 @@ class TrainingRun:
     reward: tuple[float, ...]
     tail_q05: tuple[float | None, ...]
     kv_read_share: tuple[float, ...]
-    accuracy: tuple[Accuracy, ...]
+    accuracy: tuple[AccuracyPoint, ...]
     rollouts: str = ""
     """How it sampled, in words."""
     events: tuple[str, ...] = ()

@@ -8,6 +8,7 @@ from typing import Any
 from sparroll.report.data import ReportData
 from sparroll.report.evaluation_figure import accuracy
 from sparroll.report.parts import items, section, table
+from sparroll.rounding import rounded_down
 
 
 def evaluations(data: ReportData) -> str:
@@ -70,7 +71,7 @@ def _row(label: str, name: str, found: dict[str, Any], k: int) -> list[str]:
         f"{found['truncated_share']:.0%}",
         f"{found['kv_read_share']:.0%}",
         f"{found['tokens_per_second']:,.0f}",
-        "-" if tail is None else _down(tail["quantile_value"]),
+        rounded_down(tail and tail["quantile_value"]),
     ]
 
 
@@ -99,8 +100,3 @@ def _left_out(results: dict[str, Any]) -> list[str]:
 
 def _estimate(found: dict[str, Any] | None) -> str:
     return "-" if found is None else f"{found['value']:.3f} <small>[{found['low']:.3f}, {found['high']:.3f}]</small>"
-
-
-def _down(value: float) -> str:
-    """Three decimals, towards 0, as everywhere for tails."""
-    return f"{int(value * 1000 + 1e-9) / 1000:.3f}"

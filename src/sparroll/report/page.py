@@ -10,6 +10,7 @@ from sparroll.report import figures
 from sparroll.report.data import ReportData
 from sparroll.report.evaluation import evaluations
 from sparroll.report.parts import items, section, table
+from sparroll.rounding import rounded_down, with_interval
 from sparroll.schedule import Schedule
 
 _CSS = """
@@ -86,7 +87,7 @@ def _tail(data: ReportData) -> str:
 def _tail_cell(point: Any, target: float | None) -> str:
     if point is None:
         return "-"
-    text = f"{_down(point.value)} <small>[{_down(point.low)}, {_down(point.high)}]</small>"
+    text = f"{rounded_down(point.value)} <small>[{rounded_down(point.low)}, {rounded_down(point.high)}]</small>"
     if point.thin:
         return f'<span class="thin">{text}</span>'
     if target is None:
@@ -104,7 +105,7 @@ def _schedule(data: ReportData) -> str:
     rows = []
     for step, end in zip(schedule.steps, [*ends, None], strict=True):
         measured = step.measured or {}
-        tail = f"{_down(measured['value'])} [{_down(measured['low'])}, {_down(measured['high'])}]" if measured else "-"
+        tail = with_interval(measured["value"], measured["low"], measured["high"]) if measured else "-"
         kind = _origin(measured)
         rows.append(
             [
@@ -186,7 +187,7 @@ def _training(data: ReportData) -> str:
                 f"{run.reward[0]:.3f} to {run.reward[-1]:.3f}",
                 _accuracy(first),
                 _accuracy(last),
-                _down(min(tails)) if tails else "-",
+                rounded_down(min(tails, default=None)),
                 f"{sum(run.kv_read_share) / len(run.kv_read_share):.0%}",
             ]
         )
@@ -232,8 +233,3 @@ def _footer(data: ReportData) -> str:
         rows.append([escape(str(cell)) for cell in cells])
     head = ["part", "file", "date", "commit", "machine", "versions", "seed"]
     return f"<footer><h2>Where the figures come from</h2>{table(head, rows)}</footer>"
-
-
-def _down(value: float) -> str:
-    """Three decimals, towards 0: a tail just under the target never reads as met."""
-    return f"{int(value * 1000 + 1e-9) / 1000:.3f}"

@@ -38,7 +38,7 @@ def test_a_profile_with_a_folder_goes_on_from_it(tmp_path):
     assert bench.engine.generated == [("fixed-128", 0)]
     assert second.entries[0].measurement.tail() == first.entries[0].measurement.tail()
     assert second.ceiling.measurement.tail() == first.ceiling.measurement.tail()
-    with pytest.raises(UserError, match="was made with seed = 0, this one has 5"):
+    with pytest.raises(UserError, match="was made with seed = 0, and seed = 5 is asked for now"):
         profile(study(seed=5), [64], dense_layers=(0,), out=tmp_path)
 
 

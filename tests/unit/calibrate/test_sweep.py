@@ -139,17 +139,17 @@ def test_the_fit_meets_the_target_in_every_bin(tmp_path):
 @pytest.mark.parametrize(
     ("change", "key"),
     [
-        ({"temperature": 0.7}, "temperature = 1.0, this one has 0.7"),
-        ({"seed": 1}, "seed = 0, this one has 1"),
+        ({"temperature": 0.7}, "temperature = 1.0, and temperature = 0.7 is asked for now"),
+        ({"seed": 1}, "seed = 0, and seed = 1 is"),
         ({"prompts": 7}, "prompts = "),
-        ({"mode": "replay"}, 'mode = "faithful", this one has "replay"'),
+        ({"mode": "replay"}, 'mode = "faithful", and mode = "replay" is'),
     ],
 )
 def test_other_settings_do_not_resume(tmp_path, change, key):
     run(study(), tmp_path, [64])
     with pytest.raises(UserError, match=f"was made with {key}") as error:
         run(study(**change), tmp_path, [64])
-    assert "another --out" in error.value.hint
+    assert "another folder with --out" in error.value.hint
 
 
 def test_the_same_weights_in_another_precision_do_not_resume(tmp_path):
@@ -158,7 +158,7 @@ def test_the_same_weights_in_another_precision_do_not_resume(tmp_path):
     second.scorer.model.load_state_dict(first.scorer.model.state_dict())
     assert store.weights_digest(first.scorer.model) == store.weights_digest(second.scorer.model)
     run(first, tmp_path, [64])
-    with pytest.raises(UserError, match=r'was made with dtype = \["bfloat16"\], this one has null'):
+    with pytest.raises(UserError, match=r'was made with dtype = \["bfloat16"\], and dtype = \["float32"\]'):
         run(second, tmp_path, [64])
     run(first, tmp_path, [64])
 
@@ -170,7 +170,7 @@ def test_other_weights_or_dense_layers_do_not_resume(tmp_path):
         bench.scorer.model.weight += 1e-3
     with pytest.raises(UserError, match="was made with weights = "):
         run(bench, tmp_path, [64])
-    with pytest.raises(UserError, match=r"was made with dense_layers = \[0\], this one has \[0, 1\]"):
+    with pytest.raises(UserError, match=r"was made with dense_layers = \[0\], and dense_layers = \[0, 1\]"):
         sweep(study(), out=tmp_path, budgets=[64])
 
 
@@ -211,8 +211,8 @@ def test_rollouts_come_back_from_their_file_as_they_were():
         assert before.prompt_ids == after.prompt_ids
         assert before.response_ids == after.response_ids
         assert torch.equal(before.sparse_logp, after.sparse_logp)
-        assert torch.equal(before.top_k_ids, after.top_k_ids)
-        assert torch.equal(before.top_k_logp, after.top_k_logp)
+        assert torch.equal(before.top_k.ids, after.top_k.ids)
+        assert torch.equal(before.top_k.logp, after.top_k.logp)
         for name in ("prompt_index", "sample_index", "seed", "finish_reason", "weight_version"):
             assert getattr(before, name) == getattr(after, name)
 

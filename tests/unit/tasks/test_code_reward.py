@@ -11,11 +11,11 @@ import pytest
 from sparroll.errors import UserError
 from sparroll.tasks.code import reward as code_reward
 from sparroll.tasks.code import sandbox
-from sparroll.tasks.code.limits import Limits, SandboxError
-from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests, Tests, Verdict, last_code
+from sparroll.tasks.code.limits import SandboxError, SandboxLimits
+from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, CodeVerdict, StdinTests, Tests, last_code
 from sparroll.tasks.code.rules import same_output, same_value
 
-LIMITS = Limits(wall_seconds=10, cpu_seconds=5)
+LIMITS = SandboxLimits(wall_seconds=10, cpu_seconds=5)
 SUM = StdinTests((("1 2", "3"), ("2 5", "7")))
 
 
@@ -89,7 +89,7 @@ def test_a_program_on_standard_input_ends_with_its_status(code: str, status: str
 
 
 def test_the_first_failing_test_is_named_and_all_must_pass(reward: CodeReward) -> None:
-    assert reward.grade(SUM, _fenced("print(3)")) == Verdict("wrong answer", "the output differs", 1)
+    assert reward.grade(SUM, _fenced("print(3)")) == CodeVerdict("wrong answer", "the output differs", 1)
 
 
 def test_a_large_input_arrives_whole(reward: CodeReward) -> None:
@@ -177,9 +177,9 @@ def test_a_response_without_code_is_wrong(reward: CodeReward) -> None:
 def test_identical_pairs_are_run_once_and_order_is_kept(reward: CodeReward, monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
-    def count(code: str, tests: Tests, *rest: object) -> Verdict:
+    def count(code: str, tests: Tests, *rest: object) -> CodeVerdict:
         ran.append(code)
-        return Verdict("passed" if "good" in code else "wrong answer")
+        return CodeVerdict("passed" if "good" in code else "wrong answer")
 
     monkeypatch.setattr(code_reward, "run", count)
     pairs = [(SUM, _fenced(code)) for code in ("good 1", "bad 1", "good 1", "bad 1", "good 2")]
@@ -192,17 +192,17 @@ def test_identical_pairs_are_run_once_and_order_is_kept(reward: CodeReward, monk
 def test_a_sandbox_error_is_retried_counted_excluded_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     ran = []
 
-    def fail(*_: object) -> Verdict:
+    def fail(*_: object) -> CodeVerdict:
         ran.append(1)
         raise SandboxError("no room")
 
     with CodeReward(LIMITS, allow_unsafe_sandbox=True) as reward:
         monkeypatch.setattr(code_reward, "run", fail)
         verdict = reward.grade(SUM, _fenced("print(1)"))
-        assert verdict == Verdict("sandbox error", "no room")
+        assert verdict == CodeVerdict("sandbox error", "no room")
         assert verdict.reward is None and len(ran) == code_reward.ATTEMPTS
         assert reward.counts == {"sandbox error": 1}
-        monkeypatch.setattr(code_reward, "run", lambda *_: Verdict("passed"))
+        monkeypatch.setattr(code_reward, "run", lambda *_: CodeVerdict("passed"))
         assert reward.grade(SUM, _fenced("print(1)")).passed
 
 
@@ -221,7 +221,7 @@ def test_without_a_sandbox_a_run_is_refused_at_its_start(monkeypatch: pytest.Mon
 
 def test_limits_and_tests_that_make_no_sense_are_refused() -> None:
     with pytest.raises(UserError, match="wall_seconds must be positive, got 0"):
-        Limits(wall_seconds=0)
+        SandboxLimits(wall_seconds=0)
     with pytest.raises(UserError, match="is not JSON"):
         CallTests.from_livecodebench("f", [("1", "nothing")])
 

@@ -14,12 +14,12 @@ import pytest
 
 from hostile_programs import CALLS, PROGRAMS, Hostile
 from sparroll.tasks.code import sandbox
-from sparroll.tasks.code.limits import Limits
+from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests
 
 HELD = [name for name, found in sandbox.probes().items() if found.holds]
 WHY_NOT = "; ".join(f"{name}: {found.detail}" for name, found in sandbox.probes().items())
-LIMITS = Limits(wall_seconds=4, cpu_seconds=1, memory_bytes=512 << 20, output_bytes=1 << 20)
+LIMITS = SandboxLimits(wall_seconds=4, cpu_seconds=1, memory_bytes=512 << 20, output_bytes=1 << 20)
 SQUARE = StdinTests((("4", "16"),))
 GOOD = "```python\nprint(int(input()) ** 2)\n```"
 

@@ -17,7 +17,7 @@ import pytest
 from sparroll.errors import UserError
 from sparroll.tasks.math import pool as math_pool
 from sparroll.tasks.math import reward as math_reward
-from sparroll.tasks.math.pool import Limits, Pool
+from sparroll.tasks.math.pool import Pool, PoolLimits
 from sparroll.tasks.math.reward import ANSWER_CHARS, MathReward, as_text
 from sparroll.types import Prompt
 
@@ -27,7 +27,7 @@ WAIT_SECONDS = 120
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
-    pool = Pool(2, Limits(cpu_seconds=1.0))
+    pool = Pool(2, PoolLimits(cpu_seconds=1.0))
     yield pool
     pool.close()
 
@@ -169,7 +169,7 @@ def test_a_worker_that_was_killed_is_replaced(math: MathReward, pool: Pool) -> N
 
 
 def test_a_worker_that_stops_answering_is_killed_by_the_wall_clock() -> None:
-    pool = Pool(1, Limits(wall_seconds=1.0))
+    pool = Pool(1, PoolLimits(wall_seconds=1.0))
     math = MathReward(pool)
     assert math.grade("5", r"\boxed{5.0}").status == "right"
     (first,) = pool.process_ids()
@@ -182,7 +182,7 @@ def test_a_worker_that_stops_answering_is_killed_by_the_wall_clock() -> None:
 
 def test_a_gold_answer_that_parsed_once_is_not_blamed_for_a_worker_that_stops(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(math_reward, "CACHED_VERDICTS", 1)
-    pool = Pool(1, Limits(wall_seconds=1.0))
+    pool = Pool(1, PoolLimits(wall_seconds=1.0))
     math = MathReward(pool)
     assert math.unparsable_gold(["6", "7"]) == [False, False]
     os.kill(pool.process_ids()[0], signal.SIGSTOP)
@@ -191,7 +191,7 @@ def test_a_gold_answer_that_parsed_once_is_not_blamed_for_a_worker_that_stops(mo
 
 
 def test_workers_are_replaced_after_their_share_of_questions() -> None:
-    pool = Pool(1, Limits(questions_per_worker=2))
+    pool = Pool(1, PoolLimits(questions_per_worker=2))
     seen = set()
     for number in range(5):
         assert MathReward(pool).grade(str(number), rf"\boxed{{{number}.0}}").status == "right"
@@ -286,7 +286,7 @@ def test_a_worker_may_not_use_more_memory_than_its_limit(tmp_path: Path, monkeyp
     assert greedy != text
     worker.write_text(greedy)
     monkeypatch.setattr(math_pool, "WORKER", worker)
-    small, large = Pool(1, Limits(memory_mib=512)), Pool(1, Limits(memory_mib=2048))
+    small, large = Pool(1, PoolLimits(memory_mib=512)), Pool(1, PoolLimits(memory_mib=2048))
     assert MathReward(small).grade("5", r"\boxed{5.0}").status == "crashed"
     assert MathReward(large).grade("5", r"\boxed{5.0}").status == "right"
     small.close()

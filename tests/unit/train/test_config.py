@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from sparroll.compression import make_compression
 from sparroll.errors import UserError
-from sparroll.train.config.file import config_from, load_config, refuse_changes, write_config
+from sparroll.train.config.file import config_from, load_config, refuse_other_config, write_config
 from sparroll.train.config.sections import TrainConfig
 
 
@@ -158,7 +158,7 @@ def test_the_resolved_configuration_reads_back_as_the_same_one(tmp_path: Path) -
     table = json.loads(write_config(config, tmp_path / "config.json").read_text())
     assert config_from(table) == config
     assert table["train"]["lr"] == 1e-6
-    refuse_changes(table, config)
+    refuse_other_config(Path("run"), table, config)
 
 
 def test_a_compression_is_recorded_with_all_its_settings() -> None:
@@ -170,8 +170,9 @@ def test_a_compression_is_recorded_with_all_its_settings() -> None:
     assert config_from(table) == config
     assert config.compression.make() == make_compression("snap_kv", budget_tokens=64)
     assert load_config(None, []).compression.make() is None
-    with pytest.raises(UserError, match=r"compression\.budget_tokens was 64 .* is 128 now"):
-        refuse_changes(
+    with pytest.raises(UserError, match=r"compression\.budget_tokens = 64, and .* = 128 is asked"):
+        refuse_other_config(
+            Path("run"),
             table,
             load_config(None, ["compression.kind=snap_kv", "compression.budget_tokens=128", "guard.at_least=0.8"]),
         )
@@ -179,11 +180,13 @@ def test_a_compression_is_recorded_with_all_its_settings() -> None:
 
 def test_a_resumed_run_may_change_steps_logging_and_checkpoints_only() -> None:
     before = load_config(None, []).model_dump(mode="json")
-    refuse_changes(before, load_config(None, ["train.steps=500", "checkpoint.every_steps=1", "log.project=x"]))
-    with pytest.raises(UserError, match=r"(?s)train\.lr was 1e-06 .* is 0\.1 now.*train\.steps, checkpoint, log"):
-        refuse_changes(before, load_config(None, ["train.lr=0.1"]))
-    with pytest.raises(UserError, match=r"correction\.weight_max was None"):
-        refuse_changes(before, load_config(None, ["correction.weight_max=3"]))
+    refuse_other_config(
+        Path("run"), before, load_config(None, ["train.steps=500", "checkpoint.every_steps=1", "log.project=x"])
+    )
+    with pytest.raises(UserError, match=r"(?s)train\.lr = 1e-06, and train\.lr = 0\.1 .*train\.steps, checkpoint, log"):
+        refuse_other_config(Path("run"), before, load_config(None, ["train.lr=0.1"]))
+    with pytest.raises(UserError, match=r"correction\.weight_max = null"):
+        refuse_other_config(Path("run"), before, load_config(None, ["correction.weight_max=3"]))
 
 
 def test_every_field_says_what_it_does() -> None:

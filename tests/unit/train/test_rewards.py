@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from datetime import date
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 
 from sparroll.errors import UserError
 from sparroll.tasks.verdicts import Verdict
-from sparroll.train.config.file import config_from, load_config, refuse_changes
+from sparroll.train.config.file import config_from, load_config, refuse_other_config
 from sparroll.train.config.sections import RewardSection, RewardTerm
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.rewards import Graded, Rewards, agreed, overlong_penalty, reward_report
@@ -186,17 +187,17 @@ def test_terms_can_be_overridden_and_names_come_from_the_path() -> None:
     config = load_config(None, ['reward.terms=[{use="task"}, {use="a.b:C.d", weight=0.5, settings={n=3}}]'])
     assert [term.name for term in config.reward.terms] == ["task", "d"]
     assert config.reward.terms[1].settings == {"n": 3}
-    refuse_changes(config.model_dump(mode="json"), config)
+    refuse_other_config(Path("run"), config.model_dump(mode="json"), config)
     other = load_config(None, ['reward.terms=[{use="task"}, {use="a.b:C.d", weight=0.6, settings={n=3}}]'])
-    with pytest.raises(UserError, match=r"reward\.terms was"):
-        refuse_changes(config.model_dump(mode="json"), other)
+    with pytest.raises(UserError, match=r"was made with reward\.terms = "):
+        refuse_other_config(Path("run"), config.model_dump(mode="json"), other)
 
 
 def test_the_limits_of_async_calls_may_change_on_a_resume() -> None:
     before = load_config(None, []).model_dump(mode="json")
-    refuse_changes(before, load_config(None, ["reward.async_seconds=600", "reward.async_at_once=2"]))
-    with pytest.raises(UserError, match=r"reward\.leave_out_truncated was False"):
-        refuse_changes(before, load_config(None, ["reward.leave_out_truncated=true"]))
+    refuse_other_config(Path("run"), before, load_config(None, ["reward.async_seconds=600", "reward.async_at_once=2"]))
+    with pytest.raises(UserError, match=r"reward\.leave_out_truncated = false"):
+        refuse_other_config(Path("run"), before, load_config(None, ["reward.leave_out_truncated=true"]))
 
 
 def test_the_record_of_a_function_is_json_whatever_its_settings() -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from sparroll.attention.decode.paged import MOST_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.engines.supported_models import unsupported_config
-from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, Settings
+from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
 
 TESTED = {"cuda": (0, 26), "cpu": (0, 32)}
@@ -74,7 +74,7 @@ def hook_config() -> None:
 
     @functools.wraps(theirs)
     def post_init(config: Any) -> None:
-        settings = Settings.find(config) if config.model_config is not None else None
+        settings = VLLMSettings.find(config) if config.model_config is not None else None
         if settings is not None:
             name_backend(config)
         theirs(config)

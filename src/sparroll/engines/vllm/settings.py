@@ -17,10 +17,10 @@ ATTENTIONS = ["triton", "fa3_pages"]
 
 
 @dataclass(frozen=True)
-class Settings:
+class VLLMSettings:
     """`additional_config={"sparroll": "qwen3-4b-0.86"}`, or a table of these fields.
 
-    >>> Settings.parse({"schedule": "qwen3-4b-0.86", "attention": "fa3_pages"})
+    >>> VLLMSettings.parse({"schedule": "qwen3-4b-0.86", "attention": "fa3_pages"})
     """
 
     schedule: str | None = None
@@ -35,29 +35,29 @@ class Settings:
             raise UserError(f"unknown attention {self.attention!r}", nearest(str(self.attention), ATTENTIONS))
 
     @staticmethod
-    def parse(value: Any) -> Settings:
+    def parse(value: Any) -> VLLMSettings:
         """From what stands under "sparroll": a schedule's name or path, or a table."""
         if value is None or isinstance(value, (str, os.PathLike)):
-            return Settings(schedule=None if value is None else os.fspath(value))
+            return VLLMSettings(schedule=None if value is None else os.fspath(value))
         if not isinstance(value, Mapping):
             raise UserError(
                 f'additional_config["{KEY}"] must be a schedule or a table, got {value!r}',
                 'for example {"sparroll": "schedule.toml"}',
             )
-        known = [field.name for field in fields(Settings)]
+        known = [field.name for field in fields(VLLMSettings)]
         for key in value:
             if key not in known:
                 raise UserError(f'additional_config["{KEY}"] has no setting {key!r}', nearest(str(key), known))
-        return Settings(**value)
+        return VLLMSettings(**value)
 
     @staticmethod
-    def find(vllm_config: Any) -> Settings | None:
+    def find(vllm_config: Any) -> VLLMSettings | None:
         """The settings in force, or None where nobody asked for sparroll."""
         additional = getattr(vllm_config, "additional_config", None)
         if isinstance(additional, Mapping) and KEY in additional:
-            return Settings.parse(additional[KEY])
+            return VLLMSettings.parse(additional[KEY])
         if os.environ.get(SCHEDULE_VARIABLE):
-            return Settings.parse(os.environ[SCHEDULE_VARIABLE])
+            return VLLMSettings.parse(os.environ[SCHEDULE_VARIABLE])
         return None
 
     def load(self, model: str) -> Schedule | None:

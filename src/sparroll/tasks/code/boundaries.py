@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from sparroll.tasks.code import seccomp
-from sparroll.tasks.code.limits import Limits
+from sparroll.tasks.code.limits import SandboxLimits
 
 Name = Literal["bubblewrap", "firejail", "unsafe"]
 RUNNER = Path(__file__).with_name("runner.py")
@@ -71,7 +71,7 @@ class Boundary(Protocol):
         """Why this cannot be tried here; empty where it can."""
         ...
 
-    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+    def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
         """`sync_fd` stays open as long as anything in the sandbox lives."""
         ...
 
@@ -88,7 +88,7 @@ class Bubblewrap:
     def why_not(self) -> str:
         return "" if shutil.which("bwrap") else "bwrap is not installed"
 
-    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+    def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
         launch = Launch([])
         # Root gives every sandbox a user id of its own: one that nobody else has, and no longer root.
         # Anybody else becomes a user namespace's only user.
@@ -148,7 +148,7 @@ class Firejail:
     def why_not(self) -> str:
         return "" if shutil.which("firejail") else "firejail is not installed"
 
-    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+    def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
         # The runner is read from standard folders only through a copy: home folders are hidden.
         command = [
             "firejail",
@@ -172,7 +172,7 @@ class Unsafe:
     def why_not(self) -> str:
         return ""
 
-    def launch(self, limits: Limits, sync_fd: int) -> Launch:
+    def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
         folder = tempfile.mkdtemp(prefix=f"sparroll-unsafe-{os.getpid()}-")
         launch = Launch([PYTHON, "-I", "-S", "-B", str(RUNNER)], folder=folder)
         launch.environment |= {"HOME": folder, "TMPDIR": folder}

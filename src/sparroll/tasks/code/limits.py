@@ -12,7 +12,7 @@ Status = Literal["passed", "wrong answer", "timeout", "memory", "crash", "output
 
 
 @dataclass(frozen=True)
-class Limits:
+class SandboxLimits:
     """Of one test, except the memory, the processes and the files, which are of everything in the sandbox together."""
 
     wall_seconds: float = 10.0

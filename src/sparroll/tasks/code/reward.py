@@ -21,7 +21,7 @@ from typing import Any
 from sparroll.errors import UserError
 from sparroll.tasks.code import runner, sandbox
 from sparroll.tasks.code.boundaries import Boundary, Name
-from sparroll.tasks.code.limits import Limits, SandboxError, Status
+from sparroll.tasks.code.limits import SandboxError, SandboxLimits, Status
 from sparroll.tasks.code.rules import same_output, same_value
 from sparroll.tasks.code.session import Ended, Frame, Session
 
@@ -70,7 +70,7 @@ Tests = StdinTests | CallTests | CheckTests
 
 
 @dataclass(frozen=True)
-class Verdict:
+class CodeVerdict:
     status: Status
     detail: str = ""
     test: int | None = None
@@ -94,20 +94,20 @@ class CodeReward:
 
     def __init__(
         self,
-        limits: Limits | None = None,
+        limits: SandboxLimits | None = None,
         *,
         sandbox_name: Name | None = None,
         allow_unsafe_sandbox: bool = False,
         workers: int | None = None,
         cache_entries: int = 65_536,
     ):
-        self.limits = limits or Limits()
+        self.limits = limits or SandboxLimits()
         self.boundary = sandbox.choose(sandbox_name, allow_unsafe_sandbox=allow_unsafe_sandbox)
         self.counts: Counter[Status] = Counter()
         """Verdicts by status, cached ones included."""
         self.workers = workers or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
-        self._cache: OrderedDict[str, Future[Verdict]] = OrderedDict()
+        self._cache: OrderedDict[str, Future[CodeVerdict]] = OrderedDict()
         self._cache_entries = cache_entries
         self._lock = threading.Lock()
 
@@ -120,11 +120,11 @@ class CodeReward:
     def close(self) -> None:
         self._pool.shutdown(wait=True, cancel_futures=True)
 
-    def grade(self, tests: Tests, response: str) -> Verdict:
+    def grade(self, tests: Tests, response: str) -> CodeVerdict:
         """The verdict on the last fenced block of one response."""
         return self.grade_batch([(tests, response)])[0]
 
-    def grade_batch(self, pairs: Sequence[tuple[Tests, str]]) -> list[Verdict]:
+    def grade_batch(self, pairs: Sequence[tuple[Tests, str]]) -> list[CodeVerdict]:
         """One verdict a pair, in order."""
         waiting = [self._submit(tests, response) for tests, response in pairs]
         verdicts = [future.result() for future in waiting]
@@ -132,11 +132,11 @@ class CodeReward:
             self.counts.update(verdict.status for verdict in verdicts)
         return verdicts
 
-    def _submit(self, tests: Tests, response: str) -> Future[Verdict]:
+    def _submit(self, tests: Tests, response: str) -> Future[CodeVerdict]:
         code = last_code(response)
         if code is None:
-            done: Future[Verdict] = Future()
-            done.set_result(Verdict("wrong answer", "no fenced block"))
+            done: Future[CodeVerdict] = Future()
+            done.set_result(CodeVerdict("wrong answer", "no fenced block"))
             return done
         key = self._key(code, tests)
         with self._lock:
@@ -153,7 +153,7 @@ class CodeReward:
         content = repr((code, tests, self.limits, self.boundary.name))
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def _verdict(self, code: str, tests: Tests, key: str) -> Verdict:
+    def _verdict(self, code: str, tests: Tests, key: str) -> CodeVerdict:
         problem = ""
         for _ in range(ATTEMPTS):
             try:
@@ -163,7 +163,7 @@ class CodeReward:
         with self._lock:
             # The machine may be well again next time.
             self._cache.pop(key, None)
-        return Verdict("sandbox error", problem[:500])
+        return CodeVerdict("sandbox error", problem[:500])
 
 
 _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$|\Z)", re.M | re.S)
@@ -177,7 +177,7 @@ def last_code(response: str) -> str | None:
     return found
 
 
-def run(code: str, tests: Tests, limits: Limits, boundary: Boundary) -> Verdict:
+def run(code: str, tests: Tests, limits: SandboxLimits, boundary: Boundary) -> CodeVerdict:
     """Run a program against its tests, up to the first that fails. Raises SandboxError."""
     if isinstance(tests, StdinTests):
         return _run_programs(code, tests, limits, boundary)
@@ -186,19 +186,19 @@ def run(code: str, tests: Tests, limits: Limits, boundary: Boundary) -> Verdict:
     return _run_check(code, tests, limits, boundary)
 
 
-def _run_programs(code: str, tests: StdinTests, limits: Limits, boundary: Boundary) -> Verdict:
+def _run_programs(code: str, tests: StdinTests, limits: SandboxLimits, boundary: Boundary) -> CodeVerdict:
     with Session(boundary, limits, "programs", code) as session:
         for place, (text, expected) in enumerate(tests.cases):
             try:
                 frame = session.exchange({}, text.encode("utf-8", "surrogatepass"))
             except Ended as ended:
-                return Verdict(ended.status, ended.detail, place)
+                return CodeVerdict(ended.status, ended.detail, place)
             failed = _failed_program(frame)
             if failed is not None:
-                return Verdict(failed, str(frame.head.get("problem"))[:300], place)
+                return CodeVerdict(failed, str(frame.head.get("problem"))[:300], place)
             if not same_output(frame.body.decode("utf-8", "replace"), expected):
-                return Verdict("wrong answer", "the output differs", place)
-    return Verdict("passed")
+                return CodeVerdict("wrong answer", "the output differs", place)
+    return CodeVerdict("passed")
 
 
 def _failed_program(frame: Frame) -> Status | None:
@@ -213,7 +213,7 @@ def _failed_program(frame: Frame) -> Status | None:
     return "timeout" if exit_code in (-24, -9) else "crash"
 
 
-def _run_calls(code: str, tests: CallTests, limits: Limits, boundary: Boundary) -> Verdict:
+def _run_calls(code: str, tests: CallTests, limits: SandboxLimits, boundary: Boundary) -> CodeVerdict:
     start = {"function": tests.function, "in_class": True, "official": True, "calls": len(tests.cases)}
     with Session(boundary, limits, "calls", code, **start) as session:
         for place, (arguments, expected) in enumerate(tests.cases):
@@ -221,15 +221,15 @@ def _run_calls(code: str, tests: CallTests, limits: Limits, boundary: Boundary) 
                 frame = session.exchange({}, runner.encode(arguments))
                 failed = _failed_call(frame)
                 if failed is not None:
-                    return Verdict(failed, str(frame.head.get("problem", ""))[:300], place)
+                    return CodeVerdict(failed, str(frame.head.get("problem", ""))[:300], place)
                 value = runner.decode_json(json.loads(frame.body))
             except Ended as ended:
-                return Verdict(ended.status, ended.detail, place)
+                return CodeVerdict(ended.status, ended.detail, place)
             except (ValueError, TypeError, LookupError, RecursionError, MemoryError, AttributeError):
-                return Verdict("crash", "the result does not read", place)
+                return CodeVerdict("crash", "the result does not read", place)
             if not same_value(value, expected, wrapped=tests.wrapped):
-                return Verdict("wrong answer", "the value differs", place)
-    return Verdict("passed")
+                return CodeVerdict("wrong answer", "the value differs", place)
+    return CodeVerdict("passed")
 
 
 def _failed_call(frame: Frame) -> Status | None:
@@ -237,7 +237,7 @@ def _failed_call(frame: Frame) -> Status | None:
     return kinds.get(frame.head.get("kind"), "crash")
 
 
-def _run_check(code: str, tests: CheckTests, limits: Limits, boundary: Boundary) -> Verdict:
+def _run_check(code: str, tests: CheckTests, limits: SandboxLimits, boundary: Boundary) -> CodeVerdict:
     """Two sandboxes and we between them: what one asks, the other answers, and no code of one is in the other."""
     name = tests.entry_point
     with Session(boundary, limits, "grade", tests.test_code, function=name) as grader:
@@ -246,7 +246,7 @@ def _run_check(code: str, tests: CheckTests, limits: Limits, boundary: Boundary)
             return _messages(grader, program, limits)
 
 
-def _messages(grader: Session, program: Session, limits: Limits) -> Verdict:
+def _messages(grader: Session, program: Session, limits: SandboxLimits) -> CodeVerdict:
     last, status, answer = "", None, Frame({"kind": "go"}, b"")
     while True:
         try:
@@ -255,17 +255,17 @@ def _messages(grader: Session, program: Session, limits: Limits) -> Verdict:
             # A value that the tests cannot digest is the program's; before any call, the tests themselves do not run.
             if answer.head["kind"] == "go":
                 raise SandboxError(f"the tests do not run: {ended.detail}") from None
-            return Verdict(ended.status, f"while its answer was checked: {ended.detail}")
+            return CodeVerdict(ended.status, f"while its answer was checked: {ended.detail}")
         kind = asked.head.get("kind")
         if kind == "held":
-            return Verdict("passed")
+            return CodeVerdict("passed")
         if kind == "failed":
-            return Verdict(status or "wrong answer", last or str(asked.head.get("problem"))[:300])
+            return CodeVerdict(status or "wrong answer", last or str(asked.head.get("problem"))[:300])
         if kind != "call":
             raise SandboxError(f"the tests do not run: {asked.head.get('problem')}")
         try:
             answer = program.exchange({}, asked.body)
         except Ended as ended:
-            return Verdict(ended.status, ended.detail)
+            return CodeVerdict(ended.status, ended.detail)
         status = _failed_call(answer)
         last = "" if status is None else str(answer.head.get("problem", ""))[:300]

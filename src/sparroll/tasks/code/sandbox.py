@@ -18,7 +18,7 @@ from pathlib import Path
 
 from sparroll.errors import UserError
 from sparroll.tasks.code.boundaries import BOUNDARIES, Boundary, Name
-from sparroll.tasks.code.limits import Limits, SandboxError
+from sparroll.tasks.code.limits import SandboxError, SandboxLimits
 from sparroll.tasks.code.session import Ended, Session
 
 INSTALL = (
@@ -80,7 +80,7 @@ def _probed(boundary: Boundary, folder: Path, port: int) -> Probe:
     os.environ["SPARROLL_PROBE"] = mark
     question = json.dumps([str(folder / "secret"), str(folder), port, os.getpid(), mark]).encode()
     try:
-        with Session(boundary, Limits(), "programs", _ESCAPES) as session:
+        with Session(boundary, SandboxLimits(), "programs", _ESCAPES) as session:
             answer = session.exchange({}, question)
     finally:
         with contextlib.suppress(KeyError):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from sparroll.tasks.code.boundaries import Boundary
-from sparroll.tasks.code.limits import Limits, SandboxError, Status
+from sparroll.tasks.code.limits import SandboxError, SandboxLimits, Status
 
 START_SECONDS = 30.0
 _GAUGE_SECONDS = 0.05
@@ -44,7 +44,7 @@ class Session:
     it is the program's, since the program could bring it about.
     """
 
-    def __init__(self, boundary: Boundary, limits: Limits, mode: str, body: str, **start: Any):
+    def __init__(self, boundary: Boundary, limits: SandboxLimits, mode: str, body: str, **start: Any):
         self.limits = limits
         self._boundary = boundary
         self._nonce = secrets.token_hex(16).encode()

@@ -32,7 +32,7 @@ End = Literal["answered", "timeout", "crashed"]
 
 
 @dataclass(frozen=True)
-class Limits:
+class PoolLimits:
     """What one question may use."""
 
     cpu_seconds: float = 5.0
@@ -65,12 +65,12 @@ class _Batch:
 class Pool:
     """Up to `workers` processes, started when first needed, ended by `close` or at exit."""
 
-    def __init__(self, workers: int | None = None, limits: Limits | None = None) -> None:
+    def __init__(self, workers: int | None = None, limits: PoolLimits | None = None) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         self.workers = cores if workers is None else workers
         if self.workers < 1:
             raise UserError(f"workers must be at least 1, got {workers}")
-        self.limits = limits or Limits()
+        self.limits = limits or PoolLimits()
         self._reset()
         close, after_fork = weakref.WeakMethod(self.close), weakref.WeakMethod(self._after_fork)
         atexit.register(lambda: (method := close()) and method())
@@ -173,7 +173,7 @@ class Pool:
 class _Worker:
     """One process and the lines to and from it."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: PoolLimits) -> None:
         self.limits = limits
         self.asked = 0
         numbers = (os.getpid(), limits.cpu_seconds, limits.wall_seconds, limits.memory_mib * 2**20)

@@ -32,10 +32,10 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z .'-]*")
 
 
 @dataclass(frozen=True)
-class Verdict:
+class MathVerdict:
     r"""What came of one response.
 
-    >>> Verdict("right", r"\frac{1}{2}")
+    >>> MathVerdict("right", r"\frac{1}{2}")
     """
 
     status: Status
@@ -70,15 +70,15 @@ class MathReward:
         self._parsed_gold: set[bytes] = set()
         self._lock = threading.Lock()
 
-    def grade(self, gold: str, response_text: str) -> Verdict:
+    def grade(self, gold: str, response_text: str) -> MathVerdict:
         return self.grade_all([(gold, response_text)])[0]
 
-    def grade_all(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+    def grade_all(self, pairs: Sequence[tuple[str, str]]) -> list[MathVerdict]:
         """A verdict for each (gold, response text), in order; all cores work on them."""
         answers = [last_boxed(response) for _, response in pairs]
         return self._record(answers, [gold for gold, _ in pairs])
 
-    def grade_answers(self, pairs: Sequence[tuple[str, str]]) -> list[Verdict]:
+    def grade_answers(self, pairs: Sequence[tuple[str, str]]) -> list[MathVerdict]:
         """Like `grade_all` for answers that stand alone, without a box around them."""
         return self._record([answer for _, answer in pairs], [gold for gold, _ in pairs])
 
@@ -92,17 +92,17 @@ class MathReward:
         kept = [prompt for prompt, dropped in zip(prompts, bad, strict=True) if not dropped]
         return kept, len(prompts) - len(kept)
 
-    def _record(self, answers: list[str | None], golds: list[str]) -> list[Verdict]:
+    def _record(self, answers: list[str | None], golds: list[str]) -> list[MathVerdict]:
         asked = [(gold, answer) for gold, answer in zip(golds, answers, strict=True) if _readable(answer)]
         found = iter(self._statuses(asked))
         verdicts = []
         for answer in answers:
             if answer is None or not answer.strip():
-                verdicts.append(Verdict("no_answer", None))
+                verdicts.append(MathVerdict("no_answer", None))
             elif not _readable(answer):
-                verdicts.append(Verdict("too_long", answer[:ANSWER_CHARS]))
+                verdicts.append(MathVerdict("too_long", answer[:ANSWER_CHARS]))
             else:
-                verdicts.append(Verdict(next(found), answer))
+                verdicts.append(MathVerdict(next(found), answer))
         self.counts.update(verdict.status for verdict in verdicts)
         return verdicts
 

@@ -10,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 
 from sparroll import files
 from sparroll.errors import UserError, nearest
+from sparroll.resume import refuse_changes
 from sparroll.train.config.sections import TrainConfig
 
 RESUMABLE = ("train.steps", "checkpoint", "log", "reward.async_at_once", "reward.async_seconds")
@@ -48,18 +49,11 @@ def write_config(config: TrainConfig, path: Path) -> Path:
     return files.write_json(path, config.model_dump(mode="json"))
 
 
-def refuse_changes(before: dict[str, Any], config: TrainConfig) -> None:
+def refuse_other_config(out: Path, before: dict[str, Any], config: TrainConfig) -> None:
     """Raise UserError where a run is resumed under another configuration than it was started with."""
     # A run that is older than a setting had what is now that setting's default.
-    was = _flat(TrainConfig().model_dump(mode="json")) | _flat(before)
-    now = _flat(config.model_dump(mode="json"))
-    for key in sorted(was.keys() | now.keys()):
-        allowed = any(key == name or key.startswith(f"{name}.") for name in RESUMABLE)
-        if not allowed and was.get(key) != now.get(key):
-            raise UserError(
-                f"{key} was {was.get(key)!r} when the run began and is {now.get(key)!r} now",
-                f"resume with the old value, or start a new run; free to change: {', '.join(RESUMABLE)}",
-            )
+    defaults = TrainConfig().model_dump(mode="json")
+    refuse_changes(out, before, config.model_dump(mode="json"), free=RESUMABLE, defaults=defaults)
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -123,13 +117,3 @@ def _first(error: ValidationError) -> UserError:
         return UserError(str(cause))
     where = ".".join(str(part) for part in first["loc"])
     return UserError(f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}")
-
-
-def _flat(table: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in table.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

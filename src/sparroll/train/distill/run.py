@@ -15,14 +15,15 @@ import torch
 
 from sparroll import records
 from sparroll.errors import UserError
+from sparroll.progress import OnProgress
+from sparroll.rounding import rounded_down
 from sparroll.tasks import Task
 from sparroll.train.config.sections import CorrectionSection, RewardSection, TrainConfig
 from sparroll.train.dense_checks import eval_prompt_ids
-from sparroll.train.loop import Clock, OnProgress, Trainer
+from sparroll.train.loop import Clock, Trainer
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
-from sparroll.train.sampling.weight_sync import park
 from sparroll.train.setup import open_run
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
 from sparroll.types import StepReport
@@ -47,8 +48,9 @@ def distill(
             f"set task.name to {task.name!r}: the record and --resume go by it",
         )
     run = DistillRun(open_run(config, Path(out), resume, frozen=True, task=task))
-    run.advance(on_progress)
-    return run.result()
+    with run.engine:
+        run.advance(on_progress)
+        return run.result()
 
 
 def check_frozen(config: TrainConfig) -> None:
@@ -139,7 +141,7 @@ class DistillRun(Trainer):
             self.engine.reset_report()
             rollouts = self.sample(prompts, number)
             report = rollout_report(rollouts, self.engine, self.ranks)
-        park(self.engine, self.config.rollout.sleep_level)
+        self.engine.sleep(self.config.rollout.sleep_level)
         with clock("score"):
             scores = self.score(rollouts)
         with clock("measure"):
@@ -155,7 +157,7 @@ class DistillRun(Trainer):
         return report
 
     def in_words(self, report: StepReport) -> str:
-        return f"kl {report['distill/kl']:.4f}  tail {report['mismatch/acceptance_q05']:.3f}"
+        return f"kl {report['distill/kl']:.4f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     def evaluate(self) -> StepReport:
         """The tail of the adapted policy on the held-out prompts, over all processes; always the same draws."""

@@ -16,6 +16,7 @@ from rich.console import Console
 
 from sparroll import files
 from sparroll.errors import UserError
+from sparroll.rounding import rounded_down
 from sparroll.train.config.sections import TrainConfig
 from sparroll.types import StepReport
 
@@ -77,15 +78,15 @@ class ConsoleLine:
     """One line per step: what one wants to see go by. Everything else is in metrics.jsonl."""
 
     SHOWN = (
-        ("reward", "reward/mean", "{:.3f}"),
-        ("tail q05", "mismatch/acceptance_q05", "{:.3f}"),
-        ("dense ceiling", "mismatch/dense_ceiling_q05", "{:.3f}"),
-        ("distill kl", "distill/kl", "{:.4f}"),
-        ("held-out tail q05", "distill/held_out_q05", "{:.3f}"),
-        ("KV read", "rollout/kv_read_share", "{:.0%}"),
-        ("tokens", "rollout/response_tokens_mean", "{:.0f}"),
-        ("dense accuracy", "evaluate/dense_accuracy", "{:.3f}"),
-        ("s", "time/step_seconds", "{:.1f}"),
+        ("reward", "reward/mean", "{:.3f}".format),
+        ("tail q05", "mismatch/acceptance_q05", rounded_down),
+        ("dense ceiling", "mismatch/dense_ceiling_q05", rounded_down),
+        ("distill kl", "distill/kl", "{:.4f}".format),
+        ("held-out tail q05", "distill/held_out_q05", rounded_down),
+        ("KV read", "rollout/kv_read_share", "{:.0%}".format),
+        ("tokens", "rollout/response_tokens_mean", "{:.0f}".format),
+        ("dense accuracy", "evaluate/dense_accuracy", "{:.3f}".format),
+        ("s", "time/step_seconds", "{:.1f}".format),
     )
 
     def __init__(self, steps: int, console: Console | None = None):
@@ -93,7 +94,7 @@ class ConsoleLine:
         self.console = console or Console(stderr=True)
 
     def write(self, step: int, report: StepReport, events: list[str]) -> None:
-        shown = [f"{label} {form.format(report[name])}" for label, name, form in self.SHOWN if name in report]
+        shown = [f"{label} {form(report[name])}" for label, name, form in self.SHOWN if name in report]
         self.console.print(
             f"step {step}/{self.steps}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True
         )

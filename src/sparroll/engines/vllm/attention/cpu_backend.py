@@ -24,11 +24,11 @@ from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows
 from sparroll.engines.vllm.attention.layer import SparseLayer
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
-from sparroll.engines.vllm.settings import Settings
+from sparroll.engines.vllm.settings import VLLMSettings
 
 
 @dataclass
-class Plan:
+class CPUStepPlan:
     """What the sparse layers do in a step in which some row reads a part of its context."""
 
     decodes: int
@@ -61,7 +61,7 @@ class SparseCPUBackend(CPUAttentionBackend):
 
 
 def _asked() -> bool:
-    return Settings.find(get_current_vllm_config_or_none()) is not None
+    return VLLMSettings.find(get_current_vllm_config_or_none()) is not None
 
 
 class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
@@ -69,7 +69,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        self.ours = Settings.find(vllm_config) is not None
+        self.ours = VLLMSettings.find(vllm_config) is not None
         if self.ours:
             self._init_reorder_batch_threshold(1)
 
@@ -90,7 +90,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         budgets_R = STATE.budgets(context_tokens_R, torch.empty_like(context_tokens_R))
         budgets_R.masked_fill_(torch.from_numpy(rows.whole_R), UNLIMITED)
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
-        whole.sparroll = Plan(
+        whole.sparroll = CPUStepPlan(
             decodes=count,
             prefills=behind,
             context_tokens_R=context_tokens_R,
@@ -127,7 +127,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
     def attends_with(self) -> str:
         return "reference"
 
-    def _decode(self, query: Tensor, kv_cache: Tensor, plan: Plan, output: Tensor) -> None:
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: CPUStepPlan, output: Tensor) -> None:
         selector, index_PSHW = STATE.selector, self._index(kv_cache)
         assert selector is not None and index_PSHW is not None, "sparse decoding without an index"
         heads, context_tokens_R = self.num_kv_heads, plan.context_tokens_R

@@ -32,12 +32,12 @@ from sparroll.engines.vllm.attention.batch import Rows
 from sparroll.engines.vllm.attention.layer import SparseLayer
 from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
-from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, Settings
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
 
 
 @dataclass
-class Plan:
+class CUDAStepPlan:
     """What the sparse layers do in a step."""
 
     decodes: int
@@ -184,7 +184,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
             heads = _workspace.read_tokens_RH.shape[1]
             torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
             _workspace.read_tokens_RH[:count] = selector.read_tokens(context_tokens_R, budgets_R)[:, None]
-        whole.sparroll = Plan(
+        whole.sparroll = CUDAStepPlan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,
             context_tokens_R=context_tokens_R,
@@ -208,7 +208,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
     def __init__(self, *arguments: Any, **named: Any):
         FlashAttentionImpl.__init__(self, *arguments, **named)
         vllm_config = get_current_vllm_config()
-        if Settings.find(vllm_config) is None:
+        if VLLMSettings.find(vllm_config) is None:
             raise UserError(
                 'attention_backend="CUSTOM" is sparroll\'s, and no schedule is given',
                 'additional_config={"sparroll": "schedule.toml"}, or a preset\'s name; or set ' + SCHEDULE_VARIABLE,
@@ -253,7 +253,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             keys_PBHD, _ = compat.keys_and_values(kv_cache, self.head_size)
             paged.update_index(keys_PBHD, index_PSHW, slot_mapping, STATE.selector, impl="triton")
 
-    def _decode(self, query: Tensor, kv_cache: Tensor, plan: Plan, output: Tensor) -> None:
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: CUDAStepPlan, output: Tensor) -> None:
         selector, work = STATE.selector, _workspace
         index_PSHW = None if self.index is None else self.index.index_PSHW
         assert selector is not None and work is not None and index_PSHW is not None, "sparse decoding without an index"
@@ -339,5 +339,5 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
 
 
 def _is_sparse(vllm_config: Any) -> bool:
-    settings = Settings.find(vllm_config)
+    settings = VLLMSettings.find(vllm_config)
     return settings is not None and settings.schedule is not None

@@ -13,14 +13,14 @@ from torch import Tensor
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.landmarks import IndexLayer, add_index_layers
 from sparroll.engines.vllm.attention.state import STATE
-from sparroll.engines.vllm.settings import Settings
+from sparroll.engines.vllm.settings import VLLMSettings
 
 # A child of vLLM's logger, so that it is shown wherever vLLM's own lines are.
 _logger = logging.getLogger("vllm.sparroll")
 _engine: weakref.ref[Any] | None = None
 
 
-def start(vllm_config: Any, settings: Settings) -> None:
+def start(vllm_config: Any, settings: VLLMSettings) -> None:
     """Check the engine's configuration and configure the worker's state for it. The second layer finds it done."""
     global _engine
     if _engine is not None and _engine() is vllm_config:
@@ -52,7 +52,7 @@ class SparseLayer:
 
     def start_layer(self, parent: type, vllm_config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """At the end of `__init__`, whose arguments are checked by name."""
-        settings = Settings.find(vllm_config)
+        settings = VLLMSettings.find(vllm_config)
         assert settings is not None, "a sparse layer without settings"
         start(vllm_config, settings)
         if STATE.has_index:

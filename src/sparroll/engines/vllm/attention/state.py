@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.selectors import Selector
-from sparroll.engines.base import EngineReport, LayerReport
+from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
@@ -54,7 +54,7 @@ class State:
     has_index: bool = False
     """Whether the engine was started with a schedule, so that index layers exist."""
     attention: str = "triton"
-    """Who attends to the chosen units on CUDA (see Settings)."""
+    """Who attends to the chosen units on CUDA (see VLLMSettings)."""
     has_workspace: bool = False
     """Whether the CUDA backend allocated memory for this engine."""
     counters: Counters = field(default_factory=Counters)

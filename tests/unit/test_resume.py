@@ -1,0 +1,93 @@
+"""Going on in a folder: the same question goes on, another one is refused with the key, the old value and the new."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from sparroll.errors import UserError
+from sparroll.resume import begin_or_resume, check_flag, flat, refuse_changes
+
+RUN = Path("run")
+
+
+def test_the_first_call_writes_what_is_asked_for_and_the_same_again_goes_on(tmp_path: Path) -> None:
+    path, asked = tmp_path / "config.json", {"seed": 0, "budgets": (64, 128), "train": {"lr": 0.1}}
+    begin_or_resume(path, asked)
+    assert json.loads(path.read_text()) == {"seed": 0, "budgets": [64, 128], "train": {"lr": 0.1}}
+    written = path.stat().st_mtime_ns
+    begin_or_resume(path, asked)
+    assert path.stat().st_mtime_ns == written
+    with pytest.raises(UserError, match="was made with seed = 0, and seed = 1 is asked for now"):
+        begin_or_resume(path, asked | {"seed": 1})
+    assert json.loads(path.read_text())["seed"] == 0
+
+
+def test_the_error_names_folder_key_old_and_new_value_and_two_ways_out() -> None:
+    with pytest.raises(UserError) as error:
+        refuse_changes(RUN, {"train": {"lr": 0.1, "steps": 5}}, {"train": {"lr": 0.2, "steps": 5}})
+    assert error.value.message == "run was made with train.lr = 0.1, and train.lr = 0.2 is asked for now"
+    assert error.value.hint == "go on with the old value, or choose another folder with --out"
+
+
+def test_all_changed_keys_are_named_and_long_values_are_cut() -> None:
+    with pytest.raises(UserError) as error:
+        refuse_changes(RUN, {"prompts": ["a" * 80], "seed": 0, "n": 1}, {"prompts": [], "seed": 0, "n": 2})
+    cut = '["' + "a" * 55 + "..."
+    assert (
+        error.value.message
+        == f"run was made with prompts = {cut}, and prompts = [] is asked for now; also different: n"
+    )
+
+
+def test_free_keys_and_free_tables_may_change() -> None:
+    was, now = {"train": {"lr": 0.1, "steps": 5}, "log": {"every": 1}}, {"train": {"lr": 0.1, "steps": 9}, "log": {}}
+    refuse_changes(RUN, was, now, free=("train.steps", "log"))
+    with pytest.raises(UserError, match="free to change: log"):
+        refuse_changes(RUN, was, now, free=("log",))
+    # A key is free by its whole name only.
+    with pytest.raises(UserError, match=r"logs = 1"):
+        refuse_changes(RUN, {"logs": 1}, {"logs": 2}, free=("log",))
+
+
+@pytest.mark.parametrize("missing", ["was", "now"])
+def test_a_missing_key_stands_for_its_default_or_for_null(missing: str) -> None:
+    tables: dict[str, dict[str, object]] = {"was": {"seed": 0}, "now": {"seed": 0}}
+    other = "now" if missing == "was" else "was"
+    tables[other] |= {"dtype": None, "train": {"lr": 0.1}}
+    defaults = {"train": {"lr": 0.1, "younger": 3}}
+    refuse_changes(RUN, tables["was"], tables["now"], defaults=defaults)
+    with pytest.raises(UserError, match=r"train\.lr = (null|0\.1), and train\.lr = (0\.1|null)"):
+        refuse_changes(RUN, tables["was"], tables["now"])
+    tables[other]["dtype"] = "bf16"
+    with pytest.raises(UserError, match='dtype = (null|"bf16"), and dtype = ("bf16"|null)'):
+        refuse_changes(RUN, tables["was"], tables["now"], defaults=defaults)
+
+
+def test_a_table_in_place_of_null_is_a_change() -> None:
+    refuse_changes(RUN, {"schedule": None}, {"schedule": {}})
+    with pytest.raises(UserError, match=r"schedule\.name = null, and schedule\.name = \"a\""):
+        refuse_changes(RUN, {"schedule": None}, {"schedule": {"name": "a"}})
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    for text in ("{", "[]"):
+        path.write_text(text)
+        with pytest.raises(UserError, match=r"cannot read .*config\.json"):
+            begin_or_resume(path, {})
+
+
+def test_resume_is_asked_for_exactly_where_there_is_a_run(tmp_path: Path) -> None:
+    check_flag(tmp_path, False, holds_run=False, can_go_on=False)
+    check_flag(tmp_path, True, holds_run=True, can_go_on=True)
+    with pytest.raises(UserError, match=r"(?s)already holds a run.*--resume"):
+        check_flag(tmp_path, False, holds_run=True, can_go_on=True)
+    with pytest.raises(UserError, match="there is no run to resume"):
+        check_flag(tmp_path, True, holds_run=False, can_go_on=False)
+
+
+def test_nested_tables_become_one_with_dots() -> None:
+    assert flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
