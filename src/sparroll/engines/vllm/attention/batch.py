@@ -1,6 +1,6 @@
 """Which rows of a step decode, what they may read, and the counting of it. From host-side lengths; no kernels here."""
 
-# R rows of a step (requests, padding rows included)
+# R rows of a step (requests, padding rows included), M blocks per request
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.state import State
+
+
+@dataclass
+class StepPlan:
+    """What the sparse layers do in a step: on the metadata that vLLM hands to every layer, as `sparroll`. None there means
+    that each row reads everything."""
+
+    decodes: int
+    """Rows in front that sparroll attends for: R of the tensors below."""
+    prefills: Any
+    """The parent backend's metadata of the rows behind them, which prefill; None where there are none."""
+    context_tokens_R: Tensor
+    kv_budget_tokens_R: Tensor
+    block_table_RM: Tensor
 
 
 @dataclass
