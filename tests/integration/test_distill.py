@@ -260,9 +260,7 @@ def test_a_run_without_an_adapter_cannot_be_resumed_with_one(model: str, tmp_pat
     plain = short_config(model, train={"steps": 2}, evaluate={"prompts": 0})
     train(plain, out)
     more = {"train": {"steps": 3}, "evaluate": {"prompts": 0}}
-    with pytest.raises(
-        UserError, match=r"was made with distill\.objective = null, and .* = \"ppo_kl\" is asked for now"
-    ):
+    with pytest.raises(UserError, match=r"was made with distill\.objective = null"):
         train(config(model, **more), out, resume=True)
 
 

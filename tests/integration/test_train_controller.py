@@ -132,7 +132,9 @@ def harden(policy: torch.nn.Module) -> None:
 def test_from_the_least_budget_it_reaches_and_holds_the_target_and_recovers_from_a_harder_model(
     model: str, start: str, tmp_path: Path
 ) -> None:
-    config = controlled(model, start, train={"steps": 20, "lr": 1e-6, "prompts_per_step": 10})
+    config = controlled(
+        model, start, train={"steps": 20, "lr": 1e-6, "prompts_per_step": 10}, rollout={"max_batch": 80}
+    )
     Swapped(open_run(config, tmp_path / "run", False)).run()
     logged = lines(tmp_path / "run")
     tail = torch.tensor([[line[f"mismatch/acceptance_q05/{name}"] for name in BINS] for line in logged])

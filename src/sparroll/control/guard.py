@@ -40,7 +40,7 @@ class Guard:
     ):
         self.action, self.at_least, self.least_tokens = action, at_least, least_tokens
         self.stricter = stricter
-        """None in the list is dense."""
+        """Schedules to go on with, one after the other; None among them is dense. After the last one `action` counts."""
         self.window = TailWindow(window_steps)
         self.budgets: list[list[int]] = []
         """[from_context_tokens, kv_budget_tokens] of the schedule that the window is of."""
@@ -96,7 +96,7 @@ class Guard:
         return min((row for row in bounds if row and row.high < at_least), key=lambda row: row.high, default=None)
 
     def _respond(self, reason: str, step: StepEvidence) -> Decision:
-        """The next stricter schedule; where there is none, what `action` says."""
+        """The next stricter schedule, as long as there is one; then what `action` says."""
         if self.stricter:
             assert step.schedule is not None, "only a schedule has stricter ones"
             if self.switches < len(self.stricter):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
@@ -177,7 +177,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
         watchers=watchers,
         controller=controller,
         cheaper=cheaper,
-        replay=_replay(config, adapter) if adapter else None,
+        replay=_replay(config, adapter),
         state=state,
         resumed_from=found,
         notices=[] if found else guard.notice(samples_densely(engine)),
@@ -210,11 +210,13 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
     return AdapterUpdate(adapter, settings, config.train, config.rollout.temperature, ranks)
 
 
-def _replay(config: TrainConfig, adapter: Adapter) -> ScheduleReplay | None:
-    if not isinstance(config.control, ByCheaperSection):
+def _replay(config: TrainConfig, adapter: Adapter | None) -> ScheduleReplay | None:
+    """None where no cheaper schedules are waiting for the adapter."""
+    control = config.control
+    if adapter is None or not isinstance(control, ByCheaperSection):
         return None
     scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
-    return ScheduleReplay(scorer, config.control.prompts, config.rollout.temperature, config.mismatch.bin_tokens)
+    return ScheduleReplay(scorer, control.prompts, config.rollout.temperature, config.mismatch.bin_tokens)
 
 
 def _engine(config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks) -> Engine:
@@ -300,11 +302,18 @@ def _find_checkpoint(asked: TrainConfig | DistillConfig, out: Path, resume: bool
         return None
     found, complaints = checkpoint.newest(out / "checkpoints")
     before = checkpoint.read_json((found or out) / "config.json")
-    # An adapter alone has no correction, and a run of `train` always has one.
-    was, now = (f"sparroll {'train' if 'correction' in table else 'distill'}" for table in (before, dict(asked)))
-    refuse_changes(out, {"command": was}, {"command": now})
+    _refuse_another_verb(before, asked, out)
     refuse_other_config(out, before, asked)
     resolution = f"resuming from {found.name}" if found else f"{out} has no whole checkpoint: starting from step 1"
     for line in [*complaints, resolution] if not quiet else []:
         print(line, file=sys.stderr, flush=True)
     return found
+
+
+def _refuse_another_verb(before: dict[str, Any], asked: TrainConfig | DistillConfig, out: Path) -> None:
+    """Raise UserError where the folder holds a run of `train`, and this one is of `distill`, or the other way round."""
+    verbs = {TrainConfig: "train", DistillConfig: "distill"}
+    # A policy update needs a correction; an adapter alone has none.
+    made = "train" if "correction" in before else "distill"
+    was, now = (f"sparroll {verb}" for verb in (made, verbs[type(asked)]))
+    refuse_changes(out, {"command": was}, {"command": now})
