@@ -30,6 +30,24 @@ def prompt_ids(tokenizer: Any, prompt: Prompt, chat_template: bool, thinking: bo
     return chat_ids(tokenizer, [{"role": role, "content": content} for role, content in messages], thinking)
 
 
+def given_ids(
+    tokenizer: Any, entries: Sequence[Prompt | list[dict[str, Any]]], chat: bool, thinking: bool | None = None
+) -> list[list[int]]:
+    """Token ids of prompts as a user gave them: chats always go through the chat template, plain text with `chat` only."""
+    return [_given_ids(tokenizer, entry, chat, thinking) for entry in entries]
+
+
+def _given_ids(tokenizer: Any, entry: Prompt | list[dict[str, Any]], chat: bool, thinking: bool | None) -> list[int]:
+    if isinstance(entry, Prompt):
+        if not entry.messages and not chat:
+            return list(tokenizer(entry.text)["input_ids"])
+        messages = entry.messages or (("user", entry.text),)
+        entry = [{"role": role, "content": content} for role, content in messages]
+    if not tokenizer.chat_template:
+        raise UserError("the model's tokenizer has no chat template", "leave --chat out and give plain text prompts")
+    return chat_ids(tokenizer, entry, thinking)
+
+
 def chat_ids(tokenizer: Any, messages: Sequence[dict[str, Any]], thinking: bool | None = None) -> list[int]:
     """Token ids of a chat up to where the assistant begins."""
     template = getattr(tokenizer, "chat_template", None)

@@ -13,7 +13,7 @@ from sparroll import files, records
 from sparroll.progress import Progress, say
 from sparroll.quickstart import jobs, stages
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
-from sparroll.report import collect, render
+from sparroll.report import write_report
 from sparroll.resume import begin_or_resume
 
 
@@ -34,7 +34,7 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
     records.write(
         out / "quickstart.json", "quickstart", summary, config=settings, seed=settings.seed, wall_seconds=clock.seconds
     )
-    files.write_text(out / "report.html", render(collect(out)))
+    write_report(out)
     return summary
 
 
