@@ -67,7 +67,7 @@ def our_kernels() -> dict[str, str]:
     """Name of each Triton kernel of ours -> its group."""
     found = {}
     for module_name, group in OURS.items():
-        module = importlib.import_module(f"sparroll.attention.{module_name}")
+        module = importlib.import_module(f"sparroll.attention.decode.{module_name}")
         for held in vars(module).values():
             written = getattr(held, "fn", None)
             if getattr(written, "__module__", None) == module.__name__:

@@ -32,7 +32,7 @@ from study_jobs import visible_device
 
 from sparroll import records
 from sparroll.attention.selectors import PageMean
-from sparroll.engines.supported_models import load_tokenizer
+from sparroll.engines.load_model import load_tokenizer
 from sparroll.progress import OnProgress, quiet_transformers
 from sparroll.schedule import Schedule
 from sparroll.train import train

@@ -1,8 +1,8 @@
-"""Short CPU runs whose bytes must not move when code only moves: `python tests/golden_runs.py OUT` before and after a change.
+"""Short CPU runs whose bytes must not move when code only moves: `python tests/golden_runs.py OUT` before and after.
 
-Dense, sparse, controlled and distilled training, two seeds each, of a random model. Prints a digest of the metrics (wall times
-apart) and of the final weights for each run, and keeps the metrics in OUT, where two folders can be compared with `diff -r`.
-The digests hold for one machine and one version of torch only, which is why no test compares them with stored ones.
+Dense, sparse, controlled and distilled training, two seeds each, of a random model. Prints a digest of the metrics (wall
+times apart) and of the final weights for each run, and keeps the metrics in OUT, where two folders can be compared with
+`diff -r`. The digests hold for one machine and one version of torch only, which is why no test compares stored ones.
 """
 
 from __future__ import annotations

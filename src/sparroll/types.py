@@ -1,14 +1,18 @@
-"""The nouns that cross folders: a prompt, a rollout, a batch of scored rollouts, a step's metrics. Data only."""
+"""The nouns that cross folders: a prompt, a rollout, what a policy thinks of it, the batch that an update reads, a step's
+metrics. Data only: nothing here runs a model or computes a weight."""
 
 # B rollouts, S tokens of prompt + response (right-padded), T response tokens (right-padded), K top-k entries
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
 from torch import Tensor
+
+from sparroll.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -25,6 +29,48 @@ class Prompt:
     level: int = 0
     messages: tuple[tuple[str, str], ...] = ()
     """(role, content) of each turn where the question is a chat, which a chat template must write; `text` is its words."""
+
+
+@dataclass(frozen=True)
+class TopK:
+    """A policy's most likely tokens at each position, most likely first.
+
+    >>> TopK(ids=torch.tensor([[7, 2, 5], [0, 3, 9]]), logp=torch.tensor([[-0.1, -2.6, -4.2], [-0.7, -1.1, -2.3]]))
+
+    lists the 3 most likely tokens at each of 2 positions. An entry of log-probability -inf is padding. The log-probabilities
+    are over the whole vocabulary, after temperature; `mismatch` checks that where it uses them.
+    """
+
+    ids: Tensor
+    """[T, K] int64; also [B, T, K], or [K] at one position."""
+    logp: Tensor
+    """Their log-probabilities, float32, of the same shape."""
+
+    def __post_init__(self) -> None:
+        if self.ids.shape != self.logp.shape or not self.ids.ndim:
+            shapes = f"{list(self.ids.shape)} and {list(self.logp.shape)}"
+            raise UserError(f"the ids and log-probabilities of a top-k list must have one shape [T, K], got {shapes}")
+
+    @property
+    def k(self) -> int:
+        """Entries at each position."""
+        return self.ids.shape[-1]
+
+    def __getitem__(self, positions: Tensor | slice) -> TopK:
+        """The lists at some positions."""
+        return TopK(self.ids[positions], self.logp[positions])
+
+    def split(self, tokens: list[int]) -> list[TopK]:
+        """The inverse of `cat`: so many positions for each."""
+        return [TopK(*both) for both in zip(self.ids.split(tokens), self.logp.split(tokens), strict=True)]
+
+    def to(self, device: torch.device | str) -> TopK:
+        return TopK(self.ids.to(device), self.logp.to(device))
+
+    @staticmethod
+    def cat(parts: Sequence[TopK]) -> TopK:
+        """One after the other along the positions."""
+        return TopK(torch.cat([part.ids for part in parts]), torch.cat([part.logp for part in parts]))
 
 
 @dataclass
@@ -57,10 +103,8 @@ class Rollout:
     kv_read_share: float = 1.0
     """Tokens attended / tokens in context, mean over this rollout's decode steps and all layers (dense ones included)."""
     wall_seconds: float = 0.0
-    top_k_ids: Tensor | None = None
-    """[T, K] int64, ids of the K most likely tokens under the sampling distribution, most likely first."""
-    top_k_logp: Tensor | None = None
-    """[T, K] float32, their log-probabilities."""
+    top_k: TopK | None = None
+    """The K most likely tokens under the sampling distribution at each response token; None where nobody asked for them."""
 
     @property
     def context_tokens(self) -> Tensor:
@@ -70,6 +114,25 @@ class Rollout:
         holds `len(prompt_ids) + t` tokens.
         """
         return len(self.prompt_ids) + torch.arange(len(self.response_ids))
+
+    def read_by(self, scores: TokenScores) -> Rollout:
+        """The same response with what another policy thinks of its tokens: a replay."""
+        return replace(self, sparse_logp=scores.logp, top_k=scores.top_k)
+
+
+@dataclass
+class TokenScores:
+    """One rollout's response under a policy that reads it again, on the CPU.
+
+    >>> TokenScores(logp=torch.tensor([-0.2, -1.9]), top_k=TopK(ids_TK, logp_TK))
+    """
+
+    logp: Tensor
+    """[T] float32, log-probability of each response token at the given temperature."""
+    top_k: TopK | None = None
+    """This policy's own list; None where nobody asked for it."""
+    logp_at_ids: Tensor | None = None
+    """[T, K] float32, log-probabilities of the ids that were asked for, such as the sampling policy's list."""
 
 
 @dataclass

@@ -62,7 +62,7 @@ def test_replay_equals_the_engine(architecture: str) -> None:
     scores = Scorer(model, batch_tokens=150, logit_chunk_tokens=17).sparse(rollouts, RISING, temperature=0.7, top_k=5)
     for rollout, score in zip(rollouts, scores, strict=True):
         torch.testing.assert_close(score.logp, rollout.sparse_logp, atol=1e-5, rtol=0)
-        torch.testing.assert_close(score.top_k_logp, rollout.top_k_logp, atol=1e-5, rtol=0)
+        torch.testing.assert_close(score.top_k.logp, rollout.top_k.logp, atol=1e-5, rtol=0)
 
 
 def test_a_batch_of_one_equals_a_batch_of_many() -> None:
@@ -97,21 +97,21 @@ def test_dense_scores_equal_the_dense_engine() -> None:
     rollouts = HFEngine(model).generate(prompts(ODD_LENGTHS), n=2, max_new_tokens=33, top_k=6)
     for rollout, score in zip(rollouts, Scorer(model, batch_tokens=99).dense(rollouts, top_k=6), strict=True):
         torch.testing.assert_close(score.logp, rollout.sparse_logp, atol=1e-5, rtol=0)
-        torch.testing.assert_close(score.top_k_logp, rollout.top_k_logp, atol=1e-5, rtol=0)
+        torch.testing.assert_close(score.top_k.logp, rollout.top_k.logp, atol=1e-5, rtol=0)
 
 
 def test_dense_scores_at_given_ids_are_those_of_the_whole_distribution() -> None:
     model = tiny_model()
     rollouts = HFEngine(model, schedule=RISING).generate(prompts(ODD_LENGTHS), n=2, max_new_tokens=33, top_k=6)
-    ids = [rollout.top_k_ids for rollout in rollouts]
+    ids = [rollout.top_k.ids for rollout in rollouts]
     scorer = Scorer(model, batch_tokens=99, logit_chunk_tokens=7)
     whole = scorer.dense(rollouts, temperature=0.7, top_k=model.config.vocab_size)
     asked = scorer.dense(rollouts, temperature=0.7, at_ids=ids)
     for every, score, listed in zip(whole, asked, ids, strict=True):
-        logp_of = torch.empty_like(every.top_k_logp).scatter_(1, every.top_k_ids, every.top_k_logp)
-        assert torch.equal(score.logp_at, logp_of.gather(1, listed))
+        logp_of = torch.empty_like(every.top_k.logp).scatter_(1, every.top_k.ids, every.top_k.logp)
+        assert torch.equal(score.logp_at_ids, logp_of.gather(1, listed))
         assert torch.equal(score.logp, every.logp)
-        assert every.logp_at is None and score.top_k_ids is None
+        assert every.logp_at_ids is None and score.top_k is None
     with pytest.raises(UserError, match=r"at_ids must hold \[T, K\] ids for each rollout"):
         scorer.dense(rollouts, at_ids=ids[1:])
     with pytest.raises(UserError, match="with one K"):

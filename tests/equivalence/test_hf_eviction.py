@@ -10,7 +10,7 @@ from equivalence.eviction_oracle import Oracle
 from equivalence.models import prompts, tiny_model
 from sparroll.compression import RKV, Compression, SnapKV, StreamingLLM, compression_kinds, make_compression
 from sparroll.engines import HFEngine
-from sparroll.evaluate.accuracy import dense_attention
+from sparroll.engines.base import under
 from sparroll.types import Rollout
 
 ODD_LENGTHS = [5, 1, 37, 16, 3]
@@ -182,11 +182,11 @@ def test_the_report_counts_what_was_left_to_read() -> None:
     assert rollout.kv_read_share == pytest.approx(sum(reads) / sum(contexts))
 
 
-def test_dense_attention_is_dense_and_brings_the_compression_back() -> None:
+def test_dense_for_a_while_is_dense_and_brings_the_compression_back() -> None:
     model, asked = tiny_model(), prompts(ODD_LENGTHS)
     expected = HFEngine(model).generate(asked, max_new_tokens=30, temperature=0)
     engine = HFEngine(model, compression=POLICIES[0])
-    with dense_attention(engine):
+    with under(engine, schedule=None):
         dense = engine.generate(asked, max_new_tokens=30, temperature=0)
     assert [rollout.response_ids for rollout in dense] == [rollout.response_ids for rollout in expected]
     assert {rollout.attention for rollout in dense} == {"dense"}

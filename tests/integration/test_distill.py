@@ -15,7 +15,7 @@ from torch import Tensor
 from integration.deaths import Death, run_until
 from integration.train_runs import short_config
 from sparroll.engines.adapter import Adapter
-from sparroll.engines.scoring import TokenScores, response_logp
+from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
@@ -25,7 +25,7 @@ from sparroll.train.loop import Trainer
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.types import Rollout, TokenBatch
+from sparroll.types import Rollout, TokenBatch, TokenScores
 
 Given = tuple[TokenBatch, list[TokenScores], Schedule]
 ON = {"enabled": True, "lr": 1e-2, "rank": 4}

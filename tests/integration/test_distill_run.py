@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +18,8 @@ from integration.train_runs import Vowels, short_config
 from sparroll.cli import main
 from sparroll.engines.adapter import BESIDE, Adapter, load_adapter
 from sparroll.engines.hf.engine import HFEngine
+from sparroll.engines.load_model import load_model
 from sparroll.engines.scoring import Scorer
-from sparroll.engines.supported_models import load_model
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
@@ -247,7 +246,7 @@ def test_the_verb_says_what_is_missing(model: str, tmp_path: Path, capsys: pytes
     chat = tmp_path / "chat.jsonl"
     chat.write_text('{"prompt": [{"role": "user", "content": "a"}]}\n' * 3)
     message, _ = error_of(command(model, tmp_path / "out", "--budget", "64", "--prompts", str(chat)), capsys)
-    assert message.endswith("holds chat messages")
+    assert message == "the prompt 'chat.jsonl:2' is a chat, and the model's tokenizer has no chat template"
 
 
 def test_updates_on_the_same_rollouts_bring_the_sparse_policy_to_the_dense_one(tmp_path: Path) -> None:
@@ -268,10 +267,7 @@ def test_updates_on_the_same_rollouts_bring_the_sparse_policy_to_the_dense_one(t
 
     def tail() -> tuple[float, float]:
         read = Scorer(update.adapter.adapted).sparse(rollouts, schedule, top_k=20)
-        mine = [
-            replace(rollout, top_k_ids=score.top_k_ids, top_k_logp=score.top_k_logp)
-            for rollout, score in zip(rollouts, read, strict=True)
-        ]
+        mine = [rollout.read_by(score) for rollout, score in zip(rollouts, read, strict=True)]
         overall = measure_tail(mine, scores, 1000, trainer.ranks, 0).table("top_k_lower").overall
         return overall.mean, overall.q05
 

@@ -13,7 +13,7 @@ import torch
 import data_files
 from byte_model import follow, tokenizer, write_model
 from sparroll.cli import main
-from sparroll.engines.prompt_encoding import prompt_ids
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.tasks.code import sandbox
 from sparroll.tasks.data.catalog import SETS
@@ -176,10 +176,11 @@ def assert_math(found: dict[str, Any], out: Path) -> None:
 def preference(model: str) -> float:
     """Log-probability of the right responses to the training problems minus that of the others: what GRPO raises."""
     scorer = Scorer(model, device="cpu")
+    encoder = PromptEncoder(scorer.tokenizer, chat_template=True, thinking=False)
     rollouts = []
     for number in range(10, 16):
         text = filled(Row("", hens(number)["problem"], "math"), None).text
-        prompt = prompt_ids(scorer.tokenizer, Prompt("", text, ""), True, thinking=False)
+        prompt = encoder.ids([Prompt("", text, "")])[0]
         for kind in (RIGHT, OTHER_FORM, WRONG, CUT):
             response = tokenizer()(math_says(text, kind))["input_ids"][:LONGEST]
             rollouts.append(Rollout(prompt, response, torch.zeros(len(response)), "stop"))

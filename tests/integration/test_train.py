@@ -15,14 +15,13 @@ from transformers import AutoModelForCausalLM
 
 from integration.train_runs import short_config, write_model
 from sparroll.corrections import correction
-from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
 from sparroll.train import TrainResult, train
 from sparroll.train.config.file import config_from
 from sparroll.train.loop import Trainer
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TokenScores
 
 
 @pytest.fixture(scope="module")

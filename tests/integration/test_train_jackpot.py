@@ -14,7 +14,7 @@ from torch import Tensor
 from integration.train_runs import short_config
 from sparroll.corrections import TopKLists, correction
 from sparroll.train import train
-from sparroll.train.apply_correction import Corrected, correct, engine_lists
+from sparroll.train.apply_correction import Corrected, correct
 from sparroll.train.loop import Trainer
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import correction_uniforms
@@ -22,6 +22,7 @@ from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
 from sparroll.train.update import policy as update
 from sparroll.train.update.micro_batches import padded
+from sparroll.types import TopK
 
 JACKPOT: dict[str, dict[str, Any]] = {"correction": {"name": "jackpot"}, "rollout": {"top_k": 5}}
 
@@ -124,13 +125,11 @@ def test_the_step_corrects_what_a_caller_with_the_lists_would(model: str, tmp_pa
     scores = trainer.score(rollouts)
     corrected = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 1)
     mask = padded([torch.ones(len(rollout.response_ids), dtype=torch.bool) for rollout in rollouts])
-    lists = TopKLists(
-        padded(engine_lists(rollouts)),
-        padded([rollout.top_k_logp for rollout in rollouts]),
-        padded([score.logp_at for score in scores]),
-        padded([score.top_k_ids for score in scores]),
-        padded([score.top_k_logp for score in scores]),
+    sparse, dense = (
+        TopK(padded([one.top_k.ids for one in side]), padded([one.top_k.logp for one in side]))
+        for side in (rollouts, scores)
     )
+    lists = TopKLists(sparse, dense, dense_at_sparse=padded([score.logp_at_ids for score in scores]))
     expected = correction("jackpot")(
         dense_logp=padded([score.logp for score in scores]),
         sparse_logp=padded([rollout.sparse_logp for rollout in rollouts]),
@@ -149,7 +148,7 @@ def test_other_corrections_ask_for_no_lists_and_draw_nothing(model: str, tmp_pat
     trainer = Trainer(open_run(short_config(model), tmp_path / "run", resume=False))
     rollouts = trainer.sample(trainer.next_prompts(), 1)
     scores = trainer.score(rollouts)
-    assert all(score.logp_at is None for score in scores)
+    assert all(score.logp_at_ids is None for score in scores)
     corrected = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 1)
     assert corrected.now_weights is None
 

@@ -17,7 +17,7 @@ from integration.train_runs import write_model as write_word_model
 from sparroll.cli import main
 from sparroll.engines.adapter import Adapter, load_adapter
 from sparroll.engines.hf.engine import HFEngine
-from sparroll.engines.supported_models import load_model
+from sparroll.engines.load_model import load_model
 from sparroll.schedule import Schedule
 
 pq = pytest.importorskip("pyarrow.parquet")

@@ -15,7 +15,7 @@ import torch
 from sparroll import Schedule
 from sparroll.attention.selectors import PageMean, Quest, Selector, Streaming
 from sparroll.engines import HFEngine
-from sparroll.engines.base import EngineReport
+from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.schedule import Step

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from sparroll.engines.load_model import load_model
 from sparroll.engines.scoring import Scorer
-from sparroll.engines.supported_models import load_model
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.schedule import Schedule
 

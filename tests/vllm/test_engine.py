@@ -112,10 +112,10 @@ def test_sampled_log_probs_are_those_of_the_sampling_policy(engine: Any, tempera
         rollouts, Scorer(oracle().model).dense(rollouts, temperature=temperature, top_k=5), strict=True
     ):
         torch.testing.assert_close(rollout.sparse_logp, score.logp, atol=1e-4, rtol=0)
-        torch.testing.assert_close(rollout.top_k_logp, score.top_k_logp, atol=1e-4, rtol=0)
-        assert rollout.top_k_ids.dtype == torch.int64
-        clear = (rollout.top_k_logp.diff(dim=-1) < -1e-3).all(-1)
-        assert clear.any() and torch.equal(rollout.top_k_ids[clear], score.top_k_ids[clear])
+        torch.testing.assert_close(rollout.top_k.logp, score.top_k.logp, atol=1e-4, rtol=0)
+        assert rollout.top_k.ids.dtype == torch.int64
+        clear = (rollout.top_k.logp.diff(dim=-1) < -1e-3).all(-1)
+        assert clear.any() and torch.equal(rollout.top_k.ids[clear], score.top_k.ids[clear])
 
 
 def test_sparse_samples_replay_to_the_same_log_probs(engine: Any) -> None:

@@ -109,7 +109,7 @@ def run(engine: Any, seed: int) -> Round:
 
 def rollout(prompt: list[int], completion: Any) -> Rollout:
     tokens = list(completion.token_ids)
-    logp, _, _ = outputs.log_probs(completion.logprobs, tokens, 0)
+    logp, _ = outputs.log_probs(completion.logprobs, tokens, 0)
     return Rollout(prompt, tokens, logp, completion.finish_reason)
 
 

@@ -17,7 +17,7 @@ import torch
 
 from sparroll import Schedule
 from sparroll.engines import HFEngine
-from sparroll.engines.base import EngineReport
+from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.models import resolve
 from vllm_runs import needs_vllm, random_prompts

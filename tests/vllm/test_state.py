@@ -145,7 +145,7 @@ def test_the_prefix_cache_is_emptied_without_assertions_too() -> None:
         "from types import SimpleNamespace",
         "from sparroll.engines.vllm.engine import VLLMEngine",
         "engine, called = object.__new__(VLLMEngine), []",
-        "engine.llm = SimpleNamespace(reset_prefix_cache=lambda: called.append(1) or True)",
+        "engine._llm = SimpleNamespace(reset_prefix_cache=lambda: called.append(1) or True)",
         "engine._empty_cache()",
         "print(len(called))",
     ]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sparroll import Schedule
-from sparroll.engines.base import EngineReport
+from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention import preemptions as steps
 from sparroll.engines.vllm.attention.preemptions import Follower
 from sparroll.engines.vllm.attention.state import State

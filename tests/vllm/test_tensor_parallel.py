@@ -14,7 +14,7 @@ import torch
 
 from sparroll import Schedule
 from sparroll.engines import HFEngine
-from sparroll.engines.base import EngineReport
+from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import launch
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import vllm_gpu
-from sparroll.engines.base import EngineReport
+from sparroll.engines.report import EngineReport
 from sparroll.types import Rollout
 from vllm_gpu import DRY, SPARSE, Difference, Judge, note, prompts
 

@@ -17,15 +17,16 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from sparroll.engines.base import under
 from sparroll.errors import UserError, nearest
-from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_sampled, acceptance_top_k
+from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
 from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TokenScores
 
 if TYPE_CHECKING:
     from sparroll.engines.base import Engine
-    from sparroll.engines.scoring import Scorer, TokenScores
+    from sparroll.engines.scoring import Scorer
 
 Mode = Literal["faithful", "replay"]
 MODES = ["faithful", "replay"]
@@ -180,10 +181,8 @@ class Study:
         return Measurement(schedule, statistics, self.settings.estimator, share, mode, seed, seconds)
 
     def _generate(self, schedule: Schedule | None, seed: int, on_progress: OnProgress | None) -> list[Rollout]:
-        before = self.engine.schedule
-        self.engine.set_schedule(schedule)
-        self.engine.reset_report()
-        try:
+        with under(self.engine, schedule=schedule):
+            self.engine.reset_report()
             return self.engine.generate(
                 self.prompts,
                 self.settings.samples,
@@ -193,8 +192,6 @@ class Study:
                 top_k=self.settings.list_tokens,
                 on_progress=counted(on_progress, "rollouts"),
             )
-        finally:
-            self.engine.set_schedule(before)
 
     def _statistics(
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
@@ -216,12 +213,15 @@ class Study:
         if estimator == "exact":
             return self.scorer.exact_acceptance(rollouts, schedule, temperature=temperature, on_progress=on_progress)
         if mode == "faithful":
-            dense = self._dense(rollouts, on_progress)
-            return [_acceptance(estimator, score, rollout) for score, rollout in zip(dense, rollouts, strict=True)]
+            return acceptance_of(rollouts, self._dense(rollouts, on_progress), estimator)
         assert schedule is not None, "a replay needs a schedule"
         dense, width = self._dense(rollouts, None), self.settings.list_tokens
         sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, top_k=width, on_progress=on_progress)
-        return [_replayed_acceptance(estimator, left, right) for left, right in zip(dense, sparse, strict=True)]
+        if estimator == "sampled":
+            # The dense policy drew the token, so the roles change: min(1, q/p) has the acceptance as its mean under p.
+            return [acceptance_sampled(q.logp, p.logp) for q, p in zip(sparse, dense, strict=True)]
+        replayed = [rollout.read_by(score) for rollout, score in zip(rollouts, sparse, strict=True)]
+        return acceptance_of(replayed, dense, estimator)
 
     def _dense(self, rollouts: list[Rollout], on_progress: OnProgress | None) -> list[TokenScores]:
         if rollouts is self.rollouts and self._dense_scores is not None:
@@ -253,23 +253,3 @@ def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> 
 def digest(value: Any) -> str:
     """A short name for plain data."""
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
-
-
-def _acceptance(estimator: str, dense: TokenScores, rollout: Rollout) -> Tensor:
-    if estimator == "sampled":
-        return acceptance_sampled(dense.logp, rollout.sparse_logp)
-    return _bounds(estimator, dense, rollout.top_k_ids, rollout.top_k_logp)
-
-
-def _replayed_acceptance(estimator: str, dense: TokenScores, sparse: TokenScores) -> Tensor:
-    if estimator == "sampled":
-        # The dense policy drew the token, so the roles change: min(1, q/p) has the acceptance as its mean under p.
-        return acceptance_sampled(sparse.logp, dense.logp)
-    return _bounds(estimator, dense, sparse.top_k_ids, sparse.top_k_logp)
-
-
-def _bounds(estimator: str, dense: TokenScores, sparse_ids: Tensor | None, sparse_logp: Tensor | None) -> Tensor:
-    if sparse_ids is None or sparse_logp is None or dense.top_k_ids is None or dense.top_k_logp is None:
-        raise UserError(f"{estimator} needs the top-k lists of both sides", "rollouts must be generated with top_k")
-    lower_T, upper_T = acceptance_top_k(dense.top_k_ids, dense.top_k_logp, sparse_ids, sparse_logp)
-    return lower_T if estimator == "top_k_lower" else upper_T

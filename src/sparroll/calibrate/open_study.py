@@ -7,18 +7,17 @@ from typing import Any
 
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.calibrate.measure import MeasureSettings, Study
-from sparroll.engines.by_name import dtype_named, make_engine
-from sparroll.engines.hf.engine import HFEngine
-from sparroll.engines.prompt_encoding import given_ids
+from sparroll.engines.make import dtype_named, make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.schedule import Schedule
-from sparroll.tasks.prompt_file import ChatMessages, texts
+from sparroll.tasks.prompt_file import plain_prompt
 from sparroll.types import Prompt
 
 
 def open_study(
     model: str,
-    prompts: Sequence[Prompt | ChatMessages],
+    prompts: Sequence[Prompt],
     chat: bool,
     settings: MeasureSettings,
     schedules: Sequence[Schedule],
@@ -44,16 +43,13 @@ def open_study(
     )
     for schedule in schedules:
         sampler.check_schedule(schedule)
-    if isinstance(sampler, HFEngine):
-        scorer = Scorer(sampler.model)
-    else:
-        scorer = Scorer(model, device=device, dtype=precision)
-    return Study(sampler, scorer, given_ids(sampler.tokenizer, prompts, chat), settings)
+    scorer = Scorer.beside(sampler, device=device, dtype=precision)
+    return Study(sampler, scorer, PromptEncoder(sampler.tokenizer, chat).ids(prompts), settings)
 
 
 def study_table(
     model: str,
-    prompts: Sequence[Prompt | ChatMessages],
+    prompts: Sequence[Prompt],
     chat: bool,
     settings: MeasureSettings,
     engine: str,
@@ -61,7 +57,8 @@ def study_table(
 ) -> dict[str, Any]:
     """The configuration of a study as a record holds it."""
     engines = {"rollouts": engine, "dense_scores": "transformers"}
-    return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": texts(prompts)}
+    asked = [plain_prompt(prompt) for prompt in prompts]
+    return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": asked}
 
 
 def published_selector(kind: str, page_tokens: int) -> Selector:

@@ -24,7 +24,7 @@ from sparroll.mismatch import TailStatistics
 from sparroll.progress import OnProgress, Stages
 from sparroll.resume import begin_or_resume
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TopK
 
 FORMAT = 1
 
@@ -101,7 +101,7 @@ def fingerprint(study: Study) -> dict[str, Any]:
     """What two runs must share for their measurements to belong together."""
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in study.scorer.model.parameters()}
     return {
-        "engine": getattr(study.engine, "kind", "hf"),
+        "engine": study.engine.kind,
         # The digest of the weights does not tell bf16 from the same values in fp32, which compute something else.
         "dtype": sorted(dtypes),
         **study.settings.table(),
@@ -142,10 +142,10 @@ def rollout_tensors(rollouts: list[Rollout]) -> dict[str, Tensor]:
         "sparse_logp": torch.cat([r.sparse_logp for r in rollouts]),
         "numbers": torch.tensor([_numbers(rollout) for rollout in rollouts]),
     }
-    listed = [r for r in rollouts if r.top_k_ids is not None and r.top_k_logp is not None]
-    if listed and len(listed) == len(rollouts):
-        tensors["top_k_ids"] = torch.cat([r.top_k_ids for r in rollouts if r.top_k_ids is not None])
-        tensors["top_k_logp"] = torch.cat([r.top_k_logp for r in rollouts if r.top_k_logp is not None])
+    lists = [rollout.top_k for rollout in rollouts if rollout.top_k is not None]
+    if lists and len(lists) == len(rollouts):
+        all_lists = TopK.cat(lists)
+        tensors |= {"top_k_ids": all_lists.ids, "top_k_logp": all_lists.logp}
     return tensors
 
 
@@ -160,21 +160,23 @@ def rollouts_from(tensors: Mapping[str, Tensor]) -> list[Rollout]:
     numbers = tensors["numbers"].tolist()
     prompts = tensors["prompt_ids"].split([row[0] for row in numbers])
     lengths = [row[1] for row in numbers]
-    columns = {name: tensors[name].split(lengths) for name in tensors if name not in ("numbers", "prompt_ids")}
+    responses, logp = tensors["response_ids"].split(lengths), tensors["sparse_logp"].split(lengths)
+    lists: list[TopK] | list[None] = [None] * len(numbers)
+    if "top_k_ids" in tensors:
+        lists = TopK(tensors["top_k_ids"], tensors["top_k_logp"]).split(lengths)
     rollouts = []
     for place, (_, _, prompt_index, sample_index, seed, version, stopped) in enumerate(numbers):
-        own = {name: parts[place] for name, parts in columns.items()}
         rollouts.append(
             Rollout(
                 prompt_ids=prompts[place].tolist(),
-                response_ids=own.pop("response_ids").tolist(),
-                sparse_logp=own.pop("sparse_logp"),
+                response_ids=responses[place].tolist(),
+                sparse_logp=logp[place],
                 finish_reason="stop" if stopped else "length",
                 prompt_index=prompt_index,
                 sample_index=sample_index,
                 seed=seed,
                 weight_version=version,
-                **own,
+                top_k=lists[place],
             )
         )
     return rollouts

@@ -1,4 +1,5 @@
-"""The command line: one verb, one file. Reads options, calls the library, prints; nothing is computed here."""
+"""The command line: one verb, one file. A verb reads its options, calls the library and prints; it computes nothing
+itself."""
 
 from __future__ import annotations
 

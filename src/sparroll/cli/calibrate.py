@@ -9,7 +9,7 @@ import typer
 
 from sparroll import records
 from sparroll.cli import common, measuring
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
 from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.rounding import rounded_down
 from sparroll.tasks.prompt_file import read_prompts
@@ -62,7 +62,7 @@ def calibrate(
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
-    check_engine(engine)
+    check_available(engine)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
@@ -82,21 +82,22 @@ def calibrate(
             model, entries, chat, settings, [largest],
             engine=engine, device=device, dtype=dtype, max_batch=max_batch,
         )  # fmt: skip
-        found = run(
-            study,
-            out=out,
-            budgets=budgets,
-            target=target,
-            selector=chosen,
-            dense_layers=DENSE_LAYERS,
-            verify_rounds=verify_rounds,
-            model=model,
-            made_by=records.made_by(
-                f"sparroll calibrate --model {model} --engine {engine} --mode {mode} --target {target}"
-            ),
-            name=name,
-            on_progress=bars.bar("calibrate"),
-        )
+        with study.engine:
+            found = run(
+                study,
+                out=out,
+                budgets=budgets,
+                target=target,
+                selector=chosen,
+                dense_layers=DENSE_LAYERS,
+                verify_rounds=verify_rounds,
+                model=model,
+                made_by=records.made_by(
+                    f"sparroll calibrate --model {model} --engine {engine} --mode {mode} --target {target}"
+                ),
+                name=name,
+                on_progress=bars.bar("calibrate"),
+            )
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets, target=target)
     seconds = time.perf_counter() - started
     record = records.write(

@@ -18,8 +18,7 @@ from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
 
 if TYPE_CHECKING:
-    from sparroll.engines.hf.engine import HFEngine
-    from sparroll.engines.vllm.engine import VLLMEngine
+    from sparroll.engines import base
     from sparroll.tasks.reward_function import FunctionJudge
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
@@ -169,9 +168,9 @@ def load_engine(
     capacity: Schedule | None = None,
     gpu_memory_share: float = 0.85,
     dtype: str | None = None,
-) -> HFEngine | VLLMEngine:
+) -> base.Engine:
     """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
-    from sparroll.engines.by_name import dtype_named, make_engine
+    from sparroll.engines.make import dtype_named, make_engine
 
     quiet_transformers()
     return make_engine(

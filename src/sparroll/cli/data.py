@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparroll.cli import common
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError
 
 if TYPE_CHECKING:
@@ -129,16 +130,12 @@ def _lengths(rows: list[Row], model: str | None, chat: bool, thinking: bool | No
         if chat:
             raise UserError("--chat needs --model: the template is its tokenizer's")
         return [len(row.text.split()) for row in rows]
-    from sparroll.engines.prompt_encoding import prompt_ids
-    from sparroll.engines.supported_models import load_tokenizer
+    from sparroll.engines.load_model import load_tokenizer
     from sparroll.types import Prompt
 
-    tokenizer = load_tokenizer(model)
-    lengths = []
-    for row in rows:
-        messages = () if isinstance(row.question, str) else row.question
-        lengths.append(len(prompt_ids(tokenizer, Prompt(row.row_id, row.text, "", messages=messages), chat, thinking)))
-    return lengths
+    chats = [() if isinstance(row.question, str) else row.question for row in rows]
+    prompts = [Prompt(row.row_id, row.text, "", messages=turns) for row, turns in zip(rows, chats, strict=True)]
+    return [len(ids) for ids in PromptEncoder(load_tokenizer(model), chat, thinking).ids(prompts)]
 
 
 def _sample(row: Row) -> dict[str, Any]:

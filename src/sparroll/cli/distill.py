@@ -11,7 +11,6 @@ import typer
 from sparroll.cli import common
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
-from sparroll.types import Prompt
 
 if TYPE_CHECKING:
     from sparroll.train.sampling.prompts import GivenPrompts
@@ -75,13 +74,7 @@ def _given(path: Path | None, task: str | None) -> GivenPrompts | None:
     from sparroll.tasks.prompt_file import read_prompts
     from sparroll.train.sampling.prompts import GivenPrompts
 
-    entries = read_prompts(path, task, 0, 2**62, 0)
-    texts = [entry for entry in entries if isinstance(entry, Prompt)]
-    if len(texts) < len(entries):
-        raise UserError(
-            f"{path} holds chat messages", "give each prompt as a string, with --set task.chat_template=true"
-        )
-    return GivenPrompts(texts, path.name)
+    return GivenPrompts(read_prompts(path, task, 0, 2**62, 0), path.name)
 
 
 def _facts(table: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import typer
 
 from sparroll import records
 from sparroll.cli import common, measuring
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
 from sparroll.errors import UserError
 from sparroll.evaluate import text
 from sparroll.progress import Progress, quiet_transformers
@@ -103,11 +103,11 @@ def evaluate(
     from sparroll.evaluate.evaluation import SAMPLES
     from sparroll.evaluate.evaluation import evaluate as run
     from sparroll.evaluate.request import EvaluationRequest, check_adapter, policies
-    from sparroll.evaluate.settings import Sampling, read_tasks
+    from sparroll.evaluate.settings import EvaluationSettings, read_tasks
     from sparroll.report import write_report
     from sparroll.tasks.data.settings import DataSettings
 
-    check_engine(engine)
+    check_available(engine)
     parquet.check_installed()
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),
@@ -124,7 +124,9 @@ def evaluate(
         model=model,
         tasks=read_tasks(task_names, level, count, problem_seed, data, judge),
         policies=policies(chosen, evicting, adapter, also_dense),
-        sampling=Sampling(samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens),
+        settings=EvaluationSettings(
+            samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens
+        ),
         judge=judge,
         problem_seed=problem_seed,
         contest_window=(data.contest_from, data.contest_before),

@@ -9,7 +9,7 @@ import typer
 
 from sparroll import records
 from sparroll.cli import common, measuring
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
 from sparroll.tasks.prompt_file import read_prompts
@@ -53,7 +53,7 @@ def profile(
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
-    check_engine(engine)
+    check_available(engine)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
@@ -77,7 +77,8 @@ def profile(
             model, entries, chat, settings, asked,
             engine=engine, device=device, dtype=dtype, max_batch=max_batch,
         )  # fmt: skip
-        found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
+        with study.engine:
+            found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked])
     seconds = time.perf_counter() - started
     record = records.write(

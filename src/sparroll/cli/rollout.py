@@ -9,9 +9,9 @@ import typer
 
 from sparroll import records
 from sparroll.cli import common
-from sparroll.engines.by_name import check_engine
+from sparroll.engines.make import check_available
 from sparroll.progress import Progress
-from sparroll.tasks.prompt_file import read_prompts, texts
+from sparroll.tasks.prompt_file import plain_prompt, read_prompts
 
 
 def rollout(
@@ -40,36 +40,40 @@ def rollout(
 ) -> None:
     """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
     from sparroll.engines.adapter import described, load_adapter
-    from sparroll.engines.prompt_encoding import given_ids
+    from sparroll.engines.prompt_encoder import PromptEncoder
     from sparroll.evaluate.rollout_file import RolloutFile, sample_missing, summarise_rollouts
 
-    check_engine(engine_name)
+    check_available(engine_name)
     common.output_folder(out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
-        "prompts": texts(source), "n": n, "max_new_tokens": max_new_tokens, "temperature": temperature, "seed": seed,
-        "engine": engine_name, "dtype": dtype, "compression": policy.table() if policy else None,
-        "adapter": described(adapter) if adapter else None,
+        "prompts": [plain_prompt(prompt) for prompt in source], "n": n, "max_new_tokens": max_new_tokens,
+        "temperature": temperature, "seed": seed, "engine": engine_name, "dtype": dtype,
+        "compression": policy.table() if policy else None, "adapter": described(adapter) if adapter else None,
     }  # fmt: skip
     rollouts = RolloutFile(out, config, n)
     started = time.perf_counter()
-    with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
-        engine = common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype)
+    with (
+        common.interruptible(f"{out} keeps what is finished; the same command goes on"),
+        Progress(json_output) as bars,
+        common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype) as engine,
+    ):
         engine.set_compression(policy)
         if adapter is not None:
             load_adapter(engine, model, adapter)
         engine.reset_report()
         sample_missing(
-            engine, given_ids(engine.tokenizer, source, chat), rollouts,
+            engine, PromptEncoder(engine.tokenizer, chat).ids(source), rollouts,
             max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=bars.bar("rollouts"),
         )  # fmt: skip
-    summary = summarise_rollouts(rollouts.rows(), source, task) | {"engine": engine.report().table()}
-    if engine.report().peak_dense_kv_bytes and policy is not None:
+        report = engine.report()
+    summary = summarise_rollouts(rollouts.rows(), source, task) | {"engine": report.table()}
+    if report.peak_dense_kv_bytes and policy is not None:
         # Of what was sampled now: rollouts of an earlier sitting have no cache any more.
-        summary["kv_saved_share"] = engine.report().kv_saved_share
+        summary["kv_saved_share"] = report.kv_saved_share
     path = records.write(
         out / "record.json", "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started
     )

@@ -1,4 +1,8 @@
-"""Compression policies by name: which tokens stay in the KV cache when a rollout holds more than its budget."""
+"""Eviction policies by name: which tokens stay in the KV cache when a rollout holds more than its budget. One small
+file each.
+
+Not here: the cache (engines/hf/), and choosing per step what is read while everything stays (attention/).
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,5 @@
-"""Who may move the schedule. Pure decisions on what a step measured, for any trainer; no engine runs here."""
+"""Who may change the schedule while a run trains, or end the run: the guard, the controller, the watch on empty steps.
+Each is a pure decision on what a step measured, for any trainer.
+
+Not here: measuring the tail (mismatch/), and carrying a decision out, which is the loop's part. No engine runs here.
+"""

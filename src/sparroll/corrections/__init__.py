@@ -1,5 +1,9 @@
-"""Corrections for sampling from another policy than the one trained, by name. A correction is a small frozen dataclass in
-a file of its own; its fields are its settings. To add one: write the file, list the class in `_CORRECTIONS`."""
+"""What to multiply each token's loss by, because another policy sampled it than the one that is trained. Corrections by
+name, pure functions on log-probabilities for any trainer. Each is a small frozen dataclass in its own file; its fields
+are its settings. To add one: write the file, list the class in `_CORRECTIONS`.
+
+Not here: the loss and its clip (train/update/loss.py), and measuring how far the policies are apart (mismatch/).
+"""
 
 from __future__ import annotations
 

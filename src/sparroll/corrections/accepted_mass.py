@@ -12,37 +12,31 @@ from torch import Tensor
 
 from sparroll.errors import UserError
 from sparroll.mismatch.acceptance import check_list, check_logp
+from sparroll.types import TopK
 
 
 @dataclass(frozen=True)
 class TopKLists:
     """The most likely tokens of both policies at each position, each with what the other policy thinks of them.
 
-    >>> TopKLists(rollout.top_k_ids, rollout.top_k_logp, score.logp_at, score.top_k_ids, score.top_k_logp)
-
-    An entry of -inf in a policy's own list is padding.
+    >>> TopKLists(sparse=rollout.top_k, dense=score.top_k, dense_at_sparse=score.logp_at_ids)
     """
 
-    sparse_ids: Tensor
+    sparse: TopK
     """[*T, Ks] the sparse policy's list."""
-    sparse_logp: Tensor
-    """[*T, Ks] its own log-probabilities of them."""
-    dense_at_sparse: Tensor
-    """[*T, Ks] the dense policy's log-probabilities of the same tokens."""
-    dense_ids: Tensor
+    dense: TopK
     """[*T, Kd] the dense policy's list."""
-    dense_logp: Tensor
-    """[*T, Kd] its own log-probabilities of them."""
+    dense_at_sparse: Tensor
+    """[*T, Ks] the dense policy's log-probabilities of the sparse list."""
     sparse_at_dense: Tensor | None = None
     """[*T, Kd] the sparse policy's log-probabilities of the dense list. An engine returns its own list only, so a training
     run has none."""
 
     def __post_init__(self) -> None:
         """Raises UserError on shapes that do not fit each other. Contents are checked where they are used."""
-        own, other = self.sparse_ids.shape, self.dense_ids.shape
-        shapes = {"sparse_logp": own, "dense_at_sparse": own, "dense_logp": other, "sparse_at_dense": other}
-        for name, shape in shapes.items():
-            value = getattr(self, name)
+        own, other = self.sparse.ids.shape, self.dense.ids.shape
+        values = (("dense_at_sparse", self.dense_at_sparse, own), ("sparse_at_dense", self.sparse_at_dense, other))
+        for name, value, shape in values:
             if value is not None and value.shape != shape:
                 raise UserError(f"{name} must have the shape of its list, {list(shape)}, got {list(value.shape)}")
         if own[:-1] != other[:-1]:
@@ -50,14 +44,8 @@ class TopKLists:
 
     def at(self, mask: Tensor) -> TopKLists:
         """Those of the tokens where `mask` [*T] holds, in one row: [N, K]."""
-        return TopKLists(
-            self.sparse_ids[mask],
-            self.sparse_logp[mask],
-            self.dense_at_sparse[mask],
-            self.dense_ids[mask],
-            self.dense_logp[mask],
-            None if self.sparse_at_dense is None else self.sparse_at_dense[mask],
-        )
+        sparse_at_dense = None if self.sparse_at_dense is None else self.sparse_at_dense[mask]
+        return TopKLists(self.sparse[mask], self.dense[mask], self.dense_at_sparse[mask], sparse_at_dense)
 
 
 @dataclass(frozen=True)
@@ -78,14 +66,15 @@ def accepted_mass(lists: TopKLists, scale: float) -> AcceptedMass:
     The sampled token adds nothing here although both values of it are known: a mass that depends on what was sampled would
     make the weight of a token depend on its own draw.
     """
-    if lists.sparse_ids.shape[:-1].numel() == 0:
-        empty = lists.sparse_ids.new_zeros(lists.sparse_ids.shape[:-1])
+    sparse, dense = lists.sparse, lists.dense
+    if sparse.ids.shape[:-1].numel() == 0:
+        empty = sparse.ids.new_zeros(sparse.ids.shape[:-1])
         return AcceptedMass(empty.double(), empty.bool())
     _check(lists)
-    sparse_q, sparse_p = lists.sparse_logp.double().exp(), lists.dense_at_sparse.double().exp()
+    sparse_q, sparse_p = sparse.logp.double().exp(), lists.dense_at_sparse.double().exp()
     values = torch.minimum(sparse_q, sparse_p / scale).sum(-1)
-    same = (lists.dense_ids[..., :, None] == lists.sparse_ids[..., None, :]) & (sparse_q > 0)[..., None, :]
-    dense_p = lists.dense_logp.double().exp()
+    same = (dense.ids[..., :, None] == sparse.ids[..., None, :]) & (sparse_q > 0)[..., None, :]
+    dense_p = dense.logp.double().exp()
     missing = ~same.any(-1) & (dense_p > 0)
     if lists.sparse_at_dense is None:
         return AcceptedMass(values, ~missing.any(-1))
@@ -94,8 +83,8 @@ def accepted_mass(lists: TopKLists, scale: float) -> AcceptedMass:
 
 
 def _check(lists: TopKLists) -> None:
-    check_list(lists.sparse_ids, lists.sparse_logp, "sparse_ids", "sparse_logp")
-    check_list(lists.dense_ids, lists.dense_logp, "dense_ids", "dense_logp")
+    check_list(lists.sparse.ids, lists.sparse.logp, "sparse.ids", "sparse.logp")
+    check_list(lists.dense.ids, lists.dense.logp, "dense.ids", "dense.logp")
     check_logp(lists.dense_at_sparse, "dense_at_sparse")
     if lists.sparse_at_dense is not None:
         check_logp(lists.sparse_at_dense, "sparse_at_dense")

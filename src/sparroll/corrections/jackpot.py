@@ -94,7 +94,7 @@ class Jackpot:
 
     def _mass(self, top_k: TopKLists | AcceptedMass, mask_BT: Tensor) -> AcceptedMass:
         """[B, T]; 0 on padding, whatever its lists hold."""
-        tokens = top_k.sparse_ids.shape[:-1] if isinstance(top_k, TopKLists) else top_k.values.shape
+        tokens = top_k.sparse.ids.shape[:-1] if isinstance(top_k, TopKLists) else top_k.values.shape
         if tokens != mask_BT.shape:
             what = "lists" if isinstance(top_k, TopKLists) else "a mass"
             shape = list(mask_BT.shape)

@@ -1,5 +1,9 @@
-"""Who runs the rollouts. `HFEngine` runs any transformers decoder and is the oracle for every other engine; `VLLMEngine`
-runs vLLM, for speed."""
+"""Who runs the rollouts. `HFEngine` runs any transformers decoder and is the reference for every other engine;
+`VLLMEngine` runs vLLM, for speed. base.py is the protocol of both; scoring.py gives the dense log-probabilities of
+tokens that an engine sampled.
+
+Not here: what a step reads (attention/, schedule.py) and training.
+"""
 
 from __future__ import annotations
 

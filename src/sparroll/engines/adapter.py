@@ -7,7 +7,7 @@ from __future__ import annotations
 import copy
 import dataclasses
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any
 
 import torch
 from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
@@ -17,12 +17,9 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from sparroll import files
-from sparroll.engines.supported_models import load_model
+from sparroll.engines.base import Engine
+from sparroll.engines.load_model import load_model
 from sparroll.errors import UserError
-
-if TYPE_CHECKING:
-    from sparroll.engines.hf.engine import HFEngine
-    from sparroll.engines.vllm.engine import VLLMEngine
 
 _NAME = "default"
 _WEIGHTS = "adapter_model.safetensors"
@@ -147,13 +144,15 @@ class Adapter:
         set_peft_model_state_dict(self._peft, tensors, adapter_name=_NAME)
 
 
-def load_adapter(engine: HFEngine | VLLMEngine, model: str, folder: Path) -> None:
+def load_adapter(engine: Engine, model: str, folder: Path) -> None:
     """Merge the adapter of a peft folder into an engine that was made for `model` and has loaded nothing since. Raises
     UserError under dense attention: the adapter was made for sparse rollouts, and dense ones are the model's own."""
     if engine.schedule is None:
         raise UserError("an adapter is for sparse rollouts, and these are dense", "give a schedule or a budget")
     check_base(folder, model)
-    own = load_model(model, None, "cpu")[0] if engine.kind == "vllm" else cast("HFEngine", engine).model
+    own = engine.shared_model()
+    if own is None:
+        own, _ = load_model(model, None, "cpu")
     engine.load_weights(Adapter.load(own, folder).merged(), engine.weight_version + 1)
 
 

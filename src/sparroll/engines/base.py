@@ -1,110 +1,66 @@
-"""What every engine offers, and how it says which attention really ran. No engine in here."""
+"""What every engine offers, and how to run something under another schedule for a while. No engine in here."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import TYPE_CHECKING, Literal, Protocol, Self
 
 from torch import Tensor, nn
 
 from sparroll.compression import Compression
+from sparroll.engines.report import EngineReport
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
-
-@dataclass
-class LayerReport:
-    """What one layer did, counted in request-steps (a decode step of a batch of 8 counts 8)."""
-
-    dense_steps: int = 0
-    sparse_steps: int = 0
-    """Steps that read a part of the context, chosen or left by eviction. A context within its budget is read whole and
-    counts as dense."""
-    context_tokens: int = 0
-    """Sum of the contexts' lengths over all steps."""
-    read_tokens: int = 0
-    """Sum of the tokens attended."""
-    index_read_share: float = 0.0
-    """Bytes of index rows that scoring reads, over the bytes of all K and V of the context; 0 in a dense layer."""
-
-    @property
-    def kv_read_share(self) -> float:
-        """Tokens attended / tokens in context; 1 when nothing ran."""
-        return self.read_tokens / self.context_tokens if self.context_tokens else 1.0
-
-
-@dataclass
-class EngineReport:
-    """What ran since the engine was made or `reset_report` was called."""
-
-    engine: str
-    model: str
-    schedule_name: str | None
-    weight_version: int
-    prefill_tokens: int = 0
-    generated_tokens: int = 0
-    wall_seconds: float = 0.0
-    preemptions: int = 0
-    """How often a request lost its cache and was computed again. Only vLLM does that."""
-    recomputed_tokens: int = 0
-    """Response tokens that went through prefill after a preemption, so densely; among `prefill_tokens`."""
-    resumed_tokens: int = 0
-    """Response tokens sampled at the end of such a prefill: no layer counts a step for them."""
-    resumed_sparse_tokens: int = 0
-    """Of those, the ones for which the schedule reads a part of the context."""
-    compression_name: str | None = None
-    peak_kv_bytes: int = 0
-    """Most bytes that the tensors of the KV cache had at a time, measured; HFEngine only."""
-    peak_dense_kv_bytes: int = 0
-    """The same for dense rollouts of these requests: what a cache without eviction and index would have grown to."""
-    layers: list[LayerReport] = field(default_factory=list)
-
-    @property
-    def kv_saved_share(self) -> float:
-        """1 - peak bytes / those of a dense cache; below 0 where an index comes on top, 0 where nothing was measured."""
-        return 1 - self.peak_kv_bytes / self.peak_dense_kv_bytes if self.peak_dense_kv_bytes else 0.0
-
-    @property
-    def kv_read_share(self) -> float:
-        """Tokens attended / tokens in context over all layers and decode steps."""
-        read = sum(layer.read_tokens for layer in self.layers)
-        context = sum(layer.context_tokens for layer in self.layers)
-        return read / context if context else 1.0
-
-    def table(self) -> dict[str, Any]:
-        """Plain data for a JSON record."""
-        layers = [dataclasses.asdict(layer) | {"kv_read_share": layer.kv_read_share} for layer in self.layers]
-        shares = {"kv_read_share": self.kv_read_share, "kv_saved_share": self.kv_saved_share}
-        return dataclasses.asdict(self) | {"layers": layers} | shares
-
-    @staticmethod
-    def from_table(table: dict[str, Any]) -> EngineReport:
-        """The report that `table` wrote."""
-        layers = [LayerReport(**_without_share(layer)) for layer in table["layers"]]
-        return EngineReport(**_without_share(table) | {"layers": layers})
-
-
-def _without_share(table: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in table.items() if name not in ("kv_read_share", "kv_saved_share")}
-
-
-def samples_densely(engine: Engine) -> bool:
-    """Whether its rollouts come from the dense policy: no schedule, and nothing that drops tokens."""
-    return engine.schedule is None and engine.compression is None
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 
 class Engine(Protocol):
-    """Samples rollouts from a model under a schedule or a compression (neither = dense attention)."""
+    """Samples rollouts from a model under a schedule or a compression (neither = dense attention).
+
+    An engine is its own context manager: leaving the block closes it.
+
+    >>> with make_engine("hf", "tiny-reasoner") as engine:
+    ...     rollouts = engine.generate(["a = 7 ; a ?"], max_new_tokens=64)
+    """
 
     kind: str
     """Its name: "hf", "vllm"."""
+    model_name: str
+    tokenizer: PreTrainedTokenizerBase | None
+    """None where the model came without one; prompts are then token ids."""
+    vocabulary: int
+    """How many token ids there are."""
+    context_limit: int | None
+    """Most tokens of a prompt and its response together; None where the model names no limit."""
+    max_batch: int
+    """Rollouts that decode together at most."""
     schedule: Schedule | None
+    """What decides which tokens a step reads; None where a step reads every token in the cache."""
     compression: Compression | None
     """What decides which tokens leave the cache; None where every token stays. Excludes a schedule."""
     weight_version: int
+    """Rises with each `load_weights`; 0 for the weights that the engine was made with."""
+
+    # -- what is read ----------------------------------------------------------------------------------------------------
+
+    def set_schedule(self, schedule: Schedule | str | None) -> None:
+        """From the next `generate` on; None is dense, unless a compression is set. `under` sets it back again."""
+        ...
+
+    def set_compression(self, compression: Compression | str | None) -> None:
+        """From the next `generate` on; None keeps every token. UserError where the engine cannot evict."""
+        ...
+
+    def check_schedule(self, schedule: Schedule) -> None:
+        """Raise UserError where the engine could not run it. Changes nothing."""
+        ...
+
+    # -- generating ------------------------------------------------------------------------------------------------------
 
     def generate(
         self,
@@ -120,21 +76,11 @@ class Engine(Protocol):
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch.
 
-        seed: one for all, or one per request, prompt by prompt.
+        prompts: strings, which are tokenized as they are, or token ids.  temperature: 0 is greedy.
+        stop_ids: default, the model's end-of-sequence ids.  seed: one for all, or one per request, prompt by prompt.
+        top_k: also return the k most likely tokens at each step and their log-probabilities.
         on_progress: called with (rollouts finished, rollouts in all) after each rollout that ends.
         """
-        ...
-
-    def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
-        """Take over the policy's weights; `version` must rise, and is stamped on every rollout."""
-        ...
-
-    def set_schedule(self, schedule: Schedule | str | None) -> None:
-        """From the next `generate` on; None is dense, unless a compression is set."""
-        ...
-
-    def set_compression(self, compression: Compression | str | None) -> None:
-        """From the next `generate` on; None keeps every token. UserError where the engine cannot evict."""
         ...
 
     def report(self) -> EngineReport:
@@ -144,3 +90,63 @@ class Engine(Protocol):
     def reset_report(self) -> None:
         """Start counting anew."""
         ...
+
+    # -- weights and memory ----------------------------------------------------------------------------------------------
+
+    def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
+        """Take over the policy's weights; `version` must rise, and is stamped on every rollout. A sleeping engine wakes."""
+        ...
+
+    def shared_model(self) -> PreTrainedModel | None:
+        """The model that the engine samples from, where it lies in this process for others to read, such as a Scorer. None
+        where the engine has the only copy; `model_name` then says what to load."""
+        ...
+
+    def sleep(self, level: Literal[0, 1, 2] = 1) -> None:
+        """Give up what memory the engine can until it is woken. 0: nothing. 1: the cache, and the weights to host memory.
+        2: both for good; `load_weights` must follow before the next `generate`."""
+        ...
+
+    def wake(self) -> None:
+        """Take the memory back. Does nothing where the engine is awake."""
+        ...
+
+    def close(self) -> None:
+        """Free everything; `generate` then raises UserError. A second call does nothing."""
+        ...
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def samples_densely(engine: Engine) -> bool:
+    """Whether its rollouts come from the dense policy: no schedule, and nothing that drops tokens."""
+    return engine.schedule is None and engine.compression is None
+
+
+@contextmanager
+def under(engine: Engine, *, schedule: Schedule | None, compression: Compression | None = None) -> Iterator[None]:
+    """The schedule or the compression inside the block, dense attention where both are None. What was in force before comes
+    back afterwards, whatever happens.
+
+    >>> with under(engine, schedule=None):
+    ...     dense = engine.generate(prompts, max_new_tokens=64)
+    """
+    before = engine.schedule, engine.compression
+    try:
+        _put_in_force(engine, schedule, compression)
+        yield
+    finally:
+        _put_in_force(engine, *before)
+
+
+def _put_in_force(engine: Engine, schedule: Schedule | None, compression: Compression | None) -> None:
+    # The two exclude each other, so the compression is lifted before a schedule comes, and set after one has gone.
+    engine.set_compression(None)
+    engine.set_schedule(schedule)
+    engine.set_compression(compression)

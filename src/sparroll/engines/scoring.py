@@ -7,7 +7,6 @@ sparse attention. Logits exist only for a chunk of tokens at a time, never for a
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -16,27 +15,16 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparroll.attention.masked.api import implementation
+from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import ReplayStep, routed, run_step
+from sparroll.engines.load_model import load_model
 from sparroll.engines.sampling import check_finite, log_probs
-from sparroll.engines.supported_models import check_supported, load_model
+from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
 from sparroll.mismatch.acceptance import acceptance
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout, TokenBatch
-
-
-@dataclass
-class TokenScores:
-    """One rollout's response under the scoring policy, on the CPU."""
-
-    logp: Tensor
-    """[T] float32, log-probability of each response token at the given temperature."""
-    top_k_ids: Tensor | None = None
-    """[T, K] int64, most likely first."""
-    top_k_logp: Tensor | None = None
-    logp_at: Tensor | None = None
-    """[T, K] float32, log-probabilities of the ids that were asked for."""
+from sparroll.types import Rollout, TokenBatch, TokenScores, TopK
 
 
 class Scorer:
@@ -66,6 +54,15 @@ class Scorer:
         self.batch_tokens = batch_tokens
         self.logit_chunk_tokens = logit_chunk_tokens
         self._asked = impl
+
+    @classmethod
+    def beside(
+        cls, engine: Engine, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> Scorer:
+        """A scorer of the model that the engine was made with: the engine's own weights where it can share them, else a copy
+        of dtype and device."""
+        shared = engine.shared_model()
+        return cls(engine.model_name if shared is None else shared, dtype=dtype, device=device)
 
     @property
     def impl(self) -> str:
@@ -153,13 +150,12 @@ class Scorer:
                 parts.append((sampled.cpu(), best.indices.cpu(), best.values.cpu(), logp.gather(-1, others).cpu()))
             lengths = batch.response_tokens_B.tolist()
             columns = [torch.cat(column).split(lengths) for column in zip(*parts, strict=True)]
-            for number, logp, ids, best_logp, logp_at in zip(members, *columns, strict=True):
+            for number, logp, ids, best_logp, asked_logp in zip(members, *columns, strict=True):
                 check_finite(logp, "while scoring")
                 results[number] = TokenScores(
                     logp,
-                    ids if top_k else None,
-                    best_logp if top_k else None,
-                    logp_at if at_ids is not None else None,
+                    TopK(ids, best_logp) if top_k else None,
+                    asked_logp if at_ids is not None else None,
                 )
             if on_progress:
                 on_progress(len(results), len(rollouts))
@@ -297,7 +293,7 @@ def _checked_ids(rollouts: list[Rollout], at_ids: list[Tensor] | None) -> list[T
     if shapes != [[len(rollout.response_ids), width] for rollout in rollouts]:
         raise UserError(
             f"at_ids must hold [T, K] ids for each rollout, with one K, got the shapes {shapes}",
-            "pass the lists that the engine returned: [rollout.top_k_ids for rollout in rollouts]",
+            "pass the lists that the engine returned: [rollout.top_k.ids for rollout in rollouts]",
         )
     return at_ids
 

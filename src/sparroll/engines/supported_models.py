@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
 from sparroll.errors import UserError
-from sparroll.models import resolve
 
 
 def check_supported(model: PreTrainedModel) -> None:
@@ -62,28 +60,3 @@ def _plain_head(model: PreTrainedModel) -> bool:
     return torch.allclose(
         model.get_output_embeddings()(hidden), model(input_ids=ids, use_cache=False).logits, equal_nan=True
     )
-
-
-def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer alone, from the same places."""
-    try:
-        return AutoTokenizer.from_pretrained(resolve(str(name)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(
-            f"cannot load the tokenizer of {str(name)!r}: {reason}", "give a hub name or a folder"
-        ) from None
-
-
-def load_model(
-    name: str | Path, dtype: torch.dtype | None, device: torch.device | str | None
-) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer from a packaged name, a folder or the hub; safetensors only, no remote code."""
-    folder = resolve(str(name))
-    try:
-        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", use_safetensors=True)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the model {str(name)!r}: {reason}", "give a hub name or a folder") from None
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer

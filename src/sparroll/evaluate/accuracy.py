@@ -1,12 +1,10 @@
-"""Accuracy of an engine on a task's prompts. Reads the engine as it stands; `dense_attention` makes it dense for a while.
-Nothing here trains."""
+"""Accuracy of an engine on a task's prompts, under whatever schedule is in force. Nothing here trains."""
 
 # P prompts, N responses per prompt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -95,19 +93,6 @@ def grade(
         lengths = tuple(len(r.response_ids) for r in mine)
         graded.append(GradedPrompt(rewards, lengths, sum(r.finish_reason == "length" for r in mine)))
     return graded
-
-
-@contextmanager
-def dense_attention(engine: Engine) -> Iterator[None]:
-    """Dense inside the block; the schedule or compression that was in force comes back afterwards, whatever happens."""
-    schedule, compression = engine.schedule, engine.compression
-    engine.set_schedule(None)
-    engine.set_compression(None)
-    try:
-        yield
-    finally:
-        engine.set_compression(compression)
-        engine.set_schedule(schedule)
 
 
 def percentile_interval(values_P: np.ndarray) -> tuple[float, float]:

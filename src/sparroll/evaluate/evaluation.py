@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparroll.engines.adapter import load_adapter
-from sparroll.engines.by_name import dtype_named, make_engine
-from sparroll.engines.hf.engine import HFEngine
-from sparroll.engines.prompt_encoding import given_ids
+from sparroll.engines.base import Engine
+from sparroll.engines.make import dtype_named, make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.evaluate.log import SampleLog
 from sparroll.evaluate.parquet import write_parquet
@@ -24,9 +24,6 @@ from sparroll.evaluate.run import run
 from sparroll.evaluate.summary import summarise
 from sparroll.progress import OnProgress
 from sparroll.resume import begin_or_resume
-
-if TYPE_CHECKING:
-    from sparroll.engines.vllm.engine import VLLMEngine
 
 SAMPLES = "samples.parquet"
 
@@ -37,7 +34,7 @@ def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | No
     with SampleLog(out / "samples.jsonl") as log:
         if not _complete(log, request):
             _sample(request, log, on_progress)
-        results = summarise(log, request.tasks, request.policies, request.sampling)
+        results = summarise(log, request.tasks, request.policies, request.settings)
         write_parquet(log, out / SAMPLES)
     return results
 
@@ -50,26 +47,25 @@ def _complete(log: SampleLog, request: EvaluationRequest) -> bool:
 
 def _sample(request: EvaluationRequest, log: SampleLog, on_progress: OnProgress | None) -> None:
     engine, scorer = _engine(request)
-    assert engine.tokenizer is not None
     bring_adapter = None
     if request.adapter is not None:
         bring_adapter = partial(load_adapter, engine, request.model, request.adapter)
     # What runs async functions is closed with whatever they hold open.
-    with contextlib.closing(request.judge.calls) if request.judge else contextlib.nullcontext():
+    with engine, contextlib.closing(request.judge.calls) if request.judge else contextlib.nullcontext():
         run(
             engine,
             scorer,
             request.tasks,
             request.policies,
-            request.sampling,
+            request.settings,
             log,
-            lambda problems: given_ids(engine.tokenizer, list(problems), request.chat, request.thinking),
+            PromptEncoder(engine.tokenizer, request.chat, request.thinking),
             on_progress,
             bring_adapter,
         )
 
 
-def _engine(request: EvaluationRequest) -> tuple[HFEngine | VLLMEngine, Scorer | None]:
+def _engine(request: EvaluationRequest) -> tuple[Engine, Scorer | None]:
     """The engine, and a scorer of the model's weights where the tail is asked for. With an adapter the scorer has weights of
     its own, since the engine's will not stay the model's."""
     dtype = dtype_named(request.dtype)
@@ -80,10 +76,10 @@ def _engine(request: EvaluationRequest) -> tuple[HFEngine | VLLMEngine, Scorer |
         dtype=dtype,
         device=request.device,
         max_batch=request.max_batch,
-        gpu_memory_share=0.5 if request.sampling.tail else 0.85,
+        gpu_memory_share=0.5 if request.settings.tail else 0.85,
     )
-    if not request.sampling.tail:
+    if not request.settings.tail:
         return engine, None
-    if isinstance(engine, HFEngine) and request.adapter is None:
-        return engine, Scorer(engine.model)
+    if request.adapter is None:
+        return engine, Scorer.beside(engine, device=request.device, dtype=dtype)
     return engine, Scorer(request.model, device=request.device, dtype=dtype)

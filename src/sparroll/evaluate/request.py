@@ -11,7 +11,7 @@ from typing import Any
 from sparroll.compression import Compression
 from sparroll.engines.adapter import check_base, weights_digest
 from sparroll.errors import UserError
-from sparroll.evaluate.settings import DENSE, EvalTask, Policy, Sampling, problem_digest
+from sparroll.evaluate.settings import DENSE, EvalTask, EvaluationSettings, Policy, problem_digest
 from sparroll.evaluate.weights import fingerprint
 from sparroll.schedule import Schedule
 from sparroll.tasks.data.task import DataTask
@@ -25,7 +25,7 @@ class EvaluationRequest:
     model: str
     tasks: list[EvalTask]
     policies: list[Policy]
-    sampling: Sampling
+    settings: EvaluationSettings
     judge: FunctionJudge | None = None
     """That of each task, where the tasks' own verdicts are not asked for."""
     problem_seed: int = 0
@@ -52,7 +52,7 @@ class EvaluationRequest:
             "problems": {task.label: [problem_digest(prompt) for prompt in task.problems] for task in self.tasks},
             "rows": rows or None,
             "policies": {policy.name: policy.table() for policy in self.policies},
-            **dataclasses.asdict(self.sampling),
+            **dataclasses.asdict(self.settings),
             "chat": self.chat,
             "thinking": self.thinking,
             "engine": self.engine,

@@ -12,17 +12,14 @@ import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from sparroll import files, tasks
+from sparroll.engines.base import Engine
 from sparroll.engines.sampling import request_seed
 from sparroll.progress import OnProgress
 from sparroll.resume import begin_or_resume
 from sparroll.types import Prompt, Rollout
-
-if TYPE_CHECKING:
-    from sparroll.engines.hf.engine import HFEngine
-    from sparroll.engines.vllm.engine import VLLMEngine
 
 
 class RolloutFile:
@@ -56,7 +53,7 @@ class RolloutFile:
 
 
 def sample_missing(
-    engine: HFEngine | VLLMEngine,
+    engine: Engine,
     prompt_ids: Sequence[Sequence[int]],
     rollouts: RolloutFile,
     *,
@@ -90,7 +87,7 @@ def sample_missing(
         done += len(sampled)
 
 
-def _row(engine: HFEngine | VLLMEngine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
+def _row(engine: Engine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
     assert engine.tokenizer is not None
     return {
         "prompt_index": prompt_index,

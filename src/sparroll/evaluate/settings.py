@@ -1,4 +1,4 @@
-"""What is evaluated and how: tasks, policies, sampling. Plain data, checked; nothing runs."""
+"""What is evaluated and how: tasks, policies, and how each policy samples. Plain data, checked; nothing runs."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 PROMPTS = 64
 """Problems of a task that is a stream without end."""
+ESTIMATOR = "top_k_lower"
+"""Of every acceptance in the log and in the summary."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,9 @@ DENSE = Policy("dense")
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How each policy samples. A dense and a sparse sample with the same seed draw the same uniform numbers."""
+class EvaluationSettings:
+    """How each policy samples, and how its responses are measured. A dense and a sparse sample with the same seed draw the
+    same uniform numbers."""
 
     samples: int = 16
     """Responses per problem."""

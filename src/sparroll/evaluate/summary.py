@@ -16,10 +16,8 @@ import torch
 from sparroll.evaluate.estimators import ks_up_to, majority_at_k, pass_at_k
 from sparroll.evaluate.intervals import Estimate, mean_difference, mean_share, sign_flip_test
 from sparroll.evaluate.log import SampleLog
-from sparroll.evaluate.settings import EvalTask, Policy, Sampling
+from sparroll.evaluate.settings import ESTIMATOR, EvalTask, EvaluationSettings, Policy
 from sparroll.mismatch import TailStatistics
-
-ESTIMATOR = "top_k_lower"
 
 
 @dataclass
@@ -37,11 +35,11 @@ class _Cell:
 
 
 def summarise(
-    log: SampleLog, tasks: Sequence[EvalTask], policies: Sequence[Policy], sampling: Sampling
+    log: SampleLog, tasks: Sequence[EvalTask], policies: Sequence[Policy], settings: EvaluationSettings
 ) -> dict[str, Any]:
     """Plain data for the record: by task, then by policy. Only times depend on when and how often the run was killed."""
     cells = {
-        (task.label, policy.name): _Cell(TailStatistics(sampling.bin_tokens)) for task in tasks for policy in policies
+        (task.label, policy.name): _Cell(TailStatistics(settings.bin_tokens)) for task in tasks for policy in policies
     }
     votes = {task.label: task.has_answers for task in tasks}
     for line in log.lines():
@@ -51,7 +49,7 @@ def summarise(
                 {name: line[name] for name in ("generate_seconds", "response_tokens", "read_tokens", "context_tokens")}
             )
         else:
-            _take(cell, line, sampling, votes[line["task"]])
+            _take(cell, line, settings, votes[line["task"]])
     table: dict[str, Any] = {}
     for task in tasks:
         found = {policy.name: cells[task.label, policy.name] for policy in policies}
@@ -59,13 +57,13 @@ def summarise(
             "task": task.task.name,
             "level": task.level,
             "problems": len(task.problems),
-            "policies": {name: _policy_table(cell, sampling) for name, cell in found.items()},
+            "policies": {name: _policy_table(cell, settings) for name, cell in found.items()},
             "paired": _against_dense({name: cell.problems for name, cell in found.items()}),
         }
-    return {"samples": sampling.samples, "estimator": ESTIMATOR if sampling.tail else None, "tasks": table}
+    return {"samples": settings.samples, "estimator": ESTIMATOR if settings.tail else None, "tasks": table}
 
 
-def _take(cell: _Cell, group: dict[str, Any], sampling: Sampling, votes: bool) -> None:
+def _take(cell: _Cell, group: dict[str, Any], settings: EvaluationSettings, votes: bool) -> None:
     samples = group["samples"]
     counted = [sample for sample in samples if sample["reward"] is not None]
     rewards = [sample["reward"] for sample in counted]
@@ -75,7 +73,7 @@ def _take(cell: _Cell, group: dict[str, Any], sampling: Sampling, votes: bool) -
         "prompt_id": group["prompt_id"],
         "digest": group["digest"],
         "samples": len(counted),
-    } | problem_values(rewards, answers if votes else None, sampling.samples)
+    } | problem_values(rewards, answers if votes else None, settings.samples)
     cell.statuses.update(sample["status"] for sample in samples)
     cell.excluded.update(sample["status"] for sample in samples if sample["reward"] is None)
     for sample in samples:
@@ -104,18 +102,18 @@ def problem_values(rewards: Sequence[float], answers: Sequence[str | None] | Non
     return values
 
 
-def _policy_table(cell: _Cell, sampling: Sampling) -> dict[str, Any]:
+def _policy_table(cell: _Cell, settings: EvaluationSettings) -> dict[str, Any]:
     problems = [cell.problems[number] for number in sorted(cell.problems)]
     totals, count = cell.totals, len(cell.lengths)
-    names = [f"pass@{k}" for k in ks_up_to(sampling.samples)]
+    names = [f"pass@{k}" for k in ks_up_to(settings.samples)]
     voted = "majority@1" in problems[0]
     if voted:
-        names += [f"majority@{k}" for k in ks_up_to(sampling.samples)]
+        names += [f"majority@{k}" for k in ks_up_to(settings.samples)]
     lengths = np.array(cell.lengths)
     return {
-        f"mean@{sampling.samples}": _estimate([problem["mean"] for problem in problems]),
+        f"mean@{settings.samples}": _estimate([problem["mean"] for problem in problems]),
         **{name: _estimate([problem[name] for problem in problems]) for name in names},
-        "tied_share": _mean([problem[f"tied@{sampling.samples}"] for problem in problems]) if voted else None,
+        "tied_share": _mean([problem[f"tied@{settings.samples}"] for problem in problems]) if voted else None,
         "excluded_samples": dict(sorted(cell.excluded.items())),
         "statuses": dict(sorted(cell.statuses.items())),
         "response_tokens": {
@@ -129,7 +127,7 @@ def _policy_table(cell: _Cell, sampling: Sampling) -> dict[str, Any]:
         "kv_read_share": totals["read_tokens"] / totals["context_tokens"] if totals["context_tokens"] else 1.0,
         "tokens_per_second": totals["response_tokens"] / totals["generate_seconds"],
         "generate_seconds": totals["generate_seconds"],
-        "tail": cell.statistics.table(ESTIMATOR).table() if sampling.tail else None,
+        "tail": cell.statistics.table(ESTIMATOR).table() if settings.tail else None,
         "by_problem": problems,
     }
 

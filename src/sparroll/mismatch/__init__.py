@@ -1,11 +1,10 @@
-"""How far the sparse policy is from the dense one: per token (acceptance.py), as the lower tail by context length with
-intervals (tail.py, on histogram.py and bootstrap.py; table.py prints it), and as a Beta fit (beta.py).
-
-Nothing in here runs a model, knows an engine or picks a budget.
-"""
+"""How far the sparse policy is from the dense one: per token (acceptance.py), for whole rollouts (of_rollouts.py), as
+the lower tail by context length with intervals (tail.py, on histogram.py and bootstrap.py; table.py prints it), and as a
+Beta fit (beta.py)."""
 
 from sparroll.mismatch.acceptance import ESTIMATORS, acceptance, acceptance_sampled, acceptance_top_k
 from sparroll.mismatch.beta import BetaFit, fit_beta
+from sparroll.mismatch.of_rollouts import acceptance_of
 from sparroll.mismatch.table import TailRow, TailTable, bin_name
 from sparroll.mismatch.tail import TailStatistics, tail
 
@@ -16,6 +15,7 @@ __all__ = [
     "TailStatistics",
     "TailTable",
     "acceptance",
+    "acceptance_of",
     "acceptance_sampled",
     "acceptance_top_k",
     "bin_name",

@@ -1,5 +1,5 @@
-"""Models by name: `resolve` gives the folder of one that comes with the package, `trained_from` the model that a checkpoint
-began as. Loads nothing."""
+"""Models by name: `resolve` gives the folder of a packaged model, `trained_from` the model that a checkpoint began as.
+Nothing is loaded here."""
 
 from __future__ import annotations
 

@@ -163,10 +163,11 @@ def _reads(engine: Engine, shape: ModelShape, element_bytes: int) -> tuple[float
 
 def time_model_here(model: str, schedule: Schedule) -> TimeModel:
     """Load the model on this machine, time dense and sparse decode steps, and fit them."""
-    from sparroll.engines.hf.engine import HFEngine
+    from sparroll.engines.make import make_engine
 
-    engine, shape = HFEngine(model), model_shape(model)
-    element_bytes = engine.model.dtype.itemsize
-    dense = measure_steps(engine, shape, element_bytes=element_bytes)
-    engine.set_schedule(schedule)
-    return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=element_bytes)])
+    with make_engine("hf", model) as engine:
+        shared, shape = engine.shared_model(), model_shape(model)
+        assert shared is not None, "HFEngine shares its model"
+        dense = measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)
+        engine.set_schedule(schedule)
+        return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)])

@@ -1,4 +1,5 @@
-"""`sparroll quickstart`: the whole idea on the packaged model, on a CPU, in minutes. Puts the other parts in a row."""
+"""`sparroll quickstart`: profile, calibrate, plan, three short RL runs and a report, on the packaged model, on a CPU,
+in minutes. It only calls the other parts, in order; quickstart.toml holds the sizes."""
 
 from __future__ import annotations
 

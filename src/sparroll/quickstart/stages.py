@@ -10,7 +10,8 @@ from sparroll import records, tasks
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.calibrate.run import calibrate
 from sparroll.calibrate.sweep import sweep
-from sparroll.engines.hf.engine import HFEngine
+from sparroll.engines.make import make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.plan.speedup import plan
 from sparroll.progress import OnProgress
@@ -26,10 +27,9 @@ CALIBRATION = "calibration"
 def study(settings: QuickstartSettings) -> Study:
     """The packaged model and the prompts it is measured on."""
     about = settings.calibrate
-    engine = HFEngine(settings.model, device="cpu", max_batch=about.prompts * about.samples)
-    assert engine.tokenizer is not None
+    engine = make_engine("hf", settings.model, device="cpu", max_batch=about.prompts * about.samples)
     asked = tasks.get(about.task).prompts("eval", about.level, settings.seed, about.prompts)
-    ids = [list(engine.tokenizer(prompt.text)["input_ids"]) for prompt in asked]
+    ids = PromptEncoder(engine.tokenizer).ids(asked)
     measuring = MeasureSettings(
         max_new_tokens=about.max_new_tokens,
         samples=about.samples,
@@ -37,7 +37,7 @@ def study(settings: QuickstartSettings) -> Study:
         bin_tokens=about.bin_tokens,
         seed=settings.seed,
     )
-    return Study(engine, Scorer(engine.model), ids, measuring)
+    return Study(engine, Scorer.beside(engine), ids, measuring)
 
 
 def measure(settings: QuickstartSettings, out: Path, budgets: list[int], *, on_progress: OnProgress) -> None:

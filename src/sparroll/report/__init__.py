@@ -1,4 +1,4 @@
-"""From the files of a run to one self-contained HTML page. Reads results; computes none."""
+"""From the files of a run to one self-contained HTML page. Reads results and draws them; computes none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Prompts and verifiable rewards, one file a family. `get(name)` returns a task; nothing here runs a model."""
+"""Prompts and verifiable rewards; `get(name)` returns a task. synthetic/ makes problems from a seed, data/ reads
+published sets and your files, math/ and code/ judge their answers, reward_function.py calls your own functions.
+
+Not here: tokenizers, models, and what a reward is used for.
+"""
 
 from functools import partial as _partial
 

@@ -1,9 +1,9 @@
-"""Prompts to sample from: those of a file that the user wrote, or of a built-in task. Encodes and samples nothing."""
+"""Prompts to sample from: those of a file that the user wrote, or of a built-in task. Reads them; engines/prompt_encoder.py
+makes token ids of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,21 +11,29 @@ from sparroll.errors import UserError
 from sparroll.tasks.base import get
 from sparroll.types import Prompt
 
-ChatMessages = list[dict[str, Any]]
-"""The turns of one prompt, as a chat template takes them."""
+Message = dict[str, str]
+
+_WHAT_A_PROMPT_IS = (
+    'each line needs "prompt": a string, or chat messages {"role": ..., "content": ...} with no other keys'
+)
 
 
-def read_prompts(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt | ChatMessages]:
-    """At most `count` prompts, from exactly one of the two places: a file, or the eval split of a task."""
+def read_prompts(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt]:
+    """At most `count` prompts, from exactly one of the two places."""
     if (path is None) == (task is None):
         raise UserError("give either --prompts FILE or --task NAME", "for a first try: --task synthetic --level 3")
     if task is not None:
-        return [*get(task).prompts("eval", level, seed, count)]
+        return get(task).prompts("eval", level, seed, count)
     assert path is not None
     entries = _jsonl(path) if path.suffix == ".jsonl" else _lines(path)
     if not entries:
         raise UserError(f"there are no prompts in {path}", "a text file holds one a line; JSONL has the key 'prompt'")
     return entries[:count]
+
+
+def plain_prompt(prompt: Prompt) -> str | list[Message]:
+    """A prompt as a record holds it: its text, or the messages of a chat."""
+    return [{"role": role, "content": content} for role, content in prompt.messages] or prompt.text
 
 
 def _text(path: Path) -> str:
@@ -37,13 +45,13 @@ def _text(path: Path) -> str:
         raise UserError(f"the prompts file {path} is not UTF-8: {error.reason} at byte {error.start}") from None
 
 
-def _lines(path: Path) -> list[Prompt | ChatMessages]:
+def _lines(path: Path) -> list[Prompt]:
     lines = [line.strip() for line in _text(path).splitlines()]
     return [Prompt(f"{path.name}:{number}", line, answer="") for number, line in enumerate(lines, 1) if line]
 
 
-def _jsonl(path: Path) -> list[Prompt | ChatMessages]:
-    entries: list[Prompt | ChatMessages] = []
+def _jsonl(path: Path) -> list[Prompt]:
+    entries: list[Prompt] = []
     for number, line in enumerate(_text(path).splitlines(), 1):
         if not line.strip():
             continue
@@ -53,15 +61,22 @@ def _jsonl(path: Path) -> list[Prompt | ChatMessages]:
         except ValueError as error:
             raise UserError(f"{where} is not valid JSON: {error}") from None
         prompt = row.get("prompt") if isinstance(row, dict) else None
-        if isinstance(prompt, str) and prompt:
-            entries.append(Prompt(f"{path.name}:{number}", prompt, answer=str(row.get("answer", ""))))
-        elif isinstance(prompt, list) and prompt and all(isinstance(message, dict) for message in prompt):
-            entries.append(prompt)
-        else:
-            raise UserError(f"{where} has no prompt", 'each line needs "prompt": a string or a list of chat messages')
+        turns = _turns(prompt)
+        if not turns and not (isinstance(prompt, str) and prompt):
+            raise UserError(f"{where} has no prompt", _WHAT_A_PROMPT_IS)
+        text = "\n".join(content for _, content in turns) if turns else str(prompt)
+        entries.append(Prompt(f"{path.name}:{number}", text, answer=str(row.get("answer", "")), messages=turns))
     return entries
 
 
-def texts(entries: Sequence[Prompt | ChatMessages]) -> list[str | ChatMessages]:
-    """What each prompt says, for a record."""
-    return [entry.text if isinstance(entry, Prompt) else entry for entry in entries]
+def _turns(messages: Any) -> tuple[tuple[str, str], ...]:
+    """(role, content) of each message; empty where this is no chat."""
+    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
+        return ()
+    return tuple((message["role"], message["content"]) for message in messages)
+
+
+def _is_message(message: Any) -> bool:
+    # Other keys, such as tool calls, would be lost without a word.
+    whole = isinstance(message, dict) and message.keys() == {"role", "content"}
+    return whole and all(isinstance(text, str) for text in message.values())

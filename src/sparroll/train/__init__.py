@@ -1,6 +1,8 @@
-"""GRPO whose rollouts are sampled sparsely: `train(config, out)`. The loop is loop.py; each file beside it is a part.
+"""GRPO on sparse rollouts, for one machine: `train(config, out)`. loop.py is the loop, setup.py builds what it works
+with, and the folders hold the parts of a step. `distill(config, out)` trains an adapter alone.
 
-An adapter alone is trained by `distill(config, out)` of distill/run.py.
+Not here: sampling itself (engines/), corrections and watchers (corrections/, control/), rewards (tasks/). Training
+meets calibration only in the schedule file.
 """
 
 from __future__ import annotations

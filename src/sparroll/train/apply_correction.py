@@ -14,11 +14,10 @@ from torch import Tensor
 
 from sparroll.corrections import AcceptedMass, Correction, CorrectionResult, TopKLists
 from sparroll.corrections.base import NowWeights
-from sparroll.engines.scoring import TokenScores
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import correction_uniforms
 from sparroll.train.update.micro_batches import padded
-from sparroll.types import Rollout, StepReport
+from sparroll.types import Rollout, StepReport, TokenScores
 
 Columns = dict[str, Tensor]
 """What a correction reads of one rollout, [T] each; small enough to gather from all processes."""
@@ -105,18 +104,16 @@ def _columns(correction: Correction, rollout: Rollout, score: TokenScores, seed:
 
 def engine_lists(rollouts: list[Rollout]) -> list[Tensor]:
     """[T, K] ids of each rollout: what the dense policy is asked about where both lists are compared."""
-    ids = [rollout.top_k_ids for rollout in rollouts if rollout.top_k_ids is not None]
+    ids = [rollout.top_k.ids for rollout in rollouts if rollout.top_k is not None]
     assert len(ids) == len(rollouts), "rollouts need top-k lists"
     return ids
 
 
 def _lists(rollout: Rollout, score: TokenScores) -> TopKLists:
-    assert rollout.top_k_ids is not None, "rollouts need top-k lists"
-    assert rollout.top_k_logp is not None, "rollouts need top-k lists"
-    assert score.logp_at is not None, "scores need the engine's list"
-    assert score.top_k_ids is not None, "scores need top-k lists"
-    assert score.top_k_logp is not None, "scores need top-k lists"
-    return TopKLists(rollout.top_k_ids, rollout.top_k_logp, score.logp_at, score.top_k_ids, score.top_k_logp)
+    assert rollout.top_k is not None, "rollouts need top-k lists"
+    assert score.top_k is not None, "scores need top-k lists"
+    assert score.logp_at_ids is not None, "scores need the engine's list"
+    return TopKLists(sparse=rollout.top_k, dense=score.top_k, dense_at_sparse=score.logp_at_ids)
 
 
 def _arguments(rows: list[Columns]) -> dict[str, Tensor | AcceptedMass]:

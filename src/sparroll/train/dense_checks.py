@@ -5,14 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from sparroll.engines.scoring import TokenScores
-from sparroll.evaluate.accuracy import Accuracy, dense_attention, grade
+from sparroll.engines.base import under
+from sparroll.evaluate.accuracy import Accuracy, grade
 from sparroll.train.runtime.randomness import rollout_seeds
-from sparroll.train.sampling.prompts import encode
 from sparroll.train.sampling.rollouts import Sampling, sample
 from sparroll.train.setup import Parts
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail
-from sparroll.types import Prompt, Rollout, StepReport
+from sparroll.types import Prompt, Rollout, StepReport, TokenScores
 
 
 def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list[TokenScores]]) -> StepReport:
@@ -22,8 +21,8 @@ def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list
     seeds = rollout_seeds(config.train.seed, "ceiling", step, list(mine), 1)
     once = Sampling(1, sampling.max_new_tokens, sampling.temperature, sampling.top_k)
     parts.weights.bring_policy(step)
-    with dense_attention(parts.engine):
-        rollouts = sample(parts.engine, _ids(parts, mine), list(mine), seeds, once)
+    with under(parts.engine, schedule=None):
+        rollouts = sample(parts.engine, parts.encoder.ids(list(mine.values())), list(mine), seeds, once)
     measured = measure_tail(rollouts, score(rollouts), config.mismatch.bin_tokens, parts.ranks, step)
     return ceiling_report(measured.table(ESTIMATOR), step)
 
@@ -35,12 +34,12 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
     graded = []
     if mine:
         parts.weights.bring_policy(step)
-        with dense_attention(parts.engine):
+        with under(parts.engine, schedule=None):
             graded = grade(
                 parts.engine,
                 parts.task,
                 list(mine.values()),
-                _ids(parts, mine),
+                parts.encoder.ids(list(mine.values())),
                 parts.decode,
                 n=settings.samples_per_prompt,
                 max_new_tokens=parts.sampling.max_new_tokens,
@@ -63,7 +62,7 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
 def eval_prompt_ids(parts: Parts) -> tuple[list[int], list[list[int]]]:
     """Our share of the prompts that an evaluation takes: their numbers, and their token ids."""
     mine = _eval_share(parts, _eval_level(parts), parts.config.evaluate.prompts)
-    return list(mine), _ids(parts, mine)
+    return list(mine), parts.encoder.ids(list(mine.values()))
 
 
 def _eval_level(parts: Parts) -> int:
@@ -74,9 +73,3 @@ def _eval_level(parts: Parts) -> int:
 def _eval_share(parts: Parts, level: int, count: int) -> dict[int, Prompt]:
     prompts = parts.task.prompts("eval", level, parts.config.train.seed, count)
     return dict(parts.ranks.share(list(enumerate(prompts))))
-
-
-def _ids(parts: Parts, prompts: dict[int, Prompt]) -> list[list[int]]:
-    return encode(
-        parts.scorer.tokenizer, list(prompts.values()), parts.config.task.chat_template, parts.config.task.thinking
-    )

@@ -1,5 +1,24 @@
-"""GRPO with sparse rollouts. `Trainer.step` is the table of contents: one call per thing that happens, in its order. How
-each is done stands in the file that the call comes from."""
+"""GRPO on sparse rollouts. `Trainer.step` is the table of contents: one call per thing that happens, in order. How each
+is done stands in the file that the call comes from; docs/life-of-a-step.md names the files.
+
+The algorithm, next to the textbook:
+
+- Group advantages as in GRPO: reward minus the mean of the prompt's rollouts, over their standard deviation
+  (`train.normalise_advantage = false` leaves the division out, as Dr. GRPO does). No value model and no GAE: responses
+  have one reward, at their end.
+- The loss is a mean over all kept tokens of the step, as in DAPO, and not GRPO's mean per response, in which a token of
+  a long response counts less than one of a short response. Micro batches and processes add up to exactly that mean.
+- PPO's clip with two bounds (clip-higher, DAPO). The ratio is now/dense, both with full attention; what lies between
+  dense and sparse is the correction's weight outside of the clip, so that clipping and correcting stay two decisions.
+- One update per step unless `train.epochs_per_batch` says more. No mini batches with updates in between: rollouts are
+  always sampled from the newest weights, which keeps dense/sparse free of staleness.
+- No KL to the initial model by default (`train.kl_coefficient` adds its k3 estimate to the loss), and no entropy bonus.
+  The overlong penalty, overlong filtering and dynamic sampling of DAPO exist and are off by default.
+- Beside the textbook: each step measures the tail of the acceptance from the scores that it needs anyway, and what
+  watches the tail may change the schedule or end the run.
+
+Not here: asynchronous or sharded training, reward models, tools, several turns. One process holds a whole policy.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +35,6 @@ from sparroll import records
 from sparroll.control.controller import Controller
 from sparroll.control.guard import Verdict
 from sparroll.engines.base import samples_densely
-from sparroll.engines.scoring import TokenScores
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.progress import OnProgress
@@ -30,15 +48,13 @@ from sparroll.train.runtime.checkpoint import RunState, SavedAdapter
 from sparroll.train.runtime.interrupts import Interrupts
 from sparroll.train.runtime.randomness import generator_state, rollout_seeds
 from sparroll.train.sampling.groups import Groups, Rounds
-from sparroll.train.sampling.prompts import encode
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
-from sparroll.train.sampling.weight_sync import park
 from sparroll.train.setup import Parts, open_run
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
 from sparroll.train.update.micro_batches import padded
 from sparroll.train.update.policy import autocast
-from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
+from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores
 
 if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
@@ -52,7 +68,9 @@ def train(
     Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller schedule.toml. On
     KeyboardInterrupt the last completed step is saved before the exception goes on.
     """
-    return Trainer(open_run(config, Path(out), resume)).run(on_progress)
+    trainer = Trainer(open_run(config, Path(out), resume))
+    with trainer.engine:
+        return trainer.run(on_progress)
 
 
 class Trainer:
@@ -110,7 +128,7 @@ class Trainer:
         rollouts, report = groups.rollouts, groups.report
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
-        park(self.engine, self.config.rollout.sleep_level)
+        self.engine.sleep(self.config.rollout.sleep_level)
         advantage_GN = groups.advantages(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
@@ -174,12 +192,7 @@ class Trainer:
         self.parts.weights.bring_sampler(self.state.step)
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
-        prompt_ids = encode(
-            self.parts.scorer.tokenizer,
-            list(prompts.values()),
-            self.config.task.chat_template,
-            self.config.task.thinking,
-        )
+        prompt_ids = self.parts.encoder.ids(list(prompts.values()))
         rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling)
         self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts

@@ -16,10 +16,10 @@ from sparroll.control.controller import Controller
 from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
 from sparroll.corrections import Correction
-from sparroll.engines.by_name import check_engine, make_engine
-from sparroll.engines.hf.engine import HFEngine
+from sparroll.engines.base import Engine
+from sparroll.engines.make import check_available, make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
-from sparroll.engines.vllm.engine import VLLMEngine
 from sparroll.errors import UserError
 from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
@@ -32,7 +32,7 @@ from sparroll.train.runtime.checkpoint import RunState
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import generator_state, restore_generators, seed_everything
 from sparroll.train.runtime.sinks import JsonLines, Sink, check_packages, open_sinks
-from sparroll.train.sampling.prompts import PromptStream, encode
+from sparroll.train.sampling.prompts import PromptStream
 from sparroll.train.sampling.rewards import Rewards
 from sparroll.train.sampling.rollouts import Sampling
 from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
@@ -61,7 +61,9 @@ class Parts:
     """Holds the policy: `scorer.model` is what is trained."""
     reference: Scorer | None
     """The initial model, for the KL term."""
-    engine: HFEngine | VLLMEngine
+    encoder: PromptEncoder
+    """From prompts to the token ids that the policy is to see."""
+    engine: Engine
     weights: EngineWeights
     """What the engine holds of the policy, and of the adapter where there is one."""
     correction: Correction
@@ -91,8 +93,7 @@ class Parts:
 
     def decode(self, response_ids: list[int]) -> str:
         """The text that a task reads."""
-        assert self.scorer.tokenizer is not None
-        return str(self.scorer.tokenizer.decode(response_ids, skip_special_tokens=True))
+        return str(self.encoder.tokenizer.decode(response_ids, skip_special_tokens=True))
 
     def log(self, step: int, report: StepReport, events: list[str]) -> int:
         """To all sinks; -> length of metrics.jsonl."""
@@ -124,11 +125,12 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
     cheaper = make_cheaper(config, schedule)
     rewards = Rewards(config.reward, config.rollout.samples_per_prompt, config.rollout.max_new_tokens)
     check_packages(config)
-    check_engine(config.rollout.engine)
+    check_available(config.rollout.engine)
     files.output_folder(out)
     scorer = _policy(found / "model" if found and not frozen else config.model.name, config, ranks)
-    prompts = training_prompts(task, config, scorer.tokenizer)
-    controller = _controller(config, schedule, prompts, scorer)
+    encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
+    prompts = training_prompts(task, config, encoder)
+    controller = _controller(config, schedule, prompts, scorer, encoder)
     state = checkpoint.load_state(found) if found else _new_state(schedule, guard, controller)
     others = [controller.widest() if controller else state.schedule, *guard.stricter]
     engine = _engine(config, state.schedule, [*others, *(cheaper.schedules if cheaper else [])], ranks)
@@ -144,12 +146,13 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
         prompts=prompts,
         scorer=scorer,
         reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
+        encoder=encoder,
         engine=engine,
         weights=EngineWeights(scorer.model, engine, adapter, _DTYPE[config.rollout.dtype]),
         correction=config.correction.make(),
         update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
         distill=distill,
-        sampling=_sampling(config, scorer.model.config.vocab_size),
+        sampling=_sampling(config, engine.vocabulary),
         rewards=rewards,
         guard=guard,
         controller=controller,
@@ -197,9 +200,7 @@ def _new_state(schedule: Schedule | None, guard: Guard, controller: Controller |
     return RunState(schedule=controller.schedule(), guard=guard.state(), controller=controller.state())
 
 
-def _engine(
-    config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks
-) -> HFEngine | VLLMEngine:
+def _engine(config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks) -> Engine:
     """Able to run every schedule of `others`, which the run may switch to, and with the run's compression in force."""
     rollout = config.rollout
     if rollout.engine == "vllm" and ranks.count > 1:
@@ -267,14 +268,16 @@ def _begin_writing(parts: Parts) -> None:
 
 
 def _controller(
-    config: TrainConfig, schedule: Schedule | None, prompts: PromptStream, scorer: Scorer
+    config: TrainConfig,
+    schedule: Schedule | None,
+    prompts: PromptStream,
+    scorer: Scorer,
+    encoder: PromptEncoder,
 ) -> Controller | None:
     """For contexts up to the longest prompt and a whole response, as far as the model goes."""
     if config.controller.target is None:
         return None
-    longest = max(
-        len(ids) for ids in encode(scorer.tokenizer, prompts.prompts, config.task.chat_template, config.task.thinking)
-    )
+    longest = max(len(ids) for ids in encoder.ids(prompts.prompts))
     limit = getattr(scorer.model.config, "max_position_embeddings", None)
     return make_controller(config, schedule, min(longest + config.rollout.max_new_tokens, limit or 2**62))
 

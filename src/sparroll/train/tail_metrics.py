@@ -3,10 +3,9 @@ The figures are of the estimator `top_k_lower`; the definitions are in mismatch/
 
 from __future__ import annotations
 
-from sparroll.engines.scoring import TokenScores
-from sparroll.mismatch import TailStatistics, TailTable, acceptance_top_k
+from sparroll.mismatch import TailStatistics, TailTable, acceptance_of
 from sparroll.train.runtime.distributed import Ranks
-from sparroll.types import Rollout, StepReport
+from sparroll.types import Rollout, StepReport, TokenScores
 
 ESTIMATOR = "top_k_lower"
 
@@ -16,13 +15,8 @@ def measure_tail(
 ) -> TailStatistics:
     """Tail statistics of the rollouts of all processes. With the step in their ids, those of several steps can be merged."""
     statistics = TailStatistics(bin_tokens=bin_tokens)
-    for rollout, score in zip(rollouts, scores, strict=True):
-        assert rollout.top_k_ids is not None, "rollouts need top-k lists"
-        assert rollout.top_k_logp is not None, "rollouts need top-k lists"
-        assert score.top_k_ids is not None, "scores need top-k lists"
-        assert score.top_k_logp is not None, "scores need top-k lists"
-        lower_T, _ = acceptance_top_k(score.top_k_ids, score.top_k_logp, rollout.top_k_ids, rollout.top_k_logp)
-        statistics.add(lower_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
+    for rollout, acceptance_T in zip(rollouts, acceptance_of(rollouts, scores, ESTIMATOR), strict=True):
+        statistics.add(acceptance_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
     if ranks.count > 1:
         states = ranks.gather([statistics.state()])
         statistics = TailStatistics.from_state(states[0])

@@ -6,10 +6,9 @@ import torch
 from torch import nn
 
 from sparroll.calibrate.measure import MeasureSettings, Study
-from sparroll.engines.base import EngineReport, LayerReport
-from sparroll.engines.scoring import TokenScores
+from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TokenScores, TopK
 
 LAYERS = 4
 CEILING = 0.97
@@ -32,14 +31,16 @@ def jitter(rollout_seed, tokens):
 def lists(acceptance_T):
     """A sparse top-2 list that shares exactly this mass with the dense list {0: 1}."""
     ids = torch.tensor([[0, 2]]).expand(len(acceptance_T), 2)
-    return ids, torch.stack([acceptance_T.log(), (1 - acceptance_T).log()], 1).float()
+    return TopK(ids, torch.stack([acceptance_T.log(), (1 - acceptance_T).log()], 1).float())
 
 
 class FakeEngine:
     """Rollouts of 50 to 400 tokens, drawn from seed, prompt and sample."""
 
     def __init__(self):
+        self.kind = "hf"
         self.schedule = None
+        self.compression = None
         self.weight_version = 0
         self.generated = []
         """(schedule name, seed) of each call."""
@@ -47,6 +48,9 @@ class FakeEngine:
 
     def set_schedule(self, schedule):
         self.schedule = schedule
+
+    def set_compression(self, compression):
+        self.compression = compression
 
     def reset_report(self):
         self._report = EngineReport("fake", "fake", None, 0)
@@ -76,7 +80,6 @@ class FakeEngine:
         tokens = min(max_new_tokens, 50 + (own * 7919) % 351)
         context_T = len(prompt) + torch.arange(tokens)
         acceptance_T = (law(context_T, self.schedule) + jitter(own, tokens)).clamp(0.01, 0.999)
-        ids, logp = lists(acceptance_T) if top_k else (None, None)
         return Rollout(
             prompt_ids=list(prompt),
             response_ids=[0] * tokens,
@@ -85,8 +88,7 @@ class FakeEngine:
             prompt_index=index,
             sample_index=sample,
             seed=own,
-            top_k_ids=ids,
-            top_k_logp=logp,
+            top_k=lists(acceptance_T) if top_k else None,
         )
 
 
@@ -109,14 +111,14 @@ class FakeScorer:
         scores = []
         for rollout in rollouts:
             tokens = len(rollout.response_ids)
-            ids = torch.tensor([[0, 1]]).expand(tokens, 2)
-            scores.append(TokenScores(torch.zeros(tokens), ids, torch.tensor([[0.0, NOTHING]]).expand(tokens, 2)))
+            certain = TopK(torch.tensor([[0, 1]]).expand(tokens, 2), torch.tensor([[0.0, NOTHING]]).expand(tokens, 2))
+            scores.append(TokenScores(torch.zeros(tokens), certain))
         return scores
 
     def sparse(self, rollouts, schedule, *, temperature=1.0, top_k=0, on_progress=None):
         self.calls.append(schedule.name)
         accepted = [self._accepted(rollout, schedule) for rollout in rollouts]
-        return [TokenScores(each.log(), *lists(each)) for each in accepted]
+        return [TokenScores(each.log(), lists(each)) for each in accepted]
 
     def exact_acceptance(self, rollouts, schedule, *, temperature=1.0, on_progress=None):
         self.calls.append("exact")

@@ -211,8 +211,8 @@ def test_rollouts_come_back_from_their_file_as_they_were():
         assert before.prompt_ids == after.prompt_ids
         assert before.response_ids == after.response_ids
         assert torch.equal(before.sparse_logp, after.sparse_logp)
-        assert torch.equal(before.top_k_ids, after.top_k_ids)
-        assert torch.equal(before.top_k_logp, after.top_k_logp)
+        assert torch.equal(before.top_k.ids, after.top_k.ids)
+        assert torch.equal(before.top_k.logp, after.top_k.logp)
         for name in ("prompt_index", "sample_index", "seed", "finish_reason", "weight_version"):
             assert getattr(before, name) == getattr(after, name)
 

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparroll.corrections import Correction, TopKLists, correction, names
 from sparroll.train.update.loss import LossSettings, policy_loss
+from sparroll.types import TopK
 
 from .enumerated import (
     RULES,
@@ -33,7 +34,7 @@ from .enumerated import (
 NOISES = (0.05, 0.2, 0.7)
 WHOLE_BATCH = {"sparse_rl_released", "jackpot"}
 """Normalised over the call: these have no expectation of one response."""
-PAGE = Path(__file__).parents[4] / "docs" / "corrections.md"
+PAGE = Path(__file__).parents[3] / "docs" / "corrections.md"
 
 
 def made(name: str) -> Correction:
@@ -88,7 +89,7 @@ class Tensors:
     def lists(self, state: Tensor) -> TopKLists:
         dense, sparse = self.logits.detach().log_softmax(-1)[state], self.sparse[state]
         ids = torch.arange(dense.shape[-1]).expand(dense.shape)
-        return TopKLists(ids, sparse, dense, ids, dense)
+        return TopKLists(TopK(ids, sparse), TopK(ids, dense), dense_at_sparse=dense)
 
     def as_gradient(self, tensor: Tensor) -> Gradient:
         return dict(zip(self.prefixes, tensor.tolist(), strict=True))

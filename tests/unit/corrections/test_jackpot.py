@@ -12,6 +12,7 @@ from torch import Tensor
 from sparroll.corrections import AcceptedMass, TopKLists, correction
 from sparroll.corrections.accepted_mass import accepted_mass
 from sparroll.errors import UserError
+from sparroll.types import TopK
 
 INF = math.inf
 LENGTHS = [11, 1, 0, 6, 9, 3]
@@ -42,12 +43,10 @@ def lists(seed: int, shape: tuple[int, ...] = (6, 11), vocabulary: int = 12, k: 
     sparse = logits.log_softmax(-1)
     dense_ids, sparse_ids = dense.topk(k, -1).indices, sparse.topk(k + 1, -1).indices
     return TopKLists(
-        sparse_ids,
-        sparse.gather(-1, sparse_ids),
-        dense.gather(-1, sparse_ids),
-        dense_ids,
-        dense.gather(-1, dense_ids),
-        sparse.gather(-1, dense_ids),
+        sparse=TopK(sparse_ids, sparse.gather(-1, sparse_ids)),
+        dense=TopK(dense_ids, dense.gather(-1, dense_ids)),
+        dense_at_sparse=dense.gather(-1, sparse_ids),
+        sparse_at_dense=sparse.gather(-1, dense_ids),
     )
 
 
@@ -90,11 +89,11 @@ def test_kept_tokens_and_weights_equal_plain_loops(settings: dict[str, float], m
 
 
 def union_mass(of: TopKLists, place: tuple[int, int], scale: float) -> float:
-    q = dict(zip(of.sparse_ids[place].tolist(), of.sparse_logp[place].exp().tolist(), strict=True))
-    p = dict(zip(of.sparse_ids[place].tolist(), of.dense_at_sparse[place].exp().tolist(), strict=True))
+    q = dict(zip(of.sparse.ids[place].tolist(), of.sparse.logp[place].exp().tolist(), strict=True))
+    p = dict(zip(of.sparse.ids[place].tolist(), of.dense_at_sparse[place].exp().tolist(), strict=True))
     if of.sparse_at_dense is not None:
-        q |= dict(zip(of.dense_ids[place].tolist(), of.sparse_at_dense[place].exp().tolist(), strict=True))
-        p |= dict(zip(of.dense_ids[place].tolist(), of.dense_logp[place].exp().tolist(), strict=True))
+        q |= dict(zip(of.dense.ids[place].tolist(), of.sparse_at_dense[place].exp().tolist(), strict=True))
+        p |= dict(zip(of.dense.ids[place].tolist(), of.dense.logp[place].exp().tolist(), strict=True))
     return sum(min(q[v], p[v] / scale) for v in q)
 
 
@@ -111,7 +110,7 @@ def test_without_the_sparse_values_on_the_dense_list_the_mass_is_a_lower_bound_a
     assert torch.equal(lower.values == union.values, lower.whole)
     for t in range(200):
         assert float(lower.values[t]) == pytest.approx(union_mass(own, (t,), scale), rel=1e-12)  # type: ignore[arg-type]
-        held = set(own.dense_ids[t].tolist()) <= set(own.sparse_ids[t].tolist())
+        held = set(own.dense.ids[t].tolist()) <= set(own.sparse.ids[t].tolist())
         assert bool(lower.whole[t]) == held
 
 
@@ -119,10 +118,10 @@ def test_padding_in_a_list_adds_nothing_and_a_dense_zero_misses_nothing() -> Non
     p, q = torch.tensor([0.5, 0.5, 0.0]).double().log(), torch.tensor([0.25, 0.75, 0.0]).double().log()
     ids = torch.tensor([7, 3, 7])
     # Token 3 stands only in the sparse list as padding: it is not known there.
-    sparse_ids, sparse_logp = torch.tensor([7, 9, 3]), torch.tensor([0.25, 0.75, 0.0]).double().log()
-    made = accepted_mass(TopKLists(sparse_ids, sparse_logp, torch.tensor([0.5, 0.0, 0.5]).double().log(), ids, p), 1.0)
+    sparse = TopK(torch.tensor([7, 9, 3]), torch.tensor([0.25, 0.75, 0.0]).double().log())
+    made = accepted_mass(TopKLists(sparse, TopK(ids, p), torch.tensor([0.5, 0.0, 0.5]).double().log()), 1.0)
     assert (float(made.values), bool(made.whole)) == (0.25, False)
-    made = accepted_mass(TopKLists(ids, q, p, ids, p), 1.0)
+    made = accepted_mass(TopKLists(TopK(ids, q), TopK(ids, p), dense_at_sparse=p), 1.0)
     assert (float(made.values), bool(made.whole)) == (0.75, True)
 
 
@@ -154,7 +153,7 @@ def test_weights_follow_the_policy_while_what_is_kept_stays() -> None:
 def test_the_same_policies_keep_everything_at_a_weight_of_one() -> None:
     logp, mask = -torch.rand(3, 7).double(), torch.ones(3, 7, dtype=torch.bool)
     whole = lists(1, (3, 7), vocabulary=4, k=4 - 1)
-    same = TopKLists(whole.sparse_ids, whole.sparse_logp, whole.sparse_logp, whole.sparse_ids, whole.sparse_logp)
+    same = TopKLists(whole.sparse, whole.sparse, dense_at_sparse=whole.sparse.logp)
     result = correction("jackpot")(dense_logp=logp, sparse_logp=logp, mask=mask, uniforms=torch.rand(3, 7), top_k=same)
     assert result.keep.all()
     assert result.weights.flatten().tolist() == pytest.approx([1.0] * 21, rel=1e-12)
@@ -216,11 +215,11 @@ def test_lists_that_do_not_fit_each_other_are_refused() -> None:
     with pytest.raises(UserError, match=r"dense_at_sparse must have the shape of its list, \[8, 5\], got \[8, 4\]"):
         replace(whole, dense_at_sparse=whole.dense_at_sparse[:, :4])
     with pytest.raises(UserError, match="an entry for each token"):
-        replace(whole, dense_ids=whole.dense_ids[:7], dense_logp=whole.dense_logp[:7], sparse_at_dense=None)
+        replace(whole, dense=whole.dense[:7], sparse_at_dense=None)
     with pytest.raises(UserError, match="dense_at_sparse must be log-probabilities"):
         accepted_mass(replace(whole, dense_at_sparse=whole.dense_at_sparse * math.nan), 1.0)
-    with pytest.raises(UserError, match="sparse_ids lists token"):
-        accepted_mass(replace(whole, sparse_ids=whole.sparse_ids * 0), 1.0)
+    with pytest.raises(UserError, match="sparse.ids lists token"):
+        accepted_mass(replace(whole, sparse=TopK(whole.sparse.ids * 0, whole.sparse.logp)), 1.0)
 
 
 @pytest.mark.parametrize("settings", [{"scale": 0.0}, {"scale": -1.0}, {"weight_max": 0.0}, {"drift_max": math.inf}])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparroll.corrections import CorrectionResult, TopKLists, correction
+from sparroll.types import TopK
 
 Distribution = list[float]
 
@@ -42,7 +43,8 @@ def everything(scale: float, **settings: float) -> tuple[list[int], CorrectionRe
     spread = [(i % DRAWS + 0.5) / DRAWS for i in range(len(tokens))]
     p, q = (torch.tensor(values, dtype=torch.float64).log() for values in (DENSE, SPARSE))
     ids = torch.arange(len(DENSE)).expand(len(tokens), 1, -1)
-    lists = TopKLists(*(value.expand(ids.shape) for value in (ids, q, p, ids, p)))
+    p_list, q_list = (value.expand(ids.shape) for value in (p, q))
+    lists = TopKLists(TopK(ids, q_list), TopK(ids, p_list), dense_at_sparse=p_list)
     mask = torch.ones(len(tokens), 1, dtype=torch.bool)
     result = correction("jackpot", scale=scale, **settings)(
         dense_logp=p[tokens][:, None],
@@ -65,12 +67,13 @@ def kept_of(p: Distribution, q: Distribution, scale: float) -> tuple[Distributio
     below_one = draws[:, 1] < 1
     draws[~below_one, 1] = 0.0
     ids = torch.arange(len(p)).expand(len(p), 2, -1)
+    p_list, q_list = (value.expand(ids.shape) for value in (p_log, q_log))
     result = correction("jackpot", scale=scale)(
         dense_logp=p_log[:, None].expand(-1, 2),
         sparse_logp=q_log[:, None].expand(-1, 2),
         mask=torch.ones(len(p), 2, dtype=torch.bool),
         uniforms=draws,
-        top_k=TopKLists(*(value.expand(ids.shape) for value in (ids, q_log, p_log, ids, p_log))),
+        top_k=TopKLists(TopK(ids, q_list), TopK(ids, p_list), dense_at_sparse=p_list),
     )
     assert result.keep[:, 0].all()
     assert torch.equal(result.keep[:, 1], ~below_one)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from sparroll.errors import UserError
-from sparroll.evaluate.accuracy import Accuracy, GradedPrompt, dense_attention, grade, percentile_interval
-from sparroll.schedule import Schedule
+from sparroll.evaluate.accuracy import Accuracy, GradedPrompt, grade, percentile_interval
 from sparroll.types import Prompt, Rollout
 
 
@@ -35,16 +34,6 @@ def test_the_interval_is_that_of_the_mean() -> None:
 class Echo:
     """An engine that answers with the prompt's ids, once per sample."""
 
-    def __init__(self) -> None:
-        self.schedule: Schedule | None = Schedule.fixed(64)
-        self.compression = None
-
-    def set_schedule(self, schedule: Schedule | None) -> None:
-        self.schedule = schedule
-
-    def set_compression(self, compression: None) -> None:
-        self.compression = compression
-
     def generate(self, prompts: list[list[int]], n: int, **_: object) -> list[Rollout]:
         return [
             Rollout(list(ids), list(ids), torch.zeros(len(ids)), "length" if len(ids) > 2 else "stop")
@@ -60,17 +49,3 @@ def test_each_prompt_is_graded_with_its_own_responses() -> None:
     assert graded == [GradedPrompt((1.0, 1.0), (1, 1), 0), GradedPrompt((0.0, 0.0), (3, 3), 2)]
     with pytest.raises(UserError, match="no prompts"):
         grade(Echo(), task, [], [], str, max_new_tokens=4)
-
-
-def test_the_schedule_comes_back_whatever_happens() -> None:
-    engine = Echo()
-    schedule = engine.schedule
-
-    def fail() -> None:
-        with dense_attention(engine):
-            assert engine.schedule is None
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert engine.schedule is schedule

@@ -12,7 +12,7 @@ from sparroll.train.config.sections import TrainConfig
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.groups import Groups, Rounds, kind_of
 from sparroll.train.sampling.rewards import Graded
-from sparroll.types import Prompt, Rollout
+from sparroll.types import Prompt, Rollout, TopK
 
 NAN = float("nan")
 RIGHT, WRONG, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
@@ -24,8 +24,8 @@ def config(wanted: int = 3, dynamic: bool = True, reward: dict[str, Any] | None 
 
 
 def rollout(number: int, sample: int, finish: Any = "stop") -> Rollout:
-    lists = torch.zeros(1, 2)
-    return Rollout([1], [2], torch.zeros(1), finish, number, sample, top_k_ids=lists.long(), top_k_logp=lists)
+    lists = TopK(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2))
+    return Rollout([1], [2], torch.zeros(1), finish, number, sample, top_k=lists)
 
 
 class Share(Ranks):
@@ -134,7 +134,7 @@ def test_without_any_group_the_last_round_is_measured_and_teaches_nothing() -> N
     assert groups.report["groups/kept"] == 0
     assert "reward/kept_mean" not in groups.report
     assert groups.events == []
-    assert all(one.top_k_ids is not None for one in late)
+    assert all(one.top_k is not None for one in late)
 
 
 def test_what_is_dropped_lets_go_of_its_lists() -> None:
@@ -142,8 +142,8 @@ def test_what_is_dropped_lets_go_of_its_lists() -> None:
     first = add(rounds, [WRONG, MIXED])
     add(rounds, [MIXED, MIXED])
     groups = rounds.groups()
-    assert [one.top_k_ids is None for one in first] == [True, True, False, False]
-    assert [one.top_k_logp is None for one in groups.sampled] == [True, True, False, False, False, False, True, True]
+    assert [one.top_k is None for one in first] == [True, True, False, False]
+    assert [one.top_k is None for one in groups.sampled] == [True, True, False, False, False, False, True, True]
 
 
 def test_the_penalty_makes_no_spread_and_one_term_may_decide() -> None:

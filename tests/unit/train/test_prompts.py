@@ -1,4 +1,4 @@
-"""The walk over the training prompts, and how prompts become ids."""
+"""The walk over the training prompts."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from typing import Any
 
 import pytest
 
-from sparroll.errors import UserError
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.tasks import get
 from sparroll.train import TrainConfig
-from sparroll.train.sampling.prompts import GivenPrompts, PromptStream, encode
+from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
 from sparroll.train.sampling.task_data import training_prompts
 from sparroll.types import Prompt
+
+ENCODER = PromptEncoder(tokenizer=len)
+"""Never asked: prompts of these tasks have no limit."""
 
 
 def stream(seed: int = 0, train_prompts: int = 7) -> PromptStream:
@@ -43,35 +46,10 @@ def test_seeds_differ() -> None:
     assert stream(0).next(7) != stream(1).next(7)
 
 
-class Words:
-    chat_template = None
-
-    def __call__(self, text: str) -> dict[str, list[int]]:
-        return {"input_ids": [len(word) for word in text.split()]}
-
-    def apply_chat_template(
-        self, turns: list[dict[str, str]], add_generation_prompt: bool, return_dict: bool
-    ) -> list[int]:
-        assert add_generation_prompt
-        assert not return_dict
-        return [0, *self(turns[0]["content"])["input_ids"], 0]
-
-
-def test_prompts_are_encoded_bare_or_as_a_users_turn() -> None:
-    prompts, tokenizer = [Prompt("a", "one three", ""), Prompt("b", "x", "")], Words()
-    assert encode(tokenizer, prompts, chat_template=False) == [[3, 5], [1]]
-    with pytest.raises(UserError, match="the tokenizer has none"):
-        encode(tokenizer, prompts, chat_template=True)
-    tokenizer.chat_template = "{{ messages }}"
-    assert encode(tokenizer, prompts, chat_template=True) == [[0, 3, 5, 0], [0, 1, 0]]
-    with pytest.raises(UserError, match="has no tokenizer"):
-        encode(None, prompts, chat_template=False)
-
-
 def test_a_run_on_given_prompts_walks_over_all_of_them_and_over_1024_of_an_endless_task() -> None:
     given = GivenPrompts([Prompt(str(number), f"text {number}", "") for number in range(3000)], "mine.jsonl")
-    assert len(training_prompts(given, TrainConfig(), None).prompts) == 2625
-    assert len(training_prompts(get("synthetic"), TrainConfig(), None).prompts) == 1024
+    assert len(training_prompts(given, TrainConfig(), ENCODER).prompts) == 2625
+    assert len(training_prompts(get("synthetic"), TrainConfig(), ENCODER).prompts) == 1024
 
 
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:

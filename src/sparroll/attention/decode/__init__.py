@@ -1,2 +1,6 @@
-"""What one decode step reads from the cache, and the attention over it: api.py for contiguous caches, paged.py for paged
-ones, each with its specification in plain PyTorch; the Triton kernels have the same signatures."""
+"""Choosing units and attending to them in one decode step. api.py is for contiguous caches, paged.py for paged ones;
+each has its specification in plain PyTorch (reference.py, paged_reference.py), and the Triton kernels have the same
+signatures.
+
+Not here: the score of a unit, which is the selector's, and the caches, which are the engine's.
+"""

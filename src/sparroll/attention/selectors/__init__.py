@@ -1,4 +1,5 @@
-"""Selectors by name: the built-in ones, those registered in this process, and those of installed packages.
+"""Selectors by name: the built-in ones, those registered in this process, and those of installed packages. A selector
+says how a unit of the KV cache is summed up and scored; one small file each.
 
 A package offers its own through the entry-point group `sparroll.selectors` (name = kind, value = class);
 docs/selectors.md has the six steps.

@@ -6,24 +6,27 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from sparroll.compression import Compression, make_compression
-from sparroll.engines import requests
-from sparroll.engines.base import EngineReport, LayerReport
+from sparroll.engines import generate_arguments
+from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import routed
-from sparroll.engines.hf.run import Request, Run
-from sparroll.engines.supported_models import check_supported, load_model
+from sparroll.engines.hf.run import GenerateSettings, Request, Run
+from sparroll.engines.load_model import load_model
+from sparroll.engines.report import EngineReport, LayerReport
+from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
 
-class HFEngine:
+class HFEngine(Engine):
     """An engine (see engines/base.py) on a transformers model.
 
     model: packaged name, folder, hub name, or a model object, which is then used as it is and not copied.
@@ -46,17 +49,21 @@ class HFEngine:
     ):
         if max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
+        self.tokenizer = tokenizer
         if isinstance(model, PreTrainedModel):
-            self.model, self.tokenizer = model, tokenizer
+            loaded = model
             if dtype is not None or device is not None:
                 raise UserError("dtype and device belong to the model object", "move it with model.to(...) before")
         else:
-            self.model, loaded = load_model(model, dtype, device)
-            self.tokenizer = tokenizer or loaded
-        check_supported(self.model)
-        config = self.model.config
+            loaded, own_tokenizer = load_model(model, dtype, device)
+            self.tokenizer = tokenizer or own_tokenizer
+        check_supported(loaded)
+        self._model: PreTrainedModel | None = loaded
+        config = loaded.config
         self.model_name = str(getattr(config, "_name_or_path", "") or model)
         self.layers = int(config.num_hidden_layers)
+        self.vocabulary = int(config.vocab_size)
+        self.context_limit = getattr(config, "max_position_embeddings", None)
         self.max_batch = max_batch
         self.weight_version = 0
         self.schedule: Schedule | None = None
@@ -66,8 +73,17 @@ class HFEngine:
         self.reset_report()
 
     @property
+    def model(self) -> PreTrainedModel:
+        """The model that is sampled from. UserError once the engine is closed."""
+        if self._model is None:
+            raise UserError("the engine is closed", "make another one")
+        return self._model
+
+    @property
     def device(self) -> torch.device:
         return self.model.device
+
+    # -- what is read ----------------------------------------------------------------------------------------------------
 
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
         """Takes effect with the next `generate`; None reads the whole cache and leaves a compression in force. A schedule
@@ -90,6 +106,8 @@ class HFEngine:
         """Raise UserError where the engine could not run it."""
         schedule.check_layers(self.layers)
 
+    # -- weights and memory ----------------------------------------------------------------------------------------------
+
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
         """Copy the weights in (names and shapes must match exactly). Raises UserError unless the version rises."""
         if version <= self.weight_version:
@@ -101,6 +119,22 @@ class HFEngine:
             except RuntimeError as error:
                 raise UserError(f"the weights do not fit the engine's model: {error}") from None
         self.weight_version = version
+
+    def shared_model(self) -> PreTrainedModel:
+        return self.model
+
+    def sleep(self, level: Literal[0, 1, 2] = 1) -> None:
+        """Does nothing: the cache exists within `generate` alone, and the weights may be somebody else's model, which others
+        go on using."""
+
+    def wake(self) -> None:
+        """Does nothing, as `sleep`."""
+
+    def close(self) -> None:
+        """Lets go of the model; a module that was passed in lives on with whoever passed it."""
+        self._model = None
+
+    # -- generating ------------------------------------------------------------------------------------------------------
 
     def report(self) -> EngineReport:
         return self._report
@@ -135,22 +169,31 @@ class HFEngine:
         k most likely tokens and their log-probabilities. Raises UserError for empty prompts, prompts that do not leave
         room for `max_new_tokens` in the model's context, and NaN logits.
         """
-        requests.check_counts(n, max_new_tokens, temperature, top_k)
-        config = self.model.config
-        limit = getattr(config, "max_position_embeddings", None)
-        prompt_ids = requests.token_ids(prompts, self.tokenizer, config.vocab_size, limit, max_new_tokens)
-        seeds = requests.seeds(seed, len(prompt_ids), n)
+        model = self.model
+        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)
+        prompt_ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
+        seeds = generate_arguments.seeds(seed, len(prompt_ids), n)
         asked = [
             Request(ids, index, sample, seeds[index * n + sample], max_new_tokens)
             for index, ids in enumerate(prompt_ids)
             for sample in range(n)
         ]
         if stop_ids is None:
-            stop_ids = requests.end_ids(getattr(self.model, "generation_config", None), self.tokenizer)
-        with routed(self.model):
-            run = Run(self, asked, max_new_tokens, temperature, frozenset(stop_ids), min(top_k, config.vocab_size))
+            stop_ids = generate_arguments.end_ids(getattr(model, "generation_config", None), self.tokenizer)
+        settings = GenerateSettings(
+            model=model,
+            schedule=self.schedule,
+            compression=self.compression,
+            weight_version=self.weight_version,
+            max_batch=self.max_batch,
+            temperature=temperature,
+            stop_ids=frozenset(stop_ids),
+            top_k=min(top_k, self.vocabulary),
+        )
+        with routed(model):
+            run = Run(settings, asked, self._report)
             run.all(on_progress)
-        return [request.rollout(self, run.partial_layers) for request in asked]
+        return [run.rollout(request) for request in asked]
 
 
 def _exclude(schedule: Schedule | None, compression: Compression | None) -> None:

@@ -13,21 +13,21 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from sparroll.compression import Compression
 from sparroll.engines import sampling
 from sparroll.engines.hf.attention import DecodeStep, Evicting, PrefillStep, run_step
 from sparroll.engines.hf.kv_cache import DenseFootprint, KVCache
+from sparroll.engines.report import EngineReport
 from sparroll.progress import OnProgress
-from sparroll.types import Rollout
-
-if TYPE_CHECKING:
-    from sparroll.engines.hf.engine import HFEngine
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout, TopK
 
 _PREFILL_TOKENS = 8192
 """Prompts are prefilled together up to so many tokens, padding included."""
@@ -76,64 +76,52 @@ class Request:
             return "evicted"
         return "sparse" if self.sparse_steps else "dense"
 
-    def rollout(self, engine: HFEngine, partial_layers: int) -> Rollout:
-        """partial_layers: how many layers read a part of the context, where any did."""
-        whole = engine.layers * self.context_tokens
-        unread = partial_layers * (self.context_tokens - self.read_tokens)
-        return Rollout(
-            prompt_ids=self.prompt_ids,
-            response_ids=self.response_ids,
-            sparse_logp=torch.tensor(self.logp, dtype=torch.float32),
-            finish_reason="stop" if self.finish_reason == "stop" else "length",
-            prompt_index=self.prompt_index,
-            sample_index=self.sample_index,
-            seed=self.seed,
-            weight_version=engine.weight_version,
-            schedule_name=engine.schedule.name if engine.schedule else None,
-            compression_name=engine.compression.name if engine.compression else None,
-            attention=self.attention,
-            kv_read_share=(whole - unread) / whole if whole else 1.0,
-            wall_seconds=self.ended - self.started,
-            top_k_ids=torch.stack([ids for ids, _ in self.top_k]) if self.top_k else None,
-            top_k_logp=torch.stack([logp for _, logp in self.top_k]) if self.top_k else None,
-        )
+
+@dataclass(frozen=True)
+class GenerateSettings:
+    """What every request of a `generate` call shares."""
+
+    model: PreTrainedModel
+    schedule: Schedule | None
+    compression: Compression | None
+    weight_version: int
+    max_batch: int
+    temperature: float
+    stop_ids: frozenset[int]
+    top_k: int
 
 
 class Run:
-    """One `generate` call: the queue, the cache, the active rows."""
+    """One `generate` call: the queue, the cache, the active rows.
 
-    def __init__(
-        self,
-        engine: HFEngine,
-        requests: list[Request],
-        max_new_tokens: int,
-        temperature: float,
-        stops: frozenset[int],
-        top_k: int,
-    ):
-        self.engine, self.model, self.schedule, self.compression = (
-            engine, engine.model, engine.schedule, engine.compression,
-        )  # fmt: skip
-        self.temperature, self.stops, self.top_k = temperature, stops, top_k
+    report: what runs is counted into it.
+    """
+
+    def __init__(self, settings: GenerateSettings, requests: list[Request], report: EngineReport):
+        self.settings, self.report = settings, report
+        self.model, self.schedule, self.compression = settings.model, settings.schedule, settings.compression
+        self.temperature, self.stops, self.top_k = settings.temperature, settings.stop_ids, settings.top_k
+        self.device = self.model.device
+        self.layers = int(self.model.config.num_hidden_layers)
         self.total = len(requests)
         self.waiting = deque(requests)
         self.active: list[Request] = []
         self.first_logp: dict[int, Tensor] = {}
         """Log-probabilities of the first token, by prompt, while samples of the prompt still wait."""
-        dense = self.schedule.dense_layers if self.schedule else range(engine.layers)
+        dense = self.schedule.dense_layers if self.schedule else range(self.layers)
         self.dense_layers = frozenset(dense)
-        self.sparse_layers = frozenset(range(engine.layers)) - self.dense_layers
-        self.rows = min(engine.max_batch, self.total)
-        self._allocate(max(len(request.prompt_ids) for request in requests) + max_new_tokens)
+        self.sparse_layers = frozenset(range(self.layers)) - self.dense_layers
+        self.rows = min(settings.max_batch, self.total)
+        self._allocate(max(len(request.prompt_ids) + request.max_new_tokens for request in requests))
 
     @property
     def partial_layers(self) -> int:
         """Layers that may read a part of the context."""
-        return self.engine.layers if self.compression else len(self.sparse_layers)
+        return self.layers if self.compression else len(self.sparse_layers)
 
     def _allocate(self, longest_tokens: int) -> None:
         """The cache, and the size of the one that dense rollouts of the same requests would have."""
-        config, policy, layers = self.model.config, self.compression, self.engine.layers
+        config, policy, layers = self.model.config, self.compression, self.layers
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.cache = KVCache(
@@ -145,7 +133,7 @@ class Run:
             selector=self.schedule.selector if self.schedule else None,
             sparse_layers=self.sparse_layers,
             dtype=self.model.dtype,
-            device=self.engine.device,
+            device=self.device,
             recent_queries=policy.query_tokens if policy else 0,
             group=config.num_attention_heads // heads,
         )
@@ -154,7 +142,7 @@ class Run:
 
     def all(self, on_progress: OnProgress | None) -> None:
         started = time.perf_counter()
-        report, done = self.engine.report(), 0
+        done = 0
         while self.waiting or self.active:
             while self.waiting and len(self.active) < self.rows:
                 self._admit()
@@ -166,9 +154,30 @@ class Run:
             if on_progress and finished > done:
                 on_progress(finished, self.total)
             done = finished
-        report.wall_seconds += time.perf_counter() - started
-        report.peak_kv_bytes = max(report.peak_kv_bytes, self.cache.peak_bytes)
-        report.peak_dense_kv_bytes = max(report.peak_dense_kv_bytes, self.dense.peak_bytes)
+        self.report.wall_seconds += time.perf_counter() - started
+        self.report.peak_kv_bytes = max(self.report.peak_kv_bytes, self.cache.peak_bytes)
+        self.report.peak_dense_kv_bytes = max(self.report.peak_dense_kv_bytes, self.dense.peak_bytes)
+
+    def rollout(self, request: Request) -> Rollout:
+        """What became of a request that has ended."""
+        settings, whole = self.settings, self.layers * request.context_tokens
+        unread = self.partial_layers * (request.context_tokens - request.read_tokens)
+        return Rollout(
+            prompt_ids=request.prompt_ids,
+            response_ids=request.response_ids,
+            sparse_logp=torch.tensor(request.logp, dtype=torch.float32),
+            finish_reason="stop" if request.finish_reason == "stop" else "length",
+            prompt_index=request.prompt_index,
+            sample_index=request.sample_index,
+            seed=request.seed,
+            weight_version=settings.weight_version,
+            schedule_name=settings.schedule.name if settings.schedule else None,
+            compression_name=settings.compression.name if settings.compression else None,
+            attention=request.attention,
+            kv_read_share=(whole - unread) / whole if whole else 1.0,
+            wall_seconds=request.ended - request.started,
+            top_k=TopK(*(torch.stack(part) for part in zip(*request.top_k, strict=True))) if request.top_k else None,
+        )
 
     def _admit(self) -> None:
         """Give free rows to waiting requests: copy the prompt from a row that has it, else compute it."""
@@ -214,25 +223,25 @@ class Run:
         padded = torch.zeros(len(prompts), max(lengths), dtype=torch.int64)
         for entry, ids in enumerate(prompts):
             padded[entry, : len(ids)] = torch.tensor(ids)
-        device = self.engine.device
+        device = self.device
         positions = torch.arange(padded.shape[1], device=device).expand(len(prompts), -1)
         last = torch.tensor(lengths, device=device) - 1
         # Right padding needs no mask: under causal attention no prompt token sees what comes after it.
         output = run_step(
             self.model.get_decoder(),
             PrefillStep(self.cache, lengths, rows, self.compression),
-            self.engine.layers,
+            self.layers,
             input_ids=padded.to(device),
             position_ids=positions,
         )
         hidden = output.last_hidden_state[torch.arange(len(prompts), device=device), last]
         logp = sampling.log_probs(self.model.get_output_embeddings()(hidden), self.temperature)
         self.first_logp |= dict(zip(indices, logp, strict=True))
-        self.engine.report().prefill_tokens += sum(lengths)
+        self.report.prefill_tokens += sum(lengths)
 
     def _decode(self) -> None:
         """One token for every active row."""
-        device = self.engine.device
+        device = self.device
         contexts = np.array([request.cached_tokens + 1 for request in self.active])
         held = contexts - np.array([request.evicted_tokens for request in self.active])
         longest = int(held.max())
@@ -255,9 +264,7 @@ class Run:
             evicting=self._evicting(self.compression, held) if self.compression else None,
         )
         ids = torch.tensor([[request.response_ids[-1]] for request in self.active], device=device)
-        output = run_step(
-            self.model, step, self.engine.layers, input_ids=ids, position_ids=(context_tokens - 1)[:, None]
-        )
+        output = run_step(self.model, step, self.layers, input_ids=ids, position_ids=(context_tokens - 1)[:, None])
         self._draw(sampling.log_probs(output.logits[:, -1], self.temperature), 0)
         self._count(
             step, contexts, held if budgets is None else _read_tokens(contexts, budgets, self.cache.unit_tokens)
@@ -271,7 +278,7 @@ class Run:
         steps = np.array([len(request.response_ids) for request in self.active])
         ends = np.array([request.max_new_tokens for request in self.active]) == steps + 1
         due = np.flatnonzero((steps % policy.every_tokens == 0) & (held > policy.budget_tokens) & ~ends)
-        device, window = self.engine.device, policy.query_tokens
+        device, window = self.device, policy.query_tokens
         near = window > 0 and bool((-steps % policy.every_tokens < window).any())
         evicting = Evicting(policy, torch.from_numpy(steps % window).to(device) if near else None, due.tolist())
         if len(due):
@@ -308,7 +315,7 @@ class Run:
                 request.finish_reason = "stop"
             elif len(request.response_ids) == request.max_new_tokens:
                 request.finish_reason = "length"
-        self.engine.report().generated_tokens += len(requests)
+        self.report.generated_tokens += len(requests)
 
     def _release(self) -> None:
         """Finished requests leave; the last active row moves into each gap."""
@@ -328,7 +335,7 @@ class Run:
             request.context_tokens += int(context)
             request.read_tokens += int(tokens)
             request.sparse_steps += int(part)
-        for layer, counted in enumerate(self.engine.report().layers):
+        for layer, counted in enumerate(self.report.layers):
             sparse_rows = int(partly.sum()) if step.ran[layer] != "dense" else 0
             counted.sparse_steps += sparse_rows
             counted.dense_steps += len(contexts) - sparse_rows

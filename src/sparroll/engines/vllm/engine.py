@@ -19,8 +19,9 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from sparroll.compression import Compression
-from sparroll.engines import requests
-from sparroll.engines.base import EngineReport, LayerReport
+from sparroll.engines import generate_arguments
+from sparroll.engines.base import Engine
+from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs, weights
 from sparroll.engines.vllm.arguments import llm_arguments, widest
@@ -39,7 +40,7 @@ _open: list[VLLMEngine] = []
 """The backend's state is one per process, and so is the engine."""
 
 
-class VLLMEngine:
+class VLLMEngine(Engine):
     """An engine (see engines/base.py) on `vllm.LLM`, in this process.
 
     model: packaged name, folder or hub name.  schedule: Schedule, preset name, path, or None for dense.
@@ -83,13 +84,15 @@ class VLLMEngine:
         self.config, self.tokenizer = _described(folder, tokenizer)
         self.layers = int(self.config.num_hidden_layers)
         self.max_batch, self.sparse = max_batch, sparse
+        self.vocabulary = int(self.config.vocab_size)
         self.context_limit = _context_limit(self.config, max_context_tokens)
         self.weight_version = 0
         self.schedule: Schedule | None = None
         self.compression: Compression | None = None
         self._weights: Literal["whole", "gone"] = "whole"
         self._asleep = False
-        self._end_ids = requests.end_ids(_generation_config(folder), self.tokenizer)
+        self._llm: Any = None
+        self._end_ids = generate_arguments.end_ids(_generation_config(folder), self.tokenizer)
         chosen = _loaded(schedule)
         self._capacity = widest(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
         if chosen is not None:
@@ -124,14 +127,24 @@ class VLLMEngine:
             )
         _open.append(self)
         try:
-            self.llm: Any = launch.start(folder, arguments)
+            self._llm = launch.start(folder, arguments)
             self.set_schedule(chosen)
             self.reset_report()
         except BaseException:
             self.close()
             raise
 
-    # -- schedule and weights --------------------------------------------------------------------------------------------
+    @property
+    def llm(self) -> Any:
+        """The `vllm.LLM`. UserError once the engine is closed."""
+        self._check_open()
+        return self._llm
+
+    def _check_open(self) -> None:
+        if self._llm is None:
+            raise UserError("the engine is closed", "make another one")
+
+    # -- what is read ----------------------------------------------------------------------------------------------------
 
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
         """Takes effect with the next `generate`; None is dense. Its selector and dense layers must be the engine's."""
@@ -170,6 +183,8 @@ class VLLMEngine:
                     "start another engine with that schedule, or with capacity=",
                 )
 
+    # -- weights and memory ----------------------------------------------------------------------------------------------
+
     def load_weights(self, weights_: nn.Module | dict[str, Tensor], version: int) -> None:
         """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine wakes.
 
@@ -191,14 +206,17 @@ class VLLMEngine:
         self._weights = "whole"
         self.weight_version = version
 
-    def sleep(self, level: Literal[1, 2] = 1) -> None:
-        """Free the GPU memory. 1: weights wait in host memory. 2: they are dropped, and must be loaded again."""
+    def shared_model(self) -> None:
+        """None: the model is vLLM's own, with its own names and shapes, and lies with its workers."""
+
+    def sleep(self, level: Literal[0, 1, 2] = 1) -> None:
+        """Free the GPU memory. 0: nothing. 1: weights wait in host memory. 2: they are dropped, and must be loaded again."""
+        if level not in (0, 1, 2):
+            raise UserError(f"the sleep level must be 0, 1 or 2, got {level}")
+        if level == 0 or self._asleep:
+            return
         if not self._sleep_mode:
             raise UserError("the engine was not started with sleep_mode", "VLLMEngine(..., sleep_mode=True), on a GPU")
-        if level not in (1, 2):
-            raise UserError(f"the sleep level must be 1 or 2, got {level}")
-        if self._asleep:
-            return
         self._empty_cache()
         self.llm.sleep(level)
         self._asleep = True
@@ -219,10 +237,10 @@ class VLLMEngine:
             return
         _open.remove(self)
         try:
-            if hasattr(self, "llm"):
-                launch.stop(self.llm)
+            if self._llm is not None:
+                launch.stop(self._llm)
         finally:
-            self.__dict__.pop("llm", None)
+            self._llm = None
             launch.release()
 
     def _empty_cache(self) -> None:
@@ -281,17 +299,16 @@ class VLLMEngine:
 
         Raises RuntimeError where the backend did not count every step that the rollouts needed.
         """
-        requests.check_counts(n, max_new_tokens, temperature, top_k)
+        self._check_ready()
+        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)
         if 0 < temperature < _LEAST_TEMPERATURE:
             raise UserError(
                 f"vLLM samples at {_LEAST_TEMPERATURE} or above, got temperature {temperature}", "0 is greedy"
             )
-        vocabulary = int(self.config.vocab_size)
-        ids = requests.token_ids(prompts, self.tokenizer, vocabulary, self.context_limit, max_new_tokens)
-        seeds = requests.seeds(seed, len(ids), n)
-        self._check_ready()
+        ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
+        seeds = generate_arguments.seeds(seed, len(ids), n)
         stops = self._end_ids if stop_ids is None else stop_ids
-        top_k = min(top_k, vocabulary)
+        top_k = min(top_k, self.vocabulary)
         asked = [prompt for prompt in ids for _ in range(n)]
         before = self.report()
         began = time.perf_counter()
@@ -306,6 +323,7 @@ class VLLMEngine:
         return rollouts
 
     def _check_ready(self) -> None:
+        self._check_open()
         if self._asleep:
             raise UserError("the engine sleeps", "wake() it first")
         if self._weights == "gone":
@@ -358,7 +376,7 @@ class VLLMEngine:
         self, prompt: list[int], output: Any, seconds: float, top_k: int, index: int, sample: int, seed: int
     ) -> Rollout:
         tokens = list(output.token_ids)
-        logp, top_k_ids, top_k_logp = outputs.log_probs(output.logprobs, tokens, top_k)
+        logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
         assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"
         contexts = outputs.decode_contexts(len(prompt), len(tokens))
         read = outputs.read_tokens(self.schedule, contexts)
@@ -377,8 +395,7 @@ class VLLMEngine:
             attention="sparse" if self._sparse_layers and bool((read < contexts).any()) else "dense",
             kv_read_share=(whole - unread) / whole if whole else 1.0,
             wall_seconds=seconds,
-            top_k_ids=top_k_ids,
-            top_k_logp=top_k_logp,
+            top_k=lists,
         )
 
     @property

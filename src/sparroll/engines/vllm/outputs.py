@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sparroll.engines import sampling
 from sparroll.schedule import Schedule
+from sparroll.types import TopK
 
 
 def read_tokens(schedule: Schedule | None, contexts: np.ndarray) -> np.ndarray:
@@ -29,14 +30,12 @@ def decode_contexts(prompt_tokens: int, response_tokens: int) -> np.ndarray:
     return np.arange(prompt_tokens + 1, prompt_tokens + response_tokens, dtype=np.int64)
 
 
-def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """([T] of the sampled tokens, [T, K] ids, [T, K] log-probabilities) from vLLM's flat lists, whose rows hold the
-    sampled token and then the most likely ones."""
+def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, TopK | None]:
+    """([T] of the sampled tokens, the most likely tokens) from vLLM's flat lists, whose rows hold the sampled token and
+    then the most likely ones."""
     ids_TW = torch.tensor(flat.token_ids, dtype=torch.int64).view(len(tokens), -1)
     logp_TW = torch.tensor(flat.logprobs, dtype=torch.float32).view(len(tokens), -1)
     assert ids_TW.shape[1] == top_k + 1, f"vLLM returned rows of {ids_TW.shape[1]} log-probabilities for top_k {top_k}"
     sampling.check_finite(logp_TW[:, 0], f"in a response of {len(tokens)} tokens")
     assert ids_TW[:, 0].tolist() == tokens, "vLLM's log-probabilities are of other tokens than it returned"
-    if not top_k:
-        return logp_TW[:, 0].clone(), None, None
-    return logp_TW[:, 0].clone(), ids_TW[:, 1:].clone(), logp_TW[:, 1:].clone()
+    return logp_TW[:, 0].clone(), TopK(ids_TW[:, 1:].clone(), logp_TW[:, 1:].clone()) if top_k else None

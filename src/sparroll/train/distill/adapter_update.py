@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from sparroll.engines.adapter import Adapter
-from sparroll.engines.scoring import TokenScores, response_logp, response_logp_of
+from sparroll.engines.scoring import response_logp, response_logp_of
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train.config.sections import DistillSection, TrainSection
@@ -21,7 +21,7 @@ from sparroll.train.update.loss import LossSettings, LossSums, policy_loss, top_
 from sparroll.train.update.micro_batches import micro_batches, take
 from sparroll.train.update.optimizer import learning_rate, make_optimizer
 from sparroll.train.update.policy import autocast
-from sparroll.types import StepReport, TokenBatch
+from sparroll.types import StepReport, TokenBatch, TokenScores, TopK
 
 LR_TIMES_POLICY = 5.0
 """The adapter's learning rate over the policy's, where none is given (as published)."""
@@ -123,9 +123,9 @@ class AdapterUpdate:
         with autocast(self.train.dtype, device):
             if self.settings.kl == "k3":
                 return response_logp(model, micro, self.temperature, schedule), None
-            ids_NK, dense_logp_NK = (_joined(lists).to(device) for lists in _lists(dense))
-            now_logp_BT, now_logp_NK = response_logp_of(model, micro, ids_NK, self.temperature, schedule)
-        return now_logp_BT, top_k_kl(dense_logp_NK, now_logp_NK).sum()
+            lists = TopK.cat([score.top_k for score in dense if score.top_k is not None]).to(device)
+            now_logp_BT, now_logp_NK = response_logp_of(model, micro, lists.ids, self.temperature, schedule)
+        return now_logp_BT, top_k_kl(lists.logp, now_logp_NK).sum()
 
     def _clip(self, step: int) -> float:
         """Gradient norm before clipping. Raises UserError where it is not finite; the adapter has not moved then."""
@@ -150,13 +150,3 @@ class AdapterUpdate:
             "distill/clipped_share": sums.clipped / counted,
             "distill/tokens": float(tokens),
         }
-
-
-def _lists(dense: list[TokenScores]) -> tuple[list[Tensor | None], list[Tensor | None]]:
-    return [score.top_k_ids for score in dense], [score.top_k_logp for score in dense]
-
-
-def _joined(lists: list[Tensor | None]) -> Tensor:
-    """[N, K] from the rows' [T, K]."""
-    assert all(each is not None for each in lists), "the dense scores need top-k lists"
-    return torch.cat([each for each in lists if each is not None])

@@ -3,11 +3,10 @@ it, and compared with the dense scores that the step has anyway. Decides; the lo
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 from sparroll.control.guard import Verdict
-from sparroll.engines.scoring import Scorer, TokenScores
+from sparroll.engines.scoring import Scorer
 from sparroll.mismatch import TailTable
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.rounding import rounded_down
@@ -15,7 +14,7 @@ from sparroll.schedule import Schedule
 from sparroll.train.config.sections import DistillSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
-from sparroll.types import Rollout, StepReport
+from sparroll.types import Rollout, StepReport, TokenScores
 
 
 class Cheaper:
@@ -54,12 +53,9 @@ class Cheaper:
         first = [place for place, r in enumerate(rollouts) if r.prompt_index < self.settings.cheaper_prompts]
         mine, dense = [rollouts[place] for place in first], [dense[place] for place in first]
         if mine:
-            top_k = max(rollout.top_k_ids.shape[1] for rollout in mine if rollout.top_k_ids is not None)
+            top_k = max(rollout.top_k.k for rollout in mine if rollout.top_k is not None)
             read = self.scorer.sparse(mine, self.following, temperature=temperature, top_k=top_k)
-            mine = [
-                replace(rollout, top_k_ids=score.top_k_ids, top_k_logp=score.top_k_logp)
-                for rollout, score in zip(mine, read, strict=True)
-            ]
+            mine = [rollout.read_by(score) for rollout, score in zip(mine, read, strict=True)]
         return measure_tail(mine, dense, bin_tokens, ranks, step).table(ESTIMATOR)
 
     def watch(self, table: TailTable, least_tokens: int, schedule: Schedule) -> tuple[Verdict, StepReport]:

@@ -24,7 +24,6 @@ from sparroll.train.loop import Clock, Trainer
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
-from sparroll.train.sampling.weight_sync import park
 from sparroll.train.setup import open_run
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
 from sparroll.types import StepReport
@@ -49,8 +48,9 @@ def distill(
             f"set task.name to {task.name!r}: the record and --resume go by it",
         )
     run = DistillRun(open_run(config, Path(out), resume, frozen=True, task=task))
-    run.advance(on_progress)
-    return run.result()
+    with run.engine:
+        run.advance(on_progress)
+        return run.result()
 
 
 def check_frozen(config: TrainConfig) -> None:
@@ -141,7 +141,7 @@ class DistillRun(Trainer):
             self.engine.reset_report()
             rollouts = self.sample(prompts, number)
             report = rollout_report(rollouts, self.engine, self.ranks)
-        park(self.engine, self.config.rollout.sleep_level)
+        self.engine.sleep(self.config.rollout.sleep_level)
         with clock("score"):
             scores = self.score(rollouts)
         with clock("measure"):

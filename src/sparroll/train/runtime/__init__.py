@@ -1,1 +1,2 @@
-"""What keeps a run alive and reproducible: checkpoints, interrupts, seeds, processes, and the files that metrics go to."""
+"""What keeps a run alive and reproducible: checkpoints, Ctrl-C, seeds, several processes, and where the metrics go. No
+learning happens here."""

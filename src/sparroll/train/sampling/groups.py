@@ -140,7 +140,7 @@ class Rounds:
         dropped = set(numbers)
         for rollout in self._sampled:
             if rollout.prompt_index in dropped:
-                rollout.top_k_ids = rollout.top_k_logp = None
+                rollout.top_k = None
 
     def _report(self, kept: list[int], reward_GN: Tensor) -> StepReport:
         counts = Counter(self.kinds.values())

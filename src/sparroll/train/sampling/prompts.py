@@ -5,9 +5,7 @@ from __future__ import annotations
 import hashlib
 import random
 from collections.abc import Sequence
-from typing import Any
 
-from sparroll.engines.prompt_encoding import prompt_ids
 from sparroll.errors import UserError
 from sparroll.tasks import Split, Task
 from sparroll.types import Prompt
@@ -68,12 +66,3 @@ class GivenPrompts:
     def reward(self, prompt: Prompt, response_text: str) -> float:
         """Raises UserError: nobody said what is right."""
         raise UserError(f"the prompts of {self.name} have no rewards", "choose a task")
-
-
-def encode(
-    tokenizer: Any, prompts: Sequence[Prompt], chat_template: bool, thinking: bool | None = None
-) -> list[list[int]]:
-    """Token ids as the model is to see the prompts."""
-    if tokenizer is None:
-        raise UserError("the model has no tokenizer, so prompts cannot be encoded", "save one into the model's folder")
-    return [prompt_ids(tokenizer, prompt, chat_template, thinking) for prompt in prompts]

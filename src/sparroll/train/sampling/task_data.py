@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from sparroll import files, tasks
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError, nearest
 from sparroll.resume import refuse_changes
 from sparroll.tasks import Task
@@ -13,7 +13,7 @@ from sparroll.tasks.data.select import refuse_window_without_dates
 from sparroll.tasks.data.task import DataTask, data_task
 from sparroll.train.config.sections import TrainConfig
 from sparroll.train.runtime import checkpoint
-from sparroll.train.sampling.prompts import GivenPrompts, PromptStream, encode
+from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
 
 ENDLESS_TASK_PROMPTS = 1024
 RECORD = "data.json"
@@ -34,15 +34,14 @@ def make_task(config: TrainConfig) -> Task:
     return task
 
 
-def training_prompts(task: Task, config: TrainConfig, tokenizer: Any) -> PromptStream:
+def training_prompts(task: Task, config: TrainConfig, encoder: PromptEncoder) -> PromptStream:
     """The walk over the training prompts, none of them too long. Raises UserError where there are fewer than asked for."""
     asked = config.task.train_prompts
     if not isinstance(task, DataTask):
         endless = not isinstance(task, GivenPrompts)
         count = ENDLESS_TASK_PROMPTS if asked is None and endless else asked
         return PromptStream(task, config.task.level, config.train.seed, count)
-    chat, thinking = config.task.chat_template, config.task.thinking
-    task.limit_prompt_tokens(lambda prompts: [len(ids) for ids in encode(tokenizer, prompts, chat, thinking)])
+    task.limit_prompt_tokens(lambda prompts: [len(ids) for ids in encoder.ids(prompts)])
     stream = PromptStream(task, config.task.level, config.train.seed, asked)
     if asked is not None and len(stream.prompts) < asked:
         raise UserError(

@@ -4,7 +4,7 @@ weights than the trainer believes would make every log-ratio wrong without an er
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from transformers import PreTrainedModel
@@ -43,7 +43,7 @@ class EngineWeights:
         self._bring("policy" if self.adapter is None else "sampler", step)
 
     def _bring(self, what: Holds, step: int) -> None:
-        check_engine(self.engine, self._version)
+        check_version(self.engine, self._version)
         if self._holds != (what, step):
             if self.adapter is None:
                 version = step
@@ -52,7 +52,7 @@ class EngineWeights:
                 version = self._version + 1
                 self.engine.load_weights(self.adapter.merged(self.dtype) if what == "sampler" else self.policy, version)
             self._holds, self._version = (what, step), version
-            check_engine(self.engine, self._version)
+            check_version(self.engine, self._version)
 
     def check_sampled(self, rollouts: Iterable[Rollout], step: int) -> None:
         """That they were sampled with the weights that `bring_sampler` brought for that step."""
@@ -60,13 +60,7 @@ class EngineWeights:
         check_rollouts(rollouts, self._version)
 
 
-def park(engine: Any, level: int) -> None:
-    """Let the engine give up GPU memory until new weights wake it; level 0 leaves it as it is."""
-    if level:
-        engine.sleep(level)
-
-
-def check_engine(engine: Engine, version: int) -> None:
+def check_version(engine: Engine, version: int) -> None:
     assert engine.weight_version == version, f"the engine has weights {engine.weight_version}, the trainer {version}"
 
 

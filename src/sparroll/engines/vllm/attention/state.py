@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.selectors import Selector
-from sparroll.engines.base import EngineReport, LayerReport
+from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 

@@ -1,17 +1,12 @@
-"""An engine by name, as the command line and training configurations ask for one."""
+"""The one way to make an engine by its name: for the command line, training configurations and everybody else."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from sparroll.engines.base import Engine
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
-
-if TYPE_CHECKING:
-    from sparroll.engines.hf.engine import HFEngine
-    from sparroll.engines.vllm.engine import VLLMEngine
 
 ENGINES = ["hf", "vllm"]
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -29,9 +24,9 @@ def make_engine(
     gpu_memory_share: float = 0.85,
     kv_cache_gib: float | None = None,
     sleep_mode: bool = False,
-) -> HFEngine | VLLMEngine:
+) -> Engine:
     """The engine of that name; capacity and what follows max_batch are VLLMEngine's."""
-    check_engine(kind)
+    check_available(kind)
     if kind == "hf":
         from sparroll.engines.hf.engine import HFEngine
 
@@ -58,7 +53,7 @@ def dtype_named(name: str | None) -> torch.dtype | None:
     return DTYPES[name] if name else None
 
 
-def check_engine(kind: str) -> None:
+def check_available(kind: str) -> None:
     """Raise UserError where there is no such engine, or what it needs is not installed. Loads nothing."""
     if kind not in ENGINES:
         raise UserError(f"unknown engine {kind!r}", nearest(kind, ENGINES))

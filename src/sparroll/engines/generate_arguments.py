@@ -1,4 +1,4 @@
-"""What is asked of an engine, checked before anything runs: the same mistakes are the same errors in every engine."""
+"""The arguments of `generate`, checked before anything runs: the same mistakes are the same errors in every engine."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from sparroll.engines import sampling
+from sparroll.engines.base import Engine
+from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
@@ -22,14 +24,9 @@ def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) ->
         )
 
 
-def token_ids(
-    prompts: Prompts,
-    tokenizer: PreTrainedTokenizerBase | None,
-    vocabulary: int,
-    context_limit: int | None,
-    max_new_tokens: int,
-) -> list[list[int]]:
+def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[list[int]]:
     """Ids of each prompt. Raises UserError for empty prompts and those that leave no room for `max_new_tokens`."""
+    vocabulary, context_limit = engine.vocabulary, engine.context_limit
     if isinstance(prompts, str):
         raise UserError("prompts must be a list", "pass [prompt] for a single one")
     if not len(prompts):
@@ -38,9 +35,9 @@ def token_ids(
     given: Sequence[str | Sequence[int]] = prompts
     for number, prompt in enumerate(given):
         if isinstance(prompt, str):
-            if tokenizer is None:
+            if engine.tokenizer is None:
                 raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")
-            ids = list(tokenizer(prompt)["input_ids"])
+            ids = text_ids(engine.tokenizer, prompt)
         else:
             ids = [int(token) for token in prompt]
         if not ids:

@@ -1,0 +1,36 @@
+"""Models and tokenizers from a packaged name, a folder or the hub. Safetensors only, and no code from the hub."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from sparroll.errors import UserError
+from sparroll.models import resolve
+
+
+def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
+    """The tokenizer alone."""
+    try:
+        return AutoTokenizer.from_pretrained(resolve(str(name)))
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(
+            f"cannot load the tokenizer of {str(name)!r}: {reason}", "give a hub name or a folder"
+        ) from None
+
+
+def load_model(
+    name: str | Path, dtype: torch.dtype | None, device: torch.device | str | None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Model and tokenizer. dtype: default, as stored. device: default, cuda where there is one."""
+    folder = resolve(str(name))
+    try:
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", use_safetensors=True)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise UserError(f"cannot load the model {str(name)!r}: {reason}", "give a hub name or a folder") from None
+    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer

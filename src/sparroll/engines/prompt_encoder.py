@@ -1,0 +1,83 @@
+"""Prompts as the model's own tokenizer writes them: plain text, or a chat in its template, with or without thinking.
+
+Nothing here knows a model by name; what its template cannot do is refused.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sparroll.errors import UserError
+from sparroll.types import Prompt
+
+SWITCH = "enable_thinking"
+"""The variable by which chat templates turn thinking on and off."""
+
+
+@dataclass(frozen=True)
+class PromptEncoder:
+    """From prompts to token ids, the same way everywhere. Raises UserError at once for what the tokenizer cannot do.
+
+    >>> PromptEncoder(engine.tokenizer, chat_template=True).ids(prompts)
+    """
+
+    tokenizer: Any
+    """A transformers tokenizer."""
+    chat_template: bool = False
+    """Whether a text goes through the tokenizer's chat template, as a user's message. A chat always goes through it."""
+    thinking: bool | None = None
+    """Passed to the chat template; None leaves it at the template's default."""
+
+    def __post_init__(self) -> None:
+        if self.tokenizer is None:
+            raise UserError(
+                "the model has no tokenizer, so prompts cannot be encoded", "save one into the model's folder"
+            )
+        if self.thinking is not None and not self.chat_template:
+            raise UserError(
+                "thinking is a mode of the chat template, which is off",
+                "turn it on: --chat, in a training configuration task.chat_template = true",
+            )
+        if self.chat_template and not self.tokenizer.chat_template:
+            raise UserError(
+                "the model's tokenizer has no chat template",
+                "base models take plain text: leave --chat out, in a training configuration task.chat_template",
+            )
+        if self.thinking is not None and not knows_thinking(self.tokenizer.chat_template):
+            raise UserError(
+                f"thinking is to be {'on' if self.thinking else 'off'}, but the tokenizer's chat template has no {SWITCH}",
+                "leave --thinking, --no-thinking or task.thinking out: this model has one mode",
+            )
+
+    def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
+        """Token ids of each prompt; of a chat, up to where the assistant begins."""
+        return [self._ids(prompt) for prompt in prompts]
+
+    def _ids(self, prompt: Prompt) -> list[int]:
+        if not self.chat_template and not prompt.messages:
+            return text_ids(self.tokenizer, prompt.text)
+        if not self.tokenizer.chat_template:
+            raise UserError(
+                f"the prompt {prompt.prompt_id!r} is a chat, and the model's tokenizer has no chat template",
+                "give plain text prompts, or a model that was trained for chats",
+            )
+        turns = prompt.messages or (("user", prompt.text),)
+        messages = [{"role": role, "content": content} for role, content in turns]
+        options = {} if self.thinking is None else {SWITCH: self.thinking}
+        return list(
+            self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
+        )
+
+
+def text_ids(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text as it is."""
+    return list(tokenizer(text)["input_ids"])
+
+
+def knows_thinking(template: str | dict[str, str]) -> bool:
+    """Whether the template (the default one of several) reads the switch."""
+    text = template if isinstance(template, str) else template.get("default", "")
+    return re.search(rf"\b{SWITCH}\b", text) is not None

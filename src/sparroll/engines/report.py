@@ -1,0 +1,83 @@
+"""What an engine says about the attention that really ran, layer by layer. Plain data; whoever runs the model counts."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass
+class LayerReport:
+    """What one layer did, counted in request-steps (a decode step of a batch of 8 counts 8)."""
+
+    dense_steps: int = 0
+    sparse_steps: int = 0
+    """Steps that read a part of the context, chosen or left by eviction. A context within its budget is read whole and
+    counts as dense."""
+    context_tokens: int = 0
+    """Sum of the contexts' lengths over all steps."""
+    read_tokens: int = 0
+    """Sum of the tokens attended."""
+    index_read_share: float = 0.0
+    """Bytes of index rows that scoring reads, over the bytes of all K and V of the context; 0 in a dense layer."""
+
+    @property
+    def kv_read_share(self) -> float:
+        """Tokens attended / tokens in context; 1 when nothing ran."""
+        return self.read_tokens / self.context_tokens if self.context_tokens else 1.0
+
+
+@dataclass
+class EngineReport:
+    """What ran since the engine was made or `reset_report` was called."""
+
+    engine: str
+    model: str
+    schedule_name: str | None
+    weight_version: int
+    prefill_tokens: int = 0
+    generated_tokens: int = 0
+    wall_seconds: float = 0.0
+    preemptions: int = 0
+    """How often a request lost its cache and was computed again. Only vLLM does that."""
+    recomputed_tokens: int = 0
+    """Response tokens that went through prefill after a preemption, so densely; among `prefill_tokens`."""
+    resumed_tokens: int = 0
+    """Response tokens sampled at the end of such a prefill: no layer counts a step for them."""
+    resumed_sparse_tokens: int = 0
+    """Of those, the ones for which the schedule reads a part of the context."""
+    compression_name: str | None = None
+    peak_kv_bytes: int = 0
+    """Most bytes that the tensors of the KV cache had at a time, measured; HFEngine only."""
+    peak_dense_kv_bytes: int = 0
+    """The same for dense rollouts of these requests: what a cache without eviction and index would have grown to."""
+    layers: list[LayerReport] = field(default_factory=list)
+
+    @property
+    def kv_saved_share(self) -> float:
+        """1 - peak bytes / those of a dense cache; below 0 where an index comes on top, 0 where nothing was measured."""
+        return 1 - self.peak_kv_bytes / self.peak_dense_kv_bytes if self.peak_dense_kv_bytes else 0.0
+
+    @property
+    def kv_read_share(self) -> float:
+        """Tokens attended / tokens in context over all layers and decode steps."""
+        read = sum(layer.read_tokens for layer in self.layers)
+        context = sum(layer.context_tokens for layer in self.layers)
+        return read / context if context else 1.0
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a JSON record."""
+        layers = [dataclasses.asdict(layer) | {"kv_read_share": layer.kv_read_share} for layer in self.layers]
+        shares = {"kv_read_share": self.kv_read_share, "kv_saved_share": self.kv_saved_share}
+        return dataclasses.asdict(self) | {"layers": layers} | shares
+
+    @staticmethod
+    def from_table(table: dict[str, Any]) -> EngineReport:
+        """The report that `table` wrote."""
+        layers = [LayerReport(**_without_share(layer)) for layer in table["layers"]]
+        return EngineReport(**_without_share(table) | {"layers": layers})
+
+
+def _without_share(table: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in table.items() if name not in ("kv_read_share", "kv_saved_share")}

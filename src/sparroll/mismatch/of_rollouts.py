@@ -1,0 +1,43 @@
+"""The acceptance of whole rollouts: what their sampler said of each token, joined with what the dense policy says of it. The
+definitions are in acceptance.py; nothing here runs a model or summarises over tokens."""
+
+# T response tokens of one rollout
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from sparroll.errors import UserError, nearest
+from sparroll.mismatch.acceptance import ESTIMATORS, acceptance_sampled, acceptance_top_k
+from sparroll.types import Rollout, TokenScores
+
+
+def acceptance_of(rollouts: Sequence[Rollout], scores: Sequence[TokenScores], estimator: str) -> list[Tensor]:
+    """Acceptance [T] of each rollout's tokens by the dense policy, whose scores are in the rollouts' order.
+
+    estimator: "top_k_lower" or "top_k_upper", which need the top-k lists of both sides, or "sampled". The estimator "exact"
+    reads whole distributions, which no rollout holds: see `Scorer.exact_acceptance`.
+    """
+    if estimator == "exact":
+        raise UserError(
+            'the estimator "exact" needs the whole distributions of both policies, which rollouts do not hold',
+            "use Scorer.exact_acceptance, or the estimator top_k_lower",
+        )
+    if estimator not in ESTIMATORS:
+        raise UserError(f"unknown estimator {estimator!r}", nearest(str(estimator), list(ESTIMATORS)))
+    return [_acceptance(rollout, score, estimator) for rollout, score in zip(rollouts, scores, strict=True)]
+
+
+def _acceptance(rollout: Rollout, dense: TokenScores, estimator: str) -> Tensor:
+    if estimator == "sampled":
+        return acceptance_sampled(dense.logp, rollout.sparse_logp)
+    if rollout.top_k is None or dense.top_k is None:
+        side = "rollouts" if rollout.top_k is None else "scores"
+        raise UserError(
+            f"{estimator} needs the top-k lists of both sides, and the {side} have none",
+            "generate the rollouts, and score them, with top_k=20",
+        )
+    lower_T, upper_T = acceptance_top_k(dense.top_k.ids, dense.top_k.logp, rollout.top_k.ids, rollout.top_k.logp)
+    return lower_T if estimator == "top_k_lower" else upper_T
