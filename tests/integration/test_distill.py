@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +26,9 @@ from sparroll.train.loop import Trainer
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.types import Rollout, TokenBatch, TokenScores
+from sparroll.types import Rollout, TokenBatch
 
-Given = tuple[TokenBatch, list[TokenScores], Schedule]
+Given = tuple[TokenBatch, Schedule]
 ON = {"enabled": True, "lr": 1e-2, "rank": 4}
 
 
@@ -112,10 +113,10 @@ def at_phase_two(model: str, tmp_path: Path, **settings: Any) -> tuple[Trainer, 
     assert schedule is not None
     prompts = trainer.next_prompts()
     rollouts = trainer.sample(prompts, 2)
-    scores = trainer.score(rollouts)
-    batch = trainer.batch(rollouts, scores, torch.randn(len(prompts), 4))
-    assert batch is not None
-    return trainer, update, rollouts, (batch, scores, schedule)
+    batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
+    batch.advantage_B = torch.randn(len(rollouts))
+    batch.add_scores(trainer.score(rollouts))
+    return trainer, update, rollouts, (batch, schedule)
 
 
 def test_phase_two_leaves_every_base_weight_and_the_policys_optimizer_alone(model: str, tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
     """Step 2 samples from merged weights, with an adapter that has moved: at the start of phase two the ratio is 1."""
     trainer, distill, rollouts, given = at_phase_two(model, tmp_path, lr=1e-30)
     assert any(rollout.attention == "sparse" for rollout in rollouts)
-    batch, _, schedule = given
+    batch, schedule = given
     with torch.no_grad():
         now = response_logp(distill.adapter.adapted, batch, 1.0, schedule)
         plain = response_logp(trainer.policy, batch, 1.0, schedule)
@@ -151,13 +152,14 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
 def test_a_token_that_was_sampled_from_other_units_counts_and_moves_nothing(
     model: str, tmp_path: Path, sampled: list[list[Rollout]]
 ) -> None:
-    _, distill, _, (batch, scores, schedule) = at_phase_two(model, tmp_path, lr=1e-30)
-    tokens = int(batch.mask_BT.sum())
+    _, distill, _, (batch, schedule) = at_phase_two(model, tmp_path, lr=1e-30)
+    rows, tokens = list(range(len(batch))), int(batch.mask_BT.sum())
+    loss = partial(distill.loss, schedule=schedule, tokens=tokens)
     said = float(batch.sparse_logp_BT[0, 1])
     moved = {}
     for nats in (0.0, 1.0, -5.0, 5.0, 30.0):
         batch.sparse_logp_BT[0, 1] = said + nats
-        sums = distill._gradients(batch, scores, schedule, tokens)
+        sums = distill.gradient_step.gradient(batch, rows, loss)
         assert sums.tokens == tokens - (abs(nats) > MOST_NATS_OFF)
         moved[nats] = torch.cat([parameter.grad.flatten().clone() for parameter in distill.adapter.parameters])
     assert moved[5.0].equal(moved[-5.0]) and moved[5.0].equal(moved[30.0])

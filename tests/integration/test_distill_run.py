@@ -29,7 +29,7 @@ from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
 from sparroll.train.setup import open_run
 from sparroll.train.tail_metrics import measure_tail
-from sparroll.types import Prompt
+from sparroll.types import Prompt, TokenBatch
 
 
 def config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
@@ -262,7 +262,8 @@ def test_updates_on_the_same_rollouts_bring_the_sparse_policy_to_the_dense_one(t
     assert schedule is not None
     rollouts = trainer.sample(trainer.next_prompts(), 1)
     scores = trainer.score(rollouts)
-    batch = trainer.batch(rollouts, scores, torch.zeros(4, 2))
+    batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
+    batch.add_scores(scores)
     frozen = {name: value.clone() for name, value in trainer.policy.state_dict().items()}
 
     def tail() -> tuple[float, float]:
@@ -272,7 +273,7 @@ def test_updates_on_the_same_rollouts_bring_the_sparse_policy_to_the_dense_one(t
         return overall.mean, overall.q05
 
     before = tail()
-    kl = [update(batch, scores, schedule, step, lambda: None)["distill/kl"] for step in range(1, 13)]
+    kl = [update(batch, schedule, step, lambda: None)["distill/kl"] for step in range(1, 13)]
     after = tail()
     assert kl[-1] < 0.25 * kl[0]
     assert after[0] > before[0] + 0.01

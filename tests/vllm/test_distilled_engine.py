@@ -71,7 +71,7 @@ def test_a_run_with_vllm_samples_with_the_adapter_and_measures_the_ceiling_witho
             reports.append(trainer.step())
             trainer.interrupts.release()
     finally:
-        trainer.engine.close()  # type: ignore[union-attr]
+        trainer.engine.close()
     for report in reports:
         assert report["mismatch/dense_ceiling_q05"] > 0.9
         assert report["mismatch/acceptance_mean"] < 0.9

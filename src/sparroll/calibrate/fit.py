@@ -16,14 +16,13 @@ from typing import Any
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.curve import Cell, Curve
 from sparroll.errors import UserError
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import bin_name
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule, Step
 
 MIN_TOKENS = 400
 """Below so many tokens the 5th percentile rests on fewer than twenty of them."""
-MIN_ROLLOUTS = 8
-"""Below so many rollouts a bootstrap over rollouts says little."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def fit_schedule(
     top_k: int | None = None,
     ceiling: Sequence[Cell] = (),
     min_tokens: int = MIN_TOKENS,
-    min_rollouts: int = MIN_ROLLOUTS,
+    min_rollouts: int = LEAST_ROLLOUTS,
     model: str | None = None,
     made_by: dict[str, Any] | None = None,
     name: str = "calibrated",
@@ -169,16 +168,15 @@ class _Needs:
     """Largest budget of the sweep."""
 
     def enough(self, cell: Cell) -> bool:
-        return cell.tokens >= self.min_tokens and cell.rollouts >= self.min_rollouts
+        return cell.counts(self.min_tokens, self.min_rollouts)
 
     def check_ceiling(self, ceilings: Sequence[Cell]) -> None:
         for cell in ceilings:
             if cell.value < self.target:
-                where = bin_name(cell.from_context_tokens, cell.to_context_tokens)
                 lowest = rounded_down(min(each.value for each in ceilings))
                 raise UserError(
-                    f"the dense ceiling at {where} is {rounded_down(cell.value)}, below the target of {self.target}: even "
-                    "dense rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
+                    f"the dense ceiling at {cell.name} is {rounded_down(cell.value)}, below the target of {self.target}: "
+                    "even dense rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
                     f"lower the target to {lowest} or less, or raise the engine's precision",
                 )
 

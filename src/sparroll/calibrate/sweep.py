@@ -11,10 +11,11 @@ from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.curve import Cell, cells_of
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule, fit_schedule
+from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, fit_schedule
 from sparroll.calibrate.measure import Measurement, MeasureSettings, Study
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule, check_budget
 
@@ -45,7 +46,7 @@ class Sweep:
         target: float,
         *,
         min_tokens: int = MIN_TOKENS,
-        min_rollouts: int = MIN_ROLLOUTS,
+        min_rollouts: int = LEAST_ROLLOUTS,
         model: str | None = None,
         made_by: dict[str, Any] | None = None,
         name: str = "calibrated",

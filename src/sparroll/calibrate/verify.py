@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparroll.calibrate.curve import Cell, cells_of
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.store import Store, measurement_table
 from sparroll.calibrate.sweep import sweep_fingerprint
-from sparroll.mismatch.table import bin_name
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, Step
 
@@ -57,7 +57,7 @@ def verify(
     bound: Bound = "value",
     most_rounds: int = 4,
     min_tokens: int = MIN_TOKENS,
-    min_rollouts: int = MIN_ROLLOUTS,
+    min_rollouts: int = LEAST_ROLLOUTS,
     on_progress: OnProgress | None = None,
 ) -> Verification:
     """Measure `schedule` faithfully; where a bin misses the target, raise its budget to the next notch and repeat.
@@ -73,14 +73,14 @@ def verify(
     while True:
         measurement = _round(study, schedule, len(rounds), store, on_progress)
         rounds.append(measurement)
-        cells = [c for c in cells_of(measurement.tail(), 0) if c.tokens >= min_tokens and c.rollouts >= min_rollouts]
+        cells = [cell for cell in cells_of(measurement.tail(), 0) if cell.counts(min_tokens, min_rollouts)]
         missed = [cell for cell in cells if getattr(cell, bound) < target]
         raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
         notes += [_said(cell, len(rounds), target, bound, schedule, raised) for cell in missed]
         if raised.steps == schedule.steps:
             break
         schedule = raised
-    names = tuple(bin_name(cell.from_context_tokens, cell.to_context_tokens) for cell in missed)
+    names = tuple(cell.name for cell in missed)
     return Verification(_with_figures(schedule, cells), measurement, not missed, names, tuple(rounds), tuple(notes))
 
 
@@ -135,8 +135,7 @@ def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
 
 
 def _said(cell: Cell, number: int, target: float, bound: Bound, before: Schedule, after: Schedule) -> str:
-    where = bin_name(cell.from_context_tokens, cell.to_context_tokens)
     budgets = [schedule.kv_budget_tokens(cell.from_context_tokens) for schedule in (before, after)]
     then = f"raised to {budgets[1]}" if budgets[1] > budgets[0] else "not raised further"
     figure = f"{bound} {getattr(cell, bound):.4f}"
-    return f"round {number}: {where} has {figure} at {budgets[0]} tokens, the target is {target}; {then}"
+    return f"round {number}: {cell.name} has {figure} at {budgets[0]} tokens, the target is {target}; {then}"

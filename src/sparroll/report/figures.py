@@ -1,4 +1,4 @@
-"""The figures of a report as SVG text that stands inside an HTML page. Draws what it is given."""
+"""The figures of a report as SVG text inside an HTML page. Draws what it is given."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sparroll.report.data import TailCurve, TrainingRun
+from sparroll.report.data import TailCurve, TrainingRun, thin
 from sparroll.schedule import Schedule
 
 INK, QUIET, GRID = "#1f2933", "#66727f", "#e4e7eb"
@@ -63,7 +63,7 @@ def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic:
             )  # fmt: skip
         axes.set_xlabel("context length (tokens)")
         axes.set_ylabel(statistic)
-        values = [point.low for curve in curves for point in curve.points if not point.thin]
+        values = [point.low for curve in curves for point in curve.points if not thin(point)]
         axes.set_ylim(max(0.0, min([*values, target or 1.0]) - 0.04), 1.01)
         axes.set_xlim(0, max(point.to_context_tokens for curve in curves for point in curve.points))
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
@@ -79,7 +79,7 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
     else:
         place = budgets.index(curve.kv_budget_tokens) if curve.kv_budget_tokens is not None else 0
         look = {"color": mpl.colormaps["plasma"](0.08 + 0.78 * (1 - place / max(1, len(budgets) - 1)))}
-    solid = [point for point in curve.points if not point.thin]
+    solid = [point for point in curve.points if not thin(point)]
     at = [point.middle for point in solid]
     axes.plot(at, [point.value for point in solid], marker="o", markersize=4, label=curve.name, **look)
     axes.fill_between(
@@ -90,9 +90,9 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
         alpha=0.13,
         linewidth=0,
     )
-    thin = [point for point in curve.points if point.thin]
+    hollow = [point for point in curve.points if thin(point)]
     axes.plot(
-        [point.middle for point in thin], [point.value for point in thin],
+        [point.middle for point in hollow], [point.value for point in hollow],
         linestyle="none", marker="o", markersize=4, markerfacecolor="none", color=look["color"], alpha=0.5,
     )  # fmt: skip
 
@@ -194,7 +194,7 @@ def _thousands(value: float, _: int) -> str:
 
 def svg(figure: Figure, name: str) -> str:
     sink = io.StringIO()
-    # A salt of its own keeps the ids of several figures on one page apart, and the same from run to run.
+    # With a salt for each figure, ids of several figures on one page differ, and stay the same from run to run.
     with mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = sink.getvalue()

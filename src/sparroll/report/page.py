@@ -5,9 +5,10 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.report import figures
-from sparroll.report.data import ReportData
+from sparroll.report.data import ReportData, thin
 from sparroll.report.evaluation import evaluations
 from sparroll.report.parts import items, section, table
 from sparroll.rounding import rounded_down, with_interval
@@ -66,7 +67,7 @@ def _tail(data: ReportData) -> str:
         f"Acceptance is the probability mass that sparse and dense decoding share at a token; 1 means the same policy. "
         f"The mean hides what destabilises training, so this is the {percent}, by context length "
         f"(estimator <code>{escape(data.estimator)}</code>). Bands are 95 % intervals of a bootstrap over rollouts. "
-        f"Hollow points and grey figures rest on fewer than {MIN_TOKENS} tokens or {MIN_ROLLOUTS} rollouts. "
+        f"Hollow points and grey figures rest on fewer than {MIN_TOKENS} tokens or {LEAST_ROLLOUTS} rollouts. "
         f"The dense ceiling is the same statistic with dense rollouts: no budget can be expected to do better."
     )
     bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in data.curves for p in curve.points})
@@ -88,7 +89,7 @@ def _tail_cell(point: Any, target: float | None) -> str:
     if point is None:
         return "-"
     text = f"{rounded_down(point.value)} <small>[{rounded_down(point.low)}, {rounded_down(point.high)}]</small>"
-    if point.thin:
+    if thin(point):
         return f'<span class="thin">{text}</span>'
     if target is None:
         return text

@@ -1,19 +1,20 @@
-"""From a configuration to the schedule that a run starts under, and to what may change it: the guard, the controller, the
-cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
+"""From a configuration to the schedule that a run starts under, and to the watchers that may change it: the guard, the
+controller, the cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
 
 from __future__ import annotations
 
 import itertools
 
 from sparroll.attention.selectors import PageMean
+from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.controller import Controller, Rules
+from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
 from sparroll.control.length_bins import LengthBins
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
 from sparroll.train.config.sections import TrainConfig
-from sparroll.train.distill.cheaper_schedules import Cheaper
 from sparroll.train.tail_metrics import ESTIMATOR
 
 
@@ -34,8 +35,11 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
                 f"guard.action is {config.guard.action!r}, but the schedule {schedule.name!r} names no target",
                 "set one: --set guard.at_least=0.86",
             )
-    stricter = [_schedule(name, config) for name in config.guard.stricter]
-    return Guard(config.guard.action, target, config.guard.window_steps, stricter)
+    guard = config.guard
+    if guard.action != "off" and target is not None:
+        _refuse_too_few_rollouts(config, "the guard", "guard.window_steps", guard.window_steps)
+    stricter = tuple(_schedule(name, config) for name in guard.stricter)
+    return Guard(guard.action, target, guard.window_steps, stricter, config.mismatch.least_tokens)
 
 
 def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
@@ -44,13 +48,7 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
     settings = config.controller
     if settings.target is None:
         return None
-    rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
-    if rollouts * settings.window_steps < LEAST_ROLLOUTS:
-        raise UserError(
-            f"the controller judges a bin by {LEAST_ROLLOUTS} rollouts or more, and controller.window_steps = "
-            f"{settings.window_steps} steps of this run have {rollouts * settings.window_steps}",
-            f"--set controller.window_steps={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
-        )
+    _refuse_too_few_rollouts(config, "the controller", "controller.window_steps", settings.window_steps)
     names = ("target", "margin", "patience", "window_steps", "small_step")
     rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
     like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
@@ -68,12 +66,16 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
     )
 
 
-def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | None:
+def make_empty_steps(config: TrainConfig) -> EmptySteps:
+    return EmptySteps(config.guard.empty_steps)
+
+
+def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> CheaperSchedules | None:
     """Raises UserError where cheaper schedules are named but no target that they must hold, where no bin could ever count,
     and where the guard would stop a run for holding just that."""
     if not config.distill.cheaper:
         return None
-    _refuse_too_few_rollouts(config)
+    _refuse_too_small_a_replay(config)
     assert schedule is not None, "the configuration refuses dense rollouts with an adapter"
     target = config.distill.cheaper_at_least
     if target is None:
@@ -92,10 +94,27 @@ def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | No
     schedules = [each for name in config.distill.cheaper if (each := _schedule(name, config)) is not None]
     for before, after in itertools.pairwise([schedule, *schedules]):
         _refuse_dearer(before, after)
-    return Cheaper(schedules, target, config.distill)
+    return CheaperSchedules(
+        schedules,
+        target,
+        every_steps=config.distill.cheaper_every_steps,
+        patience=config.distill.cheaper_patience,
+        least_tokens=config.mismatch.least_tokens,
+    )
 
 
-def _refuse_too_few_rollouts(config: TrainConfig) -> None:
+def _refuse_too_few_rollouts(config: TrainConfig, who: str, field: str, window_steps: int) -> None:
+    """A window of fewer than LEAST_ROLLOUTS rollouts decides nothing, so no bin could ever be judged."""
+    rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
+    if rollouts * window_steps < LEAST_ROLLOUTS:
+        raise UserError(
+            f"{who} judges a bin by {LEAST_ROLLOUTS} rollouts or more, and {field} = {window_steps} steps of this run have "
+            f"{rollouts * window_steps}",
+            f"--set {field}={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
+        )
+
+
+def _refuse_too_small_a_replay(config: TrainConfig) -> None:
     """A measurement of fewer than LEAST_ROLLOUTS rollouts decides nothing, so the run would never switch."""
     samples = config.rollout.samples_per_prompt
     rollouts = samples * min(config.distill.cheaper_prompts, config.train.prompts_per_step)

@@ -12,11 +12,11 @@ import torch
 from transformers import PreTrainedModel
 
 from sparroll import files
+from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.controller import Controller
-from sparroll.control.empty_steps import EmptySteps
-from sparroll.control.guard import Guard
+from sparroll.control.watcher import Watcher, refuse_two_hands, restore_all, states_of
 from sparroll.corrections import Correction
-from sparroll.engines.base import Engine
+from sparroll.engines.base import Engine, samples_densely
 from sparroll.engines.make import check_available, make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
@@ -26,7 +26,7 @@ from sparroll.schedule import Schedule
 from sparroll.tasks import Task
 from sparroll.train.config.file import refuse_other_config, write_config
 from sparroll.train.config.sections import TrainConfig
-from sparroll.train.distill.cheaper_schedules import Cheaper
+from sparroll.train.distill.schedule_replay import ScheduleReplay
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.checkpoint import RunState
 from sparroll.train.runtime.distributed import Ranks
@@ -37,12 +37,19 @@ from sparroll.train.sampling.rewards import Rewards
 from sparroll.train.sampling.rollouts import Sampling
 from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
 from sparroll.train.sampling.weight_sync import EngineWeights
-from sparroll.train.schedules import make_cheaper, make_controller, make_guard, starting_schedule
+from sparroll.train.schedules import (
+    make_cheaper_schedules,
+    make_controller,
+    make_empty_steps,
+    make_guard,
+    starting_schedule,
+)
 from sparroll.train.update.optimizer import restore_optimizer
 from sparroll.train.update.policy import PolicyUpdate
 from sparroll.types import StepReport
 
 if TYPE_CHECKING:
+    from sparroll.engines.adapter import Adapter
     from sparroll.train.distill.adapter_update import AdapterUpdate
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -72,15 +79,19 @@ class Parts:
     """The adapter and its update; None without DistillSparse."""
     sampling: Sampling
     rewards: Rewards
-    guard: Guard
+    watchers: tuple[Watcher, ...]
+    """Shown each step in this order; the two below are among them."""
     controller: Controller | None
-    """Moves the budgets; None: the schedule stays as it is."""
-    empty_steps: EmptySteps
-    cheaper: Cheaper | None
-    """The schedules that DistillSparse may go on to; None without any."""
+    """Asked for its schedule at each checkpoint; None without one."""
+    cheaper: CheaperSchedules | None
+    """Asked when a replay is due; None without any cheaper schedule."""
+    replay: ScheduleReplay | None
+    """Measures for `cheaper`."""
     state: RunState
     resumed_from: Path | None
     """The checkpoint folder; None for a new run."""
+    notices: list[str] = field(default_factory=list)
+    """Events for the first step of a new run."""
     frozen: bool = False
     """The policy is not trained, only the adapter, and checkpoints leave it out."""
     metrics: JsonLines | None = None
@@ -122,7 +133,7 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
         refuse_other_rows(task, out)
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
-    cheaper = make_cheaper(config, schedule)
+    cheaper = make_cheaper_schedules(config, schedule)
     rewards = Rewards(config.reward, config.rollout.samples_per_prompt, config.rollout.max_new_tokens)
     check_packages(config)
     check_available(config.rollout.engine)
@@ -131,13 +142,15 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
     encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
     prompts = training_prompts(task, config, encoder)
     controller = _controller(config, schedule, prompts, scorer, encoder)
-    state = checkpoint.load_state(found) if found else _new_state(schedule, guard, controller)
-    others = [controller.widest() if controller else state.schedule, *guard.stricter]
-    engine = _engine(config, state.schedule, [*others, *(cheaper.schedules if cheaper else [])], ranks)
+    watchers = tuple(each for each in (guard, cheaper, make_empty_steps(config), controller) if each is not None)
+    refuse_two_hands(watchers)
+    start = controller.schedule() if controller else schedule
+    state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))
+    later = [each for watcher in watchers for each in watcher.may_switch_to]
+    # The engine is sized by the first one: the controller's widest, or what the run goes on with.
+    engine = _engine(config, state.schedule, later if controller else [state.schedule, *later], ranks)
     distill = _distill(config, scorer.model, ranks)
     adapter = distill.adapter if distill else None
-    if cheaper is not None and adapter is not None:
-        cheaper.scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
     parts = Parts(
         config=config,
         out=out,
@@ -154,12 +167,13 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
         distill=distill,
         sampling=_sampling(config, engine.vocabulary),
         rewards=rewards,
-        guard=guard,
+        watchers=watchers,
         controller=controller,
-        empty_steps=EmptySteps(config.guard.empty_steps),
         cheaper=cheaper,
+        replay=_replay(config, adapter) if cheaper and adapter else None,
         state=state,
         resumed_from=found,
+        notices=[] if found else guard.notice(samples_densely(engine)),
         frozen=frozen,
     )
     seed_everything(config.train.seed)
@@ -194,10 +208,10 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
     return AdapterUpdate(adapter, settings, config.train, config.rollout.temperature, ranks)
 
 
-def _new_state(schedule: Schedule | None, guard: Guard, controller: Controller | None) -> RunState:
-    if controller is None:
-        return RunState(schedule=schedule, guard=guard.state())
-    return RunState(schedule=controller.schedule(), guard=guard.state(), controller=controller.state())
+def _replay(config: TrainConfig, adapter: Adapter) -> ScheduleReplay:
+    scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
+    prompts = config.distill.cheaper_prompts
+    return ScheduleReplay(scorer, prompts, config.rollout.temperature, config.mismatch.bin_tokens)
 
 
 def _engine(config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks) -> Engine:
@@ -239,18 +253,13 @@ def _restore(parts: Parts, found: Path) -> None:
     if not parts.frozen:
         restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
     parts.prompts.drawn = state.prompts_drawn
-    parts.guard.restore(state.guard)
-    parts.empty_steps.in_a_row = state.empty_steps
-    if parts.cheaper is not None:
-        parts.cheaper.restore(state.cheaper)
+    restore_all(parts.watchers, state.watchers)
     if parts.distill is not None:
         parts.distill.adapter.read(found / "adapter")
         restore_optimizer(
             parts.distill.adapter.adapted, parts.distill.optimizer, checkpoint.load_adapter_optimizer(found)
         )
     parts.weights.bring_sampler(state.step)
-    if parts.controller is not None:
-        parts.controller.restore(state.controller, state.evidence)
     if parts.ranks.rank < len(state.generators):
         restore_generators(state.generators[parts.ranks.rank])
 

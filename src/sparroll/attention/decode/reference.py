@@ -1,5 +1,5 @@
-"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. Never fast on
-purpose, never clever; every kernel has these signatures and is tested against them."""
+"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. It is
+written to be read and not to be fast; every kernel has these signatures and is tested against it."""
 
 # R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head dim
 

@@ -259,8 +259,8 @@ class GuardSection(Section):
     """What happens when the tail stays under the target. stricter: go on with the next schedule of `stricter`."""
     at_least: float | None = Field(default=None, gt=0, le=1)
     """Target of the worst bin's 5th percentile (estimator top_k_lower); without one, the schedule's own target."""
-    window_steps: int = Field(default=5, ge=1)
-    """The tail must be under the target in so many steps in a row."""
+    window_steps: int = Field(default=10, ge=1)
+    """Last steps whose rollouts are judged together. More find smaller shortfalls; a large one is found at once."""
     stricter: tuple[str, ...] = ()
     """Presets or files to fall back to, in this order; "dense" may be the last."""
     empty_steps: int = Field(default=3, ge=0)

@@ -26,7 +26,7 @@ from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
 from sparroll.train.setup import open_run
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
-from sparroll.types import StepReport
+from sparroll.types import StepReport, TokenBatch
 
 
 def distill(
@@ -142,15 +142,16 @@ class DistillRun(Trainer):
             rollouts = self.sample(prompts, number)
             report = rollout_report(rollouts, self.engine, self.ranks)
         self.engine.sleep(self.config.rollout.sleep_level)
+        batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
         with clock("score"):
             scores = self.score(rollouts)
+            batch.add_scores(scores)
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
         assert self.parts.distill is not None, "distilling without an adapter"
         with clock("distill"):
-            nothing_GN = torch.zeros(len(prompts), self.parts.sampling.samples_per_prompt)
-            report |= self.distill(self.parts.distill, self.batch(rollouts, scores, nothing_GN), scores, number)
+            report |= self.distill(self.parts.distill, batch, number)
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
         self.complete(number, report | clock.report(), [], "")
