@@ -267,8 +267,7 @@ def measured(clock: Clock, bandwidth: float, call: Callable[[], Any], moved: int
 def case_rows(clock: Clock, bandwidth: float, case: Case) -> list[dict[str, Any]]:
     requests, heads, _, dim = case.query_RHGD.shape
     unit = case.selector.unit_tokens
-    element, index_element = case.keys_PBHD.element_size(), case.index_PSHW.element_size()
-    index_bytes = case.index_PSHW.shape[3] * index_element
+    element, index_bytes = case.keys_PBHD.element_size(), case.selector.index_row_bytes(dim)
     row_bytes = heads * (dim * unit * element + index_bytes)
     every = torch.arange(8192, device="cuda").clamp_max(case.keys_PBHD.shape[0] * case.keys_PBHD.shape[1] - 1)
     ends = case.slots_T[torch.randperm(len(case.slots_T), device="cuda")[:requests]]
@@ -287,12 +286,12 @@ def choice_rows(clock: Clock, bandwidth: float, choice: Choice) -> list[dict[str
     case = choice.case
     _, heads, _, dim = case.query_RHGD.shape
     unit = case.selector.unit_tokens
-    units, read = -(-case.contexts // unit), np.minimum(choice.budgets, case.contexts)
+    units, read = -(-case.contexts // unit), case.selector.read_tokens(case.contexts, choice.budgets)
     lists = heads * int((-(-read // unit)).sum()) * 4
     attended = heads * int(read.sum()) * 2 * dim * case.keys_PBHD.element_size() + 2 * lists
     # Within its budget a request is neither scored nor selected from.
-    scores = heads * int(units[choice.budgets < case.contexts].sum()) * 4
-    scored = scores * (1 + case.index_PSHW.shape[3] * case.index_PSHW.element_size() // 4)
+    scores = heads * int(units[read < case.contexts].sum()) * 4
+    scored = scores * (1 + case.selector.index_row_bytes(dim) // 4)
     rows = [
         ("choice", choice.choose, scores + 2 * lists),
         ("torch.topk", choice.torch_top_k, heads * int(units.sum()) * 4 + 3 * lists),
@@ -375,8 +374,7 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, dict[s
         # Whoever is seen at work is more likely a long one.
         lengths = random.choice(lengths, requests, p=lengths / lengths.sum())
         contexts = 150 + (lengths * random.random(requests)).astype(int)
-        budgets = np.array([schedule.kv_budget_tokens(int(context)) for context in contexts])
-        yield f"{requests} mixed", contexts, {schedule.name: budgets}
+        yield f"{requests} mixed", contexts, {schedule.name: schedule.kv_budget_tokens(contexts)}
 
 
 def main() -> None:

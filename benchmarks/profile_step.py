@@ -175,12 +175,11 @@ def floors_ms(contexts: list[int], schedule: Schedule, layers: int, bandwidth: f
     scored nor selected from."""
     selector = schedule.selector
     context = np.array(contexts)
-    budget = np.array([schedule.kv_budget_tokens(int(c)) for c in contexts])
-    cut = context > budget
+    read = schedule.read_tokens(context)
+    cut = read < context
     units = -(-context[cut] // selector.unit_tokens)
     scores = 4 * KV_HEADS * float(units.sum())
-    index_row = KV_HEADS * selector.index_width(HEAD_DIM) * selector.index_dtype.itemsize
-    read = np.minimum(context, budget)
+    index_row = KV_HEADS * selector.index_row_bytes(HEAD_DIM)
     lists = 4 * KV_HEADS * float((-(-read // selector.unit_tokens)).sum())
     # An index row is made of one unit's keys, once in as many steps as the unit has tokens.
     keys = KV_HEADS * HEAD_DIM * ELEMENT_BYTES

@@ -103,17 +103,16 @@ def kv_bytes() -> int:
 
 def index_bytes(schedule: Schedule) -> float:
     """Index of a token in a sparse layer."""
-    selector = schedule.selector
-    return KV_HEADS * selector.index_width(HEAD_DIM) * selector.index_dtype.itemsize / selector.unit_tokens
+    return KV_HEADS * schedule.selector.index_bytes_per_token(HEAD_DIM)
 
 
 def bytes_read(contexts: list[int], schedule: Schedule, layers: int) -> float:
     """K, V and index rows that one step must read, over all layers."""
     context = np.array(contexts)
-    budget = np.array([schedule.kv_budget_tokens(int(c)) for c in contexts])
+    read = schedule.read_tokens(context)
     dense = len(schedule.dense_layers)
-    index = np.where(budget < context, context * index_bytes(schedule), 0)
-    sparse_layer = (np.minimum(budget, context) * kv_bytes() + index).sum()
+    index = np.where(read < context, context * index_bytes(schedule), 0)
+    sparse_layer = (read * kv_bytes() + index).sum()
     return float(dense * context.sum() * kv_bytes() + (layers - dense) * sparse_layer)
 
 

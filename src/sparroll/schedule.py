@@ -11,14 +11,16 @@ import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
+import numpy as np
 import tomli_w
 import torch
 from torch import Tensor
 
 from sparroll import files
 from sparroll.attention.selectors import PageMean, Selector, make_selector
+from sparroll.attention.selectors.base import Counts
 from sparroll.errors import UserError, nearest
 from sparroll.models import trained_from
 
@@ -67,21 +69,32 @@ class Schedule:
         self._starts.extend(step.from_context_tokens for step in self.steps)
         self._budgets.extend(step.kv_budget_tokens for step in self.steps)
 
-    @overload
-    def kv_budget_tokens(self, context_tokens: int) -> int: ...
-    @overload
-    def kv_budget_tokens(self, context_tokens: Tensor) -> Tensor: ...
-    def kv_budget_tokens(self, context_tokens: int | Tensor) -> int | Tensor:
-        """Budget at a context length; an integer tensor of any shape gives a tensor of that shape on its device."""
+    def kv_budget_tokens(self, context_tokens: Counts) -> Counts:
+        """Budget in tokens at each context length [...]: an int, or integers of any shape as an array or a tensor, gives the
+        same kind and shape; a tensor's on its device."""
         if isinstance(context_tokens, Tensor):
             if context_tokens.is_floating_point() or context_tokens.is_complex():
                 raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
             starts = torch.tensor(self._starts, device=context_tokens.device)
             budgets = torch.tensor(self._budgets, device=context_tokens.device)
             return budgets[(torch.bucketize(context_tokens, starts, right=True) - 1).clamp_min(0)]
+        if isinstance(context_tokens, np.ndarray):
+            if not np.issubdtype(context_tokens.dtype, np.integer):
+                raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
+            steps = np.searchsorted(self._starts, context_tokens, side="right") - 1
+            return np.array(self._budgets)[np.maximum(steps, 0)]
         if context_tokens < 0:
             raise UserError(f"context_tokens must not be negative, got {context_tokens}")
         return self._budgets[bisect.bisect_right(self._starts, context_tokens) - 1]
+
+    def read_tokens(self, context_tokens: Counts) -> Counts:
+        """Tokens that one decode step attends in a layer that is not dense, at each context length [...], the current token
+        included; same kind and shape out. Fewer than the context means that the step is sparse.
+
+        >>> Schedule.fixed(64).read_tokens(171)  # 11 units of 16 tokens, the last of which lacks 5
+        59
+        """
+        return self.selector.read_tokens(context_tokens, self.kv_budget_tokens(context_tokens))
 
     @staticmethod
     def fixed(

@@ -54,6 +54,28 @@ def test_sparse_engine_equals_the_oracle(architecture: str) -> None:
         torch.testing.assert_close(rollout.sparse_logp, expected, atol=1e-5, rtol=0)
 
 
+def test_of_equal_scores_engine_and_replay_read_the_lowest_units() -> None:
+    model = tiny_model()
+    for layer in model.model.layers:
+        # Queries of zeros score all units alike, and attend to what is read in equal parts.
+        layer.self_attn.q_proj.weight.data.zero_()
+    rollouts = HFEngine(model, schedule=RISING, max_batch=2).generate(prompts([5, 37]), max_new_tokens=41, seed=7)
+    for rollout, score in zip(rollouts, Scorer(model).sparse(rollouts, RISING), strict=True):
+        # Python's sort, by which the oracle ranks units, leaves equal ones in their order.
+        expected = sparse_logp(
+            model,
+            rollout.prompt_ids + rollout.response_ids,
+            len(rollout.prompt_ids),
+            RISING.kv_budget_tokens,
+            page=4,
+            first_pages=1,
+            recent_pages=2,
+            dense_layers=RISING.dense_layers,
+        )
+        torch.testing.assert_close(rollout.sparse_logp, expected, atol=1e-5, rtol=0)
+        torch.testing.assert_close(score.logp, expected, atol=1e-5, rtol=0)
+
+
 @pytest.mark.parametrize("architecture", ["qwen3", "gemma"])
 def test_replay_equals_the_engine(architecture: str) -> None:
     model = tiny_model(architecture)

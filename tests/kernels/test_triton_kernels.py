@@ -159,15 +159,6 @@ def test_budgets_are_those_of_the_schedule(lengths: list[int]) -> None:
     assert out.tolist() == [schedule.kv_budget_tokens(n) if n else 0 for n in lengths] + [-9] * 3
 
 
-@pytest.mark.parametrize("values", [1, 2, 5])
-def test_equal_scores_choose_the_lowest_units(values: int) -> None:
-    cache = paged_cache(ODD_CONTEXTS)
-    generator = torch.Generator().manual_seed(values)
-    scores = torch.randint(-(values // 2), values, (len(ODD_CONTEXTS), 2, cache.units), generator=generator).float()
-    scores = torch.where(scores == 0, torch.tensor([0.0, -0.0]).repeat(cache.units)[: cache.units], scores).to(DEVICE)
-    assert_same_choice(cache, scores, budgets_of(cache), 40)
-
-
 def test_choice_over_the_whole_range_of_floats() -> None:
     cache = paged_cache([4097])
     generator = torch.Generator().manual_seed(0)

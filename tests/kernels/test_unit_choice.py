@@ -1,5 +1,5 @@
-"""Units of whole sequences chosen by the kernels of page means, against the generic choice and the paged one, which says how
-ties are broken. Compiled where there is a GPU, else interpreted."""
+"""Units of whole sequences chosen by the kernels of page means, against the generic choice; test_ties.py has equal scores.
+Compiled where there is a GPU, else interpreted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from paged_caches import DEVICE
-from sparroll.attention.decode import paged
 from sparroll.attention.masked import unit_bitmap, unit_choice
 from sparroll.attention.selectors import PageMean, Quest
 from sparroll.errors import UserError
@@ -53,17 +52,12 @@ def case(
     batch: int = 2,
     heads: int = 2,
     dtype: torch.dtype = torch.float32,
-    values: int | None = None,
 ) -> Case:
-    """Prompts of different lengths, budgets that rise with the context, tensors as transformers lays them. `values`: whole
-    numbers of so many kinds, of which many scores are equal."""
+    """Prompts of different lengths, budgets that rise with the context, tensors as transformers lays them."""
     generator = torch.Generator().manual_seed(tokens + 7 * group + dim)
 
     def heads_of(count: int) -> Tensor:
-        drawn = torch.randn(batch, tokens, count, dim, generator=generator)
-        if values is not None:
-            drawn = torch.randint(values, drawn.shape, generator=generator).float()
-        return drawn.to(DEVICE, dtype).transpose(1, 2)
+        return torch.randn(batch, tokens, count, dim, generator=generator).to(DEVICE, dtype).transpose(1, 2)
 
     selector = PageMean(page_tokens=unit, first_tokens=unit, recent_tokens=2 * unit)
     context = torch.arange(1, tokens + 1, device=DEVICE)
@@ -116,28 +110,6 @@ def test_queries_between_two_bf16_numbers_are_not_rounded_to_one() -> None:
         keys[:, :, 4 * unit : 4 * unit + 4, unit % 2] = 1.0
     read = dataclasses.replace(given, keys_BHSD=keys, query_BASD=query).read("triton")[0, 0, 74]
     assert read.nonzero()[:, 0].tolist() == [0, 1, 3, 5, 7, 17, 18]
-
-
-@pytest.mark.parametrize("values", [1, 2, 3])
-def test_equal_scores_choose_the_lowest_units_as_engines_do(values: int) -> None:
-    given = case(70, group=1, dim=2, values=values, batch=1)
-    unit, heads, tokens = given.selector.unit_tokens, 2, 70
-    read = given.read("triton")
-    keys = given.keys_BHSD[:, :, : tokens // unit * unit].unflatten(2, (-1, unit))
-    index = given.selector.build_index(keys)[0]
-    for position in range(20, tokens, 3):
-        units = position // unit + 1
-        context = torch.tensor([position + 1], dtype=torch.int32, device=DEVICE)
-        scores = (given.query_BASD[0, :, position, None] * index).sum(-1)[None, :, :units]
-        scores = torch.nn.functional.pad(scores, (0, units - scores.shape[2]))
-        scores[:, :, :1], scores[:, :, -2:] = torch.inf, torch.inf
-        budget = position + 4 if bool(given.dense_BS[0, position]) else int(given.budgets_S[position])
-        ids = torch.empty(1, heads, units, dtype=torch.int32, device=DEVICE)
-        paged.choose_units(
-            scores, context, torch.tensor([budget], dtype=torch.int32, device=DEVICE), given.selector, ids
-        )
-        for head in range(heads):
-            assert read[0, head, position].nonzero()[:, 0].tolist() == [at for at in ids[0, head].tolist() if at >= 0]
 
 
 @pytest.mark.parametrize("scratch", [1, 3 * 4 * 32 * 32, 1 << 20])

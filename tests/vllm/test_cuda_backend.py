@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparroll import Schedule
 from sparroll.attention.decode import paged
-from sparroll.engines.vllm.attention.pages import HeadPages, read_tokens
+from sparroll.engines.vllm.attention.pages import HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
 from sparroll.schedule import Step
 from vllm_runs import needs_vllm
@@ -61,12 +61,6 @@ def test_head_pages_lie_where_the_units_do(layout: str, block: int) -> None:
         for place, unit in enumerate(units[0, head, :3].tolist()):
             held = keys_PHBD[unit // units_per_block, head].unflatten(0, (-1, 16))[unit % units_per_block]
             assert torch.equal(view[numbers[0, head, place], :, 0], held)
-
-
-def test_rows_read_whole_units_less_what_the_last_lacks() -> None:
-    contexts = torch.tensor([0, 1, 64, 65, 171], dtype=torch.int32)
-    budgets = torch.tensor([0, 64, 64, 64, UNLIMITED], dtype=torch.int32)
-    assert read_tokens(contexts, budgets).tolist() == [0, 1, 64, 64 - 15, 171]
 
 
 @needs_vllm

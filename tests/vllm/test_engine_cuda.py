@@ -163,7 +163,7 @@ class TestSparse:
         report, read, context, sparse = engine.report(), 0, 0, 0
         for prompt in asked:
             contexts = outputs.decode_contexts(len(prompt), GREEDY_TOKENS)
-            reads = outputs.read_tokens(SPARSE, contexts)
+            reads = SPARSE.read_tokens(contexts)
             context, read = context + int(contexts.sum()), read + int(reads.sum())
             sparse += int((reads < contexts).sum())
         steps = len(asked) * (GREEDY_TOKENS - 1)

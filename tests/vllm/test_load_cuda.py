@@ -209,7 +209,7 @@ def test_counters_add_up(load: Load) -> None:
         contexts = np.concatenate(
             [outputs.decode_contexts(len(prompt), tokens) for prompt, tokens in round_.asked if tokens > 1]
         )
-        reads = outputs.read_tokens(SPARSE, contexts)
+        reads = SPARSE.read_tokens(contexts)
         sparse, longest = int((reads < contexts).sum()), int(contexts.max())
         layer, dense_layer, off = report.layers[-1], report.layers[0], round_.preemptions
         rows = layer.sparse_steps + layer.dense_steps

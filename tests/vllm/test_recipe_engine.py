@@ -31,7 +31,6 @@ class EveryOther:
 
 
 def test_a_recipe_samples_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setattr(task_module, "reward_for", lambda kind, settings: EveryOther())
     (folder,) = [folder for folder in RECIPES if folder.name == "polaris-grpo-qwen3-1.7b"]
     changes, out = overrides(folder, tmp_path, engine="vllm"), tmp_path / "run"

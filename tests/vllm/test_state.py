@@ -50,10 +50,13 @@ def test_budgets_on_the_device_and_on_the_host_are_the_schedules(name: str) -> N
         [torch.arange(1, 40_000, 7), torch.tensor([s.from_context_tokens for s in schedule.steps[1:]])]
     )
     expected = schedule.kv_budget_tokens(contexts)
+    reads = schedule.read_tokens(contexts)
     out = torch.empty(len(contexts), dtype=torch.int32)
     assert state.budgets(contexts.int(), out) is out
     assert torch.equal(out.long(), expected)
-    assert (state.host_budgets(contexts.numpy()) == expected.numpy()).all()
+    # What the kernels read by the budgets on the device, and what is counted from the lengths on the host.
+    assert torch.equal(schedule.selector.read_tokens(contexts.int(), out), reads.int())
+    assert (state.read_tokens(contexts.numpy()) == reads.numpy()).all()
 
 
 def test_padding_rows_have_no_budget() -> None:
@@ -67,17 +70,17 @@ def test_a_new_schedule_fills_the_same_tensor() -> None:
     contexts, out = torch.tensor([300], dtype=torch.int32), torch.empty(1, dtype=torch.int32)
     state.budgets(contexts, out)
     where = state._steps_2S.data_ptr()
-    for schedule, budget in ((Schedule.fixed(256), 256), (None, UNLIMITED), (RISING, 128)):
+    for schedule, budget, read in ((Schedule.fixed(256), 256, 256 - 4), (None, UNLIMITED, 300), (RISING, 128, 128 - 4)):
         state.set_schedule(schedule)
         assert state.budgets(contexts, out).item() == budget
-        assert state.host_budgets(np.array([300])).item() == budget
+        assert state.read_tokens(np.array([300])).item() == read
     assert state._steps_2S.data_ptr() == where
 
 
 def test_the_hosts_copy_stays_there_under_another_default_device() -> None:
     with torch.device("meta"):
         state = started()
-    assert state.host_budgets(np.array([300])).item() == 128
+    assert state.budgets(torch.tensor([300]), torch.empty(1, dtype=torch.int32)).item() == 128
 
 
 @pytest.mark.parametrize(
@@ -104,13 +107,20 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     rows = Rows.of(Common.of([1, 1, 1, 30, 50], [40, 300, 129, 62, 90], [False, False, True, True, False]))
     assert (rows.decodes, rows.prefills) == (3, 2)
     state = started()
-    assert rows.host_budgets(state).tolist() == [64, 128, UNLIMITED]
+    assert rows.some_are_sparse(state)
     rows.count(state)
     counted = state.counters
     assert (counted.decode_rows, counted.sparse_rows, counted.tail_tokens) == (2, 1, 1)
     assert counted.prefill_tokens == 81
     # 300 tokens are 19 units of 16, of which the last holds 12.
     assert (counted.context_tokens, counted.read_tokens) == (340, 40 + 128 - 4)
+
+
+def test_rows_within_their_budget_padding_and_the_ends_of_prompts_are_not_sparse() -> None:
+    assert Rows.of(Common.of([1, 1], [64, 65], [False, False])).some_are_sparse(started())
+    for new_tokens, contexts, prefilling in (([1], [64], [False]), ([1], [65], [True]), ([0], [0], [False])):
+        assert not Rows.of(Common.of(new_tokens, contexts, prefilling)).some_are_sparse(started())
+    assert not Rows.of(Common.of([1], [65], [False])).some_are_sparse(started(None))
 
 
 def test_padding_rows_of_a_graph_count_nothing() -> None:

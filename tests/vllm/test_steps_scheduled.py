@@ -75,7 +75,7 @@ class Worker:
         if count == 1 and start >= prefill_tokens:
             contexts = np.array([start + 1])
             self.state.counters.decode_rows += 1
-            self.state.counters.sparse_rows += int((outputs.read_tokens(SCHEDULE, contexts) < contexts).sum())
+            self.state.counters.sparse_rows += int((SCHEDULE.read_tokens(contexts) < contexts).sum())
 
     def _token(self) -> int:
         return STOP if self.chance.random() < self.stop_share else self.chance.randrange(5, 100)
@@ -153,7 +153,7 @@ def test_every_token_is_a_decode_row_a_prompts_end_or_a_resumed_requests_end(
         contexts = np.concatenate(
             [outputs.decode_contexts(r.num_prompt_tokens, len(r.output_token_ids)) for r in asked]
         )
-        needed_sparse = int((outputs.read_tokens(SCHEDULE, contexts) < contexts).sum())
+        needed_sparse = int((SCHEDULE.read_tokens(contexts) < contexts).sum())
         assert counted.preemptions == sum(request.num_preemptions for request in asked)
         assert counted.resumed_tokens <= counted.preemptions
         # Scheduled ahead, a request that stops may have run one row more.

@@ -69,7 +69,8 @@ def test_training_keeps_the_engine_at_the_trainers_weights(tmp_path: Path, monke
 
     monkeypatch.setattr("sparroll.train.loop.Trainer.grade", drawn)
     settings = {
-        "rollout.engine": "vllm", "rollout.dtype": DTYPE, "rollout.kv_budget_tokens": 64, "rollout.samples_per_prompt": 4,
+        "engine.kind": "vllm", "attention.kind": "budget", "attention.kv_budget_tokens": 64, "rollout.dtype": DTYPE,
+        "rollout.samples_per_prompt": 4,
         "rollout.max_new_tokens": 60, "train.prompts_per_step": 4, "train.steps": 3, "train.lr": 3e-3,
         "task.level": 0, "evaluate.prompts": 2, "mismatch.bin_tokens": 50, "mismatch.ceiling_every_steps": 1,
     }  # fmt: skip

@@ -238,13 +238,10 @@ def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> 
 
     A rollout's first token comes from the prefill, so its decode steps are those of the other tokens.
     """
-    unit, read, whole = schedule.selector.unit_tokens, 0, 0
+    read, whole = 0, 0
     for rollout in rollouts:
         contexts_T = rollout.context_tokens[1:]
-        units_T = -(-contexts_T // unit)
-        kept_T = (schedule.kv_budget_tokens(contexts_T) // unit).minimum(units_T)
-        # The last unit is always read, and lacks units_T * unit - contexts_T tokens.
-        read += int((kept_T * unit - (units_T * unit - contexts_T)).sum())
+        read += int(schedule.read_tokens(contexts_T).sum())
         whole += int(contexts_T.sum())
     dense_layers = len(schedule.dense_layers)
     return (dense_layers * whole + (layers - dense_layers) * read) / (layers * whole) if whole else 1.0

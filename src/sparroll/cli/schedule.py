@@ -81,8 +81,8 @@ def _steps(schedule: Schedule, longest: int) -> Table:
         table.add_column(title, justify="right")
     ends = [step.from_context_tokens for step in schedule.steps[1:]]
     for step, end in zip(schedule.steps, [*ends, None], strict=True):
-        # A context within its budget is read whole.
-        shares = [min(1.0, step.kv_budget_tokens / max(1, at)) for at in (step.from_context_tokens, end or longest)]
+        ends_tokens = (max(1, step.from_context_tokens), max(1, end or longest))
+        shares = [schedule.selector.read_tokens(at, step.kv_budget_tokens) / at for at in ends_tokens]
         measured = step.measured or {}
         tail = rounded_down(measured.get("value"))
         if {"value", "low", "high"} <= measured.keys():
@@ -100,13 +100,14 @@ def _steps(schedule: Schedule, longest: int) -> Table:
 
 def plot(schedule: Schedule, longest: int) -> list[str]:
     """Budget against context in characters; the dots are the whole context, which dense attention reads."""
-    contexts = [max(1, longest * (column + 1) // _COLUMNS) for column in range(_COLUMNS)]
-    budgets = [schedule.kv_budget_tokens(at) for at in contexts]
-    top = max(budgets)
+    unit = schedule.selector.unit_tokens
+    # Where the last unit is complete: what an incomplete one lacks would make a saw of the bars.
+    contexts = [-(-longest * (column + 1) // _COLUMNS // unit) * unit for column in range(_COLUMNS)]
+    top = max(schedule.kv_budget_tokens(at) for at in contexts)
     lines = []
     for line in range(_LINES, 0, -1):
         low, high = top * (line - 1) / _LINES, top * line / _LINES
-        cells = [_cell(min(budget, at), at, low, high) for budget, at in zip(budgets, contexts, strict=True)]
+        cells = [_cell(schedule.read_tokens(at), at, low, high) for at in contexts]
         label = f"{top * line // _LINES:>8,}" if line in (_LINES, (_LINES + 1) // 2, 1) else " " * 8
         lines.append(f"{label} ┤{''.join(cells)}")
     lines.append(f"{0:>8} └{'─' * _COLUMNS}")

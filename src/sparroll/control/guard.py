@@ -32,7 +32,7 @@ class Guard:
 
     def __init__(
         self,
-        action: Literal["off", "warn", "stop", "stricter"],
+        action: Literal["off", "warn", "stop"],
         at_least: float | None,
         window_steps: int = 10,
         stricter: tuple[Schedule | None, ...] = (),
@@ -40,7 +40,7 @@ class Guard:
     ):
         self.action, self.at_least, self.least_tokens = action, at_least, least_tokens
         self.stricter = stricter
-        """None in the list is dense."""
+        """Schedules to go on with, one after the other; None among them is dense. After the last one `action` counts."""
         self.window = TailWindow(window_steps)
         self.budgets: list[list[int]] = []
         """[from_context_tokens, kv_budget_tokens] of the schedule that the window is of."""
@@ -96,9 +96,8 @@ class Guard:
         return min((row for row in bounds if row and row.high < at_least), key=lambda row: row.high, default=None)
 
     def _respond(self, reason: str, step: StepEvidence) -> Decision:
-        if self.action == "stop":
-            return Decision("stop", (f"{reason}: stopped",))
-        if self.action == "stricter":
+        """The next stricter schedule, as long as there is one; then what `action` says."""
+        if self.stricter:
             assert step.schedule is not None, "only a schedule has stricter ones"
             if self.switches < len(self.stricter):
                 following = self.stricter[self.switches]
@@ -106,6 +105,8 @@ class Guard:
                 name = following.name if following else "dense"
                 return Decision("switch", (f"{reason}: {step.schedule.name} -> {name}",), following)
             reason = f"{reason}, and no stricter schedule is left after {step.schedule.name}"
+        if self.action == "stop":
+            return Decision("stop", (f"{reason}: stopped",))
         self.quiet_until = step.step + self.window.steps
         return Decision("warn", (reason,))
 

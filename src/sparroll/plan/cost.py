@@ -81,7 +81,11 @@ def sparse(
 
 
 def integrated_budget(schedule: Schedule, from_context_tokens: float, to_context_tokens: float) -> float:
-    """Integral of min(budget(x), x) over context lengths x: the tokens read by a response that spans them."""
+    """Integral of min(budget(x), x) over context lengths x: the tokens read by a response that spans them.
+
+    `Schedule.read_tokens` summed over whole lengths is up to half a unit less per step: here lengths are continuous, and the
+    last unit is never incomplete.
+    """
     if to_context_tokens < from_context_tokens:
         raise UserError(f"the span must not end before it starts, got {from_context_tokens} to {to_context_tokens}")
     starts = [step.from_context_tokens for step in schedule.steps]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
@@ -31,19 +30,18 @@ class StepReads:
     @property
     def index_share(self) -> float:
         """Bytes of the index per byte of K and V."""
-        selector, head_dim = self.schedule.selector, self.shape.head_dim
-        row_bytes = selector.index_width(head_dim) * selector.index_dtype.itemsize
-        return row_bytes / (selector.unit_tokens * 2 * head_dim * self.element_bytes)
+        head_dim = self.shape.head_dim
+        return self.schedule.selector.index_bytes_per_token(head_dim) / (2 * head_dim * self.element_bytes)
 
     def attended(self, contexts: np.ndarray) -> np.ndarray:
-        return np.minimum(contexts, self.budgets(contexts))
+        """Tokens attended in a sparse layer. At a length between two whole ones, as many tokens are left out as at the
+        longer one."""
+        whole = np.ceil(contexts).astype(np.int64)
+        return contexts - (whole - self.schedule.read_tokens(whole))
 
     def index(self, contexts: np.ndarray) -> np.ndarray:
         """Index reads; attended + index is at most the context, and none within the budget."""
         return np.minimum(contexts - self.attended(contexts), contexts * self.index_share)
-
-    def budgets(self, contexts: np.ndarray) -> np.ndarray:
-        return self.schedule.kv_budget_tokens(torch.from_numpy(np.ceil(contexts).astype(np.int64))).numpy()
 
     def layer_sums(self, mix: LengthMix) -> tuple[float, float]:
         """Expected tokens attended and index token-equivalents of one request in one step, over all layers."""

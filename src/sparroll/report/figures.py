@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -102,13 +103,19 @@ def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 3.7), layout="constrained")
         axes = figure.subplots()
-        contexts = [max(1, round(longest * place / 400)) for place in range(401)]
-        read = [min(schedule.kv_budget_tokens(at), at) for at in contexts]
+        unit = schedule.selector.unit_tokens
+        # Where the last unit is complete: what an incomplete one lacks would make a saw of the curve.
+        contexts = np.unique(-(-np.linspace(0, longest, 401).astype(np.int64) // unit) * unit)
+        read = schedule.read_tokens(contexts)
         axes.fill_between(contexts, read, color=GOOD, alpha=0.18, linewidth=0)
         axes.plot(contexts, read, color=GOOD, label=f"{schedule.name}: tokens read")
         for index, other in enumerate(others):
-            reads = [min(other.kv_budget_tokens(at), at) for at in contexts]
-            axes.plot(contexts, reads, color=run_color(other.name, index), label=f"{other.name}: tokens read")
+            axes.plot(
+                contexts,
+                other.read_tokens(contexts),
+                color=run_color(other.name, index),
+                label=f"{other.name}: tokens read",
+            )
         axes.plot(contexts, contexts, color=DENSE, linestyle="--", linewidth=1.6, label="dense: the whole context")
         axes.set_xlim(0, longest)
         axes.set_ylim(0, None)

@@ -39,7 +39,7 @@ from sparroll.errors import UserError
 from sparroll.mismatch import TailTable
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.result import TrainResult, summarise
 from sparroll.train.runtime import checkpoint
@@ -127,7 +127,7 @@ class Trainer:
         rollouts, report = groups.rollouts, groups.report
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
-        self.engine.sleep(self.config.rollout.sleep_level)
+        self.engine.sleep(self.config.engine.sleep_level)
         batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
@@ -306,7 +306,7 @@ class Trainer:
         parts = self.parts
         if parts.metrics is not None:
             parts.metrics.flush()
-            config, tokenizer = self.config.model_dump(mode="json"), parts.scorer.tokenizer
+            config, tokenizer = parts.asked.model_dump(mode="json"), parts.scorer.tokenizer
             optimizer, keep = parts.update.optimizer, self.config.checkpoint.keep
             adapter = None
             if parts.distill is not None:
@@ -323,7 +323,7 @@ class Trainer:
     def write_schedule(self, controller: Controller) -> None:
         """The budgets as of now, with what was measured under them, where another run can start from them."""
         target, where = controller.rules.target, f"step {self.state.step} of {self.parts.out.name}"
-        command = f"sparroll train with controller.target={target}: {where}"
+        command = f"sparroll train with control.target={target}: {where}"
         controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
 
     def leave_resumable(self, why: str) -> None:

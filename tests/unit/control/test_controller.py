@@ -313,7 +313,9 @@ def test_the_final_schedule_loads_and_says_what_was_measured(tmp_path: Path) -> 
 
 
 def made(*overrides: str, schedule: Schedule | None = None, longest: int = 8000) -> Controller | None:
-    return make_controller(load_config(None, ["controller.target=0.86", *overrides]), schedule, longest)
+    return make_controller(
+        load_config(None, ["control.by=controller", "control.target=0.86", *overrides]), schedule, longest
+    )
 
 
 def test_off_by_default_and_one_line_turns_it_on() -> None:
@@ -328,7 +330,7 @@ def test_off_by_default_and_one_line_turns_it_on() -> None:
 
 
 def test_a_start_share_of_one_is_dense() -> None:
-    one = made("controller.start_share=1")
+    one = made("control.start_share=1")
     assert one is not None
     assert one.budgets == [2000, 4000, 6000, 8000]
 
@@ -353,51 +355,51 @@ def test_a_budget_beyond_the_bin_is_the_whole_bin() -> None:
 
 
 def test_a_start_above_the_limit_and_a_limit_that_is_no_budget_are_refused() -> None:
-    with pytest.raises(UserError, match="has 512 tokens at 0-2k, more than controller.most_budget_tokens = 256"):
-        made("controller.most_budget_tokens=256", schedule=Schedule.fixed(512))
-    with pytest.raises(UserError, match=r"controller.most_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
-        made("controller.most_budget_tokens=250")
-    with pytest.raises(UserError, match=r"controller.least_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
-        made("controller.least_budget_tokens=250")
+    with pytest.raises(UserError, match="has 512 tokens at 0-2k, more than control.most_budget_tokens = 256"):
+        made("control.most_budget_tokens=256", schedule=Schedule.fixed(512))
+    with pytest.raises(UserError, match=r"control.most_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
+        made("control.most_budget_tokens=250")
+    with pytest.raises(UserError, match=r"control.least_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
+        made("control.least_budget_tokens=250")
     with pytest.raises(UserError, match="least_budget_tokens = 512 is more than most_budget_tokens = 256"):
-        made("controller.least_budget_tokens=512", "controller.most_budget_tokens=256")
+        made("control.least_budget_tokens=512", "control.most_budget_tokens=256")
 
 
 def test_a_run_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
     few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=3"]
-    assert made(*few, "controller.window_steps=3") is not None
-    message = r"(?s)8 rollouts or more.*window_steps = 2 steps of this run have 6.*--set controller.window_steps=3"
+    assert made(*few, "control.window_steps=3") is not None
+    message = r"(?s)8 rollouts or more.*window_steps = 2 steps of this run have 6.*--set control.window_steps=3"
     with pytest.raises(UserError, match=message):
-        made(*few, "controller.window_steps=2")
+        made(*few, "control.window_steps=2")
 
 
 def test_an_adapter_may_start_from_the_controllers_own_share_of_the_context() -> None:
-    assert load_config(None, ["controller.target=0.86", "distill.enabled=true"]).rollout.schedule == "dense"
+    config = load_config(None, ["control.by=controller", "control.target=0.86", "distill.rank=16"])
+    assert config.attention.kind == "dense"
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (['guard.action="stricter"', 'guard.stricter=["dense"]'], "would both change the schedule"),
-        (
-            ["distill.enabled=true", "rollout.kv_budget_tokens=512", 'distill.cheaper=["qwen3-1.7b-0.83"]'],
-            "would both lower the budgets",
-        ),
-        (["compression.kind=snap_kv", "guard.action=off"], "has no schedule that controller.target could move"),
+        (['control.stricter=["dense"]'], r'control\.stricter is for control\.by = "guard", and .* is "controller"'),
+        (['control.schedules=["qwen3-1.7b-0.83"]'], r'control\.schedules is for control\.by = "cheaper"'),
+        (["attention.kind=compression", "attention.policy=snap_kv"], '"controller" moves a schedule, and .* has none'),
         (["guard.at_least=0.9"], "guard.at_least = 0.9 asks for more than the controller holds"),
-        (["controller.margin=0.2"], "must be below 1, got 0.86 \\+ 0.2"),
-        (["controller.target=1"], "controller.target: "),
+        (["control.margin=0.2"], "must be below 1, got 0.86 \\+ 0.2"),
+        (["control.target=1"], "control.target: "),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused_when_the_configuration_is_read(
     overrides: list[str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        load_config(None, ["controller.target=0.86", *overrides])
+        load_config(None, ["control.by=controller", "control.target=0.86", *overrides])
 
 
 def test_the_guard_watches_the_controllers_target_unless_it_has_its_own() -> None:
     schedule = Schedule.load("qwen3-1.7b-0.92")
-    assert make_guard(load_config(None, ["controller.target=0.86"]), schedule).at_least == 0.86
-    config = load_config(None, ["controller.target=0.86", "guard.at_least=0.8", "guard.action=stop"])
+    assert make_guard(load_config(None, ["control.by=controller", "control.target=0.86"]), schedule).at_least == 0.86
+    config = load_config(
+        None, ["control.by=controller", "control.target=0.86", "guard.at_least=0.8", "guard.action=stop"]
+    )
     assert make_guard(config, schedule).at_least == 0.8

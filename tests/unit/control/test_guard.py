@@ -180,7 +180,7 @@ def test_a_target_of_another_statistic_is_refused_and_not_compared(change: dict[
 
 
 def test_a_guard_that_is_to_act_needs_a_target() -> None:
-    with pytest.raises(UserError, match="'stop', but the schedule 'own' names no target"):
+    with pytest.raises(UserError, match="is to act at an alarm, but the schedule 'own' names no target"):
         make_guard(load_config(None, ["guard.action=stop"]), schedule_with(None))
 
 

@@ -2,6 +2,7 @@
 
 from fractions import Fraction
 
+import numpy as np
 import pytest
 from scipy.integrate import quad
 
@@ -78,6 +79,15 @@ def test_a_schedule_sums_by_hand():
     # 0..512 reads x; 512..1000 reads 512; 1000..2000 reads 800; 2000..3000 reads 1600.
     assert cost.integrated_budget(schedule, 0, 3000) == 512**2 / 2 + 488 * 512 + 1000 * 800 + 1000 * 1600
     assert cost.integrated_budget(schedule, 2500, 2500) == 0
+
+
+def test_the_integral_is_the_sum_of_what_steps_read_but_for_incomplete_units():
+    schedule = Schedule.load("qwen3-1.7b-0.86")
+    contexts = np.arange(318, 20_329)
+    summed, longer = int(schedule.read_tokens(contexts).sum()), contexts > schedule.kv_budget_tokens(contexts)
+    # Of 16 lengths in a row, the last unit lacks 7.5 tokens on average; a step of the integral ends half a token later.
+    expected = summed + 7.5 * int(longer.sum()) - 0.5 * int((~longer).sum())
+    assert cost.integrated_budget(schedule, 317, 20_328) == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_fixed_schedule_equals_the_int_where_the_budget_is_below_the_context():

@@ -36,6 +36,14 @@ def test_a_memory_bound_step_by_hand():
     assert got.speedup == pytest.approx(got.dense.seconds / got.sparse.seconds)
 
 
+def test_an_incomplete_last_unit_is_a_whole_one_of_the_budget():
+    got = plan(TOY, 512, hardware=SLOW, lengths=1025, batch=3)
+    # 1025 tokens are 65 units of 16; 32 of them are read, and the last holds one token.
+    assert got.sparse.kv_seconds == pytest.approx(3 * (2 * 1025 + 2 * (512 - 15)) * 64 / 1e6)
+    between = plan(TOY, 512, hardware=SLOW, lengths="1024.4", batch=3)
+    assert between.sparse.kv_seconds == pytest.approx(3 * (2 * 1024.4 + 2 * (512 - 15.6)) * 64 / 1e6)
+
+
 def test_a_context_within_its_budget_is_dense():
     got = plan(TOY, 512, hardware=SLOW, lengths=512, batch=3)
     assert got.speedup == 1

@@ -15,6 +15,10 @@ from sparroll.schedule import Schedule
 from sparroll.train.config.file import load_config
 from sparroll.train.schedules import make_cheaper_schedules, starting_schedule
 
+OPTIONS = [
+    "model.name=Qwen/Qwen3-1.7B", "attention.kind=schedule", "attention.name=qwen3-1.7b-0.86", "distill.rank=16",
+    "control.by=cheaper",
+]  # fmt: skip
 START, FIRST, SECOND = Schedule.fixed(512), Schedule.fixed(256), Schedule.fixed(128)
 
 
@@ -133,8 +137,7 @@ def test_its_place_survives_a_checkpoint() -> None:
 def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
     def made(*names: str) -> CheaperSchedules | None:
         listed = ", ".join(f'"{name}"' for name in names)
-        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
-        config = load_config(None, [*options, f"distill.cheaper=[{listed}]"])
+        config = load_config(None, [*OPTIONS, f"control.schedules=[{listed}]"])
         return make_cheaper_schedules(config, starting_schedule(config))
 
     found = made("qwen3-1.7b-0.83", "qwen3-1.7b-0.80")
@@ -147,25 +150,23 @@ def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
 
 def test_measurements_that_could_never_count_are_refused_at_the_start() -> None:
     def made(*more: str) -> CheaperSchedules | None:
-        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
-        config = load_config(None, [*options, 'distill.cheaper=["qwen3-1.7b-0.80"]', *more])
+        config = load_config(None, [*OPTIONS, 'control.schedules=["qwen3-1.7b-0.80"]', *more])
         return make_cheaper_schedules(config, starting_schedule(config))
 
     assert made("rollout.samples_per_prompt=4") is not None
-    with pytest.raises(UserError, match=r"(?s)by 8 rollouts or more, .* has 4.*distill\.cheaper_prompts=2"):
-        made("rollout.samples_per_prompt=4", "distill.cheaper_prompts=1")
+    with pytest.raises(UserError, match=r"(?s)by 8 rollouts or more, .* has 4.*control\.prompts=2"):
+        made("rollout.samples_per_prompt=4", "control.prompts=1")
     with pytest.raises(UserError, match=r"(?s)a measurement has 4.*train\.prompts_per_step = 2 or more"):
         made("rollout.samples_per_prompt=4", "train.prompts_per_step=1")
 
 
 def test_a_guard_that_would_stop_what_cheaper_schedules_hold_is_refused_at_the_start() -> None:
     def made(*more: str) -> CheaperSchedules | None:
-        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
-        options += ['distill.cheaper=["qwen3-1.7b-0.80"]', "guard.action=stop", *more]
-        config = load_config(None, options)
+        more = ("guard.action=stop", *more)
+        config = load_config(None, [*OPTIONS, 'control.schedules=["qwen3-1.7b-0.80"]', *more])
         return make_cheaper_schedules(config, starting_schedule(config))
 
     assert made() is not None
     with pytest.raises(UserError, match="goes on with a tail of 0.8, and the guard stops the run below 0.86"):
-        made("distill.cheaper_at_least=0.8")
-    assert made("distill.cheaper_at_least=0.8", "guard.at_least=0.8") is not None
+        made("control.at_least=0.8")
+    assert made("control.at_least=0.8", "guard.at_least=0.8") is not None

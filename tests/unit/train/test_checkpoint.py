@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from sparroll.schedule import Schedule
-from sparroll.train.config.sections import TrainConfig, TrainSection
+from sparroll.train.config.run import TrainConfig
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.checkpoint import RunState, damage, newest, tidy
 from sparroll.train.runtime.randomness import generator_state

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from sparroll.errors import UserError
-from sparroll.train.config.sections import TrainSection
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.update.gradient_step import GradientStep
 from sparroll.train.update.loss import LossSums

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparroll.train.config.file import config_from
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.groups import Groups, Rounds, kind_of
 from sparroll.train.sampling.rewards import Graded

@@ -45,7 +45,8 @@ def select(
     query [R, Q, H, G, D] after RoPE; index [R, H, U, W], rows of complete units (others are never looked at);
     context_tokens, kv_budget_tokens [R, Q] int, the query's own token counts as context; scale multiplies q.k.
     Returns unit ids [R, Q, H, N] int64, -1 where a position reads fewer than N units. A context within its budget gets
-    all its units. First and recent units are always among them, and count against the budget.
+    all its units. First and recent units are always among them, and count against the budget. Of equal scores, the lowest
+    units are read.
     """
     requests, positions, heads = query.shape[:3]
     width = selector.index_width(query.shape[-1])

@@ -108,7 +108,7 @@ class StepWorkspace:
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
-        row_bytes = selector.index_width(dim) * selector.index_dtype.itemsize
+        row_bytes = selector.index_row_bytes(dim)
 
         def integers() -> Tensor:
             return torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
@@ -234,7 +234,7 @@ def choose_units(
     """The best units of each (request, head) into unit_ids_RHN (int32), in ascending order, -1 after them.
 
     As many as the budget holds, all of them where the context is within it, and never more than N: a budget of more units
-    than N is for the caller to refuse. Among equal scores the lowest unit comes first. With `pages_RHN` (int32), also where
+    than N is for the caller to refuse. Of equal scores, the lowest units are read. With `pages_RHN` (int32), also where
     each unit lies: block_table_RM[r, u // units_per_block] * units_per_block + u % units_per_block, -1 after them.
     `fill_rest=False` leaves what lies after them as it is, for readers that know the budgets.
     """

@@ -1,5 +1,5 @@
-"""The specification of the paged operations: plain PyTorch, any device, fp32 accumulation. The
-signatures are those of paged.py, which also checks the arguments."""
+"""The specification of the paged operations: plain PyTorch, any device, fp32 accumulation. The signatures are those of
+paged.py, which also checks the arguments. Units are chosen by the rule of reference.py: of equal scores, the lowest."""
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
 # G query heads per kv head, U units, N chosen units, D head dim, W index row width
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparroll.attention.decode.reference import NOT_CHOSEN
+from sparroll.attention.decode.reference import NOT_CHOSEN, best_first
 from sparroll.attention.selectors.base import Selector
 
 
@@ -77,8 +77,7 @@ def choose_units(
     units_R = (context_tokens_R + unit - 1) // unit
     wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit).clamp_max(most)
     score_RHU = scores_RHU.masked_fill(ids_U >= units_R[:, None, None], -torch.inf)
-    # A stable sort leaves equal scores in the order of their units.
-    best_RHU = score_RHU.argsort(dim=-1, descending=True, stable=True)
+    best_RHU = best_first(score_RHU)
     chosen_RHU = torch.zeros_like(best_RHU, dtype=torch.bool)
     chosen_RHU.scatter_(2, best_RHU, (ids_U < wanted_R[:, None, None]).expand_as(best_RHU))
     ascending_RHU = torch.where(chosen_RHU, ids_U, units).sort(dim=-1).values[..., :most]

@@ -1,5 +1,10 @@
-"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. It is
-written to be read and not to be fast; every kernel has these signatures and is tested against it."""
+"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. It is written to be
+read and not to be fast; every kernel has these signatures and is tested against it.
+
+Which units a position reads: as many as its budget holds, or all of them where the context is within the budget. First and
+recent units, the incomplete one included, have the score +inf, every other unit its selector's. The highest scores are
+read; of equal scores, the lowest units. NaN ranks above +inf. HFEngine, the training pass and all kernels choose so.
+"""
 
 # R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head dim
 
@@ -30,9 +35,15 @@ def select(
     score_RQHU = score_RQHU.masked_fill(~exists_RQU[:, :, None], -torch.inf)
     wanted_RQ1 = torch.minimum(kv_budget_tokens[..., None] // unit, units_RQ1)
     most = min(int(wanted_RQ1.max()), index.shape[2])
-    ids_RQHN = score_RQHU.topk(most, dim=-1).indices
+    ids_RQHN = best_first(score_RQHU)[..., :most]
     chosen_RQ1N = torch.arange(most, device=query.device) < wanted_RQ1[:, :, None]
     return ids_RQHN.masked_fill(~chosen_RQ1N, NOT_CHOSEN)
+
+
+def best_first(score: Tensor) -> Tensor:
+    """score [..., U] -> units [..., U] int64, the highest score first; of equal scores, the lowest unit first."""
+    # Not topk, which promises no order among equal scores.
+    return score.argsort(dim=-1, descending=True, stable=True)
 
 
 def sparse_decode(

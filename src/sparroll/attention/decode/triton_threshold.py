@@ -15,11 +15,11 @@ LEAST = tl.constexpr(-0x80000000)
 @triton.jit
 @no_type_check
 def ordered_bits(score):
-    """Signed integers in the order of the fp32 scores they came from."""
-    # Both zeros are one score.
-    score = tl.where(score == 0.0, 0.0, score)
-    bits = score.to(tl.int32, bitcast=True)
-    return tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    """Signed integers in the order of the fp32 scores they came from; NaN is the largest, as in reference.py."""
+    # Both zeros are one score, and so are NaNs of any sign and payload.
+    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
+    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    return tl.where(score != score, 0x7FFFFFFF, bits)
 
 
 @triton.jit

@@ -3,8 +3,8 @@ bounded scratch: tensor cores compute them, each position's threshold is found l
 by bisection, never a sort), and what lies above it becomes bits.
 
 Scores are as exact as fp32 sums: the group's mean query is cut into three bf16 numbers that add up to it, landmarks are
-bf16, and products of two bf16 numbers are exact in fp32. So units differ from an engine's only where two scores are equal up
-to the rounding of their sums. Of equal scores, the lowest units are chosen.
+bf16, and products of two bf16 numbers are exact in fp32. Units are chosen by the rule of decode/reference.py: of equal
+scores, the lowest. So they differ from an engine's only where two scores are equal up to the rounding of their sums.
 """
 
 # B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32, D head dimension

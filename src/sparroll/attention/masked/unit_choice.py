@@ -43,8 +43,8 @@ def chosen_words(
     dense_BS bool: positions that read their whole context, whatever their budget. The index is built from the keys
     themselves, so landmarks are those of an engine that wrote the same keys. Deterministic, and the same under autocast.
 
-    impl: "reference" for any selector, "triton" for `page_mean`; UserError where it cannot run. Of equal scores, "triton"
-    reads the lowest units, as engines with paged caches do; "reference" leaves that to torch.topk, which promises nothing.
+    impl: "reference" for any selector, "triton" for `page_mean`; UserError where it cannot run. Of equal scores, both read
+    the lowest units, as engines do.
     """
     with torch.autocast(query_BASD.device.type, enabled=False):
         if masked.implementation(impl, query_BASD.device) == "reference":

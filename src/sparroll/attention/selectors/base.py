@@ -11,12 +11,16 @@ from __future__ import annotations
 import dataclasses
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
+
+Counts = TypeVar("Counts", int, np.ndarray, Tensor)
+"""Token counts: an int, or integers of any shape in a numpy array or a tensor. Functions return the kind they are given."""
 
 
 @dataclass(frozen=True)
@@ -60,9 +64,27 @@ class Selector(ABC):
         """Smallest budget that leaves one unit to choose: first + recent + one unit."""
         return self.first_tokens + self.recent_tokens + self.unit_tokens
 
+    def read_tokens(self, context_tokens: Counts, kv_budget_tokens: Counts) -> Counts:
+        """Tokens that one decode step of a sparse layer attends, for contexts [...] and their budgets [...], both in tokens.
+
+        Whole units up to the budget, and the whole context where it is within the budget. The last unit is always among
+        them and takes a whole unit of the budget (Sparrow, section 3), so an incomplete one makes the step attend as many
+        tokens fewer as it lacks. Tensors stay on their device, and nothing waits for it.
+        """
+        unread_units = -(-context_tokens // self.unit_tokens) - kv_budget_tokens // self.unit_tokens
+        return context_tokens - self.unit_tokens * unread_units * (unread_units > 0)
+
     @abstractmethod
     def index_width(self, head_dim: int) -> int:
         """Numbers kept per unit and KV head."""
+
+    def index_row_bytes(self, head_dim: int) -> int:
+        """Bytes of the index row of one unit and KV head."""
+        return self.index_width(head_dim) * self.index_dtype.itemsize
+
+    def index_bytes_per_token(self, head_dim: int) -> float:
+        """Bytes of index rows that scoring reads, per token of context and KV head: a unit's row, shared by its tokens."""
+        return self.index_row_bytes(head_dim) / self.unit_tokens
 
     @abstractmethod
     def build_index(self, keys: Tensor) -> Tensor:

@@ -126,10 +126,10 @@ class KVCache:
 
     def index_bytes_share(self, layer: int) -> float:
         """Bytes of a layer's index over the bytes of its K and V, per token; 0 where there is no index."""
-        if layer not in self.index:
+        if layer not in self.index or self.selector is None:
             return 0.0
-        row = self.index[layer].shape[-1] * self.index[layer].element_size() / self.unit_tokens
-        return row / (2 * self.keys[layer].shape[-1] * self.keys[layer].element_size())
+        head_dim, element_bytes = self.keys[layer].shape[-1], self.keys[layer].element_size()
+        return self.selector.index_bytes_per_token(head_dim) / (2 * head_dim * element_bytes)
 
     def _whole_units(self, tokens: int) -> int:
         return -(-tokens // self.unit_tokens) * self.unit_tokens

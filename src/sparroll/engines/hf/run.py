@@ -247,28 +247,27 @@ class Run:
         longest = int(held.max())
         self._reserve(longest, int(contexts.max()))
         context_tokens = torch.from_numpy(contexts).to(device)
-        completed, budgets = None, None
+        completed, budgets, read = None, None, held
         if self.schedule is not None:
             full = np.flatnonzero(contexts % self.cache.unit_tokens == 0)
             completed = torch.from_numpy(full).to(device) if len(full) else None
-            budgets = self.schedule.kv_budget_tokens(torch.from_numpy(contexts)).numpy()
-        sparse = budgets is not None and bool(self.sparse_layers) and bool((budgets < contexts).any())
+            read = self.schedule.read_tokens(contexts)
+            if self.sparse_layers and bool((read < contexts).any()):
+                budgets = torch.from_numpy(self.schedule.kv_budget_tokens(contexts)).to(device)
         step = DecodeStep(
             cache=self.cache,
             context_tokens=torch.from_numpy(held).to(device) if self.compression else context_tokens,
             longest=longest,
             even=bool((held == longest).all()),
             completed=completed,
-            kv_budget_tokens=torch.from_numpy(budgets).to(device) if sparse and budgets is not None else None,
+            kv_budget_tokens=budgets,
             dense_layers=self.dense_layers,
             evicting=self._evicting(self.compression, held) if self.compression else None,
         )
         ids = torch.tensor([[request.response_ids[-1]] for request in self.active], device=device)
         output = run_step(self.model, step, self.layers, input_ids=ids, position_ids=(context_tokens - 1)[:, None])
         self._draw(sampling.log_probs(output.logits[:, -1], self.temperature), 0)
-        self._count(
-            step, contexts, held if budgets is None else _read_tokens(contexts, budgets, self.cache.unit_tokens)
-        )
+        self._count(step, contexts, read)
         if step.evicting is not None:
             self._evicted(step.evicting)
 
@@ -342,9 +341,3 @@ class Run:
             counted.context_tokens += int(contexts.sum())
             counted.read_tokens += int((read if step.ran[layer] != "dense" else contexts).sum())
             counted.index_read_share = self.cache.index_bytes_share(layer)
-
-
-def _read_tokens(contexts: np.ndarray, budgets: np.ndarray, unit: int) -> np.ndarray:
-    """Tokens that a step attends: whole units up to the budget, less what the last, incomplete unit lacks."""
-    units = -(-contexts // unit)
-    return np.minimum(budgets // unit, units) * unit - (units * unit - contexts)

@@ -380,7 +380,7 @@ class VLLMEngine(Engine):
         logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
         assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"
         contexts = outputs.decode_contexts(len(prompt), len(tokens))
-        read = outputs.read_tokens(self.schedule, contexts)
+        read = self._read_tokens(contexts)
         whole = self.layers * int(contexts.sum())
         unread = self._sparse_layers * int((contexts - read).sum())
         return Rollout(
@@ -398,6 +398,9 @@ class VLLMEngine(Engine):
             wall_seconds=seconds,
             top_k=lists,
         )
+
+    def _read_tokens(self, contexts: np.ndarray) -> np.ndarray:
+        return contexts if self.schedule is None else self.schedule.read_tokens(contexts)
 
     @property
     def _sparse_layers(self) -> int:
@@ -420,7 +423,7 @@ class VLLMEngine(Engine):
             self._count_dense(all_contexts, sum(len(rollout.prompt_ids) for rollout in rollouts))
             return
         after = self.report()
-        sparse = int((outputs.read_tokens(self.schedule, all_contexts) < all_contexts).sum())
+        sparse = int((self._read_tokens(all_contexts) < all_contexts).sum())
         preemptions = after.preemptions - before.preemptions
         resumed = min(after.resumed_tokens - before.resumed_tokens, preemptions)
         resumed_sparse = min(after.resumed_sparse_tokens - before.resumed_sparse_tokens, preemptions)

@@ -1,4 +1,4 @@
-"""From what vLLM returns to our rollouts, and what a rollout's decode steps must have read. Runs nothing."""
+"""From what vLLM returns to our rollouts, and which decode steps a rollout took. Runs nothing."""
 
 # T response tokens, K top-k entries
 
@@ -11,18 +11,7 @@ import torch
 from torch import Tensor
 
 from sparroll.engines import sampling
-from sparroll.schedule import Schedule
 from sparroll.types import TopK
-
-
-def read_tokens(schedule: Schedule | None, contexts: np.ndarray) -> np.ndarray:
-    """Tokens that a sparse layer attends at each context length: whole units, less what the last one lacks."""
-    if schedule is None:
-        return contexts
-    unit = schedule.selector.unit_tokens
-    units = -(-contexts // unit)
-    budgets = schedule.kv_budget_tokens(torch.from_numpy(contexts)).numpy()
-    return np.minimum(budgets // unit, units) * unit - (units * unit - contexts)
 
 
 def decode_contexts(prompt_tokens: int, response_tokens: int) -> np.ndarray:

@@ -14,7 +14,8 @@ from torch import Tensor
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp, response_logp_of
 from sparroll.schedule import Schedule
-from sparroll.train.config.sections import DistillSection, TrainSection
+from sparroll.train.config.adapter import DistillSection, PPOWithKLSection
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.update.gradient_step import GradientStep, autocast
 from sparroll.train.update.loss import LossSettings, LossSums, policy_loss, top_k_kl
@@ -44,8 +45,8 @@ class AdapterUpdate:
         }
         self.train = train.model_copy(update=own)
         """The policy's settings with the adapter's own in their place."""
-        alone = settings.objective == "kl"
-        self.loss_settings = LossSettings(train.clip_low, train.clip_high, 1.0 if alone else settings.kl_coefficient)
+        kl_coefficient = settings.kl_coefficient if isinstance(settings, PPOWithKLSection) else 1.0
+        self.loss_settings = LossSettings(train.clip_low, train.clip_high, kl_coefficient)
         self.gradient_step = GradientStep(
             adapter.adapted, self.train, ranks, named="the adapter's gradient", lr_key="distill.lr"
         )

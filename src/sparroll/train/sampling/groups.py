@@ -15,7 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.advantages import group_advantages
 from sparroll.train.sampling.rewards import Graded, reward_report

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sparroll.errors import UserError
-from sparroll.train.config.sections import TrainSection
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.update.loss import LossSums
 from sparroll.train.update.micro_batches import micro_batches

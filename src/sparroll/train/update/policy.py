@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from sparroll.engines.scoring import response_logp
 from sparroll.errors import UserError
-from sparroll.train.config.sections import TrainSection
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.update.gradient_step import GradientStep, autocast
 from sparroll.train.update.loss import LossSettings, LossSums, policy_loss

@@ -1,6 +1,6 @@
 """Which rows of a step decode, what they may read, and the counting of it. From host-side lengths; no kernels here."""
 
-# R rows of a step (requests, padding rows included)
+# R rows of a step (requests, padding rows included), M blocks per request
 
 from __future__ import annotations
 
@@ -8,9 +8,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import UNLIMITED, State
+from sparroll.engines.vllm.attention.state import State
+
+
+@dataclass
+class StepPlan:
+    """What the sparse layers do in a step: on the metadata that vLLM hands to every layer, as `sparroll`. None there means
+    that each row reads everything."""
+
+    decodes: int
+    """Rows in front that sparroll attends for: R of the tensors below."""
+    prefills: Any
+    """The parent backend's metadata of the rows behind them, which prefill; None where there are none."""
+    context_tokens_R: Tensor
+    kv_budget_tokens_R: Tensor
+    block_table_RM: Tensor
 
 
 @dataclass
@@ -51,16 +66,17 @@ class Rows:
             prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
-    def host_budgets(self, state: State) -> np.ndarray:
-        """What each of the `decodes` rows may read."""
-        return np.where(self.whole_R, UNLIMITED, state.host_budgets(self.contexts_R))
+    def some_are_sparse(self, state: State) -> bool:
+        """Whether any of the `decodes` rows reads only a part of its context."""
+        contexts = self.contexts_R[~self.whole_R]
+        return bool((state.read_tokens(contexts) < contexts).any())
 
     def count(self, state: State) -> None:
         """Add the step to the state's counters."""
         decoding = ~self.whole_R & (self.contexts_R > 0)
         tail = int((self.whole_R & (self.contexts_R > 0)).sum())
         contexts = self.contexts_R[decoding]
-        read = state.read_tokens(contexts, state.host_budgets(contexts))
+        read = state.read_tokens(contexts)
         counters = state.counters
         counters.decode_rows += len(contexts)
         counters.sparse_rows += int((read < contexts).sum())

@@ -5,7 +5,6 @@ checked without a GPU. Not meant to be fast."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -21,23 +20,10 @@ from vllm.v1.attention.backends.cpu_attn import (
 
 from sparroll.attention.decode import paged
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.batch import Rows
+from sparroll.engines.vllm.attention.batch import Rows, StepPlan
 from sparroll.engines.vllm.attention.layer import SparseLayer
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
 from sparroll.engines.vllm.settings import VLLMSettings
-
-
-@dataclass
-class CPUStepPlan:
-    """What the sparse layers do in a step in which some row reads a part of its context."""
-
-    decodes: int
-    prefills: CPUAttentionMetadata | None
-    context_tokens_R: Tensor
-    kv_budget_tokens_R: Tensor
-    block_table_RM: Tensor
-    most_units: int
-    """The most that any row reads."""
 
 
 class SparseCPUBackend(CPUAttentionBackend):
@@ -83,21 +69,19 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return whole
         rows = Rows.of(common)
         rows.count(STATE)
-        budgets = rows.host_budgets(STATE)
-        if not (budgets < rows.contexts_R).any():
+        if not rows.some_are_sparse(STATE):
             return whole
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
         budgets_R = STATE.budgets(context_tokens_R, torch.empty_like(context_tokens_R))
         budgets_R.masked_fill_(torch.from_numpy(rows.whole_R), UNLIMITED)
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
-        whole.sparroll = CPUStepPlan(
+        whole.sparroll = StepPlan(
             decodes=count,
             prefills=behind,
             context_tokens_R=context_tokens_R,
             kv_budget_tokens_R=budgets_R,
             block_table_RM=common.block_table_tensor[:count, : -(-longest // self.block_size)],
-            most_units=-(-longest // STATE.unit_tokens),
         )
         return whole
 
@@ -128,7 +112,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
     def attends_with(self) -> str:
         return "reference"
 
-    def _decode(self, query: Tensor, kv_cache: Tensor, plan: CPUStepPlan, output: Tensor) -> None:
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
         selector, index_PSHW = STATE.selector, self._index(kv_cache)
         assert selector is not None and index_PSHW is not None, "sparse decoding without an index"
         heads, context_tokens_R = self.num_kv_heads, plan.context_tokens_R
@@ -136,8 +120,9 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         blocks_X, table_RM = torch.unique(plan.block_table_RM, return_inverse=True)
         keys_XBHD, values_XBHD = (held[blocks_X].contiguous() for held in _views(kv_cache))
         index_XSHW = index_PSHW[blocks_X].contiguous()
-        scores_RHU = torch.empty(plan.decodes, heads, plan.most_units, dtype=torch.float32)
-        unit_ids_RHN = torch.empty(plan.decodes, heads, plan.most_units, dtype=torch.int32)
+        most_units = -(-int(context_tokens_R.max()) // STATE.unit_tokens)
+        scores_RHU = torch.empty(plan.decodes, heads, most_units, dtype=torch.float32)
+        unit_ids_RHN = torch.empty(plan.decodes, heads, most_units, dtype=torch.int32)
         paged.score_units(
             query_RHGD,
             index_XSHW,

@@ -28,23 +28,12 @@ from vllm.v1.attention.backends.flash_attn import (
 from sparroll.attention.decode import paged
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.batch import Rows
+from sparroll.engines.vllm.attention.batch import Rows, StepPlan
 from sparroll.engines.vllm.attention.layer import SparseLayer
-from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages, read_tokens
+from sparroll.engines.vllm.attention.pages import PAGE_TOKENS, HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
-
-
-@dataclass
-class CUDAStepPlan:
-    """What the sparse layers do in a step."""
-
-    decodes: int
-    prefills: FlashAttentionMetadata | None
-    context_tokens_R: Tensor
-    kv_budget_tokens_R: Tensor
-    block_table_RM: Tensor
 
 
 @dataclass
@@ -168,7 +157,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
             return whole
         # Where a full graph may run, its contents were settled at capture; only elsewhere is there a choice.
         free = not captures and (rows.prefills > 0 or not self.use_full_cuda_graph)
-        if free and not (rows.host_budgets(STATE) < rows.contexts_R).any():
+        if free and not rows.some_are_sparse(STATE):
             return whole
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes
@@ -183,8 +172,8 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         if STATE.attention == "fa3_pages":
             heads = _workspace.read_tokens_RH.shape[1]
             torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
-            _workspace.read_tokens_RH[:count] = read_tokens(context_tokens_R, budgets_R)[:, None]
-        whole.sparroll = CUDAStepPlan(
+            _workspace.read_tokens_RH[:count] = selector.read_tokens(context_tokens_R, budgets_R)[:, None]
+        whole.sparroll = StepPlan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,
             context_tokens_R=context_tokens_R,
@@ -253,7 +242,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             keys_PBHD, _ = compat.keys_and_values(kv_cache, self.head_size)
             paged.update_index(keys_PBHD, index_PSHW, slot_mapping, STATE.selector, impl="triton")
 
-    def _decode(self, query: Tensor, kv_cache: Tensor, plan: CUDAStepPlan, output: Tensor) -> None:
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
         selector, work = STATE.selector, _workspace
         index_PSHW = None if self.index is None else self.index.index_PSHW
         assert selector is not None and work is not None and index_PSHW is not None, "sparse decoding without an index"

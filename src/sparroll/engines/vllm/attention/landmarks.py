@@ -104,10 +104,9 @@ def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | No
         impl.number = extract_layer_index(name)
         if selector is None or impl.number not in STATE.sparse_layers:
             continue
-        width = selector.index_width(impl.head_size)
-        row_bytes = width * selector.index_dtype.itemsize / selector.unit_tokens
-        STATE.index_read_share[impl.number] = row_bytes / (2 * impl.head_size * layer.kv_cache_torch_dtype.itemsize)
+        kv_bytes = 2 * impl.head_size * layer.kv_cache_torch_dtype.itemsize
+        STATE.index_read_share[impl.number] = selector.index_bytes_per_token(impl.head_size) / kv_bytes
         if impl.index is None:
             impl.index = IndexLayer(impl.num_kv_heads, impl.head_size, selector)
-        if width:
+        if impl.index.width:
             layers[name + SUFFIX] = impl.index

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.batch import StepPlan
 from sparroll.engines.vllm.attention.landmarks import IndexLayer, add_index_layers
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.settings import VLLMSettings
@@ -74,7 +75,7 @@ class SparseLayer:
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
         """Dense layers and steps without a plan are the parent's; else the rows that prefill are, and the rest is ours."""
-        plan: Any = getattr(attn_metadata, "sparroll", None)
+        plan: StepPlan | None = getattr(attn_metadata, "sparroll", None)
         parent: Any = super()
         if plan is None or self.index is None:
             if plan is not None and self.number in STATE.sparse_layers:
@@ -96,7 +97,7 @@ class SparseLayer:
         """What the report calls the attention of a sparse step."""
         return STATE.attention
 
-    def _decode(self, query: Tensor, kv_cache: Tensor, plan: Any, output: Tensor) -> None:
+    def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
         """Attention of the rows that decode, under the plan."""
         raise NotImplementedError
 

@@ -50,10 +50,3 @@ class HeadPages:
             inside_RHN = numbers_RHN.remainder(units_per_block)
             numbers_RHN.floor_divide_(units_per_block).mul_(self.per_block).add_(inside_RHN, alpha=self.per_unit)
         numbers_RHN.add_(heads_H1)
-
-
-def read_tokens(context_tokens_R: Tensor, kv_budget_tokens_R: Tensor) -> Tensor:
-    """Tokens that each row attends: whole units up to its budget, less what the last one lacks. Device tensors only."""
-    units_R = (context_tokens_R + PAGE_TOKENS - 1) // PAGE_TOKENS
-    wanted_R = torch.minimum(kv_budget_tokens_R // PAGE_TOKENS, units_R)
-    return wanted_R * PAGE_TOKENS - (units_R * PAGE_TOKENS - context_tokens_R)

@@ -75,7 +75,7 @@ class Follower:
 def count(request: Resumed, start: int, end: int, state: State) -> None:
     """A row of a resumed request, from token `start` to `end`."""
     counters = state.counters
-    read = _read_tokens(end, state)
+    read = int(state.read_tokens(np.array([end]))[0])
     samples = end == request.known_tokens
     if end - start == 1 and start >= request.prefill_tokens:
         # A decode row for the runner, and for the metadata builder. Unless it samples, it only repeats a token.
@@ -91,13 +91,6 @@ def count(request: Resumed, start: int, end: int, state: State) -> None:
     if samples:
         counters.resumed_tokens += 1
         counters.resumed_sparse_tokens += read < end
-
-
-def _read_tokens(context_tokens: int, state: State) -> int:
-    if state.schedule is None:
-        return context_tokens
-    contexts = np.array([context_tokens])
-    return int(state.read_tokens(contexts, state.host_budgets(contexts))[0])
 
 
 def watch(runner: Any, state: State) -> None:

@@ -141,18 +141,9 @@ class State:
         step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
         return torch.mul(budgets_S[step_R.clamp_(min=0)], context_tokens_R > 0, out=out_R)
 
-    def host_budgets(self, contexts: np.ndarray) -> np.ndarray:
-        """The same from lengths the host knows."""
-        starts, budgets = self._host_2S.numpy()
-        return budgets[np.searchsorted(starts, contexts, side="right") - 1]
-
-    def read_tokens(self, contexts: np.ndarray, budgets: np.ndarray) -> np.ndarray:
-        """Tokens that a step attends: whole units up to the budget, less what the last, incomplete unit lacks."""
-        if self._started_with is None:
-            return contexts
-        unit = self.unit_tokens
-        units = -(-contexts // unit)
-        return np.minimum(budgets // unit, units) * unit - (units * unit - contexts)
+    def read_tokens(self, contexts: np.ndarray) -> np.ndarray:
+        """Tokens that decode rows attend in a sparse layer under the schedule in force, from lengths the host knows."""
+        return contexts if self.schedule is None else self.schedule.read_tokens(contexts)
 
     def report(self) -> EngineReport:
         """What ran since the last `reset_report`. A layer that never came through our backend shows no steps at all."""
