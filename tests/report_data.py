@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import math
 
+from sparroll.mismatch import TailRow
 from sparroll.plan.speedup import plan
 from sparroll.records import provenance
-from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TrainingRun
 from sparroll.schedule import Schedule, Step
 
 BINS = tuple((start, start + 250) for start in range(0, 1500, 250))
@@ -18,7 +19,7 @@ def _curve(name: str, kind: str, budget: int | None, level: float) -> TailCurve:
     points = []
     for start, end in BINS:
         value = 1 - (1 - level) * (1 if budget is None else max(0.0, 1 - budget / end) ** 0.6) - 0.01 * start / 1500
-        points.append(TailPoint(start, end, value, value - 0.02, value + 0.015, 4000, 32))
+        points.append(TailRow(start, end, 4000, 32, 0.98, value, value, value, value, value - 0.02, value + 0.015, 0.7))
     return TailCurve(name, kind, tuple(points), budget)  # type: ignore[arg-type]
 
 

@@ -8,12 +8,7 @@ from pathlib import Path
 
 SOURCE = Path(__file__).parents[1] / "src" / "sparroll"
 
-ALLOWED = {
-    # A response's verdict (tasks) and the guard's (control), which never meet in one file.
-    "Verdict",
-    # How an evaluation samples, and how a training step does.
-    "Sampling",
-}
+ALLOWED: set[str] = set()
 """Names that two modules may give to different classes, each with a reason."""
 
 

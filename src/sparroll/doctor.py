@@ -13,35 +13,24 @@ from importlib import metadata
 from pathlib import Path
 from typing import Literal
 
-from packaging.specifiers import SpecifierSet
+from packaging.requirements import Requirement
 
 from sparroll import records
 from sparroll.errors import UserError
 
-NEEDED = {
-    "torch": ">=2.11,<2.16",
-    "transformers": ">=5.10,<6",
-    "accelerate": ">=1.10",
-    "peft": ">=0.18",
-    "safetensors": ">=0.6",
-    "numpy": ">=1.26",
-    "scipy": ">=1.13",
-    "matplotlib": ">=3.9",
-    "packaging": ">=24",
-    "psutil": ">=6",
-    "pydantic": ">=2.10",
-    "rich": ">=13.9",
-    "typer": ">=0.15",
-    "tomli-w": ">=1.1",
+USES = {
+    "pyarrow": "Parquet files: tasks on real data, samples of an evaluation",
+    "math-verify": "verdicts on mathematical answers",
+    "evalplus": "sets of programming problems",
+    "tensorboard": "training logs for TensorBoard",
+    "wandb": "training logs for Weights & Biases",
+    "trackio": "training logs for trackio",
+    "triton": "kernels of sparse rollouts in vLLM on a GPU",
+    "verl": "training on many machines with verl",
+    "trl": "training with TRL",
 }
-"""The dependencies of pyproject.toml; a test compares."""
-
-OPTIONAL = {
-    "tensorboard": (">=2.18", "training logs for TensorBoard"),
-    "wandb": (">=0.19", "training logs for Weights & Biases"),
-    "trackio": (">=0.2", "training logs for trackio"),
-    "triton": (">=3.5", "kernels of sparse rollouts in vLLM on a GPU"),
-}
+"""What the extras are for that are examined like this; vLLM has lines of its own. The versions are those of the package's
+metadata, which come from pyproject.toml."""
 
 
 @dataclass(frozen=True)
@@ -63,8 +52,7 @@ def examine() -> list[Finding]:
     return [
         _python(),
         _sparroll(),
-        *(_needed(name, versions) for name, versions in NEEDED.items()),
-        *(_optional(name, versions, use) for name, (versions, use) in OPTIONAL.items()),
+        *_requirements(),
         *_vllm(),
         *_devices(),
         _memory(),
@@ -97,22 +85,44 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _needed(name: str, versions: str) -> Finding:
-    found = _version(name)
-    if found is None:
-        return Finding("bad", name, "missing", f"install {name}{versions}")
-    fits = SpecifierSet(versions).contains(found, prereleases=True)
-    return Finding("ok" if fits else "bad", name, found, f"supported: {versions}")
+def _requirements() -> list[Finding]:
+    """What the installed package says that it needs, and of its extras those in USES."""
+    try:
+        required = [Requirement(text) for text in metadata.requires("sparroll") or []]
+    except metadata.PackageNotFoundError:
+        why = "what it needs is unknown: pip install it, with -e for a clone"
+        return [Finding("bad", "requirements", "sparroll is not installed", why)]
+    needed = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
+    extras = {each.name: each for each in required if each not in needed}
+    return [
+        *(_needed(each) for each in needed),
+        *(_optional(extras[name], use) for name, use in USES.items() if name in extras),
+    ]
 
 
-def _optional(name: str, versions: str, use: str) -> Finding:
-    found = _version(name)
+def _needed(required: Requirement) -> Finding:
+    found, versions = _version(required.name), _range(required)
     if found is None:
-        return Finding("--", name, "not installed", use)
-    fits = SpecifierSet(versions).contains(found, prereleases=True)
-    return Finding(
-        "ok" if fits else "--", name, found, f"{use}; {'known' if fits else 'not known to work'}: {versions}"
-    )
+        return Finding("bad", required.name, "missing", f"install {required.name}{versions}")
+    return Finding("ok" if _fits(required, found) else "bad", required.name, found, f"supported: {versions}")
+
+
+def _optional(required: Requirement, use: str) -> Finding:
+    found = _version(required.name)
+    if found is None:
+        return Finding("--", required.name, "not installed", use)
+    fits = _fits(required, found)
+    known = "known" if fits else "not known to work"
+    return Finding("ok" if fits else "--", required.name, found, f"{use}; {known}: {_range(required)}")
+
+
+def _fits(required: Requirement, version: str) -> bool:
+    return required.specifier.contains(version, prereleases=True)
+
+
+def _range(required: Requirement) -> str:
+    """As people write it: ">=2.11,<2.16"."""
+    return ",".join(sorted(map(str, required.specifier), reverse=True))
 
 
 def _vllm() -> list[Finding]:

@@ -6,9 +6,12 @@ import json
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
 
 from cli_runs import error_of
 from sparroll import doctor
@@ -56,19 +59,42 @@ def test_doctor_finds_what_it_needs(capsys: pytest.CaptureFixture[str]) -> None:
     assert {"triton", "vllm", "memory", "model cache"} <= status.keys()
 
 
-def test_doctor_calls_a_version_outside_the_supported_range_bad(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(doctor.NEEDED, "torch", ">=99")
-    finding = next(finding for finding in doctor.examine() if finding.what == "torch")
-    assert finding.status == "bad"
-    assert not doctor.healthy([finding])
+@pytest.fixture
+def metadata_says(monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[str, doctor.Finding]]:
+    """Lines of `doctor` on requirements, by package, where the package's metadata has these."""
+
+    def findings(*requirements: str) -> dict[str, doctor.Finding]:
+        monkeypatch.setattr(doctor.metadata, "requires", lambda name: list(requirements))
+        return {finding.what: finding for finding in doctor._requirements()}
+
+    return findings
 
 
-def test_doctor_checks_the_ranges_of_pyproject() -> None:
+def test_doctor_reads_the_packages_own_metadata(metadata_says: Callable[..., dict[str, doctor.Finding]]) -> None:
+    extras = ["triton>=99; platform_system == 'Linux' and extra == 'dev'", "ruff>=0.12; extra == 'dev'"]
+    found = metadata_says("torch<3,>=2.11", "rich>=99", "nowhere<6,>=5", "other>=1; python_version < '3'", *extras)
+    assert [(each.what, each.status) for each in found.values()] == [
+        ("torch", "ok"), ("rich", "bad"), ("nowhere", "bad"), ("triton", "--")
+    ]  # fmt: skip
+    assert found["torch"].note == "supported: >=2.11,<3"
+    assert (found["nowhere"].value, found["nowhere"].note) == ("missing", "install nowhere>=5,<6")
+    assert not doctor.healthy([found["rich"]])
+    assert doctor.healthy([found["triton"]])
+
+
+def test_doctor_says_where_there_is_no_metadata(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "requires", missing)
+    (found,) = doctor._requirements()
+    assert (found.status, found.value) == ("bad", "sparroll is not installed")
+
+
+def test_everything_that_doctor_explains_is_an_extra_of_pyproject() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {f"{name}{versions}" for name, versions in doctor.NEEDED.items()} == set(project["dependencies"])
-    declared = {entry for extra in project["optional-dependencies"].values() for entry in extra}
-    named = {f"{name}{versions}" for name, (versions, _) in doctor.OPTIONAL.items() if name != "triton"}
-    assert named <= declared
+    declared = {Requirement(entry).name for extra in project["optional-dependencies"].values() for entry in extra}
+    assert doctor.USES.keys() <= declared
 
 
 def test_unknown_preset_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

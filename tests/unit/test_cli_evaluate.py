@@ -97,7 +97,7 @@ def test_a_finished_evaluation_is_read_again_without_a_model(
     model: str, out: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = _results(out)
-    monkeypatch.setattr("sparroll.cli.evaluate._engine", lambda *_: pytest.fail("loaded a model"))
+    monkeypatch.setattr("sparroll.evaluate.evaluation._engine", lambda *_: pytest.fail("loaded a model"))
     assert main(command(model, out)) == 0
     assert _results(out) == before
 
@@ -166,7 +166,7 @@ def test_other_settings_do_not_go_on_with_the_same_folder(
     model: str, out: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message, _ = error_of(command(model, out, "--seed", "9"), capsys)
-    assert "asked for with other seed" in message
+    assert "was made with seed = 0, and seed = 9" in message
 
 
 def test_a_function_of_ones_own_judges_instead_of_the_tasks(
@@ -189,7 +189,7 @@ def test_a_function_of_ones_own_judges_instead_of_the_tasks(
     assert len(reward["sha256"]) == 64
     capsys.readouterr()
     message, _ = error_of(command(model, tmp_path, "--no-tail"), capsys)
-    assert "asked for with other reward" in message
+    assert "was made with reward." in message
     message, hint = error_of(command(model, tmp_path / "far", "--reward", "integration.evaluation_runs:tokens"), capsys)
     assert "evaluation_runs:tokens gave" in message
     assert hint is not None

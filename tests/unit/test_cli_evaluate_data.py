@@ -88,7 +88,7 @@ def test_thinking_is_the_template_s(
     assert prompts[0].endswith("\nassistant: ") and record(tmp_path / "on")["config"]["thinking"] is True
     capsys.readouterr()
     message, _ = error_of(on_data(model, mirror, tmp_path / "on", "gsm8k", "--chat", "--no-thinking"), capsys)
-    assert "asked for with other thinking" in message
+    assert "was made with thinking = true, and thinking = false" in message
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_other_tests_of_the_same_problem_are_not_gone_on_with(
     write("2\n")
     capsys.readouterr()
     message, _ = error_of(command, capsys)
-    assert "asked for with other rows" in message
+    assert "was made with rows." in message
 
 
 def write_adapter(model: str, folder: Path, seed: int) -> Path:
@@ -176,4 +176,4 @@ def test_an_adapter_is_the_sparse_policy_s_alone(
     capsys.readouterr()
     other = write_adapter(word_model, tmp_path / "other", 2)
     message, _ = error_of(command(word_model, adapted, "--budget", "512", "--adapter", str(other)), capsys)
-    assert "asked for with other policies" in message
+    assert "was made with policies.sparse.adapter" in message

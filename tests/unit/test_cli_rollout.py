@@ -92,7 +92,7 @@ def test_a_folder_with_other_rollouts_is_not_mixed(
     assert main(_command(model, prompts, tmp_path / "out")) == 0
     capsys.readouterr()
     message, hint = error_of(_command(model, prompts, tmp_path / "out", "--seed", "1"), capsys)
-    assert "asked for differently" in message
+    assert "was made with seed = 0, and seed = 1 is asked for now" in message
     assert "--out" in hint
 
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 
 from sparroll import Schedule
-from sparroll.cli.serve_args import arguments
 from sparroll.engines import HFEngine
 from sparroll.engines.report import EngineReport
+from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.models import resolve
 from vllm_runs import needs_vllm, random_prompts
 
@@ -48,7 +48,7 @@ def address(schedule: Path) -> Iterator[str]:
         "VLLM_LOGGING_LEVEL": "INFO",
     }
     server = subprocess.Popen(
-        [*command, *settings, "--enforce-eager", *arguments(str(schedule), None, False)],
+        [*command, *settings, "--enforce-eager", *serve_arguments(str(schedule), None, False)],
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from sparroll.cli import main
-from sparroll.cli.serve_args import arguments
 from sparroll.engines.vllm.launch import installed_version
+from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.train.sampling.rewards import Graded
 
 if installed_version() is None:
@@ -91,7 +91,7 @@ def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> Non
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
     for force in (False, True):
-        found = parser.parse_args(arguments("qwen3-4b-0.86", None, force))
+        found = parser.parse_args(serve_arguments("qwen3-4b-0.86", None, force))
         assert VLLMSettings.parse(found.additional_config["sparroll"]) == VLLMSettings(
             "qwen3-4b-0.86", force_schedule=force
         )

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from sparroll.mismatch.table import Counted, TailTable
+from sparroll.mismatch.table import TailFigures, TailRow, TailTable
 
 
 @dataclass(frozen=True)
-class Cell(Counted):
+class Cell(TailFigures):
     """The tail measured in one length bin under one fixed budget.
 
     >>> Cell(kv_budget_tokens=1024, from_context_tokens=2000, to_context_tokens=4000, value=0.864, low=0.859, high=0.868,
@@ -32,30 +32,16 @@ class Cell(Counted):
     tokens: int
     rollouts: int
 
-    def summary(self) -> dict[str, Any]:
-        """What a schedule file keeps of it."""
-        figures = {"value": self.value, "low": self.low, "high": self.high}
-        return {name: round(value, 6) for name, value in figures.items()} | {
-            "tokens": self.tokens,
-            "rollouts": self.rollouts,
-        }
+    @staticmethod
+    def of(row: TailRow, kv_budget_tokens: int) -> Cell:
+        """A row of a tail table that was measured under this budget."""
+        bin = row.from_context_tokens, row.to_context_tokens
+        return Cell(kv_budget_tokens, *bin, row.value, row.low, row.high, row.tokens, row.rollouts)
 
 
 def cells_of(table: TailTable, kv_budget_tokens: int) -> list[Cell]:
     """A tail table, measured under one fixed budget, as cells."""
-    return [
-        Cell(
-            kv_budget_tokens,
-            row.from_context_tokens,
-            row.to_context_tokens,
-            row.quantile_value,
-            row.low,
-            row.high,
-            row.tokens,
-            row.rollouts,
-        )
-        for row in table.rows
-    ]
+    return [Cell.of(row, kv_budget_tokens) for row in table.rows]
 
 
 @dataclass(frozen=True)

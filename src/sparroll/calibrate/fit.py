@@ -173,11 +173,10 @@ class _Needs:
     def check_ceiling(self, ceilings: Sequence[Cell]) -> None:
         for cell in ceilings:
             if cell.value < self.target:
-                where = bin_name(cell.from_context_tokens, cell.to_context_tokens)
                 lowest = rounded_down(min(each.value for each in ceilings))
                 raise UserError(
-                    f"the dense ceiling at {where} is {rounded_down(cell.value)}, below the target of {self.target}: even "
-                    "dense rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
+                    f"the dense ceiling at {cell.name} is {rounded_down(cell.value)}, below the target of {self.target}: "
+                    "even dense rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
                     f"lower the target to {lowest} or less, or raise the engine's precision",
                 )
 

@@ -16,7 +16,6 @@ from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.store import Store, measurement_table
 from sparroll.calibrate.sweep import sweep_fingerprint
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
-from sparroll.mismatch.table import bin_name
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, Step
 
@@ -81,7 +80,7 @@ def verify(
         if raised.steps == schedule.steps:
             break
         schedule = raised
-    names = tuple(bin_name(cell.from_context_tokens, cell.to_context_tokens) for cell in missed)
+    names = tuple(cell.name for cell in missed)
     return Verification(_with_figures(schedule, cells), measurement, not missed, names, tuple(rounds), tuple(notes))
 
 
@@ -136,8 +135,7 @@ def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
 
 
 def _said(cell: Cell, number: int, target: float, bound: Bound, before: Schedule, after: Schedule) -> str:
-    where = bin_name(cell.from_context_tokens, cell.to_context_tokens)
     budgets = [schedule.kv_budget_tokens(cell.from_context_tokens) for schedule in (before, after)]
     then = f"raised to {budgets[1]}" if budgets[1] > budgets[0] else "not raised further"
     figure = f"{bound} {getattr(cell, bound):.4f}"
-    return f"round {number}: {where} has {figure} at {budgets[0]} tokens, the target is {target}; {then}"
+    return f"round {number}: {cell.name} has {figure} at {budgets[0]} tokens, the target is {target}; {then}"

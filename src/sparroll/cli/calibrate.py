@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparroll import files, records
+from sparroll import records
 from sparroll.cli import common, measuring
 from sparroll.engines.make import check_available
-from sparroll.progress import Progress, say
+from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.rounding import rounded_down
+from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
     from sparroll.calibrate.run import Calibration
@@ -55,9 +56,10 @@ def calibrate(
 ) -> None:
     """Sweep a grid of budgets, fit the cheapest schedule that holds the target, and verify it. Interrupted, it resumes."""
     from sparroll.calibrate.measure import MeasureSettings
+    from sparroll.calibrate.open_study import open_study, published_selector, study_table
     from sparroll.calibrate.run import calibrate as run
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
-    from sparroll.report import collect, render
+    from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
     check_available(engine)
@@ -67,16 +69,18 @@ def calibrate(
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
     budgets = budget or [pages * 16 for pages in PUBLISHED_PAGES]
-    chosen = measuring.selector(selector, page_tokens)
-    entries = measuring.source(prompts_file, task, level, count, seed)
+    chosen = published_selector(selector, page_tokens)
+    entries = read_prompts(prompts_file, task, level, count, seed)
+    largest = Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, DENSE_LAYERS)
+    quiet_transformers()
     started = time.perf_counter()
     with (
         common.interruptible(f"{out} keeps every measured budget; the same command goes on"),
         Progress(json_output) as bars,
     ):
-        study = measuring.study(
-            model, entries, chat, settings, device, max_batch, engine,
-            [Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, DENSE_LAYERS)], dtype,
+        study = open_study(
+            model, entries, chat, settings, [largest],
+            engine=engine, device=device, dtype=dtype, max_batch=max_batch,
         )  # fmt: skip
         with study.engine:
             found = run(
@@ -94,12 +98,12 @@ def calibrate(
                 name=name,
                 on_progress=bars.bar("calibrate"),
             )
-    config = measuring.described(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets, target=target)
+    config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets, target=target)
     seconds = time.perf_counter() - started
     record = records.write(
         out / "calibration.json", "calibration", found.table(), config=config, seed=seed, wall_seconds=seconds
     )
-    page = files.write_text(out / "report.html", render(collect(out)))
+    page = write_report(out)
     if json_output:
         common.print_json(found.table())
     else:

@@ -18,8 +18,6 @@ from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
 
 if TYPE_CHECKING:
-    import torch
-
     from sparroll.engines import base
     from sparroll.tasks.reward_function import FunctionJudge
     from sparroll.train.config.base import Section
@@ -36,7 +34,6 @@ PrintConfig = Annotated[
 Model = Annotated[str, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cuda where there is one.")]
-DTYPES = ("fp32", "bf16", "fp16")
 Dtype = Annotated[
     str | None, typer.Option("--dtype", help="fp32, bf16 or fp16: precision of the weights; default: as stored.")
 ]
@@ -187,16 +184,6 @@ def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:
     return Schedule.fixed(kv_budget_tokens, dense_layers=tuple(range(min(2, layers if layers is not None else 2))))
 
 
-def torch_dtype(name: str | None) -> torch.dtype | None:
-    """What --dtype names; None leaves weights as they are stored."""
-    import torch
-
-    known = dict(zip(DTYPES, (torch.float32, torch.bfloat16, torch.float16), strict=True))
-    if name is not None and name not in known:
-        raise UserError(f"unknown --dtype {name!r}", f"known: {', '.join(DTYPES)}")
-    return known[name] if name else None
-
-
 def load_engine(
     kind: str,
     model: str,
@@ -208,7 +195,7 @@ def load_engine(
     dtype: str | None = None,
 ) -> base.Engine:
     """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
-    from sparroll.engines.make import make_engine
+    from sparroll.engines.make import dtype_named, make_engine
 
     quiet_transformers()
     return make_engine(
@@ -216,7 +203,7 @@ def load_engine(
         model,
         schedule=schedule,
         capacity=capacity,
-        dtype=torch_dtype(dtype),
+        dtype=dtype_named(dtype),
         device=device,
         max_batch=max_batch,
         gpu_memory_share=gpu_memory_share,

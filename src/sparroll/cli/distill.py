@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparroll.cli import common, prompts
+from sparroll.cli import common
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
 
@@ -71,9 +71,10 @@ def _given(path: Path | None, task: str | None) -> GivenPrompts | None:
     """The file's prompts; None where a task (or the configuration) names them."""
     if path is None:
         return None
+    from sparroll.tasks.prompt_file import read_prompts
     from sparroll.train.sampling.prompts import GivenPrompts
 
-    return GivenPrompts(prompts.read(path, task, 0, 2**62, 0), path.name)
+    return GivenPrompts(read_prompts(path, task, 0, 2**62, 0), path.name)
 
 
 def _facts(table: dict[str, Any]) -> dict[str, Any]:

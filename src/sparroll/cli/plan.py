@@ -10,11 +10,10 @@ import typer
 from sparroll import records
 from sparroll.cli import common
 from sparroll.errors import UserError
+from sparroll.progress import quiet_transformers
 
 if TYPE_CHECKING:
     from sparroll.plan.speedup import Plan, StepTime
-    from sparroll.plan.time_model import TimeModel
-    from sparroll.schedule import Schedule
 
 MEASURE = "measure"
 
@@ -50,6 +49,7 @@ def plan(
     from sparroll.plan import hardware as devices
     from sparroll.plan import speedup as predict
     from sparroll.plan.model_shape import model_shape
+    from sparroll.plan.time_model import time_model_here
 
     if out is not None:
         common.output_folder(out)
@@ -59,6 +59,8 @@ def plan(
     chosen = common.load_schedule(schedule, budget, shape.name, force_schedule, shape.layers)
     if chosen is None:
         raise UserError("a plan needs --schedule or --budget", "`sparroll schedule list` names the presets")
+    if fit_steps:
+        quiet_transformers()
     result = predict.plan(
         shape,
         chosen,
@@ -68,7 +70,7 @@ def plan(
         prompt_tokens=prompt_tokens,
         batch=batch,
         element_bytes=element_bytes,
-        time_model=_time_model(model, chosen) if fit_steps else None,
+        time_model=time_model_here(model, chosen) if fit_steps else None,
         force_schedule=force_schedule,
     )
     asked = {"model": model, "schedule": chosen.name, "gpu": gpu, "lengths": lengths, "lengths_are": lengths_are}
@@ -79,21 +81,6 @@ def plan(
         print("\n".join(text(result)))
     if path is not None:
         common.wrote(path, quiet=json_output)
-
-
-def _time_model(model: str, schedule: Schedule) -> TimeModel:
-    from sparroll.engines.make import make_engine
-    from sparroll.plan.model_shape import model_shape
-    from sparroll.plan.time_model import fit_time_model, measure_steps
-    from sparroll.progress import quiet_transformers
-
-    quiet_transformers()
-    with make_engine("hf", model) as engine:
-        shared, shape = engine.shared_model(), model_shape(model)
-        assert shared is not None, "HFEngine shares its model"
-        dense = measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)
-        engine.set_schedule(schedule)
-        return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)])
 
 
 def text(plan: Plan) -> list[str]:

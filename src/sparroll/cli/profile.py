@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from sparroll import files, records
+from sparroll import records
 from sparroll.cli import common, measuring
 from sparroll.engines.make import check_available
 from sparroll.errors import UserError
-from sparroll.progress import Progress
+from sparroll.progress import Progress, quiet_transformers
+from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
     from sparroll.calibrate.profile import Entry
@@ -47,8 +48,9 @@ def profile(
 ) -> None:
     """Measure the tail of the acceptance for each budget and schedule, with the dense ceiling beside them."""
     from sparroll.calibrate.measure import MeasureSettings
+    from sparroll.calibrate.open_study import open_study, published_selector, study_table
     from sparroll.calibrate.profile import profile as measure
-    from sparroll.report import collect, render
+    from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
     check_available(engine)
@@ -57,30 +59,32 @@ def profile(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
-    chosen = measuring.selector(selector, page_tokens)
+    chosen = published_selector(selector, page_tokens)
     asked = [Schedule.load(name, model=model, force=force_schedule) for name in schedule or []]
     asked = [*(Schedule.fixed(tokens, chosen) for tokens in budget or []), *asked]
     if not asked:
         raise UserError(
             "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
         )
-    entries = measuring.source(prompts_file, task, level, count, seed)
+    entries = read_prompts(prompts_file, task, level, count, seed)
+    quiet_transformers()
     started = time.perf_counter()
     with (
         common.interruptible(f"{out} keeps what is measured; the same command goes on"),
         Progress(json_output) as bars,
     ):
-        study = measuring.study(model, entries, chat, settings, device, max_batch, engine, asked, dtype)
+        study = open_study(
+            model, entries, chat, settings, asked,
+            engine=engine, device=device, dtype=dtype, max_batch=max_batch,
+        )  # fmt: skip
         with study.engine:
             found = measure(study, asked, out=out / "measured", on_progress=bars.bar("profile"))
-    config = measuring.described(
-        model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked]
-    )
+    config = study_table(model, entries, chat, settings, engine, dtype=dtype, schedules=[each.name for each in asked])
     seconds = time.perf_counter() - started
     record = records.write(
         out / "profile.json", "profile", found.table(), config=config, seed=seed, wall_seconds=seconds
     )
-    page = files.write_text(out / "report.html", render(collect(out)))
+    page = write_report(out)
     if json_output:
         common.print_json(found.table())
     else:

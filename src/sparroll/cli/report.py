@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from sparroll import files
 from sparroll.cli import common
 
 
@@ -17,11 +16,9 @@ def report(
     json_output: common.Json = False,
 ) -> None:
     """Write report.html: tails by length, the schedule, planned savings, training curves; no links, no scripts."""
-    from sparroll.report import collect, render
+    from sparroll.report import collect, write_report
 
-    path = out or run / "report.html"
-    data = collect(run)
-    files.write_text(path, render(data))
+    path = write_report(run, out)
     if json_output:
-        common.print_json({"report": str(path), "parts": [entry.file for entry in data.provenance]})
+        common.print_json({"report": str(path), "parts": [entry.file for entry in collect(run).provenance]})
     common.wrote(path, quiet=json_output)

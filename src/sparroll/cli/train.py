@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from sparroll import files
 from sparroll.cli import common
 from sparroll.progress import Progress, quiet_transformers
 
@@ -24,7 +23,7 @@ def train(
     json_output: common.Json = False,
 ) -> None:
     """Train a model with GRPO on sparse (or dense) rollouts. Ctrl-C leaves a run that --resume continues."""
-    from sparroll.report import collect, render
+    from sparroll.report import write_report
     from sparroll.tasks.reward_function import look_in
     from sparroll.train import load_config
     from sparroll.train import train as run
@@ -39,7 +38,7 @@ def train(
     quiet_transformers()
     with Progress(json_output) as bars:
         result = run(settings, out, resume=resume, on_progress=bars.bar("train"))
-    page = files.write_text(out / "report.html", render(collect(out)))
+    page = write_report(out)
     if json_output:
         common.print_json(result.table())
     else:

@@ -179,9 +179,7 @@ class Controller:
         for place, state in enumerate(self.states):
             row = self.window.row(place * self.bins.bin_tokens, state.since_step)
             if row is not None and row.counts(self.rules.least_tokens):
-                figures = {"value": row.q05, "low": row.low, "high": row.high}
-                measured[place] = {name: round(value, 6) for name, value in figures.items()}
-                measured[place] |= {"tokens": row.tokens, "rollouts": row.rollouts}
+                measured[place] = row.summary()
         steps = self.bins.steps(self.budgets, measured)
         return Schedule(steps, self.bins.selector, made_by=made_by, name="controlled", **self.about)
 

@@ -163,6 +163,11 @@ def weights_digest(folder: Path) -> str:
     return files.sha256(folder / _WEIGHTS)
 
 
+def described(folder: Path) -> dict[str, Any]:
+    """What a record keeps of an adapter: where it lay, and which weights it had."""
+    return {"folder": str(folder), "weights": weights_digest(folder)}
+
+
 def check_base(folder: Path, model: str) -> None:
     """Raise UserError where the adapter says that it belongs to another model. Names compare without folder and case."""
     base = _read_config(folder).base_model_name_or_path

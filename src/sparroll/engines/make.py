@@ -9,6 +9,7 @@ from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 
 ENGINES = ["hf", "vllm"]
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def make_engine(
@@ -43,6 +44,13 @@ def make_engine(
         kv_cache_gib=kv_cache_gib,
         sleep_mode=sleep_mode,
     )
+
+
+def dtype_named(name: str | None) -> torch.dtype | None:
+    """The precision of weights by its name; None leaves them as they are stored."""
+    if name is not None and name not in DTYPES:
+        raise UserError(f"unknown --dtype {name!r}", f"known: {', '.join(DTYPES)}")
+    return DTYPES[name] if name else None
 
 
 def check_available(kind: str) -> None:

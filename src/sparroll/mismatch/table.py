@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.rounding import rounded_down
@@ -21,19 +21,46 @@ def bin_name(from_context_tokens: int, to_context_tokens: int) -> str:
     return "-".join(f"{end // 1000}k" if end else "0" for end in ends)
 
 
-class Counted:
-    """A measured tail that knows how much data it rests on."""
+class TailFigures:
+    """What a row of a table, a cell of a sweep and a point of a plot have in common: the tail of one bin of context
+    lengths, its interval, and how much data it rests on."""
 
+    from_context_tokens: int
+    to_context_tokens: int
+    """Exclusive."""
+    low: float
+    high: float
     tokens: int
     rollouts: int
+
+    if TYPE_CHECKING:
+        # A field of some, another name for a field of others.
+        @property
+        def value(self) -> float: ...
+
+    @property
+    def name(self) -> str:
+        """The bin's name, see `bin_name`."""
+        return bin_name(self.from_context_tokens, self.to_context_tokens)
+
+    @property
+    def middle(self) -> float:
+        """The context length in the middle of the bin, where a plot has its point."""
+        return (self.from_context_tokens + self.to_context_tokens) / 2
 
     def counts(self, least_tokens: int, least_rollouts: int = LEAST_ROLLOUTS) -> bool:
         """Whether the data are enough to decide anything by: guard, controller, calibration and metrics ask this."""
         return self.tokens >= least_tokens and self.rollouts >= least_rollouts
 
+    def summary(self) -> dict[str, Any]:
+        """What a schedule file keeps of it."""
+        figures = {"value": self.value, "low": self.low, "high": self.high}
+        rounded = {name: round(value, 6) for name, value in figures.items()}
+        return {**rounded, "tokens": self.tokens, "rollouts": self.rollouts}
+
 
 @dataclass(frozen=True)
-class TailRow(Counted):
+class TailRow(TailFigures):
     """Acceptance of the tokens in one bin of context lengths.
 
     >>> TailRow(from_context_tokens=16000, to_context_tokens=18000, tokens=81234, rollouts=62, mean=0.977, q01=0.71,
@@ -60,9 +87,9 @@ class TailRow(Counted):
     """Share of tokens whose acceptance is 0.999 or more."""
 
     @property
-    def name(self) -> str:
-        """The bin's name, see `bin_name`."""
-        return bin_name(self.from_context_tokens, self.to_context_tokens)
+    def value(self) -> float:
+        """The same as `quantile_value`, by the name that cells and schedule files have for it."""
+        return self.quantile_value
 
 
 @dataclass(frozen=True)

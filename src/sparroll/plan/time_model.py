@@ -14,7 +14,8 @@ import numpy as np
 from scipy.optimize import nnls
 
 from sparroll.errors import UserError
-from sparroll.plan.model_shape import ModelShape
+from sparroll.plan.model_shape import ModelShape, model_shape
+from sparroll.schedule import Schedule
 
 if TYPE_CHECKING:
     from sparroll.engines.base import Engine
@@ -158,3 +159,15 @@ def _reads(engine: Engine, shape: ModelShape, element_bytes: int) -> tuple[float
         read += token_bytes * (layer.read_tokens + index)
         sparse_layers += bool(layer.sparse_steps)
     return read, sparse_layers
+
+
+def time_model_here(model: str, schedule: Schedule) -> TimeModel:
+    """Load the model on this machine, time dense and sparse decode steps, and fit them."""
+    from sparroll.engines.make import make_engine
+
+    with make_engine("hf", model) as engine:
+        shared, shape = engine.shared_model(), model_shape(model)
+        assert shared is not None, "HFEngine shares its model"
+        dense = measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)
+        engine.set_schedule(schedule)
+        return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)])

@@ -13,7 +13,7 @@ from sparroll import files, records
 from sparroll.progress import Progress, say
 from sparroll.quickstart import jobs, stages
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
-from sparroll.report import collect, render
+from sparroll.report import write_report
 from sparroll.resume import begin_or_resume
 
 
@@ -34,7 +34,7 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
     records.write(
         out / "quickstart.json", "quickstart", summary, config=settings, seed=settings.seed, wall_seconds=clock.seconds
     )
-    _report(out)
+    write_report(out)
     return summary
 
 
@@ -52,7 +52,7 @@ def _profiled(settings: QuickstartSettings, out: Path, progress: Progress) -> No
         _run(progress, settings, out, work)
     if first_tail := stages.first_tail(settings, out, first):
         say("\n".join(first_tail), quiet=progress.silent)
-        _report(out)
+        write_report(out)
     with _stage("1/3 profile: the other budgets", progress):
         workers = max(1, min(jobs.cores(), len(others)))
         parts = [others[place::workers] for place in range(workers)]
@@ -99,10 +99,6 @@ def _run(
         for each in work
     ]
     jobs.run(made, {job.name: progress.bar(job.name) for job in made}, at_once)
-
-
-def _report(out: Path) -> None:
-    files.write_text(out / "report.html", render(collect(out)))
 
 
 @contextmanager

@@ -9,7 +9,8 @@ from typing import Any
 
 from sparroll import files
 from sparroll.errors import UserError
-from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TailPoint, TrainingRun
+from sparroll.mismatch.table import TailRow
+from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TrainingRun, thin
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
@@ -97,18 +98,7 @@ def _tails(record: dict[str, Any]) -> dict[str, Any]:
 def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budget") -> TailCurve:
     steps = (measured["schedule"] or {}).get("steps", [])
     budget = steps[0]["kv_budget_tokens"] if kind == "budget" and len(steps) == 1 else None
-    points = tuple(
-        TailPoint(
-            row["from_context_tokens"],
-            row["to_context_tokens"],
-            row["quantile_value"],
-            row["low"],
-            row["high"],
-            row["tokens"],
-            row["rollouts"],
-        )
-        for row in measured["tail"]["rows"]
-    )
+    points = tuple(TailRow(**row) for row in measured["tail"]["rows"])
     return TailCurve(name or (f"budget {budget}" if budget is not None else measured["name"]), kind, points, budget)
 
 
@@ -171,7 +161,7 @@ def _facts(
 ) -> dict[str, str]:
     facts: dict[str, str] = {}
     held = [curve for curve in parts.get("curves", ()) if curve.kind == "schedule"]
-    solid = [point.value for point in held[0].points if not point.thin] if held else []
+    solid = [point.value for point in held[0].points if not thin(point)] if held else []
     if solid and parts.get("target") is not None:
         facts[f"lowest tail of the schedule (target {parts['target']:g})"] = rounded_down(min(solid))
     plans = [record["results"] for _, record in found if record["kind"] == "plan"]

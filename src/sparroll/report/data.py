@@ -6,29 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparroll.calibrate.fit import MIN_TOKENS
-from sparroll.mismatch.table import Counted
+from sparroll.mismatch.table import TailRow
 
 
-@dataclass(frozen=True)
-class TailPoint(Counted):
-    """The tail in one bin of context lengths."""
-
-    from_context_tokens: int
-    to_context_tokens: int
-    value: float
-    low: float
-    high: float
-    tokens: int
-    rollouts: int
-
-    @property
-    def thin(self) -> bool:
-        """Too few data to say anything; calibration leaves such bins out as well."""
-        return not self.counts(MIN_TOKENS)
-
-    @property
-    def middle(self) -> float:
-        return (self.from_context_tokens + self.to_context_tokens) / 2
+def thin(row: TailRow) -> bool:
+    """Whether a bin has too few data to say anything; calibration leaves such bins out as well."""
+    return not row.counts(MIN_TOKENS)
 
 
 @dataclass(frozen=True)
@@ -37,7 +20,7 @@ class TailCurve:
 
     name: str
     kind: Literal["budget", "schedule", "ceiling"]
-    points: tuple[TailPoint, ...]
+    points: tuple[TailRow, ...]
     kv_budget_tokens: int | None = None
 
 

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from sparroll.report.data import TailCurve, TrainingRun
+from sparroll.report.data import TailCurve, TrainingRun, thin
 from sparroll.schedule import Schedule
 
 INK, QUIET, GRID = "#1f2933", "#66727f", "#e4e7eb"
@@ -64,7 +64,7 @@ def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic:
             )  # fmt: skip
         axes.set_xlabel("context length (tokens)")
         axes.set_ylabel(statistic)
-        values = [point.low for curve in curves for point in curve.points if not point.thin]
+        values = [point.low for curve in curves for point in curve.points if not thin(point)]
         axes.set_ylim(max(0.0, min([*values, target or 1.0]) - 0.04), 1.01)
         axes.set_xlim(0, max(point.to_context_tokens for curve in curves for point in curve.points))
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
@@ -80,7 +80,7 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
     else:
         place = budgets.index(curve.kv_budget_tokens) if curve.kv_budget_tokens is not None else 0
         look = {"color": mpl.colormaps["plasma"](0.08 + 0.78 * (1 - place / max(1, len(budgets) - 1)))}
-    solid = [point for point in curve.points if not point.thin]
+    solid = [point for point in curve.points if not thin(point)]
     at = [point.middle for point in solid]
     axes.plot(at, [point.value for point in solid], marker="o", markersize=4, label=curve.name, **look)
     axes.fill_between(
@@ -91,9 +91,9 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
         alpha=0.13,
         linewidth=0,
     )
-    thin = [point for point in curve.points if point.thin]
+    hollow = [point for point in curve.points if thin(point)]
     axes.plot(
-        [point.middle for point in thin], [point.value for point in thin],
+        [point.middle for point in hollow], [point.value for point in hollow],
         linestyle="none", marker="o", markersize=4, markerfacecolor="none", color=look["color"], alpha=0.5,
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ from typing import Any
 from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.report import figures
-from sparroll.report.data import ReportData
+from sparroll.report.data import ReportData, thin
 from sparroll.report.evaluation import evaluations
 from sparroll.report.parts import items, section, table
 from sparroll.rounding import rounded_down, with_interval
@@ -89,7 +89,7 @@ def _tail_cell(point: Any, target: float | None) -> str:
     if point is None:
         return "-"
     text = f"{rounded_down(point.value)} <small>[{rounded_down(point.low)}, {rounded_down(point.high)}]</small>"
-    if point.thin:
+    if thin(point):
         return f'<span class="thin">{text}</span>'
     if target is None:
         return text

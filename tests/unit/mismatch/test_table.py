@@ -69,3 +69,9 @@ def test_plain_data_survive_json() -> None:
 
 def test_rows_know_their_names() -> None:
     assert [each.name for each in table().rows] == ["0-2k", "16k-18k"]
+
+
+def test_a_row_has_the_figures_that_a_schedule_file_keeps() -> None:
+    row = TailRow(1000, 2000, 4000, 32, 0.98, 0.7, 0.86, 0.9, 0.8612345678, 0.85, 0.87, 0.7)
+    assert row.summary() == {"value": 0.861235, "low": 0.85, "high": 0.87, "tokens": 4000, "rollouts": 32}
+    assert (row.name, row.middle) == ("1k-2k", 1500)

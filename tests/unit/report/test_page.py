@@ -76,7 +76,7 @@ def test_every_part_stands_on_the_page(page: str) -> None:
 
 def test_a_tail_whose_lower_bound_misses_the_target_is_marked_and_rounded_down() -> None:
     data = full()
-    near = dataclasses.replace(data.curves[0].points[0], value=0.8599, low=0.8599, high=0.9)
+    near = dataclasses.replace(data.curves[0].points[0], quantile_value=0.8599, low=0.8599, high=0.9)
     curve = dataclasses.replace(data.curves[0], points=(near,))
     page = render(ReportData(title="t", curves=(curve,), target=0.86, estimator="exact"))
     assert '<span class="missed">0.859 <small>[0.859, 0.900]' in page
@@ -84,7 +84,7 @@ def test_a_tail_whose_lower_bound_misses_the_target_is_marked_and_rounded_down()
 
 def test_a_bin_with_few_data_is_grey_and_does_not_stretch_the_axis() -> None:
     data = full()
-    thin = dataclasses.replace(data.curves[0].points[0], value=0.001, low=0.0, high=1.0, rollouts=2)
+    thin = dataclasses.replace(data.curves[0].points[0], quantile_value=0.001, low=0.0, high=1.0, rollouts=2)
     curve = dataclasses.replace(data.curves[-1], points=(thin, *data.curves[-1].points[1:]))
     page = render(ReportData(title="t", curves=(curve,), target=0.86, estimator="exact"))
     assert '<span class="thin">0.001 <small>[0.000, 1.000]' in page

@@ -1,4 +1,4 @@
-"""What `sparroll evaluate` prints: figures by task and policy, and differences. Lines of text from finished results."""
+"""Finished results as lines of text: figures by task and policy, and differences. Computes nothing and prints nothing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Prompts for a verb: from a file, or from a built-in task. Reads them; `engines.prompt_encoder` makes token ids of them."""
+"""Prompts to sample from: those of a file that the user wrote, or of a built-in task. Reads them; engines/prompt_encoder.py
+makes token ids of them."""
 
 from __future__ import annotations
 
@@ -6,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from sparroll import tasks
 from sparroll.errors import UserError
+from sparroll.tasks.base import get
 from sparroll.types import Prompt
 
 Message = dict[str, str]
@@ -17,12 +18,12 @@ _WHAT_A_PROMPT_IS = (
 )
 
 
-def read(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt]:
+def read_prompts(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt]:
     """At most `count` prompts, from exactly one of the two places."""
     if (path is None) == (task is None):
         raise UserError("give either --prompts FILE or --task NAME", "for a first try: --task synthetic --level 3")
     if task is not None:
-        return tasks.get(task).prompts("eval", level, seed, count)
+        return get(task).prompts("eval", level, seed, count)
     assert path is not None
     entries = _jsonl(path) if path.suffix == ".jsonl" else _lines(path)
     if not entries:
@@ -30,7 +31,7 @@ def read(path: Path | None, task: str | None, level: int, count: int, seed: int)
     return entries[:count]
 
 
-def plain(prompt: Prompt) -> str | list[Message]:
+def plain_prompt(prompt: Prompt) -> str | list[Message]:
     """A prompt as a record holds it: its text, or the messages of a chat."""
     return [{"role": role, "content": content} for role, content in prompt.messages] or prompt.text
 

@@ -1,0 +1,68 @@
+"""From the names that a command or a file gives to a Study: engine, scorer, prompts as token ids. Measures nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sparroll.attention.selectors import Selector, make_selector
+from sparroll.calibrate.measure import MeasureSettings, Study
+from sparroll.engines.make import dtype_named, make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
+from sparroll.engines.scoring import Scorer
+from sparroll.schedule import Schedule
+from sparroll.tasks.prompt_file import plain_prompt
+from sparroll.types import Prompt
+
+
+def open_study(
+    model: str,
+    prompts: Sequence[Prompt],
+    chat: bool,
+    settings: MeasureSettings,
+    schedules: Sequence[Schedule],
+    *,
+    engine: str = "hf",
+    device: str | None = None,
+    dtype: str | None = None,
+    max_batch: int = 64,
+) -> Study:
+    """Engine and scorer on one model. The scorer is transformers, whoever samples.
+
+    schedules: what will be measured, or one of each kind; refused here where the engine cannot run one.
+    """
+    precision = dtype_named(dtype)
+    sampler = make_engine(
+        engine,
+        model,
+        capacity=schedules[0],
+        dtype=precision,
+        device=device,
+        max_batch=max_batch,
+        gpu_memory_share=0.5,
+    )
+    for schedule in schedules:
+        sampler.check_schedule(schedule)
+    scorer = Scorer.beside(sampler, device=device, dtype=precision)
+    return Study(sampler, scorer, PromptEncoder(sampler.tokenizer, chat).ids(prompts), settings)
+
+
+def study_table(
+    model: str,
+    prompts: Sequence[Prompt],
+    chat: bool,
+    settings: MeasureSettings,
+    engine: str,
+    **more: Any,
+) -> dict[str, Any]:
+    """The configuration of a study as a record holds it."""
+    engines = {"rollouts": engine, "dense_scores": "transformers"}
+    asked = [plain_prompt(prompt) for prompt in prompts]
+    return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": asked}
+
+
+def published_selector(kind: str, page_tokens: int) -> Selector:
+    """At least 16 first and 32 recent tokens are always read, in whole pages, as published."""
+    first, recent = (-(-tokens // page_tokens) * page_tokens for tokens in (16, 32))
+    table: dict[str, Any] = {"kind": kind, "page_tokens": page_tokens}
+    return make_selector(table | {"first_tokens": first, "recent_tokens": max(recent, 2 * page_tokens)})

@@ -1,0 +1,41 @@
+"""What `vllm serve` needs to be told for sparse rollouts under a schedule. Knows words, not vLLM: nothing is imported."""
+
+from __future__ import annotations
+
+import math
+import re
+from pathlib import Path
+
+from sparroll.engines.vllm.worker import EXTENSION
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule, presets
+
+_SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
+
+
+def serve_arguments(name: str, model: str | None = None, force: bool = False) -> list[str]:
+    """One per word. Quotes would not survive a shell's $(...), so nested settings are written with dots."""
+    schedule = Schedule.load(name, model=model, force=force)
+    source = name if name in presets() else str(Path(name).resolve())
+    if not _SAFE.fullmatch(source):
+        raise UserError(
+            f"the path {source!r} has characters that a shell would split or expand",
+            "copy the schedule to a path of letters, digits and - _ . /",
+        )
+    block_tokens = _block_tokens(schedule.selector.unit_tokens)
+    setting = "--additional-config.sparroll"
+    where = [f"{setting}.schedule={source}", f"{setting}.force_schedule=true"] if force else [f"{setting}={source}"]
+    return [
+        "--attention-backend=CUSTOM",
+        *where,
+        f"--block-size={block_tokens}",
+        # Log-probabilities of the distribution that was sampled from, as every correction needs them.
+        "--logprobs-mode=processed_logprobs",
+        # What ran, for whoever asks (docs/vllm.md).
+        f"--worker-extension-cls={EXTENSION}",
+    ]
+
+
+def _block_tokens(unit_tokens: int) -> int:
+    """vLLM's blocks are multiples of 16 and hold whole units."""
+    return math.lcm(16, unit_tokens)

@@ -1,0 +1,85 @@
+"""An evaluation from the request to the figures: load the model where samples are missing, sample and judge them, sum up.
+
+OUT/config.json      what was asked for; a resumed evaluation must agree
+OUT/samples.jsonl    the samples, see log.py
+OUT/samples.parquet  the same, once all are there
+"""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from sparroll.engines.adapter import load_adapter
+from sparroll.engines.base import Engine
+from sparroll.engines.make import dtype_named, make_engine
+from sparroll.engines.prompt_encoder import PromptEncoder
+from sparroll.engines.scoring import Scorer
+from sparroll.evaluate.log import SampleLog
+from sparroll.evaluate.parquet import write_parquet
+from sparroll.evaluate.request import EvaluationRequest
+from sparroll.evaluate.run import run
+from sparroll.evaluate.summary import summarise
+from sparroll.progress import OnProgress
+from sparroll.resume import begin_or_resume
+
+SAMPLES = "samples.parquet"
+
+
+def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | None = None) -> dict[str, Any]:
+    """Sample what `out` lacks; returns the figures of all samples, see summary.py. Goes on where it was interrupted."""
+    begin_or_resume(out / "config.json", request.table())
+    with SampleLog(out / "samples.jsonl") as log:
+        if not _complete(log, request):
+            _sample(request, log, on_progress)
+        results = summarise(log, request.tasks, request.policies, request.settings)
+        write_parquet(log, out / SAMPLES)
+    return results
+
+
+def _complete(log: SampleLog, request: EvaluationRequest) -> bool:
+    """Whether nothing is left to sample, so that no model need be loaded."""
+    groups = sum(line["kind"] == "group" for line in log.lines())
+    return bool(groups == len(request.policies) * sum(len(task.problems) for task in request.tasks))
+
+
+def _sample(request: EvaluationRequest, log: SampleLog, on_progress: OnProgress | None) -> None:
+    engine, scorer = _engine(request)
+    bring_adapter = None
+    if request.adapter is not None:
+        bring_adapter = partial(load_adapter, engine, request.model, request.adapter)
+    # What runs async functions is closed with whatever they hold open.
+    with engine, contextlib.closing(request.judge.calls) if request.judge else contextlib.nullcontext():
+        run(
+            engine,
+            scorer,
+            request.tasks,
+            request.policies,
+            request.settings,
+            log,
+            PromptEncoder(engine.tokenizer, request.chat, request.thinking),
+            on_progress,
+            bring_adapter,
+        )
+
+
+def _engine(request: EvaluationRequest) -> tuple[Engine, Scorer | None]:
+    """The engine, and a scorer of the model's weights where the tail is asked for. With an adapter the scorer has weights of
+    its own, since the engine's will not stay the model's."""
+    dtype = dtype_named(request.dtype)
+    engine = make_engine(
+        request.engine,
+        request.model,
+        capacity=request.policies[-1].schedule,
+        dtype=dtype,
+        device=request.device,
+        max_batch=request.max_batch,
+        gpu_memory_share=0.5 if request.settings.tail else 0.85,
+    )
+    if not request.settings.tail:
+        return engine, None
+    if request.adapter is None:
+        return engine, Scorer.beside(engine, device=request.device, dtype=dtype)
+    return engine, Scorer(request.model, device=request.device, dtype=dtype)

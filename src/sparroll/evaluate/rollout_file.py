@@ -1,0 +1,122 @@
+"""Rollouts of many prompts in a JSONL file that goes on where it was killed, and their summary. Judges by the task's reward
+only; evaluate/run.py is where policies are compared.
+
+    OUT/config.json      what was asked for; another run must agree
+    OUT/rollouts.jsonl   a line a rollout, in the order in which they were finished
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sparroll import files, tasks
+from sparroll.engines.base import Engine
+from sparroll.engines.sampling import request_seed
+from sparroll.progress import OnProgress
+from sparroll.resume import begin_or_resume
+from sparroll.types import Prompt, Rollout
+
+
+class RolloutFile:
+    """Finished rows survive a kill, and a second run of the same command adds only what is missing."""
+
+    def __init__(self, out: Path, config: Mapping[str, Any], n: int):
+        """n: rollouts per prompt."""
+        self.path, self.n = out / "rollouts.jsonl", n
+        begin_or_resume(out / "config.json", config)
+        if self.path.exists():
+            # A kill while a prompt's rows were written leaves some of them, or half a line: that prompt is done again.
+            rows = [json.loads(line) for line in self._lines() if line.endswith("\n")]
+            held = Counter(row["prompt_index"] for row in rows)
+            whole = [json.dumps(row) + "\n" for row in rows if held[row["prompt_index"]] == n]
+            files.write_text(self.path, "".join(whole))
+
+    def rows(self) -> list[dict[str, Any]]:
+        """By prompt and sample."""
+        rows = [json.loads(line) for line in self._lines()]
+        return sorted(rows, key=lambda row: (row["prompt_index"], row["sample_index"]))
+
+    def add(self, rows: list[dict[str, Any]]) -> None:
+        """Append all rows of some prompts, and wait until the disk has them."""
+        with self.path.open("a", encoding="utf-8") as sink:
+            sink.writelines(json.dumps(row) + "\n" for row in rows)
+            sink.flush()
+            os.fsync(sink.fileno())
+
+    def _lines(self) -> list[str]:
+        return self.path.read_text(encoding="utf-8").splitlines(keepends=True) if self.path.exists() else []
+
+
+def sample_missing(
+    engine: Engine,
+    prompt_ids: Sequence[Sequence[int]],
+    rollouts: RolloutFile,
+    *,
+    max_new_tokens: int,
+    temperature: float,
+    seed: int,
+    on_progress: OnProgress | None = None,
+) -> None:
+    """Sample the prompts that the file lacks, in groups of about four batches, so that a kill costs at most one group."""
+    n = rollouts.n
+    held = {row["prompt_index"] for row in rollouts.rows()}
+    missing = [index for index in range(len(prompt_ids)) if index not in held]
+    group = max(1, 4 * engine.max_batch // n)
+    total, done = n * len(prompt_ids), n * (len(prompt_ids) - len(missing))
+    for start in range(0, len(missing), group):
+        indices = missing[start : start + group]
+
+        def on_group(finished: int, _: int, text: str = "", /, before: int = done) -> None:
+            if on_progress:
+                on_progress(before + finished, total)
+
+        sampled = engine.generate(
+            [list(prompt_ids[index]) for index in indices],
+            n,
+            max_new_tokens=max_new_tokens,
+            temperature=temperature,
+            seed=[request_seed(seed, index, sample) for index in indices for sample in range(n)],
+            on_progress=on_group,
+        )
+        rollouts.add([_row(engine, rollout, indices[rollout.prompt_index]) for rollout in sampled])
+        done += len(sampled)
+
+
+def _row(engine: Engine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
+    assert engine.tokenizer is not None
+    return {
+        "prompt_index": prompt_index,
+        "sample_index": rollout.sample_index,
+        "seed": rollout.seed,
+        "response": engine.tokenizer.decode(rollout.response_ids),
+        "finish_reason": rollout.finish_reason,
+        "attention": rollout.attention,
+        "schedule_name": rollout.schedule_name,
+        "compression_name": rollout.compression_name,
+        "kv_read_share": rollout.kv_read_share,
+        "prompt_ids": rollout.prompt_ids,
+        "response_ids": rollout.response_ids,
+        "sparse_logp": [round(value, 6) for value in rollout.sparse_logp.tolist()],
+    }
+
+
+def summarise_rollouts(rows: list[dict[str, Any]], prompts: Sequence[Any], task: str | None = None) -> dict[str, Any]:
+    """Means over all rows. task: whose prompts they are, for the mean reward."""
+    tokens = [len(row["response_ids"]) for row in rows]
+    summary: dict[str, Any] = {
+        "rollouts": len(rows),
+        "response_tokens_mean": sum(tokens) / len(tokens),
+        "stopped_share": sum(row["finish_reason"] == "stop" for row in rows) / len(rows),
+        "kv_read_share": sum(row["kv_read_share"] for row in rows) / len(rows),
+    }
+    if task is not None:
+        judge = tasks.get(task)
+        asked: list[Prompt] = [prompts[row["prompt_index"]] for row in rows]
+        rewards = [judge.reward(prompt, row["response"]) for prompt, row in zip(asked, rows, strict=True)]
+        summary["reward_mean"] = sum(rewards) / len(rewards)
+    return summary
