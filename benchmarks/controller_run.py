@@ -2,7 +2,7 @@
 
     python benchmarks/controller_run.py --out benchmarks/results/controller-tiny.json
 
-One run is a short `sparroll train` with `controller.target` on synthetic_add at temperature 1.2 (at level 3 contexts of
+One run is a short `sparroll train` with a controller on synthetic_add at temperature 1.2 (at level 3 contexts of
 130 to 610 tokens), pages of 4 tokens. It starts from one budget everywhere: 512 tokens, more than most contexts, or the
 selector's least. Half way the policy's queries are scaled (`--harder`), which changes how sharp its attention is. Runs go
 side by side, one thread each. The record holds, per run and step, budget, tail and lower bound of every bin, and events.
@@ -39,8 +39,10 @@ SETTINGS = [
     "train.lr=1e-5",
     "mismatch.bin_tokens=100",
     "mismatch.ceiling_every_steps=0",
-    "controller.patience=3",
-    "controller.window_steps=3",
+    "attention.kind=schedule",
+    "control.by=controller",
+    "control.patience=3",
+    "control.window_steps=3",
     "evaluate.prompts=0",
     "checkpoint.every_steps=0",
     "log.sinks=[]",
@@ -70,11 +72,11 @@ def one_run(options: argparse.Namespace, out: Path, start: int, seed: int) -> No
     own = [
         f"model.device={options.device}",
         f"task.level={options.level}",
-        f"rollout.schedule={schedule}",
+        f"attention.name={schedule}",
         f"train.steps={options.steps}",
         f"train.prompts_per_step={options.prompts}",
         f"train.seed={seed}",
-        f"controller.target={options.target}",
+        f"control.target={options.target}",
     ]
     trainer = Swapped(open_run(load_config(None, [*SETTINGS, *own]), out, False))
     trainer.swap_at, trainer.factor = options.swap_at or options.steps // 2, options.harder

@@ -223,7 +223,7 @@ def decode_steps() -> str:
 
 
 def short_steps() -> str:
-    """The shortest context of the decode steps, which is within its budget: what sparse mode costs there."""
+    """The shortest context of the decode steps, where sparse mode has least to gain: what it costs there."""
     cells = decode_cells()
     shortest = min(context for _, context, _ in cells)
     rows = []

@@ -16,6 +16,7 @@ from sparroll import records, tasks
 from sparroll.attention.selectors import PageMean
 from sparroll.calibrate.measure import Measurement, MeasureSettings, Study
 from sparroll.engines import HFEngine
+from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.progress import Progress, quiet_transformers
 from sparroll.schedule import Schedule
@@ -26,9 +27,8 @@ SELECTOR = PageMean(page_tokens=4)
 def study(options: argparse.Namespace) -> Study:
     quiet_transformers()
     engine = HFEngine("tiny-reasoner", device="cpu", max_batch=64)
-    assert engine.tokenizer is not None
     prompts = tasks.get(options.task).prompts("eval", options.level, options.seed, options.prompts)
-    ids = [list(engine.tokenizer(prompt.text)["input_ids"]) for prompt in prompts]
+    ids = PromptEncoder(engine.tokenizer).ids(prompts)
     settings = MeasureSettings(
         max_new_tokens=options.max_new_tokens, samples=options.samples, bin_tokens=options.bin_tokens, seed=options.seed
     )

@@ -54,7 +54,7 @@ def command(folder: Path, schedule: str, correction: str, seed: int) -> list[str
     overrides = [*SETTINGS, f"train.seed={seed}", f"correction.name={correction}"]
     made = SCHEDULES[schedule]
     if made is not None:
-        overrides.append(f"rollout.schedule={made.save(folder / f'{schedule}.toml')}")
+        overrides += ["attention.kind=schedule", f"attention.name={made.save(folder / f'{schedule}.toml')}"]
     run = [sys.executable, "-c", "from sparroll.cli import main; main()", "train"]
     run += ["--out", str(folder / f"{schedule}-{correction}-{seed}")]
     return [*run, *(part for override in overrides for part in ("--set", override))]

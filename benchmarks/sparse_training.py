@@ -39,7 +39,7 @@ from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp
 from sparroll.progress import quiet_transformers
 from sparroll.schedule import Schedule
-from sparroll.train.update.policy import autocast
+from sparroll.train.update.gradient_step import autocast
 from sparroll.types import TokenBatch
 
 ODD_TOKENS = (1, 15, 17, 63, 100, 1000)

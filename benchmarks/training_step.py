@@ -37,7 +37,7 @@ from sparroll.progress import OnProgress, quiet_transformers
 from sparroll.schedule import Schedule
 from sparroll.train import train
 from sparroll.train.config.file import config_from
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Prompt, Rollout
 
@@ -101,17 +101,19 @@ def after_step(folder: Path) -> OnProgress:
 
 def config_of(options: argparse.Namespace, name: str) -> TrainConfig:
     case = CASES[name]
+    schedule = str(options.work / "schedule.toml") if options.dry and name != "dense" else case.schedule
+    attention = {"kind": "schedule", "name": schedule, "force": True}
+    vllm = {
+        "kind": "vllm",
+        "gpu_memory_share": options.gpu_memory_share,
+        "kv_cache_gib": options.kv_cache_gib,
+        "sleep_level": options.sleep_level,
+    }
     rollout = {
-        "engine": options.engine,
-        "schedule": str(options.work / "schedule.toml") if options.dry and name != "dense" else case.schedule,
-        "force_schedule": True,
         "samples_per_prompt": options.samples,
         "max_new_tokens": options.response_tokens,
         "max_batch": options.prompts * options.samples,
         "dtype": options.dtype,
-        "gpu_memory_share": options.gpu_memory_share,
-        "kv_cache_gib": options.kv_cache_gib,
-        "sleep_level": options.sleep_level,
     }
     training = {
         "steps": options.steps,
@@ -126,13 +128,15 @@ def config_of(options: argparse.Namespace, name: str) -> TrainConfig:
         {
             "model": {"name": str(options.work / "model"), "device": "cpu" if options.dry else "cuda"},
             "task": {"name": "synthetic_add", "level": 0},
+            "engine": vllm if options.engine == "vllm" else options.engine,
             "rollout": rollout,
+            "attention": "dense" if schedule == "dense" else attention,
             "reward": {"terms": [{"use": "training_step:drawn_reward"}]},
             "train": training,
             "correction": {"name": case.correction},
             "mismatch": {"ceiling_every_steps": 0, "ceiling_prompts": 1},
             "guard": {"action": "off"},
-            "distill": {"enabled": True, "objective": "kl", "kl": "top_k"} if case.distill else {},
+            "distill": {"objective": "kl", "kl": "top_k"} if case.distill else None,
             "evaluate": {"prompts": 0},
             "checkpoint": {"every_steps": 0},
             "log": {"sinks": []},

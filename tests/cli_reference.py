@@ -13,9 +13,10 @@ from sparroll.cli.app import app
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 _HEAD = """# Command line
 
-Every verb has `--help`. A mistake is one line with a hint on standard error, and exit code 2. Ctrl-C ends a long verb
-with exit code 130 and leaves what is finished; the same command goes on (`train`: with `--resume`). With `--json` standard
-output holds the result as JSON and nothing else. Long verbs write under `--out` and end by naming the files they wrote.
+Every verb has `--help`. A mistake gives one line with a hint on standard error, and exit code 2. Ctrl-C ends a long
+verb with exit code 130 and keeps what is finished; the same command continues (`train`: with `--resume`). With
+`--json`, standard output holds the result as JSON and nothing else. Long verbs write under `--out` and end by naming
+the files they wrote.
 """
 
 

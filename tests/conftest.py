@@ -14,11 +14,14 @@ os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 import pytest
 import torch
 
+import fast_interpreter
+
 torch.set_num_threads(1)
 
 if not torch.cuda.is_available():
     # Read when triton is imported, and transformers imports it: kernels run in the interpreter on machines without a GPU.
     os.environ["TRITON_INTERPRET"] = "1"
+    fast_interpreter.install()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

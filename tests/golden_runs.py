@@ -26,19 +26,17 @@ from sparroll.train import train
 SEEDS = (3, 4)
 BRIEF: dict[str, dict[str, Any]] = SHORT | {"train": {"steps": 3}, "evaluate": {"prompts": 4}}
 RUNS: dict[str, dict[str, dict[str, Any]]] = {
-    "dense": {"rollout": {"kv_budget_tokens": None}},
-    "sparse": {"rollout": {"kv_budget_tokens": 64}, "correction": {"name": "tis"}},
-    "jackpot": {"rollout": {"kv_budget_tokens": 64}, "correction": {"name": "jackpot"}},
+    "dense": {"attention": {"kind": "dense"}},
+    "sparse": {"correction": {"name": "tis"}},
+    "jackpot": {"correction": {"name": "jackpot"}},
     "controller": {
-        "rollout": {"kv_budget_tokens": None, "schedule": "START", "samples_per_prompt": 8},
-        "controller": {"target": 0.8, "patience": 1, "window_steps": 2},
+        "attention": {"kind": "schedule", "name": "START"},
+        "rollout": {"samples_per_prompt": 8},
+        "control": {"by": "controller", "target": 0.8, "patience": 1, "window_steps": 2},
         "train": {"steps": 4},
     },
-    "distill": {"rollout": {"kv_budget_tokens": 64}, "distill": {"enabled": True, "lr": 1e-2, "rank": 4}},
-    "distill-kl": {
-        "rollout": {"kv_budget_tokens": 64},
-        "distill": {"enabled": True, "lr": 1e-2, "rank": 4, "objective": "kl", "kl": "top_k"},
-    },
+    "distill": {"distill": {"lr": 1e-2, "rank": 4}},
+    "distill-kl": {"distill": {"lr": 1e-2, "rank": 4, "objective": "kl", "kl": "top_k"}},
 }
 
 
@@ -52,10 +50,10 @@ def golden_run(name: str, seed: int, model: str, out: Path) -> str:
     changes["train"] = changes.get("train", {}) | {"seed": seed}
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
-        if changes["rollout"].get("schedule") == "START":
+        if changes.get("attention", {}).get("name") == "START":
             selector = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
             start = Schedule.fixed(16, selector).save(Path(folder) / "start.toml")
-            changes["rollout"] = changes["rollout"] | {"schedule": str(start)}
+            changes["attention"] = {"kind": "schedule", "name": str(start)}
         result = train(short_config(model, **changes), run)
         metrics = out / f"{name}-{seed}.json"
         metrics.write_text(json.dumps(lines(run), indent=1, sort_keys=True))

@@ -24,8 +24,7 @@ NEW_TOKENS = 64
 CHANGED = {
     "model.name": "a random model of that name in another folder",
     "model.device": "cpu",
-    "rollout.engine": "hf",
-    "rollout.sleep_level": 0,
+    "engine": "hf",
     "rollout.max_new_tokens": NEW_TOKENS,
     "train.steps": 2,
     "train.prompts_per_step": 2,
@@ -50,7 +49,7 @@ def overrides(folder: Path, where: Path, engine: str = "hf") -> list[str]:
         # vLLM has kernels for few widths of heads.
         "model.name": write_model(where, name=name, head_dim=64 if engine == "vllm" else 8),
         "data.mirror": str(padded_mirror(where / "mirror")),
-        "rollout.engine": engine,
+        "engine": engine,
     }
     values["data.train"] = str(prepared(folder, where)) if "train" in recipe(folder)["data"] else None
     return [

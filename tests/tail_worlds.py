@@ -10,9 +10,16 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sparroll.control.watcher import StepEvidence
 from sparroll.mismatch import TailStatistics
+from sparroll.schedule import Schedule
 
 BIN = 2000
+
+
+def evidence(step: int, tail: TailStatistics, schedule: Schedule | None = None, *, dense: bool = False) -> StepEvidence:
+    """What a watcher of the tail sees."""
+    return StepEvidence(step, schedule, dense, tail, {})
 
 
 def measured(step: int, tails: dict[int, float], rollouts: int = 20, tokens: int = 100) -> TailStatistics:

@@ -22,6 +22,7 @@ from table_sums import NAME, register  # noqa: E402
 from sparroll import records, tasks  # noqa: E402
 from sparroll.compression import make_compression  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
+from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
 from sparroll.progress import Progress, quiet_transformers  # noqa: E402
 
 SEED = 20_000
@@ -48,10 +49,9 @@ def main() -> None:
     quiet_transformers()
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32
     engine = HFEngine(args.model, device=args.device, dtype=dtype, max_batch=args.problems)
-    assert engine.tokenizer is not None, "the study's folder has a tokenizer"
     task = tasks.get(NAME)
     prompts = task.prompts("train", args.level, SEED, args.problems)
-    ids = [list(engine.tokenizer(prompt.text)["input_ids"]) for prompt in prompts]
+    ids = PromptEncoder(engine.tokenizer).ids(prompts)
     most = Settings(args.model, level=args.level).max_new_tokens
     policies = [make_compression(kind, budget_tokens=budget) for kind in args.kinds for budget in args.budgets]
     rows = []

@@ -22,8 +22,10 @@ from table_sums import register  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402
 from sparroll.rounding import with_interval  # noqa: E402
-from sparroll.train.config.file import config_from  # noqa: E402
-from sparroll.train.config.sections import TrainConfig  # noqa: E402
+from sparroll.train.config.distill import DistillConfig  # noqa: E402
+from sparroll.train.config.file import distill_config_from  # noqa: E402
+from sparroll.train.config.rollout import SamplingSection  # noqa: E402
+from sparroll.train.config.training import StepsSection  # noqa: E402
 from sparroll.train.distill.run import distill  # noqa: E402
 
 ROW = "distill-kl"
@@ -42,18 +44,21 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def configuration(args: argparse.Namespace) -> TrainConfig:
+def configuration(args: argparse.Namespace) -> DistillConfig:
     """The row's, with the adapter's own steps and rate."""
     settings = Settings.from_table(json.loads((args.study / "settings.json").read_text()))
-    table = run_config(settings, args.study, rows(settings)[ROW], args.seed).model_dump(mode="json")
+    row = run_config(settings, args.study, rows(settings)[ROW], args.seed).model_dump(mode="json")
+    table = {name: row[name] for name in ("model", "engine", "attention", "mismatch", "distill", "checkpoint", "log")}
+    table["task"] = row["task"] | {"train_prompts": args.steps * settings.prompts_per_step}
+    table["rollout"] = {key: row["rollout"][key] for key in SamplingSection.model_fields}
+    table["train"] = {key: row["train"][key] for key in StepsSection.model_fields}
     table["train"] |= {"steps": args.steps, "warmup_steps": args.warmup_steps}
-    table["task"] |= {"train_prompts": args.steps * settings.prompts_per_step}
+    table["evaluate"] = {"prompts": args.held_out}
     if args.lr is not None:
         table["distill"] |= {"lr": args.lr}
-    table["evaluate"] |= {"prompts": args.held_out, "every_steps": 0}
     if args.schedule:
-        table["rollout"] |= {"schedule": args.schedule}
-    return config_from(table)
+        table["attention"] = {"kind": "schedule", "name": args.schedule}
+    return distill_config_from(table)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ from sparroll.attention.selectors import PageMean
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 from sparroll.train.config.file import config_from
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 
 Tables = dict[str, dict[str, Any]]
 
@@ -150,7 +150,7 @@ def rows(settings: Settings) -> dict[str, Row]:
     for name in ("none", "tis", "icepop", "sparse_rl", "jackpot"):
         made.append(Row(f"fixed-{name}", "fixed", f"{fixed}, correction `{name}`", "fixed", _correction(name)))
     for budget, kind, name in product(settings.eviction_budgets, ("r_kv", "snap_kv"), ("none", "sparse_rl")):
-        tables = _correction(name) | {"compression": {"kind": kind, "budget_tokens": budget}}
+        tables = _correction(name) | {"attention": {"kind": "compression", "policy": kind, "budget_tokens": budget}}
         about = f"`{kind}` keeps {budget} tokens, correction `{name}`"
         made.append(Row(f"{kind}-{budget}-{name}", "eviction", about, tables=tables, hf_only=True))
     for target in settings.targets:
@@ -168,9 +168,9 @@ def rows(settings: Settings) -> dict[str, Row]:
         ("distill", "published loss", {}),
         ("distill-kl", "KL over top-k lists", {"objective": "kl", "kl": "top_k"}),
     ):
-        tables = _correction("tis") | {"distill": {"enabled": True, "lr": settings.distill_lr, **settings_of}}
+        tables = _correction("tis") | {"distill": {"lr": settings.distill_lr, **settings_of}}
         made.append(Row(name, "adaptive", f"{about}; {note}", cheap, tables))
-    tables = _correction("tis") | {"controller": {"target": settings.controller_target}}
+    tables = _correction("tis") | {"control": {"by": "controller", "target": settings.controller_target}}
     about = f"controller holds {settings.controller_target:.2f}, TIS"
     made.append(Row("controller", "adaptive", f"{about}; started from {fixed}", "fixed", tables))
     made.append(Row("controller-safe-start", "adaptive", f"{about}; started from half of the context", tables=tables))
@@ -204,7 +204,9 @@ def write_fixed_schedules(settings: Settings, out: Path) -> None:
 def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfig:
     """The configuration of one run. The task has to be registered."""
     path = schedule_path(out, row)
-    engine = "hf" if row.hf_only else settings.engine
+    engine: dict[str, Any] = {"kind": "hf" if row.hf_only else settings.engine}
+    if engine["kind"] == "vllm":
+        engine |= {"gpu_memory_share": settings.gpu_memory_share, "kv_cache_gib": settings.kv_cache_gib}
     tables: Tables = {
         "model": {"name": settings.model, "device": settings.device},
         "task": {
@@ -212,17 +214,15 @@ def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfi
             "level": settings.level,
             "train_prompts": settings.steps * settings.prompts_per_step,
         },
+        "engine": engine,
+        "attention": {"kind": "schedule", "name": str(path)} if path else {"kind": "dense"},
         "rollout": {
-            "engine": engine,
-            "schedule": str(path) if path else "dense",
             "samples_per_prompt": settings.samples_per_prompt,
             "temperature": settings.temperature,
             "max_new_tokens": settings.max_new_tokens,
             "max_batch": settings.max_batch,
             "dtype": settings.dtype,
             "top_k": settings.top_k,
-            "gpu_memory_share": settings.gpu_memory_share,
-            "kv_cache_gib": None if engine == "hf" else settings.kv_cache_gib,
         },
         "train": {
             "steps": settings.steps,

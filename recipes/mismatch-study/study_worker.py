@@ -23,6 +23,7 @@ from sparroll import files, records, tasks  # noqa: E402
 from sparroll.calibrate.measure import MeasureSettings, Study  # noqa: E402
 from sparroll.calibrate.run import calibrate  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
+from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
 from sparroll.engines.scoring import Scorer  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402
@@ -41,9 +42,8 @@ def run_calibration(settings: Settings, out: Path) -> None:
     file that says why, and its rows fail; the others go on."""
     dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
     engine = HFEngine(settings.model, device=settings.device, dtype=dtype, max_batch=settings.max_batch)
-    assert engine.tokenizer is not None, "the study's folder has a tokenizer"
     asked = tasks.get(NAME).prompts("train", settings.level, CALIBRATION_SEED, settings.calibration_prompts)
-    prompts = [list(engine.tokenizer(prompt.text)["input_ids"]) for prompt in asked]
+    prompts = PromptEncoder(engine.tokenizer).ids(asked)
     measuring = MeasureSettings(
         max_new_tokens=settings.max_new_tokens,
         mode="replay",

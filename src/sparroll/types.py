@@ -5,9 +5,9 @@ metrics. Data only: nothing here runs a model or computes a weight."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -135,22 +135,73 @@ class TokenScores:
     """[T, K] float32, log-probabilities of the ids that were asked for, such as the sampling policy's list."""
 
 
-@dataclass
-class TokenBatch:
-    """Rollouts of one step, padded on the right, with everything the loss reads. Response token t of row b stands at
-    `input_ids_BS[b, prompt_tokens_B[b] + t]`.
+@dataclass(frozen=True)
+class NowWeights:
+    """Weights that follow the policy while it moves: a function of now_logp, token by token.
 
-    >>> batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
-    >>> batch.dense_logp_BT = scorer.score(...).logp
+    What is kept never changes within a step; only the weights of kept tokens do.
     """
 
+    rule: Callable[..., Tensor]
+    """(now_logp [B, T], *columns) -> weights [B, T]; 0 on everything dropped."""
+    columns_BT: tuple[Tensor, ...]
+    """What the rule knows of each token beside now_logp."""
+
+    @torch.no_grad()
+    def __call__(self, now_logp_BT: Tensor) -> Tensor:
+        return self.rule(now_logp_BT.detach(), *self.columns_BT)
+
+    def rows(self, rows: Tensor | list[int], tokens: int) -> NowWeights:
+        """The same for some rollouts, up to so many tokens of each."""
+        return NowWeights(self.rule, tuple(column[rows, :tokens] for column in self.columns_BT))
+
+    def to(self, device: torch.device) -> NowWeights:
+        return NowWeights(self.rule, tuple(column.to(device) for column in self.columns_BT))
+
+
+@dataclass
+class TokenBatch:
+    """Rollouts of one step, padded on the right, with everything that an update reads: each stage fills in what it finds
+    out. Response token t of row b stands at `input_ids_BS[b, prompt_tokens_B[b] + t]`.
+
+    >>> batch = TokenBatch.from_rollouts(rollouts, pad_id=0)      # rollouts of 2 and 1 tokens after prompts of 3 and 2
+    >>> batch.input_ids_BS, batch.prompt_tokens_B, batch.response_tokens_B
+    (tensor([[1, 5, 9, 7, 2], [1, 4, 8, 0, 0]]), tensor([3, 2]), tensor([2, 1]))
+    >>> batch.advantage_B = torch.tensor([0.7, -0.7])
+    >>> batch.add_scores(scorer.dense(rollouts, top_k=20))
+    """
+
+    # -- sampling
     input_ids_BS: Tensor
     prompt_tokens_B: Tensor
     response_tokens_B: Tensor
     sparse_logp_BT: Tensor
-    dense_logp_BT: Tensor | None = None
-    acceptance_BT: Tensor | None = None
+
+    # -- rewards
     advantage_B: Tensor | None = None
+    left_out_B: Tensor | None = None
+    """Whether a rollout stays out of the loss: nothing of it is kept or counted. None: none ever does."""
+
+    # -- scoring
+    dense_logp_BT: Tensor | None = None
+    dense_top_k: list[TopK | None] | None = None
+    """The dense policy's most likely tokens of each rollout, [T, K] without padding: by far the largest field."""
+    reference_logp_BT: Tensor | None = None
+    """Of the model that the run began with, for the KL term."""
+
+    # -- the correction
+    weight_BT: Tensor | None = None
+    """What the loss of each token is multiplied by, as the step's first update has it."""
+    kept_BT: Tensor | None = None
+    """[B, T] bool: response tokens that stay in the loss."""
+    kept_tokens: int = 0
+    """Kept tokens of the step, over all micro batches and processes: the loss's denominator."""
+    now_weights: NowWeights | None = None
+    """Only where weights follow the policy while it moves: what takes the place of `weight_BT`."""
+
+    def __len__(self) -> int:
+        """Rollouts, B."""
+        return len(self.prompt_tokens_B)
 
     @property
     def mask_BT(self) -> Tensor:
@@ -166,11 +217,13 @@ class TokenBatch:
 
     @staticmethod
     def from_rollouts(rollouts: list[Rollout], pad_id: int, device: torch.device | str = "cpu") -> TokenBatch:
-        prompt_tokens_B = torch.tensor([len(r.prompt_ids) for r in rollouts])
-        response_tokens_B = torch.tensor([len(r.response_ids) for r in rollouts])
-        longest_S = int((prompt_tokens_B + response_tokens_B).max())
+        """B may be 0: a process without rollouts."""
+        prompt_tokens_B = torch.tensor([len(r.prompt_ids) for r in rollouts], dtype=torch.int64)
+        response_tokens_B = torch.tensor([len(r.response_ids) for r in rollouts], dtype=torch.int64)
+        longest_S = max((len(r.prompt_ids) + len(r.response_ids) for r in rollouts), default=0)
+        longest_T = max((len(r.response_ids) for r in rollouts), default=0)
         input_ids_BS = torch.full((len(rollouts), longest_S), pad_id, dtype=torch.int64)
-        sparse_logp_BT = torch.zeros(len(rollouts), int(response_tokens_B.max()))
+        sparse_logp_BT = torch.zeros(len(rollouts), longest_T)
         for row, rollout in enumerate(rollouts):
             ids = [*rollout.prompt_ids, *rollout.response_ids]
             input_ids_BS[row, : len(ids)] = torch.tensor(ids)
@@ -178,6 +231,39 @@ class TokenBatch:
         return TokenBatch(
             input_ids_BS.to(device), prompt_tokens_B.to(device), response_tokens_B.to(device), sparse_logp_BT.to(device)
         )
+
+    def add_scores(self, dense: Sequence[TokenScores]) -> None:
+        """What the dense policy says of each rollout, in their order."""
+        self.dense_logp_BT = padded([score.logp for score in dense])
+        self.dense_top_k = [score.top_k for score in dense]
+
+    def weight_at(self, now_logp_BT: Tensor) -> Tensor:
+        """[B, T] weights at the policy as it is now."""
+        assert self.weight_BT is not None, "the batch needs weights"
+        return self.weight_BT if self.now_weights is None else self.now_weights(now_logp_BT)
+
+    def take(self, rows: list[int], device: torch.device | str = "cpu") -> TokenBatch:
+        """Those rows on the device, without the padding that only the other rows needed. Fields are cut by the shape letters
+        of their names."""
+        index_B = torch.tensor(rows, dtype=torch.int64)
+        tokens_S = int((self.prompt_tokens_B + self.response_tokens_B)[index_B].max())
+        tokens_T = int(self.response_tokens_B[index_B].max())
+        cuts: dict[str, Any] = {"BS": (index_B, slice(tokens_S)), "BT": (index_B, slice(tokens_T)), "B": index_B}
+        values: dict[str, Any] = {each.name: getattr(self, each.name) for each in fields(self)}
+        for name, value in values.items():
+            cut = cuts.get(name.rpartition("_")[2])
+            if value is not None and cut is not None:
+                values[name] = value[cut].to(device)
+        if self.dense_top_k is not None:
+            values["dense_top_k"] = [self.dense_top_k[row] for row in rows]
+        if self.now_weights is not None:
+            values["now_weights"] = self.now_weights.rows(index_B, tokens_T).to(torch.device(device))
+        return TokenBatch(**values)
+
+
+def padded(values: Sequence[Tensor]) -> Tensor:
+    """[B, T] from B tensors of different length, zeros behind their ends."""
+    return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True) if len(values) else torch.zeros(0, 0)
 
 
 StepReport = dict[str, float]

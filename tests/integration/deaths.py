@@ -1,9 +1,10 @@
-"""A fork that kills itself with SIGKILL at a given call, in a script of its own. What the tests of resuming share; knows
+"""Forks that kill themselves with SIGKILL at given calls, in a script of their own. What the tests of resuming share; knows
 nothing of what is run."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,7 +27,8 @@ class Death:
     last_act: Callable[..., object] | None = None
     """Done before that, with the arguments of the call: half a line that reaches the disk, say."""
 
-    def await_it(self) -> None:
+    def await_it(self, before: Callable[..., object]) -> None:
+        """Call `before`, with the arguments of the call, when it has come."""
         original: Callable[..., Any] = getattr(self.owner, self.name)
         left = self.call
 
@@ -34,29 +36,73 @@ class Death:
             nonlocal left
             left -= 1
             if left == 0:
-                if self.last_act is not None:
-                    self.last_act(*args, **kwargs)
-                os.kill(os.getpid(), signal.SIGKILL)
+                before(*args)
             return original(*args, **kwargs)
 
         setattr(self.owner, self.name, counted)
 
 
 def run_until(death: Death, run: Callable[[], object]) -> None:
-    """Fails where the run ends in another way."""
+    """Run it in a fork, which dies this death. Fails where the run ends in another way."""
+
+    def die(*args: Any) -> None:
+        if death.last_act is not None:
+            death.last_act(*args)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def act() -> None:
+        death.await_it(die)
+        run()
+
+    _in_fork(act, signal.SIGKILL)
+
+
+def run_and_die(deaths: dict[str, Death], run: Callable[[Path], object], folder: Path) -> None:
+    """For each death a folder of its name as `run`, which writes into the folder that it is given, left it.
+
+    One run serves all deaths that touch no file: a fork of it dies when the time has come, and the run waits, keeps a copy
+    of its folder, and goes on. A death with a last act has a run of its own, since its file is open in the run as well.
+    """
+    for name, death in deaths.items():
+        if death.last_act is not None:
+            run_until(death, lambda name=name: run(folder / name))
+    _in_fork(lambda: _run_through({n: d for n, d in deaths.items() if d.last_act is None}, run, folder), 0)
+
+
+def _run_through(deaths: dict[str, Death], run: Callable[[Path], object], folder: Path) -> None:
+    out = folder / "run"
+
+    def die_as(name: str) -> Callable[..., None]:
+        def die(*args: Any) -> None:
+            _in_fork(lambda: os.kill(os.getpid(), signal.SIGKILL), signal.SIGKILL)
+            out.mkdir(parents=True, exist_ok=True)
+            shutil.copytree(out, folder / name, symlinks=True)
+
+        return die
+
+    for name, death in deaths.items():
+        death.await_it(die_as(name))
+    run(out)
+    outlived = [name for name in deaths if not (folder / name).exists()]
+    assert not outlived, f"the run outlived {outlived}"
+
+
+def _in_fork(act: Callable[[], object], ends_by: int) -> None:
+    """Do it in a fork, which must end by this signal; by itself and without an error where that is 0."""
     child = os.fork()
     if child == 0:
         # Whatever happens, the fork must not go on in its caller's place.
+        status = 1
         try:
-            death.await_it()
-            run()
+            act()
+            status = 0
         except BaseException:
             traceback.print_exc()
         finally:
-            os._exit(0)
+            sys.stderr.flush()
+            os._exit(status)
     _, status = os.waitpid(child, 0)
-    assert os.WIFSIGNALED(status), f"the run outlived call {death.call} of {death.name}"
-    assert os.WTERMSIG(status) == signal.SIGKILL, death
+    assert os.waitstatus_to_exitcode(status) == -ends_by, f"a fork ended with {os.waitstatus_to_exitcode(status)}"
 
 
 def run_script(name: str, *arguments: str) -> None:

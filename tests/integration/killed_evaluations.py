@@ -1,4 +1,4 @@
-"""Starts an evaluation per named moment, each in a fork of its own that kills itself with SIGKILL at that moment.
+"""For each named moment an evaluation that was killed with SIGKILL at that moment.
 
 python killed_evaluations.py MODEL FOLDER MOMENT...
 """
@@ -13,7 +13,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from integration.deaths import Death, run_until
+from integration.deaths import Death, run_and_die
 from integration.evaluation_runs import evaluate
 from sparroll import files
 from sparroll.engines import HFEngine
@@ -38,8 +38,7 @@ MOMENTS: dict[str, Death] = {
 def main() -> None:
     torch.set_num_threads(1)
     model, folder, moments = sys.argv[1], Path(sys.argv[2]), sys.argv[3:]
-    for moment in moments:
-        run_until(MOMENTS[moment], lambda moment=moment: evaluate(model, folder / moment))
+    run_and_die({moment: MOMENTS[moment] for moment in moments}, lambda out: evaluate(model, out), folder)
 
 
 if __name__ == "__main__":

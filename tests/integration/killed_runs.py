@@ -1,4 +1,4 @@
-"""Starts a training run per named moment, each in a fork of its own that kills itself with SIGKILL at that moment.
+"""For each named moment a training run that was killed with SIGKILL at that moment.
 
 python killed_runs.py MODEL FOLDER RUN MOMENT...
 """
@@ -14,7 +14,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from integration.deaths import Death, run_until
+from integration.deaths import Death, run_and_die
 from integration.train_runs import DYNAMIC, short_config
 from sparroll.engines import HFEngine
 from sparroll.tasks import reward_function as custom
@@ -59,8 +59,7 @@ def main() -> None:
     model, folder, moments = sys.argv[1], Path(sys.argv[2]), sys.argv[4:]
     changes, deaths = RUNS[sys.argv[3]]
     config = short_config(model, **changes, checkpoint={"every_steps": 1, "keep": 1})
-    for moment in moments:
-        run_until(deaths[moment], lambda moment=moment: loop.train(config, folder / moment))
+    run_and_die({moment: deaths[moment] for moment in moments}, lambda out: loop.train(config, out), folder)
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +26,10 @@ from sparroll.train.loop import Trainer
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
-from sparroll.types import Rollout, TokenBatch, TokenScores
+from sparroll.types import Rollout, TokenBatch
 
-Given = tuple[TokenBatch, list[TokenScores], Schedule]
-ON = {"enabled": True, "lr": 1e-2, "rank": 4}
+Given = tuple[TokenBatch, Schedule]
+ON = {"lr": 1e-2, "rank": 4}
 
 
 def config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
@@ -112,10 +113,10 @@ def at_phase_two(model: str, tmp_path: Path, **settings: Any) -> tuple[Trainer, 
     assert schedule is not None
     prompts = trainer.next_prompts()
     rollouts = trainer.sample(prompts, 2)
-    scores = trainer.score(rollouts)
-    batch = trainer.batch(rollouts, scores, torch.randn(len(prompts), 4))
-    assert batch is not None
-    return trainer, update, rollouts, (batch, scores, schedule)
+    batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
+    batch.advantage_B = torch.randn(len(rollouts))
+    batch.add_scores(trainer.score(rollouts))
+    return trainer, update, rollouts, (batch, schedule)
 
 
 def test_phase_two_leaves_every_base_weight_and_the_policys_optimizer_alone(model: str, tmp_path: Path) -> None:
@@ -137,7 +138,7 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
     """Step 2 samples from merged weights, with an adapter that has moved: at the start of phase two the ratio is 1."""
     trainer, distill, rollouts, given = at_phase_two(model, tmp_path, lr=1e-30)
     assert any(rollout.attention == "sparse" for rollout in rollouts)
-    batch, _, schedule = given
+    batch, schedule = given
     with torch.no_grad():
         now = response_logp(distill.adapter.adapted, batch, 1.0, schedule)
         plain = response_logp(trainer.policy, batch, 1.0, schedule)
@@ -151,13 +152,14 @@ def test_the_sparse_training_forward_is_what_the_rollouts_said(
 def test_a_token_that_was_sampled_from_other_units_counts_and_moves_nothing(
     model: str, tmp_path: Path, sampled: list[list[Rollout]]
 ) -> None:
-    _, distill, _, (batch, scores, schedule) = at_phase_two(model, tmp_path, lr=1e-30)
-    tokens = int(batch.mask_BT.sum())
+    _, distill, _, (batch, schedule) = at_phase_two(model, tmp_path, lr=1e-30)
+    rows, tokens = list(range(len(batch))), int(batch.mask_BT.sum())
+    loss = partial(distill.loss, schedule=schedule, tokens=tokens)
     said = float(batch.sparse_logp_BT[0, 1])
     moved = {}
     for nats in (0.0, 1.0, -5.0, 5.0, 30.0):
         batch.sparse_logp_BT[0, 1] = said + nats
-        sums = distill._gradients(batch, scores, schedule, tokens)
+        sums = distill.gradient_step.gradient(batch, rows, loss)
         assert sums.tokens == tokens - (abs(nats) > MOST_NATS_OFF)
         moved[nats] = torch.cat([parameter.grad.flatten().clone() for parameter in distill.adapter.parameters])
     assert moved[5.0].equal(moved[-5.0]) and moved[5.0].equal(moved[30.0])
@@ -258,9 +260,7 @@ def test_a_run_without_an_adapter_cannot_be_resumed_with_one(model: str, tmp_pat
     plain = short_config(model, train={"steps": 2}, evaluate={"prompts": 0})
     train(plain, out)
     more = {"train": {"steps": 3}, "evaluate": {"prompts": 0}}
-    with pytest.raises(
-        UserError, match=r"was made with distill\.enabled = false, and distill\.enabled = true is asked"
-    ):
+    with pytest.raises(UserError, match=r"was made with distill\.objective = null"):
         train(config(model, **more), out, resume=True)
 
 
@@ -268,20 +268,6 @@ def sealed(folder: Path) -> None:
     """Make a checkpoint whole again after a change."""
     (folder / "manifest.json").unlink()
     checkpoint._write_manifest(folder)
-
-
-def test_an_old_checkpoint_without_the_section_resumes(
-    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "run"
-    train(short_config(model, train={"steps": 2}, evaluate={"prompts": 0}), out)
-    folder = out / "checkpoints" / "step-000002"
-    for path in (out / "config.json", folder / "config.json"):
-        path.write_text(json.dumps({k: v for k, v in json.loads(path.read_text()).items() if k != "distill"}))
-    sealed(folder)
-    result = train(short_config(model, train={"steps": 3}, evaluate={"prompts": 0}), out, resume=True)
-    assert result.steps == 3
-    assert "resuming from step-000002" in capsys.readouterr().err
 
 
 def test_an_adapter_of_another_shape_in_a_checkpoint_is_refused(model: str, tmp_path: Path) -> None:
@@ -349,14 +335,12 @@ def test_micro_batches_do_not_change_the_adapter(model: str, straight: Path, tmp
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rollout": {"kv_budget_tokens": None}}, r"distill\.enabled needs sparse rollouts"),
-        ({"guard": {"action": "stricter", "at_least": 0.9, "stricter": ["dense"]}}, r"guard\.stricter names \"dense\""),
-        ({"distill": {"cheaper": ["dense"]}}, r"distill\.cheaper names \"dense\""),
+        ({"attention": {"kind": "dense"}}, r"\[distill\] needs the sparse rollouts of a schedule"),
         (
-            {"distill": {"cheaper": ["a"]}, "guard": {"action": "stricter", "at_least": 0.9, "stricter": ["b"]}},
-            "would undo each other",
+            {"guard": {"action": "warn", "at_least": 0.9}, "control": {"by": "guard", "stricter": ["dense"]}},
+            r'control\.by = "guard" goes on to "dense"',
         ),
-        ({"distill": {"enabled": False, "cheaper": ["a"]}}, r"distill\.cheaper needs distill\.enabled"),
+        ({"control": {"by": "cheaper", "schedules": ["dense"]}}, r'control\.by = "cheaper" goes on to "dense"'),
         ({"distill": {"rank": 0}}, r"distill\.rank"),
         ({"distill": {"lr": 0}}, r"distill\.lr"),
         ({"distill": {"objective": "ppo"}}, r"distill\.objective"),
@@ -377,15 +361,10 @@ def test_layers_that_the_model_does_not_have_are_refused_at_the_start(model: str
 
 CHEAPER: dict[str, dict[str, Any]] = {
     # A target that every measurement meets, so that it is known when the switches come.
-    "distill": {
-        "lr": 1e-4,
-        "cheaper_at_least": 0.01,
-        "cheaper_every_steps": 1,
-        "cheaper_patience": 2,
-        "cheaper_prompts": 4,
-    },
+    "control": {"by": "cheaper", "at_least": 0.01, "every_steps": 1, "patience": 2, "prompts": 4},
+    "distill": {"lr": 1e-4},
     "mismatch": {"least_tokens": 20, "bin_tokens": 200},
-    "rollout": {"kv_budget_tokens": 96},
+    "attention": {"kind": "budget", "kv_budget_tokens": 96},
 }
 
 
@@ -396,7 +375,7 @@ def cheaper(tmp_path: Path) -> dict[str, dict[str, Any]]:
         path = tmp_path / f"cheap-{tokens}.toml"
         Schedule.fixed(tokens).save(path)
         names.append(str(path))
-    return CHEAPER | {"distill": CHEAPER["distill"] | {"cheaper": names}}
+    return CHEAPER | {"control": CHEAPER["control"] | {"schedules": names}}
 
 
 def test_the_run_goes_on_to_cheaper_schedules_and_a_resumed_one_too(
@@ -419,7 +398,7 @@ def test_the_run_goes_on_to_cheaper_schedules_and_a_resumed_one_too(
 def test_a_target_that_is_not_held_changes_nothing(
     model: str, tmp_path: Path, cheaper: dict[str, dict[str, Any]]
 ) -> None:
-    high = cheaper | {"distill": cheaper["distill"] | {"cheaper_at_least": 0.999}}
+    high = cheaper | {"control": cheaper["control"] | {"at_least": 0.999}}
     assert train(config(model, **high), tmp_path / "run").events == ()
 
 
@@ -428,7 +407,7 @@ def test_the_replay_of_the_own_schedule_is_the_tail_of_the_rollouts(
 ) -> None:
     """All prompts, the schedule that sampled: replaying measures what sampling measured."""
     Schedule.fixed(96).save(tmp_path / "same.toml")
-    same = cheaper | {"distill": cheaper["distill"] | {"cheaper": [str(tmp_path / "same.toml")]}}
+    same = cheaper | {"control": cheaper["control"] | {"schedules": [str(tmp_path / "same.toml")]}}
     train(config(model, **same), tmp_path / "run")
     steps = [line for line in lines(tmp_path / "run") if "distill/cheaper_q05" in line]
     assert len(steps) == 2
@@ -437,6 +416,6 @@ def test_the_replay_of_the_own_schedule_is_the_tail_of_the_rollouts(
 
 
 def test_cheaper_schedules_need_a_target(model: str, tmp_path: Path, cheaper: dict[str, dict[str, Any]]) -> None:
-    without = cheaper | {"distill": cheaper["distill"] | {"cheaper_at_least": None}}
-    with pytest.raises(UserError, match=r"(?s)'fixed-96' names no target.*distill\.cheaper_at_least"):
+    without = cheaper | {"control": cheaper["control"] | {"at_least": None}}
+    with pytest.raises(UserError, match=r"(?s)'fixed-96' names none.*control\.at_least"):
         train(config(model, **without), tmp_path / "run")

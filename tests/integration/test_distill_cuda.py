@@ -7,21 +7,20 @@ from typing import Any
 
 import pytest
 
-from integration.train_runs import short_config, write_model
-from sparroll.train import train
+from integration.train_runs import short_config, short_distill_config, write_model
+from sparroll.train import TrainConfig, train
 from sparroll.train.distill.run import distill
 from sparroll.train.runtime.sinks import read_lines
 
 pytestmark = pytest.mark.gpu
 
 
-def config_of(model: str, dtype: str, steps: int, **settings: Any) -> Any:
+def config_of(model: str, dtype: str, steps: int) -> TrainConfig:
     changes: dict[str, dict[str, Any]] = {
         "model": {"device": "cuda"},
         "rollout": {"dtype": dtype},
         "train": {"dtype": dtype, "steps": steps, "lr": 1e-30, "gradient_checkpointing": True},
-        "distill": {"enabled": True, "lr": 1e-3, "rank": 4} | settings,
-        "guard": {"action": "off"},
+        "distill": {"lr": 1e-3, "rank": 4},
     }
     return short_config(model, **changes)
 
@@ -42,7 +41,8 @@ def test_a_gpu_run_distills_resumes_and_starts_where_its_rollouts_were_sampled(d
 
 def test_a_gpu_run_distills_an_adapter_alone(tmp_path: Path) -> None:
     model = write_model(tmp_path / "model")
-    result = distill(config_of(model, "fp32", 2, objective="kl", kl="top_k"), tmp_path / "run")
+    settings = short_distill_config(model, model={"device": "cuda"}, train={"steps": 2, "gradient_checkpointing": True})
+    result = distill(settings, tmp_path / "run")
     assert (result.adapter / "adapter_model.safetensors").is_file()
     assert result.before is not None
     assert result.after is not None

@@ -48,6 +48,7 @@ prompts_per_step = 2
 lr = 1e-5
 [train.mismatch]
 bin_tokens = 100
+ceiling_prompts = 2
 [train.evaluate]
 prompts = 4
 [train.checkpoint]
@@ -93,19 +94,23 @@ def _figures(out: Path) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_an_interrupted_quickstart_goes_on_and_ends_like_a_straight_one(sizes: Path, tmp_path: Path) -> None:
-    straight = _start(sizes, tmp_path / "straight")
-    output, errors = straight.communicate(timeout=400)
-    assert straight.returncode == 0, errors
-    assert "calibrated rollouts read" in output
-    assert errors.splitlines()[-2:] == [
-        f"wrote {tmp_path}/straight/summary.json",
-        f"wrote {tmp_path}/straight/report.html",
-    ]
+def test_an_interrupted_quickstart_goes_on_and_ends_like_a_straight_one(
+    sizes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["quickstart", "--config", str(sizes), "--out"]
+    assert main([*command, f"{tmp_path}/straight"]) == 0
+    said = capsys.readouterr()
+    assert "calibrated rollouts read" in said.out
+    lines = said.err.splitlines()
+    assert lines[-2:] == [f"wrote {tmp_path}/straight/summary.json", f"wrote {tmp_path}/straight/report.html"]
+    # The first figure comes before the other budgets are measured.
+    place = next(number for number, line in enumerate(lines) if "tail of 32 tokens" in line)
+    assert "dense ceiling" in lines[place] and float(lines[place + 1].split()[-1]) > 0.9
+    assert place < next(number for number, line in enumerate(lines) if "the other budgets" in line)
 
     cut, out = _start(sizes, tmp_path / "cut"), tmp_path / "cut"
     began = time.monotonic()
-    while not (out / "dense" / "metrics.jsonl").exists():
+    while not (out / "calibrated" / "metrics.jsonl").exists():
         assert time.monotonic() - began < 300
         assert cut.poll() is None, cut.communicate()[1]
         time.sleep(0.05)
@@ -115,11 +120,10 @@ def test_an_interrupted_quickstart_goes_on_and_ends_like_a_straight_one(sizes: P
     assert cut.returncode == 130, errors
     assert "the same command goes on" in errors
     assert not (out / "summary.json").exists()
+    assert "<svg" in (out / "report.html").read_text()
     calibrated_at = (out / "calibration" / "calibration.json").stat().st_mtime_ns
 
-    again = _start(sizes, out)
-    _, errors = again.communicate(timeout=400)
-    assert again.returncode == 0, errors
+    assert main([*command, str(out)]) == 0
     assert (out / "calibration" / "calibration.json").stat().st_mtime_ns == calibrated_at
     assert _figures(out) == _figures(tmp_path / "straight")
 

@@ -17,6 +17,7 @@ from sparroll.corrections.sparse_rl_released import SparseRLReleased
 from sparroll.corrections.tis import TIS
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, load_config
+from sparroll.train.config.rollout import CompressionAttention, ScheduleAttention
 from sparroll.train.runtime.sinks import read_lines
 
 pytest.importorskip("math_verify")
@@ -41,6 +42,7 @@ def test_a_recipe_trains_as_it_is_written(folder: Path, tmp_path: Path, monkeypa
     assert main(["train", "--config", str(config), *overrides(folder, tmp_path), "--out", str(out)]) == 0
     written, ran = recipe(folder), json.loads((out / "config.json").read_text())
     asked = load_config(config).model_dump(mode="json")
+    assert ran.pop("engine") == {"kind": CHANGED["engine"]}
     differ = {key for key, value in flat(ran).items() if flat(asked)[key] != value}
     assert differ <= CHANGED.keys(), "a dry run changes nothing else"
     lines = [line for line in read_lines(out / "metrics.jsonl") if "reward/mean" in line]
@@ -60,15 +62,17 @@ def test_a_recipe_trains_as_it_is_written(folder: Path, tmp_path: Path, monkeypa
 
 def _assert_what_ran(config: TrainConfig, out: Path, line: dict[str, Any]) -> None:
     correction, schedule = config.correction.make(), out / "checkpoints" / "step-000002" / "schedule.toml"
-    if config.compression.kind == "none":
-        preset = Schedule.load(config.rollout.schedule)
+    attention = config.attention
+    if isinstance(attention, ScheduleAttention):
+        preset = Schedule.load(attention.name)
         assert Schedule.load(schedule).steps == preset.steps
         assert preset.target is not None and preset.target["at_least"] == 0.86
         assert isinstance(correction, TIS) and correction.weight_max == 3.0
         assert line["correction/truncated_share"] >= 0.0
         clip = (0.2, 0.28)
     else:
-        assert config.compression.make() == make_compression("r_kv", budget_tokens=512, every_tokens=128)
+        assert isinstance(attention, CompressionAttention)
+        assert attention.make() == make_compression("r_kv", budget_tokens=512, every_tokens=128)
         assert not schedule.exists() and "compression/kv_saved_share" in line
         assert correction == SparseRLReleased(weight_max=1.5, keep_min=0.5, keep_max=1.5, veto_below=1e-4)
         assert line["correction/vetoed_sequence_share"] >= 0.0

@@ -125,7 +125,7 @@ def test_the_engine_has_the_trainers_weights_after_every_step(model: str, tmp_pa
 
 
 def test_dense_rollouts_are_their_own_ceiling_and_read_everything(model: str, tmp_path: Path) -> None:
-    result = train(short_config(model, rollout={"kv_budget_tokens": None}, train={"steps": 2}), tmp_path / "run")
+    result = train(short_config(model, attention={"kind": "dense"}, train={"steps": 2}), tmp_path / "run")
     assert result.kv_read_share == 1.0
     for line in lines(tmp_path / "run"):
         if "reward/mean" in line:
@@ -202,9 +202,9 @@ def test_a_step_of_which_the_dense_policy_can_say_no_token_is_logged_and_moves_n
     assert any("the policy learned nothing" in event for event in lines(tmp_path / "run")[-1]["events"])
 
 
-@pytest.mark.parametrize("enabled", [False, True])
+@pytest.mark.parametrize("adapted", [False, True])
 def test_checkpointed_activations_of_a_model_with_dropout_are_refused_at_the_start(
-    enabled: bool, tmp_path: Path
+    adapted: bool, tmp_path: Path
 ) -> None:
     """Training mode would drop activations: now would not be the dense policy, though no weight has moved."""
     folder = write_model(tmp_path / "model")
@@ -212,7 +212,7 @@ def test_checkpointed_activations_of_a_model_with_dropout_are_refused_at_the_sta
     config.write_text(json.dumps(json.loads(config.read_text()) | {"attention_dropout": 0.1}))
     changes: dict[str, Any] = {
         "train": {"steps": 1},
-        "distill": {"enabled": enabled, "rank": 4},
+        **({"distill": {"rank": 4}} if adapted else {}),
         "evaluate": {"prompts": 0},
     }
     train(short_config(folder, **changes), tmp_path / "plain")
@@ -269,10 +269,13 @@ def test_bf16_computes_coarsely_on_fp32_weights(model: str, tmp_path: Path) -> N
 
 
 def test_the_guard_falls_back_to_the_next_schedule_and_says_why(model: str, tmp_path: Path) -> None:
-    guard = {"action": "stricter", "at_least": 0.999, "window_steps": 1, "stricter": ["dense"]}
-    result = train(
-        short_config(model, guard=guard, mismatch={"least_tokens": 20}, train={"steps": 3}), tmp_path / "run"
-    )
+    changes: dict[str, Any] = {
+        "control": {"by": "guard", "stricter": ["dense"]},
+        "guard": {"action": "warn", "at_least": 0.999, "window_steps": 1},
+        "mismatch": {"least_tokens": 20},
+        "train": {"steps": 3},
+    }
+    result = train(short_config(model, **changes), tmp_path / "run")
     assert len(result.events) == 1
     assert result.events[0].startswith("step 1: the tail")
     assert result.events[0].endswith("fixed-64 -> dense")
@@ -306,15 +309,18 @@ def test_a_gradient_that_is_not_finite_stops_before_a_weight_moves(model: str, t
     ("changes", "message"),
     [
         ({"task": {"name": "vowel"}}, r"(?s)unknown task 'vowel'.*did you mean 'vowels'"),
-        ({"rollout": {"kv_budget_tokens": 100}}, "must be a multiple of page_tokens"),
-        ({"rollout": {"kv_budget_tokens": None, "schedule": "qwen3-1.7b-0.68"}}, "unknown schedule preset"),
-        ({"rollout": {"kv_budget_tokens": None, "schedule": "qwen3-1.7b-0.86"}}, "was made for Qwen/Qwen3-1.7B"),
+        ({"attention": {"kv_budget_tokens": 100}}, "must be a multiple of page_tokens"),
+        ({"attention": {"kind": "schedule", "name": "qwen3-1.7b-0.68"}}, "unknown schedule preset"),
+        ({"attention": {"kind": "schedule", "name": "qwen3-1.7b-0.86"}}, "was made for Qwen/Qwen3-1.7B"),
         pytest.param(
             {"model": {"device": "cuda"}},
             r"(?s)no CUDA device.*model\.device=cpu",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
-        ({"guard": {"action": "stop"}}, r"(?s)'stop', but the schedule 'fixed-64' names no target.*guard\.at_least"),
+        (
+            {"guard": {"action": "stop"}},
+            r'(?s)"stop" needs guard\.at_least: attention\.kind = "budget" names no target',
+        ),
         ({"rollout": {"max_new_tokens": 5000}}, "exceed the context of 512"),
     ],
 )

@@ -18,8 +18,8 @@ from sparroll.types import Rollout
 
 def evicting(model: str, kind: str, steps: int, **changes: dict[str, Any]) -> Any:
     sections: dict[str, Any] = {
-        "compression": {"kind": kind, "budget_tokens": 24, "every_tokens": 16},
-        "rollout": {"kv_budget_tokens": None, "samples_per_prompt": 3},
+        "attention": {"kind": "compression", "policy": kind, "budget_tokens": 24, "every_tokens": 16},
+        "rollout": {"samples_per_prompt": 3},
         "train": {"steps": steps, "prompts_per_step": 2},
         "mismatch": {"least_tokens": 20},
         "checkpoint": {"every_steps": 1},

@@ -30,11 +30,12 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     return str(Schedule.fixed(16, SELECTOR).save(tmp_path_factory.mktemp("schedules") / "start.toml"))
 
 
-def controlled(model: str, schedule: str, /, **changes: dict[str, Any]) -> TrainConfig:
+def controlled(model: str, schedule: str | None, /, **changes: dict[str, Any]) -> TrainConfig:
     table: dict[str, dict[str, Any]] = {
-        "rollout": {"kv_budget_tokens": None, "schedule": schedule, "samples_per_prompt": 8},
+        "attention": {"kind": "schedule", "name": schedule} if schedule else {"kind": "dense"},
+        "rollout": {"samples_per_prompt": 8},
         "train": {"lr": 1e-5},
-        "controller": {"target": TARGET, "patience": 3, "window_steps": 3},
+        "control": {"by": "controller", "target": TARGET, "patience": 3, "window_steps": 3},
         "mismatch": {"ceiling_every_steps": 0},
         "evaluate": {"prompts": 0},
         "checkpoint": {"every_steps": 0},
@@ -71,7 +72,7 @@ def test_a_run_moves_its_budgets_and_leaves_a_schedule_for_the_next_one(model: s
     assert logged[-1]["rollout/kv_read_share"] > logged[0]["rollout/kv_read_share"]
     written = Schedule.load(out / "schedule.toml", model=model)
     assert written.selector == SELECTOR
-    assert written.made_by is not None and "controller.target=0.8: step 4" in written.made_by["command"]
+    assert written.made_by is not None and "control.target=0.8: step 4" in written.made_by["command"]
     kept = Schedule.load(out / "checkpoints" / "step-000004" / "schedule.toml")
     contexts = torch.arange(150)
     assert written.kv_budget_tokens(contexts).equal(kept.kv_budget_tokens(contexts))
@@ -101,9 +102,7 @@ def test_a_resumed_run_decides_to_the_bit_as_one_that_was_never_cut(model: str, 
 
 
 def test_without_a_schedule_it_starts_from_a_share_of_the_context(model: str, tmp_path: Path) -> None:
-    config = controlled(
-        model, "dense", train={"steps": 1}, mismatch={"bin_tokens": 100}, controller={"start_share": 0.7}
-    )
+    config = controlled(model, None, train={"steps": 1}, mismatch={"bin_tokens": 100}, control={"start_share": 0.7})
     trainer = Trainer(open_run(config, tmp_path / "run", False))
     assert trainer.engine.schedule is not None
     assert trainer.engine.schedule.kv_budget_tokens(torch.tensor([0, 99, 100])).tolist() == [80, 80, 144]
@@ -133,7 +132,9 @@ def harden(policy: torch.nn.Module) -> None:
 def test_from_the_least_budget_it_reaches_and_holds_the_target_and_recovers_from_a_harder_model(
     model: str, start: str, tmp_path: Path
 ) -> None:
-    config = controlled(model, start, train={"steps": 20, "lr": 1e-6, "prompts_per_step": 10})
+    config = controlled(
+        model, start, train={"steps": 20, "lr": 1e-6, "prompts_per_step": 10}, rollout={"max_batch": 80}
+    )
     Swapped(open_run(config, tmp_path / "run", False)).run()
     logged = lines(tmp_path / "run")
     tail = torch.tensor([[line[f"mismatch/acceptance_q05/{name}"] for name in BINS] for line in logged])

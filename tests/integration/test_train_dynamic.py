@@ -60,8 +60,8 @@ def test_a_run_with_dynamic_sampling_killed_at_any_moment_resumes_to_the_bit(
 
 def test_controller_and_adapter_go_on_with_it_after_a_resume(model: str, tmp_path: Path) -> None:
     changes: dict[str, dict[str, Any]] = DYNAMIC | {
-        "controller": {"target": 0.85},
-        "distill": {"enabled": True, "lr": 1e-4, "rank": 4},
+        "control": {"by": "controller", "target": 0.85},
+        "distill": {"lr": 1e-4, "rank": 4},
     }
     train(short_config(model, **changes), tmp_path / "long")
     train(short_config(model, **changes, train={"steps": 2}), tmp_path / "short")

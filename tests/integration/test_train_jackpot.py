@@ -14,15 +14,14 @@ from torch import Tensor
 from integration.train_runs import short_config
 from sparroll.corrections import TopKLists, correction
 from sparroll.train import train
-from sparroll.train.apply_correction import Corrected, correct
 from sparroll.train.loop import Trainer
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import correction_uniforms
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.setup import open_run
+from sparroll.train.step_correction import correct_step
 from sparroll.train.update import policy as update
-from sparroll.train.update.micro_batches import padded
-from sparroll.types import TopK
+from sparroll.types import TokenBatch, TopK, padded
 
 JACKPOT: dict[str, dict[str, Any]] = {"correction": {"name": "jackpot"}, "rollout": {"top_k": 5}}
 
@@ -93,23 +92,26 @@ def test_the_second_update_weighs_by_the_policy_that_the_first_made(
         seen.append((now.detach(), given))
         return original(now, dense, advantage, given, *args)
 
-    made: list[Corrected] = []
+    made: list[TokenBatch] = []
     train_one = {"epochs_per_batch": 2, "micro_batch_tokens": 100_000, "lr": 1e-2}
     trainer = Trainer(open_run(short_config(model, **JACKPOT, train=train_one), tmp_path / "run", resume=False))
     monkeypatch.setattr(update, "policy_loss", policy_loss)
-    monkeypatch.setattr("sparroll.train.loop.correct", lambda *about: made.append(correct(*about)) or made[-1])
+    monkeypatch.setattr(
+        "sparroll.train.loop.correct_step",
+        lambda by, batch, *about: made.append(batch) or correct_step(by, batch, *about),
+    )
     report = trainer.step()
     trainer.interrupts.release()
     (_, first), (second_now, second) = seen
     # One micro batch of every rollout, in an order of its own; rows are found by their weights.
-    (corrected,) = made
-    assert corrected.now_weights is not None
+    (batch,) = made
+    assert batch.now_weights is not None
     assert not torch.allclose(first, second, atol=1e-3)
     assert torch.equal(first > 0, second > 0)
     assert report["policy/weight_mean"] == pytest.approx(float(second[second > 0].sum() / (second > 0).sum()), rel=0.02)
-    order = [next(b for b in range(16) if same(first, row, corrected.weights_BT, b)) for row in range(16)]
+    order = [next(b for b in range(16) if same(first, row, batch.weight_BT, b)) for row in range(16)]
     assert sorted(order) == list(range(16))
-    again = corrected.now_weights.rows(order, second_now.shape[1])(second_now)
+    again = batch.now_weights.rows(order, second_now.shape[1])(second_now)
     assert torch.equal(again, second)
 
 
@@ -123,7 +125,8 @@ def test_the_step_corrects_what_a_caller_with_the_lists_would(model: str, tmp_pa
     trainer = Trainer(open_run(config, tmp_path / "run", resume=False))
     rollouts = trainer.sample(trainer.next_prompts(), 1)
     scores = trainer.score(rollouts)
-    corrected = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 1)
+    batch, other = (TokenBatch.from_rollouts(rollouts, pad_id=0) for _ in (1, 2))
+    report = correct_step(trainer.parts.correction, batch, rollouts, scores, Ranks("cpu"), 3, 1)
     mask = padded([torch.ones(len(rollout.response_ids), dtype=torch.bool) for rollout in rollouts])
     sparse, dense = (
         TopK(padded([one.top_k.ids for one in side]), padded([one.top_k.logp for one in side]))
@@ -137,11 +140,12 @@ def test_the_step_corrects_what_a_caller_with_the_lists_would(model: str, tmp_pa
         uniforms=padded([correction_uniforms(3, 1, rollout) for rollout in rollouts]),
         top_k=lists,
     )
-    assert torch.equal(corrected.weights_BT, expected.weights)
-    assert torch.equal(corrected.kept_BT, expected.kept(mask))
-    assert corrected.report.items() >= expected.metrics.items()
-    other_step = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 2)
-    assert not torch.equal(other_step.kept_BT, corrected.kept_BT)
+    assert torch.equal(batch.weight_BT, expected.weights)
+    assert torch.equal(batch.kept_BT, expected.kept(mask))
+    assert batch.kept_tokens == int(expected.kept(mask).sum())
+    assert report.items() >= expected.metrics.items()
+    correct_step(trainer.parts.correction, other, rollouts, scores, Ranks("cpu"), 3, 2)
+    assert not torch.equal(other.kept_BT, batch.kept_BT)
 
 
 def test_other_corrections_ask_for_no_lists_and_draw_nothing(model: str, tmp_path: Path) -> None:
@@ -149,8 +153,9 @@ def test_other_corrections_ask_for_no_lists_and_draw_nothing(model: str, tmp_pat
     rollouts = trainer.sample(trainer.next_prompts(), 1)
     scores = trainer.score(rollouts)
     assert all(score.logp_at_ids is None for score in scores)
-    corrected = correct(trainer.parts.correction, rollouts, scores, Ranks("cpu"), 3, 1)
-    assert corrected.now_weights is None
+    batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
+    correct_step(trainer.parts.correction, batch, rollouts, scores, Ranks("cpu"), 3, 1)
+    assert batch.now_weights is None
 
 
 @pytest.mark.parametrize(

@@ -149,8 +149,13 @@ def test_resuming_a_finished_run_computes_nothing(model: str, straight: Path, mo
 
 
 def test_a_guards_fallback_survives_a_kill(model: str, tmp_path: Path) -> None:
-    guard = {"action": "stricter", "at_least": 0.999, "window_steps": 1, "stricter": ["dense"]}
-    changes: dict[str, Any] = {"guard": guard, "mismatch": {"least_tokens": 20, "ceiling_every_steps": 0}}
+    guard = {"action": "warn", "at_least": 0.999, "window_steps": 1}
+    control = {"by": "guard", "stricter": ["dense"]}
+    changes: dict[str, Any] = {
+        "guard": guard,
+        "control": control,
+        "mismatch": {"least_tokens": 20, "ceiling_every_steps": 0},
+    }
     long = train(short_config(model, **PLAIN, **changes), tmp_path / "long")
     train(short_config(model, **PLAIN, train={"steps": 2}, evaluate={"prompts": 6}, **changes), tmp_path / "short")
     again = train(short_config(model, **PLAIN, **changes), tmp_path / "short", resume=True)

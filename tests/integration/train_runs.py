@@ -16,8 +16,11 @@ from tokenizers.pre_tokenizers import WhitespaceSplit
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from sparroll import tasks
-from sparroll.train import TrainConfig
-from sparroll.train.config.file import config_from
+from sparroll.train import DistillConfig, TrainConfig
+from sparroll.train.config.file import config_from, distill_config_from
+from sparroll.train.config.outputs import HeldOutSection
+from sparroll.train.config.rollout import SamplingSection
+from sparroll.train.config.training import StepsSection
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Prompt, Rollout
 
@@ -105,12 +108,12 @@ def write_model(folder: Path, seed: int = 0) -> str:
 
 def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
     """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after. The guard is off: a budget names no
-    target. `changes` by section."""
+    target. `changes` by section; one with a `kind` takes the place of the whole section."""
     table: dict[str, dict[str, Any]] = {
         "model": {"name": model, "device": "cpu"},
         "task": {"name": "vowels", "level": 0, "train_prompts": 10},
+        "attention": {"kind": "budget", "kv_budget_tokens": 64},
         "rollout": {
-            "kv_budget_tokens": 64,
             "samples_per_prompt": 4,
             "max_new_tokens": 90,
             "max_batch": 16,
@@ -124,8 +127,21 @@ def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
         "log": {"sinks": []},
     }
     for section, values in changes.items():
-        table[section] = table.get(section, {}) | values
+        table[section] = values if "kind" in values else table.get(section, {}) | values
     return config_from(table)
+
+
+def short_distill_config(model: str, /, **changes: dict[str, Any]) -> DistillConfig:
+    """The same for an adapter alone, over lists at a high rate."""
+    table = short_config(model).model_dump(mode="json")
+    for section in ("control", "guard", "reward", "correction"):
+        del table[section]
+    for section, kind in (("rollout", SamplingSection), ("train", StepsSection), ("evaluate", HeldOutSection)):
+        table[section] = {key: table[section][key] for key in kind.model_fields}
+    table["distill"] = {"lr": 1e-3, "rank": 4}
+    for section, values in changes.items():
+        table[section] = values if "kind" in values else table.get(section, {}) | values
+    return distill_config_from(table)
 
 
 def lines(out: Path, without: tuple[str, ...] = ("time/",)) -> list[dict[str, Any]]:

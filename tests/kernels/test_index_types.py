@@ -60,7 +60,7 @@ def test_bytes_are_those_of_the_reference_and_of_complete_units_only(
 @pytest.mark.parametrize("bits", BITS)
 def test_bytes_at_every_head_size_and_for_keys_of_any_type_and_size(bits: int, dim: int) -> None:
     dtype = DTYPES[dim // 32 % 3]
-    cache = paged_cache([16, 40, 200], 4, 16, dim=dim, dtype=dtype, selector=selector_of(4, bits))
+    cache = paged_cache([16, 21, 70], 4, 16, dim=dim, dtype=dtype, selector=selector_of(4, bits))
     # Tokens apart by up to 24 powers of two, a few channels far above the others, units of equal keys and of zeros.
     powers = torch.arange(cache.keys_PBHD.shape[0], device=DEVICE) % 25 - 12
     cache.keys_PBHD.mul_((2.0**powers).to(dtype)[:, None, None, None])

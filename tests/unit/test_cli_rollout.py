@@ -11,6 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from cli_runs import CONTEXT_TOKENS, error_of, save_model
 from sparroll.cli import main
+from sparroll.cli import prompts as prompts_of_a_verb
+from sparroll.errors import UserError
 
 
 @pytest.fixture(scope="module")
@@ -104,6 +106,19 @@ def test_jsonl_prompts_are_read_and_a_line_without_one_is_named(
     assert '"prompt"' in hint
     path.write_text('{"prompt": "a b", "answer": "c"}\n')
     assert main(_command(model, path, tmp_path / "out")) == 0
+
+
+def test_jsonl_chats_are_prompts_with_messages_and_none_of_their_keys_is_lost(tmp_path: Path) -> None:
+    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b"}]
+    path = tmp_path / "prompts.jsonl"
+    path.write_text(json.dumps({"prompt": chat}) + "\n")
+    (found,) = prompts_of_a_verb.read(path, None, 0, 9, 0)
+    assert (found.text, found.messages) == ("be brief\na b", (("system", "be brief"), ("user", "a b")))
+    assert prompts_of_a_verb.plain(found) == chat
+    for bad in ([], [{"role": "user"}], [{"role": "user", "content": 1}], [chat[0] | {"tool_calls": []}]):
+        path.write_text(json.dumps({"prompt": bad}) + "\n")
+        with pytest.raises(UserError, match="line 1 .* has no prompt\nhint: .* with no other keys"):
+            prompts_of_a_verb.read(path, None, 0, 9, 0)
 
 
 def test_empty_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -58,7 +58,7 @@ def test_without_vllm_its_engine_is_refused_and_no_file_written(
     verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    more = {"train": ["--set", "rollout.engine=vllm"], "profile": [*PROMPTS, "--budget", "64"]}.get(verb, PROMPTS)
+    more = {"train": ["--set", "engine=vllm"], "profile": [*PROMPTS, "--budget", "64"]}.get(verb, PROMPTS)
     message, hint = error_of([verb, "--out", str(out), *more], capsys)
     assert message == "the engine vllm needs vLLM, which is not installed"
     assert hint == "pip install sparroll[vllm]"
@@ -71,12 +71,12 @@ def test_an_unknown_engine_names_the_nearest(tmp_path: Path, capsys: pytest.Capt
     assert hint == "did you mean 'vllm'?"
 
 
-@pytest.mark.parametrize("setting", ["rollout.sleep_level=1", "rollout.kv_cache_gib=2"])
+@pytest.mark.parametrize("setting", ["engine.sleep_level=1", "engine.kv_cache_gib=2"])
 def test_sleep_and_the_size_of_the_cache_are_for_vllm(
     setting: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message, _ = error_of(["train", "--out", str(tmp_path), "--set", setting], capsys)
-    assert "needs rollout.engine" in message
+    assert message.endswith('is for engine.kind = "vllm", and engine.kind is "hf"')
 
 
 def vllm_findings() -> dict[str, doctor.Finding]:

@@ -12,7 +12,10 @@ import pytest
 from cli_reference import PAGE, page, verbs
 from sparroll.attention.selectors import make_selector, selector_kinds
 from sparroll.schedule import Schedule
+from sparroll.train.config.base import keys_of, kinds_of
+from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.file import load_config
+from sparroll.train.config.run import TrainConfig
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
@@ -65,7 +68,16 @@ def test_every_toml_in_the_docs_is_accepted(tmp_path: Path) -> None:
             elif block.startswith("# train.toml"):
                 load_config(file)
                 train += 1
-    assert (schedule, train) == (1, 2)
+    assert (schedule, train) == (1, 4)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_every_setting_in_the_docs_is_a_section_or_key_of_a_configuration(path: Path) -> None:
+    sections = [item for config in (TrainConfig, DistillConfig) for item in config.model_fields.items()]
+    known = {name for name, _ in sections}
+    known |= {f"{name}.{key}" for name, field in sections for kind in kinds_of(field) for key in keys_of(kind)}
+    for key in re.findall(r"--set '?([a-z_]+(?:\.[a-z0-9_]+)?)=", path.read_text(encoding="utf-8")):
+        assert key in known or key.startswith("correction."), f"{path.name} sets {key}"
 
 
 def test_the_rewards_of_the_docs_train_as_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

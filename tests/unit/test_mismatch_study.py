@@ -63,13 +63,13 @@ def test_every_row_is_a_configuration_that_differs_only_in_its_own_sections(name
     shared = run_config(settings, tmp_path, dense, 3).model_dump(mode="json")
     differing = {section for section in table if table[section] != shared[section]}
     expected = {section for section in row.tables if section != "correction" or row.tables[section] != {"name": "none"}}
-    assert differing == expected | ({"rollout"} if schedule_path(tmp_path, row) else set())
+    assert differing == expected | ({"attention"} if schedule_path(tmp_path, row) else set())
     assert table["train"]["seed"] == 3 and table["train"]["dtype"] == "bf16"
 
 
 def test_vllm_is_for_the_rows_that_do_not_evict(tmp_path) -> None:
     settings = Settings("folder", engine="vllm")
-    engines = {name: run_config(settings, tmp_path, row, 0).rollout.engine for name, row in rows(settings).items()}
+    engines = {name: run_config(settings, tmp_path, row, 0).engine.kind for name, row in rows(settings).items()}
     evicting = {name for name in engines if name.startswith(("r_kv", "snap_kv"))}
     assert {name for name, engine in engines.items() if engine == "hf"} == evicting
 

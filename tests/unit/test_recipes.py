@@ -13,6 +13,7 @@ from recipe_runs import RECIPES, recipe
 from sparroll.cli import main
 from sparroll.plan.model_shape import model_shape
 from sparroll.train import load_config
+from sparroll.train.config.rollout import ScheduleAttention
 
 ROOT = Path(__file__).parents[2]
 PLANNED = [folder for folder in RECIPES if "qwen3" in folder.name]
@@ -28,7 +29,8 @@ def _plan(folder: Path) -> list[str]:
 def test_the_hardware_of_a_recipe_is_what_plan_says(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config, page, command = load_config(folder / "train.toml"), (folder / "README.md").read_text(), _plan(folder)
     options = dict(zip(command[1::2], command[2::2], strict=True))
-    assert options["--schedule"] == config.rollout.schedule and int(options["--batch"]) == config.rollout.max_batch
+    assert isinstance(config.attention, ScheduleAttention) and options["--schedule"] == config.attention.name
+    assert int(options["--batch"]) == config.rollout.max_batch
     assert options["--lengths"].endswith(f"max={config.rollout.max_new_tokens}")
     assert config.model.name == f"Qwen/{options['--model']}"
     assert main([*command, "--json"]) == 0

@@ -182,7 +182,8 @@ from vllm import LLM, SamplingParams
 from sparroll.models import resolve
 from vllm_runs import random_prompts
 
-llm = LLM(str(resolve("tiny-reasoner")), dtype="float32", max_model_len=512, max_num_seqs=4, enforce_eager=True)
+settings = dict(dtype="float32", max_model_len=512, max_num_seqs=4, enforce_eager=True, kv_cache_memory_bytes=2**26)
+llm = LLM(str(resolve("tiny-reasoner")), **settings)
 sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprobs=0)
 outputs = llm.generate([{"prompt_token_ids": ids} for ids in random_prompts([5, 100, 37])], sampling, use_tqdm=False)
 worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
@@ -204,7 +205,7 @@ print("found", json.dumps({
 def test_vllm_is_its_own_where_nobody_asks_for_sparroll() -> None:
     found = []
     for plugins in ("", "sparroll"):
-        settings = {"VLLM_PLUGINS": plugins, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+        settings = {"VLLM_PLUGINS": plugins, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
         environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(sys.path)}
         done = subprocess.run(
             [sys.executable, "-c", PLAIN], env=environment, capture_output=True, text=True, check=False

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from sparroll import Schedule
+from sparroll.errors import UserError
 from sparroll.models import resolve
 from vllm_runs import needs_vllm
 
@@ -42,3 +43,7 @@ def test_a_closed_engine_leaves_nothing(sparse: bool, reloaded: bool) -> None:
     engine.close()
     gc.collect()
     assert model() is None and config() is None
+    engine.close()
+    for use in (lambda: engine.generate([[5, 6, 7]], max_new_tokens=3), engine.report):
+        with pytest.raises(UserError, match="the engine is closed"):
+            use()

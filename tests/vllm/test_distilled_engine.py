@@ -53,9 +53,11 @@ def test_a_run_with_vllm_samples_with_the_adapter_and_measures_the_ceiling_witho
     config: dict[str, dict[str, Any]] = {
         "model": {"name": MODEL, "device": "cpu"},
         "task": {"level": 0},
-        "rollout": {"engine": "vllm", "kv_budget_tokens": 64, "samples_per_prompt": 4, "max_new_tokens": 40},
+        "engine": {"kind": "vllm"},
+        "attention": {"kind": "budget", "kv_budget_tokens": 64},
+        "rollout": {"samples_per_prompt": 4, "max_new_tokens": 40},
         "train": {"steps": 2, "prompts_per_step": 2, "lr": 1e-30},
-        "distill": {"enabled": True, "lr": 1e-3},
+        "distill": {"lr": 1e-3},
         "mismatch": {"bin_tokens": 50, "ceiling_every_steps": 1},
         "evaluate": {"prompts": 2},
         "log": {"sinks": []},
@@ -71,7 +73,7 @@ def test_a_run_with_vllm_samples_with_the_adapter_and_measures_the_ceiling_witho
             reports.append(trainer.step())
             trainer.interrupts.release()
     finally:
-        trainer.engine.close()  # type: ignore[union-attr]
+        trainer.engine.close()
     for report in reports:
         assert report["mismatch/dense_ceiling_q05"] > 0.9
         assert report["mismatch/acceptance_mean"] < 0.9

@@ -9,7 +9,6 @@ import pytest
 
 from recipe_runs import CHANGED, RECIPES, overrides
 from sparroll.cli import main
-from sparroll.engines.vllm.engine import _open
 from sparroll.tasks.data import task as task_module
 from sparroll.tasks.data.rows import Row
 from sparroll.tasks.verdicts import Verdict
@@ -32,15 +31,10 @@ class EveryOther:
 
 
 def test_a_recipe_samples_with_vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     monkeypatch.setattr(task_module, "reward_for", lambda kind, settings: EveryOther())
     (folder,) = [folder for folder in RECIPES if folder.name == "polaris-grpo-qwen3-1.7b"]
     changes, out = overrides(folder, tmp_path, engine="vllm"), tmp_path / "run"
-    try:
-        assert main(["train", "--config", str(folder / "train.toml"), *changes, "--out", str(out)]) == 0
-    finally:
-        for engine in list(_open):
-            engine.close()
+    assert main(["train", "--config", str(folder / "train.toml"), *changes, "--out", str(out)]) == 0
     lines = [line for line in read_lines(out / "metrics.jsonl") if "reward/mean" in line]
     assert len(lines) == CHANGED["train.steps"]
     for line in lines:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -115,7 +116,7 @@ def test_registering_twice_names_the_classes_and_loads_none() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    for name in ("backend.SparseBackend'", "cpu.SparseCPUBackend'", "backend.SparseBackendOverFlash'"):
+    for name in ("_backend.SparseBackend'", "_backend.SparseCPUBackend'", "_backend.SparseBackendOverFlash'"):
         assert name in done.stdout
 
 
@@ -183,50 +184,76 @@ def test_other_platforms_are_refused_and_a_cpu_needs_no_name(platform: SimpleNam
     assert config.attention_config.backend is None
 
 
-@needs_vllm
-@pytest.mark.parametrize(
-    ("arguments", "seen"),
-    [
-        ("", "None"),
-        ("additional_config={'sparroll': 'qwen3-4b-0.86'}", "CUSTOM"),
-        ("additional_config={'sparroll': 'qwen3-4b-0.86'}, attention_backend='TRITON_ATTN'", "backend is TRITON_ATTN"),
-        ("additional_config={'sparrol': 'qwen3-4b-0.86'}", "None"),
-        ("additional_config={'sparroll': {'shedule': 'x'}}", "did you mean 'schedule'"),
-    ],
-)
-def test_a_configuration_made_by_vllm_itself_names_the_backend(arguments: str, seen: str) -> None:
-    # As on a CUDA platform, which vLLM asks for much else while it makes a configuration.
-    lines = [
-        "from vllm.engine.arg_utils import EngineArgs",
-        "from vllm.platforms import current_platform",
-        "from sparroll.engines.vllm.plugin import register",
-        "from sparroll.models import resolve",
-        "register(); register()",
-        f"engine = EngineArgs(model=str(resolve('tiny-reasoner')), dtype='float32', max_model_len=512, {arguments})",
-        "from sparroll.engines.vllm import compat",
-        "class Cuda:",
-        "    is_cpu, is_cuda = staticmethod(lambda: False), staticmethod(lambda: True)",
-        "import vllm.platforms, unittest.mock",
-        "naming = compat.name_backend",
-        "def name_backend(config):",
-        "    with unittest.mock.patch.object(vllm.platforms, 'current_platform', Cuda): naming(config)",
-        "compat.name_backend = name_backend",
-        "config = engine.create_engine_config()",
-        "import pickle; config = pickle.loads(pickle.dumps(config))",
-        "print('backend', getattr(config.attention_config.backend, 'name', None))",
-    ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    assert seen in (done.stdout if done.returncode == 0 else done.stderr), done.stderr
+# As on a CUDA platform, which vLLM asks for much else while it makes a configuration.
+NAMED = """
+from vllm.platforms import current_platform
+from sparroll.engines.vllm.plugin import register
+register(); register()
+engine = EngineArgs(model=model, dtype='float32', max_model_len=512, {arguments})
+from sparroll.engines.vllm import compat
+class Cuda:
+    is_cpu, is_cuda = staticmethod(lambda: False), staticmethod(lambda: True)
+import vllm.platforms, unittest.mock
+naming = compat.name_backend
+def name_backend(config):
+    with unittest.mock.patch.object(vllm.platforms, 'current_platform', Cuda): naming(config)
+compat.name_backend = name_backend
+config = engine.create_engine_config()
+import pickle; config = pickle.loads(pickle.dumps(config))
+print('backend', getattr(config.attention_config.backend, 'name', None))
+"""
+FP8 = """
+asked = {'sparroll': 'qwen3-4b-0.86'}
+EngineArgs(model=model, dtype='float32', kv_cache_dtype='fp8', additional_config=asked).create_engine_config()
+"""
+ONE_FORK_EACH = """
+import json, os, sys, traceback
+from vllm.engine.arg_utils import EngineArgs
+from sparroll.models import resolve
+model = str(resolve('tiny-reasoner'))
+for number, code in enumerate(json.loads(sys.argv[1])):
+    child = os.fork()
+    if not child:
+        os.dup2(os.open(f"{sys.argv[2]}/{number}", os.O_WRONLY | os.O_CREAT), 1)
+        os.dup2(1, 2)
+        try:
+            exec(code)
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush(), sys.stderr.flush(), os._exit(0)
+    os.waitpid(child, 0)
+"""
+BACKENDS = {
+    "": "backend None",
+    "additional_config={'sparroll': 'qwen3-4b-0.86'}": "backend CUSTOM",
+    "additional_config={'sparroll': 'qwen3-4b-0.86'}, attention_backend='TRITON_ATTN'": "backend is TRITON_ATTN",
+    "additional_config={'sparrol': 'qwen3-4b-0.86'}": "backend None",
+    "additional_config={'sparroll': {'shedule': 'x'}}": "did you mean 'schedule'",
+}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """What vLLM prints as it makes each configuration, each in a fork of one process that has imported vLLM and nothing
+    else."""
+    codes = {arguments: NAMED.format(arguments=arguments) for arguments in BACKENDS} | {"fp8": FP8}
+    folder = tmp_path_factory.mktemp("said")
+    done = subprocess.run(
+        [sys.executable, "-c", ONE_FORK_EACH, json.dumps(list(codes.values())), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return {name: (folder / str(number)).read_text() for number, name in enumerate(codes)}
 
 
 @needs_vllm
-def test_what_cannot_be_sparse_is_refused_with_the_configuration() -> None:
-    lines = [
-        "from vllm.engine.arg_utils import EngineArgs",
-        "from sparroll.models import resolve",
-        "model = str(resolve('tiny-reasoner'))",
-        "asked = {'sparroll': 'qwen3-4b-0.86'}",
-        "EngineArgs(model=model, dtype='float32', kv_cache_dtype='fp8', additional_config=asked).create_engine_config()",
-    ]
-    done = subprocess.run([sys.executable, "-c", "\n".join(lines)], capture_output=True, text=True, check=False)
-    assert "does not work here: a KV cache of type fp8" in done.stderr, done.stderr
+@pytest.mark.parametrize("arguments", BACKENDS)
+def test_a_configuration_made_by_vllm_itself_names_the_backend(arguments: str, said: dict[str, str]) -> None:
+    assert BACKENDS[arguments] in said[arguments]
+
+
+@needs_vllm
+def test_what_cannot_be_sparse_is_refused_with_the_configuration(said: dict[str, str]) -> None:
+    assert "does not work here: a KV cache of type fp8" in said["fp8"]

@@ -30,14 +30,16 @@ def settings(steps: int, sleep_level: int) -> Any:
         {
             "model": {"name": "tiny-reasoner"},
             "task": {"name": "synthetic_add", "level": 0 if DRY else 3},
+            "engine": {
+                "kind": "vllm",
+                "gpu_memory_share": 0.3,
+                "sleep_level": 0 if DRY else sleep_level,
+            },
+            "attention": {"kind": "budget", "kv_budget_tokens": 64 if DRY else 192},
             "rollout": {
-                "engine": "vllm",
-                "kv_budget_tokens": 64 if DRY else 192,
                 "samples_per_prompt": 4,
                 "max_new_tokens": 60 if DRY else 480,
                 "dtype": DTYPE,
-                "gpu_memory_share": 0.3,
-                "sleep_level": 0 if DRY else sleep_level,
             },
             # Far too fast to learn, so that an engine with last step's weights could not go unseen.
             "train": {"steps": steps, "prompts_per_step": 4, "lr": 2e-3, "dtype": DTYPE},

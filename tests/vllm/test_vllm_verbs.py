@@ -27,16 +27,11 @@ PROMPTS += ["--dtype", DTYPE]
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """A verb's engine lives as long as its process; here several follow one another."""
+    """Every verb closes its engine, so that another one may follow in the process."""
     yield
-    close_all()
-
-
-def close_all() -> None:
     from sparroll.engines.vllm import engine
 
-    for one in list(engine._open):
-        one.close()
+    assert not engine._open
 
 
 def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path) -> None:
@@ -61,7 +56,6 @@ def test_rollout_and_profile_run(tmp_path: Path) -> None:
     assert main(["rollout", *PROMPTS, *where, str(tmp_path / "a"), "--budget", "64", "--n", "2"]) == 0
     record = json.loads((tmp_path / "a" / "record.json").read_text())
     assert record["results"]["engine"]["engine"] == "vllm"
-    close_all()
     assert main(["profile", *PROMPTS, *where, str(tmp_path / "b"), "--budget", "64", "--samples", "1"]) == 0
     record = json.loads((tmp_path / "b" / "profile.json").read_text())
     assert record["config"]["engines"]["rollouts"] == "vllm"
@@ -75,7 +69,8 @@ def test_training_keeps_the_engine_at_the_trainers_weights(tmp_path: Path, monke
 
     monkeypatch.setattr("sparroll.train.loop.Trainer.grade", drawn)
     settings = {
-        "rollout.engine": "vllm", "rollout.dtype": DTYPE, "rollout.kv_budget_tokens": 64, "rollout.samples_per_prompt": 4,
+        "engine.kind": "vllm", "attention.kind": "budget", "attention.kv_budget_tokens": 64, "rollout.dtype": DTYPE,
+        "rollout.samples_per_prompt": 4,
         "rollout.max_new_tokens": 60, "train.prompts_per_step": 4, "train.steps": 3, "train.lr": 3e-3,
         "task.level": 0, "evaluate.prompts": 2, "mismatch.bin_tokens": 50, "mismatch.ceiling_every_steps": 1,
     }  # fmt: skip

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from sparroll.mismatch.table import TailTable
+from sparroll.mismatch.table import Counted, TailTable
 
 
 @dataclass(frozen=True)
-class Cell:
+class Cell(Counted):
     """The tail measured in one length bin under one fixed budget.
 
     >>> Cell(kv_budget_tokens=1024, from_context_tokens=2000, to_context_tokens=4000, value=0.864, low=0.859, high=0.868,

@@ -16,14 +16,13 @@ from typing import Any
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.curve import Cell, Curve
 from sparroll.errors import UserError
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import bin_name
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule, Step
 
 MIN_TOKENS = 400
 """Below so many tokens the 5th percentile rests on fewer than twenty of them."""
-MIN_ROLLOUTS = 8
-"""Below so many rollouts a bootstrap over rollouts says little."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,7 @@ def fit_schedule(
     top_k: int | None = None,
     ceiling: Sequence[Cell] = (),
     min_tokens: int = MIN_TOKENS,
-    min_rollouts: int = MIN_ROLLOUTS,
+    min_rollouts: int = LEAST_ROLLOUTS,
     model: str | None = None,
     made_by: dict[str, Any] | None = None,
     name: str = "calibrated",
@@ -169,7 +168,7 @@ class _Needs:
     """Largest budget of the sweep."""
 
     def enough(self, cell: Cell) -> bool:
-        return cell.tokens >= self.min_tokens and cell.rollouts >= self.min_rollouts
+        return cell.counts(self.min_tokens, self.min_rollouts)
 
     def check_ceiling(self, ceilings: Sequence[Cell]) -> None:
         for cell in ceilings:

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import Selector
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule
+from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Study
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.calibrate.verify import Bound, Verification, verify
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 
@@ -73,7 +74,7 @@ def calibrate(
     verify_rounds: int = 4,
     bound: Bound = "value",
     min_tokens: int = MIN_TOKENS,
-    min_rollouts: int = MIN_ROLLOUTS,
+    min_rollouts: int = LEAST_ROLLOUTS,
     model: str | None = None,
     made_by: dict[str, Any] | None = None,
     name: str = "schedule",

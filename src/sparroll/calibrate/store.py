@@ -30,11 +30,14 @@ FORMAT = 1
 
 
 class Store:
-    """The folder of one sweep, for one process at a time. Opening it checks the settings and clears what a kill left."""
+    """The folder of one sweep. Opening it checks the settings and clears what a kill left.
 
-    def __init__(self, out: Path | str, settings: Mapping[str, Any]):
+    `shared`: other processes write other measurements into the folder meanwhile, so their unfinished files are left alone.
+    """
+
+    def __init__(self, out: Path | str, settings: Mapping[str, Any], *, shared: bool = False):
         self.folder = files.output_folder(out)
-        for left_behind in self.folder.glob(".*.tmp"):
+        for left_behind in () if shared else self.folder.glob(".*.tmp"):
             left_behind.unlink()
         path = self.folder / "settings.json"
         if not path.exists() and any(self.folder.glob("*.safetensors")):

@@ -11,10 +11,11 @@ from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.curve import Cell, cells_of
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS, FittedSchedule, fit_schedule
+from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, fit_schedule
 from sparroll.calibrate.measure import Measurement, MeasureSettings, Study
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule, check_budget
 
@@ -45,7 +46,7 @@ class Sweep:
         target: float,
         *,
         min_tokens: int = MIN_TOKENS,
-        min_rollouts: int = MIN_ROLLOUTS,
+        min_rollouts: int = LEAST_ROLLOUTS,
         model: str | None = None,
         made_by: dict[str, Any] | None = None,
         name: str = "calibrated",
@@ -106,9 +107,36 @@ def sweep(
         measure = partial(study.measure, schedule, on_progress=progress)
         if budget >= longest:
             measure = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0)
-        measurements.append(store.measured(f"budget-{budget:06d}", measure))
+        measurements.append(store.measured(budget_name(budget), measure))
     stages.end()
     return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements))
+
+
+def sweep_budget(
+    study: Study,
+    budget: int,
+    *,
+    out: Path | str,
+    selector: Selector | None = None,
+    dense_layers: tuple[int, ...] = (0, 1),
+    on_progress: OnProgress | None = None,
+) -> Measurement:
+    """One budget of a faithful sweep into the folder `out`, without the dense ceiling: for processes that share a grid.
+
+    `sweep` finds it there. Raises UserError for a replay, which reads the dense rollouts that a sweep makes first.
+    """
+    if study.settings.mode != "faithful":
+        raise UserError("a budget can be measured alone only in faithful mode", "use sweep for a replay")
+    selector = selector or PageMean()
+    (budget,) = _grid(study, [budget], selector, dense_layers)
+    store = Store(out, sweep_fingerprint(study, selector, dense_layers), shared=True)
+    schedule = Schedule.fixed(budget, selector, dense_layers)
+    return store.measured(budget_name(budget), partial(study.measure, schedule, on_progress=on_progress))
+
+
+def budget_name(budget: int) -> str:
+    """Of a budget's files in the sweep's folder."""
+    return f"budget-{budget:06d}"
 
 
 def sweep_fingerprint(study: Study, selector: Selector, dense_layers: tuple[int, ...]) -> dict[str, Any]:

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparroll.calibrate.curve import Cell, cells_of
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.store import Store, measurement_table
 from sparroll.calibrate.sweep import sweep_fingerprint
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import bin_name
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, Step
@@ -57,7 +58,7 @@ def verify(
     bound: Bound = "value",
     most_rounds: int = 4,
     min_tokens: int = MIN_TOKENS,
-    min_rollouts: int = MIN_ROLLOUTS,
+    min_rollouts: int = LEAST_ROLLOUTS,
     on_progress: OnProgress | None = None,
 ) -> Verification:
     """Measure `schedule` faithfully; where a bin misses the target, raise its budget to the next notch and repeat.
@@ -73,7 +74,7 @@ def verify(
     while True:
         measurement = _round(study, schedule, len(rounds), store, on_progress)
         rounds.append(measurement)
-        cells = [c for c in cells_of(measurement.tail(), 0) if c.tokens >= min_tokens and c.rollouts >= min_rollouts]
+        cells = [cell for cell in cells_of(measurement.tail(), 0) if cell.counts(min_tokens, min_rollouts)]
         missed = [cell for cell in cells if getattr(cell, bound) < target]
         raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
         notes += [_said(cell, len(rounds), target, bound, schedule, raised) for cell in missed]

@@ -78,21 +78,22 @@ def calibrate(
             model, entries, chat, settings, device, max_batch, engine,
             [Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, DENSE_LAYERS)], dtype,
         )  # fmt: skip
-        found = run(
-            study,
-            out=out,
-            budgets=budgets,
-            target=target,
-            selector=chosen,
-            dense_layers=DENSE_LAYERS,
-            verify_rounds=verify_rounds,
-            model=model,
-            made_by=records.made_by(
-                f"sparroll calibrate --model {model} --engine {engine} --mode {mode} --target {target}"
-            ),
-            name=name,
-            on_progress=bars.bar("calibrate"),
-        )
+        with study.engine:
+            found = run(
+                study,
+                out=out,
+                budgets=budgets,
+                target=target,
+                selector=chosen,
+                dense_layers=DENSE_LAYERS,
+                verify_rounds=verify_rounds,
+                model=model,
+                made_by=records.made_by(
+                    f"sparroll calibrate --model {model} --engine {engine} --mode {mode} --target {target}"
+                ),
+                name=name,
+                on_progress=bars.bar("calibrate"),
+            )
     config = measuring.described(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets, target=target)
     seconds = time.perf_counter() - started
     record = records.write(

@@ -20,11 +20,19 @@ from sparroll.schedule import Schedule
 if TYPE_CHECKING:
     import torch
 
-    from sparroll.engines.base import Engine as AnyEngine
+    from sparroll.engines import base
     from sparroll.tasks.reward_function import FunctionJudge
+    from sparroll.train.config.base import Section
 
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the results; created if missing.")]
+RunOut = Annotated[
+    Path | None,
+    typer.Option("--out", help="Folder for the results; created if missing. Needed unless --print-config is given."),
+]
+PrintConfig = Annotated[
+    bool, typer.Option("--print-config", help="Print every setting as TOML (with --json as JSON), and run nothing.")
+]
 Model = Annotated[str, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
 Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cuda where there is one.")]
@@ -80,6 +88,23 @@ def print_json(value: Any) -> None:
 def output_folder(path: Path) -> Path:
     """Checked before any work starts."""
     return files.output_folder(path)
+
+
+def run_folder(path: Path | None) -> Path:
+    """The folder of a training run, checked before any work starts."""
+    if path is None:
+        raise UserError("--out is missing", "give a folder for the results, e.g. --out runs/mine")
+    return output_folder(path)
+
+
+def print_config(config: Section, as_json: bool) -> None:
+    """The resolved configuration, as a file that --config takes."""
+    from sparroll.train.config.file import as_toml
+
+    if as_json:
+        print_json(config)
+    else:
+        print(as_toml(config), end="")
 
 
 def wrote(*paths: Path, quiet: bool = False) -> None:
@@ -181,7 +206,7 @@ def load_engine(
     capacity: Schedule | None = None,
     gpu_memory_share: float = 0.85,
     dtype: str | None = None,
-) -> AnyEngine:
+) -> base.Engine:
     """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
     from sparroll.engines.make import make_engine
 

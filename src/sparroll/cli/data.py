@@ -133,8 +133,7 @@ def _lengths(rows: list[Row], model: str | None, chat: bool, thinking: bool | No
     from sparroll.engines.load_model import load_tokenizer
     from sparroll.types import Prompt
 
-    chats = [() if isinstance(row.question, str) else row.question for row in rows]
-    prompts = [Prompt(row.row_id, row.text, "", messages=turns) for row, turns in zip(rows, chats, strict=True)]
+    prompts = [Prompt(row.row_id, row.text, "", messages=row.messages) for row in rows]
     return [len(ids) for ids in PromptEncoder(load_tokenizer(model), chat, thinking).ids(prompts)]
 
 

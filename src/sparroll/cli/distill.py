@@ -15,48 +15,48 @@ from sparroll.progress import Progress, quiet_transformers
 if TYPE_CHECKING:
     from sparroll.train.sampling.prompts import GivenPrompts
 
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "distill": {"enabled": True, "objective": "kl", "kl": "top_k", "lr": 1e-4},
-    "guard": {"action": "off"},
-    "rollout": {"samples_per_prompt": 2},
-}
-"""Where this verb differs from `train` before the configuration file and the options are read."""
-
 
 def distill(
-    model: common.Model,
-    out: common.Out,
+    model: Annotated[
+        str | None, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
+    ] = None,
+    out: common.RunOut = None,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file to sample under.")] = None,
     budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: Annotated[int | None, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="TOML file like train's; defaults without one.")
+        Path | None, typer.Option("--config", help="TOML file, as --print-config shows it; defaults without one.")
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, e.g. --set train.steps=500; repeatable.")
     ] = None,
+    print_config: common.PrintConfig = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
     json_output: common.Json = False,
 ) -> None:
     """Train a LoRA adapter that brings a frozen model's sparse rollouts back to its dense policy, into OUT/adapter."""
-    from sparroll.train.config.file import load_config
+    from sparroll.train.config.file import load_distill_config
     from sparroll.train.distill.run import distill as run
 
     given = _given(prompts_file, task)
-    if (schedule is None) == (budget is None):
-        raise UserError("give either --schedule or --budget", "for a first try: --budget 512")
+    if schedule is not None and budget is not None:
+        raise UserError("--schedule and --budget exclude each other", "for a first try: --budget 512")
     said: dict[str, Any] = {
         "model.name": model,
-        "rollout.schedule": schedule,
-        "rollout.kv_budget_tokens": budget,
+        "attention": "schedule" if schedule is not None else "budget" if budget is not None else None,
+        "attention.name": schedule,
+        "attention.kv_budget_tokens": budget,
         "task.name": given.name if given else task,
         "task.level": level,
     }
     options = [f"{key}={json.dumps(value)}" for key, value in said.items() if value is not None]
-    settings = load_config(config, [*options, *(overrides or [])], DEFAULTS)
-    common.output_folder(out)
+    settings = load_distill_config(config, [*options, *(overrides or [])])
+    if print_config:
+        common.print_config(settings, json_output)
+        return
+    out = common.run_folder(out)
     quiet_transformers()
     with Progress(json_output) as bars:
         result = run(settings, out, resume=resume, on_progress=bars.bar("distill"), task=given)

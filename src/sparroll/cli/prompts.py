@@ -61,9 +61,9 @@ def _jsonl(path: Path) -> list[Prompt]:
             raise UserError(f"{where} is not valid JSON: {error}") from None
         prompt = row.get("prompt") if isinstance(row, dict) else None
         turns = _turns(prompt)
-        if not turns and not (isinstance(prompt, str) and prompt):
+        text = prompt if isinstance(prompt, str) else "\n".join(content for _, content in turns)
+        if not text:
             raise UserError(f"{where} has no prompt", _WHAT_A_PROMPT_IS)
-        text = "\n".join(content for _, content in turns) if turns else str(prompt)
         entries.append(Prompt(f"{path.name}:{number}", text, answer=str(row.get("answer", "")), messages=turns))
     return entries
 

@@ -13,11 +13,13 @@ from sparroll.progress import Progress, quiet_transformers
 
 
 def train(
-    out: common.Out,
+    out: common.RunOut = None,
     config: Annotated[Path | None, typer.Option("--config", help="TOML file; defaults without one.")] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, e.g. --set train.lr=1e-6; repeatable.")
+        list[str] | None,
+        typer.Option("--set", help="section.key=value, or a whole section: --set attention=dense; repeatable."),
     ] = None,
+    print_config: common.PrintConfig = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
     json_output: common.Json = False,
 ) -> None:
@@ -30,7 +32,10 @@ def train(
     # For rewards of one's own.
     look_in(*([config.parent] if config else []), Path.cwd())
     settings = load_config(config, overrides or [])
-    common.output_folder(out)
+    if print_config:
+        common.print_config(settings, json_output)
+        return
+    out = common.run_folder(out)
     quiet_transformers()
     with Progress(json_output) as bars:
         result = run(settings, out, resume=resume, on_progress=bars.bar("train"))

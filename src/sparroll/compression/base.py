@@ -1,5 +1,5 @@
 """What a compression policy is: which cached tokens of a request stay, decided once in a while from the keys and the most
-recent queries. Pure functions of tensors; who calls them, and when memory is freed, is the engine's part.
+recent queries. Pure functions of tensors: the engine calls them and frees the memory.
 
 Eviction is not selection: a selector (attention/selectors/) chooses anew what each step reads and the cache stays whole,
 a policy drops tokens for good.

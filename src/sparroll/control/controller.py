@@ -36,9 +36,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from sparroll.control.length_bins import LengthBins
-from sparroll.control.tail_window import Evidence, TailWindow
+from sparroll.control.tail_window import TailWindow
+from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.mismatch import TailStatistics
-from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
@@ -100,22 +100,14 @@ class Move:
         return f"controller: {self.name}: {self.old} -> {self.new} tokens: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What comes next: `schedule` is None where nothing changes. `events` are lines for the log."""
-
-    schedule: Schedule | None
-    moves: tuple[Move, ...]
-    events: tuple[str, ...]
-    report: StepReport
-
-
 class Controller:
     """One BinState per bin, and the window. `budgets`: at the start, one per bin of `bins`.
 
     dense_layers, model, target: what the schedules that it makes say of themselves, see Schedule.
     trust_start: the budgets at the start were calibrated, so their proportions hold where nothing was measured yet.
     """
+
+    name = "controller"
 
     def __init__(
         self,
@@ -139,27 +131,29 @@ class Controller:
 
     # -- what the loop asks ----------------------------------------------------------------------------------------------
 
-    def watch(self, step: int, statistics: TailStatistics) -> Decision:
-        """Take in what `step` measured under the present schedule (of all processes), and decide on the next one."""
-        report = self._report(statistics)
-        self.window.add(step, statistics)
+    def watch(self, step: StepEvidence) -> Decision:
+        """Take in what the step measured under the present schedule, and decide on the next one."""
+        report = self._report(step.tail)
+        self.window.add(step.step, step.tail)
         before, moves, events = self.budgets, [], []
         for place, state in enumerate(self.states):
-            row = self._judged_row(place, step, statistics)
+            row = self._judged_row(place, step.step, step.tail)
             if row is None:
                 continue
             report[f"controller/tail_low/{self.bins.name(place)}"] = row.low
             new, reason = self._raised(place, row) or self._lowered(place, row) or (state.budget, "")
             if new != state.budget:
                 moves.append(Move(self.bins.name(place), state.budget, new, reason))
-                self._set(place, new, step)
+                self._set(place, new, step.step)
             elif reason and not state.stuck:
                 state.stuck = True
                 events.append(f"controller: {self.bins.name(place)}: {reason}, and {new} tokens are its limit")
-        follow = self._followers(step)
+        follow = self._followers(step.step)
         report["controller/moves"] = float(len(moves))
-        events = [*(str(move) for move in moves), *follow, *events]
-        return Decision(self.schedule() if self.budgets != before else None, tuple(moves), tuple(events), report)
+        said = (*(str(move) for move in moves), *follow, *events)
+        if self.budgets != before:
+            return Decision("switch", said, self.schedule(), report)
+        return Decision("warn" if said else "none", said, report=report)
 
     @property
     def budgets(self) -> list[int]:
@@ -168,6 +162,10 @@ class Controller:
     def schedule(self) -> Schedule:
         """The budgets as they stand, for an engine."""
         return Schedule(self.bins.steps(self.budgets), self.bins.selector, name="controlled", **self.about)
+
+    @property
+    def may_switch_to(self) -> tuple[Schedule | None, ...]:
+        return (self.widest(),)
 
     def widest(self) -> Schedule:
         """Every bin at its limit, with as many steps as there can be: what an engine must be able to run."""
@@ -180,7 +178,7 @@ class Controller:
         measured = {}
         for place, state in enumerate(self.states):
             row = self.window.row(place * self.bins.bin_tokens, state.since_step)
-            if row is not None and self._enough(row):
+            if row is not None and row.counts(self.rules.least_tokens):
                 figures = {"value": row.q05, "low": row.low, "high": row.high}
                 measured[place] = {name: round(value, 6) for name, value in figures.items()}
                 measured[place] |= {"tokens": row.tokens, "rollouts": row.rollouts}
@@ -188,12 +186,12 @@ class Controller:
         return Schedule(steps, self.bins.selector, made_by=made_by, name="controlled", **self.about)
 
     def state(self) -> dict[str, Any]:
-        """Plain data for a checkpoint; the window's evidence is kept beside it."""
-        return {"bins": [dataclasses.asdict(state) for state in self.states]}
+        """Each bin's state as plain data, and the window's tensors."""
+        return {"bins": [dataclasses.asdict(state) for state in self.states]} | self.window.state()
 
-    def restore(self, state: dict[str, Any], evidence: Evidence) -> None:
+    def restore(self, state: dict[str, Any]) -> None:
         self.states = [BinState(**each) for each in state["bins"]]
-        self.window.evidence = evidence
+        self.window.restore({name: value for name, value in state.items() if name != "bins"})
 
     # -- one bin ---------------------------------------------------------------------------------------------------------
 
@@ -203,18 +201,15 @@ class Controller:
         newest = TailStatistics.pooled_row([statistics], start)
         if newest is None:
             return None
-        if self._enough(newest) and newest.high < self.rules.target:
+        if newest.counts(self.rules.least_tokens) and newest.high < self.rules.target:
             state.since_step, state.judged_steps = step - 1, 0
         row = self.window.row(start, state.since_step)
-        if row is None or not self._enough(row):
+        if row is None or not row.counts(self.rules.least_tokens):
             return None
         state.known = True
         state.judged_steps += 1
         state.good_steps = state.good_steps + 1 if row.low >= self.rules.target + self.rules.margin else 0
         return row
-
-    def _enough(self, row: TailRow) -> bool:
-        return row.tokens >= self.rules.least_tokens and row.rollouts >= LEAST_ROLLOUTS
 
     def _raised(self, place: int, row: TailRow) -> tuple[int, str] | None:
         """-> (budget, reason); the present budget where it is at its limit; None where there is no reason to."""

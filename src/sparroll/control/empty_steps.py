@@ -3,34 +3,47 @@ policy learned. What was dropped, and why, is not its business."""
 
 from __future__ import annotations
 
-from sparroll.control.guard import Verdict
+from typing import Any
+
+from sparroll.control.watcher import Decision, StepEvidence
+from sparroll.schedule import Schedule
 from sparroll.types import StepReport
 
 
 class EmptySteps:
     """Steps in a row without a token in the loss. most: so many stop the run; 0: none does."""
 
+    name = "empty_steps"
+    may_switch_to: tuple[Schedule | None, ...] = ()
+
     def __init__(self, most: int):
         self.most = most
         self.in_a_row = 0
 
-    def watch(self, report: StepReport) -> Verdict:
-        """One step's metrics. A step without any advantage neither counts nor clears while the correction keeps tokens: it
-        trains nothing either, but that is the rewards' doing. It counts where dynamic sampling looked for others."""
+    def watch(self, step: StepEvidence) -> Decision:
+        """By the step's metrics alone. A step without any advantage neither counts nor clears while the correction keeps
+        tokens: it trains nothing either, but that is the rewards' doing. It counts where dynamic sampling looked for others.
+        """
+        report = step.report
         kept, rollouts = report["policy/kept_tokens"], report["policy/trained_rollouts"]
         searched = report.get("groups/kept") == 0
         if not rollouts and kept and not searched:
-            return Verdict()
+            return Decision()
         if kept and rollouts and report["policy/trained_tokens"] and not searched:
             self.in_a_row = 0
-            return Verdict()
+            return Decision()
         self.in_a_row += 1
         reason, remedy = _why(report)
         if not self.most or self.in_a_row < self.most:
-            return Verdict("warn", f"{reason}: the policy learned nothing")
-        return Verdict(
-            "stop", f"{reason} for {self.in_a_row} steps: stopped, since the policy learns nothing; {remedy}"
-        )
+            return Decision("warn", (f"{reason}: the policy learned nothing",))
+        said = f"{reason} for {self.in_a_row} steps: stopped, since the policy learns nothing; {remedy}"
+        return Decision("stop", (said,))
+
+    def state(self) -> dict[str, Any]:
+        return {"in_a_row": self.in_a_row}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.in_a_row = int(state["in_a_row"])
 
 
 def _why(report: StepReport) -> tuple[str, str]:

@@ -37,10 +37,10 @@ class LengthBins:
                 try:
                     check_budget(limit, self.selector)
                 except UserError as error:
-                    raise UserError(f"controller.{name}: {error.message}", error.hint) from None
+                    raise UserError(f"control.{name}: {error.message}", error.hint) from None
         if self.most_budget_tokens is not None and self.least > self.most_budget_tokens:
             raise UserError(
-                f"controller.least_budget_tokens = {self.least} is more than most_budget_tokens = {self.most_budget_tokens}",
+                f"control.least_budget_tokens = {self.least} is more than most_budget_tokens = {self.most_budget_tokens}",
                 "give a smaller one",
             )
 
@@ -97,8 +97,8 @@ class LengthBins:
             if self.most_budget_tokens is not None and min(asked, self.units(end)) > self.most_budget_tokens:
                 raise UserError(
                     f"the schedule {schedule.name!r} has {asked} tokens at {self.name(place)}, more than "
-                    f"controller.most_budget_tokens = {self.most_budget_tokens}",
-                    f"--set controller.most_budget_tokens={asked}, or none",
+                    f"control.most_budget_tokens = {self.most_budget_tokens}",
+                    f"--set control.most_budget_tokens={asked}, or none",
                 )
             budgets.append(self.within(asked, place))
         return budgets

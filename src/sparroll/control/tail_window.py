@@ -1,18 +1,21 @@
-"""The evidence of the last few steps, bin by bin: what was measured under the budget that a bin has now. Keeps whole
-TailStatistics, so that pooled figures are those of one measurement over all of these rollouts. Decides nothing."""
+"""The evidence of the last few steps, bin by bin. Keeps whole TailStatistics, so that pooled figures are those of one
+measurement over all of these rollouts. Decides nothing."""
 
 # B bins, C histogram cells, K cells that hold a token, R bootstrap replicates
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from sparroll.mismatch import TailStatistics
+from sparroll.mismatch.bootstrap import CONFIDENCE
 from sparroll.mismatch.table import TailRow
 
-Evidence = tuple[tuple[int, TailStatistics], ...]
-"""(step, what it measured), oldest first."""
+Packed = dict[str, Tensor]
+"""The state of TailStatistics with only those histogram cells that hold a token, usually a few hundred of 2002."""
 
 
 class TailWindow:
@@ -20,43 +23,71 @@ class TailWindow:
 
     def __init__(self, steps: int):
         self.steps = steps
-        self.evidence: Evidence = ()
-        """Never changed in place, so that whoever holds it holds the window as it was."""
+        self.evidence: tuple[tuple[int, Packed], ...] = ()
+        """(step, what it measured), oldest first. Never changed in place: whoever holds it holds the window as it was."""
 
     def add(self, step: int, statistics: TailStatistics) -> None:
-        self.evidence = (*self.evidence, (step, statistics))[-self.steps :]
+        self.evidence = (*self.evidence, (step, packed(statistics)))[-self.steps :]
 
-    def row(self, from_context_tokens: int, after_step: int) -> TailRow | None:
-        """One bin's tail over the window's steps behind `after_step`; None where they have no token in it."""
-        return TailStatistics.pooled_row(
-            [statistics for step, statistics in self.evidence if step > after_step], from_context_tokens
+    def clear(self) -> None:
+        self.evidence = ()
+
+    @property
+    def starts(self) -> list[int]:
+        """Context lengths at which bins that have tokens start, rising."""
+        found = {int(start) * int(each["settings"][2]) for _, each in self.evidence for start in each["bins"]}
+        return sorted(found)
+
+    def row(self, from_context_tokens: int, after_step: int = 0, confidence: float = CONFIDENCE) -> TailRow | None:
+        """One bin's tail over the window's steps behind `after_step`, with an interval of that confidence; None where they
+        have no token in it."""
+        here = [
+            each for step, each in self.evidence if step > after_step and _place(each, from_context_tokens) is not None
+        ]
+        return (
+            TailStatistics.pooled_row([_pooled(here, from_context_tokens)], from_context_tokens, confidence)
+            if here
+            else None
         )
 
+    def state(self) -> dict[str, Any]:
+        """Tensors, by step and name."""
+        return {f"{step}/{name}": tensor for step, each in self.evidence for name, tensor in each.items()}
 
-def packed(evidence: Evidence) -> dict[str, Tensor]:
-    """As tensors for a checkpoint: of the histograms only the cells that hold a token, usually a few hundred of 2002."""
-    tensors: dict[str, Tensor] = {}
-    for step, statistics in evidence:
-        state = statistics.state()
-        cells_K = state["counts"].sum(0).nonzero().flatten()
-        state["counts"] = state["counts"][:, cells_K].contiguous()
-        state["replicates"] = state["replicates"][:, :, cells_K].contiguous()
-        tensors |= {f"{step}/{name}": tensor for name, tensor in state.items()} | {f"{step}/cells": cells_K}
-    return tensors
+    def restore(self, state: dict[str, Any]) -> None:
+        steps = sorted({int(key.split("/")[0]) for key in state})
+        self.evidence = tuple((step, _of_step(state, step)) for step in steps)
 
 
-def unpacked(tensors: dict[str, Tensor]) -> Evidence:
-    """What `packed` was given."""
-    steps = sorted({int(name.split("/")[0]) for name in tensors})
-    return tuple((step, _statistics(tensors, step)) for step in steps)
+def packed(statistics: TailStatistics) -> Packed:
+    state = statistics.state()
+    cells_K = state["counts"].sum(0).nonzero().flatten()
+    state["counts"] = state["counts"][:, cells_K].contiguous()
+    state["replicates"] = state["replicates"][:, :, cells_K].contiguous()
+    return state | {"cells": cells_K}
 
 
-def _statistics(tensors: dict[str, Tensor], step: int) -> TailStatistics:
+def _of_step(state: dict[str, Any], step: int) -> Packed:
     prefix = f"{step}/"
-    state = {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-    cells_K, cells = state.pop("cells"), int(state["settings"][1])
-    for name in ("counts", "replicates"):
-        few = state[name]
-        state[name] = torch.zeros(*few.shape[:-1], cells, dtype=few.dtype)
-        state[name][..., cells_K] = few
-    return TailStatistics.from_state(state)
+    return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
+
+
+def _place(each: Packed, from_context_tokens: int) -> int | None:
+    """Which of its bins starts there."""
+    places = (each["bins"] * each["settings"][2] == from_context_tokens).nonzero().flatten().tolist()
+    return places[0] if places else None
+
+
+def _pooled(here: list[Packed], from_context_tokens: int) -> TailStatistics:
+    """The statistics of one bin over all of these, for its row alone: figures over all bins are not set."""
+    _, cells, bin_tokens, replicates, _ = here[0]["settings"].tolist()
+    counts_C = torch.zeros(cells, dtype=torch.int64)
+    replicates_RC = torch.zeros(replicates, cells, dtype=torch.int32)
+    sums_5 = torch.zeros(5, dtype=torch.int64)
+    for each in here:
+        place = _place(each, from_context_tokens)
+        counts_C[each["cells"]] += each["counts"][place]
+        replicates_RC[:, each["cells"]] += each["replicates"][place]
+        sums_5 += each["sums"][place]
+    one_bin = {"counts": counts_C[None], "replicates": replicates_RC[None], "sums": sums_5[None]}
+    return TailStatistics.from_state(here[0] | one_bin | {"bins": torch.tensor([from_context_tokens // bin_tokens])})

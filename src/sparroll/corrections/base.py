@@ -15,34 +15,10 @@ from torch import Tensor
 
 from sparroll.errors import UserError
 from sparroll.mismatch.acceptance import check_logp
-from sparroll.types import StepReport
+from sparroll.types import NowWeights, StepReport
 
 LOG_RATIO_CLAMP = 20.0
 """Largest |log ratio| that is ever exponentiated. Comparisons use the raw log ratio."""
-
-
-@dataclass(frozen=True)
-class NowWeights:
-    """Weights that follow the policy while it moves: a function of now_logp, token by token.
-
-    What is kept never changes within a step; only the weights of kept tokens do.
-    """
-
-    rule: Callable[..., Tensor]
-    """(now_logp [B, T], *columns) -> weights [B, T]; 0 on everything dropped."""
-    columns_BT: tuple[Tensor, ...]
-    """What the rule knows of each token beside now_logp."""
-
-    @torch.no_grad()
-    def __call__(self, now_logp_BT: Tensor) -> Tensor:
-        return self.rule(now_logp_BT.detach(), *self.columns_BT)
-
-    def rows(self, rows: Tensor | list[int], tokens: int) -> NowWeights:
-        """The same for some rollouts, up to so many tokens of each."""
-        return NowWeights(self.rule, tuple(column[rows, :tokens] for column in self.columns_BT))
-
-    def to(self, device: torch.device) -> NowWeights:
-        return NowWeights(self.rule, tuple(column.to(device) for column in self.columns_BT))
 
 
 @dataclass

@@ -13,7 +13,6 @@ from sparroll.corrections.accepted_mass import AcceptedMass, TopKLists, accepted
 from sparroll.corrections.base import (
     CorrectionResult,
     LogRatio,
-    NowWeights,
     check_tokens,
     exponential,
     log,
@@ -21,6 +20,7 @@ from sparroll.corrections.base import (
     result,
 )
 from sparroll.errors import UserError
+from sparroll.types import NowWeights
 
 
 @dataclass(frozen=True)

@@ -52,18 +52,23 @@ class PromptEncoder:
                 "leave --thinking, --no-thinking or task.thinking out: this model has one mode",
             )
 
+    def check(self, prompts: Sequence[Prompt]) -> None:
+        """Raise UserError for a chat that no template can write. Encodes nothing."""
+        chat = next((prompt for prompt in prompts if prompt.messages), None)
+        if chat is not None and not self.tokenizer.chat_template:
+            raise UserError(
+                f"the prompt {chat.prompt_id!r} is a chat, and the model's tokenizer has no chat template",
+                "give plain text prompts, or a model that was trained for chats",
+            )
+
     def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids of each prompt; of a chat, up to where the assistant begins."""
+        self.check(prompts)
         return [self._ids(prompt) for prompt in prompts]
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if not self.chat_template and not prompt.messages:
             return text_ids(self.tokenizer, prompt.text)
-        if not self.tokenizer.chat_template:
-            raise UserError(
-                f"the prompt {prompt.prompt_id!r} is a chat, and the model's tokenizer has no chat template",
-                "give plain text prompts, or a model that was trained for chats",
-            )
         turns = prompt.messages or (("user", prompt.text),)
         messages = [{"role": role, "content": content} for role, content in turns]
         options = {} if self.thinking is None else {SWITCH: self.thinking}

@@ -1,7 +1,7 @@
 """How sure a statistic over dependent tokens is: Poisson bootstrap weights per rollout, and the interval they give.
 
-Tokens of one rollout depend on each other, so whole rollouts are resampled. Each rollout carries its weights in its
-name: shards and ranks need not talk to agree on them. Nothing here sees a token.
+Tokens of one rollout depend on each other, so whole rollouts are resampled. A rollout's weights follow from its name, so
+shards and ranks agree on them without communication. Nothing here sees a token.
 """
 
 # R replicates, C histogram cells
@@ -50,9 +50,14 @@ def poisson_weights(seed: int, rollout_id: int | str, replicates: int) -> Int[Te
 
 
 def interval(
-    counts: Int[Tensor, " C"], replicates: Int[Tensor, "R C"], level: float, effective_rollouts: float
+    counts: Int[Tensor, " C"],
+    replicates: Int[Tensor, "R C"],
+    level: float,
+    effective_rollouts: float,
+    confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
-    """95 % interval (low, high) of a quantile, from the histogram of all tokens and those of the replicates.
+    """Two-sided interval (low, high) of a quantile, from the histogram of all tokens and those of the replicates. Each end
+    alone is a bound that the truth lies beyond with probability (1 - confidence) / 2.
 
     How far the share of tokens below the quantile varies over the replicates says how many independent tokens the data
     are worth. With that many, the share's exact binomial interval (Clopper and Pearson, with Student's correction for few
@@ -67,8 +72,8 @@ def interval(
 
     if effective_rollouts < ONE_ROLLOUT:
         return 0.0, 1.0
-    tail, tokens = (1 - CONFIDENCE) / 2, int(counts.sum())
-    worth = _independent_tokens(counts, replicates, level, effective_rollouts)
+    tail, tokens = (1 - confidence) / 2, int(counts.sum())
+    worth = _independent_tokens(counts, replicates, level, effective_rollouts, confidence)
     below = worth * level
     lower_level = float(special.betaincinv(below, worth - below + 1, tail))
     upper_level = float(special.betaincinv(below + 1, worth - below, 1 - tail))
@@ -77,7 +82,9 @@ def interval(
     return low, high
 
 
-def _independent_tokens(counts: Tensor, replicates: Tensor, level: float, effective_rollouts: float) -> float:
+def _independent_tokens(
+    counts: Tensor, replicates: Tensor, level: float, effective_rollouts: float, confidence: float
+) -> float:
     """Size of a simple random sample that would know the share below the quantile as well as these rollouts do."""
     from scipy import special
 
@@ -92,7 +99,7 @@ def _independent_tokens(counts: Tensor, replicates: Tensor, level: float, effect
         variance = float(share_R.var()) * effective_rollouts / freedom
         if variance > 0:
             worth = min(worth, share * (1 - share) / variance)
-    few = special.ndtri((1 + CONFIDENCE) / 2) / special.stdtrit(freedom, (1 + CONFIDENCE) / 2)
+    few = special.ndtri((1 + confidence) / 2) / special.stdtrit(freedom, (1 + confidence) / 2)
     return worth * float(few) ** 2
 
 

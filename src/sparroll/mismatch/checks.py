@@ -1,4 +1,4 @@
-"""What tail statistics refuse: settings out of range, tokens of no rollout, tensors that are no state of theirs."""
+"""What tail statistics refuse: settings out of range, tokens without a rollout, tensors that are not a saved state."""
 
 # T tokens of one rollout
 

@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.rounding import rounded_down
 
 
@@ -20,8 +21,19 @@ def bin_name(from_context_tokens: int, to_context_tokens: int) -> str:
     return "-".join(f"{end // 1000}k" if end else "0" for end in ends)
 
 
+class Counted:
+    """A measured tail that knows how much data it rests on."""
+
+    tokens: int
+    rollouts: int
+
+    def counts(self, least_tokens: int, least_rollouts: int = LEAST_ROLLOUTS) -> bool:
+        """Whether the data are enough to decide anything by: guard, controller, calibration and metrics ask this."""
+        return self.tokens >= least_tokens and self.rollouts >= least_rollouts
+
+
 @dataclass(frozen=True)
-class TailRow:
+class TailRow(Counted):
     """Acceptance of the tokens in one bin of context lengths.
 
     >>> TailRow(from_context_tokens=16000, to_context_tokens=18000, tokens=81234, rollouts=62, mean=0.977, q01=0.71,

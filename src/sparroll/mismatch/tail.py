@@ -18,7 +18,7 @@ from sparroll.errors import UserError, nearest
 from sparroll.mismatch import histogram
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.mismatch.beta import BetaFit, fit_from_histogram
-from sparroll.mismatch.bootstrap import interval, poisson_weights
+from sparroll.mismatch.bootstrap import CONFIDENCE, interval, poisson_weights
 from sparroll.mismatch.checks import check_settings, check_state, checked_rollout
 from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.sums import UNIT, added, bin_sums, moments, pearson
@@ -138,8 +138,11 @@ class TailStatistics:
         return TailTable(rows, overall, self.quantile, estimator, self.length_correlation())
 
     @staticmethod
-    def pooled_row(many: Sequence[TailStatistics], from_context_tokens: int) -> TailRow | None:
-        """The row of one bin as `merge` and `table` would give it; None where none of them has a token there.
+    def pooled_row(
+        many: Sequence[TailStatistics], from_context_tokens: int, confidence: float = CONFIDENCE
+    ) -> TailRow | None:
+        """The row of one bin as `merge` and `table` would give it; None where none of them has a token there. `confidence`
+        is that of the row's interval.
 
         Settings must agree, and ids differ, as for `merge`. Nothing is changed, and only this one bin is added up.
         """
@@ -151,7 +154,8 @@ class TailStatistics:
         total = here[0]._only(start)
         for each in here[1:]:
             total.merge(each._only(start))
-        return total._row(start, start + 1, total._bins[start], *total._bins[start].sums[:2])
+        rollouts, tokens_squared = total._bins[start].sums[:2]
+        return total._row(start, start + 1, total._bins[start], rollouts, tokens_squared, confidence)
 
     def _only(self, start: int) -> TailStatistics:
         """One bin, for its row alone: figures over all bins are not set."""
@@ -231,10 +235,19 @@ class TailStatistics:
             total.sums = added(total.sums, each.sums)
         return total
 
-    def _row(self, start: int, stop: int, each: _Bin, rollouts: int, tokens_squared: int) -> TailRow:
+    def _row(
+        self,
+        start: int,
+        stop: int,
+        each: _Bin,
+        rollouts: int,
+        tokens_squared: int,
+        confidence: float = CONFIDENCE,
+    ) -> TailRow:
         tokens = int(each.counts.sum())
         value = float(histogram.quantile(each.counts, self.quantile))
-        low, high = interval(each.counts, each.replicates, self.quantile, tokens * tokens / tokens_squared)
+        effective_rollouts = tokens * tokens / tokens_squared
+        low, high = interval(each.counts, each.replicates, self.quantile, effective_rollouts, confidence)
         q01, q05, q10 = (float(histogram.quantile(each.counts, level)) for level in (0.01, 0.05, 0.10))
         return TailRow(
             from_context_tokens=start * self.bin_tokens,

@@ -1,6 +1,6 @@
 """What decoding costs in effective FLOPs (eFLOPs; Kinetics, Sparrow): arithmetic plus cache reads, weighed by `intensity`.
 
-Formulas only, in the symbols of the papers. Seconds on a real device are plan.py's business.
+Formulas only, in the symbols of the papers. speedup.py predicts seconds on a real device.
 
     P parameters    N samples    Lin prompt_tokens    Lout response_tokens    D kv_width    r gqa_ratio
     I intensity     B kv_budget_tokens                s unit_tokens

@@ -1,5 +1,5 @@
-"""Seconds per decode step on one machine, fitted to steps measured there. One model, one machine; not a prediction for
-others (that is the roofline in plan.py)."""
+"""Seconds per decode step on one machine, fitted to steps measured there. It holds for one model on one machine; the
+roofline in speedup.py predicts others."""
 
 from __future__ import annotations
 

@@ -33,6 +33,8 @@ class Job:
     work: Callable[..., None]
     arguments: tuple[Any, ...]
     log: Path
+    after: str | None = None
+    """Name of the job that must have ended before this one starts."""
 
 
 def cores() -> int:
@@ -40,7 +42,9 @@ def cores() -> int:
 
 
 def run(jobs: Sequence[Job], bars: dict[str, OnProgress], at_once: int | None = None) -> None:
-    """Run all of them. The first failure stops the others; on Ctrl-C each is interrupted and waited for."""
+    """Run all of them, in their order where cores are short. The first failure stops the others; on Ctrl-C each is
+    interrupted and waited for."""
+    assert {job.after for job in jobs} - {None} <= {job.name for job in jobs}, "a job waits for one that is not here"
     if _SERVER:
         _CONTEXT.set_forkserver_preload([*{job.work.__module__ for job in jobs}])
     messages: Any = _CONTEXT.Queue()
@@ -48,9 +52,11 @@ def run(jobs: Sequence[Job], bars: dict[str, OnProgress], at_once: int | None = 
     running: dict[str, Any] = {}
     try:
         while waiting or running:
-            while waiting and len(running) < (at_once or cores()):
-                job = waiting.pop(0)
-                running[job.name] = _start(job, messages)
+            unfinished = {job.name for job in waiting} | running.keys()
+            for job in [job for job in waiting if job.after not in unfinished]:
+                if len(running) < (at_once or cores()):
+                    waiting.remove(job)
+                    running[job.name] = _start(job, messages)
             _listen(messages, bars)
             for name, process in list(running.items()):
                 if process.exitcode is not None:

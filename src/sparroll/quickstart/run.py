@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sparroll import files, records
 from sparroll.progress import Progress, say
@@ -18,7 +18,7 @@ from sparroll.resume import begin_or_resume
 
 
 def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
-    """Everything into `out`; returns what summary.json holds."""
+    """Everything into `out`; returns what summary.json holds. report.html shows what is there from the first tail on."""
     files.output_folder(out)
     begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
     for name in settings.runs:
@@ -26,51 +26,83 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
         stages.train_config(settings, out, name)
     clock = _Clock(out / "seconds.json")
     with clock.running():
-        _calibrated(settings, out, progress)
         stages.make_plans(settings, out)
+        _profiled(settings, out, progress)
         _trained(settings, out, progress)
     summary = summarise(settings, out, clock.seconds)
     files.write_json(out / "summary.json", summary)
     records.write(
         out / "quickstart.json", "quickstart", summary, config=settings, seed=settings.seed, wall_seconds=clock.seconds
     )
-    files.write_text(out / "report.html", render(collect(out)))
+    _report(out)
     return summary
 
 
-def _calibrated(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
-    if (out / stages.CALIBRATION / "calibration.json").exists():
+def _profiled(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
+    """Every budget of the grid and the dense ceiling; a first figure as soon as the ceiling and one budget are there."""
+    if stages.is_calibrated(out):
         return
-    # The largest budget first and alone: it brings the dense rollouts that the others share.
-    budgets = sorted(settings.calibrate.budgets)
-    with _stage("1/3 profile", progress):
-        first = budgets.pop()
-        _run(progress, out, [("dense ceiling", stages.measure, (settings, out, [first]))])
-        workers = min(jobs.cores(), len(budgets))
-        parts = [budgets[place::workers] for place in range(workers)]
-        work = [(f"budgets {', '.join(map(str, part))}", stages.measure, (settings, out, part)) for part in parts]
-        _run(progress, out, work)
-    with _stage("2/3 fit and verify the schedule", progress):
-        _run(progress, out, [("fit and verify", stages.fit_and_verify, (settings, out))])
+    stages.open_calibration(settings, out)
+    first, *others = sorted(settings.calibrate.budgets)
+    with _stage("1/3 profile: dense rollouts and the smallest budget", progress):
+        work = [
+            _Work("dense ceiling", stages.measure_ceiling),
+            _Work(f"budget {first}", stages.measure_budgets, [first]),
+        ]
+        _run(progress, settings, out, work)
+    if first_tail := stages.first_tail(settings, out, first):
+        say("\n".join(first_tail), quiet=progress.silent)
+        _report(out)
+    with _stage("1/3 profile: the other budgets", progress):
+        workers = max(1, min(jobs.cores(), len(others)))
+        parts = [others[place::workers] for place in range(workers)]
+        work = [_Work(f"budgets {', '.join(map(str, part))}", stages.measure_budgets, part) for part in parts if part]
+        _run(progress, settings, out, work)
 
 
 def _trained(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
+    """The schedule, and the runs. One that does not wait for the schedule begins beside it, so that no core is idle; the
+    others take turns: three equal runs on two cores end sooner than two and then one."""
+    verify = "fit and verify"
+    work = [] if stages.is_calibrated(out) else [_Work(verify, stages.fit_and_verify)]
     missing = [name for name in settings.runs if not (out / name / "result.json").exists()]
-    if missing:
-        with _stage(f"3/3 RL runs: {', '.join(missing)}", progress):
-            work = [(f"train {name}", stages.train_run, (settings, out, name)) for name in missing]
-            # All at once: three equal runs that take turns on two cores end sooner than two and then one.
-            _run(progress, out, work, at_once=len(work))
+    early = next((name for name in missing if settings.runs[name].schedule != CALIBRATED), None)
+    for name in sorted(missing, key=lambda name: name != early):
+        after = verify if work and name != early else None
+        work.append(_Work(f"train {name}", stages.train_run, name, after=after))
+    if work:
+        with _stage(f"2/3 schedule, 3/3 RL runs: {', '.join(missing)}", progress):
+            _run(progress, settings, out, work, at_once=len(work))
+
+
+class _Work(NamedTuple):
+    """A job before it knows its folder."""
+
+    name: str
+    function: Callable[..., None]
+    about: Any = None
+    """What the function takes beside settings and folder."""
+    after: str | None = None
 
 
 def _run(
-    progress: Progress, out: Path, work: list[tuple[str, Any, tuple[Any, ...]]], at_once: int | None = None
+    progress: Progress, settings: QuickstartSettings, out: Path, work: list[_Work], at_once: int | None = None
 ) -> None:
     made = [
-        jobs.Job(name, function, arguments, out / "logs" / f"{name.replace(' ', '-').replace(',', '')}.log")
-        for name, function, arguments in work
+        jobs.Job(
+            each.name,
+            each.function,
+            (settings, out) if each.about is None else (settings, out, each.about),
+            out / "logs" / f"{each.name.replace(' ', '-').replace(',', '')}.log",
+            each.after,
+        )
+        for each in work
     ]
     jobs.run(made, {job.name: progress.bar(job.name) for job in made}, at_once)
+
+
+def _report(out: Path) -> None:
+    files.write_text(out / "report.html", render(collect(out)))
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,14 @@ from typing import Any
 from sparroll import records, tasks
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.calibrate.run import calibrate
-from sparroll.calibrate.sweep import sweep
+from sparroll.calibrate.store import Store
+from sparroll.calibrate.sweep import budget_name, sweep_budget, sweep_fingerprint
 from sparroll.engines.make import make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.plan.speedup import plan
-from sparroll.progress import OnProgress
+from sparroll.progress import OnProgress, Stages, quiet_transformers
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings, RunSettings
-from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
 
@@ -40,17 +41,65 @@ def study(settings: QuickstartSettings) -> Study:
     return Study(engine, Scorer.beside(engine), ids, measuring)
 
 
-def measure(settings: QuickstartSettings, out: Path, budgets: list[int], *, on_progress: OnProgress) -> None:
-    """A part of the budget grid; the dense ceiling too where it is not there yet."""
+def measure_ceiling(settings: QuickstartSettings, out: Path, *, on_progress: OnProgress) -> None:
+    """The dense rollouts and their tail: the ceiling of every budget."""
+    measured = study(settings)
+    _store(settings, out, measured).ceiling(measured, on_progress)
+
+
+def measure_budgets(settings: QuickstartSettings, out: Path, budgets: list[int], *, on_progress: OnProgress) -> None:
+    """A part of the budget grid. A budget that holds every context is dense by construction, and left to the sweep."""
+    about, measured = settings.calibrate, study(settings)
+    longest = max(len(prompt) for prompt in measured.prompts) + about.max_new_tokens - 1
+    stages = Stages(on_progress, len(budgets))
+    for budget in budgets:
+        progress = stages.next(f"budget {budget}")
+        if budget < longest:
+            sweep_budget(
+                measured,
+                budget,
+                out=out / CALIBRATION,
+                selector=about.make_selector(),
+                dense_layers=about.dense_layers,
+                on_progress=progress,
+            )
+    stages.end()
+
+
+def first_tail(settings: QuickstartSettings, out: Path, budget: int) -> list[str]:
+    """The dense ceiling and the tail of one budget by context length, as profile.json and as lines to print; nothing where
+    the budget was left to the sweep."""
+    folder = out / CALIBRATION
+    tables = [folder / "dense.json", folder / f"{budget_name(budget)}.json"]
+    if not tables[1].exists():
+        return []
+    ceiling, measured = (json.loads(path.read_text(encoding="utf-8")) for path in tables)
+    results = {"dense_ceiling": ceiling, "schedules": [measured]}
+    config = {"model": settings.model, **settings.calibrate.model_dump(mode="json")}
+    records.write(out / "profile.json", "profile", results, config=config, seed=settings.seed)
+    dense = {row["from_context_tokens"]: row["quantile_value"] for row in ceiling["tail"]["rows"]}
+    lines = ["", f"{'from context':>12}{f'tail of {budget} tokens':>20}{'dense ceiling':>15}"]
+    for row in measured["tail"]["rows"]:
+        start, own = row["from_context_tokens"], row["quantile_value"]
+        figures = ["-" if value is None else f"{value:.3f}" for value in (own, dense.get(start))]
+        lines.append(f"{start:>12,}{figures[0]:>20}{figures[1]:>15}")
+    return [*lines, ""]
+
+
+def is_calibrated(out: Path) -> bool:
+    return (out / CALIBRATION / "calibration.json").exists()
+
+
+def open_calibration(settings: QuickstartSettings, out: Path) -> None:
+    """The sweep's folder and its settings, before several processes write into it."""
+    quiet_transformers()
+    _store(settings, out, study(settings), shared=False)
+
+
+def _store(settings: QuickstartSettings, out: Path, measured: Study, shared: bool = True) -> Store:
     about = settings.calibrate
-    sweep(
-        study(settings),
-        out=out / CALIBRATION,
-        budgets=budgets,
-        selector=about.make_selector(),
-        dense_layers=about.dense_layers,
-        on_progress=on_progress,
-    )
+    asked = sweep_fingerprint(measured, about.make_selector(), about.dense_layers)
+    return Store(out / CALIBRATION, asked, shared=shared)
 
 
 def fit_and_verify(settings: QuickstartSettings, out: Path, *, on_progress: OnProgress) -> None:
@@ -95,18 +144,18 @@ def train_config(settings: QuickstartSettings, out: Path, name: str) -> TrainCon
     sections.setdefault("model", {}).setdefault("name", settings.model)
     sections["model"].setdefault("device", "cpu")
     sections.setdefault("train", {}).setdefault("seed", settings.seed)
-    sections.setdefault("rollout", {})["schedule"] = _run_schedule(settings, out, name, run)
+    sections["attention"] = _attention(settings, out, name, run)
     return config_from(sections)
 
 
-def _run_schedule(settings: QuickstartSettings, out: Path, name: str, run: RunSettings) -> str:
-    if run.schedule == CALIBRATED:
-        return str(schedule_path(out))
-    if run.schedule is not None:
-        return run.schedule
-    path = out / f"{name}.toml"
-    schedule: Schedule = settings.aggressive_schedule(run)
-    return str(path if path.exists() else schedule.save(path))
+def _attention(settings: QuickstartSettings, out: Path, name: str, run: RunSettings) -> dict[str, Any]:
+    """The section [attention] of a run."""
+    if run.schedule == "dense":
+        return {"kind": "dense"}
+    path = schedule_path(out) if run.schedule == CALIBRATED else out / f"{name}.toml"
+    if run.schedule is None and not path.exists():
+        settings.aggressive_schedule(run).save(path)
+    return {"kind": "schedule", "name": str(path) if run.schedule in (CALIBRATED, None) else run.schedule}
 
 
 def train_run(settings: QuickstartSettings, out: Path, name: str, *, on_progress: OnProgress) -> None:

@@ -138,21 +138,24 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
         tail_q05=tuple(line.get("mismatch/acceptance_q05") for line in steps),
         kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
         accuracy=tuple(accuracy),
-        rollouts=_how(folder, record["config"]["rollout"]),
+        rollouts=_how(folder, record["config"]["attention"]),
         events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
     )
 
 
-def _how(folder: Path, rollout: dict[str, Any]) -> str:
+def _how(folder: Path, attention: dict[str, Any]) -> str:
     """What the rollouts read, in words."""
-    if rollout["kv_budget_tokens"] is not None:
-        return f"budget {rollout['kv_budget_tokens']}"
-    if rollout["schedule"] == "dense":
+    kind = attention["kind"]
+    if kind == "budget":
+        return f"budget {attention['kv_budget_tokens']}"
+    if kind == "compression":
+        return f"{attention['policy']}, {attention['budget_tokens']} tokens"
+    if kind == "dense":
         return "whole context"
     # The schedule that ran lies in the last checkpoint, whatever became of the file.
     saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
     if not saved:
-        return f"schedule {Path(rollout['schedule']).stem}"
+        return f"schedule {Path(attention['name']).stem}"
     budgets = sorted({step.kv_budget_tokens for step in Schedule.load(saved[-1]).steps})
     return f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.mismatch.table import Counted
 
 
 @dataclass(frozen=True)
-class TailPoint:
+class TailPoint(Counted):
     """The tail in one bin of context lengths."""
 
     from_context_tokens: int
@@ -23,7 +24,7 @@ class TailPoint:
     @property
     def thin(self) -> bool:
         """Too few data to say anything; calibration leaves such bins out as well."""
-        return self.tokens < MIN_TOKENS or self.rollouts < MIN_ROLLOUTS
+        return not self.counts(MIN_TOKENS)
 
     @property
     def middle(self) -> float:

@@ -1,4 +1,4 @@
-"""The figures of a report as SVG text that stands inside an HTML page. Draws what it is given."""
+"""The figures of a report as SVG text inside an HTML page. Draws what it is given."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def _thousands(value: float, _: int) -> str:
 
 def svg(figure: Figure, name: str) -> str:
     sink = io.StringIO()
-    # A salt of its own keeps the ids of several figures on one page apart, and the same from run to run.
+    # With a salt for each figure, ids of several figures on one page differ, and stay the same from run to run.
     with mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = sink.getvalue()

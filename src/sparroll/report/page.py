@@ -5,7 +5,8 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from sparroll.calibrate.fit import MIN_ROLLOUTS, MIN_TOKENS
+from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.report import figures
 from sparroll.report.data import ReportData
 from sparroll.report.evaluation import evaluations
@@ -66,7 +67,7 @@ def _tail(data: ReportData) -> str:
         f"Acceptance is the probability mass that sparse and dense decoding share at a token; 1 means the same policy. "
         f"The mean hides what destabilises training, so this is the {percent}, by context length "
         f"(estimator <code>{escape(data.estimator)}</code>). Bands are 95 % intervals of a bootstrap over rollouts. "
-        f"Hollow points and grey figures rest on fewer than {MIN_TOKENS} tokens or {MIN_ROLLOUTS} rollouts. "
+        f"Hollow points and grey figures rest on fewer than {MIN_TOKENS} tokens or {LEAST_ROLLOUTS} rollouts. "
         f"The dense ceiling is the same statistic with dense rollouts: no budget can be expected to do better."
     )
     bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in data.curves for p in curve.points})

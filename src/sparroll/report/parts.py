@@ -1,4 +1,4 @@
-"""What every section of the page is made of. HTML in, HTML out."""
+"""Building blocks of every section of the page. HTML in, HTML out."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ import importlib
 from typing import Any
 
 _HOMES = {
-    "TrainConfig": "sparroll.train.config.sections",
+    "TrainConfig": "sparroll.train.config.run",
+    "DistillConfig": "sparroll.train.config.distill",
     "load_config": "sparroll.train.config.file",
     "train": "sparroll.train.loop",
     "TrainResult": "sparroll.train.result",

@@ -33,14 +33,13 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.control.controller import Controller
-from sparroll.control.guard import Verdict
+from sparroll.control.watcher import StepEvidence, states_of
 from sparroll.engines.base import samples_densely
 from sparroll.errors import UserError
-from sparroll.mismatch import TailStatistics, TailTable
+from sparroll.mismatch import TailTable
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
-from sparroll.train.apply_correction import correct, engine_lists
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.result import TrainResult, summarise
 from sparroll.train.runtime import checkpoint
@@ -51,10 +50,10 @@ from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, open_run
+from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
-from sparroll.train.update.micro_batches import padded
-from sparroll.train.update.policy import autocast
-from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores
+from sparroll.train.update.gradient_step import autocast
+from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores, padded
 
 if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
@@ -86,7 +85,7 @@ class Trainer:
         """The weights are ahead of `state`: true from the first update of a step until the step is complete."""
         self.saved_step = parts.state.step if parts.resumed_from else -1
         self.news = [
-            *([] if parts.resumed_from else parts.guard.notice(samples_densely(self.engine))),
+            *parts.notices,
             *parts.rewards.changes(parts.state.reward_files),
         ]
         """Events from before the next step."""
@@ -128,28 +127,28 @@ class Trainer:
         rollouts, report = groups.rollouts, groups.report
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
-        self.engine.sleep(self.config.rollout.sleep_level)
-        advantage_GN = groups.advantages(self.config.train.normalise_advantage)
+        self.engine.sleep(self.config.engine.sleep_level)
+        batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
-            reference_logp = self.score_reference(rollouts)
+            batch.add_scores(scores)
+            batch.reference_logp_BT = self.score_reference(rollouts)
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
-            cheaper = self.watch_cheaper_when_due(rollouts, scores, number, report)
-        seed, left_out = self.config.train.seed, groups.left_out
-        corrected = correct(self.parts.correction, rollouts, scores, self.ranks, seed, number, left_out)
-        report |= corrected.report
+            replay = self.replay_when_due(rollouts, scores, number)
+        seed = self.config.train.seed
+        report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number)
         with clock("update"):
-            batch = self.batch(rollouts, scores, advantage_GN)
-            report |= self.parts.update(batch, corrected, reference_logp, number, self.before_weights_move)
+            report |= self.parts.update(batch, number, self.before_weights_move)
         if self.parts.distill is not None:
             with clock("distill"):
-                report |= self.distill(self.parts.distill, batch, scores, number)
+                report |= self.distill(self.parts.distill, batch, number)
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
-        events, stopped = self.guard(report, cheaper)
-        events += self.move_budgets(number, measured, report)
+        dense = samples_densely(self.engine)
+        evidence = StepEvidence(number, self.engine.schedule, dense, measured, dict(report), replay)
+        events, stopped = self.watch(evidence, report)
         self.complete(number, report | clock.report(), groups.events + events, stopped)
         return report
 
@@ -211,12 +210,13 @@ class Trainer:
                 at_ids=engine_lists(rollouts) if "top_k" in self.parts.correction.needs else None,
             )
 
-    def score_reference(self, rollouts: list[Rollout]) -> list[Tensor] | None:
+    def score_reference(self, rollouts: list[Rollout]) -> Tensor | None:
+        """[B, T] log-probabilities under the model that the run began with, where the loss has a KL term."""
         if self.parts.reference is None or not rollouts:
             return None
         with autocast(self.config.train.dtype, self.ranks.device):
             scores = self.parts.reference.dense(rollouts, temperature=self.parts.sampling.temperature)
-        return [score.logp for score in scores]
+        return padded([score.logp for score in scores])
 
     def mismatch_report(self, tail: TailTable) -> StepReport:
         """The tail, always with the dense ceiling beside it."""
@@ -224,59 +224,37 @@ class Trainer:
             self.ceiling = ceiling_report(tail, self.state.step)
         return tail_report(tail, self.config.mismatch.least_tokens) | self.ceiling
 
-    def batch(self, rollouts: list[Rollout], scores: list[TokenScores], advantage_GN: Tensor) -> TokenBatch | None:
-        if not rollouts:
-            return None
-        batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
-        batch.dense_logp_BT = padded([score.logp for score in scores])
-        batch.advantage_B = advantage_GN.flatten()
-        return batch
-
-    def distill(
-        self, update: AdapterUpdate, batch: TokenBatch | None, scores: list[TokenScores], number: int
-    ) -> StepReport:
+    def distill(self, update: AdapterUpdate, batch: TokenBatch, number: int) -> StepReport:
         """The adapter's update on the same rollouts, under the schedule that sampled them."""
         assert self.engine.schedule is not None, "an adapter without sparse rollouts"
-        return update(batch, scores, self.engine.schedule, number, self.before_weights_move)
+        return update(batch, self.engine.schedule, number, self.before_weights_move)
 
     def before_weights_move(self) -> None:
         self.interrupts.hold()
         self.weights_moved = True
 
-    def watch_cheaper_when_due(
-        self, rollouts: list[Rollout], scores: list[TokenScores], number: int, report: StepReport
-    ) -> Verdict:
-        """Before the weights move: the dense scores are of those that the adapter is read with. Adds to the report."""
-        cheaper, settings = self.parts.cheaper, self.config.mismatch
-        if cheaper is None or not cheaper.due(number) or self.engine.schedule is None:
-            return Verdict()
+    def replay_when_due(self, rollouts: list[Rollout], scores: list[TokenScores], number: int) -> TailTable | None:
+        """The tail under the next cheaper schedule. Before the weights move: the dense scores are of those that the adapter
+        is read with."""
+        cheaper, replay = self.parts.cheaper, self.parts.replay
+        if cheaper is None or replay is None or cheaper.following is None or not cheaper.due(number):
+            return None
         with autocast(self.config.train.dtype, self.ranks.device):
-            temperature = self.parts.sampling.temperature
-            table = cheaper.measure(rollouts, scores, temperature, settings.bin_tokens, self.ranks, number)
-        verdict, figures = cheaper.watch(table, settings.least_tokens, self.engine.schedule)
-        report |= figures
-        return verdict
+            return replay.measure(cheaper.following, rollouts, scores, self.ranks, number)
 
-    def guard(self, report: StepReport, cheaper: Verdict) -> tuple[list[str], str]:
-        """-> (what to log, why to stop)"""
-        tail_q05 = report.get("mismatch/acceptance_q05_worst_bin")
-        tail = self.parts.guard.watch(tail_q05, self.engine.schedule, dense=samples_densely(self.engine))
-        for each in (tail, cheaper):
-            if each.action == "switch":
-                self.engine.set_schedule(each.schedule)
-        verdicts = [tail, cheaper, self.parts.empty_steps.watch(report)]
-        stopped = [verdict.reason for verdict in verdicts if verdict.action == "stop"]
-        return [verdict.reason for verdict in verdicts if verdict.reason], "; ".join(stopped)
-
-    def move_budgets(self, number: int, measured: TailStatistics, report: StepReport) -> list[str]:
-        """Where there is a controller, its figures go into `report` and its schedule to the engine. -> what to log"""
-        if self.parts.controller is None:
-            return []
-        decision = self.parts.controller.watch(number, measured)
-        if decision.schedule is not None:
-            self.engine.set_schedule(decision.schedule)
-        report |= decision.report
-        return list(decision.events)
+    def watch(self, evidence: StepEvidence, report: StepReport) -> tuple[list[str], str]:
+        """Every watcher sees the step; what they measured goes into `report`. -> (what to log, why to stop)"""
+        events: list[str] = []
+        stopped: list[str] = []
+        for watcher in self.parts.watchers:
+            decision = watcher.watch(evidence)
+            report |= decision.report
+            events += decision.events
+            if decision.action == "stop":
+                stopped += decision.events
+            elif decision.action == "switch":
+                self.engine.set_schedule(decision.schedule)
+        return events, "; ".join(stopped)
 
     def complete(self, number: int, report: StepReport, events: list[str], stopped: str) -> None:
         """The step is done: log it, and make it the state that a checkpoint would hold."""
@@ -289,12 +267,8 @@ class Trainer:
             evaluated_step=self.state.evaluated_step,
             schedule=self.engine.schedule,
             stopped=stopped,
-            guard=self.parts.guard.state(),
-            controller=self.parts.controller.state() if self.parts.controller else {},
-            evidence=self.parts.controller.window.evidence if self.parts.controller else (),
-            empty_steps=self.parts.empty_steps.in_a_row,
+            watchers=states_of(self.parts.watchers),
             reward_files=self.parts.rewards.digests(),
-            cheaper=self.parts.cheaper.state() if self.parts.cheaper else {},
             dense_ceiling=dict(self.ceiling),
             generators=self.ranks.gather([generator_state()]),
         )
@@ -332,7 +306,7 @@ class Trainer:
         parts = self.parts
         if parts.metrics is not None:
             parts.metrics.flush()
-            config, tokenizer = self.config.model_dump(mode="json"), parts.scorer.tokenizer
+            config, tokenizer = parts.asked.model_dump(mode="json"), parts.scorer.tokenizer
             optimizer, keep = parts.update.optimizer, self.config.checkpoint.keep
             adapter = None
             if parts.distill is not None:
@@ -349,7 +323,7 @@ class Trainer:
     def write_schedule(self, controller: Controller) -> None:
         """The budgets as of now, with what was measured under them, where another run can start from them."""
         target, where = controller.rules.target, f"step {self.state.step} of {self.parts.out.name}"
-        command = f"sparroll train with controller.target={target}: {where}"
+        command = f"sparroll train with control.target={target}: {where}"
         controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
 
     def leave_resumable(self, why: str) -> None:

@@ -1,56 +1,62 @@
-"""From a configuration to the schedule that a run starts under, and to what may change it: the guard, the controller, the
-cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
+"""From a configuration to the schedule that a run starts under, and to the watchers that may change it: the guard, the
+controller, the cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
 
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 from sparroll.attention.selectors import PageMean
+from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.controller import Controller, Rules
+from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
 from sparroll.control.length_bins import LengthBins
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
-from sparroll.train.config.sections import TrainConfig
-from sparroll.train.distill.cheaper_schedules import Cheaper
+from sparroll.train.config.control import ByCheaperSection, ByControllerSection, ByGuardSection
+from sparroll.train.config.rollout import BudgetAttention, ScheduleAttention
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.tail_metrics import ESTIMATOR
 
 
 def starting_schedule(config: TrainConfig) -> Schedule | None:
     """What the rollouts start under; None is dense."""
-    if config.rollout.kv_budget_tokens is not None:
-        return Schedule.fixed(config.rollout.kv_budget_tokens)
-    return _schedule(config.rollout.schedule, config)
+    attention = config.attention
+    if isinstance(attention, BudgetAttention):
+        return Schedule.fixed(attention.kv_budget_tokens)
+    if isinstance(attention, ScheduleAttention):
+        return Schedule.load(attention.name, model=config.model.name, force=attention.force)
+    return None
 
 
 def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
     """Raises UserError where the guard is to act but has no target, or one of a statistic that it does not watch."""
-    target = config.guard.at_least or config.controller.target
-    if target is None and schedule is not None and config.guard.action != "off":
+    control = config.control
+    target = config.guard.at_least or (control.target if isinstance(control, ByControllerSection) else None)
+    action = "stricter" if isinstance(control, ByGuardSection) else config.guard.action
+    if target is None and schedule is not None and action != "off":
         target = _own_target(schedule, config.rollout.top_k)
-        if target is None and config.guard.action != "warn":
+        if target is None and action != "warn":
             raise UserError(
-                f"guard.action is {config.guard.action!r}, but the schedule {schedule.name!r} names no target",
+                f"the guard is to act at an alarm, but the schedule {schedule.name!r} names no target",
                 "set one: --set guard.at_least=0.86",
             )
-    stricter = [_schedule(name, config) for name in config.guard.stricter]
-    return Guard(config.guard.action, target, config.guard.window_steps, stricter)
+    guard = config.guard
+    if action != "off" and target is not None:
+        _refuse_too_few_rollouts(config, "the guard", "guard.window_steps", guard.window_steps)
+    stricter = tuple(_schedules(control, config)) if isinstance(control, ByGuardSection) else ()
+    return Guard(guard.action, target, guard.window_steps, stricter, config.mismatch.least_tokens)
 
 
 def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
     """None where it is off. Without a schedule it starts from a share of the context, with the published selector. Raises
     UserError where the schedule lies outside of its limits, and where no bin could ever be judged."""
-    settings = config.controller
-    if settings.target is None:
+    settings = config.control
+    if not isinstance(settings, ByControllerSection):
         return None
-    rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
-    if rollouts * settings.window_steps < LEAST_ROLLOUTS:
-        raise UserError(
-            f"the controller judges a bin by {LEAST_ROLLOUTS} rollouts or more, and controller.window_steps = "
-            f"{settings.window_steps} steps of this run have {rollouts * settings.window_steps}",
-            f"--set controller.window_steps={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
-        )
+    _refuse_too_few_rollouts(config, "the controller", "control.window_steps", settings.window_steps)
     names = ("target", "margin", "patience", "window_steps", "small_step")
     rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
     like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
@@ -68,42 +74,64 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
     )
 
 
-def make_cheaper(config: TrainConfig, schedule: Schedule | None) -> Cheaper | None:
+def make_empty_steps(config: TrainConfig) -> EmptySteps:
+    return EmptySteps(config.guard.empty_steps)
+
+
+def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> CheaperSchedules | None:
     """Raises UserError where cheaper schedules are named but no target that they must hold, where no bin could ever count,
     and where the guard would stop a run for holding just that."""
-    if not config.distill.cheaper:
+    control = config.control
+    if not isinstance(control, ByCheaperSection):
         return None
-    _refuse_too_few_rollouts(config)
+    _refuse_too_small_a_replay(config, control)
     assert schedule is not None, "the configuration refuses dense rollouts with an adapter"
-    target = config.distill.cheaper_at_least
+    target = control.at_least
     if target is None:
-        target = _own_target(schedule, config.rollout.top_k, "--set distill.cheaper_at_least=0.86")
+        target = _own_target(schedule, config.rollout.top_k, "--set control.at_least=0.86")
     if target is None:
         raise UserError(
-            f"distill.cheaper is given, but the schedule {schedule.name!r} names no target",
-            "set one: --set distill.cheaper_at_least=0.86",
+            f'control.by = "cheaper" holds a target, but the schedule {schedule.name!r} names none',
+            "set one: --set control.at_least=0.86",
         )
     guard = make_guard(config, schedule)
     if guard.action == "stop" and guard.at_least is not None and guard.at_least > target:
         raise UserError(
-            f"distill.cheaper goes on with a tail of {target}, and the guard stops the run below {guard.at_least}",
-            f"--set guard.at_least={target} or lower, or raise distill.cheaper_at_least",
+            f'control.by = "cheaper" goes on with a tail of {target}, and the guard stops the run below {guard.at_least}',
+            f"--set guard.at_least={target} or lower, or raise control.at_least",
         )
-    schedules = [each for name in config.distill.cheaper if (each := _schedule(name, config)) is not None]
+    schedules = [each for each in _schedules(control, config) if each is not None]
     for before, after in itertools.pairwise([schedule, *schedules]):
         _refuse_dearer(before, after)
-    return Cheaper(schedules, target, config.distill)
+    return CheaperSchedules(
+        schedules,
+        target,
+        every_steps=control.every_steps,
+        patience=control.patience,
+        least_tokens=config.mismatch.least_tokens,
+    )
 
 
-def _refuse_too_few_rollouts(config: TrainConfig) -> None:
+def _refuse_too_few_rollouts(config: TrainConfig, who: str, field: str, window_steps: int) -> None:
+    """A window of fewer than LEAST_ROLLOUTS rollouts decides nothing, so no bin could ever be judged."""
+    rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
+    if rollouts * window_steps < LEAST_ROLLOUTS:
+        raise UserError(
+            f"{who} judges a bin by {LEAST_ROLLOUTS} rollouts or more, and {field} = {window_steps} steps of this run have "
+            f"{rollouts * window_steps}",
+            f"--set {field}={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
+        )
+
+
+def _refuse_too_small_a_replay(config: TrainConfig, control: ByCheaperSection) -> None:
     """A measurement of fewer than LEAST_ROLLOUTS rollouts decides nothing, so the run would never switch."""
     samples = config.rollout.samples_per_prompt
-    rollouts = samples * min(config.distill.cheaper_prompts, config.train.prompts_per_step)
+    rollouts = samples * min(control.prompts, config.train.prompts_per_step)
     if rollouts < LEAST_ROLLOUTS:
         prompts = -(-LEAST_ROLLOUTS // samples)
         raise UserError(
-            f"distill.cheaper judges a bin by {LEAST_ROLLOUTS} rollouts or more, and a measurement has {rollouts}",
-            f"--set distill.cheaper_prompts={prompts}, with train.prompts_per_step = {prompts} or more",
+            f"cheaper schedules judge a bin by {LEAST_ROLLOUTS} rollouts or more, and a measurement has {rollouts}",
+            f"--set control.prompts={prompts}, with train.prompts_per_step = {prompts} or more",
         )
 
 
@@ -114,9 +142,9 @@ def _refuse_dearer(before: Schedule, after: Schedule) -> None:
     if dearer and not any(now < was for _, was, now in budgets):
         start, was, now = dearer[0]
         raise UserError(
-            f"distill.cheaper goes from {before.name!r} to {after.name!r}, which reads more: {now} tokens instead of {was} "
+            f"control.schedules go from {before.name!r} to {after.name!r}, which reads more: {now} tokens instead of {was} "
             f"from {start} on",
-            "list schedules from the dearest to the cheapest, each below rollout.schedule",
+            "list schedules from the dearest to the cheapest, each below attention.name",
         )
 
 
@@ -138,7 +166,7 @@ def _own_target(
     return float(schedule.target["at_least"])
 
 
-def _schedule(name: str, config: TrainConfig) -> Schedule | None:
-    if name == "dense":
-        return None
-    return Schedule.load(name, model=config.model.name, force=config.rollout.force_schedule)
+def _schedules(control: ByGuardSection | ByCheaperSection, config: TrainConfig) -> list[Schedule | None]:
+    """What the run may go on with; None is dense."""
+    load = partial(Schedule.load, model=config.model.name, force=control.force)
+    return [None if name == "dense" else load(name) for name in control.following]

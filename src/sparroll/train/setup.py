@@ -6,17 +6,17 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import PreTrainedModel
 
 from sparroll import files
+from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.controller import Controller
-from sparroll.control.empty_steps import EmptySteps
-from sparroll.control.guard import Guard
+from sparroll.control.watcher import Watcher, refuse_two_hands, restore_all, states_of
 from sparroll.corrections import Correction
-from sparroll.engines.base import Engine
+from sparroll.engines.base import Engine, samples_densely
 from sparroll.engines.make import check_available, make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
@@ -24,9 +24,12 @@ from sparroll.errors import UserError
 from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
+from sparroll.train.config.control import ByCheaperSection
+from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.file import refuse_other_config, write_config
-from sparroll.train.config.sections import TrainConfig
-from sparroll.train.distill.cheaper_schedules import Cheaper
+from sparroll.train.config.rollout import CompressionAttention
+from sparroll.train.config.run import TrainConfig
+from sparroll.train.distill.schedule_replay import ScheduleReplay
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.checkpoint import RunState
 from sparroll.train.runtime.distributed import Ranks
@@ -37,12 +40,19 @@ from sparroll.train.sampling.rewards import Rewards
 from sparroll.train.sampling.rollouts import Sampling
 from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
 from sparroll.train.sampling.weight_sync import EngineWeights
-from sparroll.train.schedules import make_cheaper, make_controller, make_guard, starting_schedule
+from sparroll.train.schedules import (
+    make_cheaper_schedules,
+    make_controller,
+    make_empty_steps,
+    make_guard,
+    starting_schedule,
+)
 from sparroll.train.update.optimizer import restore_optimizer
 from sparroll.train.update.policy import PolicyUpdate
 from sparroll.types import StepReport
 
 if TYPE_CHECKING:
+    from sparroll.engines.adapter import Adapter
     from sparroll.train.distill.adapter_update import AdapterUpdate
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -52,7 +62,10 @@ _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
 class Parts:
     """Everything a run works with."""
 
+    asked: TrainConfig | DistillConfig
+    """What config.json holds."""
     config: TrainConfig
+    """The same in the trainer's words."""
     out: Path
     ranks: Ranks
     task: Task
@@ -72,15 +85,19 @@ class Parts:
     """The adapter and its update; None without DistillSparse."""
     sampling: Sampling
     rewards: Rewards
-    guard: Guard
+    watchers: tuple[Watcher, ...]
+    """Shown each step in this order; the two below are among them."""
     controller: Controller | None
-    """Moves the budgets; None: the schedule stays as it is."""
-    empty_steps: EmptySteps
-    cheaper: Cheaper | None
-    """The schedules that DistillSparse may go on to; None without any."""
+    """Asked for its schedule at each checkpoint; None without one."""
+    cheaper: CheaperSchedules | None
+    """Asked when a replay is due; None without any cheaper schedule."""
+    replay: ScheduleReplay | None
+    """Measures for `cheaper`."""
     state: RunState
     resumed_from: Path | None
     """The checkpoint folder; None for a new run."""
+    notices: list[str] = field(default_factory=list)
+    """Events for the first step of a new run."""
     frozen: bool = False
     """The policy is not trained, only the adapter, and checkpoints leave it out."""
     metrics: JsonLines | None = None
@@ -108,37 +125,40 @@ class Parts:
             sink.close()
 
 
-def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = False, task: Task | None = None) -> Parts:
+def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, task: Task | None = None) -> Parts:
     """Raises UserError before anything is computed where the folder, the configuration or a name in it is wrong.
 
-    frozen: the policy stays as it is and is not saved.  task: instead of the one that the configuration names.
+    With a DistillConfig the policy stays as it is and is not saved.  task: instead of the one that the configuration names.
     """
+    frozen = isinstance(asked, DistillConfig)
+    config = asked.for_trainer() if isinstance(asked, DistillConfig) else asked
     ranks = Ranks(config.model.device)
-    found = _find_checkpoint(config, out, resume, quiet=not ranks.is_main)
-    if found is not None:
-        _check_kind(found, frozen)
+    found = _find_checkpoint(asked, out, resume, quiet=not ranks.is_main)
     task = task or make_task(config)
     if found is not None:
         refuse_other_rows(task, out)
     schedule = starting_schedule(config)
     guard = make_guard(config, schedule)
-    cheaper = make_cheaper(config, schedule)
+    cheaper = make_cheaper_schedules(config, schedule)
     rewards = Rewards(config.reward, config.rollout.samples_per_prompt, config.rollout.max_new_tokens)
     check_packages(config)
-    check_available(config.rollout.engine)
+    check_available(config.engine.kind)
     files.output_folder(out)
     scorer = _policy(found / "model" if found and not frozen else config.model.name, config, ranks)
     encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
     prompts = training_prompts(task, config, encoder)
     controller = _controller(config, schedule, prompts, scorer, encoder)
-    state = checkpoint.load_state(found) if found else _new_state(schedule, guard, controller)
-    others = [controller.widest() if controller else state.schedule, *guard.stricter]
-    engine = _engine(config, state.schedule, [*others, *(cheaper.schedules if cheaper else [])], ranks)
+    watchers = tuple(each for each in (guard, cheaper, make_empty_steps(config), controller) if each is not None)
+    refuse_two_hands(watchers)
+    start = controller.schedule() if controller else schedule
+    state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))
+    later = [each for watcher in watchers for each in watcher.may_switch_to]
+    # The engine is sized by the first one: the controller's widest, or what the run goes on with.
+    engine = _engine(config, state.schedule, later if controller else [state.schedule, *later], ranks)
     distill = _distill(config, scorer.model, ranks)
     adapter = distill.adapter if distill else None
-    if cheaper is not None and adapter is not None:
-        cheaper.scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
     parts = Parts(
+        asked=asked,
         config=config,
         out=out,
         ranks=ranks,
@@ -154,12 +174,13 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
         distill=distill,
         sampling=_sampling(config, engine.vocabulary),
         rewards=rewards,
-        guard=guard,
+        watchers=watchers,
         controller=controller,
-        empty_steps=EmptySteps(config.guard.empty_steps),
         cheaper=cheaper,
+        replay=_replay(config, adapter),
         state=state,
         resumed_from=found,
+        notices=[] if found else guard.notice(samples_densely(engine)),
         frozen=frozen,
     )
     seed_everything(config.train.seed)
@@ -173,18 +194,13 @@ def open_run(config: TrainConfig, out: Path, resume: bool, *, frozen: bool = Fal
     return parts
 
 
-def _check_kind(found: Path, frozen: bool) -> None:
-    was, now = (f"sparroll {'train' if trains else 'distill'}" for trains in ((found / "model").exists(), not frozen))
-    refuse_changes(found.parent.parent, {"command": was}, {"command": now})
-
-
 def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:
     return Scorer(name, dtype=torch.float32, device=ranks.device, batch_tokens=config.train.micro_batch_tokens)
 
 
 def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> AdapterUpdate | None:
     settings = config.distill
-    if not settings.enabled:
+    if settings is None:
         return None
     from sparroll.engines.adapter import Adapter, LoraSettings
     from sparroll.train.distill.adapter_update import AdapterUpdate
@@ -194,36 +210,37 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
     return AdapterUpdate(adapter, settings, config.train, config.rollout.temperature, ranks)
 
 
-def _new_state(schedule: Schedule | None, guard: Guard, controller: Controller | None) -> RunState:
-    if controller is None:
-        return RunState(schedule=schedule, guard=guard.state())
-    return RunState(schedule=controller.schedule(), guard=guard.state(), controller=controller.state())
+def _replay(config: TrainConfig, adapter: Adapter | None) -> ScheduleReplay | None:
+    """None where no cheaper schedules are waiting for the adapter."""
+    control = config.control
+    if adapter is None or not isinstance(control, ByCheaperSection):
+        return None
+    scorer = Scorer(adapter.adapted, batch_tokens=config.train.micro_batch_tokens)
+    return ScheduleReplay(scorer, control.prompts, config.rollout.temperature, config.mismatch.bin_tokens)
 
 
 def _engine(config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks) -> Engine:
     """Able to run every schedule of `others`, which the run may switch to, and with the run's compression in force."""
-    rollout = config.rollout
-    if rollout.engine == "vllm" and ranks.count > 1:
+    rollout, attention = config.rollout, config.attention
+    if config.engine.kind == "vllm" and ranks.count > 1:
         raise UserError(
-            f'rollout.engine = "vllm" runs in one process for now, this run has {ranks.count}',
-            "start it without a launcher, or --set rollout.engine=hf",
+            f'engine.kind = "vllm" runs in one process for now, this run has {ranks.count}',
+            "start it without a launcher, or --set engine=hf",
         )
     later = [each for each in [*others, schedule] if each is not None]
     engine = make_engine(
-        rollout.engine,
+        config.engine.kind,
         config.model.name,
         schedule=schedule,
         capacity=later[0] if later else None,
         dtype=_DTYPE[rollout.dtype],
         device=ranks.device,
         max_batch=rollout.max_batch,
-        gpu_memory_share=rollout.gpu_memory_share,
-        kv_cache_gib=rollout.kv_cache_gib,
-        sleep_mode=rollout.sleep_level > 0,
+        **config.engine.options(),
     )
     for each in later:
         engine.check_schedule(each)
-    engine.set_compression(config.compression.make())
+    engine.set_compression(attention.make() if isinstance(attention, CompressionAttention) else None)
     return engine
 
 
@@ -239,32 +256,27 @@ def _restore(parts: Parts, found: Path) -> None:
     if not parts.frozen:
         restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
     parts.prompts.drawn = state.prompts_drawn
-    parts.guard.restore(state.guard)
-    parts.empty_steps.in_a_row = state.empty_steps
-    if parts.cheaper is not None:
-        parts.cheaper.restore(state.cheaper)
+    restore_all(parts.watchers, state.watchers)
     if parts.distill is not None:
         parts.distill.adapter.read(found / "adapter")
         restore_optimizer(
             parts.distill.adapter.adapted, parts.distill.optimizer, checkpoint.load_adapter_optimizer(found)
         )
     parts.weights.bring_sampler(state.step)
-    if parts.controller is not None:
-        parts.controller.restore(state.controller, state.evidence)
     if parts.ranks.rank < len(state.generators):
         restore_generators(state.generators[parts.ranks.rank])
 
 
 def _begin_writing(parts: Parts) -> None:
     """Last, so that a run that could not start leaves nothing that looks like one."""
-    config, out = parts.config, parts.out
-    write_config(config, out / "config.json")
+    out = parts.out
+    write_config(parts.asked, out / "config.json")
     write_record(parts.task, out)
     if functions := parts.rewards.record():
         files.write_json(out / "rewards.json", functions)
     checkpoint.tidy(parts.checkpoints, parts.resumed_from)
     parts.metrics = JsonLines(out / "metrics.jsonl", parts.state.metrics_bytes)
-    parts.sinks = open_sinks(config, out, parts.state.step)
+    parts.sinks = open_sinks(parts.asked, out, parts.state.step)
 
 
 def _controller(
@@ -275,22 +287,33 @@ def _controller(
     encoder: PromptEncoder,
 ) -> Controller | None:
     """For contexts up to the longest prompt and a whole response, as far as the model goes."""
-    if config.controller.target is None:
+    if config.control.by != "controller":
         return None
     longest = max(len(ids) for ids in encoder.ids(prompts.prompts))
     limit = getattr(scorer.model.config, "max_position_embeddings", None)
     return make_controller(config, schedule, min(longest + config.rollout.max_new_tokens, limit or 2**62))
 
 
-def _find_checkpoint(config: TrainConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
+def _find_checkpoint(asked: TrainConfig | DistillConfig, out: Path, resume: bool, quiet: bool) -> Path | None:
     metrics = out / "metrics.jsonl"
     begun = (metrics.is_file() and metrics.stat().st_size > 0) or (out / "checkpoints").exists()
     check_flag(out, resume, holds_run=begun, can_go_on=(out / "config.json").is_file())
     if not resume:
         return None
     found, complaints = checkpoint.newest(out / "checkpoints")
-    refuse_other_config(out, checkpoint.read_json((found or out) / "config.json"), config)
+    before = checkpoint.read_json((found or out) / "config.json")
+    _refuse_another_verb(before, asked, out)
+    refuse_other_config(out, before, asked)
     resolution = f"resuming from {found.name}" if found else f"{out} has no whole checkpoint: starting from step 1"
     for line in [*complaints, resolution] if not quiet else []:
         print(line, file=sys.stderr, flush=True)
     return found
+
+
+def _refuse_another_verb(before: dict[str, Any], asked: TrainConfig | DistillConfig, out: Path) -> None:
+    """Raise UserError where the folder holds a run of `train`, and this one is of `distill`, or the other way round."""
+    verbs = {TrainConfig: "train", DistillConfig: "distill"}
+    # A policy update needs a correction; an adapter alone has none.
+    made = "train" if "correction" in before else "distill"
+    was, now = (f"sparroll {verb}" for verb in (made, verbs[type(asked)]))
+    refuse_changes(out, {"command": was}, {"command": now})

@@ -26,7 +26,7 @@ def measure_tail(
 
 
 def tail_report(table: TailTable, least_tokens: int) -> StepReport:
-    """Metrics of the sparse rollouts. The worst bin is looked for among those with `least_tokens` or more."""
+    """Metrics of the sparse rollouts. The worst bin is looked for among those that count."""
     overall = table.overall
     report = {
         "mismatch/acceptance_mean": overall.mean,
@@ -39,7 +39,7 @@ def tail_report(table: TailTable, least_tokens: int) -> StepReport:
     }
     report |= {f"mismatch/acceptance_q05/{row.name}": row.q05 for row in table.rows}
     report |= {f"mismatch/tokens/{row.name}": float(row.tokens) for row in table.rows}
-    counted = [row.q05 for row in table.rows if row.tokens >= least_tokens]
+    counted = [row.q05 for row in table.rows if row.counts(least_tokens)]
     if counted:
         report["mismatch/acceptance_q05_worst_bin"] = min(counted)
     return report

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparroll.calibrate import store
-from sparroll.calibrate.sweep import sweep
+from sparroll.calibrate.sweep import sweep, sweep_budget
 from sparroll.errors import UserError
 
 from .fakes import study
@@ -112,6 +112,29 @@ def test_a_resumed_replay_reads_the_saved_rollouts(tmp_path):
     run(bench, tmp_path, [64, 128])
     assert bench.engine.generated == []
     assert bench.scorer.calls == ["dense", "fixed-128"]
+
+
+def test_budgets_measured_one_by_one_are_those_of_the_sweep(tmp_path):
+    apart, straight = tmp_path / "apart", tmp_path / "straight"
+    for budget in GRID:
+        sweep_budget(study(), budget, out=apart, dense_layers=(0,))
+    bench = study()
+    got = run(bench, apart)
+    # Only the ceiling was left to do.
+    assert bench.engine.generated == [(None, 0)]
+    assert [each.tail() for each in got.measurements] == [each.tail() for each in run(study(), straight).measurements]
+    with pytest.raises(UserError, match="only in faithful mode"):
+        sweep_budget(study(mode="replay"), 64, out=tmp_path / "replay", dense_layers=(0,))
+
+
+def test_another_process_may_be_writing_while_a_budget_is_measured(tmp_path):
+    run(study(), tmp_path, [64])
+    unfinished = tmp_path / ".dense.json.abc.tmp"
+    unfinished.write_text("{")
+    sweep_budget(study(), 128, out=tmp_path, dense_layers=(0,))
+    assert unfinished.exists()
+    run(study(), tmp_path, [64])
+    assert not unfinished.exists()
 
 
 def test_a_budget_that_holds_every_context_is_dense_by_construction(tmp_path):

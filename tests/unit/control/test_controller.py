@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from sparroll.attention.selectors import PageMean
 from sparroll.control.controller import Controller, Rules
 from sparroll.control.length_bins import LengthBins
-from sparroll.control.tail_window import TailWindow, packed, unpacked
+from sparroll.control.tail_window import TailWindow
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
 from sparroll.train import load_config
 from sparroll.train.schedules import make_controller, make_guard
-from tail_worlds import BIN, measured
+from tail_worlds import BIN, evidence, measured
 
 RULES = Rules(target=0.86)
 BINS = LengthBins(BIN, 8000, PageMean())
@@ -32,7 +32,7 @@ def shown(one: Controller, tails: list[dict[int, float]], first: int = 1) -> lis
     """Budgets after each step."""
     budgets = []
     for step, each in enumerate(tails, start=first):
-        one.watch(step, measured(step, each))
+        one.watch(evidence(step, measured(step, each)))
         budgets.append(one.budgets)
     return budgets
 
@@ -47,11 +47,11 @@ def shown(one: Controller, tails: list[dict[int, float]], first: int = 1) -> lis
 )
 def test_a_breach_raises_at_once_by_the_power_law_of_the_shortfall(tail: float, budget: int) -> None:
     one = controller()
-    decision = one.watch(1, measured(1, {0: 0.9, 1: tail}))
+    decision = one.watch(evidence(1, measured(1, {0: 0.9, 1: tail})))
     assert one.budgets[:2] == [512, budget]
     assert decision.schedule is not None
     assert decision.schedule.kv_budget_tokens(3000) == budget
-    assert decision.moves[0].old == 512 and decision.moves[0].new == budget
+    assert decision.report["controller/moves"] == 1
     assert f"controller: 2k-4k: 512 -> {budget} tokens: tail 0." in decision.events[0]
     assert "2000 tokens of 20 rollouts" in decision.events[0]
 
@@ -59,8 +59,8 @@ def test_a_breach_raises_at_once_by_the_power_law_of_the_shortfall(tail: float, 
 def test_a_bound_that_a_full_window_cannot_lift_raises_by_one_small_step() -> None:
     """The percentile is .8605, the lower bound of 1600 tokens .002 less."""
     one = controller(rules=Rules(0.86, window_steps=2))
-    assert one.watch(1, measured(1, {1: 0.8605}, rollouts=8)).moves == ()
-    decision = one.watch(2, measured(2, {1: 0.8605}, rollouts=8))
+    assert one.watch(evidence(1, measured(1, {1: 0.8605}, rollouts=8))).report["controller/moves"] == 0
+    decision = one.watch(evidence(2, measured(2, {1: 0.8605}, rollouts=8)))
     assert one.budgets == [544, 544, 816, 1088]
     assert "lower bound of the tail 0.860 (0.858 to 0.864, 1600 tokens of 16 rollouts)" in decision.events[0]
 
@@ -84,7 +84,7 @@ def test_a_step_that_is_surely_under_the_target_is_not_watered_down_by_older_one
     one = controller()
     shown(one, [{0: 0.9}] * 4)
     assert one.budgets[0] == 512
-    decision = one.watch(5, measured(5, {0: 0.82}))
+    decision = one.watch(evidence(5, measured(5, {0: 0.82})))
     # Pooled with three steps at .9 the tail would be above .82, and the raise smaller.
     assert one.budgets[0] == 736
     assert "2000 tokens of 20 rollouts" in decision.events[0]
@@ -92,7 +92,7 @@ def test_a_step_that_is_surely_under_the_target_is_not_watered_down_by_older_one
 
 def test_raising_a_bin_raises_the_longer_ones_that_were_below_it() -> None:
     one = controller([512, 528, 1024, 2048])
-    decision = one.watch(1, measured(1, {0: 0.82, 1: 0.87, 2: 0.87, 3: 0.87}))
+    decision = one.watch(evidence(1, measured(1, {0: 0.82, 1: 0.87, 2: 0.87, 3: 0.87})))
     assert one.budgets == [736, 736, 1024, 2048]
     assert decision.events[1] == "controller: 2k-4k: 528 -> 736 tokens: is not to read less than a shorter one"
     assert one.states[1].since_step == 1 and one.states[2].since_step == 0
@@ -100,9 +100,10 @@ def test_raising_a_bin_raises_the_longer_ones_that_were_below_it() -> None:
 
 def test_at_the_limit_it_says_so_once() -> None:
     one = controller([1600, 2000, 2000, 2000])
-    decisions = [one.watch(step, measured(step, {0: 0.6004})) for step in range(1, 5)]
-    assert [one.moves for one in decisions[1:]] == [()] * 3
-    assert decisions[0].moves[0].new == 2000
+    decisions = [one.watch(evidence(step, measured(step, {0: 0.6004}))) for step in range(1, 5)]
+    assert [each.report["controller/moves"] for each in decisions] == [1, 0, 0, 0]
+    assert [each.action for each in decisions] == ["switch", "warn", "none", "none"]
+    assert "1600 -> 2000 tokens" in decisions[0].events[0]
     assert len(decisions[1].events) == 1
     assert "0-2k: tail 0.600" in decisions[1].events[0] and "2000 tokens are its limit" in decisions[1].events[0]
     assert decisions[2].events == decisions[3].events == ()
@@ -149,7 +150,7 @@ def test_a_lowering_that_did_not_hold_is_taken_back_and_the_next_one_waits_twice
     for step in range(1, 120):
         held = one.budgets[0] >= 512
         before = one.budgets[0]
-        one.watch(step, measured(step, {0: 0.95 if held else 0.858}))
+        one.watch(evidence(step, measured(step, {0: 0.95 if held else 0.858})))
         steps += 1
         if one.budgets[0] < before:
             waits.append(steps)
@@ -183,14 +184,14 @@ def test_the_selectors_least_budget_is_the_floor_and_a_shorter_bin_too() -> None
 def test_a_bin_with_few_tokens_is_judged_on_several_steps_together() -> None:
     one = controller()
     few = [measured(step, {0: 0.7}, rollouts=6, tokens=20) for step in (1, 2)]
-    assert one.watch(1, few[0]).schedule is None
-    assert "controller/tail_low/0-2k" not in one.watch(2, few[1]).report or one.budgets[0] > 512
+    assert one.watch(evidence(1, few[0])).schedule is None
+    assert "controller/tail_low/0-2k" not in one.watch(evidence(2, few[1])).report or one.budgets[0] > 512
     assert one.budgets[0] == 1024
 
 
 def test_a_handful_of_rollouts_judges_nothing_however_long_they_are() -> None:
     one = controller()
-    assert one.watch(1, measured(1, {0: 0.5}, rollouts=7, tokens=1000)).schedule is None
+    assert one.watch(evidence(1, measured(1, {0: 0.5}, rollouts=7, tokens=1000))).schedule is None
 
 
 def test_the_pooled_row_is_the_row_of_the_merged_statistics() -> None:
@@ -212,18 +213,18 @@ def test_the_pooled_row_is_the_row_of_the_merged_statistics() -> None:
 
 def test_longer_bins_that_were_never_measured_read_the_share_of_the_last_measured_one() -> None:
     one = controller()
-    decision = one.watch(1, measured(1, {1: 0.867}))
+    decision = one.watch(evidence(1, measured(1, {1: 0.867})))
     assert one.budgets == [512, 512, 768, 1024]
     assert any("from 4000 on (512 -> 768 tokens, ...): not measured yet, follows 2k-4k" in e for e in decision.events)
-    one.watch(2, measured(2, {1: 0.78}))
+    one.watch(evidence(2, measured(2, {1: 0.78})))
     assert one.budgets == [992, 992, 1488, 1984]
 
 
 def test_after_a_calibrated_start_longer_bins_keep_their_proportions() -> None:
     one = Controller(RULES, BINS, [512, 768, 800, 896], trust_start=True)
-    one.watch(1, measured(1, {0: 0.867, 1: 0.867}))
+    one.watch(evidence(1, measured(1, {0: 0.867, 1: 0.867})))
     assert one.budgets == [512, 768, 800, 896]
-    one.watch(2, measured(2, {0: 0.867, 1: 0.5}))
+    one.watch(evidence(2, measured(2, {0: 0.867, 1: 0.5})))
     assert one.budgets == [512, 1536, 1600, 1792]
 
 
@@ -260,7 +261,7 @@ def test_whatever_is_measured_budgets_are_whole_units_within_limits_and_do_not_f
     for step, each in enumerate(tails, start=1):
         statistics = measured(step, each, rollouts=8, tokens=10)
         before = one.budgets
-        decision = one.watch(step, statistics)
+        decision = one.watch(evidence(step, statistics))
         budgets = one.budgets
         assert budgets == sorted(budgets)
         assert all(budget % unit == 0 for budget in budgets)
@@ -271,8 +272,9 @@ def test_whatever_is_measured_budgets_are_whole_units_within_limits_and_do_not_f
         assert sum(new != old for new, old in zip(budgets, before, strict=True)) == 0 or decision.events
         # Another process, or a run resumed here, decides alike.
         resumed = Controller(rules, bins, bins.share(share), trust_start=trust)
-        resumed.restore(json.loads(json.dumps(other.state())), unpacked(packed(other.window.evidence)))
-        assert resumed.watch(step, statistics) == decision
+        plain = {"bins": json.loads(json.dumps(other.state()["bins"]))}
+        resumed.restore(other.state() | plain)
+        assert resumed.watch(evidence(step, statistics)) == decision
         other = resumed
 
 
@@ -283,12 +285,13 @@ def test_evidence_survives_a_file_to_the_bit(tmp_path: Path) -> None:
     window = TailWindow(3)
     for step in range(1, 6):
         window.add(step, measured(step, {0: 0.8, step % 4: 0.9}))
-    path = tmp_path / "evidence.safetensors"
-    save_file(packed(window.evidence), path)
-    restored = unpacked(load_file(path))
-    assert [step for step, _ in restored] == [3, 4, 5]
-    for (_, one), (_, other) in zip(window.evidence, restored, strict=True):
-        assert all(tensor.equal(other.state()[name]) for name, tensor in one.state().items())
+    path = tmp_path / "window.safetensors"
+    save_file(window.state(), path)
+    restored = TailWindow(3)
+    restored.restore(load_file(path))
+    assert [step for step, _ in restored.evidence] == [3, 4, 5]
+    for (_, one), (_, other) in zip(window.evidence, restored.evidence, strict=True):
+        assert one.keys() == other.keys() and all(tensor.equal(other[name]) for name, tensor in one.items())
 
 
 def test_the_final_schedule_loads_and_says_what_was_measured(tmp_path: Path) -> None:
@@ -310,7 +313,9 @@ def test_the_final_schedule_loads_and_says_what_was_measured(tmp_path: Path) -> 
 
 
 def made(*overrides: str, schedule: Schedule | None = None, longest: int = 8000) -> Controller | None:
-    return make_controller(load_config(None, ["controller.target=0.86", *overrides]), schedule, longest)
+    return make_controller(
+        load_config(None, ["control.by=controller", "control.target=0.86", *overrides]), schedule, longest
+    )
 
 
 def test_off_by_default_and_one_line_turns_it_on() -> None:
@@ -325,7 +330,7 @@ def test_off_by_default_and_one_line_turns_it_on() -> None:
 
 
 def test_a_start_share_of_one_is_dense() -> None:
-    one = made("controller.start_share=1")
+    one = made("control.start_share=1")
     assert one is not None
     assert one.budgets == [2000, 4000, 6000, 8000]
 
@@ -350,51 +355,51 @@ def test_a_budget_beyond_the_bin_is_the_whole_bin() -> None:
 
 
 def test_a_start_above_the_limit_and_a_limit_that_is_no_budget_are_refused() -> None:
-    with pytest.raises(UserError, match="has 512 tokens at 0-2k, more than controller.most_budget_tokens = 256"):
-        made("controller.most_budget_tokens=256", schedule=Schedule.fixed(512))
-    with pytest.raises(UserError, match=r"controller.most_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
-        made("controller.most_budget_tokens=250")
-    with pytest.raises(UserError, match=r"controller.least_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
-        made("controller.least_budget_tokens=250")
+    with pytest.raises(UserError, match="has 512 tokens at 0-2k, more than control.most_budget_tokens = 256"):
+        made("control.most_budget_tokens=256", schedule=Schedule.fixed(512))
+    with pytest.raises(UserError, match=r"control.most_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
+        made("control.most_budget_tokens=250")
+    with pytest.raises(UserError, match=r"control.least_budget_tokens: .*multiple of page_tokens \(16\), got 250"):
+        made("control.least_budget_tokens=250")
     with pytest.raises(UserError, match="least_budget_tokens = 512 is more than most_budget_tokens = 256"):
-        made("controller.least_budget_tokens=512", "controller.most_budget_tokens=256")
+        made("control.least_budget_tokens=512", "control.most_budget_tokens=256")
 
 
 def test_a_run_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
     few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=3"]
-    assert made(*few, "controller.window_steps=3") is not None
-    message = r"(?s)8 rollouts or more.*window_steps = 2 steps of this run have 6.*--set controller.window_steps=3"
+    assert made(*few, "control.window_steps=3") is not None
+    message = r"(?s)8 rollouts or more.*window_steps = 2 steps of this run have 6.*--set control.window_steps=3"
     with pytest.raises(UserError, match=message):
-        made(*few, "controller.window_steps=2")
+        made(*few, "control.window_steps=2")
 
 
 def test_an_adapter_may_start_from_the_controllers_own_share_of_the_context() -> None:
-    assert load_config(None, ["controller.target=0.86", "distill.enabled=true"]).rollout.schedule == "dense"
+    config = load_config(None, ["control.by=controller", "control.target=0.86", "distill.rank=16"])
+    assert config.attention.kind == "dense"
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (['guard.action="stricter"', 'guard.stricter=["dense"]'], "would both change the schedule"),
-        (
-            ["distill.enabled=true", "rollout.kv_budget_tokens=512", 'distill.cheaper=["qwen3-1.7b-0.83"]'],
-            "would both lower the budgets",
-        ),
-        (["compression.kind=snap_kv", "guard.action=off"], "has no schedule that controller.target could move"),
+        (['control.stricter=["dense"]'], r'control\.stricter is for control\.by = "guard", and .* is "controller"'),
+        (['control.schedules=["qwen3-1.7b-0.83"]'], r'control\.schedules is for control\.by = "cheaper"'),
+        (["attention.kind=compression", "attention.policy=snap_kv"], '"controller" moves a schedule, and .* has none'),
         (["guard.at_least=0.9"], "guard.at_least = 0.9 asks for more than the controller holds"),
-        (["controller.margin=0.2"], "must be below 1, got 0.86 \\+ 0.2"),
-        (["controller.target=1"], "controller.target: "),
+        (["control.margin=0.2"], "must be below 1, got 0.86 \\+ 0.2"),
+        (["control.target=1"], "control.target: "),
     ],
 )
 def test_combinations_that_make_no_sense_are_refused_when_the_configuration_is_read(
     overrides: list[str], message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        load_config(None, ["controller.target=0.86", *overrides])
+        load_config(None, ["control.by=controller", "control.target=0.86", *overrides])
 
 
 def test_the_guard_watches_the_controllers_target_unless_it_has_its_own() -> None:
     schedule = Schedule.load("qwen3-1.7b-0.92")
-    assert make_guard(load_config(None, ["controller.target=0.86"]), schedule).at_least == 0.86
-    config = load_config(None, ["controller.target=0.86", "guard.at_least=0.8", "guard.action=stop"])
+    assert make_guard(load_config(None, ["control.by=controller", "control.target=0.86"]), schedule).at_least == 0.86
+    config = load_config(
+        None, ["control.by=controller", "control.target=0.86", "guard.at_least=0.8", "guard.action=stop"]
+    )
     assert make_guard(config, schedule).at_least == 0.8

@@ -11,7 +11,7 @@ import pytest
 from sparroll.attention.selectors import PageMean
 from sparroll.control.controller import Controller, Rules
 from sparroll.control.length_bins import LengthBins
-from tail_worlds import BIN, World
+from tail_worlds import BIN, World, evidence
 
 TARGET = 0.86
 BINS = LengthBins(BIN, 2 * BIN, PageMean())
@@ -40,7 +40,7 @@ def course(worlds: list[World], start: list[int], seed: int, rules: Rules = Rule
     for step, world in enumerate(worlds, start=1):
         budgets.append(one.budgets)
         tails.append([world.tail(place, budget) for place, budget in enumerate(one.budgets)])
-        one.watch(step, world.measure(step, one.budgets, rng))
+        one.watch(evidence(step, world.measure(step, one.budgets, rng)))
     return Course(np.array(tails), np.array(budgets))
 
 

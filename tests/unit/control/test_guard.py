@@ -1,93 +1,166 @@
-"""The guard's decisions, step by step."""
+"""The guard's decisions, step by step, on tails whose 5th percentile is known."""
 
 from __future__ import annotations
 
-import pytest
+import json
+from typing import Any
 
-from sparroll.control.guard import Guard, Verdict
+import pytest
+import torch
+
+from sparroll.control.guard import Guard, confidence_of
+from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.errors import UserError
+from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule, Step
 from sparroll.train import load_config
 from sparroll.train.schedules import make_guard
+from tail_worlds import BIN, evidence, measured
 
 LOOSE, TIGHT = Schedule.fixed(64), Schedule.fixed(512)
 
 
-def test_a_tail_that_stays_low_for_the_window_triggers_and_a_single_dip_does_not() -> None:
-    guard = Guard("stop", 0.86, 3, [])
-    tails = [0.8, 0.8, 0.9, 0.8, 0.8, 0.85]
-    verdicts = [guard.watch(tail, LOOSE) for tail in tails]
-    assert [verdict.action for verdict in verdicts] == ["none"] * 5 + ["stop"]
-    assert "0.850, under 0.860 for 3 steps" in verdicts[-1].reason
+def shown(
+    step: int, tail: float, schedule: Schedule | None = LOOSE, *, dense: bool = False, rollouts: int = 20
+) -> StepEvidence:
+    """By 2000 tokens of one step the bound lies .004 above the percentile, by those of three steps .002."""
+    return evidence(step, measured(step, {0: tail}, rollouts=rollouts), schedule, dense=dense)
 
 
-def test_the_target_itself_is_met() -> None:
-    guard = Guard("stop", 0.86, 1, [])
-    assert guard.watch(0.86, LOOSE) == Verdict()
+def actions(guard: Guard, tails: list[float], schedule: Schedule | None = LOOSE) -> list[str]:
+    return [guard.watch(shown(step, tail, schedule)).action for step, tail in enumerate(tails, start=1)]
+
+
+def test_a_tail_that_is_surely_low_raises_an_alarm_at_once_and_says_what_it_rests_on() -> None:
+    decision = Guard("stop", 0.86).watch(shown(1, 0.7))
+    assert decision.action == "stop"
+    (event,) = decision.events
+    assert event.startswith(
+        "the tail (5th percentile of the acceptance) at 0-2k is 0.700, surely under 0.860: upper bound 0.7"
+    )
+    assert event.endswith("by 2000 tokens of 20 rollouts (steps 1 to 1): stopped")
+
+
+def test_a_tail_that_may_be_chance_waits_for_more_evidence() -> None:
+    """The bound comes nearer as steps are pooled."""
+    found = actions(Guard("stop", 0.86), [0.857] * 10)
+    assert found[0] == "none" and "stop" in found
+    assert actions(Guard("stop", 0.86), [0.862] * 40) == ["none"] * 40
+
+
+def test_a_low_step_between_good_ones_is_no_alarm() -> None:
+    assert actions(Guard("stop", 0.86, window_steps=3), [0.9, 0.9, 0.85, 0.9, 0.9] * 4) == ["none"] * 20
+
+
+def test_the_window_forgets_what_is_older() -> None:
+    """Ten good steps and then bad ones: a window of two sees the fall sooner than one of ten."""
+    tails = [0.9] * 10 + [0.83] * 10
+    short, long = (actions(Guard("stop", 0.86, window_steps=steps), tails).index("stop") for steps in (2, 10))
+    assert 10 <= short < long
+
+
+def test_seven_rollouts_raise_no_alarm_however_many_tokens_they_have() -> None:
+    for rollouts, action in ((7, "none"), (8, "stop")):
+        tail = measured(1, {0: 0.3}, rollouts=rollouts, tokens=1000)
+        assert Guard("stop", 0.86).watch(evidence(1, tail, LOOSE)).action == action
+    few = measured(1, {0: 0.3}, rollouts=20, tokens=10)
+    assert Guard("stop", 0.86, least_tokens=201).watch(evidence(1, few, LOOSE)).action == "none"
+
+
+def test_the_more_bins_are_tested_the_surer_each_must_be() -> None:
+    assert confidence_of(1) == 1 - 4e-3
+    assert confidence_of(20) == 1 - 2e-4
+    alone, among_many = measured(1, {0: 0.855}), measured(1, {0: 0.855} | dict.fromkeys(range(1, 200), 0.95))
+    bounds = [Guard("stop", 0.86).watch(evidence(1, each, LOOSE)).action for each in (alone, among_many)]
+    assert bounds == ["stop", "none"]
+
+
+def test_the_worst_bin_is_named() -> None:
+    tail = measured(1, {0: 0.8, 1: 0.6, 2: 0.9})
+    assert "at 2k-4k is 0.6" in Guard("warn", 0.86).watch(evidence(1, tail, LOOSE)).events[0]
 
 
 def test_a_guard_without_a_target_says_so_at_the_start_of_a_sparse_run() -> None:
-    (notice,) = Guard("warn", None, 5, []).notice(dense=False)
+    (notice,) = Guard("warn", None).notice(dense=False)
     assert "watches nothing" in notice
     assert "guard.at_least, for example 0.86" in notice
-    assert Guard("warn", None, 5, []).notice(dense=True) == []
-    assert Guard("off", None, 5, []).notice(dense=False) == []
-    assert Guard("warn", 0.86, 5, []).notice(dense=False) == []
+    assert Guard("warn", None).notice(dense=True) == []
+    assert Guard("off", None).notice(dense=False) == []
+    assert Guard("warn", 0.86).notice(dense=False) == []
 
 
 def test_stricter_goes_down_its_list_and_dense_ends_the_watch() -> None:
-    guard = Guard("stricter", 0.86, 2, [TIGHT, None])
+    guard = Guard("stricter", 0.86, stricter=(TIGHT, None))
     schedule: Schedule | None = LOOSE
     taken = []
-    for _ in range(6):
-        verdict = guard.watch(0.7, schedule)
-        if verdict.action == "switch":
-            schedule = verdict.schedule
-        taken.append((verdict.action, schedule.name if schedule else "dense"))
-    assert taken == [
-        ("none", "fixed-64"),
-        ("switch", "fixed-512"),
-        ("none", "fixed-512"),
-        ("switch", "dense"),
-        ("none", "dense"),
-        ("none", "dense"),
-    ]
+    for step in range(1, 5):
+        decision = guard.watch(shown(step, 0.7, schedule, dense=schedule is None))
+        if decision.action == "switch":
+            schedule = decision.schedule
+        taken.append((decision.action, schedule.name if schedule else "dense"))
+    assert taken == [("switch", "fixed-512"), ("switch", "dense"), ("none", "dense"), ("none", "dense")]
+
+
+def test_evidence_of_two_schedules_is_not_pooled() -> None:
+    guard = Guard("stop", 0.86)
+    tails = [0.857] * 10
+    under = actions(Guard("stop", 0.86), tails).index("stop")
+    for step in range(under):
+        assert guard.watch(shown(step + 1, 0.857)).action == "none"
+    assert guard.watch(shown(under + 1, 0.857, TIGHT)).action == "none"
+    assert len(guard.window.evidence) == 1
 
 
 def test_at_the_end_of_the_list_it_warns() -> None:
-    guard = Guard("stricter", 0.86, 1, [TIGHT])
-    assert guard.watch(0.7, LOOSE).action == "switch"
-    verdict = guard.watch(0.7, TIGHT)
-    assert verdict.action == "warn"
-    assert "no stricter schedule is left after fixed-512" in verdict.reason
+    guard = Guard("stricter", 0.86, stricter=(TIGHT,))
+    assert guard.watch(shown(1, 0.7)).action == "switch"
+    decision = guard.watch(shown(2, 0.7, TIGHT))
+    assert decision.action == "warn"
+    assert decision.events[0].endswith("and no stricter schedule is left after fixed-512")
 
 
-def test_steps_without_a_measurable_bin_neither_clear_nor_count() -> None:
-    guard = Guard("warn", 0.86, 2, [])
-    assert [guard.watch(tail, LOOSE).action for tail in (0.7, None, None, 0.7)] == ["none", "none", "none", "warn"]
+def test_a_warning_comes_again_only_after_a_whole_window() -> None:
+    assert actions(Guard("warn", 0.86, window_steps=3), [0.7] * 7) == ["warn", "none", "none"] * 2 + ["warn"]
+
+
+def test_steps_without_a_token_change_nothing() -> None:
+    guard = Guard("warn", 0.86)
+    assert guard.watch(evidence(1, TailStatistics(bin_tokens=BIN, replicates=20), LOOSE)) == Decision()
+    assert guard.watch(shown(2, 0.7)).action == "warn"
 
 
 def test_off_no_target_and_dense_rollouts_say_nothing() -> None:
-    assert Guard("off", 0.86, 1, []).watch(0.1, LOOSE) == Verdict()
-    assert Guard("warn", None, 1, []).watch(0.1, LOOSE) == Verdict()
-    assert Guard("warn", 0.86, 1, []).watch(0.1, None) == Verdict()
+    assert Guard("off", 0.86).watch(shown(1, 0.1)) == Decision()
+    assert Guard("warn", None).watch(shown(1, 0.1)) == Decision()
+    assert Guard("warn", 0.86).watch(shown(1, 0.1, None, dense=True)) == Decision()
 
 
 def test_a_restored_guard_goes_on_where_the_other_stood() -> None:
-    one = Guard("stricter", 0.86, 3, [TIGHT, None])
-    for tail in (0.7, 0.7, 0.7, 0.7):
-        one.watch(tail, LOOSE)
-    other = Guard("stricter", 0.86, 3, [TIGHT, None])
-    other.restore(one.state())
-    for tail in (0.7, 0.7):
-        assert one.watch(tail, TIGHT) == other.watch(tail, TIGHT)
+    def made() -> Guard:
+        return Guard("stricter", 0.86, stricter=(TIGHT, None))
+
+    one = made()
+    one.watch(shown(1, 0.7))
+    assert one.watch(shown(2, 0.857, TIGHT)).action == "none"
+    state = one.state()
+    plain = {name: value for name, value in state.items() if not isinstance(value, torch.Tensor)}
+    other = made()
+    other.restore(state | json.loads(json.dumps(plain)))
+    decisions = [(one.watch(each), other.watch(each)) for step in range(3, 12) if (each := shown(step, 0.857, TIGHT))]
+    assert all(mine == theirs for mine, theirs in decisions)
+    assert [mine.action for mine, _ in decisions].count("switch") == 1
+
+
+# -- where the target comes from -------------------------------------------------------------------------------------------
 
 
 def schedule_with(target: dict[str, object] | None) -> Schedule:
     return Schedule(steps=(Step(0, 64),), target=target, name="own")
 
 
-OWN = {"statistic": "acceptance", "estimator": "top_k_lower", "top_k": 20, "quantile": 0.05, "at_least": 0.86}
+OWN: dict[str, Any] = {
+    "statistic": "acceptance", "estimator": "top_k_lower", "top_k": 20, "quantile": 0.05, "at_least": 0.86,
+}  # fmt: skip
 
 
 def test_without_a_target_of_its_own_the_guard_takes_the_schedules() -> None:
@@ -107,5 +180,15 @@ def test_a_target_of_another_statistic_is_refused_and_not_compared(change: dict[
 
 
 def test_a_guard_that_is_to_act_needs_a_target() -> None:
-    with pytest.raises(UserError, match="'stop', but the schedule 'own' names no target"):
+    with pytest.raises(UserError, match="is to act at an alarm, but the schedule 'own' names no target"):
         make_guard(load_config(None, ["guard.action=stop"]), schedule_with(None))
+
+
+def test_a_window_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
+    few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=2", "guard.at_least=0.8"]
+    assert make_guard(load_config(None, few), None).window.steps == 10
+    message = (
+        r"(?s)the guard judges a bin by 8 rollouts or more.*window_steps = 3 .* have 6.*--set guard.window_steps=4"
+    )
+    with pytest.raises(UserError, match=message):
+        make_guard(load_config(None, [*few, "guard.window_steps=3"]), None)

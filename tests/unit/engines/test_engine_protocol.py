@@ -25,16 +25,18 @@ SCHEDULE, OTHER = Schedule.fixed(64), Schedule.fixed(96)
 EVICTION = compression.make_compression("streaming", budget_tokens=64)
 
 
+FILES = {"Engine": "base.py", "HFEngine": "hf/engine.py", "VLLMEngine": "vllm/engine.py"}
+
+
 def class_tree(name: str) -> ast.ClassDef:
-    """Of an engine, read and not imported: VLLMEngine needs vLLM."""
-    path = SOURCE / "engines" / ("hf" if name == "HFEngine" else "vllm") / "engine.py"
-    tree = ast.parse(path.read_text(encoding="utf-8"))
+    """Read and not imported: VLLMEngine needs vLLM."""
+    tree = ast.parse((SOURCE / "engines" / FILES[name]).read_text(encoding="utf-8"))
     return next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name)
 
 
 def arguments(method: ast.FunctionDef) -> list[tuple[str, str]]:
-    """(name, default) of each argument; the first one's name may say what the engine calls it."""
-    found, given = [argument.arg.rstrip("_") for argument in method.args.args], method.args.defaults
+    """(name, default) of each argument."""
+    found, given = [argument.arg for argument in method.args.args], method.args.defaults
     defaults = [""] * (len(found) - len(given)) + [ast.unparse(default) for default in given]
     keywords = zip(method.args.kwonlyargs, method.args.kw_defaults, strict=True)
     named = [(keyword.arg, ast.unparse(value) if value else "") for keyword, value in keywords]
@@ -47,12 +49,7 @@ def methods_of(tree: ast.ClassDef) -> dict[str, ast.FunctionDef]:
 
 @pytest.mark.parametrize("name", ["HFEngine", "VLLMEngine"])
 def test_every_engine_has_every_method_with_the_protocols_arguments(name: str) -> None:
-    tree = next(
-        node
-        for node in ast.parse(Path(base.__file__).read_text(encoding="utf-8")).body
-        if isinstance(node, ast.ClassDef) and node.name == "Engine"
-    )
-    asked, own = methods_of(tree), methods_of(class_tree(name))
+    asked, own = methods_of(class_tree("Engine")), methods_of(class_tree(name))
     # Inherited, a method would be the protocol's own, which does nothing.
     assert METHODS - own.keys() == set()
     assert {method: arguments(own[method]) for method in METHODS} == {

@@ -15,7 +15,7 @@ from sparroll.tasks.code.limits import SandboxError, SandboxLimits
 from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, CodeVerdict, StdinTests, Tests, last_code
 from sparroll.tasks.code.rules import same_output, same_value
 
-LIMITS = SandboxLimits(wall_seconds=10, cpu_seconds=5)
+LIMITS = SandboxLimits(wall_seconds=10, cpu_seconds=2)
 SUM = StdinTests((("1 2", "3"), ("2 5", "7")))
 
 

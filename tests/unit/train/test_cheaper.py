@@ -7,15 +7,18 @@ import numpy as np
 import pytest
 import torch
 
-from sparroll.control.guard import Verdict
+from sparroll.control.cheaper_schedules import CheaperSchedules
+from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.schedule import Schedule
 from sparroll.train.config.file import load_config
-from sparroll.train.config.sections import DistillSection
-from sparroll.train.distill.cheaper_schedules import Cheaper
-from sparroll.train.schedules import make_cheaper, starting_schedule
+from sparroll.train.schedules import make_cheaper_schedules, starting_schedule
 
+OPTIONS = [
+    "model.name=Qwen/Qwen3-1.7B", "attention.kind=schedule", "attention.name=qwen3-1.7b-0.86", "distill.rank=16",
+    "control.by=cheaper",
+]  # fmt: skip
 START, FIRST, SECOND = Schedule.fixed(512), Schedule.fixed(256), Schedule.fixed(128)
 
 
@@ -41,40 +44,41 @@ def measurement(rng: np.random.Generator, q05: float, long_q05: float) -> TailTa
     return statistics.table("top_k_lower")
 
 
-def cheaper(patience: int = 2, every: int = 10) -> Cheaper:
-    names = (FIRST.name, SECOND.name)
-    settings = DistillSection(enabled=True, cheaper=names, cheaper_patience=patience, cheaper_every_steps=every)
-    return Cheaper([FIRST, SECOND], 0.86, settings)
+def cheaper(patience: int = 2, every: int = 10, least_tokens: int = 200) -> CheaperSchedules:
+    return CheaperSchedules([FIRST, SECOND], 0.86, every_steps=every, patience=patience, least_tokens=least_tokens)
+
+
+def shown(replay: TailTable, schedule: Schedule = START) -> StepEvidence:
+    return StepEvidence(10, schedule, False, TailStatistics(), {}, replay)
 
 
 def test_it_is_due_every_so_many_steps_while_a_schedule_is_left() -> None:
     one = cheaper(patience=1, every=5)
     assert [step for step in range(1, 16) if one.due(step)] == [5, 10, 15]
-    one.watch(tail(0.9), 200, START)
-    one.watch(tail(0.9), 200, FIRST)
+    one.watch(shown(tail(0.9)))
+    one.watch(shown(tail(0.9), FIRST))
     assert one.following is None
     assert not one.due(5)
 
 
 def test_it_switches_after_patience_measurements_in_a_row_and_says_why() -> None:
     one = cheaper()
-    verdicts = [one.watch(tail(value), 200, START)[0] for value in (0.87, 0.85, 0.87, 0.86)]
-    assert [verdict.action for verdict in verdicts] == ["none", "none", "none", "switch"]
-    assert verdicts[3].schedule == FIRST
-    assert verdicts[3].reason == (
+    decisions = [one.watch(shown(tail(value))) for value in (0.87, 0.85, 0.87, 0.86)]
+    assert [decision.action for decision in decisions] == ["none", "none", "none", "switch"]
+    assert decisions[3].schedule == FIRST
+    assert decisions[3].events == (
         "with the adapter, the tail under fixed-256 (worst bin, lower bound) is 0.860, at least 0.860 in 2 measurements: "
-        "fixed-512 -> fixed-256"
+        "fixed-512 -> fixed-256",
     )
     assert (one.following, one.held) == (SECOND, 0)
 
 
 def test_the_worst_bin_decides_unless_it_has_too_few_tokens() -> None:
-    one = cheaper(patience=1)
-    verdict, report = one.watch(tail(0.9, last_bin=0.5), 100, START)
-    assert verdict.action == "none"
+    decision = cheaper(patience=1, least_tokens=100).watch(shown(tail(0.9, last_bin=0.5)))
+    assert decision.action == "none"
     expected = {"distill/cheaper_q05_low": 0.5, "distill/cheaper_q05": 0.5, "distill/cheaper_held": 0.0}
-    assert report == pytest.approx(expected, abs=1e-3)
-    assert one.watch(tail(0.9, last_bin=0.5), 101, START)[0].action == "switch"
+    assert decision.report == pytest.approx(expected, abs=1e-3)
+    assert cheaper(patience=1, least_tokens=101).watch(shown(tail(0.9, last_bin=0.5))).action == "switch"
 
 
 def test_a_bin_with_too_few_rollouts_neither_holds_the_target_nor_breaks_the_row() -> None:
@@ -90,14 +94,14 @@ def test_a_bin_with_too_few_rollouts_neither_holds_the_target_nor_breaks_the_row
 
     assert reached_by(1, 0.9).rows[1].low == 0.0
     for rollouts in (1, 7):
-        assert cheaper(patience=1).watch(reached_by(rollouts, 0.9), 200, START)[0].action == "switch"
-    assert cheaper(patience=1).watch(reached_by(8, 0.5), 200, START)[0].action == "none"
+        assert cheaper(patience=1).watch(shown(reached_by(rollouts, 0.9))).action == "switch"
+    assert cheaper(patience=1).watch(shown(reached_by(8, 0.5))).action == "none"
     none_counts = TailStatistics(bin_tokens=1000)
     for rollout in range(7):
         none_counts.add(torch.full((400,), 0.1), torch.full((400,), 10), f"{rollout}")
     one = cheaper()
-    one.watch(tail(0.9), 200, START)
-    assert one.watch(none_counts.table("top_k_lower"), 200, START) == (Verdict(), {})
+    one.watch(shown(tail(0.9)))
+    assert one.watch(shown(none_counts.table("top_k_lower"))) == Decision()
     assert one.held == 1
 
 
@@ -107,34 +111,34 @@ def test_it_switches_where_the_tail_is_above_the_target_at_every_length_and_neve
     above, under, under_behind = cheaper(patience=3), cheaper(patience=3), cheaper(patience=3)
     tables = [measurement(rng, 0.9, 0.9) for _ in range(3)]
     assert all(table.rows[-1].rollouts < 8 and table.rows[-1].low < 0.86 for table in tables)
-    assert [above.watch(table, 200, START)[0].action for table in tables] == ["none", "none", "switch"]
+    assert [above.watch(shown(table)).action for table in tables] == ["none", "none", "switch"]
     for _ in range(6):
-        assert under.watch(measurement(rng, 0.85, 0.85), 200, START)[0].action == "none"
-        assert under_behind.watch(measurement(rng, 0.95, 0.85), 200, START)[0].action == "none"
+        assert under.watch(shown(measurement(rng, 0.85, 0.85))).action == "none"
+        assert under_behind.watch(shown(measurement(rng, 0.95, 0.85))).action == "none"
 
 
 def test_a_measurement_without_a_bin_that_counts_changes_nothing() -> None:
     one = cheaper()
-    one.watch(tail(0.9), 200, START)
-    assert one.watch(tail(0.1), 1000, START) == (Verdict(), {})
+    one.watch(shown(tail(0.9)))
+    assert one.watch(shown(tail(0.1, tokens=180))) == Decision()
+    assert one.watch(StepEvidence(11, START, False, TailStatistics(), {})) == Decision()
     assert one.held == 1
 
 
 def test_its_place_survives_a_checkpoint() -> None:
     one, other = cheaper(), cheaper()
     for value in (0.9, 0.9, 0.9):
-        one.watch(tail(value), 200, START)
+        one.watch(shown(tail(value)))
     other.restore(one.state())
     assert (other.following, other.held) == (SECOND, 1)
-    assert other.watch(tail(0.9), 200, FIRST)[0].schedule == SECOND
+    assert other.watch(shown(tail(0.9), FIRST)).schedule == SECOND
 
 
 def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
-    def made(*names: str) -> Cheaper | None:
+    def made(*names: str) -> CheaperSchedules | None:
         listed = ", ".join(f'"{name}"' for name in names)
-        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
-        config = load_config(None, [*options, f"distill.cheaper=[{listed}]"])
-        return make_cheaper(config, starting_schedule(config))
+        config = load_config(None, [*OPTIONS, f"control.schedules=[{listed}]"])
+        return make_cheaper_schedules(config, starting_schedule(config))
 
     found = made("qwen3-1.7b-0.83", "qwen3-1.7b-0.80")
     assert found is not None and len(found.schedules) == 2
@@ -145,26 +149,24 @@ def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
 
 
 def test_measurements_that_could_never_count_are_refused_at_the_start() -> None:
-    def made(*more: str) -> Cheaper | None:
-        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
-        config = load_config(None, [*options, 'distill.cheaper=["qwen3-1.7b-0.80"]', *more])
-        return make_cheaper(config, starting_schedule(config))
+    def made(*more: str) -> CheaperSchedules | None:
+        config = load_config(None, [*OPTIONS, 'control.schedules=["qwen3-1.7b-0.80"]', *more])
+        return make_cheaper_schedules(config, starting_schedule(config))
 
     assert made("rollout.samples_per_prompt=4") is not None
-    with pytest.raises(UserError, match=r"(?s)by 8 rollouts or more, .* has 4.*distill\.cheaper_prompts=2"):
-        made("rollout.samples_per_prompt=4", "distill.cheaper_prompts=1")
+    with pytest.raises(UserError, match=r"(?s)by 8 rollouts or more, .* has 4.*control\.prompts=2"):
+        made("rollout.samples_per_prompt=4", "control.prompts=1")
     with pytest.raises(UserError, match=r"(?s)a measurement has 4.*train\.prompts_per_step = 2 or more"):
         made("rollout.samples_per_prompt=4", "train.prompts_per_step=1")
 
 
 def test_a_guard_that_would_stop_what_cheaper_schedules_hold_is_refused_at_the_start() -> None:
-    def made(*more: str) -> Cheaper | None:
-        options = ["model.name=Qwen/Qwen3-1.7B", "distill.enabled=true", "rollout.schedule=qwen3-1.7b-0.86"]
-        options += ['distill.cheaper=["qwen3-1.7b-0.80"]', "guard.action=stop", *more]
-        config = load_config(None, options)
-        return make_cheaper(config, starting_schedule(config))
+    def made(*more: str) -> CheaperSchedules | None:
+        more = ("guard.action=stop", *more)
+        config = load_config(None, [*OPTIONS, 'control.schedules=["qwen3-1.7b-0.80"]', *more])
+        return make_cheaper_schedules(config, starting_schedule(config))
 
     assert made() is not None
     with pytest.raises(UserError, match="goes on with a tail of 0.8, and the guard stops the run below 0.86"):
-        made("distill.cheaper_at_least=0.8")
-    assert made("distill.cheaper_at_least=0.8", "guard.at_least=0.8") is not None
+        made("control.at_least=0.8")
+    assert made("control.at_least=0.8", "guard.at_least=0.8") is not None

@@ -14,7 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from sparroll.schedule import Schedule
-from sparroll.train.config.sections import TrainConfig, TrainSection
+from sparroll.train.config.run import TrainConfig
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.checkpoint import RunState, damage, newest, tidy
 from sparroll.train.runtime.randomness import generator_state
@@ -58,7 +59,7 @@ def test_state_comes_back_and_the_model_is_a_plain_transformers_folder(tmp_path:
         metrics_bytes=99,
         evaluated_step=2,
         schedule=Schedule.fixed(128),
-        guard={"low_steps": 1, "switches": 0},
+        watchers={"guard": {"switches": 1}, "empty_steps": {"in_a_row": 2}},
         dense_ceiling={"mismatch/dense_ceiling_q05": 1 / 3},
         generators=[generator_state()],
     )
@@ -69,6 +70,17 @@ def test_state_comes_back_and_the_model_is_a_plain_transformers_folder(tmp_path:
         assert torch.equal(value, loaded.state_dict()[name]), name
     assert not list(saved.rglob("*.bin"))
     assert not list(saved.rglob("*.pt"))
+
+
+def test_what_watchers_keep_comes_back_to_the_bit(tmp_path: Path, model: PreTrainedModel) -> None:
+    kept = {"switches": 1, "3/counts": torch.arange(5), "3/settings": torch.tensor([0.1], dtype=torch.float64)}
+    state = RunState(step=1, watchers={"guard": kept, "controller": {"4/counts": torch.ones(2, 3)}, "empty_steps": {}})
+    saved = checkpoint.save(tmp_path, state, CONFIG, model, None, make_optimizer(model, TrainSection()), 1)
+    found = checkpoint.load_state(saved).watchers
+    assert found.keys() == state.watchers.keys()
+    assert found["guard"].keys() == kept.keys() and found["guard"]["switches"] == 1
+    for name, key in (("guard", "3/counts"), ("guard", "3/settings"), ("controller", "4/counts")):
+        assert torch.equal(found[name][key], state.watchers[name][key])
 
 
 def test_dense_rollouts_have_no_schedule_file(tmp_path: Path, model: PreTrainedModel) -> None:

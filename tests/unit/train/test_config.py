@@ -1,26 +1,44 @@
-"""Configuration: files, overrides, and one line for every mistake."""
+"""Configuration: files, overrides, sections with several kinds, and one line for every mistake."""
 
 from __future__ import annotations
 
 import json
+import tomllib
 from pathlib import Path
 
 import pytest
-from pydantic import BaseModel
 
 from sparroll.compression import make_compression
 from sparroll.errors import UserError
-from sparroll.train.config.file import config_from, load_config, refuse_other_config, write_config
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.base import Section, kinds_of
+from sparroll.train.config.distill import DistillConfig
+from sparroll.train.config.file import (
+    as_toml,
+    config_from,
+    distill_config_from,
+    load_config,
+    load_distill_config,
+    refuse_other_config,
+    write_config,
+)
+from sparroll.train.config.rollout import CompressionAttention, DenseAttention, ScheduleAttention
+from sparroll.train.config.run import TrainConfig
+
+BUDGET = ["attention.kind=budget", "attention.kv_budget_tokens=512"]
+PRESET = ["attention.kind=schedule", "attention.name=qwen3-1.7b-0.86"]
+R_KV = ["attention.kind=compression", "attention.policy=r_kv"]
+CONTROLLER = ["control.by=controller", "control.target=0.86"]
+GUARD = ["control.by=guard", 'control.stricter=["qwen3-1.7b-0.90"]']
+CHEAPER = ["control.by=cheaper", 'control.schedules=["qwen3-1.7b-0.80"]']
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text('[train]\nlr = 1e-4\nsteps = 7\n[correction]\nname = "icepop"\nweight_max = 3.0\n')
-    config = load_config(path, ["train.lr=3e-4", "rollout.schedule=qwen3-1.7b-0.86", "guard.at_least=0.8"])
+    config = load_config(path, ["train.lr=3e-4", *PRESET, "guard.at_least=0.8"])
     assert (config.train.lr, config.train.steps, config.train.clip_high) == (3e-4, 7, 0.28)
     assert config.correction.model_dump() == {"name": "icepop", "weight_max": 3.0}
-    assert config.rollout.schedule == "qwen3-1.7b-0.86"
+    assert config.attention == ScheduleAttention(name="qwen3-1.7b-0.86")
     assert config.guard.at_least == 0.8
 
 
@@ -35,6 +53,36 @@ def test_override_values_are_read_like_toml_and_none_clears() -> None:
     assert config.task.chat_template is True
 
 
+def test_a_file_says_none_with_the_same_word(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('[train]\nmax_gradient_norm = "none"\n')
+    assert load_config(path).train.max_gradient_norm is None
+
+
+def test_a_whole_section_can_be_set_and_starts_anew(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text(
+        '[attention]\nkind = "schedule"\nname = "qwen3-1.7b-0.86"\nforce = true\n[distill]\nrank = 4\n'
+        '[correction]\nname = "icepop"\nweight_max = 3.0\n'
+    )
+    dense = load_config(path, ["attention=dense", "distill=none"])
+    assert dense.attention == DenseAttention() and dense.distill is None
+    other = load_config(path, ["attention=schedule", "attention.name=qwen3-1.7b-0.80", "correction=tis"])
+    assert other.attention == ScheduleAttention(name="qwen3-1.7b-0.80")
+    assert other.correction.model_dump() == {"name": "tis"}
+    table = load_config(path, ['attention={kind = "budget", kv_budget_tokens = 64}'])
+    assert table.attention.model_dump() == {"kind": "budget", "kv_budget_tokens": 64}
+    on = load_config(None, [*BUDGET, "distill={}"])
+    assert on.distill is not None and on.distill.rank == 16
+
+
+def test_a_file_may_name_a_kind_alone(tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_text('attention = "dense"\nengine = "vllm"\n[task]\nlevel = 2\n')
+    config = load_config(path, ["engine.sleep_level=1"])
+    assert (config.attention.kind, config.engine.kind, config.engine.sleep_level) == ("dense", "vllm", 1)
+
+
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
@@ -43,28 +91,17 @@ def test_override_values_are_read_like_toml_and_none_clears() -> None:
         (["train.lr=fast"], r"train\.lr: input should be a valid number.*'fast'"),
         (["train.clip_low=2"], r"train\.clip_low: input should be less than 1, got 2"),
         (["train.steps=0"], r"train\.steps"),
+        (["train=3"], r"\[train\] must be a section, got 3"),
         (["rollout.samples_per_prompt=1"], r"rollout\.samples_per_prompt"),
         (["rollout.temperature=0"], r"rollout\.temperature"),
         (["correction.name=tsi"], r"(?s)unknown correction 'tsi'.*known: .*icepop.*none.*tis"),
         (["correction.weight_mx=2"], r"(?s)no setting 'weight_mx'.*weight_max"),
         (["correction.weight_max=-1"], r"weight_max must be a positive number"),
         (["train.lr"], r"(?s)section\.key=value, got 'train\.lr'.*--set train\.lr=1e-6"),
-        (["rollout.schedule=x", "rollout.kv_budget_tokens=64"], r"exclude each other"),
-        (["guard.action=stricter"], r"needs guard\.stricter"),
         (['log.sinks=["mlflow"]'], r"log\.sinks.*'mlflow'"),
-        (["compression.kind=rkv"], r"(?s)unknown compression 'rkv'.*did you mean 'r_kv'"),
-        (["compression.kind=r_kv", "compression.budget=9"], r"(?s)no setting 'budget'.*budget_tokens"),
-        (["compression.kind=r_kv", "compression.budget_tokens=8"], r"above the 8 tokens that always stay, got 8"),
-        (["compression.budget_tokens=64"], r"compression\.budget_tokens does nothing without a compression"),
-        (["compression.kind=r_kv", "rollout.kv_budget_tokens=64"], r"exclude each other; leave one out"),
-        (["compression.kind=r_kv", "rollout.schedule=qwen3-1.7b-0.86"], r"exclude each other; leave one out"),
-        (["compression.kind=r_kv", "rollout.engine=vllm"], r'needs rollout\.engine = "hf", got "vllm"'),
-        (
-            ["compression.kind=r_kv", "guard.action=stricter", 'guard.stricter=["dense"]'],
-            r'"stricter" goes through schedules, and a compression has none',
-        ),
-        (["compression.kind=r_kv", "distill.enabled=true"], r"distill\.enabled replays a schedule"),
-        (["compression.kind=r_kv", "guard.action=stop"], r"needs guard\.at_least"),
+        ([*R_KV, "attention.policy=rkv"], r"(?s)unknown compression 'rkv'.*did you mean 'r_kv'"),
+        ([*R_KV, "attention.budget=9"], r"(?s)no setting 'budget'.*budget_tokens"),
+        ([*R_KV, "attention.budget_tokens=8"], r"above the 8 tokens that always stay, got 8"),
     ],
 )
 def test_every_mistake_is_one_line(overrides: list[str], message: str) -> None:
@@ -73,72 +110,148 @@ def test_every_mistake_is_one_line(overrides: list[str], message: str) -> None:
     assert "\n" not in raised.value.message
 
 
-SPARSE = "rollout.kv_budget_tokens=512"
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["attention.kind=fixed"], r"attention\.kind must be one of dense, schedule, budget, compression, got 'fixed'"),
+        (["attention.kind=schedul"], r"(?s)got 'schedul'.*did you mean 'schedule'"),
+        (["attention.kind=3"], r"attention\.kind must be one of .*, got 3"),
+        (["attention.kind=schedule"], r'(?s)attention\.name is missing, which .*"schedule" needs.*"qwen3-1.7b-0.86"'),
+        (["attention.kind=budget", "attention.kv_budget_tokens=0"], r"^attention\.kv_budget_tokens: .*, got 0"),
+        (
+            ["attention.kind=budget", "attention.kv_budget=64"],
+            r"(?s)attention\.kv_budget\n.*did you mean 'kv_budget_tokens'",
+        ),
+        (
+            ["attention.kv_budget_tokens=512"],
+            r'(?s)attention\.kv_budget_tokens is for attention\.kind = "budget", .* is "dense".*kind = "budget", or leave',
+        ),
+        ([*BUDGET, "attention.name=x"], r'attention\.name is for attention\.kind = "schedule", .* is "budget"'),
+        ([*PRESET, "attention.kind=dense"], r"(?s)attention\.name is for .*--set attention=dense starts"),
+        ([*PRESET, "attention.budget_tokens=64"], r'attention\.budget_tokens is for attention\.kind = "compression"'),
+        (["control.by=controller"], r"(?s)control\.target is missing.*control\.target = 0\.86"),
+        (["control.margin=0.05"], r'control\.margin is for control\.by = "controller", and control\.by is "nobody"'),
+        ([*CONTROLLER, "control.at_least=0.8"], r'control\.at_least is for control\.by = "cheaper"'),
+        (["control.by=guard"], r"(?s)control\.stricter is missing.*\[\"qwen3-1.7b-0.90\", \"dense\"\]"),
+        (["control.patience=3"], r'is for control\.by = "controller" or "cheaper", and'),
+        (["engine.sleep_level=1"], r'engine\.sleep_level is for engine\.kind = "vllm", and engine\.kind is "hf"'),
+        (["distill.objective=kl", "distill.kl_coefficient=1"], r'kl_coefficient is for distill\.objective = "ppo_kl"'),
+    ],
+)
+def test_what_belongs_to_another_kind_is_named_with_the_way_out(overrides: list[str], message: str) -> None:
+    with pytest.raises(UserError, match=message) as raised:
+        load_config(None, overrides)
+    assert "\n" not in raised.value.message
+    if "got 0" not in message:
+        assert raised.value.hint
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("rollout.schedule=qwen3-1.7b-0.86", r"attention\.name"),
+        ("rollout.kv_budget_tokens=64", r"attention\.kv_budget_tokens"),
+        ("rollout.force_schedule=true", r"attention\.force"),
+        ("rollout.engine=vllm", r"engine\.kind"),
+        ("rollout.sleep_level=1", r"engine\.sleep_level"),
+        ("compression.kind=r_kv", r"\[attention\] with kind"),
+        ("controller.target=0.86", r"\[control\] with by"),
+        ("guard.stricter=[]", r"control\.stricter"),
+        ("guard.action=stricter", r'control\.by = "guard"'),
+        ("distill.enabled=true", r"\[distill\] itself"),
+        ("distill.cheaper=[]", r"control\.schedules"),
+        ("distill.cheaper_at_least=0.8", r"control\.at_least"),
+    ],
+)
+def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> None:
+    with pytest.raises(UserError, match=rf"(?s)hint: it is now .*{new}"):
+        load_config(None, [old])
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        ([*R_KV, "engine=vllm"], r'"compression" needs engine\.kind = "hf", got "vllm"'),
+        (GUARD, r'control\.by = "guard" moves a schedule, and attention\.kind = "dense" has none'),
         (
-            ["distill.rank=4", SPARSE],
-            r"(?s)distill\.rank does nothing without distill\.enabled.*distill\.enabled = true",
-        ),
-        (["distill.objective=kl", "distill.kl=top_k"], r"distill\.kl does nothing without distill\.enabled"),
-        (
-            ["distill.enabled=true", SPARSE, "distill.cheaper_patience=1"],
-            r"(?s)distill\.cheaper_patience does nothing without distill\.cheaper\n.*distill\.cheaper = \[",
+            [*R_KV, *CONTROLLER],
+            r'control\.by = "controller" moves a schedule, and attention\.kind = "compression" has none',
         ),
         (
-            ["distill.enabled=true", SPARSE, "distill.objective=kl", "distill.kl_coefficient=0.5"],
-            r'(?s)distill\.kl_coefficient = 0\.5 does nothing with .* = "kl".*"ppo_kl"',
+            [*R_KV, "guard.action=stop"],
+            r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "compression"',
         ),
-        (["controller.margin=0.05"], r"(?s)controller\.margin does nothing without controller\.target.*0\.86"),
+        ([*BUDGET, "guard.action=stop"], r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "budget"'),
+        ([*BUDGET, *GUARD], r'control\.by = "guard" needs guard\.at_least'),
+        ([*PRESET, *GUARD, "guard.action=off"], r'guard\.action is "off"'),
+        ([*BUDGET, *CONTROLLER, "control.start_share=0.3"], r"start_share = 0\.3 does nothing with attention\.kind"),
+        ([*CONTROLLER, "guard.at_least=0.9"], r"guard\.at_least = 0\.9 asks for more than the controller holds"),
+        (["distill.rank=4"], r"\[distill\] needs the sparse rollouts of a schedule"),
+        ([*R_KV, "distill.rank=4"], r'\[distill\] needs .* got attention\.kind = "compression"'),
+        ([*PRESET, *CHEAPER], r'control\.by = "cheaper" needs \[distill\]'),
         (
-            ["controller.target=0.86", "controller.start_share=0.3", SPARSE],
-            r"(?s)start_share = 0\.3 does nothing beside rollout\.kv_budget_tokens.*leave one",
+            [*PRESET, "distill.rank=4", "control.by=cheaper", 'control.schedules=["dense"]'],
+            r'control\.by = "cheaper" goes on to "dense"',
         ),
-        (
-            ["controller.target=0.86", "controller.start_share=0.3", "rollout.schedule=qwen3-1.7b-0.86"],
-            r"start_share = 0\.3 does nothing beside rollout\.schedule",
-        ),
-        (['guard.stricter=["dense"]'], r'(?s)guard\.stricter does nothing with guard\.action = "warn".*"stricter"'),
-        (["guard.action=stop", 'guard.stricter=["dense"]'], r'guard\.stricter does nothing .* = "stop"'),
     ],
 )
-def test_what_would_have_no_effect_is_refused_with_a_hint(overrides: list[str], message: str) -> None:
+def test_sections_that_do_not_go_together_are_refused_with_a_hint(overrides: list[str], message: str) -> None:
     with pytest.raises(UserError, match=message) as raised:
         load_config(None, overrides)
     assert raised.value.hint
     assert "\n" not in raised.value.message
 
 
-def test_a_section_can_be_turned_off_whatever_else_it_holds() -> None:
-    off = ["distill.enabled=false", "distill.rank=4", "distill.cheaper_patience=1", "distill.kl_coefficient=0.5"]
-    off += [
-        "controller.target=none",
-        "controller.start_share=0.3",
-        SPARSE,
-        "guard.action=off",
-        'guard.stricter=["dense"]',
-    ]
-    config = load_config(None, off)
-    assert (config.distill.rank, config.controller.start_share) == (4, 0.3)
-
-
-@pytest.mark.parametrize(
-    "overrides",
+EVERY_KIND = [
+    [],
+    [*BUDGET, "distill.rank=4"],
+    [*BUDGET, "distill.objective=kl", "distill.max_gradient_norm=none"],
+    [*R_KV, "attention.budget_tokens=64"],
+    [*CONTROLLER, "control.start_share=0.3"],
+    [*BUDGET, *CONTROLLER],
+    [*BUDGET, *GUARD, "guard.at_least=0.8"],
+    [*PRESET, *CHEAPER, "distill.rank=4"],
+    ["engine=vllm", "engine.kv_cache_gib=2", "train.max_gradient_norm=none"],
     [
-        [],
-        ["distill.enabled=true", SPARSE],
-        ["distill.enabled=true", "distill.objective=kl", SPARSE],
-        ["controller.target=0.86", "controller.start_share=0.3"],
-        ["controller.target=0.86", SPARSE],
-        ["guard.at_least=0.8", "guard.action=stricter", 'guard.stricter=["dense"]', SPARSE],
+        "task.name=data",
+        "data.contest_from=2024-08-01",
+        'data.train="a.jsonl"',
+        'reward.terms=[{use="m:f", settings={n=2}}]',
     ],
-)
-def test_a_stored_configuration_loads_again_with_every_field_given(overrides: list[str]) -> None:
+    ["correction.name=icepop", "correction.weight_min=0.25", 'log.run_name="a \\"b\\""'],
+]
+
+
+@pytest.mark.parametrize("overrides", EVERY_KIND, ids=" ".join)
+def test_the_printed_and_the_stored_configuration_read_back_as_the_same_one(
+    overrides: list[str], tmp_path: Path
+) -> None:
     config = load_config(None, overrides)
-    assert config_from(config.model_dump(mode="json")) == config
+    assert config_from(tomllib.loads(as_toml(config))) == config
+    table = json.loads(write_config(config, tmp_path / "config.json").read_text())
+    assert config_from(table) == config
+    refuse_other_config(Path("run"), table, config)
+
+
+def test_an_adapter_alone_has_only_what_it_reads() -> None:
+    config = load_distill_config(None, [*BUDGET, "distill.rank=4", "train.steps=7"])
+    assert distill_config_from(tomllib.loads(as_toml(config))) == config
+    assert (config.distill.objective, config.distill.kl, config.distill.lr) == ("kl", "top_k", 1e-4)
+    trainer = config.for_trainer()
+    assert trainer.distill is not None and trainer.distill.model_dump() == config.distill.model_dump()
+    assert (trainer.train.steps, trainer.guard.action, trainer.control.by) == (7, "off", "nobody")
+    for section in ("guard", "control", "correction", "reward"):
+        with pytest.raises(UserError, match=rf"(?s)unknown section \[{section}\].*only `sparroll train` has it"):
+            load_distill_config(None, [*BUDGET, f"{section}.x=1"])
+    for key in ("train.kl_coefficient", "train.lr", "rollout.dynamic_sampling", "evaluate.temperature"):
+        with pytest.raises(UserError, match=rf"(?s)unknown key {key}.*only `sparroll train` has it"):
+            load_distill_config(None, [*BUDGET, f"{key}=1"])
+    with pytest.raises(UserError, match=r"attention\.kind must be one of schedule, budget, got 'dense'"):
+        load_distill_config(None, ["attention=dense"])
+    with pytest.raises(UserError, match=r"(?s)\[attention\] is missing.*sparroll distill --budget 512"):
+        load_distill_config(None, ["train.steps=7"])
+    with pytest.raises(UserError, match=r"attention\.kind is missing"):
+        load_distill_config(None, ["attention.name=x"])
 
 
 def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
@@ -153,46 +266,35 @@ def test_broken_and_missing_files_are_named(tmp_path: Path) -> None:
         load_config(path)
 
 
-def test_the_resolved_configuration_reads_back_as_the_same_one(tmp_path: Path) -> None:
-    config = load_config(None, ["correction.name=icepop", "correction.weight_min=0.25", "train.seed=5"])
-    table = json.loads(write_config(config, tmp_path / "config.json").read_text())
-    assert config_from(table) == config
-    assert table["train"]["lr"] == 1e-6
-    refuse_other_config(Path("run"), table, config)
-
-
 def test_a_compression_is_recorded_with_all_its_settings() -> None:
-    config = load_config(None, ["compression.kind=snap_kv", "compression.budget_tokens=64", "guard.at_least=0.8"])
+    asked = ["attention.kind=compression", "attention.policy=snap_kv"]
+    config = load_config(None, [*asked, "attention.budget_tokens=64"])
     table = config.model_dump(mode="json")
-    assert table["compression"] == {
-        "kind": "snap_kv", "budget_tokens": 64, "every_tokens": 128, "window_tokens": 8, "pool_tokens": 7, "pool": "max",
+    assert table["attention"] == {
+        "kind": "compression", "policy": "snap_kv", "budget_tokens": 64, "every_tokens": 128, "window_tokens": 8,
+        "pool_tokens": 7, "pool": "max",
     }  # fmt: skip
-    assert config_from(table) == config
-    assert config.compression.make() == make_compression("snap_kv", budget_tokens=64)
-    assert load_config(None, []).compression.make() is None
-    with pytest.raises(UserError, match=r"compression\.budget_tokens = 64, and .* = 128 is asked"):
-        refuse_other_config(
-            Path("run"),
-            table,
-            load_config(None, ["compression.kind=snap_kv", "compression.budget_tokens=128", "guard.at_least=0.8"]),
-        )
+    assert isinstance(config.attention, CompressionAttention)
+    assert config.attention.make() == make_compression("snap_kv", budget_tokens=64)
+    with pytest.raises(UserError, match=r"attention\.budget_tokens = 64, and .* = 128 is asked"):
+        refuse_other_config(Path("run"), table, load_config(None, [*asked, "attention.budget_tokens=128"]))
 
 
 def test_a_resumed_run_may_change_steps_logging_and_checkpoints_only() -> None:
     before = load_config(None, []).model_dump(mode="json")
-    refuse_other_config(
-        Path("run"), before, load_config(None, ["train.steps=500", "checkpoint.every_steps=1", "log.project=x"])
-    )
+    run, same = Path("run"), ["train.steps=500", "checkpoint.every_steps=1", "log.project=x"]
+    refuse_other_config(run, before, load_config(None, same))
     with pytest.raises(UserError, match=r"(?s)train\.lr = 1e-06, and train\.lr = 0\.1 .*train\.steps, checkpoint, log"):
-        refuse_other_config(Path("run"), before, load_config(None, ["train.lr=0.1"]))
+        refuse_other_config(run, before, load_config(None, ["train.lr=0.1"]))
     with pytest.raises(UserError, match=r"correction\.weight_max = null"):
-        refuse_other_config(Path("run"), before, load_config(None, ["correction.weight_max=3"]))
+        refuse_other_config(run, before, load_config(None, ["correction.weight_max=3"]))
+    with pytest.raises(UserError, match=r'attention\.kind = "dense", and attention\.kind = "budget" is asked'):
+        refuse_other_config(run, before, load_config(None, BUDGET))
 
 
-def test_every_field_says_what_it_does() -> None:
-    for section in TrainConfig.model_fields.values():
-        kind = section.annotation
-        assert isinstance(kind, type)
-        assert issubclass(kind, BaseModel)
-        for name, field in kind.model_fields.items():
-            assert field.description, f"{kind.__name__}.{name} has no docstring"
+@pytest.mark.parametrize("config", [TrainConfig, DistillConfig])
+def test_every_field_says_what_it_does(config: type[Section]) -> None:
+    for section in config.model_fields.values():
+        for kind in kinds_of(section):
+            for name, field in kind.model_fields.items():
+                assert field.description, f"{kind.__name__}.{name} has no docstring"

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sparroll.train.config.file import config_from
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.groups import Groups, Rounds, kind_of
 from sparroll.train.sampling.rewards import Graded
@@ -80,7 +80,7 @@ def test_without_dynamic_sampling_one_round_keeps_every_prompt() -> None:
     assert chosen(groups) == [RIGHT, MIXED, WRONG]
     assert not any(name.startswith("groups/") for name in groups.report)
     assert "reward/kept_mean" not in groups.report
-    assert (groups.events, groups.left_out) == ([], None)
+    assert (groups.events, groups.left_out_B) == ([], None)
 
 
 def test_prompts_are_sampled_until_enough_groups_differ() -> None:
@@ -180,7 +180,7 @@ def test_truncated_responses_count_for_the_mean_and_have_no_advantage() -> None:
     total_GN = torch.tensor([[1.0, 0.0]])
     rounds.add({0: Prompt("0", "", "")}, rollouts, Graded({"task": total_GN}, total_GN, torch.zeros(1, 2)))
     groups = rounds.groups()
-    assert groups.left_out == [False, True]
+    assert groups.left_out_B.tolist() == [False, True]
     assert groups.advantages(False).tolist() == [[0.5, 0.0]]
 
 

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from sparroll.errors import UserError
-from sparroll.train.config.sections import TrainSection
+from sparroll.train.config.training import TrainSection
 from sparroll.train.update.optimizer import learning_rate, make_optimizer, optimizer_tensors, restore_optimizer
 
 SETTINGS = TrainSection(lr=0.01, weight_decay=0.1)

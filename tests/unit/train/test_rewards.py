@@ -13,7 +13,7 @@ import torch
 from sparroll.errors import UserError
 from sparroll.tasks.verdicts import Verdict
 from sparroll.train.config.file import config_from, load_config, refuse_other_config
-from sparroll.train.config.sections import RewardSection, RewardTerm
+from sparroll.train.config.reward import RewardSection, RewardTerm
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.rewards import Graded, Rewards, agreed, overlong_penalty, reward_report
 from sparroll.types import Prompt, Rollout

@@ -1,6 +1,7 @@
-"""What one step reads: choose units, attend to them. Checks here, work in the implementation that is named.
+"""What one step reads: choose units, attend to them. This file checks the arguments; the implementation that the caller
+names does the work.
 
-An implementation that is asked for and not there is an error, never another one in its place.
+An implementation that is not there is an error. No other one takes its place.
 """
 
 # R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head dim

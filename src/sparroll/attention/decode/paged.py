@@ -1,10 +1,10 @@
 """What a decode step reads when K and V lie in blocks of a paged cache: keep the index, score, choose, attend.
 
-Checks here, work in the implementation that is named: "reference" (plain PyTorch) or "triton". An implementation that is
-asked for and cannot run is an error, never another one in its place. Everything is graph-safe under "triton": no value is
-read on the host, grids follow from shapes, and what is asked of each request lies in device tensors. The tensors are
-views of somebody else's cache: any strides, the last axis contiguous, rows of `quantized_mean` aligned as well. No engine
-is imported here.
+This file checks the arguments; the implementation that the caller names does the work: "reference" (plain PyTorch) or
+"triton". One that cannot run is an error, and no other one takes its place. Everything is graph-safe under "triton": no
+value is read on the host, grids follow from shapes, and lengths and budgets of the requests lie in device tensors. The
+tensors are views of the engine's cache: any strides, the last axis contiguous, rows of `quantized_mean` aligned as well.
+No engine is imported here.
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,

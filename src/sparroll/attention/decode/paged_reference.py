@@ -1,5 +1,5 @@
-"""The specification of the paged operations: plain PyTorch, any device, fp32 accumulation. Signatures as in paged.py,
-checks there too. Units are chosen by the rule of reference.py: of equal scores, the lowest units."""
+"""The specification of the paged operations: plain PyTorch, any device, fp32 accumulation. The signatures are those of
+paged.py, which also checks the arguments. Units are chosen by the rule of reference.py: of equal scores, the lowest."""
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
 # G query heads per kv head, U units, N chosen units, D head dim, W index row width

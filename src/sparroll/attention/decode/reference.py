@@ -1,5 +1,5 @@
-"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. Never fast on
-purpose, never clever; every kernel has these signatures and is tested against them.
+"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. It is written to be
+read and not to be fast; every kernel has these signatures and is tested against it.
 
 Which units a position reads: as many as its budget holds, or all of them where the context is within the budget. First and
 recent units, the incomplete one included, have the score +inf, every other unit its selector's. The highest scores are

@@ -1,5 +1,5 @@
-"""Attention of one new token per request over its chosen units. All tiles of all (request, head) pairs stand in one row,
-of which every program takes an equal stretch, whoever it belongs to; a second kernel adds up what was cut."""
+"""Attention of one new token per request over its chosen units. The tiles of all (request, head) pairs form one row,
+and every program takes an equal stretch of it, across pairs. A second kernel adds up the pairs that were cut."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Index rows of the units that new tokens complete. A program looks at a few tokens of one head, and nearly all of them end
-at once."""
+"""Index rows of the units that new tokens complete. A program looks at a few tokens of one head; most programs find no
+completed unit and end at once."""
 
 from __future__ import annotations
 

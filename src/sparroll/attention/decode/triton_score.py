@@ -1,5 +1,5 @@
-"""Scores of all units of each (request, head). Bound by reading the index once: the tiles of units of all (request, head)
-pairs stand in one row, of which every program takes an equal stretch.
+"""Scores of all units of each (request, head). The limit is reading the index once: the tiles of units of all (request,
+head) pairs form one row, and every program takes an equal stretch of it.
 
 Rows are floating-point numbers of any type, or words of packed codes. A code is never converted: masked in its word, it is
 the bit pattern of a float already, a power of two away from its value, and the query carries that power.

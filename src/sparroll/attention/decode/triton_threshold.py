@@ -1,5 +1,5 @@
 """How kernels find the k-th best of scores that one program holds in registers: by bisection over their ordered bits, never
-a sort. Jit helpers only; who wants how many, and what becomes of them, is the callers'."""
+a sort. Jit helpers only: the callers say how many they want, and what happens with them."""
 
 from __future__ import annotations
 

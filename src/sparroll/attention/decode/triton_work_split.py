@@ -1,5 +1,5 @@
-"""Sharing the work of a step: how many tiles each request brings, summed up, so that every program finds the equal stretch
-of them that is its own. The same in all layers, so it is computed once a step."""
+"""Sharing the work of a step: running sums of the tiles that each request has, in which every program finds its equal
+stretch. They are the same in all layers, so they are computed once a step."""
 
 from __future__ import annotations
 

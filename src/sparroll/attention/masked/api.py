@@ -1,7 +1,8 @@
 """Causal attention of whole sequences in which every position reads its own units: differentiable, without a T x T matrix.
 
-Checks here, work in the implementation that is named: "reference" (plain PyTorch, any device) or "triton" (CUDA). What is
-asked for and cannot run is an error. Who chose the units, and how, is of no concern here: see unit_bitmap.py.
+This file checks the arguments; the implementation that the caller names does the work: "reference" (plain PyTorch, any
+device) or "triton" (CUDA). One that cannot run is an error. The units come as a bit map (unit_bitmap.py), whoever chose
+them.
 """
 
 # B sequences, S positions, A query heads, H kv heads, U units, P blocks of 32 positions, D head dimension

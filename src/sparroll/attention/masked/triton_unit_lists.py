@@ -1,5 +1,5 @@
 """The lists that the masked attention kernels walk: units that any position of a block reads, and blocks of positions of
-which any reads a tile of units. What causality rules out is neither looked at nor listed."""
+which any reads a tile of units. Units that causality rules out are neither looked at nor listed."""
 
 # B sequences, H kv heads, U units, P blocks of 32 positions, K tiles of keys
 

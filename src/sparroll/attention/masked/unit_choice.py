@@ -1,5 +1,5 @@
 """Who chooses the units of whole sequences: the generic path of any selector, or the kernels of page means. The words that
-come out are described in unit_bitmap.py."""
+they give are described in unit_bitmap.py."""
 
 # B sequences, S positions, Q positions of a chunk, A query heads, H kv heads, U units, P blocks of 32, D head dimension
 

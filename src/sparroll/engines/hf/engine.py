@@ -16,7 +16,7 @@ from sparroll.compression import Compression, make_compression
 from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import routed
-from sparroll.engines.hf.run import Request, Run, GenerateSettings
+from sparroll.engines.hf.run import GenerateSettings, Request, Run
 from sparroll.engines.load_model import load_model
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import check_supported

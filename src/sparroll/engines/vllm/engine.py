@@ -23,10 +23,11 @@ from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
-from sparroll.engines.vllm import launch, outputs, weights
+from sparroll.engines.vllm import launch, outputs
 from sparroll.engines.vllm.arguments import llm_arguments, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
+from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.models import resolve
@@ -185,7 +186,7 @@ class VLLMEngine(Engine):
 
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
-    def load_weights(self, weights_: nn.Module | dict[str, Tensor], version: int) -> None:
+    def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
         """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine wakes.
 
         Raises UserError unless the version rises. The cache is emptied: its K, V and index are of the old weights.
@@ -198,7 +199,7 @@ class VLLMEngine(Engine):
                 "use tensor_parallel_size=1",
             )
         tied = bool(getattr(self.config, "tie_word_embeddings", False))
-        named = weights.checked(weights_, weights.expected_shapes(self.config), tied)
+        named = checked(weights, expected_shapes(self.config), tied)
         self.wake()
         self._weights = "gone"
         self.llm.collective_rpc("sparroll_load_weights", args=(named,))

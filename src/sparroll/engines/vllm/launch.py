@@ -121,6 +121,6 @@ def _user_error(error: ValueError, cache_bytes: int | None) -> ValueError:
     if own is None and cache_bytes is not None and ("KV cache" in str(error) or "cache blocks" in str(error)):
         return UserError(
             f"vLLM cannot serve one whole request from a KV cache of {cache_bytes / 2**30:.3g} GiB: {error}",
-            "raise rollout.kv_cache_gib (in Python kv_cache_gib), or leave it out; or lower max_context_tokens",
+            "raise engine.kv_cache_gib (in Python kv_cache_gib), or leave it out; or lower max_context_tokens",
         )
     return own or error

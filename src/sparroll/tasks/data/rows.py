@@ -46,6 +46,11 @@ class Row:
         return self.question if isinstance(self.question, str) else "\n".join(content for _, content in self.question)
 
     @property
+    def messages(self) -> tuple[Message, ...]:
+        """The turns of a chat; empty where the question is a text."""
+        return () if isinstance(self.question, str) else self.question
+
+    @property
     def difficulty_number(self) -> float | None:
         """The difficulty as a number; None where it is a name or absent."""
         try:

@@ -186,8 +186,7 @@ class DataTask:
             raise UserError(f"no training rows are left of {self.settings.train}", f"left out: {counted(self.removed)}")
 
     def _prompt(self, row: Row) -> Prompt:
-        messages = () if isinstance(row.question, str) else row.question
-        return Prompt(row.row_id, row.text, row.answer, task=self.name, messages=messages)
+        return Prompt(row.row_id, row.text, row.answer, task=self.name, messages=row.messages)
 
 
 def _fewer_tests(row: Row, most: int | None) -> Row:

@@ -1,6 +1,6 @@
 """DistillSparse: a LoRA adapter that only sparse rollouts see, trained to bring them back to the dense policy: beside
-the policy (adapter_update.py) or against a frozen one (run.py). cheaper_schedules.py goes on to smaller budgets as the
-adapter learns.
+the policy (adapter_update.py) or against a frozen one (run.py). schedule_replay.py measures the tail under the next
+cheaper schedule.
 
-Not here: the adapter's module and folder (engines/adapter.py).
+Not here: the adapter's module and folder (engines/adapter.py), and whether to go on with a cheaper schedule (control/).
 """

@@ -5,23 +5,22 @@ rollouts read, is held to the rewards like the policy, and to the dense log-prob
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.scoring import response_logp, response_logp_of
-from sparroll.errors import UserError
 from sparroll.schedule import Schedule
-from sparroll.train.config.sections import DistillSection, TrainSection
+from sparroll.train.config.adapter import DistillSection, PPOWithKLSection
+from sparroll.train.config.training import TrainSection
 from sparroll.train.runtime.distributed import Ranks
+from sparroll.train.update.gradient_step import GradientStep, autocast
 from sparroll.train.update.loss import LossSettings, LossSums, policy_loss, top_k_kl
-from sparroll.train.update.micro_batches import micro_batches, take
-from sparroll.train.update.optimizer import learning_rate, make_optimizer
-from sparroll.train.update.policy import autocast
-from sparroll.types import StepReport, TokenBatch, TokenScores, TopK
+from sparroll.train.update.optimizer import learning_rate
+from sparroll.types import StepReport, TokenBatch, TopK
 
 LR_TIMES_POLICY = 5.0
 """The adapter's learning rate over the policy's, where none is given (as published)."""
@@ -38,72 +37,44 @@ class AdapterUpdate:
         self, adapter: Adapter, settings: DistillSection, train: TrainSection, temperature: float, ranks: Ranks
     ):
         self.adapter, self.settings, self.temperature, self.ranks = adapter, settings, temperature, ranks
-        lr = LR_TIMES_POLICY * train.lr if settings.lr is None else settings.lr
-        self.train = train.model_copy(update={"lr": lr, "weight_decay": 0.0})
-        alone = settings.objective == "kl"
-        self.loss_settings = LossSettings(train.clip_low, train.clip_high, 1.0 if alone else settings.kl_coefficient)
-        self.optimizer = make_optimizer(adapter.adapted, self.train)
-        if train.gradient_checkpointing:
-            adapter.adapted.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        own = {
+            "lr": LR_TIMES_POLICY * train.lr if settings.lr is None else settings.lr,
+            "weight_decay": 0.0,
+            "max_gradient_norm": settings.max_gradient_norm,
+            "epochs_per_batch": settings.epochs_per_batch,
+        }
+        self.train = train.model_copy(update=own)
+        """The policy's settings with the adapter's own in their place."""
+        kl_coefficient = settings.kl_coefficient if isinstance(settings, PPOWithKLSection) else 1.0
+        self.loss_settings = LossSettings(train.clip_low, train.clip_high, kl_coefficient)
+        self.gradient_step = GradientStep(
+            adapter.adapted, self.train, ranks, named="the adapter's gradient", lr_key="distill.lr"
+        )
+        self.optimizer = self.gradient_step.optimizer
 
     def __call__(
-        self,
-        batch: TokenBatch | None,
-        dense: list[TokenScores],
-        schedule: Schedule,
-        step: int,
-        before_weights_move: Callable[[], None],
+        self, batch: TokenBatch, schedule: Schedule, step: int, before_weights_move: Callable[[], None]
     ) -> StepReport:
-        """One update per epoch; `step` counts from 1. batch: sampled under `schedule`, with dense log-probabilities and
-        advantages; None: this process has no rollouts. dense: the batch's dense scores with top-k lists. Calls
-        `before_weights_move` before the first weight changes."""
+        """One update per epoch; `step` counts from 1. batch: sampled under `schedule`, with the dense scores and, unless the
+        objective is the KL alone, advantages. Calls `before_weights_move` right before weights change."""
         self.adapter.check_shared()
-        tokens = sum(self.ranks.gather([int(batch.mask_BT.sum()) if batch is not None else 0]))
-        report = {"distill/learning_rate": learning_rate(self.train, step)}
-        for _ in range(self.settings.epochs_per_batch):
-            sums = self._gradients(batch, dense, schedule, tokens)
-            report |= self._report(sums, tokens) | {"distill/gradient_norm": self._clip(step)}
-            before_weights_move()
-            for group in self.optimizer.param_groups:
-                group["lr"] = report["distill/learning_rate"]
-            self.optimizer.step()
-        self.optimizer.zero_grad(set_to_none=True)
-        return report
+        tokens = sum(self.ranks.gather([int(batch.mask_BT.sum())]))
+        rows, loss = list(range(len(batch))), partial(self.loss, schedule=schedule, tokens=tokens)
+        sums, norm = self.gradient_step(batch, rows, loss, step, before_weights_move, needs_tokens=False)
+        rate = {"distill/learning_rate": learning_rate(self.train, step)}
+        return rate | self._report(sums, tokens) | {"distill/gradient_norm": norm}
 
-    def _gradients(
-        self, batch: TokenBatch | None, dense: list[TokenScores], schedule: Schedule, tokens: int
-    ) -> LossSums:
-        """Leave the gradient of the whole step's token-mean loss in the adapter, on every process."""
-        self.optimizer.zero_grad(set_to_none=True)
-        sums, train = LossSums(), self.train
-        if batch is not None:
-            rows = list(range(len(batch.prompt_tokens_B)))
-            # transformers checkpoints activations only in training mode; the adapted module's mode is its own.
-            self.adapter.adapted.train(train.gradient_checkpointing)
-            try:
-                for members in micro_batches(batch, rows, train.micro_batch_tokens, train.micro_batch_rollouts):
-                    micro = take(batch, members, self.adapter.model.device)
-                    sums.add(self._one_pass(micro, [dense[row] for row in members], schedule, tokens))
-            finally:
-                self.adapter.adapted.eval()
-        self.ranks.sum_gradients(self.adapter.parameters)
-        total = LossSums()
-        for part in self.ranks.gather([sums]):
-            total.add(part)
-        return total
-
-    def _one_pass(self, micro: TokenBatch, dense: list[TokenScores], schedule: Schedule, tokens: int) -> LossSums:
+    def loss(self, micro: TokenBatch, schedule: Schedule, tokens: int) -> tuple[Tensor, LossSums]:
+        """A micro batch's part of the loss: its sum over `tokens`, the response tokens of the step over all processes."""
         assert micro.dense_logp_BT is not None, "the batch needs dense log-probabilities"
-        assert micro.advantage_B is not None, "the batch needs advantages"
-        advantage_B = torch.zeros_like(micro.advantage_B) if self.settings.objective == "kl" else micro.advantage_B
-        now_logp_BT, kl_sum = self._forward(micro, dense, schedule)
+        now_logp_BT, kl_sum = self._forward(micro, schedule)
         # These, and tokens that the dense policy cannot say (-inf), count and move nothing.
         off_BT = (now_logp_BT.detach() - micro.sparse_logp_BT).abs() > MOST_NATS_OFF
         kept_BT = micro.mask_BT & torch.isfinite(micro.dense_logp_BT) & ~off_BT
         loss, sums = policy_loss(
             now_logp_BT,
             micro.sparse_logp_BT,
-            advantage_B,
+            self._advantages(micro),
             torch.ones_like(now_logp_BT),
             kept_BT,
             tokens,
@@ -114,29 +85,25 @@ class AdapterUpdate:
             share = self.loss_settings.kl_coefficient * kl_sum / tokens
             loss = loss + share
             sums.loss, sums.kl = sums.loss + float(share.detach()), float(kl_sum.detach())
-        loss.backward()
-        return sums
+        return loss, sums
 
-    def _forward(self, micro: TokenBatch, dense: list[TokenScores], schedule: Schedule) -> tuple[Tensor, Tensor | None]:
+    def _advantages(self, micro: TokenBatch) -> Tensor:
+        if self.settings.objective == "kl":
+            return torch.zeros(len(micro), device=micro.sparse_logp_BT.device)
+        assert micro.advantage_B is not None, "the batch needs advantages"
+        return micro.advantage_B
+
+    def _forward(self, micro: TokenBatch, schedule: Schedule) -> tuple[Tensor, Tensor | None]:
         """-> ([B, T] log-probabilities of the response under the adapted policy, sum of the top-k KL or None)"""
-        device, model = self.adapter.model.device, self.adapter.adapted
-        with autocast(self.train.dtype, device):
+        model = self.adapter.adapted
+        with autocast(self.train.dtype, model.device):
             if self.settings.kl == "k3":
                 return response_logp(model, micro, self.temperature, schedule), None
-            lists = TopK.cat([score.top_k for score in dense if score.top_k is not None]).to(device)
-            now_logp_BT, now_logp_NK = response_logp_of(model, micro, lists.ids, self.temperature, schedule)
-        return now_logp_BT, top_k_kl(lists.logp, now_logp_NK).sum()
-
-    def _clip(self, step: int) -> float:
-        """Gradient norm before clipping. Raises UserError where it is not finite; the adapter has not moved then."""
-        limit = self.settings.max_gradient_norm or math.inf
-        norm = float(torch.nn.utils.clip_grad_norm_(self.adapter.parameters, limit))
-        if not math.isfinite(norm):
-            raise UserError(
-                f"the adapter's gradient of step {step} is not finite (norm {norm})",
-                "start a new run from the last checkpoint's model/ with a lower distill.lr",
-            )
-        return norm
+            listed = [lists for lists in micro.dense_top_k or () if lists is not None]
+            assert len(listed) == len(micro), "the dense scores need top-k lists"
+            dense = TopK.cat(listed).to(model.device)
+            now_logp_BT, now_logp_NK = response_logp_of(model, micro, dense.ids, self.temperature, schedule)
+        return now_logp_BT, top_k_kl(dense.logp, now_logp_NK).sum()
 
     def _report(self, sums: LossSums, tokens: int) -> StepReport:
         counted = max(sums.tokens, 1.0)

@@ -18,7 +18,7 @@ from sparroll.errors import UserError
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
 from sparroll.tasks import Task
-from sparroll.train.config.sections import CorrectionSection, RewardSection, TrainConfig
+from sparroll.train.config.distill import DistillConfig
 from sparroll.train.dense_checks import eval_prompt_ids
 from sparroll.train.loop import Clock, Trainer
 from sparroll.train.runtime.randomness import rollout_seeds
@@ -26,11 +26,11 @@ from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
 from sparroll.train.setup import open_run
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
-from sparroll.types import StepReport
+from sparroll.types import StepReport, TokenBatch
 
 
 def distill(
-    config: TrainConfig,
+    config: DistillConfig,
     out: Path | str,
     resume: bool = False,
     on_progress: OnProgress | None = None,
@@ -38,61 +38,17 @@ def distill(
 ) -> DistillResult:
     """Train an adapter into `out`/adapter; with `resume`, go on from the newest whole checkpoint, to the bit on a CPU.
 
-    task: prompts of one's own instead of those that the configuration names. Raises UserError where the configuration asks
-    for what a frozen model cannot do.
+    task: your own prompts instead of those that the configuration names.
     """
-    check_frozen(config)
     if task is not None and task.name != config.task.name:
         raise UserError(
             f"the configuration names the task {config.task.name!r}, and the prompts given are of {task.name!r}",
             f"set task.name to {task.name!r}: the record and --resume go by it",
         )
-    run = DistillRun(open_run(config, Path(out), resume, frozen=True, task=task))
+    run = DistillRun(open_run(config, Path(out), resume, task=task))
     with run.engine:
         run.advance(on_progress)
         return run.result()
-
-
-def check_frozen(config: TrainConfig) -> None:
-    """Raise UserError where the configuration asks for rewards or for another schedule on the way, or sets what only the
-    policy's own training and evaluation have."""
-    refused = {
-        "distill.enabled": (config.distill.enabled, True),
-        "distill.objective": (config.distill.objective, "kl"),
-        "distill.cheaper": (config.distill.cheaper, ()),
-        "guard.action": (config.guard.action, "off"),
-        "controller.target": (config.controller.target, None),
-        "train.kl_coefficient": (config.train.kl_coefficient, 0.0),
-        "rollout.dynamic_sampling": (config.rollout.dynamic_sampling, False),
-        "correction": (config.correction, CorrectionSection()),
-        "reward": (config.reward, RewardSection()),
-    }
-    for name, (asked, only) in refused.items():
-        if asked != only:
-            shown = "as it is by default" if name in ("correction", "reward") else f"{only!r}, got {asked!r}"
-            raise UserError(
-                f"distilling into an adapter alone has no rewards and one schedule: {name} must be {shown}",
-                "sparroll train does the rest",
-            )
-    train, temperature = config.train, config.rollout.temperature
-    without_effect = {
-        "train.weight_decay": (
-            train.weight_decay,
-            (0.0,),
-            "the adapter has no weight decay: --set train.weight_decay=0",
-        ),
-        "train.epochs_per_batch": (train.epochs_per_batch, (1,), "use distill.epochs_per_batch"),
-        "train.max_gradient_norm": (train.max_gradient_norm, (1.0,), "use distill.max_gradient_norm"),
-        "guard.at_least": (config.guard.at_least, (None,), "nothing watches; the result has the tail before and after"),
-        "evaluate.temperature": (
-            config.evaluate.temperature,
-            (1.0, temperature),
-            f"held-out prompts are sampled like the others, at rollout.temperature = {temperature}",
-        ),
-    }
-    for name, (asked, same, hint) in without_effect.items():
-        if asked not in same:
-            raise UserError(f"distilling into an adapter alone has no use for {name} = {asked}", hint)
 
 
 @dataclass(frozen=True)
@@ -141,16 +97,17 @@ class DistillRun(Trainer):
             self.engine.reset_report()
             rollouts = self.sample(prompts, number)
             report = rollout_report(rollouts, self.engine, self.ranks)
-        self.engine.sleep(self.config.rollout.sleep_level)
+        self.engine.sleep(self.config.engine.sleep_level)
+        batch = TokenBatch.from_rollouts(rollouts, pad_id=0)
         with clock("score"):
             scores = self.score(rollouts)
+            batch.add_scores(scores)
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table(ESTIMATOR))
         assert self.parts.distill is not None, "distilling without an adapter"
         with clock("distill"):
-            nothing_GN = torch.zeros(len(prompts), self.parts.sampling.samples_per_prompt)
-            report |= self.distill(self.parts.distill, self.batch(rollouts, scores, nothing_GN), scores, number)
+            report |= self.distill(self.parts.distill, batch, number)
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
         self.complete(number, report | clock.report(), [], "")
@@ -202,7 +159,7 @@ class DistillRun(Trainer):
         )
         if self.ranks.is_main:
             _replace(saved, result.adapter)
-            about = {"config": self.config, "seed": self.config.train.seed, "wall_seconds": seconds}
+            about = {"config": parts.asked, "seed": self.config.train.seed, "wall_seconds": seconds}
             records.write(parts.out / "result.json", "distill", result.table(), **about)
         self.ranks.wait()
         return result

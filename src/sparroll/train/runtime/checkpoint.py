@@ -5,7 +5,7 @@
                             [adapter/]            a plain peft folder
                             [adapter_optimizer.safetensors]
                             optimizer.safetensors state.json generators.json config.json [schedule.toml]
-                            [evidence.safetensors]
+                            [watchers.safetensors]
                             manifest.json         size and SHA-256 of every file above; written last
 
 A folder whose files do not match its manifest is damaged, and the one before it is used. No pickle anywhere.
@@ -29,7 +29,6 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging
 
 from sparroll import files
-from sparroll.control.tail_window import Evidence, packed, unpacked
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train.update.optimizer import optimizer_tensors
@@ -37,11 +36,11 @@ from sparroll.train.update.optimizer import optimizer_tensors
 if TYPE_CHECKING:
     from sparroll.engines.adapter import Adapter
 
-FORMAT = 1
+FORMAT = 2
 _PREFIX = "step-"
 _MANIFEST = "manifest.json"
-_EVIDENCE = "evidence.safetensors"
-_FILES_OF_THEIR_OWN = ("schedule", "evidence", "generators")
+_WATCHERS = "watchers.safetensors"
+_FILES_OF_THEIR_OWN = ("schedule", "watchers", "generators")
 
 
 @dataclass
@@ -58,17 +57,10 @@ class RunState:
     schedule: Schedule | None = None
     stopped: str = ""
     """Why the run was stopped before its last step; empty while it may go on."""
-    guard: dict[str, Any] = field(default_factory=dict)
-    controller: dict[str, Any] = field(default_factory=dict)
-    """Empty without one."""
-    evidence: Evidence = ()
-    """What the controller judges by: the tail of the last steps."""
-    empty_steps: int = 0
-    """Steps in a row without a token in the loss."""
+    watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """State of each watcher (control/watcher.py) by its name: plain data, and tensors, which go into a file of their own."""
     reward_files: dict[str, str] = field(default_factory=dict)
     """sha256 of the file of each reward function of one's own, by the term's name."""
-    cheaper: dict[str, Any] = field(default_factory=dict)
-    """How far DistillSparse has come towards its next cheaper schedule; empty without any."""
     dense_ceiling: dict[str, float] = field(default_factory=dict)
     """Metrics of the last dense ceiling that was measured."""
     generators: list[dict[str, Any]] = field(default_factory=list)
@@ -130,9 +122,13 @@ def load_state(checkpoint: Path) -> RunState:
     if name is not None:
         table = tomllib.loads((checkpoint / "schedule.toml").read_text(encoding="utf-8"))
         schedule = Schedule.from_table(table, name)
-    tensors = load_file(checkpoint / _EVIDENCE) if (checkpoint / _EVIDENCE).is_file() else {}
+    watchers = plain.pop("watchers")
+    tensors = load_file(checkpoint / _WATCHERS) if (checkpoint / _WATCHERS).is_file() else {}
+    for place, tensor in tensors.items():
+        name, _, key = place.partition("/")
+        watchers[name][key] = tensor
     generators = read_json(checkpoint / "generators.json")
-    return RunState(**plain, schedule=schedule, evidence=unpacked(tensors), generators=generators)
+    return RunState(**plain, schedule=schedule, watchers=watchers, generators=generators)
 
 
 def load_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
@@ -200,14 +196,25 @@ def _write_model(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedToke
 
 def _write_plain(partial: Path, state: RunState, config: dict[str, Any]) -> None:
     plain = {f.name: getattr(state, f.name) for f in dataclasses.fields(state) if f.name not in _FILES_OF_THEIR_OWN}
-    plain |= {"format": FORMAT, "schedule_name": state.schedule.name if state.schedule else None}
+    watchers, tensors = _apart(state.watchers)
+    plain |= {"format": FORMAT, "schedule_name": state.schedule.name if state.schedule else None, "watchers": watchers}
     (partial / "state.json").write_text(json.dumps(plain, indent=1, allow_nan=False), encoding="utf-8")
     (partial / "generators.json").write_text(json.dumps(state.generators), encoding="utf-8")
     (partial / "config.json").write_text(json.dumps(config, indent=1, allow_nan=False), encoding="utf-8")
-    if state.evidence:
-        save_file(packed(state.evidence), partial / _EVIDENCE)
+    if tensors:
+        save_file(tensors, partial / _WATCHERS)
     if state.schedule is not None:
         (partial / "schedule.toml").write_text(tomli_w.dumps(state.schedule.table()), encoding="utf-8")
+
+
+def _apart(states: dict[str, dict[str, Any]]) -> tuple[dict[str, dict[str, Any]], dict[str, torch.Tensor]]:
+    """The watchers' states -> (plain data by name, tensors by "name/key")"""
+    items = [(name, key, value) for name, state in states.items() for key, value in state.items()]
+    plain: dict[str, dict[str, Any]] = {name: {} for name in states}
+    for name, key, value in items:
+        if not isinstance(value, torch.Tensor):
+            plain[name][key] = value
+    return plain, {f"{name}/{key}": value for name, key, value in items if isinstance(value, torch.Tensor)}
 
 
 def _write_manifest(partial: Path) -> None:

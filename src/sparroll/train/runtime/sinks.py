@@ -17,7 +17,8 @@ from rich.console import Console
 from sparroll import files
 from sparroll.errors import UserError
 from sparroll.rounding import rounded_down
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.distill import DistillConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.types import StepReport
 
 
@@ -124,7 +125,7 @@ class TensorBoard:
 class Tracker:
     """W&B, or trackio, which speaks the same words. The run's id lives beside the metrics: a resumed run goes on there."""
 
-    def __init__(self, package: str, out: Path, config: TrainConfig):
+    def __init__(self, package: str, out: Path, config: TrainConfig | DistillConfig):
         module = _package(package)
         name = config.log.run_name or out.name
         about: dict[str, Any] = {
@@ -156,7 +157,7 @@ def check_packages(config: TrainConfig) -> None:
             _package(name)
 
 
-def open_sinks(config: TrainConfig, out: Path, step: int) -> list[Sink]:
+def open_sinks(config: TrainConfig | DistillConfig, out: Path, step: int) -> list[Sink]:
     """The chosen sinks, without metrics.jsonl."""
     made: list[Sink] = []
     for name in config.log.sinks:

@@ -15,11 +15,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.advantages import group_advantages
 from sparroll.train.sampling.rewards import Graded, reward_report
-from sparroll.types import Prompt, Rollout, StepReport
+from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
 
 Kind = Literal["spread", "all_right", "all_wrong", "ungraded"]
 """Whether the graded rollouts of a prompt differ; if not, whether their reward is above 0; or that none is graded."""
@@ -35,7 +35,7 @@ class Groups:
     """Those that are trained on, group by group. Their prompts are numbered from 0 without gaps, over all processes."""
     reward_GN: Tensor
     """Theirs."""
-    left_out: list[bool] | None
+    left_out_B: Tensor | None
     """Of each of them, whether it stays out of the loss; None where nothing ever does."""
     report: StepReport
     events: list[str]
@@ -43,9 +43,16 @@ class Groups:
     def advantages(self, normalise: bool) -> Tensor:
         """[G, N]; 0 for what stays out of the loss, whose reward still counts for its group's mean."""
         advantage_GN = group_advantages(self.reward_GN, normalise)
-        if self.left_out is None:
+        if self.left_out_B is None:
             return advantage_GN
-        return advantage_GN.masked_fill(torch.tensor(self.left_out, dtype=torch.bool).view_as(advantage_GN), 0.0)
+        return advantage_GN.masked_fill(self.left_out_B.view_as(advantage_GN), 0.0)
+
+    def batch(self, normalise_advantage: bool) -> TokenBatch:
+        """What is trained on, with advantages: what the next stages fill in and the update reads."""
+        batch = TokenBatch.from_rollouts(self.rollouts, pad_id=0)
+        batch.advantage_B = self.advantages(normalise_advantage).flatten()
+        batch.left_out_B = self.left_out_B
+        return batch
 
 
 def kind_of(value_N: Tensor) -> Kind:
@@ -123,11 +130,12 @@ class Rounds:
         reward_GN = torch.cat([graded.reward_GN for graded in self._graded])[rows]
         settings = self.config.reward
         report = reward_report(self._graded, settings, self.ranks)
+        truncated_B = torch.tensor([rollout.finish_reason == "length" for rollout in rollouts], dtype=torch.bool)
         return Groups(
             self._sampled,
             rollouts,
             reward_GN if kept else torch.zeros_like(reward_GN),
-            [rollout.finish_reason == "length" for rollout in rollouts] if settings.leave_out_truncated else None,
+            truncated_B if settings.leave_out_truncated else None,
             report | (self._report(kept, reward_GN) if self.filtering else {}),
             [self._short(kept)] if self.filtering and 0 < len(kept) < self.wanted else [],
         )

@@ -19,7 +19,7 @@ from sparroll.tasks import Task
 from sparroll.tasks.async_calls import AsyncCalls
 from sparroll.tasks.reward_function import LARGEST, RewardFunction
 from sparroll.tasks.verdicts import judge
-from sparroll.train.config.sections import TASK, RewardSection
+from sparroll.train.config.reward import TASK, RewardSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.types import Prompt, Rollout, StepReport
 

@@ -11,7 +11,7 @@ from sparroll.resume import refuse_changes
 from sparroll.tasks import Task
 from sparroll.tasks.data.select import refuse_window_without_dates
 from sparroll.tasks.data.task import DataTask, data_task
-from sparroll.train.config.sections import TrainConfig
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime import checkpoint
 from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
 
@@ -40,7 +40,9 @@ def training_prompts(task: Task, config: TrainConfig, encoder: PromptEncoder) ->
     if not isinstance(task, DataTask):
         endless = not isinstance(task, GivenPrompts)
         count = ENDLESS_TASK_PROMPTS if asked is None and endless else asked
-        return PromptStream(task, config.task.level, config.train.seed, count)
+        stream = PromptStream(task, config.task.level, config.train.seed, count)
+        encoder.check(stream.prompts)
+        return stream
     task.limit_prompt_tokens(lambda prompts: [len(ids) for ids in encoder.ids(prompts)])
     stream = PromptStream(task, config.task.level, config.train.seed, asked)
     if asked is not None and len(stream.prompts) < asked:

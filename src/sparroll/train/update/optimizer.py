@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from sparroll.errors import UserError
-from sparroll.train.config.sections import TrainSection
+from sparroll.train.config.training import TrainSection
 
 _STATE = ("exp_avg", "exp_avg_sq", "step")
 

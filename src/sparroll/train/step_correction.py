@@ -1,23 +1,20 @@
 """One step's rollouts through the correction: the whole step at once on every process, of which each keeps its own rows. The
-rules are in corrections/; the update reads what comes out."""
+rules are in corrections/; the weights go into the batch that the update reads."""
 
 # B our rollouts, T response tokens (right-padded)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from sparroll.corrections import AcceptedMass, Correction, CorrectionResult, TopKLists
-from sparroll.corrections.base import NowWeights
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import correction_uniforms
-from sparroll.train.update.micro_batches import padded
-from sparroll.types import Rollout, StepReport, TokenScores
+from sparroll.types import Rollout, StepReport, TokenBatch, TokenScores, padded
 
 Columns = dict[str, Tensor]
 """What a correction reads of one rollout, [T] each; small enough to gather from all processes."""
@@ -29,43 +26,24 @@ class ReadsLists(Protocol):
     def condense(self, lists: TopKLists) -> AcceptedMass: ...
 
 
-@dataclass
-class Corrected:
-    """Our rows of the correction of the whole step."""
-
-    weights_BT: Tensor
-    """As the first update of the step has them."""
-    kept_BT: Tensor
-    kept_tokens: int
-    """Kept tokens of the step, over all processes: the loss's denominator."""
-    report: StepReport
-    now_weights: NowWeights | None = None
-
-    def weights(self, members: list[int], now_logp_BT: Tensor) -> Tensor:
-        """Weights of these rows at the policy as it is now, on its device."""
-        tokens_T, device = now_logp_BT.shape[1], now_logp_BT.device
-        if self.now_weights is None:
-            return self.weights_BT[members, :tokens_T].to(device)
-        return self.now_weights.rows(members, tokens_T).to(device)(now_logp_BT)
-
-
-def correct(
+def correct_step(
     correction: Correction,
+    batch: TokenBatch,
     rollouts: list[Rollout],
     scores: list[TokenScores],
     ranks: Ranks,
     seed: int,
     step: int,
-    left_out: Sequence[bool] | None = None,
-) -> Corrected:
-    """Every process corrects the whole step's batch, so that a correction may normalise over it, and takes its own rows.
+) -> StepReport:
+    """Fill in the weights and kept tokens of our rows, which are these rollouts. -> metrics of the whole step
 
-    left_out: of each rollout, whether it is none of the correction's business: nothing of it is kept, counted or reported.
+    Every process corrects the whole step's batch, so that a correction may normalise over it. Of rollouts that are left out
+    nothing is kept, counted or reported.
     """
-    outside = [False] * len(rollouts) if left_out is None else list(left_out)
+    left_out = [False] * len(batch) if batch.left_out_B is None else batch.left_out_B.tolist()
     mine = [
         (rollout.prompt_index, rollout.sample_index, _columns(correction, rollout, score, seed, step), out)
-        for rollout, score, out in zip(rollouts, scores, outside, strict=True)
+        for rollout, score, out in zip(rollouts, scores, left_out, strict=True)
     ]
     gathered = sorted(ranks.gather(mine), key=lambda row: row[:2])
     rows: list[Columns] = [row[2] for row in gathered]
@@ -74,20 +52,20 @@ def correct(
     result = call(mask=mask_BT, **_arguments(rows))
     kept_BT = result.kept(mask_BT)
     place = {row[:2]: number for number, row in enumerate(gathered)}
-    own = torch.tensor([place[row[:2]] for row in mine], dtype=torch.int64)
-    own_T = max((len(row[2]["dense_logp"]) for row in mine), default=0)
+    own_B = torch.tensor([place[row[:2]] for row in mine], dtype=torch.int64)
+    own_T = batch.sparse_logp_BT.shape[1]
+    batch.weight_BT, batch.kept_BT = result.weights[own_B, :own_T], kept_BT[own_B, :own_T]
+    batch.kept_tokens = int(kept_BT.sum())
+    batch.now_weights = None if result.now_weights is None else result.now_weights.rows(own_B, own_T)
+    left_out_report = {"policy/left_out_rollouts": float(sum(row[3] for row in gathered))}
+    return result.metrics | _distance(rows) | (left_out_report if batch.left_out_B is not None else {})
+
+
+def _distance(rows: list[Columns]) -> StepReport:
+    """Mean log p_sparse - log p_dense of the sampled tokens; nothing where the dense policy can say none of them."""
     difference = torch.cat([row["sparse_logp"] - row["dense_logp"] for row in rows])
     finite = difference[torch.isfinite(difference)]
-    report = result.metrics | ({"mismatch/kl_sparse_to_dense": float(finite.mean())} if len(finite) else {})
-    if left_out is not None:
-        report["policy/left_out_rollouts"] = float(sum(row[3] for row in gathered))
-    return Corrected(
-        result.weights[own, :own_T],
-        kept_BT[own, :own_T],
-        int(kept_BT.sum()),
-        report,
-        None if result.now_weights is None else result.now_weights.rows(own, own_T),
-    )
+    return {"mismatch/kl_sparse_to_dense": float(finite.mean())} if len(finite) else {}
 
 
 def _columns(correction: Correction, rollout: Rollout, score: TokenScores, seed: int, step: int) -> Columns:

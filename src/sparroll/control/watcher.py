@@ -1,0 +1,91 @@
+"""The one way to watch a run: after each step every watcher is shown the same evidence and answers with a decision, which
+the loop carries out. Watchers measure nothing, switch nothing and know no engine, so any trainer can use them.
+
+Guard, CheaperSchedules, EmptySteps and Controller are watchers. A watcher of your own needs the four methods of `Watcher`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from sparroll.mismatch import TailStatistics, TailTable
+from sparroll.schedule import Schedule
+from sparroll.types import StepReport
+
+Action = Literal["none", "warn", "stop", "switch"]
+
+
+@dataclass(frozen=True)
+class StepEvidence:
+    """What one finished step measured, over all processes."""
+
+    step: int
+    schedule: Schedule | None
+    """What the rollouts were sampled under; None: dense, or a compression."""
+    dense: bool
+    """Whether the rollouts read everything, so that no watcher of the tail has anything to do."""
+    tail: TailStatistics
+    report: StepReport
+    """The step's metrics."""
+    replay: TailTable | None = None
+    """The tail of some of the rollouts read again under the next cheaper schedule; None where that was not due."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What to do after a step.
+
+    >>> Decision("stop", ("the correction kept no token for 3 steps: stopped",))
+    """
+
+    action: Action = "none"
+    """warn only writes the events; switch goes on under `schedule`."""
+    events: tuple[str, ...] = ()
+    """Lines for the log: what happens, and why."""
+    schedule: Schedule | None = None
+    """Only with "switch"; None is dense."""
+    report: StepReport = field(default_factory=dict)
+    """Figures for the step's metrics."""
+
+
+class Watcher(Protocol):
+    @property
+    def name(self) -> str:
+        """Under which a checkpoint keeps the watcher's state."""
+        ...
+
+    @property
+    def may_switch_to(self) -> Sequence[Schedule | None]:
+        """Schedules that the engine must be able to run, since a decision may ask for them; empty: it never switches."""
+        ...
+
+    def watch(self, step: StepEvidence) -> Decision:
+        """Called once for each step, in order."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """What the next decision depends on: plain data and tensors, by name. Later steps must not change it in place."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on where `state` was taken."""
+        ...
+
+
+def refuse_two_hands(watchers: Sequence[Watcher]) -> None:
+    """At most one watcher may move the schedule: two would undo each other. The configuration refuses it in words."""
+    moving = [watcher.name for watcher in watchers if watcher.may_switch_to]
+    assert len(moving) <= 1, f"{' and '.join(moving)} would both move the schedule"
+
+
+def states_of(watchers: Sequence[Watcher]) -> dict[str, dict[str, Any]]:
+    """One table of all states, by the watchers' names."""
+    return {watcher.name: watcher.state() for watcher in watchers}
+
+
+def restore_all(watchers: Sequence[Watcher], states: Mapping[str, dict[str, Any]]) -> None:
+    """What `states_of` gave, to watchers made from the same configuration."""
+    for watcher in watchers:
+        watcher.restore(states[watcher.name])

@@ -1,0 +1,156 @@
+"""TrainConfig: everything that a run of `sparroll train` depends on, and the few rules that hold between sections."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import model_validator
+
+from sparroll.errors import UserError
+from sparroll.tasks import is_data
+from sparroll.tasks.data.settings import DataSettings
+from sparroll.train.config.adapter import DistillSection
+from sparroll.train.config.base import Section
+from sparroll.train.config.control import (
+    ByControllerSection,
+    ControlSection,
+    GuardSection,
+    NobodySection,
+)
+from sparroll.train.config.outputs import CheckpointSection, EvaluateSection, LogSection, MismatchSection
+from sparroll.train.config.reward import RewardSection
+from sparroll.train.config.rollout import (
+    AttentionSection,
+    DenseAttention,
+    EngineSection,
+    HFEngineSection,
+    RolloutSection,
+)
+from sparroll.train.config.task import ModelSection, TaskSection
+from sparroll.train.config.training import CorrectionSection, TrainSection
+
+
+class TrainConfig(Section):
+    """Frozen; `model_dump(mode="json")` is what is written beside the results."""
+
+    model: ModelSection = ModelSection()
+    task: TaskSection = TaskSection()
+    data: DataSettings = DataSettings()
+    engine: EngineSection = HFEngineSection()
+    """Who samples."""
+    rollout: RolloutSection = RolloutSection()
+    attention: AttentionSection = DenseAttention()
+    """What a decode step of the rollouts reads."""
+    control: ControlSection = NobodySection()
+    """Who may move the schedule."""
+    guard: GuardSection = GuardSection()
+    """The alarm for a low tail."""
+    reward: RewardSection = RewardSection()
+    train: TrainSection = TrainSection()
+    correction: CorrectionSection = CorrectionSection()
+    mismatch: MismatchSection = MismatchSection()
+    distill: DistillSection | None = None
+    """The adapter of DistillSparse; None: there is none."""
+    evaluate: EvaluateSection = EvaluateSection()
+    checkpoint: CheckpointSection = CheckpointSection()
+    log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _data_is_read(self) -> Self:
+        if self.data != DataSettings() and not is_data(self.task.name):
+            raise ValueError(f'[data] is for task.name = "data" or the name of a set, got "{self.task.name}"')
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_fit_the_rollouts(self) -> Self:
+        rollout, buffer, by = self.rollout, self.reward.overlong_buffer_tokens, self.rollout.dynamic_sampling_by
+        if buffer > rollout.max_new_tokens:
+            raise ValueError(
+                f"reward.overlong_buffer_tokens = {buffer} must not be more than rollout.max_new_tokens = "
+                f"{rollout.max_new_tokens}"
+            )
+        if not rollout.dynamic_sampling and (by is not None or rollout.dynamic_sampling_rounds != 10):
+            field = "dynamic_sampling_by" if by is not None else "dynamic_sampling_rounds"
+            raise ValueError(f"rollout.{field} does nothing without rollout.dynamic_sampling = true")
+        names = [term.name for term in self.reward.terms]
+        if by is not None and by not in names:
+            raise ValueError(f"rollout.dynamic_sampling_by = {by!r} is no reward term; there are {', '.join(names)}")
+        return self
+
+    @model_validator(mode="after")
+    def _compression_has_its_engine(self) -> Self:
+        if self.attention.kind == "compression" and self.engine.kind != "hf":
+            raise UserError(
+                f'attention.kind = "compression" needs engine.kind = "hf", got "{self.engine.kind}"',
+                "vLLM cannot drop tokens from its cache",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_something_to_move(self) -> Self:
+        control, kind = self.control, self.attention.kind
+        if kind not in control.moves:
+            raise UserError(
+                f'control.by = "{control.by}" moves a schedule, and attention.kind = "{kind}" has none',
+                f'set attention.kind to {" or ".join(control.moves)}, or control.by = "nobody"',
+            )
+        share = ByControllerSection.model_fields["start_share"].default
+        if isinstance(control, ByControllerSection) and kind != "dense" and control.start_share != share:
+            raise UserError(
+                f'control.start_share = {control.start_share} does nothing with attention.kind = "{kind}", which the '
+                "controller starts from",
+                'leave control.start_share out, or set attention.kind = "dense"',
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_adapter_has_sparse_rollouts(self) -> Self:
+        control, kind = self.control, self.attention.kind
+        if self.distill is None:
+            if control.by == "cheaper":
+                raise UserError(
+                    'control.by = "cheaper" needs [distill]: without an adapter nothing gets cheaper',
+                    "--set distill.rank=16 is enough for a section [distill]",
+                )
+            return self
+        if kind == "compression" or (kind == "dense" and control.by != "controller"):
+            raise UserError(
+                f'[distill] needs the sparse rollouts of a schedule, got attention.kind = "{kind}"',
+                'set attention.kind to schedule or budget, or control.by = "controller"',
+            )
+        if "dense" in control.following:
+            raise UserError(
+                f'control.by = "{control.by}" goes on to "dense", where the adapter of [distill] has nothing to do',
+                'leave "dense" out, or leave [distill] out',
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _the_alarm_has_a_target(self) -> Self:
+        guard, control, kind = self.guard, self.control, self.attention.kind
+        if control.by == "guard" and guard.action != "warn":
+            raise UserError(
+                f'control.by = "guard" goes on with control.stricter at an alarm, and guard.action is "{guard.action}"',
+                'set guard.action = "warn", which it does where no stricter schedule is left, or control.by = "nobody"',
+            )
+        if isinstance(control, ByControllerSection):
+            if guard.action != "off" and guard.at_least is not None and guard.at_least > control.target:
+                raise UserError(
+                    f"guard.at_least = {guard.at_least} asks for more than the controller holds, control.target = "
+                    f"{control.target}",
+                    "lower the one or raise the other",
+                )
+            return self
+        acts = (
+            'guard.action = "stop"'
+            if guard.action == "stop"
+            else 'control.by = "guard"'
+            if control.by == "guard"
+            else ""
+        )
+        if acts and guard.at_least is None and kind in ("budget", "compression"):
+            raise UserError(
+                f'{acts} needs guard.at_least: attention.kind = "{kind}" names no target of its own',
+                "for example --set guard.at_least=0.86",
+            )
+        return self
