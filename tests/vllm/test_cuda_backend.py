@@ -12,6 +12,8 @@ from torch import Tensor
 
 from sparroll import Schedule
 from sparroll.attention.decode import paged
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Selector
+from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.pages import HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
 from sparroll.schedule import Step
@@ -61,6 +63,15 @@ def test_head_pages_lie_where_the_units_do(layout: str, block: int) -> None:
         for place, unit in enumerate(units[0, head, :3].tolist()):
             held = keys_PHBD[unit // units_per_block, head].unflatten(0, (-1, 16))[unit % units_per_block]
             assert torch.equal(view[numbers[0, head, place], :, 0], held)
+
+
+@needs_vllm
+@pytest.mark.parametrize(
+    "selector", [PageMean(), QuantizedMean(4, 16, 32, bits=4), Quest(8, 16, 32)], ids=lambda s: s.kind
+)
+def test_vllm_allocates_the_index_bytes_that_scoring_reads(selector: Selector) -> None:
+    spec = compat.index_spec(64, H, selector.index_width(128), selector)
+    assert spec.page_size_bytes == 64 * H * selector.index_bytes_per_token(128)
 
 
 @needs_vllm
