@@ -243,7 +243,8 @@ class Trainer:
 
     def watch(self, evidence: StepEvidence, report: StepReport) -> tuple[list[str], str]:
         """Every watcher sees the step; what they measured goes into `report`. -> (what to log, why to stop)"""
-        events, stopped = [], []
+        events: list[str] = []
+        stopped: list[str] = []
         for watcher in self.parts.watchers:
             decision = watcher.watch(evidence)
             report |= decision.report

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -69,3 +70,10 @@ def test_plain_data_survive_json() -> None:
 
 def test_rows_know_their_names() -> None:
     assert [each.name for each in table().rows] == ["0-2k", "16k-18k"]
+
+
+def test_a_bin_counts_with_enough_tokens_from_eight_rollouts() -> None:
+    eight = replace(row(0, 100, 200, 0.9), rollouts=8)
+    assert eight.counts(200) and not eight.counts(201)
+    seven = replace(eight, rollouts=7)
+    assert not seven.counts(20) and seven.counts(20, least_rollouts=7)
