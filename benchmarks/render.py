@@ -24,6 +24,7 @@ PAGES = tuple(
         "docs/calibration.md",
         "docs/compression.md",
         "docs/controller.md",
+        "docs/training.md",
         "docs/study.md",
     )
 )
@@ -332,7 +333,25 @@ def controlled() -> str:
     return table(["start, tokens", "steps", "tokens in bins at the target", "KV read"], rows)
 
 
+def guard() -> str:
+    """False alarms and detections of the guard in simulated runs, with exact intervals."""
+
+    def share(of: dict[str, Any]) -> str:
+        return f"{of['share']:.1%} [{of['low']:.1%}, {of['high']:.1%}]"
+
+    rows = []
+    for case in results("guard-simulation", "guard-simulation"):
+        found, old = case["fallen"], case["old_rule"]
+        steps = f"{found['median_steps']:.0f}"
+        shape = [f"budget {case['shape']}", f"{case['correlation']:g}", f"{case['design_effect']:.2f}"]
+        figures = [share(case["above"]), share(found), steps, f"{old['steps_below']:.0%}", f"{old['share']:.0%}"]
+        rows.append([*shape, *figures])
+    head = ["shape", "correlation", "design effect", "false alarms, runs", "fall found in 10 steps", "median steps"]
+    return table([*head, "old rule: steps under", "old rule: false alarms, runs"], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "guard": guard,
     "plans": plans,
     "quickstart-tail": quickstart_tail,
     "quickstart-runs": quickstart_runs,

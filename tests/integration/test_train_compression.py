@@ -67,7 +67,8 @@ def test_a_run_logs_what_it_saved_and_resumes_to_the_bit(
 
 
 def test_the_guard_watches_rollouts_with_eviction(model: str, tmp_path: Path) -> None:
-    guard = {"action": "stop", "at_least": 0.999, "window_steps": 1}
-    result = train(evicting(model, "streaming", 2, guard=guard, evaluate={"prompts": 0}), tmp_path / "run")
-    assert result.steps == 1
+    """A step has 6 rollouts, and 8 are needed."""
+    guard = {"action": "stop", "at_least": 0.999}
+    result = train(evicting(model, "streaming", 3, guard=guard, evaluate={"prompts": 0}), tmp_path / "run")
+    assert result.steps == 2
     assert result.stopped.endswith("stopped")

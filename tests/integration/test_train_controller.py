@@ -91,7 +91,7 @@ def test_a_resumed_run_decides_to_the_bit_as_one_that_was_never_cut(model: str, 
     train(config(2), tmp_path / "cut")
     train(config(3), tmp_path / "cut", resume=True)
     assert lines(tmp_path / "cut") == lines(tmp_path / "straight")
-    for name in ("state.json", "schedule.toml", "evidence.safetensors"):
+    for name in ("state.json", "schedule.toml", "watchers.safetensors"):
         one, other = (
             (tmp_path / run / "checkpoints" / "step-000003" / name).read_bytes() for run in ("straight", "cut")
         )

@@ -18,6 +18,7 @@ from sparroll.engines.scoring import Scorer
 from sparroll.plan.speedup import plan
 from sparroll.progress import OnProgress, Stages, quiet_transformers
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings, RunSettings
+from sparroll.rounding import rounded_down
 from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
 
@@ -81,7 +82,7 @@ def first_tail(settings: QuickstartSettings, out: Path, budget: int) -> list[str
     lines = ["", f"{'from context':>12}{f'tail of {budget} tokens':>20}{'dense ceiling':>15}"]
     for row in measured["tail"]["rows"]:
         start, own = row["from_context_tokens"], row["quantile_value"]
-        figures = [rounded_down(value) for value in (own, dense.get(start))]
+        figures = ["-" if value is None else rounded_down(value) for value in (own, dense.get(start))]
         lines.append(f"{start:>12,}{figures[0]:>20}{figures[1]:>15}")
     return [*lines, ""]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -75,3 +76,10 @@ def test_a_row_has_the_figures_that_a_schedule_file_keeps() -> None:
     row = TailRow(1000, 2000, 4000, 32, 0.98, 0.7, 0.86, 0.9, 0.8612345678, 0.85, 0.87, 0.7)
     assert row.summary() == {"value": 0.861235, "low": 0.85, "high": 0.87, "tokens": 4000, "rollouts": 32}
     assert (row.name, row.middle) == ("1k-2k", 1500)
+
+
+def test_a_bin_counts_with_enough_tokens_from_eight_rollouts() -> None:
+    eight = replace(row(0, 100, 200, 0.9), rollouts=8)
+    assert eight.counts(200) and not eight.counts(201)
+    seven = replace(eight, rollouts=7)
+    assert not seven.counts(20) and seven.counts(20, least_rollouts=7)
