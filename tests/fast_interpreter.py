@@ -1,5 +1,5 @@
-"""Triton's interpreter without the work that it repeats at each call of one `@triton.jit` function by another: it searches the
-whole language for what to replace, though the launch around the call has done so. That is a third of the time of
+"""Triton's interpreter without the work that it repeats at each call of one `@triton.jit` function by another: it searches
+the whole language for what to replace, though the launch around the call has done so. That is a third of the time of
 interpreted tests, and changes nothing of what they compute."""
 
 from __future__ import annotations
