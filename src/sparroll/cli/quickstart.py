@@ -18,7 +18,7 @@ def quickstart(
     seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the sizes' own seed.")] = None,
     json_output: common.Json = False,
 ) -> None:
-    """Profile, calibrate, plan, three short RL runs (dense, calibrated, too aggressive), report. Resumes where it was."""
+    """Profile, calibrate, three short RL runs (dense, calibrated, too aggressive), plan, report. Resumes where it was."""
     from sparroll.quickstart import load_settings
     from sparroll.quickstart import quickstart as run
 

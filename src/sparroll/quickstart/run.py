@@ -1,4 +1,4 @@
-"""A quickstart from beginning to end: profile, calibrate, plan, three RL runs, summary, report. Resumes where it was."""
+"""A quickstart from beginning to end: profile, calibrate, three RL runs, plan, summary, report. Resumes where it was."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
         stages.train_config(settings, out, name)
     clock = _Clock(out / "seconds.json")
     with clock.running():
-        stages.make_plans(settings, out)
         _profiled(settings, out, progress)
         _trained(settings, out, progress)
+        stages.make_plans(settings, out)
     summary = summarise(settings, out, clock.seconds)
     files.write_json(out / "summary.json", summary)
     records.write(

@@ -82,7 +82,7 @@ def first_tail(settings: QuickstartSettings, out: Path, budget: int) -> list[str
     lines = ["", f"{'from context':>12}{f'tail of {budget} tokens':>20}{'dense ceiling':>15}"]
     for row in measured["tail"]["rows"]:
         start, own = row["from_context_tokens"], row["quantile_value"]
-        figures = ["-" if value is None else rounded_down(value) for value in (own, dense.get(start))]
+        figures = [rounded_down(value) for value in (own, dense.get(start))]
         lines.append(f"{start:>12,}{figures[0]:>20}{figures[1]:>15}")
     return [*lines, ""]
 
