@@ -154,7 +154,8 @@ class TailStatistics:
         total = here[0]._only(start)
         for each in here[1:]:
             total.merge(each._only(start))
-        return total._row(start, start + 1, total._bins[start], *total._bins[start].sums[:2], confidence=confidence)
+        rollouts, tokens_squared = total._bins[start].sums[:2]
+        return total._row(start, start + 1, total._bins[start], rollouts, tokens_squared, confidence)
 
     def _only(self, start: int) -> TailStatistics:
         """One bin, for its row alone: figures over all bins are not set."""
