@@ -16,7 +16,7 @@ from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.mismatch.table import TailRow
 from sparroll.schedule import Schedule
 
-FALSE_ALARM_A_STEP = 2e-3
+FALSE_ALARM_A_STEP = 5e-3
 """Largest probability that a step raises an alarm although every bin's tail is at the target exactly."""
 
 
