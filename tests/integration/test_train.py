@@ -285,13 +285,13 @@ def test_the_guard_falls_back_to_the_next_schedule_and_says_why(model: str, tmp_
 
 
 def test_the_guard_stops_the_run_and_resume_finds_it_stopped(model: str, tmp_path: Path) -> None:
-    guard = {"action": "stop", "at_least": 0.999, "window_steps": 2}
+    guard = {"action": "stop", "at_least": 0.999}
     config = short_config(model, guard=guard, mismatch={"least_tokens": 20})
     result = train(config, tmp_path / "run")
-    assert result.steps == 2
+    assert result.steps == 1
     assert result.stopped.endswith("stopped")
     assert result.dense_accuracy_last is not None
-    assert result.dense_accuracy_last.step == 2
+    assert result.dense_accuracy_last.step == 1
     again = train(config, tmp_path / "run", resume=True)
     assert again == result
 

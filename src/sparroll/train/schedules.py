@@ -43,7 +43,7 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
                 "set one: --set guard.at_least=0.86",
             )
     guard = config.guard
-    if action != "off" and target is not None:
+    if config.guard.action != "off" and target is not None:
         _refuse_too_few_rollouts(config, "the guard", "guard.window_steps", guard.window_steps)
     stricter = tuple(_schedules(control, config)) if isinstance(control, ByGuardSection) else ()
     return Guard(guard.action, target, guard.window_steps, stricter, config.mismatch.least_tokens)
