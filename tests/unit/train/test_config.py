@@ -183,7 +183,7 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
         ),
         ([*BUDGET, "guard.action=stop"], r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "budget"'),
         ([*BUDGET, *GUARD], r'control\.by = "guard" needs guard\.at_least'),
-        ([*PRESET, *GUARD, "guard.action=off"], r'guard\.action is "off"'),
+        ([*PRESET, *GUARD, "guard.action=off"], r'does nothing with guard\.action = "off"'),
         ([*BUDGET, *CONTROLLER, "control.start_share=0.3"], r"start_share = 0\.3 does nothing with attention\.kind"),
         ([*CONTROLLER, "guard.at_least=0.9"], r"guard\.at_least = 0\.9 asks for more than the controller holds"),
         (["distill.rank=4"], r"\[distill\] needs the sparse rollouts of a schedule"),
