@@ -190,7 +190,7 @@ def test_the_verb_distills_on_a_file_of_prompts_and_rollout_takes_the_adapter(
     assert message == f"{out} already holds a run"
     prompts.write_text(prompts.read_text().replace("a b", "b a"))
     message, _ = error_of(command(model, out, "--budget", "64", "--prompts", str(prompts), "--resume"), capsys)
-    assert message.startswith("task.name was 'prompts.jsonl#")
+    assert 'was made with task.name = "prompts.jsonl#' in message
 
     sampled = {}
     for name, more in (("plain", []), ("adapted", ["--adapter", str(out / "adapter")])):

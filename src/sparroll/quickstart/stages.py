@@ -18,6 +18,7 @@ from sparroll.engines.scoring import Scorer
 from sparroll.plan.speedup import plan
 from sparroll.progress import OnProgress, Stages, quiet_transformers
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings, RunSettings
+from sparroll.rounding import rounded_down
 from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
 
