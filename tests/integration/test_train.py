@@ -338,7 +338,7 @@ def test_a_folder_with_a_run_is_neither_overwritten_nor_made_up(
         train(short_config(model), straight[0])
     with pytest.raises(UserError, match="there is no run to resume"):
         train(short_config(model), tmp_path / "nothing", resume=True)
-    with pytest.raises(UserError, match=r"train\.lr was 0\.001"):
+    with pytest.raises(UserError, match=r"was made with train\.lr = 0\.001, and train\.lr = 0\.0001"):
         train(short_config(model, train={"lr": 1e-4}), straight[0], resume=True)
     blocked = tmp_path / "file"
     blocked.write_text("")

@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from cli_runs import CONTEXT_TOKENS, error_of, save_model
 from sparroll.cli import main
-from sparroll.cli import prompts as prompts_of_a_verb
 from sparroll.errors import UserError
+from sparroll.tasks.prompt_file import plain_prompt, read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -112,13 +112,13 @@ def test_jsonl_chats_are_prompts_with_messages_and_none_of_their_keys_is_lost(tm
     chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b"}]
     path = tmp_path / "prompts.jsonl"
     path.write_text(json.dumps({"prompt": chat}) + "\n")
-    (found,) = prompts_of_a_verb.read(path, None, 0, 9, 0)
+    (found,) = read_prompts(path, None, 0, 9, 0)
     assert (found.text, found.messages) == ("be brief\na b", (("system", "be brief"), ("user", "a b")))
-    assert prompts_of_a_verb.plain(found) == chat
+    assert plain_prompt(found) == chat
     for bad in ([], [{"role": "user"}], [{"role": "user", "content": 1}], [chat[0] | {"tool_calls": []}]):
         path.write_text(json.dumps({"prompt": bad}) + "\n")
         with pytest.raises(UserError, match="line 1 .* has no prompt\nhint: .* with no other keys"):
-            prompts_of_a_verb.read(path, None, 0, 9, 0)
+            read_prompts(path, None, 0, 9, 0)
 
 
 def test_empty_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
