@@ -11,8 +11,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from integration.train_runs import DYNAMIC, short_config, short_distill_config
-from sparroll.train import TrainConfig, train
-from sparroll.train.config.distill import DistillConfig
+from sparroll.train import train
 from sparroll.train.distill.run import distill
 
 CHANGES = {"steps": 2, "prompts_per_step": 3, "lr": 1e-4}
@@ -64,32 +63,18 @@ DYNAMICALLY: dict[str, dict[str, Any]] = DYNAMIC | {
 """Groups that differ in number from process to process, in rounds that do too."""
 
 
-def config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
-    """Contexts of 20 to 110 tokens: below and above the budget of 64."""
-    return short_config(model, **_shortened(changes))
-
-
-def adapter_config(model: str, /, **changes: dict[str, Any]) -> DistillConfig:
-    """The same for an adapter alone."""
-    return short_distill_config(model, **_shortened(changes))
-
-
-def _shortened(changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return changes | {"rollout": {"max_new_tokens": 50} | changes.get("rollout", {})}
-
-
 def main() -> None:
     torch.set_num_threads(1)
     model, out = sys.argv[1], Path(sys.argv[2])
-    train(config(model, train=CHANGES), out)
-    train(config(model, train=CHANGES | {"steps": 3}), out, resume=True)
-    train(config(model, train=LONELY), out / "lonely")
-    train(config(model, **JACKPOT), out / "jackpot")
-    train(config(model, **CONTROLLED), out / "controlled")
-    train(config(model, **EVICTION), out / "eviction")
-    train(config(model, **DISTILLED), out / "distilled")
-    train(config(model, **DYNAMICALLY), out / "dynamic")
-    distill(adapter_config(model, **LONELY_ADAPTER), out / "adapter")
+    train(short_config(model, train=CHANGES), out)
+    train(short_config(model, train=CHANGES | {"steps": 3}), out, resume=True)
+    train(short_config(model, train=LONELY), out / "lonely")
+    train(short_config(model, **JACKPOT), out / "jackpot")
+    train(short_config(model, **CONTROLLED), out / "controlled")
+    train(short_config(model, **EVICTION), out / "eviction")
+    train(short_config(model, **DISTILLED), out / "distilled")
+    train(short_config(model, **DYNAMICALLY), out / "dynamic")
+    distill(short_distill_config(model, **LONELY_ADAPTER), out / "adapter")
 
 
 if __name__ == "__main__":

@@ -13,19 +13,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.one_rank import (
-    CHANGES,
-    CONTROLLED,
-    DISTILLED,
-    DYNAMICALLY,
-    EVICTION,
-    JACKPOT,
-    LONELY,
-    LONELY_ADAPTER,
-    adapter_config,
-    config,
-)
-from integration.train_runs import write_model
+from integration.one_rank import CHANGES, CONTROLLED, DISTILLED, DYNAMICALLY, EVICTION, JACKPOT, LONELY, LONELY_ADAPTER
+from integration.train_runs import short_config, short_distill_config, write_model
 from sparroll.schedule import Schedule
 from sparroll.train import train
 from sparroll.train.distill.run import distill
@@ -66,39 +55,39 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     dynamic sampling."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
-    train(config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
+    train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
     before = load_file(Path(model) / "model.safetensors")
     for step in (2, 3):
         place = f"checkpoints/step-{step:06d}/model/model.safetensors"
         one, two = (load_file(tmp_path / name / place) for name in ("one", "two"))
         assert difference(one, before) > 1e-4
         assert difference(one, two) < 1e-6
-    train(config(model, train=LONELY), tmp_path / "one" / "lonely")
+    train(short_config(model, train=LONELY), tmp_path / "one" / "lonely")
     same_lines(tmp_path / "two" / "lonely", tmp_path / "one" / "lonely")
-    train(config(model, **CONTROLLED), tmp_path / "one" / "controlled")
+    train(short_config(model, **CONTROLLED), tmp_path / "one" / "controlled")
     same_lines(tmp_path / "two" / "controlled", tmp_path / "one" / "controlled")
     one, two = (Schedule.load(tmp_path / name / "controlled" / "schedule.toml") for name in ("one", "two"))
     assert one.steps == two.steps
     assert one.kv_budget_tokens(torch.arange(150)).ne(64).any(), "nothing moved"
     same_lines(tmp_path / "two", tmp_path / "one")
-    train(config(model, **JACKPOT), tmp_path / "one" / "jackpot")
+    train(short_config(model, **JACKPOT), tmp_path / "one" / "jackpot")
     same_lines(tmp_path / "two" / "jackpot", tmp_path / "one" / "jackpot")
     place = "jackpot/checkpoints/step-000002/model/model.safetensors"
     # Four updates of up to 1e-4 each; AdamW makes as much of the rounding of small gradients as of large ones.
     assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 5e-6
-    train(config(model, **DYNAMICALLY), tmp_path / "one" / "dynamic")
+    train(short_config(model, **DYNAMICALLY), tmp_path / "one" / "dynamic")
     same_lines(tmp_path / "two" / "dynamic", tmp_path / "one" / "dynamic")
     assert any(
         line["groups/sampled"] > line["groups/kept"] for line in read_lines(tmp_path / "one/dynamic/metrics.jsonl")
     )
     place = "dynamic/checkpoints/step-000002/model/model.safetensors"
     assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 5e-6
-    train(config(model, **EVICTION), tmp_path / "one" / "eviction")
+    train(short_config(model, **EVICTION), tmp_path / "one" / "eviction")
     same_lines(tmp_path / "two" / "eviction", tmp_path / "one" / "eviction")
     for line in read_lines(tmp_path / "two" / "eviction" / "metrics.jsonl"):
         assert 0 < line["compression/kv_saved_share"] < 1
-    train(config(model, **DISTILLED), tmp_path / "one" / "distilled")
-    distill(adapter_config(model, **LONELY_ADAPTER), tmp_path / "one" / "adapter")
+    train(short_config(model, **DISTILLED), tmp_path / "one" / "distilled")
+    distill(short_distill_config(model, **LONELY_ADAPTER), tmp_path / "one" / "adapter")
     for run, step in (("distilled", 2), ("adapter", 1)):
         same_lines(tmp_path / "two" / run, tmp_path / "one" / run)
         place = f"{run}/checkpoints/step-{step:06d}/adapter/adapter_model.safetensors"

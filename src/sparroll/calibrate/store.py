@@ -37,8 +37,9 @@ class Store:
 
     def __init__(self, out: Path | str, settings: Mapping[str, Any], *, shared: bool = False):
         self.folder = files.output_folder(out)
-        for left_behind in () if shared else self.folder.glob(".*.tmp"):
-            left_behind.unlink()
+        if not shared:
+            for left_behind in self.folder.glob(".*.tmp"):
+                left_behind.unlink()
         path = self.folder / "settings.json"
         if not path.exists() and any(self.folder.glob("*.safetensors")):
             raise UserError(

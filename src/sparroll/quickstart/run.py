@@ -63,13 +63,13 @@ def _profiled(settings: QuickstartSettings, out: Path, progress: Progress) -> No
 def _trained(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
     """The schedule, and the runs. One that does not wait for the schedule begins beside it, so that no core is idle; the
     others take turns: three equal runs on two cores end sooner than two and then one."""
-    verify = "fit and verify"
-    work = [] if stages.is_calibrated(out) else [_Work(verify, stages.fit_and_verify)]
+    calibrated = stages.is_calibrated(out)
+    work = [] if calibrated else [_Work("fit and verify", stages.fit_and_verify)]
     missing = [name for name in settings.runs if not (out / name / "result.json").exists()]
     early = next((name for name in missing if settings.runs[name].schedule != CALIBRATED), None)
     for name in sorted(missing, key=lambda name: name != early):
-        after = verify if work and name != early else None
-        work.append(_Work(f"train {name}", stages.train_run, name, after=after))
+        after = None if calibrated or name == early else "fit and verify"
+        work.append(_Work(f"train {name}", stages.train_run, name, after))
     if work:
         with _stage(f"2/3 schedule, 3/3 RL runs: {', '.join(missing)}", progress):
             _run(progress, settings, out, work, at_once=len(work))
