@@ -5,6 +5,7 @@ python benchmarks/render.py            # writes them between <!-- table: NAME --
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 from collections.abc import Callable
@@ -336,15 +337,22 @@ def controlled() -> str:
 def guard() -> str:
     """False alarms and detections of the guard in simulated runs, with exact intervals."""
 
-    def share(of: dict[str, Any]) -> str:
-        return f"{of['share']:.1%} [{of['low']:.1%}, {of['high']:.1%}]"
+    def share(of: dict[str, Any], towards: Callable[[float], int]) -> str:
+        value, low, high = (towards(of[name] * 1000) / 10 for name in ("share", "low", "high"))
+        return f"{value:.1f}% [{low:.1f}%, {high:.1f}%]"
 
     rows = []
     for case in results("guard-simulation", "guard-simulation"):
         found, old = case["fallen"], case["old_rule"]
         steps = f"{found['median_steps']:.0f}"
         shape = [f"budget {case['shape']}", f"{case['correlation']:g}", f"{case['design_effect']:.2f}"]
-        figures = [share(case["above"]), share(found), steps, f"{old['steps_below']:.0%}", f"{old['share']:.0%}"]
+        figures = [
+            share(case["above"], math.ceil),
+            share(found, math.floor),
+            steps,
+            f"{old['steps_below']:.0%}",
+            f"{old['share']:.0%}",
+        ]
         rows.append([*shape, *figures])
     head = ["shape", "correlation", "design effect", "false alarms, runs", "fall found in 10 steps", "median steps"]
     return table([*head, "old rule: steps under", "old rule: false alarms, runs"], rows)

@@ -42,8 +42,19 @@ def select(
 
 def best_first(score: Tensor) -> Tensor:
     """score [..., U] -> units [..., U] int64, the highest score first; of equal scores, the lowest unit first."""
-    # Not topk, which promises no order among equal scores.
-    return score.argsort(dim=-1, descending=True, stable=True)
+    # Not topk, which promises no order among equal scores; not the scores themselves, whose stable sort on a GPU leaves
+    # NaNs in any order.
+    return _in_order(score).argsort(dim=-1, descending=True, stable=True)
+
+
+def _in_order(score: Tensor) -> Tensor:
+    """Whole numbers in the order of the scores: both zeros are one number, and every NaN is the largest."""
+    score = score if score.dtype == torch.float64 else score.float()
+    whole = torch.int64 if score.dtype == torch.float64 else torch.int32
+    largest = torch.iinfo(whole).max
+    bits = torch.where(score == 0, 0.0, score).view(whole)
+    bits = torch.where(bits < 0, bits ^ largest, bits)
+    return bits.masked_fill(score.isnan(), largest)
 
 
 def sparse_decode(
