@@ -97,10 +97,6 @@ def evaluation(folder: Path, model: str, out: Path) -> list[str]:
     return words[1:]
 
 
-def flat(table: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    return {f"{section}.{key}": value for section, values in table.items() for key, value in values.items()}
-
-
 def skip_without_sandbox(folder: Path) -> None:
     if "taco" in folder.name and not any(probe.holds for probe in sandbox.probes().values()):
         pytest.skip("; ".join(f"{name}: {probe.detail}" for name, probe in sandbox.probes().items()))

@@ -101,8 +101,10 @@ chat_template = true
 thinking = false
 [data]
 eval = ["aime24"]
-[rollout]
+[attention]
+kind = "budget"
 kv_budget_tokens = 64
+[rollout]
 samples_per_prompt = 4
 max_new_tokens = {LONGEST}
 """
@@ -197,8 +199,10 @@ chat_template = true
 eval = ["humaneval_plus"]
 max_tests = 2
 difficulties = ["easy"]
-[rollout]
+[attention]
+kind = "budget"
 kv_budget_tokens = 64
+[rollout]
 samples_per_prompt = 4
 max_new_tokens = {LONGEST}
 """

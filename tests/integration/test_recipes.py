@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from byte_model import END, follow
-from recipe_runs import CHANGED, RECIPES, answer, flat, overrides, recipe, skip_without_sandbox
+from recipe_runs import CHANGED, RECIPES, answer, overrides, recipe, skip_without_sandbox
+from sparroll.resume import flat
 from sparroll.cli import main
 from sparroll.compression import make_compression
 from sparroll.corrections.sparse_rl_released import SparseRLReleased

@@ -68,8 +68,8 @@ def test_seven_rollouts_raise_no_alarm_however_many_tokens_they_have() -> None:
 
 
 def test_the_more_bins_are_tested_the_surer_each_must_be() -> None:
-    assert confidence_of(1) == 1 - 4e-3
-    assert confidence_of(20) == 1 - 2e-4
+    assert confidence_of(1) == 1 - 1e-2
+    assert confidence_of(20) == 1 - 5e-4
     alone, among_many = measured(1, {0: 0.855}), measured(1, {0: 0.855} | dict.fromkeys(range(1, 200), 0.95))
     bounds = [Guard("stop", 0.86).watch(evidence(1, each, LOOSE)).action for each in (alone, among_many)]
     assert bounds == ["stop", "none"]
