@@ -11,11 +11,11 @@ import pytest
 
 from byte_model import END, follow
 from recipe_runs import CHANGED, RECIPES, answer, overrides, recipe, skip_without_sandbox
-from sparroll.resume import flat
 from sparroll.cli import main
 from sparroll.compression import make_compression
 from sparroll.corrections.sparse_rl_released import SparseRLReleased
 from sparroll.corrections.tis import TIS
+from sparroll.resume import flat
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, load_config
 from sparroll.train.config.rollout import CompressionAttention, ScheduleAttention
