@@ -1,4 +1,4 @@
-"""Truncated importance sampling with one weight a response."""
+"""Truncated importance sampling with one weight per response."""
 
 from __future__ import annotations
 
