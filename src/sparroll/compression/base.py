@@ -1,5 +1,6 @@
-"""What a compression policy is: it decides, every `every_tokens` steps, which cached tokens of a request stay, from the
-keys and the most recent queries. Policies are pure functions of tensors; the engine calls them and frees the memory.
+"""What a compression policy is: after the prefill and then every `every_tokens` decode steps, it decides which cached
+tokens of a request stay, from the keys and the most recent queries. Policies are pure functions of tensors; the engine
+calls them and frees the memory.
 
 Eviction is not selection. A selector (attention/selectors/) chooses anew what each step reads, and the cache stays
 whole. A policy drops tokens for good.
@@ -46,7 +47,8 @@ class Compression(ABC):
                 f"use {self.always_kept_tokens + 1} or more",
             )
         if self.every_tokens < self.query_tokens:
-            # With this rule the observed queries always come from decode steps, never from the prompt.
+            # With this rule, after the prefill the observed queries always come from decode steps, never from the
+            # prompt.
             raise UserError(
                 f"compression {self.kind!r}: every_tokens must be at least window_tokens ({self.query_tokens}), "
                 f"got {self.every_tokens}",

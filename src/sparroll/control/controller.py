@@ -306,7 +306,11 @@ class Controller:
             if place > last:
                 behind.append((place, state.budget, new))
             else:
-                why = "must not read less than a shorter bin" if new > state.budget else "not measured yet, follows the next bin"
+                why = (
+                    "must not read less than a shorter bin"
+                    if new > state.budget
+                    else "not measured yet, follows the next bin"
+                )
                 events.append(str(Move(self.bins.name(place), state.budget, new, why)))
             self._set(place, new, step)
             state.held = 0

@@ -1,4 +1,4 @@
-"""Drawing tokens so that a request's randomness is its own: the same seed gives the same response in any batch."""
+"""Draws tokens so that each request has its own randomness: the same seed gives the same response in any batch."""
 
 # A active rows, V vocabulary
 

@@ -1,5 +1,6 @@
-"""FlashAttention 3 over units of its own for each head: a (request, KV head) pair becomes one sequence with one KV head, and
-a page is one unit of one head, addressed inside vLLM's cache by an overlapping view. No kernel of ours attends."""
+"""Lets FlashAttention 3 read other units for each head: a (request, KV head) pair becomes one sequence with one KV
+head, and a page is one unit of one head, addressed inside vLLM's cache by an overlapping view. None of our attention
+kernels is used."""
 
 # R requests, H kv heads, N chosen units, S units per block, P blocks, B tokens per block, D head dimension
 
