@@ -8,29 +8,30 @@ under the bin's present budget. When a budget changes, the bin's window starts a
 
 A budget is raised at once
   - when the window's percentile is under the target. The window is first cut down to the newest step if that step alone
-    is surely under the target (its upper bound is), since something must have changed. The size of the raise follows from
-    a power law: one minus the tail falls with the budget to the power of about .7 (in the published schedules between .75
-    and .94). So the budget is multiplied by (shortfall ratio) ** (1 / .7), by a factor of 2 at most, and grows by at
-    least one unit;
-  - by one small step, when the window is full and its lower bound is still under the target: no more evidence will come,
-    and what there is does not show that the tail holds.
+    is surely under the target (its upper bound is), since something must have changed. The size of the raise follows
+    from a power law: one minus the tail falls with the budget to the power of about .7 (in the published schedules
+    between .75 and .94). So the budget is multiplied by (shortfall ratio) ** (1 / .7), by a factor of 2 at most, and
+    grows by at least one unit;
+  - by one small step, when the window is full and its lower bound is still under the target: no more evidence will
+    come, and what there is does not show that the tail holds.
 A budget is lowered slowly
-  - by one small step, after `patience` judged steps in a row with the lower bound at target + margin or more. If a raise
-    follows, the bin goes back at least to the budget that held before. The next lowering to the failed budget then waits
-    twice as long, and each further failure doubles the wait again. A lowering to it that holds resets the wait.
+  - by one small step, after `patience` judged steps in a row with the lower bound at target + margin or more. If a
+    raise follows, the bin goes back at least to the budget that held before. The next lowering to the failed budget
+    then waits twice as long, and each further failure doubles the wait again. A lowering to it that holds resets the
+    wait.
 
-Why it does not chase noise: a single step's percentile moves a budget only if it is surely under the target or is all the
-evidence there is. Nothing moves between target and target + margin. A fresh window has a low lower bound for lack of data,
-and moves a budget only if its percentile is under the target. Every failed lowering doubles the wait for the next one, so a
-bin at its equilibrium tries again log2(steps) times and not steps / patience times. Evidence belongs to one budget at a
-time, so no figure mixes two. The price is that budgets are a little larger than needed: the lower bound of the tail, and
-not its value, is held at the target.
+Why it does not chase noise: a single step's percentile moves a budget only if it is surely under the target or is all
+the evidence there is. Nothing moves between target and target + margin. A fresh window has a low lower bound for lack
+of data, and moves a budget only if its percentile is under the target. Every failed lowering doubles the wait for the
+next one, so a bin at its equilibrium tries again log2(steps) times and not steps / patience times. Evidence belongs to
+one budget at a time, so no figure mixes two. The price is that budgets are a little larger than needed: the lower bound
+of the tail, and not its value, is held at the target.
 
-Budgets are whole units, never fall with length, and stay between the selector's least budget (or `least_budget_tokens`) and
-the whole bin (or `most_budget_tokens`). A bin that was never judged follows its neighbours. Before a judged bin it reads as
-many tokens as that bin, or fewer where a calibrated schedule at the start said so. Behind the last judged bin it reads the
-same share of its context as that bin; after a calibrated start, it has its starting budget times the factor by which the
-last judged bin's budget was raised.
+Budgets are whole units, never fall with length, and stay between the selector's least budget (or `least_budget_tokens`)
+and the whole bin (or `most_budget_tokens`). A bin that was never judged follows its neighbours. Before a judged bin it
+reads as many tokens as that bin, or fewer where a calibrated schedule at the start said so. Behind the last judged bin
+it reads the same share of its context as that bin; after a calibrated start, it has its starting budget times the
+factor by which the last judged bin's budget was raised.
 """
 
 from __future__ import annotations

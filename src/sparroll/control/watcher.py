@@ -67,7 +67,8 @@ class Watcher(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """What the next decision depends on: plain data and tensors, by name. Later steps must not change it in place."""
+        """What the next decision depends on: plain data and tensors, by name. Later steps must not change it in
+        place."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:

@@ -26,7 +26,8 @@ from sparroll.types import NowWeights
 
 @dataclass(frozen=True)
 class Jackpot:
-    """Optimal budgeted rejection sampling, token by token, with p = p_dense and q = p_sparse (Jackpot, arXiv 2602.06107).
+    """Optimal budgeted rejection sampling, token by token, with p = p_dense and q = p_sparse (Jackpot, arXiv
+    2602.06107).
 
     A token is kept with probability min(1, p / (scale * q)), so kept tokens are distributed as min(q, p / scale) / Z
     with Z = sum_v min(q_v, p_v / scale). Their weight is min(Z * max(scale, p_now / q), weight_max) * min(p / p_now,

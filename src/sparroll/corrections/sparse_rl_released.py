@@ -22,8 +22,8 @@ from sparroll.corrections.veto import vetoed
 
 @dataclass(frozen=True)
 class SparseRLReleased:
-    """w_t = min(p_dense / p_sparse, weight_max) / mean, on tokens with a ratio inside [keep_min, keep_max], ends included,
-    of responses without a ratio under veto_below; other tokens are dropped.
+    """w_t = min(p_dense / p_sparse, weight_max) / mean, on tokens with a ratio inside [keep_min, keep_max], ends
+    included, of responses without a ratio under veto_below; other tokens are dropped.
 
     The mean is taken over the kept tokens of one call, so the call must see the whole step. The trainer gathers the
     step's rollouts from all processes before it corrects them; micro batches are cut from the result.

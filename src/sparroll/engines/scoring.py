@@ -2,7 +2,8 @@
 the rollouts. Logits exist only for a chunk of tokens at a time, never for a whole response.
 """
 
-# B rollouts, S tokens of prompt + response, T response tokens, N scored tokens of a batch, V vocabulary, K top-k, E hidden
+# B rollouts, S tokens of prompt + response, T response tokens, N scored tokens of a batch, V vocabulary, K top-k, E
+# hidden
 
 from __future__ import annotations
 
@@ -79,8 +80,8 @@ class Scorer:
         at_ids: list[Tensor] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[TokenScores]:
-        """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens, [T, K]
-        ids for each rollout, such as the engine's own list."""
+        """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens,
+        [T, K] ids for each rollout, such as the engine's own list."""
         return self._scores(rollouts, None, temperature, top_k, at_ids, on_progress)
 
     def sparse(

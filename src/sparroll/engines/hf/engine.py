@@ -31,8 +31,8 @@ class HFEngine(Engine):
     """An engine (see engines/base.py) on a transformers model.
 
     model: packaged name, folder, hub name, or a model object, which is then used as it is and not copied.
-    schedule: Schedule, preset name, path, or None for dense.  compression: a policy, the kind of one with its defaults, or
-    None to keep every token; excludes a schedule.  max_batch: rows that decode together.
+    schedule: Schedule, preset name, path, or None for dense.  compression: a policy, the kind of one with its defaults,
+    or None to keep every token; excludes a schedule.  max_batch: rows that decode together.
     """
 
     kind = "hf"
@@ -166,9 +166,9 @@ class HFEngine(Engine):
         """`n` rollouts per prompt, in the prompts' order.
 
         prompts: strings (needs a tokenizer) or token ids. temperature 0 is greedy. stop_ids: default, the model's
-        end-of-sequence ids. seed: one for all (each request derives its own), or one per request. top_k: also return the
-        k most likely tokens and their log-probabilities. Raises UserError for empty prompts, prompts that do not leave
-        room for `max_new_tokens` in the model's context, and NaN logits.
+        end-of-sequence ids. seed: one for all (each request derives its own), or one per request. top_k: also return
+        the k most likely tokens and their log-probabilities. Raises UserError for empty prompts, prompts that do not
+        leave room for `max_new_tokens` in the model's context, and NaN logits.
         """
         model = self.model
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)

@@ -91,7 +91,8 @@ class KVCache:
             self.index[layer][row, :, :units] = self.selector.build_index(complete)
 
     def append(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, completed: Tensor | None) -> None:
-        """keys, values [A, H, D] go to positions [A] of rows 0..A-1; `completed` [M] are the rows whose unit is now full."""
+        """keys, values [A, H, D] go to positions [A] of rows 0..A-1; `completed` [M] are the rows whose unit is now
+        full."""
         rows = torch.arange(len(positions), device=positions.device)
         self.keys[layer][rows, :, positions] = keys
         self.values[layer][rows, :, positions] = values

@@ -46,8 +46,8 @@ class VLLMEngine(Engine):
     """An engine (see engines/base.py) on `vllm.LLM`, in this process.
 
     model: packaged name, folder or hub name.  schedule: Schedule, preset name, path, or None for dense.
-    capacity: a schedule whose selector and dense layers later ones will have; default: `schedule`'s, or those published.
-    max_batch: requests that decode together.  max_context_tokens: default, the model's.
+    capacity: a schedule whose selector and dense layers later ones will have; default: `schedule`'s, or those
+    published. max_batch: requests that decode together.  max_context_tokens: default, the model's.
     gpu_memory_share: of the GPU, for weights, cache and workspace.  kv_cache_gib: the cache's size, instead of what a
     measurement leaves of that share.  sleep_mode: make `sleep` possible; GPU only.
     sparse: False runs vLLM's own attention, and refuses every schedule.  vllm_arguments: further ones of `vllm.LLM`.
@@ -192,7 +192,8 @@ class VLLMEngine(Engine):
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
-        """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine wakes.
+        """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine
+        wakes.
 
         Raises UserError unless the version rises. The cache is emptied, because its K, V and index belong to the old
         weights.
@@ -421,15 +422,15 @@ class VLLMEngine(Engine):
     def _check_ran(self, before: EngineReport, rollouts: list[Rollout]) -> None:
         """Raise RuntimeError unless the backend counted every decode step that the rollouts needed.
 
-        A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and each
-        other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that computes
-        it again samples one token at its end, at most once per preemption. The worker counts these tokens, and how many of
-        them a decode row would have sampled sparsely. Rows are counted once per step; those of a layer are sparse if its
-        attention last was.
+        A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and
+        each other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that
+        computes it again samples one token at its end, at most once per preemption. The worker counts these tokens, and
+        how many of them a decode row would have sampled sparsely. Rows are counted once per step; those of a layer are
+        sparse if its attention last was.
 
-        So in each layer that ran, decode rows + resumed tokens >= the sum of T - 1, and in a sparse layer the same holds
-        for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then have run
-        one more row, whose token is thrown away.
+        So in each layer that ran, decode rows + resumed tokens >= the sum of T - 1, and in a sparse layer the same
+        holds for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then
+        have run one more row, whose token is thrown away.
         """
         contexts = [outputs.decode_contexts(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
         all_contexts = np.concatenate(contexts)

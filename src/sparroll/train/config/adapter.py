@@ -1,5 +1,5 @@
-"""The section [distill], for DistillSparse: a LoRA adapter that only the sparse rollouts see, trained to bring them back to
-the dense policy. A training run has an adapter where the file has this section."""
+"""The section [distill], for DistillSparse: a LoRA adapter that only the sparse rollouts see, trained to bring them
+back to the dense policy. A training run has an adapter where the file has this section."""
 
 from __future__ import annotations
 

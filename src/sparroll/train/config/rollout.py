@@ -84,8 +84,8 @@ class RolloutSection(SamplingSection):
 class DenseAttention(Section):
     tag = "kind"
     kind: Literal["dense"] = "dense"
-    """What a decode step reads. dense: the whole context. schedule: the budget that a schedule has for this length. budget:
-    the same budget at every length. compression: what a compression policy has left in the cache."""
+    """What a decode step reads. dense: the whole context. schedule: the budget that a schedule has for this length.
+    budget: the same budget at every length. compression: what a compression policy has left in the cache."""
 
 
 class ScheduleAttention(Section):

@@ -33,7 +33,8 @@ class StepsSection(Section):
     micro_batch_rollouts: int | None = Field(default=None, ge=1)
     """Largest number of rollouts in one pass; "none": only the tokens are bounded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the trainer's arithmetic. Weights and optimizer stay fp32, since bf16 would swallow small updates."""
+    """Precision of the trainer's arithmetic. Weights and optimizer stay fp32, since bf16 would swallow small
+    updates."""
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and about a third more time. A model with
     dropout is an error."""

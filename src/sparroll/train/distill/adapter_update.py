@@ -67,7 +67,8 @@ class AdapterUpdate:
         return rate | self._report(sums, tokens) | {"distill/gradient_norm": norm}
 
     def loss(self, micro: TokenBatch, schedule: Schedule, tokens: int) -> tuple[Tensor, LossSums]:
-        """A micro batch's part of the loss: its sum over `tokens`, the response tokens of the step over all processes."""
+        """A micro batch's part of the loss: its sum over `tokens`, the response tokens of the step over all
+        processes."""
         assert micro.dense_logp_BT is not None, "the batch needs dense log-probabilities"
         now_logp_BT, kl_sum = self._forward(micro, schedule)
         # These tokens, and those with dense probability 0 (-inf), stay in the denominator and move nothing.

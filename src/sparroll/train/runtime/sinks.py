@@ -31,7 +31,8 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object per line: {"step": 3, "reward/mean": 0.41, ..., "events": [...]}; events only where there are some.
+    """One JSON object per line: {"step": 3, "reward/mean": 0.41, ..., "events": [...]}; events only where there are
+    some.
 
     Each line is written in one piece. Opening the file at a position cuts off everything behind it, so a resumed run
     never has a step twice.

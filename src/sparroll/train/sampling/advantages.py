@@ -32,7 +32,8 @@ def group_advantages(reward_GN: Tensor, normalise: bool = True) -> Tensor:
     centred_GN = reward_GN - reward_GN.mean(dim=1, keepdim=True)
     if normalise and reward_GN.shape[1] > 1:
         centred_GN = centred_GN / (reward_GN.std(dim=1, keepdim=True) + EPSILON)
-    # The mean of equal numbers can differ from them in the last bit, and the division would turn that into an advantage.
+    # The mean of equal numbers can differ from them in the last bit, and the division would turn that into an
+    # advantage.
     equal_G1 = (reward_GN == reward_GN[:, :1]).all(dim=1, keepdim=True)
     return torch.where(equal_G1, torch.zeros_like(centred_GN), centred_GN)
 

@@ -163,7 +163,8 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
 
 
 def _views(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [P, B, H, D]. vLLM's CPU kernels keep a block's keys as [D, B] and its values behind, as [B, D]."""
+    """Keys and values [P, B, H, D]. vLLM's CPU kernels keep a block's keys as [D, B] and its values behind, as [B,
+    D]."""
     blocks, heads, block, both = kv_cache.shape
     keys, values = kv_cache.view(blocks, heads, 2 * block, both // 2).chunk(2, dim=2)
     return keys.view(blocks, heads, both // 2, block).permute(0, 3, 1, 2), values.permute(0, 2, 1, 3)

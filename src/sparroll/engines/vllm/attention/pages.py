@@ -18,8 +18,8 @@ PAGE_TOKENS = 16
 
 @dataclass(frozen=True)
 class HeadPages:
-    """Where the unit s of block p and head h starts in the cache: page number p * per_block + s * per_unit + h * per_head
-    of a view whose pages lie `step` elements apart."""
+    """Where the unit s of block p and head h starts in the cache: page number p * per_block + s * per_unit + h *
+    per_head of a view whose pages lie `step` elements apart."""
 
     step: int
     per_block: int
