@@ -2,8 +2,8 @@
 the rollouts. Logits exist only for a chunk of tokens at a time, never for a whole response.
 """
 
-# B rollouts, S tokens of prompt + response, T response tokens, N scored tokens of a batch, V vocabulary, K top-k, E
-# hidden
+# B rollouts, S tokens of prompt + response, T response tokens, N scored tokens of a batch, V vocabulary, K top-k,
+# E hidden
 
 from __future__ import annotations
 

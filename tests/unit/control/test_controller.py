@@ -94,7 +94,7 @@ def test_raising_a_bin_raises_the_longer_ones_that_were_below_it() -> None:
     one = controller([512, 528, 1024, 2048])
     decision = one.watch(evidence(1, measured(1, {0: 0.82, 1: 0.87, 2: 0.87, 3: 0.87})))
     assert one.budgets == [736, 736, 1024, 2048]
-    assert decision.events[1] == "controller: 2k-4k: 528 -> 736 tokens: must not read less than a shorter bin"
+    assert decision.events[1] == "controller: 2k-4k: 528 -> 736 tokens: is not to read less than a shorter one"
     assert one.states[1].since_step == 1 and one.states[2].since_step == 0
 
 

@@ -3,8 +3,8 @@ implementation that the caller names does the work. An unknown implementation is
 place.
 """
 
-# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head
-# dim
+# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units,
+# D head dim
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ selector gives it. The units with the highest scores are read, and of equal scor
 +inf. HFEngine, the training pass and all kernels choose units by this rule.
 """
 
-# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head
-# dim
+# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units,
+# D head dim
 
 from __future__ import annotations
 

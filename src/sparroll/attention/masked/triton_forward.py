@@ -2,8 +2,8 @@
 any of a block's 32 positions reads. The query heads of a group are rows of the same tile, since they read the same
 units. A unit that no row of the block reads is never loaded. The backward pass is in triton_backward.py."""
 
-# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32, D head
-# dimension
+# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32,
+# D head dimension
 
 from __future__ import annotations
 

@@ -8,8 +8,8 @@ scores, the lowest. So the choice differs from an engine's only where two scores
 sums.
 """
 
-# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32, D head
-# dimension
+# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32,
+# D head dimension
 
 from __future__ import annotations
 
