@@ -307,11 +307,7 @@ class Controller:
             if place > last:
                 behind.append((place, state.budget, new))
             else:
-                why = (
-                    "must not read less than a shorter bin"
-                    if new > state.budget
-                    else "not measured yet, follows the next bin"
-                )
+                why = "is not to read less than a shorter one" if new > state.budget else "was never measured: follows"
                 events.append(str(Move(self.bins.name(place), state.budget, new, why)))
             self._set(place, new, step)
             state.held = 0
