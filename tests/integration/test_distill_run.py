@@ -276,5 +276,5 @@ def test_an_adapter_trained_beside_a_policy_belongs_to_that_one(model: str, tmp_
 def test_prompts_of_another_task_than_the_configuration_names_are_refused(model: str, tmp_path: Path) -> None:
     from sparroll import tasks
 
-    with pytest.raises(UserError, match=r"names the task 'vowels', and the prompts given are of 'synthetic'"):
+    with pytest.raises(UserError, match=r"names the task 'vowels', but the prompts given are of 'synthetic'"):
         distill(config(model), tmp_path / "run", task=tasks.get("synthetic"))

@@ -231,7 +231,7 @@ def test_nan_weights_are_an_error_not_a_token(engine: Any) -> None:
         ("text", {}, "prompts must be a list"),
         ([[1]], {"n": 0}, "n=0"),
         ([[1]], {"temperature": -1.0}, "temperature=-1.0"),
-        ([[1]], {"seed": [1, 2]}, "one seed per request makes 1, got 2"),
+        ([[1]], {"seed": [1, 2]}, "a list of seeds needs one per request, 1 in all, got 2"),
     ],
 )
 def test_bad_requests_are_the_same_errors(engine: Any, given: Any, settings: dict[str, Any], message: str) -> None:

@@ -1,6 +1,7 @@
-"""What one decode step reads from the KV cache. A selector (selectors/) scores units of the cache; the best ones within
-the budget are attended to exactly, one step at a time (decode/) or for every position of a training pass (masked/).
+"""What one decode step reads from the KV cache. A selector (selectors/) scores units of the cache. The best units
+within the budget are attended to exactly, for one step at a time (decode/) or for every position of a training pass
+(masked/).
 
-Not here: how large the budget is (schedule.py), who runs the model (engines/), and dropping tokens for good
+Not here: the size of the budget (schedule.py), running the model (engines/), and dropping tokens for good
 (compression/).
 """

@@ -1,7 +1,8 @@
-"""Eviction policies by name: which tokens stay in the KV cache when a rollout holds more than its budget. One small
-file each.
+"""Eviction policies by name: which tokens stay in the KV cache when a rollout holds more than its budget. Each policy
+is one small file.
 
-Not here: the cache (engines/hf/), and choosing per step what is read while everything stays (attention/).
+Not here: the cache itself (engines/hf/), and selectors, which choose what each step reads while the cache stays whole
+(attention/).
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def compression_kinds() -> list[str]:
 
 
 def make_compression(kind: str, **settings: Any) -> Compression:
-    """The policy of that name. Unknown names, unknown settings and values that make no sense are errors.
+    """The policy of that name. Raises UserError for unknown names, unknown settings and values that make no sense.
 
     >>> make_compression("r_kv", budget_tokens=512, window_tokens=8)
     """

@@ -1,8 +1,9 @@
-"""What a compression policy is: which cached tokens of a request stay, decided once in a while from the keys and the most
-recent queries. Pure functions of tensors: the engine calls them and frees the memory.
+"""What a compression policy is: after the prefill and then every `every_tokens` decode steps, it decides which cached
+tokens of a request stay, from the keys and the most recent queries. Policies are pure functions of tensors; the engine
+calls them and frees the memory.
 
-Eviction is not selection: a selector (attention/selectors/) chooses anew what each step reads and the cache stays whole,
-a policy drops tokens for good.
+Eviction is not selection. A selector (attention/selectors/) chooses anew what each step reads, and the cache stays
+whole. A policy drops tokens for good.
 """
 
 # R requests, H kv heads, G query heads per kv head, C cache slots, W observed queries, D head dimension, B budget
@@ -27,7 +28,8 @@ class Compression(ABC):
     kind: ClassVar[str]
 
     budget_tokens: int = 512
-    """Tokens of a request that stay, per layer and KV head. Lower saves more memory and is further from dense."""
+    """How many tokens of a request stay, per layer and KV head. A lower budget saves more memory and is further from
+    dense."""
     every_tokens: int = 128
     """Decode steps of a request between two compressions, so that it holds at most budget_tokens + every_tokens."""
 
@@ -45,7 +47,8 @@ class Compression(ABC):
                 f"use {self.always_kept_tokens + 1} or more",
             )
         if self.every_tokens < self.query_tokens:
-            # The observed queries are then always those of decode steps, whatever happened to the prompt's.
+            # With this rule, after the prefill the observed queries always come from decode steps, never from the
+            # prompt.
             raise UserError(
                 f"compression {self.kind!r}: every_tokens must be at least window_tokens ({self.query_tokens}), "
                 f"got {self.every_tokens}",
@@ -54,23 +57,23 @@ class Compression(ABC):
 
     @property
     def name(self) -> str:
-        """Kind and budget, as it stands beside a rollout: "r_kv-512"."""
+        """Kind and budget, such as "r_kv-512". Rollouts carry this name."""
         return f"{self.kind}-{self.budget_tokens}"
 
     @property
     def query_tokens(self) -> int:
-        """W, the most recent tokens whose queries `keep` reads; 0: none."""
+        """W: `keep` reads the queries of the W most recent tokens; 0: it reads none."""
         return 0
 
     @property
     def most_tokens(self) -> int:
-        """Tokens of a request that the cache ever holds at a time."""
+        """Largest number of tokens of a request that the cache holds at any time."""
         return self.budget_tokens + self.every_tokens
 
     @property
     @abstractmethod
     def always_kept_tokens(self) -> int:
-        """Tokens that stay whatever their scores."""
+        """How many tokens stay whatever their scores are."""
 
     @abstractmethod
     def keep(self, keys: Tensor, queries: Tensor | None, tokens: Tensor, scale: float) -> Tensor:
@@ -83,17 +86,17 @@ class Compression(ABC):
         """
 
     def table(self) -> dict[str, Any]:
-        """Plain data for a configuration or a record; `make_compression(**table)` makes it again."""
+        """Plain data for a configuration or a record. `make_compression(**table)` makes the same policy again."""
         return {"kind": self.kind, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
 class Scored(Compression):
-    """Policies that keep the last `window_tokens` tokens and, of the others, those with the highest scores; of equal scores
-    the earliest."""
+    """Base of policies that keep the last `window_tokens` tokens and, of the others, those with the highest scores. Of
+    equal scores, the earliest tokens are kept."""
 
     window_tokens: int = 8
-    """The most recent tokens: they stay, and their queries say what matters."""
+    """The most recent tokens always stay, and their queries give the scores of the others."""
     pool_tokens: int = 7
     """Width of the pooling over neighbouring tokens, odd; 1 turns it off."""
 
@@ -122,7 +125,8 @@ class Scored(Compression):
 
     @abstractmethod
     def score(self, keys: Tensor, queries: Tensor, tokens: Tensor, scale: float) -> Tensor:
-        """[R, H, C] float32, higher stays; those from the window on do not count. Arguments: see `keep`, in float32."""
+        """[R, H, C] float32; tokens with higher scores stay. Scores from the window on do not count. The arguments are
+        those of `keep`, in float32."""
 
 
 def observed_attention(logits: Tensor, visible: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""R-KV (arXiv 2505.24133): keep what the most recent queries attend to, unless later tokens say the same."""
+"""R-KV (arXiv 2505.24133): keep what the most recent queries attend to, unless later tokens have similar keys."""
 
 # R requests, H kv heads, G query heads per kv head, C cache slots, W observed queries, D head dimension
 
@@ -15,7 +15,7 @@ from sparroll.compression.base import Scored, observed_attention
 from sparroll.errors import UserError
 
 _SIMILARITY_ELEMENTS = 1 << 25
-"""Similarities (request, head, key, key) that exist at a time: about 0.5 GB with what is made of them."""
+"""How many similarities (request, head, key, key) exist at a time: about 0.5 GB with the tensors computed from them."""
 _NORM_FLOOR = 1e-8
 
 
@@ -23,22 +23,23 @@ _NORM_FLOOR = 1e-8
 class RKV(Scored):
     """score = importance_weight * importance - (1 - importance_weight) * redundancy.
 
-    Importance: softmax attention of the last `window_tokens` queries, mean over them, maximum over the query heads of the
-    group, max-pooled over neighbouring tokens. Redundancy: mean cosine similarity of a key with all others, softmax over
-    tokens, where each key's similarity with the most recent key that resembles it (over `similarity_threshold`) is left
-    out, so that of many that are alike the latest stays.
+    Importance: softmax attention of the last `window_tokens` queries, mean over them, maximum over the query heads of
+    the group, max-pooled over neighbouring tokens. Redundancy: mean cosine similarity of a key with all others, softmax
+    over tokens. Each key's similarity with the most recent key that resembles it (above `similarity_threshold`) is left
+    out, so that the latest of many similar tokens stays.
 
-    Where the method's text is silent this follows the authors' code: the attention's softmax runs over the tokens before
-    the window, the similarities over all cached tokens, the window's included, and their mean is over the number of
-    tokens. Three things differ from that code: tokens stay in the order of their positions, so that "neighbouring" and
-    "most recent" mean that after the first compression too; the maximum over the group is taken of attention weights, not
-    of logits; and a key that resembles no other has nothing left out (there: its similarity with the first token).
+    Where the paper does not say, this follows the authors' code: the attention's softmax runs over the tokens before
+    the window; similarities are taken with all cached tokens, including the window, and averaged over the number of
+    tokens. Three things differ from that code. Tokens stay in the order of their positions, so that "neighbouring" and
+    "most recent" keep their meaning after the first compression. The maximum over the group is taken of attention
+    weights, not of logits. For a key that resembles no other, nothing is left out, where the authors' code leaves out
+    its similarity with the first token.
     """
 
     kind = "r_kv"
 
     importance_weight: float = 0.1
-    """Between 0 (redundancy alone) and 1 (importance alone)."""
+    """Weight of importance against redundancy, between 0 (redundancy alone) and 1 (importance alone)."""
     similarity_threshold: float = 0.5
     """Cosine similarity above which two keys resemble each other."""
 
@@ -55,7 +56,7 @@ class RKV(Scored):
         return self.importance_weight * importance_RHC - (1 - self.importance_weight) * redundancy_RHC
 
     def importance(self, keys: Tensor, queries: Tensor, tokens: Tensor, scale: float) -> Tensor:
-        """[R, H, C] in [0, 1], before the window; see `keep` for the arguments."""
+        """[R, H, C] in [0, 1] for the tokens before the window. The arguments are those of `keep`."""
         older_RC = torch.arange(keys.shape[2], device=keys.device) < (tokens - self.window_tokens)[:, None]
         logits_RHGWC = scale * queries @ keys[:, :, None].mT
         attention_RHC = observed_attention(logits_RHGWC, older_RC[:, None, None, None]).mean(3).amax(2)

@@ -1,4 +1,4 @@
-"""SnapKV (arXiv 2404.14469): keep what the most recent queries attend to, and the neighbours of it."""
+"""SnapKV (arXiv 2404.14469): keep the tokens that the most recent queries attend to, and their neighbours."""
 
 # R requests, H kv heads, G query heads per kv head, C cache slots, W observed queries
 
@@ -19,10 +19,10 @@ from sparroll.errors import UserError
 class SnapKV(Scored):
     """score = attention of the last `window_tokens` queries, summed over them, pooled over neighbouring tokens.
 
-    As in the original the softmax runs over the whole cache, causally within the window, and positions past either end
-    count as 0 in the pooling. The original scores each query head by itself; under grouped queries the heads that share K
-    and V must agree, so their attention is summed too. It compresses the prompt once; here it is done again every
-    `every_tokens` steps, as Sparse-RL does.
+    As in the original, the softmax runs over the whole cache, causally within the window, and positions past either end
+    count as 0 in the pooling. Two things differ. The original scores each query head by itself; with grouped queries,
+    the heads that share K and V must agree, so their attention is summed as well. The original compresses the prompt
+    once; here the cache is compressed again every `every_tokens` steps, as in Sparse-RL.
     """
 
     kind = "snap_kv"

@@ -1,4 +1,5 @@
-"""StreamingLLM (arXiv 2309.17453): the first tokens, which soak up attention, and the last. Nothing is scored."""
+"""StreamingLLM (arXiv 2309.17453): keep the first tokens, which are attention sinks, and the last ones. Nothing is
+scored."""
 
 # R requests, H kv heads, B budget
 
@@ -16,8 +17,8 @@ from sparroll.compression.base import Compression
 class StreamingLLM(Compression):
     """Keeps the first `first_tokens` tokens of the context and the last budget_tokens - first_tokens ones.
 
-    The original gives the tokens that stay new, consecutive positions. Here they keep their own, as under the other
-    policies: a key stays as it was computed, so that eviction is the only difference from dense attention.
+    The original assigns new, consecutive positions to the tokens that stay. Here they keep their positions, as under
+    the other policies: a key stays as it was computed, so eviction is the only difference from dense attention.
     """
 
     kind = "streaming"

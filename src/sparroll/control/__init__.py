@@ -1,6 +1,8 @@
-"""Who may change the schedule while a run trains, or end the run: the guard, the controller, cheaper schedules, and the
-watch on empty steps. All are watchers of one protocol (watcher.py): pure decisions on what a step measured, for any
-trainer.
+"""Who may change the schedule while a run trains, or end the run: the guard (guard.py), the controller (controller.py),
+cheaper schedules (cheaper_schedules.py), and the watch on empty steps (empty_steps.py). All of them are watchers with
+one protocol (watcher.py). They only decide, from what a step measured, so any trainer can use them. tail_window.py and
+length_bins.py hold what they decide on.
 
-Not here: measuring the tail (mismatch/), and carrying a decision out, which is the loop's part. No engine runs here.
+Not here: measuring the tail (mismatch/), and carrying a decision out, which the training loop does. No engine runs
+here.
 """

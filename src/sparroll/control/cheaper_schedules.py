@@ -1,5 +1,6 @@
-"""Whether the adapter of DistillSparse has become good enough for the next cheaper schedule. Decides by a replay: some of a
-step's rollouts are read again under that schedule. The replay itself is train/distill/schedule_replay.py."""
+"""Decides whether the adapter of DistillSparse has become good enough for the next cheaper schedule. The evidence is a
+replay: some of a step's rollouts are read again under that schedule. The replay itself is made in
+train/distill/schedule_replay.py."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from sparroll.schedule import Schedule
 
 
 class CheaperSchedules:
-    """The schedules still to come, and how often in a row the next one has held the target."""
+    """The cheaper schedules in order, and how many replays in a row the next one has held the target."""
 
     name = "cheaper_schedules"
 
@@ -34,11 +35,12 @@ class CheaperSchedules:
         return self.schedules[self.switches] if self.switches < len(self.schedules) else None
 
     def due(self, step: int) -> bool:
-        """Whether this step's evidence is to hold a replay."""
+        """Whether this step's evidence must include a replay."""
         return self.following is not None and step % self.every_steps == 0
 
     def watch(self, step: StepEvidence) -> Decision:
-        """By the worst bin's lower bound. A replay in which no bin counts neither holds the target nor breaks the row."""
+        """Decide by the worst bin's lower bound. A replay in which no bin counts changes nothing: it neither adds to
+        the replays in a row nor starts them anew."""
         counted = [row for row in step.replay.rows if row.counts(self.least_tokens)] if step.replay else []
         if not counted:
             return Decision()

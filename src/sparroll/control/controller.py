@@ -1,32 +1,37 @@
-"""Moves each length bin's budget so that the lower bound of its tail stays at the target. A pure decision maker: it is
-shown what a step measured and says which schedule comes next; it measures nothing and switches nothing itself.
+"""Moves each length bin's budget so that the lower bound of its tail stays at the target. It only decides: it is shown
+what a step measured and says which schedule comes next.
 
-What is controlled: the lower end of the 95 % interval of the 5th percentile (estimator top_k_lower, clustered by rollouts,
-see mismatch/tail.py), over the rollouts of the last `window_steps` steps that were sampled under the bin's present budget.
-When a budget changes, its window starts anew. A bin is judged with `least_tokens` tokens from 8 rollouts in its window.
+The controlled value is the lower end of the 95 % interval of the 5th percentile (estimator top_k_lower, clustered by
+rollouts, see mismatch/bootstrap.py). It is taken over the rollouts of the last `window_steps` steps that were sampled
+under the bin's present budget. When a budget changes, the bin's window starts anew. A bin is judged once its window has
+`least_tokens` tokens from 8 rollouts.
 
-Raised at once
-  - when the newest step alone is surely under the target (its upper bound is): older evidence is dropped, since something
-    has changed; or when the window's percentile itself is under it. How far: one minus the tail falls with a power of the
-    budget, about .7 in the published schedules between .75 and .94, so the budget is multiplied by
-    (shortfall ratio) ** (1 / .7), at most doubled, at least one unit more;
-  - by one small step, when the window is full and its lower bound is still under the target: as much evidence as there
-    will be does not show that the tail holds.
-Lowered slowly
-  - by one small step, after `patience` judged steps in a row with the lower bound at target + margin or more. If a raise
-    follows, the bin goes back at least to where it held, and the next lowering to that budget must wait twice as long, and
-    twice as long again each time; a lowering to it that holds clears this.
+A budget is raised at once
+  - when the window's percentile is under the target. The window is first cut down to the newest step if that step alone
+    is surely under the target (its upper bound is), since something must have changed. The size of the raise follows
+    from a power law: one minus the tail falls with the budget to the power of about .7 (in the published schedules
+    between .75 and .94). So the budget is multiplied by (shortfall ratio) ** (1 / .7), by a factor of 2 at most, and
+    grows by at least one unit;
+  - by one small step, when the window is full and its lower bound is still under the target: no more evidence will
+    come, and what there is does not show that the tail holds.
+A budget is lowered slowly
+  - by one small step, after `patience` judged steps in a row with the lower bound at target + margin or more. If a
+    raise follows, the bin goes back at least to the budget that held before. The next lowering to the failed budget
+    then waits twice as long, and each further failure doubles the wait again. A lowering to it that holds resets the
+    wait.
 
-Why it does not chase noise: a step's own 5th percentile moves nothing unless it is surely under the target, or is all the
-evidence there is; between target and target + margin nothing moves; a fresh window, whose lower bound is low for want of
-data, moves nothing unless its percentile is under the target; and every failed lowering doubles the wait for the next, so a
-bin at its equilibrium tries again log2(steps) times, not steps / patience times. Evidence is of one budget at a time, so no
-figure mixes two. What remains is that budgets come out a little dear: the bound, not the value, sits at the target.
+Why it does not chase noise: a single step's percentile moves a budget only if it is surely under the target or is all
+the evidence there is. Nothing moves between target and target + margin. A fresh window has a low lower bound for lack
+of data, and moves a budget only if its percentile is under the target. Every failed lowering doubles the wait for the
+next one, so a bin at its equilibrium tries again log2(steps) times and not steps / patience times. Evidence belongs to
+one budget at a time, so no figure mixes two. The price is that budgets are a little larger than needed: the lower bound
+of the tail, and not its value, is held at the target.
 
-Budgets are whole units, never fall with length, and stay between the selector's least one and the whole bin (or
-`most_budget_tokens`). A bin that was never judged follows its neighbours. Before a judged one it reads as many tokens as
-that one does, or fewer where a calibrated schedule at the start said so. Behind the last judged one it reads the same share
-of its context, or, after a calibrated start, its budget there times the factor by which the last judged one was raised.
+Budgets are whole units, never fall with length, and stay between the selector's least budget (or `least_budget_tokens`)
+and the whole bin (or `most_budget_tokens`). A bin that was never judged follows its neighbours. Before a judged bin it
+reads as many tokens as that bin, or fewer where a calibrated schedule at the start said so. Behind the last judged bin
+it reads the same share of its context as that bin; after a calibrated start, it has its starting budget times the
+factor by which the last judged bin's budget was raised.
 """
 
 from __future__ import annotations
@@ -45,14 +50,16 @@ from sparroll.schedule import Schedule
 from sparroll.types import StepReport
 
 EXPONENT = 0.7
-"""1 - q05 is about proportional to budget ** -EXPONENT: the median over neighbouring published presets of a model."""
+"""1 - q05 is about proportional to budget ** -EXPONENT. The value is the median over neighbouring published presets of
+a model."""
 MOST_RAISE = 2.0
-"""Largest factor of one raise: the power law is a guide to the next budget, not to the last one."""
+"""Largest factor of one raise, because the power law only holds for budgets that are not far apart."""
 
 
 @dataclass(frozen=True)
 class Rules:
-    """What to hold, and how patiently; the fields of the configuration's [controller]."""
+    """The target, and how patiently to hold it. The fields are those of the configuration's [control] with by =
+    "controller"; `least_tokens` comes from [mismatch]."""
 
     target: float
     margin: float = 0.01
@@ -70,21 +77,22 @@ class BinState:
     start: int
     """Budget at the start of the run."""
     since_step: int = 0
-    """Step after which the budget is this one: evidence counts from the next step on."""
+    """Step after which the budget became this one; evidence counts from the next step on."""
     judged_steps: int = 0
-    """Steps since then in which the bin could be judged."""
+    """How many steps since then had enough evidence to judge the bin."""
     good_steps: int = 0
-    """The last so many of them had the lower bound at target + margin."""
+    """How many of these steps, counted back from the last one, had the lower bound at target + margin or more."""
     known: bool = False
-    """Was judged at least once in this run."""
+    """Whether the bin was judged at least once in this run."""
     held: int = 0
-    """After a lowering: the budget before it. 0: the present budget was not reached by lowering, or has proved itself."""
+    """After a lowering: the budget before it. 0: the present budget was not reached by lowering, or has held long
+    enough."""
     failed: int = 0
-    """Largest budget that a lowering led to and that did not hold; 0: none."""
+    """Largest budget that was reached by lowering and did not hold; 0: there is none."""
     wait: int = 1
-    """Factor on the patience before a lowering to `failed` or below."""
+    """The patience is multiplied by this before a lowering to `failed` or below."""
     stuck: bool = False
-    """Under the target at its largest budget, and said so."""
+    """Whether the bin is under the target at its largest budget, and an event was already logged for it."""
 
 
 @dataclass(frozen=True)
@@ -101,10 +109,12 @@ class Move:
 
 
 class Controller:
-    """One BinState per bin, and the window. `budgets`: at the start, one per bin of `bins`.
+    """Holds one BinState per bin, and the window. budgets: those at the start, one per bin of `bins`.
 
-    dense_layers, model, target: what the schedules that it makes say of themselves, see Schedule.
-    trust_start: the budgets at the start were calibrated, so their proportions hold where nothing was measured yet.
+    dense_layers, model, target: fields of the schedules that it makes, see Schedule.
+
+    trust_start: whether the budgets at the start were calibrated. Their proportions are then kept where nothing was
+    measured yet.
     """
 
     name = "controller"
@@ -160,7 +170,7 @@ class Controller:
         return [state.budget for state in self.states]
 
     def schedule(self) -> Schedule:
-        """The budgets as they stand, for an engine."""
+        """The present budgets as a schedule for an engine."""
         return Schedule(self.bins.steps(self.budgets), self.bins.selector, name="controlled", **self.about)
 
     @property
@@ -168,13 +178,14 @@ class Controller:
         return (self.widest(),)
 
     def widest(self) -> Schedule:
-        """Every bin at its limit, with as many steps as there can be: what an engine must be able to run."""
+        """The largest schedule that an engine must be able to run: every bin at its upper limit, and a step for every
+        bin."""
         budgets = [self.bins.most(place) for place in range(self.bins.count)]
         none: dict[int, dict[str, Any]] = {place: {} for place in range(self.bins.count)}
         return Schedule(self.bins.steps(budgets, none), self.bins.selector, name="controlled, widest", **self.about)
 
     def measured_schedule(self, made_by: dict[str, Any]) -> Schedule:
-        """The budgets with what the window measured under them: for a file that another run can start from."""
+        """The present budgets with what the window measured under them, for a file that another run can start from."""
         measured = {}
         for place, state in enumerate(self.states):
             row = self.window.row(place * self.bins.bin_tokens, state.since_step)
@@ -194,7 +205,8 @@ class Controller:
     # -- one bin ---------------------------------------------------------------------------------------------------------
 
     def _judged_row(self, place: int, step: int, statistics: TailStatistics) -> TailRow | None:
-        """The bin's window, cut down to the newest step where that alone speaks against the target; None: too little."""
+        """The tail of the bin's window, which is cut down to the newest step where that step alone is surely under the
+        target. None: this step has no token in the bin, or the evidence is too little."""
         state, start = self.states[place], place * self.bins.bin_tokens
         newest = TailStatistics.pooled_row([statistics], start)
         if newest is None:
@@ -210,7 +222,8 @@ class Controller:
         return row
 
     def _raised(self, place: int, row: TailRow) -> tuple[int, str] | None:
-        """-> (budget, reason); the present budget where it is at its limit; None where there is no reason to."""
+        """-> (new budget, reason), with the present budget where it is at its limit; None where there is no reason to
+        raise it."""
         state, target = self.states[place], self.rules.target
         if row.q05 < target:
             reason = f"tail {_words(row)} is under {target:.3f}"
@@ -225,7 +238,7 @@ class Controller:
             state.failed, state.wait = max(state.failed, state.budget), 2 * state.wait
         wanted = max(self.bins.units(state.budget * factor), state.budget + self.bins.selector.unit_tokens, state.held)
         new = self.bins.within(wanted, place)
-        # At the limit an unproven bound is no news: the evidence is what it is.
+        # A budget at its limit is reported only where the percentile itself is under the target, not for a low bound.
         return (new, reason) if new != state.budget or row.q05 < target else None
 
     def _lowered(self, place: int, row: TailRow) -> tuple[int, str] | None:
@@ -243,18 +256,19 @@ class Controller:
         return new, reason
 
     def _prove(self, state: BinState) -> None:
-        """The present budget has held for as long as a lowering asks for."""
+        """Note that the present budget has held for as long as a lowering asks for."""
         state.held = 0
         if state.budget <= state.failed:
             state.failed, state.wait = 0, 1
 
     def _floor(self, place: int) -> int:
-        """Budgets do not fall with length; bins that were never judged give way."""
+        """Smallest budget that a bin may have, since budgets do not fall with length. Shorter bins that were never
+        judged do not count."""
         known = [state.budget for state in self.states[:place] if state.known]
         return max([self.bins.least, *known])
 
     def _set(self, place: int, new: int, step: int) -> None:
-        """A new budget, and a new window."""
+        """Give a bin a new budget, and start its window anew."""
         state = self.states[place]
         state.held = state.budget if new < state.budget else 0
         state.budget, state.since_step = new, step
@@ -263,7 +277,8 @@ class Controller:
     # -- its neighbours --------------------------------------------------------------------------------------------------
 
     def _followers(self, step: int) -> list[str]:
-        """Bins that no evidence of their own holds: those never judged, and those that a shorter one overtook."""
+        """Move the bins that follow others: those that were never judged, and those whose budget a shorter bin now
+        exceeds. -> events"""
         wanted, known = self.budgets, [place for place, state in enumerate(self.states) if state.known]
         if not known:
             return []
@@ -305,7 +320,7 @@ class Controller:
         return events
 
     def _report(self, statistics: TailStatistics) -> StepReport:
-        """Budgets that this step's rollouts had, in the bins that they reached."""
+        """The budgets under which this step's rollouts were sampled, in the bins that they reached."""
         places = [start // self.bins.bin_tokens for start in statistics.starts]
         return {f"controller/budget_tokens/{self.bins.name(p)}": float(self.states[p].budget) for p in places}
 

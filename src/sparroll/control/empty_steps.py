@@ -1,5 +1,6 @@
-"""Watches for steps in which nothing was left to train on, and stops a run that has nothing else: it would go on as if the
-policy learned. What was dropped, and why, is not its business."""
+"""Watches for steps in which nothing was left to train on. A run of only such steps would go on as if the policy
+learned, so several of them in a row stop it. What is dropped is decided elsewhere: by the correction, the rewards and
+dynamic sampling."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from sparroll.types import StepReport
 
 
 class EmptySteps:
-    """Steps in a row without a token in the loss. most: so many stop the run; 0: none does."""
+    """Counts steps in a row without a token in the loss. most: this many of them stop the run; 0: it is never
+    stopped."""
 
     name = "empty_steps"
     may_switch_to: tuple[Schedule | None, ...] = ()
@@ -21,9 +23,9 @@ class EmptySteps:
         self.in_a_row = 0
 
     def watch(self, step: StepEvidence) -> Decision:
-        """By the step's metrics alone. A step without any advantage neither counts nor clears while the correction keeps
-        tokens: it trains nothing either, but that is the rewards' doing. It counts where dynamic sampling looked for others.
-        """
+        """Decide by the step's metrics. A step in which every advantage is 0 trains nothing either, but the rewards are
+        the cause. While the correction keeps tokens, such a step neither counts nor starts the count anew, unless
+        dynamic sampling searched for other prompts: then it counts."""
         report = step.report
         kept, rollouts = report["policy/kept_tokens"], report["policy/trained_rollouts"]
         searched = report.get("groups/kept") == 0

@@ -1,10 +1,11 @@
-"""Raises an alarm where the measured tail is surely under its target, and never for what noise may have done.
+"""Raises an alarm where the measured tail is surely under its target. Noise alone should almost never raise one.
 
-Evidence is pooled per length bin over the last `window_steps` steps under one schedule. A bin is tested with `least_tokens`
-tokens from 8 rollouts. There is an alarm where the upper confidence bound of a bin's 5th percentile (estimator top_k_lower,
-clustered by rollouts, see mismatch/bootstrap.py) is under the target. Every step is a test of every bin, thousands in a run,
-so each test is strict: all bins of one step together may be wrong with probability FALSE_ALARM_A_STEP, shared out equally.
-How often that is wrong over a run, and how fast a low tail is found, is simulated in benchmarks/guard_simulation.py.
+Evidence is pooled per length bin over the last `window_steps` steps under one schedule. A bin is tested once it has
+`least_tokens` tokens from 8 rollouts. An alarm is raised where the upper confidence bound of a bin's 5th percentile
+(estimator top_k_lower, clustered by rollouts, see mismatch/bootstrap.py) is under the target. Every step tests every
+bin, which makes thousands of tests in a run, so each test is strict: all bins of one step together may raise a false
+alarm with probability FALSE_ALARM_A_STEP, shared equally among them. benchmarks/guard_simulation.py simulates how many
+runs have a false alarm, and how fast a low tail is found.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from sparroll.mismatch.table import TailRow
 from sparroll.schedule import Schedule
 
 FALSE_ALARM_A_STEP = 5e-3
-"""Largest probability that a step raises an alarm although every bin's tail is at the target exactly."""
+"""Largest probability that a step raises an alarm although every bin's tail is exactly at the target."""
 
 
 def confidence_of(bins: int) -> float:
-    """Of the two-sided interval whose upper end is a bin's bound, where so many bins are tested."""
+    """Confidence of the two-sided interval whose upper end is a bin's bound, for the number of bins that are tested."""
     return 1 - 2 * FALSE_ALARM_A_STEP / bins
 
 
 class Guard:
-    """The tail of the last steps, and how far down the list of stricter schedules the run has come."""
+    """Holds the tail of the last steps, and how many of the stricter schedules the run has already switched to."""
 
     name = "guard"
 
@@ -40,12 +41,15 @@ class Guard:
     ):
         self.action, self.at_least, self.least_tokens = action, at_least, least_tokens
         self.stricter = stricter
-        """Schedules to go on with, one after the other; None among them is dense. After the last one `action` counts."""
+        """Schedules to go on with at alarms, one after the other; None among them is dense. After the last one,
+        `action` applies."""
         self.window = TailWindow(window_steps)
         self.budgets: list[list[int]] = []
-        """[from_context_tokens, kv_budget_tokens] of the schedule that the window is of."""
+        """[from_context_tokens, kv_budget_tokens] of each step of the schedule that the window's evidence was sampled
+        under."""
         self.quiet_until = 0
-        """After a warning the next one comes when the window is full of later steps, or it would come every step."""
+        """No alarm before this step. It keeps a warning from being repeated every step: the next one has to wait until
+        the window is full of later steps."""
         self.switches = 0
 
     @property
@@ -53,7 +57,7 @@ class Guard:
         return self.stricter
 
     def notice(self, dense: bool) -> list[str]:
-        """An event for the start of a run whose sparse rollouts it cannot watch, for want of a target."""
+        """An event for the start of a run whose sparse rollouts the guard cannot watch, because it has no target."""
         if self.action == "off" or self.at_least is not None or dense:
             return []
         return [
@@ -62,7 +66,7 @@ class Guard:
         ]
 
     def watch(self, step: StepEvidence) -> Decision:
-        """Dense rollouts are not watched."""
+        """Test the window with this step's tail in it. Dense rollouts are not tested."""
         if self.action == "off" or self.at_least is None or step.dense:
             return Decision()
         self._start_anew_under_another(step.schedule)
@@ -79,7 +83,7 @@ class Guard:
         return self._respond(reason, step)
 
     def _start_anew_under_another(self, schedule: Schedule | None) -> None:
-        """Evidence of two schedules is not pooled."""
+        """Clear the window where the schedule has changed: evidence of two schedules is not pooled."""
         steps = schedule.steps if schedule else ()
         budgets = [[each.from_context_tokens, each.kv_budget_tokens] for each in steps]
         if budgets != self.budgets:
@@ -87,16 +91,16 @@ class Guard:
         self.budgets = budgets
 
     def _surely_low(self, at_least: float) -> TailRow | None:
-        """The bin with the lowest upper bound, where that is under the target."""
+        """The bin with the lowest upper bound, or None where no bound is under the target."""
         rows = [row for start in self.window.starts if (row := self.window.row(start)) is not None]
         tested = [row for row in rows if row.counts(self.least_tokens)]
-        # A bound is never under the percentile itself, so most bins need none.
+        # An upper bound is never under the percentile itself, so bins whose percentile is at the target need no bound.
         starts = [row.from_context_tokens for row in tested if row.q05 < at_least]
         bounds = [self.window.row(start, confidence=confidence_of(len(tested))) for start in starts]
         return min((row for row in bounds if row and row.high < at_least), key=lambda row: row.high, default=None)
 
     def _respond(self, reason: str, step: StepEvidence) -> Decision:
-        """The next stricter schedule, as long as there is one; then what `action` says."""
+        """Switch to the next stricter schedule as long as there is one; after that do what `action` says."""
         if self.stricter:
             assert step.schedule is not None, "only a schedule has stricter ones"
             if self.switches < len(self.stricter):

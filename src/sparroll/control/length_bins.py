@@ -1,4 +1,5 @@
-"""Context-length bins with a budget each, within limits, and the schedule that they make. Decides nothing."""
+"""Bins of context lengths with a budget each, the limits of these budgets, and the schedule that they make. Nothing is
+decided here."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from sparroll.schedule import Schedule, Step, check_budget
 
 @dataclass(frozen=True)
 class LengthBins:
-    """Bins of one width from 0 to the longest context that a run can reach, and how far their budgets may go.
+    """Bins of one width from 0 to the longest context that a run can reach, and the limits of their budgets.
 
     >>> LengthBins(2000, 5000, PageMean()).names
     ['0-2k', '2k-4k', '4k-6k']
@@ -26,9 +27,9 @@ class LengthBins:
     """A longer context takes the budget of the last bin."""
     selector: Selector
     most_budget_tokens: int | None = None
-    """No budget above this; None: up to the whole bin, which is dense."""
+    """No budget is above this; None: budgets may grow to the whole bin, which is dense."""
     least_budget_tokens: int | None = None
-    """No budget below this; None: the selector's least."""
+    """No budget is below this; None: the selector's least budget."""
 
     def __post_init__(self) -> None:
         for name in ("most_budget_tokens", "least_budget_tokens"):
@@ -70,9 +71,9 @@ class LengthBins:
         return whole if self.most_budget_tokens is None else min(whole, self.most_budget_tokens)
 
     def units(self, tokens: float) -> int:
-        """Rounded up to whole units of the selector."""
+        """`tokens` rounded up to whole units of the selector."""
         unit = self.selector.unit_tokens
-        # The small term keeps 0.25 * 64.00000000000001 at one unit.
+        # The small term absorbs rounding errors: 0.25 * 64.00000000000001 stays one unit.
         return max(1, math.ceil(tokens / unit - 1e-9)) * unit
 
     def within(self, tokens: float, place: int) -> int:
@@ -84,10 +85,11 @@ class LengthBins:
         return [self.within(share * self.end(place), place) for place in range(self.count)]
 
     def of_schedule(self, schedule: Schedule) -> list[int]:
-        """A schedule on these bins: in each the largest of its budgets there, non-decreasing.
+        """A schedule's budgets on these bins: each bin gets the largest budget that the schedule has in it, and no less
+        than the bin before.
 
-        A budget beyond the whole bin becomes the whole bin, which reads the same. One beyond `most_budget_tokens` is a
-        UserError.
+        A budget above the whole bin becomes the whole bin, which reads the same. Raises UserError for a budget above
+        `most_budget_tokens`.
         """
         budgets: list[int] = []
         for place in range(self.count):
@@ -104,7 +106,8 @@ class LengthBins:
         return budgets
 
     def steps(self, budgets: Sequence[int], measured: dict[int, dict[str, Any]] | None = None) -> tuple[Step, ...]:
-        """The steps of a schedule: one wherever the budget changes, and one per bin with a measurement."""
+        """The steps of a schedule with these budgets: a step starts wherever the budget changes, and at each bin with a
+        measurement."""
         assert len(budgets) == self.count, f"{len(budgets)} budgets for {self.count} bins"
         assert list(budgets) == sorted(budgets), f"budgets must not fall with length: {budgets}"
         measured = measured or {}

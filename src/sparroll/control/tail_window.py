@@ -1,5 +1,5 @@
-"""The evidence of the last few steps, bin by bin. Keeps whole TailStatistics, so that pooled figures are those of one
-measurement over all of these rollouts. Decides nothing."""
+"""The evidence of the last few steps, bin by bin. It keeps whole TailStatistics, so that pooled figures are those of a
+single measurement over all of these rollouts. Nothing is decided here."""
 
 # B bins, C histogram cells, K cells that hold a token, R bootstrap replicates
 
@@ -19,12 +19,14 @@ Packed = dict[str, Tensor]
 
 
 class TailWindow:
-    """The last `steps` steps. Rollout ids must be distinct over steps, or the bootstrap takes two for one."""
+    """The last `steps` steps. Rollout ids must differ between steps, or the bootstrap would take two rollouts for
+    one."""
 
     def __init__(self, steps: int):
         self.steps = steps
         self.evidence: tuple[tuple[int, Packed], ...] = ()
-        """(step, what it measured), oldest first. Never changed in place: whoever holds it holds the window as it was."""
+        """(step, what it measured), oldest first. It is never changed in place, so a reference to it stays valid as a
+        snapshot."""
 
     def add(self, step: int, statistics: TailStatistics) -> None:
         self.evidence = (*self.evidence, (step, packed(statistics)))[-self.steps :]
@@ -34,13 +36,13 @@ class TailWindow:
 
     @property
     def starts(self) -> list[int]:
-        """Context lengths at which bins that have tokens start, rising."""
+        """Context lengths at which the bins that have tokens start, in ascending order."""
         found = {int(start) * int(each["settings"][2]) for _, each in self.evidence for start in each["bins"]}
         return sorted(found)
 
     def row(self, from_context_tokens: int, after_step: int = 0, confidence: float = CONFIDENCE) -> TailRow | None:
-        """One bin's tail over the window's steps behind `after_step`, with an interval of that confidence; None where they
-        have no token in it."""
+        """One bin's tail over the window's steps after `after_step`, with an interval of that confidence; None where
+        these steps have no token in the bin."""
         here = [
             each for step, each in self.evidence if step > after_step and _place(each, from_context_tokens) is not None
         ]
@@ -51,7 +53,7 @@ class TailWindow:
         )
 
     def state(self) -> dict[str, Any]:
-        """Tensors, by step and name."""
+        """The evidence as tensors, named "step/name"."""
         return {f"{step}/{name}": tensor for step, each in self.evidence for name, tensor in each.items()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -73,13 +75,14 @@ def _of_step(state: dict[str, Any], step: int) -> Packed:
 
 
 def _place(each: Packed, from_context_tokens: int) -> int | None:
-    """Which of its bins starts there."""
+    """The row of the bin that starts there; None where there is none."""
     places = (each["bins"] * each["settings"][2] == from_context_tokens).nonzero().flatten().tolist()
     return places[0] if places else None
 
 
 def _pooled(here: list[Packed], from_context_tokens: int) -> TailStatistics:
-    """The statistics of one bin over all of these, for its row alone: figures over all bins are not set."""
+    """The statistics of one bin over all of these. Only this bin's row can be taken from them; figures over all bins
+    are not set."""
     _, cells, bin_tokens, replicates, _ = here[0]["settings"].tolist()
     counts_C = torch.zeros(cells, dtype=torch.int64)
     replicates_RC = torch.zeros(replicates, cells, dtype=torch.int32)

@@ -1,7 +1,8 @@
-"""The one way to watch a run: after each step every watcher is shown the same evidence and answers with a decision, which
+"""The protocol of watchers. After each step every watcher is shown the same evidence and answers with a decision, which
 the loop carries out. Watchers measure nothing, switch nothing and know no engine, so any trainer can use them.
 
-Guard, CheaperSchedules, EmptySteps and Controller are watchers. A watcher of your own needs the four methods of `Watcher`.
+Guard, CheaperSchedules, EmptySteps and Controller are watchers. Your own watcher needs the properties and methods of
+`Watcher`.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ class StepEvidence:
 
     step: int
     schedule: Schedule | None
-    """What the rollouts were sampled under; None: dense, or a compression."""
+    """The schedule that the rollouts were sampled under; None: dense, or a compression."""
     dense: bool
-    """Whether the rollouts read everything, so that no watcher of the tail has anything to do."""
+    """Whether the rollouts read the whole context. Watchers of the tail then have nothing to do."""
     tail: TailStatistics
     report: StepReport
     """The step's metrics."""
     replay: TailTable | None = None
-    """The tail of some of the rollouts read again under the next cheaper schedule; None where that was not due."""
+    """The tail of some of the rollouts, read again under the next cheaper schedule; None in a step without a replay."""
 
 
 @dataclass(frozen=True)
@@ -41,11 +42,11 @@ class Decision:
     """
 
     action: Action = "none"
-    """warn only writes the events; switch goes on under `schedule`."""
+    """none: go on. warn: write the events and go on. stop: end the run. switch: go on under `schedule`."""
     events: tuple[str, ...] = ()
-    """Lines for the log: what happens, and why."""
+    """Lines for the log, which say what happens and why."""
     schedule: Schedule | None = None
-    """Only with "switch"; None is dense."""
+    """The next schedule, for "switch" only; None is dense."""
     report: StepReport = field(default_factory=dict)
     """Figures for the step's metrics."""
 
@@ -53,29 +54,31 @@ class Decision:
 class Watcher(Protocol):
     @property
     def name(self) -> str:
-        """Under which a checkpoint keeps the watcher's state."""
+        """The name under which a checkpoint keeps the watcher's state."""
         ...
 
     @property
     def may_switch_to(self) -> Sequence[Schedule | None]:
-        """Schedules that the engine must be able to run, since a decision may ask for them; empty: it never switches."""
+        """Schedules that a decision may switch to, so the engine must be able to run them; empty: it never switches."""
         ...
 
     def watch(self, step: StepEvidence) -> Decision:
-        """Called once for each step, in order."""
+        """Decide what to do after a step. Called once for each step, in order."""
         ...
 
     def state(self) -> dict[str, Any]:
-        """What the next decision depends on: plain data and tensors, by name. Later steps must not change it in place."""
+        """What the next decision depends on: plain data and tensors, by name. Later steps must not change it in
+        place."""
         ...
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on where `state` was taken."""
+        """Continue from a state that `state()` returned."""
         ...
 
 
 def refuse_two_hands(watchers: Sequence[Watcher]) -> None:
-    """At most one watcher may move the schedule: two would undo each other. The configuration refuses it in words."""
+    """Assert that at most one watcher may move the schedule, because two would undo each other's moves. A configuration
+    cannot ask for two."""
     moving = [watcher.name for watcher in watchers if watcher.may_switch_to]
     assert len(moving) <= 1, f"{' and '.join(moving)} would both move the schedule"
 
@@ -86,6 +89,6 @@ def states_of(watchers: Sequence[Watcher]) -> dict[str, dict[str, Any]]:
 
 
 def restore_all(watchers: Sequence[Watcher], states: Mapping[str, dict[str, Any]]) -> None:
-    """What `states_of` gave, to watchers made from the same configuration."""
+    """Restore the states that `states_of` returned, in watchers made from the same configuration."""
     for watcher in watchers:
         watcher.restore(states[watcher.name])

@@ -1,8 +1,9 @@
-"""What to multiply each token's loss by, because another policy sampled it than the one that is trained. Corrections by
-name, pure functions on log-probabilities for any trainer. Each is a small frozen dataclass in its own file; its fields
-are its settings. To add one: write the file, list the class in `_CORRECTIONS`.
+"""What to multiply each token's loss by, because the policy that sampled it is not the one that is trained.
+`correction(name, ...)` makes a correction: a pure function on log-probabilities, for any trainer. Each is a small
+frozen dataclass in its own file, and its fields are its settings. To add one, write the file and list the class in
+`_CORRECTIONS`.
 
-Not here: the loss and its clip (train/update/loss.py), and measuring how far the policies are apart (mismatch/).
+Not here: the loss and its clip (train/update/loss.py), and measuring how far apart the policies are (mismatch/).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def names() -> list[str]:
 
 
 def correction(name: str, **settings: float | str) -> Correction:
-    """The correction of that name. Unknown names, unknown settings and weights that make no sense are errors.
+    """The correction of that name. Raises UserError for unknown names, unknown settings and weights that make no sense.
 
     >>> result = correction("tis", weight_max=2.0)(dense_logp=dense_BT, sparse_logp=sparse_BT, mask=mask_BT)
     """
@@ -81,7 +82,7 @@ def correction(name: str, **settings: float | str) -> Correction:
 
 
 def check_needs(made: Correction, given: tuple[str, ...]) -> None:
-    """Raise UserError where the correction takes an argument that the caller has none to give for."""
+    """Raise UserError where the correction needs an argument that is not among those `given`."""
     missing = [need for need in made.needs if need not in given]
     if missing:
         raise UserError(

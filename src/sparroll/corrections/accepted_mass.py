@@ -1,5 +1,5 @@
-"""How likely rejection sampling keeps a token, from both policies' most likely tokens. Pure functions of lists; which token
-was sampled does not enter, nor whether it was kept."""
+"""How likely rejection sampling is to keep a token, estimated from both policies' most likely tokens. The functions
+depend on these lists alone, not on which token was sampled or whether it was kept."""
 
 # *T any leading dimensions, one entry a token; Ks and Kd entries of the sparse and the dense list
 
@@ -17,7 +17,8 @@ from sparroll.types import TopK
 
 @dataclass(frozen=True)
 class TopKLists:
-    """The most likely tokens of both policies at each position, each with what the other policy thinks of them.
+    """The most likely tokens of both policies at each position, each list also with the other policy's
+    log-probabilities.
 
     >>> TopKLists(sparse=rollout.top_k, dense=score.top_k, dense_at_sparse=score.logp_at_ids)
     """
@@ -29,11 +30,11 @@ class TopKLists:
     dense_at_sparse: Tensor
     """[*T, Ks] the dense policy's log-probabilities of the sparse list."""
     sparse_at_dense: Tensor | None = None
-    """[*T, Kd] the sparse policy's log-probabilities of the dense list. An engine returns its own list only, so a training
-    run has none."""
+    """[*T, Kd] the sparse policy's log-probabilities of the dense list. An engine returns only its own list, so this is
+    None in a training run."""
 
     def __post_init__(self) -> None:
-        """Raises UserError on shapes that do not fit each other. Contents are checked where they are used."""
+        """Raises UserError for shapes that do not fit each other. Values are checked where they are used."""
         own, other = self.sparse.ids.shape, self.dense.ids.shape
         values = (("dense_at_sparse", self.dense_at_sparse, own), ("sparse_at_dense", self.sparse_at_dense, other))
         for name, value, shape in values:
@@ -43,28 +44,28 @@ class TopKLists:
             raise UserError(f"both lists need an entry for each token, got {list(own)} and {list(other)}")
 
     def at(self, mask: Tensor) -> TopKLists:
-        """Those of the tokens where `mask` [*T] holds, in one row: [N, K]."""
+        """The lists of the tokens where `mask` [*T] is true, as rows [N, K]."""
         sparse_at_dense = None if self.sparse_at_dense is None else self.sparse_at_dense[mask]
         return TopKLists(self.sparse[mask], self.dense[mask], self.dense_at_sparse[mask], sparse_at_dense)
 
 
 @dataclass(frozen=True)
 class AcceptedMass:
-    """sum_v min(q_v, p_v / scale) at each position, the probability that what q samples there is kept."""
+    """sum_v min(q_v, p_v / scale) at each position: the probability that a token sampled from q is kept there."""
 
     values: Tensor
-    """[*T] float64, in [0, 1]: the sum over the tokens that both values are known of, hence a lower bound."""
+    """[*T] float64, in [0, 1]: the sum over the tokens for which both values are known, so it is a lower bound."""
     whole: Tensor
-    """[*T] bool: the sum is over the union of both lists."""
+    """[*T] bool: whether the sum covers the union of both lists."""
 
 
 @torch.no_grad()
 def accepted_mass(lists: TopKLists, scale: float) -> AcceptedMass:
-    """The sum over the union of both lists; where the sparse policy's values on the dense list are missing, over the sparse
-    list and so a lower bound of it.
+    """The sum over the union of both lists. Where the sparse policy's values on the dense list are missing, the sum is
+    over the sparse list only, which is a lower bound.
 
-    The sampled token adds nothing here although both values of it are known: a mass that depends on what was sampled would
-    make the weight of a token depend on its own draw.
+    The sampled token is not added, although both of its values are known: if the mass depended on what was sampled, the
+    weight of a token would depend on its own draw.
     """
     sparse, dense = lists.sparse, lists.dense
     if sparse.ids.shape[:-1].numel() == 0:

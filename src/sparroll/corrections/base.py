@@ -1,5 +1,6 @@
-"""What every correction shares: checked log ratios, levels (what one weight stands for), actions (what happens to extreme
-ones), and the metrics. Any level goes with any action; nothing here knows the loss."""
+"""What all corrections share: checked log ratios, levels (whether a weight belongs to a token or a rollout), actions
+(what happens to extreme weights), and the metrics. Any level can be combined with any action. Nothing here knows the
+loss."""
 
 # B rollouts, T response tokens (right-padded), G = T for token-level weights and 1 for sequence-level ones
 
@@ -23,7 +24,7 @@ LOG_RATIO_CLAMP = 20.0
 
 @dataclass
 class CorrectionResult:
-    """What the loss multiplies by and leaves out.
+    """The weights that the loss is multiplied by, and what it leaves out.
 
     >>> result = correction("icepop")(dense_logp=dense_logp_BT, sparse_logp=sparse_logp_BT, mask=mask_BT)
     >>> loss = -(result.weights * surrogate_BT)[result.kept(mask_BT)].sum() / result.kept(mask_BT).sum()
@@ -32,11 +33,11 @@ class CorrectionResult:
     weights: Tensor
     """[B, T], no gradient; 0 on padding and on everything dropped."""
     keep: Tensor
-    """[B, T] or [B] bool: what stays in the loss. What is dropped, a token or a whole rollout, leaves the numerator and the
-    denominator, which counts kept tokens. A kept token of weight 0 leaves the numerator only."""
+    """[B, T] or [B] bool: the tokens or rollouts that stay in the loss. Those that are dropped leave the numerator and
+    the denominator, which counts kept tokens. A kept token of weight 0 leaves only the numerator."""
     metrics: StepReport = field(default_factory=dict)
     now_weights: NowWeights | None = None
-    """Only where weights depend on the policy being updated: what takes the place of `weights` at each update."""
+    """Set where weights depend on the policy being updated. It then takes the place of `weights` at each update."""
 
     def kept(self, mask: Tensor) -> Tensor:
         """[B, T] bool: response tokens that stay in the loss, whichever shape `keep` has."""
@@ -44,17 +45,18 @@ class CorrectionResult:
 
 
 class Correction(Protocol):
-    """Turns the distance between the dense and the sparse policy into weights and a kept set."""
+    """Turns the difference between the dense and the sparse policy into weights, and says which tokens to keep."""
 
     needs: ClassVar[tuple[str, ...]]
-    """Further arguments it takes beside the three below; `check_needs` refuses a run that has none to give."""
+    """Arguments that it needs in addition to the three below. `check_needs` refuses a run that cannot provide them."""
 
     def __call__(self, *, dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> CorrectionResult: ...
 
 
 @dataclass(frozen=True)
 class LogRatio:
-    """log(p_dense / p_sparse) of the sampled tokens, checked. -inf where the dense policy cannot say the token at all."""
+    """log(p_dense / p_sparse) of the sampled tokens, checked. It is -inf where the dense policy gives the token
+    probability 0."""
 
     values_BT: Tensor
     """Raw, never clamped; 0 on padding."""
@@ -63,8 +65,8 @@ class LogRatio:
     @staticmethod
     @torch.no_grad()
     def of(dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> LogRatio:
-        """Raises UserError on unequal shapes, NaN, values above 0, and a sampled token that the sparse policy gives no
-        probability."""
+        """Raises UserError for unequal shapes, NaN, values above 0, and a sampled token to which the sparse policy
+        gives probability 0."""
         if not dense_logp.shape == sparse_logp.shape == mask.shape or mask.dim() != 2:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (dense_logp, sparse_logp, mask))
             raise UserError(
@@ -82,7 +84,7 @@ class LogRatio:
 
 
 def check_tokens(logp_BT: Tensor, name: str) -> None:
-    """Raises UserError where a log-probability is NaN or above 0; -inf is one."""
+    """Raise UserError where a log-probability is NaN or above 0; -inf is allowed."""
     _refuse(torch.isnan(logp_BT) | torch.isposinf(logp_BT), f"{name} is NaN or +inf")
     check_logp(logp_BT, name)
 
@@ -99,7 +101,7 @@ def _refuse(bad_BT: Tensor, what: str) -> None:
 # -- levels: log ratio -> the log of what one weight stands for ----------------------------------------------------------
 
 Level = Callable[[LogRatio], Tensor]
-"""-> [B, G]: G = T when each token has its own weight, 1 when a rollout has one."""
+"""-> [B, G]: G = T where each token has its own weight, 1 where a whole rollout has one."""
 
 
 def per_token(ratio: LogRatio) -> Tensor:
@@ -108,12 +110,13 @@ def per_token(ratio: LogRatio) -> Tensor:
 
 
 def per_sequence(ratio: LogRatio) -> Tensor:
-    """The product of a rollout's ratios. Summed in fp64: thousands of tokens, and interval ends that must be met."""
+    """The product of a rollout's ratios. Log ratios are summed in fp64, because there are thousands of tokens and the
+    ends of an interval must be met exactly."""
     return ratio.values_BT.sum(dim=1, keepdim=True, dtype=torch.float64)
 
 
 def geometric_mean(ratio: LogRatio) -> Tensor:
-    """The product's root of the response's length: the same scale at any length."""
+    """The geometric mean of a rollout's ratios, which has the same scale at any length."""
     return per_sequence(ratio) / ratio.mask_BT.sum(dim=1, keepdim=True).clamp(min=1)
 
 
@@ -124,12 +127,12 @@ LEVELS: dict[str, Level] = {"token": per_token, "sequence": per_sequence, "geome
 
 
 def as_is(ratio: LogRatio, level: Level) -> CorrectionResult:
-    """The weight, however large; nothing is dropped."""
+    """The weight is used as it is, however large; nothing is dropped."""
     return truncate(ratio, level, None)
 
 
 def truncate(ratio: LogRatio, level: Level, weight_max: float | None) -> CorrectionResult:
-    """min(weight, weight_max); nothing is dropped. None truncates nothing."""
+    """min(weight, weight_max); nothing is dropped. weight_max None: no weight is truncated."""
     log_weight_BG = level(ratio)
     weight_BG = exponential(log_weight_BG)
     cut_BG = torch.zeros_like(weight_BG, dtype=torch.bool)
@@ -142,8 +145,8 @@ def truncate(ratio: LogRatio, level: Level, weight_max: float | None) -> Correct
 def drop_outside(
     ratio: LogRatio, level: Level, weight_min: float, weight_max: float, weighted: bool = True
 ) -> CorrectionResult:
-    """Outside [weight_min, weight_max], ends included, the token (or rollout) is dropped; inside it has its weight, or 1
-    where the interval is only a test (`weighted` false)."""
+    """A token (or rollout) whose weight is outside of [weight_min, weight_max] is dropped; the ends are inside. Inside
+    it keeps its weight, or has weight 1 where the interval is only a test (`weighted` false)."""
     log_weight_BG = level(ratio)
     weight_BG = exponential(log_weight_BG) if weighted else torch.ones_like(log_weight_BG)
     keep_BG = inside(log_weight_BG, weight_min, weight_max)
@@ -155,7 +158,7 @@ def inside(log_weight: Tensor, weight_min: float, weight_max: float) -> Tensor:
 
 
 def exponential(log_weight: Tensor) -> Tensor:
-    """exp, clamped to what can be trusted; exactly 0 for -inf."""
+    """exp of the log ratio clamped to +-LOG_RATIO_CLAMP; exactly 0 for -inf."""
     weight = log_weight.clamp(-LOG_RATIO_CLAMP, LOG_RATIO_CLAMP).exp()
     return weight.masked_fill(torch.isneginf(log_weight), 0.0)
 
@@ -170,9 +173,10 @@ def log(weight: float) -> float:
 def result(
     ratio: LogRatio, log_weight_BG: Tensor, weight_BG: Tensor, keep_BG: Tensor, cut_BG: Tensor
 ) -> CorrectionResult:
-    """Weights on kept response tokens, zero elsewhere, with the metrics that every correction reports.
+    """Weights on kept response tokens and zero elsewhere, with the metrics that every correction reports.
 
-    `log_weight_BG` is what the weights were made from, for the metrics "before". Each argument has a G of its own.
+    `log_weight_BG` is what the weights were made from; the metrics that end in _before use it. Each argument may have a
+    different G.
     """
     mask_BT = ratio.mask_BT
     kept_BT = mask_BT & keep_BG
@@ -182,8 +186,9 @@ def result(
 
 
 def metrics(ratio: LogRatio, log_weight_BG: Tensor, weights_BT: Tensor, kept_BT: Tensor, cut_BT: Tensor) -> StepReport:
-    """Weights over kept tokens and, under names that end in _before, over all response tokens as they were before anything
-    was truncated, dropped or normalised; shares over all response tokens, or all rollouts with a response."""
+    """Metrics of the weights of kept tokens and, under names that end in _before, of the weights of all response tokens
+    before anything was truncated, dropped or normalised. Shares are of all response tokens, or of all rollouts with a
+    response."""
     mask_BT = ratio.mask_BT
     tokens = max(int(mask_BT.sum()), 1)
     clamped_BG = torch.isfinite(log_weight_BG) & (log_weight_BG.abs() > LOG_RATIO_CLAMP)
@@ -201,7 +206,7 @@ def metrics(ratio: LogRatio, log_weight_BG: Tensor, weights_BT: Tensor, kept_BT:
 
 
 def share_of_rollouts(ratio: LogRatio, which_B: Tensor) -> float:
-    """Among the rollouts that have a response token at all."""
+    """The share of these rollouts among those that have a response token."""
     written_B = ratio.mask_BT.any(dim=1)
     return int((written_B & which_B).sum()) / max(int(written_B.sum()), 1)
 

@@ -1,4 +1,4 @@
-"""Geometric mask: a response stays when its ratio per token is near 1 on average, at any length."""
+"""Geometric mask: a response stays if the geometric mean of its ratios is near 1, at any length."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from sparroll.corrections.base import CorrectionResult, LogRatio, drop_outside, 
 
 @dataclass(frozen=True)
 class Geometric:
-    """w = 1 where exp(mean log(p_dense / p_sparse)) lies inside [weight_min, weight_max], ends included; else the response
-    is dropped. Only a test: the geometric mean is no importance weight, so nothing is multiplied by it."""
+    """w = 1 where exp(mean log(p_dense / p_sparse)) lies inside [weight_min, weight_max], ends included; else the
+    response is dropped. The mean is only a test: it is no importance weight, so nothing is multiplied by it."""
 
     weight_min: float = 0.9
-    """Smallest mean ratio that is kept. The published 0.99 to 1.01 is for numerical noise between two engines; sparse
-    rollouts are further away, and this default is a first guess for them."""
+    """Smallest mean ratio that is kept. The published interval of 0.99 to 1.01 is for numerical noise between two
+    engines. Sparse rollouts are further away, and these defaults are a first guess for them."""
     weight_max: float = 1.1
     """Largest mean ratio that is kept."""
     needs: ClassVar[tuple[str, ...]] = ()

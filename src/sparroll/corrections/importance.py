@@ -1,4 +1,4 @@
-"""Importance weights by two free choices. The corrections with a name of their own are the settings people publish."""
+"""Importance weights with a free choice of level and action. Published combinations have their own names."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _TAKES = {"truncate": ("weight_max",), "mask": ("weight_min", "weight_max"), "we
 
 @dataclass(frozen=True)
 class Importance:
-    """One level, one action. level "sequence" with action "weight" is the exact dense policy gradient.
+    """Combines any level with any action. Level "sequence" with action "weight" is the exact dense policy gradient.
 
-    What level "geometric" keeps with action "mask" is multiplied by the geometric mean; the correction `geometric` keeps the
-    same at weight 1.
+    With level "geometric" and action "mask", kept responses are multiplied by the geometric mean. The correction
+    `geometric` keeps the same responses at weight 1.
     """
 
     level: Literal["token", "sequence", "geometric"] = "token"
-    """What a weight stands for: the token's p_dense / p_sparse, their product over the response, or the product's root of
-    the response's length."""
+    """What a weight is: the token's p_dense / p_sparse, their product over the response, or their geometric mean over
+    the response."""
     action: Literal["truncate", "mask", "weight"] = "weight"
-    """truncate: min(weight, weight_max). mask: outside [weight_min, weight_max], ends included, the token or response is
-    dropped. weight: the weight as it is."""
+    """truncate: min(weight, weight_max). mask: a token or response whose weight is outside of [weight_min, weight_max]
+    is dropped; the ends are inside. weight: the weight as it is."""
     weight_min: float | None = None
-    """Smallest weight that is kept. Only for mask."""
+    """Smallest weight that is kept. Needed for mask, and an error for the other actions."""
     weight_max: float | None = None
-    """Largest weight, or largest that is kept. Not for weight."""
+    """Largest weight for truncate, and largest weight that is kept for mask. An error for weight."""
     needs: ClassVar[tuple[str, ...]] = ()
 
     def __post_init__(self) -> None:

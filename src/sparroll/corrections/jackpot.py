@@ -1,4 +1,5 @@
-"""Jackpot: tokens are kept by chance, so that what is kept looks as if a policy closer to the dense one had sampled it."""
+"""Jackpot: tokens are kept at random, with probabilities that make the kept ones look as if a policy closer to the
+dense one had sampled them."""
 
 from __future__ import annotations
 
@@ -25,15 +26,17 @@ from sparroll.types import NowWeights
 
 @dataclass(frozen=True)
 class Jackpot:
-    """Optimal budgeted rejection sampling, token by token, with p = p_dense and q = p_sparse (Jackpot, arXiv 2602.06107).
+    """Optimal budgeted rejection sampling, token by token, with p = p_dense and q = p_sparse (Jackpot, arXiv
+    2602.06107).
 
-    A token is kept with probability min(1, p / (scale * q)), so kept tokens are distributed as min(q, p / scale) / Z with
-    Z = sum_v min(q_v, p_v / scale). Their weight is min(Z * max(scale, p_now / q), weight_max) * min(p / p_now, drift_max):
-    from that distribution to the policy being updated, and from there to the dense one, which the PPO ratio starts from.
-    Kept tokens and Z are those of the step; p_now moves with every update of it.
+    A token is kept with probability min(1, p / (scale * q)), so kept tokens are distributed as min(q, p / scale) / Z
+    with Z = sum_v min(q_v, p_v / scale). Their weight is min(Z * max(scale, p_now / q), weight_max) * min(p / p_now,
+    drift_max). The first factor leads from that distribution to the policy being updated, the second from there to the
+    dense policy, where the PPO ratio starts. Kept tokens and Z stay the same for all updates of a step; p_now changes
+    with each of them.
 
-    Z comes from top-k lists and is too small by what they leave out, so it is multiplied by kept share / mean Z over the
-    response tokens of one call. The call must see the whole step, as it does in the trainer.
+    Z comes from top-k lists and is too small by what they leave out. So it is multiplied by (kept share) / (mean Z)
+    over the response tokens of one call. The call must see the whole step, as it does in the trainer.
     """
 
     scale: float = 1.0
@@ -41,8 +44,8 @@ class Jackpot:
     weight_max: float = 3.0
     """Largest Z * max(scale, p_now / q), the paper's c1. Lower is steadier and more biased."""
     drift_max: float = 3.0
-    """Largest p / p_now, the paper's c2. It bites only from the second update on the same rollouts, on tokens that the first
-    made less likely. No published value was found, so it is that of weight_max."""
+    """Largest p / p_now, the paper's c2. It has an effect only from the second update on the same rollouts, on tokens
+    that the first one made less likely. No published value was found, so the default is that of weight_max."""
     needs: ClassVar[tuple[str, ...]] = ("uniforms", "top_k")
 
     def __post_init__(self) -> None:
@@ -59,8 +62,9 @@ class Jackpot:
         top_k: TopKLists | AcceptedMass | None = None,
         now_logp: Tensor | None = None,
     ) -> CorrectionResult:
-        """uniforms: [B, T] in [0, 1), one draw a token. top_k: lists [B, T, K], or what `accepted_mass` made of them [B, T].
-        now_logp: [B, T] of the policy being updated; without it, that is the dense policy still."""
+        """uniforms: [B, T] in [0, 1), one draw per token. top_k: lists [B, T, K], or what `accepted_mass` made of them,
+        [B, T]. now_logp: [B, T] log-probabilities under the policy being updated; default, those of the dense
+        policy."""
         if uniforms is None:
             hint = "pass one draw from [0, 1) a token, e.g. uniforms=torch.rand(mask.shape)"
             raise UserError("correction 'jackpot' needs uniforms, which it was not given", hint)
@@ -89,7 +93,7 @@ class Jackpot:
         return made
 
     def condense(self, lists: TopKLists) -> AcceptedMass:
-        """What of the lists this correction goes on with: a number a token in place of 2 k entries."""
+        """The part of the lists that this correction uses: one number per token instead of 2 k entries."""
         return accepted_mass(lists, self.scale)
 
     def _mass(self, top_k: TopKLists | AcceptedMass, mask_BT: Tensor) -> AcceptedMass:
@@ -108,7 +112,8 @@ class Jackpot:
         return AcceptedMass(top_k.values.double().masked_fill(~mask_BT, 0.0), top_k.whole & mask_BT)
 
     def _parts(self, now_BT: Tensor, log_ratio_BT: Tensor, dense_BT: Tensor, keep_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """log(p / p_now), and log max(scale, p_now / q). One difference gives both, so p_now = p is exactly no drift."""
+        """log(p / p_now), and log max(scale, p_now / q). Both come from the same difference, so the drift is exactly 1
+        where p_now = p."""
         log_drift_BT = (dense_BT - now_BT.to(dense_BT.dtype)).masked_fill(~keep_BT, 0.0)
         return log_drift_BT, (log_ratio_BT - log_drift_BT).clamp(min=log(self.scale))
 
@@ -128,7 +133,7 @@ class Jackpot:
 
 
 def _calibration(keep_BT: Tensor, mass: AcceptedMass, mask_BT: Tensor) -> float:
-    """Kept share / mean mass. 1 without any mass: there is nothing to scale then."""
+    """(Kept share) / (mean mass), or 1 where the mass is 0, because there is nothing to scale then."""
     total = float(mass.values[mask_BT].sum())
     return int(keep_BT.sum()) / total if total else 1.0
 

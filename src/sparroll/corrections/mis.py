@@ -1,4 +1,4 @@
-"""Masked importance sampling: responses that the two policies value too differently leave the loss."""
+"""Masked importance sampling: responses on which the two policies disagree too much leave the loss."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from sparroll.corrections.base import CorrectionResult, LogRatio, drop_outside, 
 
 @dataclass(frozen=True)
 class MIS:
-    """w = product of p_dense / p_sparse over the response, on each of its tokens, inside [weight_min, weight_max], ends
-    included; outside, the response is dropped. Long responses rarely stay inside: watch masked_sequence_share."""
+    """w = product of p_dense / p_sparse over the response, on each of its tokens, if it lies inside [weight_min,
+    weight_max], ends included; else the response is dropped. Long responses rarely stay inside, so watch
+    correction/masked_sequence_share."""
 
     weight_min: float = 0.5
     """Smallest product that is kept."""

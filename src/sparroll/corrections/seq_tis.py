@@ -1,4 +1,4 @@
-"""Truncated importance sampling with one weight a response."""
+"""Truncated importance sampling with one weight per response."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from sparroll.corrections.base import CorrectionResult, LogRatio, per_sequence, 
 
 @dataclass(frozen=True)
 class SeqTIS:
-    """w = min(product of p_dense / p_sparse over the response, weight_max), on each of its tokens. Without the bound this is
-    the exact dense policy gradient, with a variance that grows with the length."""
+    """w = min(product of p_dense / p_sparse over the response, weight_max), on each of its tokens. Without the bound
+    this is the exact dense policy gradient, with a variance that grows with the length."""
 
     weight_max: float = 2.0
     """Largest weight of one response. Lower is steadier and more biased; published settings are 2 to 10."""

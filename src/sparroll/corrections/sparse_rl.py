@@ -1,4 +1,4 @@
-"""Sparse-RL as its paper has it: token weights on responses that no token vetoes."""
+"""Sparse-RL as in its paper: token weights, on responses that no token vetoes."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class SparseRL:
     """
 
     veto_below: float = 1e-4
-    """A ratio under it, and not at it, drops the response. Higher drops more."""
+    """A ratio strictly below this drops the response. A higher value drops more."""
     needs: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, *, dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> CorrectionResult:

@@ -1,4 +1,4 @@
-"""Sparse-RL as its released code has it: truncated, masked and normalised beside the paper's veto."""
+"""Sparse-RL as in its released code: weights are truncated, masked and normalised, in addition to the paper's veto."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from sparroll.corrections.veto import vetoed
 
 @dataclass(frozen=True)
 class SparseRLReleased:
-    """w_t = min(p_dense / p_sparse, weight_max) / mean, on tokens with a ratio inside [keep_min, keep_max], ends included,
-    of responses without a ratio under veto_below; other tokens are dropped.
+    """w_t = min(p_dense / p_sparse, weight_max) / mean, on tokens with a ratio inside [keep_min, keep_max], ends
+    included, of responses without a ratio under veto_below; other tokens are dropped.
 
-    The mean is that of the kept tokens of one call, so the call must see the whole step. The trainer gathers the step's
-    rollouts from all processes before it corrects; micro batches come later and share the result.
+    The mean is taken over the kept tokens of one call, so the call must see the whole step. The trainer gathers the
+    step's rollouts from all processes before it corrects them; micro batches are cut from the result.
     """
 
     weight_max: float = 1.5
@@ -36,7 +36,7 @@ class SparseRLReleased:
     keep_max: float = 1.5
     """Largest ratio that is kept."""
     veto_below: float = 1e-4
-    """A ratio under it, and not at it, drops the response, whether or not the token itself is kept."""
+    """A ratio strictly below this drops the response, whether or not the token itself is kept."""
     needs: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, *, dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> CorrectionResult:
@@ -53,6 +53,6 @@ class SparseRLReleased:
 
 
 def _mean(weight_N: Tensor) -> float:
-    """1 where nothing is kept, or nothing that weighs anything: there is nothing to normalise then."""
+    """The mean weight, or 1 where no token is kept or all weights are 0, because there is nothing to normalise then."""
     mean = float(weight_N.double().mean()) if weight_N.numel() else 0.0
     return mean or 1.0

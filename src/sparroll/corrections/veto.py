@@ -16,7 +16,7 @@ class Veto:
     """w = 1 on responses without a token of p_dense / p_sparse < veto_below; the others are dropped."""
 
     veto_below: float = 1e-4
-    """A ratio under it, and not at it, vetoes. Higher drops more responses; 0 drops none."""
+    """A ratio strictly below this vetoes its response. A higher value drops more responses; 0 drops none."""
     needs: ClassVar[tuple[str, ...]] = ()
 
     def __call__(self, *, dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> CorrectionResult:
@@ -26,12 +26,14 @@ class Veto:
 
 
 def vetoed(ratio: LogRatio, veto_below: float) -> Tensor:
-    """[B] bool. Looks at raw ratios, before anything is truncated or masked; a dense log-probability of -inf is ratio 0."""
+    """[B] bool: the responses with a ratio below veto_below. Raw ratios count, before anything is truncated or masked;
+    a dense log-probability of -inf is a ratio of 0."""
     return ((ratio.values_BT < log(veto_below)) & ratio.mask_BT).any(dim=1)
 
 
 def with_veto(ratio: LogRatio, weight_BT: Tensor, vetoed_B: Tensor) -> CorrectionResult:
-    """The weights on responses that are not vetoed, and the share of those that are."""
+    """The result with these weights on responses that are not vetoed, and with the share of vetoed ones among its
+    metrics."""
     cut_BT = torch.zeros_like(ratio.mask_BT)
     made = result(ratio, per_token(ratio), weight_BT, ~vetoed_B[:, None], cut_BT)
     made.metrics["correction/vetoed_sequence_share"] = share_of_rollouts(ratio, vetoed_B)

@@ -1,6 +1,10 @@
-"""Who runs the rollouts. `HFEngine` runs any transformers decoder and is the reference for every other engine;
-`VLLMEngine` runs vLLM, for speed. base.py is the protocol of both; scoring.py gives the dense log-probabilities of
-tokens that an engine sampled.
+"""Who runs the rollouts. `HFEngine` (hf/) runs any transformers decoder with plain attention and is the reference for
+every other engine. `VLLMEngine` (vllm/) runs vLLM, for speed.
+
+base.py is the protocol of both, and make.py makes either by its name. prompt_encoder.py turns prompts into token ids,
+generate_arguments.py checks the arguments of `generate`, sampling.py draws tokens, and report.py says which attention
+ran. load_model.py loads models, supported_models.py says which ones fit, adapter.py holds LoRA adapters, and scoring.py
+gives the log-probabilities of tokens that an engine sampled.
 
 Not here: what a step reads (attention/, schedule.py) and training.
 """

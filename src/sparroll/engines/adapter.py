@@ -1,5 +1,5 @@
-"""A LoRA adapter beside a model: a second module reads the model's own weights and adds the adapter's, so that nothing done
-with the adapter can reach the model. Knows no training and no schedule; the folder format is peft's.
+"""A LoRA adapter beside a model: a second module reads the model's own weights and adds the adapter's, so that nothing
+done with the adapter can change the model. Nothing here knows training or schedules. The folder format is peft's.
 """
 
 from __future__ import annotations
@@ -23,13 +23,16 @@ from sparroll.errors import UserError
 
 _NAME = "default"
 _WEIGHTS = "adapter_model.safetensors"
+_FILES_HINT = "an adapter's folder has adapter_config.json and adapter_model.safetensors"
 BESIDE = "../model"
-"""The base of an adapter that was trained together with a policy: the folder beside its own. No other one will do."""
+"""Base model of an adapter that was trained together with a policy: the policy's folder, beside the adapter's. The
+adapter fits no other model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class LoraSettings:
-    """What an adapter is made of. There is no dropout: it would make the trained policy another one than the sampler."""
+    """The settings of an adapter. There is no dropout, because the trained policy would then differ from the one that
+    samples."""
 
     rank: int = 16
     alpha: float = 32.0
@@ -38,14 +41,14 @@ class LoraSettings:
 
 
 class Adapter:
-    """`model` with a LoRA adapter, as a module of its own (`adapted`).
+    """`model` with a LoRA adapter, as a separate module (`adapted`).
 
-    The weights of `adapted` are frozen views of the model's storage: what an optimizer writes into the model in place is
-    seen here at once, and no gradient, flag or hook of one module exists in the other.
+    The weights of `adapted` are frozen views of the model's storage. It sees at once what an optimizer writes into the
+    model in place, and the two modules share no gradient, flag or hook.
     """
 
     def __init__(self, model: PreTrainedModel, settings: LoraSettings = LoraSettings(), seed: int = 0):
-        """Adds nothing to the model's output at first. The same seed gives the same adapter."""
+        """A new adapter, which does not change the model's output yet. The same seed gives the same adapter."""
         config = LoraConfig(
             task_type="CAUSAL_LM",
             r=settings.rank,
@@ -57,7 +60,7 @@ class Adapter:
 
     @classmethod
     def load(cls, model: PreTrainedModel, folder: Path) -> Adapter:
-        """The adapter of a plain peft folder. Raises UserError where it is not a plain LoRA adapter of such a model."""
+        """The adapter of a peft folder. Raises UserError where it is not a plain LoRA adapter for such a model."""
         config = _read_config(folder)
         config.inference_mode = False
         config.base_model_name_or_path = None
@@ -81,7 +84,8 @@ class Adapter:
         self._check_places()
 
     def _check_places(self) -> None:
-        """Input embeddings and output head stay the model's: they may be one tensor, and scoring applies the head alone."""
+        """Raise UserError for an adapter on the input embeddings or the output head: the two may be one tensor, and
+        scoring applies the head by itself."""
         for kind, module in (
             ("input embeddings", self.adapted.get_input_embeddings()),
             ("output head", self.adapted.get_output_embeddings()),
@@ -91,11 +95,11 @@ class Adapter:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """Only the adapter's."""
+        """The adapter's own parameters, which are the trainable ones."""
         return [parameter for parameter in self.adapted.parameters() if parameter.requires_grad]
 
     def check_shared(self) -> None:
-        """That `adapted` still reads the model's very weights: an assertion, since nobody may move them."""
+        """Assert that `adapted` still reads the model's own storage, which nothing may replace."""
         own = {parameter.data_ptr() for parameter in self.model.parameters()}
         strangers = [
             name
@@ -106,8 +110,8 @@ class Adapter:
 
     @torch.no_grad()
     def merged(self, dtype: torch.dtype | None = None) -> dict[str, Tensor]:
-        """The model's state_dict with the adapter added to its matrices, in fp32 and into new tensors; the others are the
-        model's own. dtype: of the new tensors; default, the model's."""
+        """The model's state_dict with the adapter added to its matrices. These are new tensors, added up in fp32; the
+        others are the model's own. dtype: that of the new tensors; default, the model's."""
         state = {name: tensor.detach() for name, tensor in self.model.state_dict().items()}
         for path, layer in self.adapted.named_modules(remove_duplicate=False):
             if isinstance(layer, LoraLayer):
@@ -145,8 +149,8 @@ class Adapter:
 
 
 def load_adapter(engine: Engine, model: str, folder: Path) -> None:
-    """Merge the adapter of a peft folder into an engine that was made for `model` and has loaded nothing since. Raises
-    UserError under dense attention: the adapter was made for sparse rollouts, and dense ones are the model's own."""
+    """Merge the adapter of a peft folder into an engine that was made for `model` and has loaded no other weights
+    since. Raises UserError under dense attention, because the adapter was trained for sparse rollouts."""
     if engine.schedule is None:
         raise UserError("an adapter is for sparse rollouts, and these are dense", "give a schedule or a budget")
     check_base(folder, model)
@@ -157,19 +161,19 @@ def load_adapter(engine: Engine, model: str, folder: Path) -> None:
 
 
 def weights_digest(folder: Path) -> str:
-    """Of an adapter's weights, so that samples of two adapters that lay in one folder are not mixed."""
+    """SHA-256 of an adapter's weights. With it, samples of two adapters that had the same folder are not mixed."""
     if not (folder / _WEIGHTS).is_file():
-        raise UserError(f"there is no adapter in {folder}", "it has adapter_config.json and adapter_model.safetensors")
+        raise UserError(f"there is no adapter in {folder}", _FILES_HINT)
     return files.sha256(folder / _WEIGHTS)
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """What a record keeps of an adapter: where it lay, and which weights it had."""
+    """What a record keeps of an adapter: its folder, and the digest of its weights."""
     return {"folder": str(folder), "weights": weights_digest(folder)}
 
 
 def check_base(folder: Path, model: str) -> None:
-    """Raise UserError where the adapter says that it belongs to another model. Names compare without folder and case."""
+    """Raise UserError where the adapter names another model as its base. Names are compared without folder and case."""
     base = _read_config(folder).base_model_name_or_path
     if base == BESIDE:
         same, base = Path(model).resolve() == (folder / BESIDE).resolve(), str(folder.parent / "model")
@@ -183,7 +187,8 @@ def check_base(folder: Path, model: str) -> None:
 
 
 def _sharing(model: PreTrainedModel) -> PreTrainedModel:
-    """A second module with a config of its own, whose parameters are frozen views of the model's. Tied ones stay tied."""
+    """A second module with its own config, whose parameters are frozen views of the model's. Tied parameters stay
+    tied."""
     views: dict[int, Any] = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
     views |= {id(buffer): buffer for buffer in model.buffers()}
     return copy.deepcopy(model, views)
@@ -192,7 +197,7 @@ def _sharing(model: PreTrainedModel) -> PreTrainedModel:
 def _read_config(folder: Path) -> LoraConfig:
     if not (folder / "adapter_config.json").is_file():
         # peft would look for a repository of that name.
-        raise UserError(f"there is no adapter in {folder}", "it has adapter_config.json and adapter_model.safetensors")
+        raise UserError(f"there is no adapter in {folder}", _FILES_HINT)
     try:
         config = PeftConfig.from_pretrained(str(folder))
     except (OSError, ValueError, KeyError, TypeError) as error:

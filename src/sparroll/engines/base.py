@@ -1,4 +1,5 @@
-"""What every engine offers, and how to run something under another schedule for a while. No engine in here."""
+"""The protocol of engines, and `under`, which runs something under another schedule for a while. No engine is defined
+here."""
 
 from __future__ import annotations
 
@@ -20,44 +21,47 @@ if TYPE_CHECKING:
 
 
 class Engine(Protocol):
-    """Samples rollouts from a model under a schedule or a compression (neither = dense attention).
+    """Samples rollouts from a model under a schedule or a compression; with neither, under dense attention.
 
-    An engine is its own context manager: leaving the block closes it.
+    An engine is a context manager: leaving the block closes it.
 
     >>> with make_engine("hf", "tiny-reasoner") as engine:
     ...     rollouts = engine.generate(["a = 7 ; a ?"], max_new_tokens=64)
     """
 
     kind: str
-    """Its name: "hf", "vllm"."""
+    """Name of the engine: "hf" or "vllm"."""
     model_name: str
     tokenizer: PreTrainedTokenizerBase | None
-    """None where the model came without one; prompts are then token ids."""
+    """None where the model came without one. Prompts must then be token ids."""
     vocabulary: int
-    """How many token ids there are."""
+    """Number of token ids."""
     context_limit: int | None
-    """Most tokens of a prompt and its response together; None where the model names no limit."""
+    """Largest number of tokens of a prompt and its response together; None where the model names no limit."""
     max_batch: int
-    """Rollouts that decode together at most."""
+    """Largest number of rollouts that decode together."""
     schedule: Schedule | None
     """What decides which tokens a step reads; None where a step reads every token in the cache."""
     compression: Compression | None
-    """What decides which tokens leave the cache; None where every token stays. Excludes a schedule."""
+    """What decides which tokens leave the cache; None where every token stays. It cannot be combined with a
+    schedule."""
     weight_version: int
     """Rises with each `load_weights`; 0 for the weights that the engine was made with."""
 
     # -- what is read ----------------------------------------------------------------------------------------------------
 
     def set_schedule(self, schedule: Schedule | str | None) -> None:
-        """From the next `generate` on; None is dense, unless a compression is set. `under` sets it back again."""
+        """Set the schedule from the next `generate` on. None is dense, unless a compression is set. To set one for a
+        while only, use `under`."""
         ...
 
     def set_compression(self, compression: Compression | str | None) -> None:
-        """From the next `generate` on; None keeps every token. UserError where the engine cannot evict."""
+        """Set the compression from the next `generate` on; None keeps every token. Raises UserError where the engine
+        cannot drop tokens."""
         ...
 
     def check_schedule(self, schedule: Schedule) -> None:
-        """Raise UserError where the engine could not run it. Changes nothing."""
+        """Raise UserError where the engine could not run this schedule. Changes nothing."""
         ...
 
     # -- generating ------------------------------------------------------------------------------------------------------
@@ -94,21 +98,21 @@ class Engine(Protocol):
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
-        """Take over the policy's weights; `version` must rise, and is stamped on every rollout. A sleeping engine wakes."""
+        """Take over the policy's weights. `version` must rise; every rollout carries it. A sleeping engine wakes."""
         ...
 
     def shared_model(self) -> PreTrainedModel | None:
-        """The model that the engine samples from, where it lies in this process for others to read, such as a Scorer. None
-        where the engine has the only copy; `model_name` then says what to load."""
+        """The model that the engine samples from, where others in this process, such as a Scorer, can read it. None
+        where they cannot; `model_name` then says what to load."""
         ...
 
     def sleep(self, level: Literal[0, 1, 2] = 1) -> None:
-        """Give up what memory the engine can until it is woken. 0: nothing. 1: the cache, and the weights to host memory.
-        2: both for good; `load_weights` must follow before the next `generate`."""
+        """Free memory until the engine is woken, as far as it can. 0: nothing is freed. 1: the cache is dropped, and
+        the weights move to host memory. 2: both are dropped; `load_weights` must follow before the next `generate`."""
         ...
 
     def wake(self) -> None:
-        """Take the memory back. Does nothing where the engine is awake."""
+        """Take the memory back. Does nothing if the engine is awake."""
         ...
 
     def close(self) -> None:
@@ -125,14 +129,14 @@ class Engine(Protocol):
 
 
 def samples_densely(engine: Engine) -> bool:
-    """Whether its rollouts come from the dense policy: no schedule, and nothing that drops tokens."""
+    """Whether the engine's rollouts come from the dense policy: it has no schedule and no compression."""
     return engine.schedule is None and engine.compression is None
 
 
 @contextmanager
 def under(engine: Engine, *, schedule: Schedule | None, compression: Compression | None = None) -> Iterator[None]:
-    """The schedule or the compression inside the block, dense attention where both are None. What was in force before comes
-    back afterwards, whatever happens.
+    """Run the block under this schedule or compression; where both are None, under dense attention. What was in force
+    before is restored afterwards, also after an exception.
 
     >>> with under(engine, schedule=None):
     ...     dense = engine.generate(prompts, max_new_tokens=64)
@@ -146,7 +150,8 @@ def under(engine: Engine, *, schedule: Schedule | None, compression: Compression
 
 
 def _put_in_force(engine: Engine, schedule: Schedule | None, compression: Compression | None) -> None:
-    # The two exclude each other, so the compression is lifted before a schedule comes, and set after one has gone.
+    # An engine has only one of the two at a time, so the compression is removed before the schedule is set, and set
+    # after that.
     engine.set_compression(None)
     engine.set_schedule(schedule)
     engine.set_compression(compression)

@@ -1,4 +1,4 @@
-"""The arguments of `generate`, checked before anything runs: the same mistakes are the same errors in every engine."""
+"""Checks the arguments of `generate` before anything runs, so that a mistake is the same error in every engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
 def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
-    """Raise UserError for numbers that ask for nothing."""
+    """Raise UserError for numbers that are out of range."""
     if n < 1 or max_new_tokens < 1 or temperature < 0 or top_k < 0:
         raise UserError(
             f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "
@@ -25,7 +25,8 @@ def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) ->
 
 
 def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[list[int]]:
-    """Ids of each prompt. Raises UserError for empty prompts and those that leave no room for `max_new_tokens`."""
+    """Token ids of each prompt. Raises UserError for empty prompts, for unknown token ids, and for prompts that leave
+    no room for `max_new_tokens`."""
     vocabulary, context_limit = engine.vocabulary, engine.context_limit
     if isinstance(prompts, str):
         raise UserError("prompts must be a list", "pass [prompt] for a single one")
@@ -56,11 +57,11 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
 
 
 def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
-    """One seed per request, prompt by prompt; a single one gives each request its own."""
+    """One seed per request, prompt by prompt. From a single `seed`, each request's seed is derived."""
     if isinstance(seed, int):
         return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
     if len(seed) != prompts * n:
-        raise UserError(f"one seed per request makes {prompts * n}, got {len(seed)}")
+        raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(seed)}")
     return [int(one) for one in seed]
 
 

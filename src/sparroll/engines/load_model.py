@@ -1,4 +1,5 @@
-"""Models and tokenizers from a packaged name, a folder or the hub. Safetensors only, and no code from the hub."""
+"""Loads models and tokenizers from a packaged name, a folder or the hub. Weights must be safetensors, and no code from
+the hub is run."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from sparroll.models import resolve
 
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer alone."""
+    """The tokenizer, without the model."""
     try:
         return AutoTokenizer.from_pretrained(resolve(str(name)))
     except (OSError, ValueError) as error:
@@ -25,7 +26,7 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
 def load_model(
     name: str | Path, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Model and tokenizer. dtype: default, as stored. device: default, cuda where there is one."""
+    """Model and tokenizer. dtype: default, as stored. device: default, CUDA where there is a GPU, else the CPU."""
     folder = resolve(str(name))
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", use_safetensors=True)

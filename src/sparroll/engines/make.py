@@ -1,4 +1,4 @@
-"""The one way to make an engine by its name: for the command line, training configurations and everybody else."""
+"""Makes an engine by its name, for the command line, for training configurations and for any other caller."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def make_engine(
     kv_cache_gib: float | None = None,
     sleep_mode: bool = False,
 ) -> Engine:
-    """The engine of that name; capacity and what follows max_batch are VLLMEngine's."""
+    """The engine of that name. Only VLLMEngine uses `capacity` and the arguments after `max_batch`."""
     check_available(kind)
     if kind == "hf":
         from sparroll.engines.hf.engine import HFEngine
@@ -54,7 +54,7 @@ def dtype_named(name: str | None) -> torch.dtype | None:
 
 
 def check_available(kind: str) -> None:
-    """Raise UserError where there is no such engine, or what it needs is not installed. Loads nothing."""
+    """Raise UserError where there is no such engine, or a package that it needs is not installed. Loads nothing."""
     if kind not in ENGINES:
         raise UserError(f"unknown engine {kind!r}", nearest(kind, ENGINES))
     if kind == "vllm":
@@ -64,7 +64,7 @@ def check_available(kind: str) -> None:
 
 
 def _check_device(device: torch.device | str | None) -> None:
-    """vLLM takes the first GPU that it sees, or the CPU where it is built for that."""
+    """Raise UserError for another device than vLLM's, which takes the first GPU that it sees, or else the CPU."""
     if device is None:
         return
     own = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")

@@ -1,6 +1,7 @@
-"""Prompts as the model's own tokenizer writes them: plain text, or a chat in its template, with or without thinking.
+"""Turns prompts into the token ids of the model's own tokenizer: as plain text, or as a chat in its template, with or
+without thinking.
 
-Nothing here knows a model by name; what its template cannot do is refused.
+Nothing here depends on a model's name. What the tokenizer's template cannot do is an error.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ SWITCH = "enable_thinking"
 
 @dataclass(frozen=True)
 class PromptEncoder:
-    """From prompts to token ids, the same way everywhere. Raises UserError at once for what the tokenizer cannot do.
+    """From prompts to token ids, in the same way everywhere. Raises UserError at once for what the tokenizer cannot do.
 
     >>> PromptEncoder(engine.tokenizer, chat_template=True).ids(prompts)
     """
@@ -27,7 +28,7 @@ class PromptEncoder:
     tokenizer: Any
     """A transformers tokenizer."""
     chat_template: bool = False
-    """Whether a text goes through the tokenizer's chat template, as a user's message. A chat always goes through it."""
+    """Whether a plain text is put into the tokenizer's chat template, as a user's message. A chat always is."""
     thinking: bool | None = None
     """Passed to the chat template; None leaves it at the template's default."""
 
@@ -48,7 +49,7 @@ class PromptEncoder:
             )
         if self.thinking is not None and not knows_thinking(self.tokenizer.chat_template):
             raise UserError(
-                f"thinking is to be {'on' if self.thinking else 'off'}, but the tokenizer's chat template has no {SWITCH}",
+                f"thinking was turned {'on' if self.thinking else 'off'}, but the tokenizer's chat template has no {SWITCH}",
                 "leave --thinking, --no-thinking or task.thinking out: this model has one mode",
             )
 
@@ -62,7 +63,7 @@ class PromptEncoder:
             )
 
     def ids(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids of each prompt; of a chat, up to where the assistant begins."""
+        """Token ids of each prompt. A chat ends where the assistant's turn begins."""
         self.check(prompts)
         return [self._ids(prompt) for prompt in prompts]
 
@@ -78,7 +79,7 @@ class PromptEncoder:
 
 
 def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text as it is."""
+    """Token ids of a text, without a template."""
     return list(tokenizer(text)["input_ids"])
 
 

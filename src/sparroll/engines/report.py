@@ -1,4 +1,5 @@
-"""What an engine says about the attention that really ran, layer by layer. Plain data; whoever runs the model counts."""
+"""An engine's report on the attention that really ran, layer by layer. This is plain data; the engines do the
+counting."""
 
 from __future__ import annotations
 
@@ -20,7 +21,8 @@ class LayerReport:
     read_tokens: int = 0
     """Sum of the tokens attended."""
     index_read_share: float = 0.0
-    """Bytes of index rows that scoring reads, over the bytes of all K and V of the context; 0 in a dense layer."""
+    """Bytes of index rows that scoring reads, divided by the bytes of all K and V of the context; 0 in a dense
+    layer."""
 
     @property
     def kv_read_share(self) -> float:
@@ -42,21 +44,23 @@ class EngineReport:
     preemptions: int = 0
     """How often a request lost its cache and was computed again. Only vLLM does that."""
     recomputed_tokens: int = 0
-    """Response tokens that went through prefill after a preemption, so densely; among `prefill_tokens`."""
+    """Response tokens that were prefilled, and so read densely, after a preemption. `prefill_tokens` includes them."""
     resumed_tokens: int = 0
-    """Response tokens sampled at the end of such a prefill: no layer counts a step for them."""
+    """Response tokens that were sampled at the end of such a prefill. No layer counts a step for them."""
     resumed_sparse_tokens: int = 0
-    """Of those, the ones for which the schedule reads a part of the context."""
+    """How many of those the schedule would have let read only a part of the context."""
     compression_name: str | None = None
     peak_kv_bytes: int = 0
-    """Most bytes that the tensors of the KV cache had at a time, measured; HFEngine only."""
+    """Largest number of bytes that the tensors of the KV cache had at any time. Only HFEngine measures it."""
     peak_dense_kv_bytes: int = 0
-    """The same for dense rollouts of these requests: what a cache without eviction and index would have grown to."""
+    """The same for dense rollouts of these requests: the size that a cache without eviction and index would have grown
+    to."""
     layers: list[LayerReport] = field(default_factory=list)
 
     @property
     def kv_saved_share(self) -> float:
-        """1 - peak bytes / those of a dense cache; below 0 where an index comes on top, 0 where nothing was measured."""
+        """1 - peak bytes / peak bytes of a dense cache. It is below 0 where an index is added to a whole cache, and 0
+        where nothing was measured."""
         return 1 - self.peak_kv_bytes / self.peak_dense_kv_bytes if self.peak_dense_kv_bytes else 0.0
 
     @property

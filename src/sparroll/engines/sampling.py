@@ -1,4 +1,4 @@
-"""Drawing tokens so that a request's randomness is its own: the same seed gives the same response in any batch."""
+"""Draws tokens so that each request has its own randomness: the same seed gives the same response in any batch."""
 
 # A active rows, V vocabulary
 
@@ -30,8 +30,8 @@ def log_probs(logits: Tensor, temperature: float) -> Tensor:
 
 
 def sample(logp: Tensor, uniform: Tensor, greedy: bool) -> Tensor:
-    """Token ids [A] from log-probabilities [A, V]: the most likely one, or the inverse of the cumulative distribution at
-    `uniform` [A]. A token of probability zero is never drawn."""
+    """Token ids [A] from log-probabilities [A, V]: the most likely one, or the inverse of the cumulative distribution
+    at `uniform` [A]. A token of probability zero is never drawn."""
     if greedy:
         return logp.argmax(-1)
     cumulative = logp.double().exp().cumsum(-1)

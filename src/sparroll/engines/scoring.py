@@ -1,8 +1,9 @@
-"""What the trainer's side thinks of given tokens: teacher-forced log-probabilities, dense or through the rollouts' own
-sparse attention. Logits exist only for a chunk of tokens at a time, never for a whole response.
+"""The trainer's log-probabilities of given tokens: teacher-forced, with dense attention or with the sparse attention of
+the rollouts. Logits exist only for a chunk of tokens at a time, never for a whole response.
 """
 
-# B rollouts, S tokens of prompt + response, T response tokens, N scored tokens of a batch, V vocabulary, K top-k, E hidden
+# B rollouts, S tokens of prompt + response, T response tokens, N scored tokens of a batch, V vocabulary, K top-k,
+# E hidden
 
 from __future__ import annotations
 
@@ -59,14 +60,15 @@ class Scorer:
     def beside(
         cls, engine: Engine, *, dtype: torch.dtype | None = None, device: torch.device | str | None = None
     ) -> Scorer:
-        """A scorer of the model that the engine was made with: the engine's own weights where it can share them, else a copy
-        of dtype and device."""
+        """A scorer for the model that the engine was made with. It uses the engine's own weights where the engine can
+        share them, else it loads a copy with this dtype and device."""
         shared = engine.shared_model()
         return cls(engine.model_name if shared is None else shared, dtype=dtype, device=device)
 
     @property
     def impl(self) -> str:
-        """The implementation of sparse attention that runs here. UserError where what was asked for cannot."""
+        """The implementation of sparse attention that runs here. Raises UserError where the one that was asked for
+        cannot run."""
         return implementation(self._asked, self.model.device)
 
     def dense(
@@ -78,8 +80,8 @@ class Scorer:
         at_ids: list[Tensor] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[TokenScores]:
-        """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens, [T, K]
-        ids for each rollout, such as the engine's own list."""
+        """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens,
+        [T, K] ids for each rollout, such as the engine's own list."""
         return self._scores(rollouts, None, temperature, top_k, at_ids, on_progress)
 
     def sparse(
@@ -192,9 +194,10 @@ def response_logp(
 ) -> Tensor:
     """[B, T] log-probabilities of the response tokens, with gradient; 0 where the mask is false.
 
-    The training forward: what `Scorer.dense` computes, for autograd, or, with a schedule, what `Scorer.sparse` does: every
-    token as an engine with this schedule saw it. Logits are recomputed in the backward pass. `impl` names the sparse
-    attention (`attention.masked.implementation` says what "auto" is). Raises UserError where it cannot run.
+    This is the training forward. It computes what `Scorer.dense` computes, for autograd; with a schedule, it computes
+    what `Scorer.sparse` does: every token as an engine with this schedule saw it. Logits are recomputed in the backward
+    pass. `impl` names the sparse attention (`attention.masked.api.implementation` says what "auto" is). Raises
+    UserError where that cannot run.
     """
     tokens_N1 = _response_ids(batch)[:, None]
     logp_N1 = _logp_of(model, batch, tokens_N1, temperature, schedule, logit_chunk_tokens, impl)
@@ -212,7 +215,8 @@ def response_logp_of(
     *,
     impl: str = "auto",
 ) -> tuple[Tensor, Tensor]:
-    """`response_logp`, and from the same pass [N, K] log-probabilities of other tokens at the same positions, with gradient.
+    """`response_logp`, and from the same pass the log-probabilities [N, K] of other tokens at the same positions, with
+    gradient.
 
     ids_NK: K token ids for each response token of the batch, row by row without padding.
     """
@@ -253,7 +257,8 @@ def last_hidden(
 ) -> Tensor:
     """[B, S, E] final hidden states of prompt + response; under a schedule, those of the rollouts' sparse stream.
 
-    `training` leaves a model in training mode there under a schedule, so that its layers may be checkpointed.
+    training: under a schedule, leave the model in its mode instead of eval mode, so that its layers may be
+    checkpointed.
     """
     body: nn.Module = model.get_decoder()
     # Right padding needs no mask: under causal attention no real token sees what comes after it.
@@ -274,7 +279,7 @@ def last_hidden(
 
 
 def length_buckets(lengths: list[int], batch_tokens: int) -> list[list[int]]:
-    """Indices grouped so that longest * count <= batch_tokens in each group (one too long stands alone)."""
+    """Indices in groups with longest * count <= batch_tokens. One that is longer than that has a group to itself."""
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
         if groups and lengths[groups[-1][0]] * (len(groups[-1]) + 1) <= batch_tokens:

@@ -1,4 +1,5 @@
-"""Which transformers models sparse decoding can run: plain multi-head or grouped-query attention over the whole context."""
+"""Which transformers models sparse decoding can run: those with plain multi-head or grouped-query attention over the
+whole context."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ def check_supported(model: PreTrainedModel) -> None:
 
 
 def unsupported_config(config: Any) -> str | None:
-    """Why the config alone rules sparse decoding out, or None: every layer must attend to all K and V, kept per head."""
+    """Why the config alone rules sparse decoding out; None where it does not. Every layer must attend to all K and V,
+    kept per head."""
     if getattr(config, "is_encoder_decoder", False) or getattr(config, "num_attention_heads", None) is None:
         return "it is not a decoder-only transformer"
     if getattr(config, "kv_lora_rank", None):
@@ -39,7 +41,7 @@ def unsupported_config(config: Any) -> str | None:
 
 
 def unsupported_reason(model: PreTrainedModel) -> str | None:
-    """Why sparse decoding cannot run this model, or None. Runs it on three tokens."""
+    """Why sparse decoding cannot run this model; None where it can. The model is run on three tokens to find out."""
     reason = unsupported_config(model.config)
     if reason:
         return reason

@@ -1,8 +1,14 @@
-"""GRPO on sparse rollouts, for one machine: `train(config, out)`. loop.py is the loop, setup.py builds what it works
-with, and the folders hold the parts of a step. `distill(config, out)` trains an adapter alone.
+"""GRPO on sparse rollouts, for one machine: `train(config, out)`. `distill(config, out)`, in distill/run.py, trains
+only an adapter.
 
-Not here: sampling itself (engines/), corrections and watchers (corrections/, control/), rewards (tasks/). Training
-meets calibration only in the schedule file.
+loop.py is the loop, and setup.py builds what it works with. The folders hold the parts of a run: config/ (its
+settings), sampling/ (from prompts to graded rollouts), update/ (the gradient step), distill/ (the adapter), runtime/
+(checkpoints, seeds, processes, logs). Of the files, schedules.py makes the schedule and its watchers,
+step_correction.py runs the correction on a step, tail_metrics.py and dense_checks.py measure, and result.py sums up a
+finished run.
+
+Not here: generation (engines/), the formulas of corrections (corrections/), the decisions of watchers (control/), tasks
+and their verdicts (tasks/). Training and calibration meet only in the schedule file.
 """
 
 from __future__ import annotations
@@ -23,7 +29,7 @@ __all__ = list(_HOMES)
 
 
 def __getattr__(name: str) -> Any:
-    # The corrections alone are cheap; transformers and accelerate load with the loop.
+    # Importing the corrections alone is cheap. transformers and accelerate load only with the loop.
     if name in _HOMES:
         return getattr(importlib.import_module(_HOMES[name]), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,5 +1,6 @@
-"""What a run asks the engine in dense mode: the dense ceiling of the acceptance, and the dense accuracy. The schedule is in
-force again afterwards, and no state of the run changes here. The adapter is left out: dense is the policy alone."""
+"""What a run measures with the engine in dense mode: the dense ceiling of the acceptance, and the dense accuracy. The
+schedule is in force again afterwards, and no state of the run changes. The adapter takes no part: dense rollouts come
+from the policy alone."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ from sparroll.types import Prompt, Rollout, StepReport, TokenScores
 
 
 def dense_ceiling(parts: Parts, step: int, score: Callable[[list[Rollout]], list[TokenScores]]) -> StepReport:
-    """The tail between the engine in dense mode and the trainer, on a few fresh dense rollouts: the noise floor."""
+    """The tail between the engine in dense mode and the trainer, on a few fresh dense rollouts. This is the noise
+    floor."""
     config, sampling = parts.config, parts.sampling
     mine = _eval_share(parts, config.task.level, config.mismatch.ceiling_prompts)
     seeds = rollout_seeds(config.train.seed, "ceiling", step, list(mine), 1)
@@ -44,7 +46,7 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
                 n=settings.samples_per_prompt,
                 max_new_tokens=parts.sampling.max_new_tokens,
                 temperature=settings.temperature,
-                # The same draws at every evaluation: two of them differ by the weights alone.
+                # Every evaluation uses the same draws, so two of them differ by the weights alone.
                 seed=rollout_seeds(seed, "evaluate", 0, list(mine), settings.samples_per_prompt),
             )
     everyone = dict(parts.ranks.gather(list(zip(mine, graded, strict=True))))
@@ -60,7 +62,7 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
 
 
 def eval_prompt_ids(parts: Parts) -> tuple[list[int], list[list[int]]]:
-    """Our share of the prompts that an evaluation takes: their numbers, and their token ids."""
+    """This process's share of the evaluation prompts: their numbers, and their token ids."""
     mine = _eval_share(parts, _eval_level(parts), parts.config.evaluate.prompts)
     return list(mine), parts.encoder.ids(list(mine.values()))
 

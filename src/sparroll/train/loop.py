@@ -1,23 +1,23 @@
-"""GRPO on sparse rollouts. `Trainer.step` is the table of contents: one call per thing that happens, in order. How each
-is done stands in the file that the call comes from; docs/life-of-a-step.md names the files.
+"""GRPO on sparse rollouts. `Trainer.step` is the table of contents: it has one call for each stage of a step, in order.
+The file that a call comes from says how the stage works; docs/life-of-a-step.md lists these files.
 
-The algorithm, next to the textbook:
+How the algorithm differs from textbook GRPO and PPO:
 
-- Group advantages as in GRPO: reward minus the mean of the prompt's rollouts, over their standard deviation
-  (`train.normalise_advantage = false` leaves the division out, as Dr. GRPO does). No value model and no GAE: responses
-  have one reward, at their end.
-- The loss is a mean over all kept tokens of the step, as in DAPO, and not GRPO's mean per response, in which a token of
-  a long response counts less than one of a short response. Micro batches and processes add up to exactly that mean.
-- PPO's clip with two bounds (clip-higher, DAPO). The ratio is now/dense, both with full attention; what lies between
-  dense and sparse is the correction's weight outside of the clip, so that clipping and correcting stay two decisions.
-- One update per step unless `train.epochs_per_batch` says more. No mini batches with updates in between: rollouts are
-  always sampled from the newest weights, which keeps dense/sparse free of staleness.
-- No KL to the initial model by default (`train.kl_coefficient` adds its k3 estimate to the loss), and no entropy bonus.
-  The overlong penalty, overlong filtering and dynamic sampling of DAPO exist and are off by default.
-- Beside the textbook: each step measures the tail of the acceptance from the scores that it needs anyway, and what
-  watches the tail may change the schedule or end the run.
+- Advantages are GRPO's: a rollout's reward minus the mean reward of its prompt's rollouts, divided by their standard
+  deviation (`train.normalise_advantage = false` leaves the division out, as Dr. GRPO does). There is no value model and
+  no GAE, because a response has one reward, at its end.
+- The loss is the mean over all kept tokens of the step, as in DAPO. GRPO takes a mean per response, in which a token of
+  a long response counts less than one of a short response. Micro batches and processes add up to exactly this mean.
+- PPO's clip has two bounds (clip-higher, DAPO). The clipped ratio is now/dense, both with full attention. The gap
+  between dense and sparse is left to the correction's weight, outside the clip, so the two stay separate decisions.
+- A step makes one update, or as many as `train.epochs_per_batch` says, each on the whole batch. Every step samples from
+  the newest weights, so staleness never enters the ratio dense/sparse.
+- By default there is no KL to the initial model (`train.kl_coefficient` adds its k3 estimate to the loss). There is no
+  entropy bonus. DAPO's overlong penalty, overlong filtering and dynamic sampling are available and off by default.
+- In addition, each step measures the tail of the acceptance from the scores that it needs anyway. The watchers of the
+  tail (control/) may change the schedule or end the run.
 
-Not here: asynchronous or sharded training, reward models, tools, several turns. One process holds a whole policy.
+Left out: asynchronous and sharded training, reward models, tools, several turns. Each process holds a whole policy.
 """
 
 from __future__ import annotations
@@ -62,10 +62,11 @@ if TYPE_CHECKING:
 def train(
     config: TrainConfig, out: Path | str, resume: bool = False, on_progress: OnProgress | None = None
 ) -> TrainResult:
-    """Train into the folder `out`; with `resume`, go on from its newest whole checkpoint, to the bit on a CPU.
+    """Train, with results in the folder `out`. With `resume`, continue from its newest whole checkpoint; on a CPU the
+    result is the same to the bit as that of an uninterrupted run.
 
-    Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller schedule.toml. On
-    KeyboardInterrupt the last completed step is saved before the exception goes on.
+    Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller also schedule.toml. On Ctrl-C
+    it saves the last completed step, if the weights have not moved since, and then raises KeyboardInterrupt.
     """
     trainer = Trainer(open_run(config, Path(out), resume))
     with trainer.engine:
@@ -78,24 +79,24 @@ class Trainer:
         self.config, self.ranks, self.engine = parts.config, parts.ranks, parts.engine
         self.policy = parts.scorer.model
         self.state = parts.state
-        """As of the last completed step, whatever has begun since."""
+        """Where the run stood after its last completed step."""
         self.ceiling = dict(parts.state.dense_ceiling)
         self.interrupts = Interrupts()
         self.weights_moved = False
-        """The weights are ahead of `state`: true from the first update of a step until the step is complete."""
+        """Whether the weights are ahead of `state`: true from the first update of a step until the step is complete."""
         self.saved_step = parts.state.step if parts.resumed_from else -1
         self.news = [
             *parts.notices,
             *parts.rewards.changes(parts.state.reward_files),
         ]
-        """Events from before the next step."""
+        """Events since the last completed step; the next step's log line takes them."""
 
     def run(self, on_progress: OnProgress | None = None) -> TrainResult:
         self.advance(on_progress)
         return self.summary()
 
     def advance(self, on_progress: OnProgress | None = None) -> None:
-        """All steps that are left, with what comes between them."""
+        """Run all remaining steps, with evaluations and checkpoints between them."""
         steps = self.config.train.steps
         if on_progress:
             on_progress(self.state.step, steps, "")
@@ -153,26 +154,27 @@ class Trainer:
         return report
 
     def in_words(self, report: StepReport) -> str:
-        """A step beside the progress bar."""
+        """One step in short, for the progress bar."""
         return f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 
     def next_prompts(self, count: int | None = None, first: int = 0) -> dict[int, Prompt]:
-        """Our share of the next prompts, by their number within the step, which starts at `first`. count: over all
-        processes; without one, those of a step."""
+        """This process's share of the next prompts, by their number within the step; numbers start at `first`. count:
+        prompts over all processes; default, those of a whole step."""
         drawn = self.parts.prompts.next(self.config.train.prompts_per_step if count is None else count)
         return dict(self.ranks.share(list(enumerate(drawn, first))))
 
     def measure_ceiling_when_due(self) -> None:
         every, step = self.config.mismatch.ceiling_every_steps, self.state.step
         regular = every and step % every == 0
-        # Dense rollouts are their own ceiling, see `mismatch_report`.
+        # A run with dense rollouts measures its ceiling on them, in `mismatch_report`.
         if not samples_densely(self.engine) and (regular or not self.ceiling):
             self.ceiling = dense_ceiling(self.parts, step, self.score)
 
     def sample_groups(self, number: int, clock: Clock) -> Groups:
-        """Rollouts with rewards: one round of sampling, or with dynamic sampling as many as it takes to fill the step."""
+        """Rollouts with rewards. Dynamic sampling takes as many rounds as it needs to fill the step, else there is
+        one."""
         self.engine.reset_report()
         rounds = Rounds(self.config, self.ranks)
         while rounds.asks_for:
@@ -197,8 +199,9 @@ class Trainer:
         return rollouts
 
     def score(self, rollouts: list[Rollout]) -> list[TokenScores]:
-        """Dense log-probabilities and top-k lists in one pass: the loss needs the former, the acceptance the latter. Where
-        the correction compares both lists, also what the dense policy thinks of the engine's."""
+        """Dense log-probabilities, which the loss needs, and top-k lists, which the acceptance needs, in one pass.
+        Where the correction compares both policies' lists, the dense log-probabilities of the engine's list come with
+        them."""
         if not rollouts:
             return []
         sampling = self.parts.sampling
@@ -211,7 +214,7 @@ class Trainer:
             )
 
     def score_reference(self, rollouts: list[Rollout]) -> Tensor | None:
-        """[B, T] log-probabilities under the model that the run began with, where the loss has a KL term."""
+        """[B, T] log-probabilities under the model that the run began with; None where the loss has no KL term."""
         if self.parts.reference is None or not rollouts:
             return None
         with autocast(self.config.train.dtype, self.ranks.device):
@@ -234,8 +237,8 @@ class Trainer:
         self.weights_moved = True
 
     def replay_when_due(self, rollouts: list[Rollout], scores: list[TokenScores], number: int) -> TailTable | None:
-        """The tail under the next cheaper schedule. Before the weights move: the dense scores are of those that the adapter
-        is read with."""
+        """The tail under the next cheaper schedule, or None in a step without such a measurement. Comes before the
+        weights move, because the step's dense scores belong to the present weights."""
         cheaper, replay = self.parts.cheaper, self.parts.replay
         if cheaper is None or replay is None or cheaper.following is None or not cheaper.due(number):
             return None
@@ -243,7 +246,8 @@ class Trainer:
             return replay.measure(cheaper.following, rollouts, scores, self.ranks, number)
 
     def watch(self, evidence: StepEvidence, report: StepReport) -> tuple[list[str], str]:
-        """Every watcher sees the step; what they measured goes into `report`. -> (what to log, why to stop)"""
+        """Show the step to every watcher and carry out its decision. Figures that they computed are added to `report`.
+        -> (events to log, reasons to stop, empty to go on)"""
         events: list[str] = []
         stopped: list[str] = []
         for watcher in self.parts.watchers:
@@ -257,7 +261,7 @@ class Trainer:
         return events, "; ".join(stopped)
 
     def complete(self, number: int, report: StepReport, events: list[str], stopped: str) -> None:
-        """The step is done: log it, and make it the state that a checkpoint would hold."""
+        """Log the finished step, and make it the state that the next checkpoint holds."""
         metrics_bytes = self.parts.log(number, report, self.news + events)
         self.news = []
         self.state = RunState(
@@ -277,7 +281,7 @@ class Trainer:
     # -- between steps ---------------------------------------------------------------------------------------------------
 
     def evaluate_when_due(self) -> None:
-        """Before the first step, every so many steps, and after the last."""
+        """Evaluate before the first step, every `evaluate.every_steps` steps, and after the last."""
         settings, step = self.config.evaluate, self.state.step
         regular = settings.every_steps and step % settings.every_steps == 0
         due = step in (0, self.config.train.steps) or regular or self.state.stopped
@@ -297,7 +301,7 @@ class Trainer:
             self.save()
 
     def save(self) -> None:
-        """A checkpoint of the last completed step; nothing where there is one already."""
+        """Write a checkpoint of the last completed step, unless there is one already."""
         if self.saved_step != self.state.step:
             self.save_on_main()
             self.ranks.wait()
@@ -321,21 +325,22 @@ class Trainer:
         self.saved_step = self.state.step
 
     def write_schedule(self, controller: Controller) -> None:
-        """The budgets as of now, with what was measured under them, where another run can start from them."""
+        """Write the present budgets, with what was measured under them, as a schedule that another run can start
+        from."""
         target, where = controller.rules.target, f"step {self.state.step} of {self.parts.out.name}"
         command = f"sparroll train with control.target={target}: {where}"
         controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
 
     def leave_resumable(self, why: str) -> None:
-        """After Ctrl-C or an error that the user can mend: save the last completed step, unless the weights have already
-        left it, and say what there is."""
+        """After Ctrl-C or an error that the user can fix: save the last completed step, unless the weights have already
+        moved on from it, and say which step a resumed run starts from."""
         self.interrupts.hold()
         if self.weights_moved:
             cut, saved = self.state.step + 1, max(self.saved_step, 0)
             kept = f"the update of step {cut} was cut off, the last checkpoint is of step {saved}"
         else:
             if self.saved_step != self.state.step:
-                # No waiting for the other processes: they may be anywhere.
+                # Do not wait for the other processes here: they may be anywhere.
                 self.save_on_main()
             kept = f"step {self.state.step} is saved"
         if self.ranks.is_main:
@@ -353,7 +358,7 @@ class Trainer:
 
 
 class Clock:
-    """Seconds per part of a step, of a part that comes several times all together."""
+    """Seconds per part of a step; those of a part that runs several times are added up."""
 
     def __init__(self) -> None:
         self._seconds: dict[str, float] = {}

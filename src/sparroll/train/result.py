@@ -1,4 +1,5 @@
-"""A finished run in a few figures, read back from its metrics.jsonl, so that a resumed run sums up like a straight one."""
+"""A finished run in a few figures. They are read back from its metrics.jsonl, so a resumed run and an uninterrupted one
+have the same summary."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from sparroll import records
 from sparroll.train.runtime.sinks import read_lines
 
 WINDOW_STEPS = 5
-"""`reward_first` and `reward_last` are means over so many steps, or half the run if that is less."""
+"""`reward_first` and `reward_last` are means over this many steps, or over half the run if that is less."""
 
 
 @dataclass(frozen=True)
@@ -26,36 +27,36 @@ class Interval:
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a run came to."""
+    """The outcome of a run."""
 
     out: Path
     checkpoint: Path
-    """The last one; its model/ is a plain transformers folder."""
+    """The last checkpoint; its model/ is a plain transformers folder."""
     steps: int
     stopped: str
-    """Why it stopped early; empty otherwise."""
+    """Why the run stopped early; empty where it did not."""
     reward_first: float
     """Mean reward of the first `reward_window_steps` steps, each with the rewards of its own rollouts."""
     reward_last: float
-    """Same of the last ones."""
+    """The same for the last `reward_window_steps` steps."""
     reward_window_steps: int
     rollouts_per_step: int
-    """Sampled ones; with dynamic sampling the mean, rounded."""
+    """Rollouts that were sampled, kept or not; with dynamic sampling the mean over steps, rounded."""
     dense_accuracy_first: Interval | None
     """Before the first step; None without evaluation."""
     dense_accuracy_last: Interval | None
     tail_q05_min: float
     """Lowest 5th percentile of the acceptance (top_k_lower, all contexts of a step together) of any step."""
     tail_q05_worst_bin_min: float | None
-    """The same of the worst bin; None where no bin ever had enough tokens."""
+    """The same for the worst bin; None where no bin ever had enough tokens and rollouts."""
     dense_ceiling_q05: float
-    """The latest that was measured."""
+    """The dense ceiling of that percentile, as measured last."""
     kv_read_share: float
     """Tokens attended / tokens in context, mean over steps."""
     wall_seconds: float
-    """Steps and evaluations; without loading, and without what a kill threw away."""
+    """Time of steps and evaluations. Loading is not counted, nor are steps that a kill threw away."""
     events: tuple[str, ...]
-    """What the guard did, "step 12: ..." each."""
+    """Everything that was logged as an event, such as alarms and new budgets: "step 12: ..." each."""
 
     def table(self) -> dict[str, Any]:
         """Plain data for a record; intervals as {"value", "low", "high", "prompts", "step"}."""
@@ -63,7 +64,7 @@ class TrainResult:
 
 
 def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
-    """From the lines of metrics.jsonl."""
+    """Compute the result from the lines of metrics.jsonl."""
     lines = read_lines(out / "metrics.jsonl")
     steps = [line for line in lines if "reward/mean" in line]
     accuracies = [_interval(line) for line in lines if "evaluate/dense_accuracy" in line]

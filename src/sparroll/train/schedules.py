@@ -1,5 +1,6 @@
-"""From a configuration to the schedule that a run starts under, and to the watchers that may change it: the guard, the
-controller, the cheaper schedules of DistillSparse. Every mistake in them is found here, before anything is computed."""
+"""From a configuration to the schedule that a run starts under and to its watchers: the guard, the controller, the
+cheaper schedules of DistillSparse, and the watch on empty steps. Mistakes in these settings are reported here, before
+anything is computed."""
 
 from __future__ import annotations
 
@@ -22,7 +23,7 @@ from sparroll.train.tail_metrics import ESTIMATOR
 
 
 def starting_schedule(config: TrainConfig) -> Schedule | None:
-    """What the rollouts start under; None is dense."""
+    """The schedule that the rollouts start under; None for dense rollouts, and for those under a compression."""
     attention = config.attention
     if isinstance(attention, BudgetAttention):
         return Schedule.fixed(attention.kv_budget_tokens)
@@ -32,14 +33,15 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
 
 
 def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
-    """Raises UserError where the guard is to act but has no target, or one of a statistic that it does not watch."""
+    """Raises UserError where the guard has to act but has no target, or where the schedule's target is for another
+    statistic than the one that a run measures."""
     control = config.control
     target = config.guard.at_least or (control.target if isinstance(control, ByControllerSection) else None)
     if target is None and schedule is not None and config.guard.action != "off":
         target = _own_target(schedule, config.rollout.top_k)
         if target is None and (config.guard.action == "stop" or isinstance(control, ByGuardSection)):
             raise UserError(
-                f"the guard is to act at an alarm, but the schedule {schedule.name!r} names no target",
+                f"the guard needs a target to act on, but the schedule {schedule.name!r} names no target",
                 "set one: --set guard.at_least=0.86",
             )
     guard = config.guard
@@ -50,8 +52,9 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
 
 
 def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:
-    """None where it is off. Without a schedule it starts from a share of the context, with the published selector. Raises
-    UserError where the schedule lies outside of its limits, and where no bin could ever be judged."""
+    """The controller, or None where the run has none. Without a schedule it starts from a share of the context, with
+    the published selector. Raises UserError where the schedule lies outside the controller's limits, and where no bin
+    could ever have enough rollouts to be judged."""
     settings = config.control
     if not isinstance(settings, ByControllerSection):
         return None
@@ -78,8 +81,9 @@ def make_empty_steps(config: TrainConfig) -> EmptySteps:
 
 
 def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> CheaperSchedules | None:
-    """Raises UserError where cheaper schedules are named but no target that they must hold, where no bin could ever count,
-    and where the guard would stop a run for holding just that."""
+    """The cheaper schedules of DistillSparse, or None where the run has none. Raises UserError where they have no
+    target to hold, where no bin could ever have enough rollouts to count, and where the guard would stop a run whose
+    tail is just at that target."""
     control = config.control
     if not isinstance(control, ByCheaperSection):
         return None
@@ -90,13 +94,13 @@ def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> Ch
         target = _own_target(schedule, config.rollout.top_k, "--set control.at_least=0.86")
     if target is None:
         raise UserError(
-            f'control.by = "cheaper" holds a target, but the schedule {schedule.name!r} names none',
+            f'control.by = "cheaper" needs a target, but the schedule {schedule.name!r} names none',
             "set one: --set control.at_least=0.86",
         )
     guard = make_guard(config, schedule)
     if guard.action == "stop" and guard.at_least is not None and guard.at_least > target:
         raise UserError(
-            f'control.by = "cheaper" goes on with a tail of {target}, and the guard stops the run below {guard.at_least}',
+            f'control.by = "cheaper" accepts a tail of {target}, but the guard stops the run below {guard.at_least}',
             f"--set guard.at_least={target} or lower, or raise control.at_least",
         )
     schedules = [each for each in _schedules(control, config) if each is not None]
@@ -112,24 +116,24 @@ def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> Ch
 
 
 def _refuse_too_few_rollouts(config: TrainConfig, who: str, field: str, window_steps: int) -> None:
-    """A window of fewer than LEAST_ROLLOUTS rollouts decides nothing, so no bin could ever be judged."""
+    """Raise UserError where a whole window has fewer than LEAST_ROLLOUTS rollouts, so no bin could ever be judged."""
     rollouts = config.train.prompts_per_step * config.rollout.samples_per_prompt
     if rollouts * window_steps < LEAST_ROLLOUTS:
         raise UserError(
-            f"{who} judges a bin by {LEAST_ROLLOUTS} rollouts or more, and {field} = {window_steps} steps of this run have "
-            f"{rollouts * window_steps}",
-            f"--set {field}={-(-LEAST_ROLLOUTS // rollouts)}, or more rollouts a step",
+            f"{who} needs at least {LEAST_ROLLOUTS} rollouts to judge a bin, but {field} = {window_steps} steps of this run "
+            f"have {rollouts * window_steps}",
+            f"--set {field}={-(-LEAST_ROLLOUTS // rollouts)}, or sample more rollouts a step",
         )
 
 
 def _refuse_too_small_a_replay(config: TrainConfig, control: ByCheaperSection) -> None:
-    """A measurement of fewer than LEAST_ROLLOUTS rollouts decides nothing, so the run would never switch."""
+    """Raise UserError where a measurement has fewer than LEAST_ROLLOUTS rollouts, so the run would never switch."""
     samples = config.rollout.samples_per_prompt
     rollouts = samples * min(control.prompts, config.train.prompts_per_step)
     if rollouts < LEAST_ROLLOUTS:
         prompts = -(-LEAST_ROLLOUTS // samples)
         raise UserError(
-            f"cheaper schedules judge a bin by {LEAST_ROLLOUTS} rollouts or more, and a measurement has {rollouts}",
+            f"cheaper schedules need at least {LEAST_ROLLOUTS} rollouts to judge a bin, but a measurement has {rollouts}",
             f"--set control.prompts={prompts}, with train.prompts_per_step = {prompts} or more",
         )
 
@@ -152,20 +156,20 @@ def _own_target(
     top_k: int,
     instead: str = "--set guard.at_least=0.86, or turn the guard off, --set guard.action=off",
 ) -> float | None:
-    """What the schedule was calibrated to hold; None where it does not say."""
+    """The target that the schedule was calibrated for; None where it names none."""
     if schedule.target is None:
         return None
     watched = {"estimator": ESTIMATOR, "quantile": 0.05, "top_k": top_k}
     found = {name: schedule.target.get(name) for name in watched}
     if found != watched:
         raise UserError(
-            f"the schedule {schedule.name!r} holds a target for {found}, this run measures {watched}",
-            f"give a target of its own: {instead}",
+            f"the target of the schedule {schedule.name!r} is for {found}, but this run measures {watched}",
+            f"set a target for this run: {instead}",
         )
     return float(schedule.target["at_least"])
 
 
 def _schedules(control: ByGuardSection | ByCheaperSection, config: TrainConfig) -> list[Schedule | None]:
-    """What the run may go on with; None is dense."""
+    """The schedules that the run may go on with, in order; None among them is dense."""
     load = partial(Schedule.load, model=config.model.name, force=control.force)
     return [None if name == "dense" else load(name) for name in control.following]

@@ -1,4 +1,5 @@
-"""From a configuration and a folder to everything a run works with: new, or where the newest whole checkpoint left it."""
+"""From a configuration and a folder to everything that a run works with. The run is new, or continues from the newest
+whole checkpoint."""
 
 from __future__ import annotations
 
@@ -63,9 +64,9 @@ class Parts:
     """Everything a run works with."""
 
     asked: TrainConfig | DistillConfig
-    """What config.json holds."""
+    """The configuration as it was given; config.json holds it."""
     config: TrainConfig
-    """The same in the trainer's words."""
+    """The same as a TrainConfig, which is all that the loop reads."""
     out: Path
     ranks: Ranks
     task: Task
@@ -73,12 +74,12 @@ class Parts:
     scorer: Scorer
     """Holds the policy: `scorer.model` is what is trained."""
     reference: Scorer | None
-    """The initial model, for the KL term."""
+    """The initial model, for the KL term; None where the loss has none."""
     encoder: PromptEncoder
-    """From prompts to the token ids that the policy is to see."""
+    """From prompts to the token ids that the policy sees."""
     engine: Engine
     weights: EngineWeights
-    """What the engine holds of the policy, and of the adapter where there is one."""
+    """Keeps the engine's weights in step with the policy, and with the adapter where there is one."""
     correction: Correction
     update: PolicyUpdate
     distill: AdapterUpdate | None
@@ -86,22 +87,22 @@ class Parts:
     sampling: Sampling
     rewards: Rewards
     watchers: tuple[Watcher, ...]
-    """Shown each step in this order; the two below are among them."""
+    """They are shown each step in this order; the controller and the cheaper schedules below are among them."""
     controller: Controller | None
-    """Asked for its schedule at each checkpoint; None without one."""
+    """Each checkpoint writes its schedule; None where the run has none."""
     cheaper: CheaperSchedules | None
-    """Asked when a replay is due; None without any cheaper schedule."""
+    """Says in which steps a replay is due; None where the run names no cheaper schedules."""
     replay: ScheduleReplay | None
-    """Measures for `cheaper`."""
+    """Measures the tail that `cheaper` decides by."""
     state: RunState
     resumed_from: Path | None
     """The checkpoint folder; None for a new run."""
     notices: list[str] = field(default_factory=list)
     """Events for the first step of a new run."""
     frozen: bool = False
-    """The policy is not trained, only the adapter, and checkpoints leave it out."""
+    """Whether only the adapter is trained. Checkpoints then leave the policy out."""
     metrics: JsonLines | None = None
-    """Only on the main process, like the sinks."""
+    """Open only on the main process, like the sinks."""
     sinks: list[Sink] = field(default_factory=list)
 
     @property
@@ -113,22 +114,23 @@ class Parts:
         return str(self.encoder.tokenizer.decode(response_ids, skip_special_tokens=True))
 
     def log(self, step: int, report: StepReport, events: list[str]) -> int:
-        """To all sinks; -> length of metrics.jsonl."""
+        """Write to metrics.jsonl and all sinks; -> length of metrics.jsonl."""
         for sink in self.sinks:
             sink.write(step, report, events)
         return self.metrics.write(step, report, events) if self.metrics is not None else 0
 
     def close(self) -> None:
-        """What the run holds open."""
+        """Close the files and connections of the run; the engine is closed by whoever entered it."""
         self.rewards.calls.close()
         for sink in [*self.sinks, *([self.metrics] if self.metrics is not None else [])]:
             sink.close()
 
 
 def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, task: Task | None = None) -> Parts:
-    """Raises UserError before anything is computed where the folder, the configuration or a name in it is wrong.
+    """Build a run, or load it to continue. Raises UserError where the folder, the configuration or a name in it is
+    wrong, before anything is computed.
 
-    With a DistillConfig the policy stays as it is and is not saved.  task: instead of the one that the configuration names.
+    With a DistillConfig the policy is frozen and not saved. task: used instead of the one that the configuration names.
     """
     frozen = isinstance(asked, DistillConfig)
     config = asked.for_trainer() if isinstance(asked, DistillConfig) else asked
@@ -153,7 +155,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     start = controller.schedule() if controller else schedule
     state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))
     later = [each for watcher in watchers for each in watcher.may_switch_to]
-    # The engine is sized by the first one: the controller's widest, or what the run goes on with.
+    # The first one decides the engine's size: the controller's widest schedule, or else the schedule that is in force.
     engine = _engine(config, state.schedule, later if controller else [state.schedule, *later], ranks)
     distill = _distill(config, scorer.model, ranks)
     adapter = distill.adapter if distill else None
@@ -211,7 +213,7 @@ def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> Adap
 
 
 def _replay(config: TrainConfig, adapter: Adapter | None) -> ScheduleReplay | None:
-    """None where no cheaper schedules are waiting for the adapter."""
+    """The measurement for cheaper schedules; None where the run has no adapter or no cheaper schedules."""
     control = config.control
     if adapter is None or not isinstance(control, ByCheaperSection):
         return None
@@ -220,7 +222,8 @@ def _replay(config: TrainConfig, adapter: Adapter | None) -> ScheduleReplay | No
 
 
 def _engine(config: TrainConfig, schedule: Schedule | None, others: Sequence[Schedule | None], ranks: Ranks) -> Engine:
-    """Able to run every schedule of `others`, which the run may switch to, and with the run's compression in force."""
+    """An engine with the run's compression in force that can run every schedule of `others`, which the run may switch
+    to."""
     rollout, attention = config.rollout, config.attention
     if config.engine.kind == "vllm" and ranks.count > 1:
         raise UserError(
@@ -251,7 +254,7 @@ def _sampling(config: TrainConfig, vocabulary: int) -> Sampling:
 
 
 def _restore(parts: Parts, found: Path) -> None:
-    """Everything that is not made from the checkpoint to begin with."""
+    """Restore from the checkpoint whatever was not already built from it."""
     policy, state = parts.scorer.model, parts.state
     if not parts.frozen:
         restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
@@ -268,7 +271,8 @@ def _restore(parts: Parts, found: Path) -> None:
 
 
 def _begin_writing(parts: Parts) -> None:
-    """Last, so that a run that could not start leaves nothing that looks like one."""
+    """Write the run's first files. This comes last, so that a run that fails to start leaves nothing that looks like a
+    run."""
     out = parts.out
     write_config(parts.asked, out / "config.json")
     write_record(parts.task, out)
@@ -286,7 +290,7 @@ def _controller(
     scorer: Scorer,
     encoder: PromptEncoder,
 ) -> Controller | None:
-    """For contexts up to the longest prompt and a whole response, as far as the model goes."""
+    """A controller for contexts up to the longest prompt and a whole response, or up to the model's context limit."""
     if config.control.by != "controller":
         return None
     longest = max(len(ids) for ids in encoder.ids(prompts.prompts))
@@ -311,7 +315,8 @@ def _find_checkpoint(asked: TrainConfig | DistillConfig, out: Path, resume: bool
 
 
 def _refuse_another_verb(before: dict[str, Any], asked: TrainConfig | DistillConfig, out: Path) -> None:
-    """Raise UserError where the folder holds a run of `train`, and this one is of `distill`, or the other way round."""
+    """Raise UserError where the folder holds a run of `train` and this is a run of `distill`, or the other way
+    round."""
     verbs = {TrainConfig: "train", DistillConfig: "distill"}
     # A policy update needs a correction; an adapter alone has none.
     made = "train" if "correction" in before else "distill"

@@ -1,5 +1,5 @@
-"""One step's rollouts through the correction: the whole step at once on every process, of which each keeps its own rows. The
-rules are in corrections/; the weights go into the batch that the update reads."""
+"""Applies the correction to one step's rollouts. Every process corrects the whole step and keeps its own rows. The
+formulas are in corrections/; the weights go into the batch that the update reads."""
 
 # B our rollouts, T response tokens (right-padded)
 
@@ -17,11 +17,11 @@ from sparroll.train.runtime.randomness import correction_uniforms
 from sparroll.types import Rollout, StepReport, TokenBatch, TokenScores, padded
 
 Columns = dict[str, Tensor]
-"""What a correction reads of one rollout, [T] each; small enough to gather from all processes."""
+"""What a correction reads of one rollout, [T] each. Columns are small enough to gather from all processes."""
 
 
 class ReadsLists(Protocol):
-    """A correction that needs "top_k": what it makes of one rollout's lists, a number a token."""
+    """A correction that needs "top_k". It condenses one rollout's lists to one number per token."""
 
     def condense(self, lists: TopKLists) -> AcceptedMass: ...
 
@@ -35,10 +35,10 @@ def correct_step(
     seed: int,
     step: int,
 ) -> StepReport:
-    """Fill in the weights and kept tokens of our rows, which are these rollouts. -> metrics of the whole step
+    """Fill in the weights and kept tokens of the batch, whose rows are these rollouts. -> metrics of the whole step
 
-    Every process corrects the whole step's batch, so that a correction may normalise over it. Of rollouts that are left out
-    nothing is kept, counted or reported.
+    Every process corrects the whole step's batch, so that a correction may normalise over it. Rollouts that stay out of
+    the loss keep no token, and the correction's metrics do not count them.
     """
     left_out = [False] * len(batch) if batch.left_out_B is None else batch.left_out_B.tolist()
     mine = [
@@ -62,15 +62,16 @@ def correct_step(
 
 
 def _distance(rows: list[Columns]) -> StepReport:
-    """Mean log p_sparse - log p_dense of the sampled tokens; nothing where the dense policy can say none of them."""
+    """Mean log p_sparse - log p_dense of the sampled tokens. Tokens that the dense policy gives probability 0 are left
+    out, and there is no metric where no other is left."""
     difference = torch.cat([row["sparse_logp"] - row["dense_logp"] for row in rows])
     finite = difference[torch.isfinite(difference)]
     return {"mismatch/kl_sparse_to_dense": float(finite.mean())} if len(finite) else {}
 
 
 def _columns(correction: Correction, rollout: Rollout, score: TokenScores, seed: int, step: int) -> Columns:
-    """Lists of the most likely tokens are condensed before they are gathered: at 20 entries a side they would be by far the
-    largest thing that processes send each other."""
+    """Top-k lists are condensed before they are gathered: at 20 entries a side they would be by far the largest thing
+    that processes send each other."""
     columns = {"dense_logp": score.logp, "sparse_logp": rollout.sparse_logp}
     if "uniforms" in correction.needs:
         columns["uniforms"] = correction_uniforms(seed, step, rollout)
@@ -81,7 +82,8 @@ def _columns(correction: Correction, rollout: Rollout, score: TokenScores, seed:
 
 
 def engine_lists(rollouts: list[Rollout]) -> list[Tensor]:
-    """[T, K] ids of each rollout: what the dense policy is asked about where both lists are compared."""
+    """[T, K] ids of each rollout's top-k list, for which a correction that compares both lists needs dense
+    log-probabilities."""
     ids = [rollout.top_k.ids for rollout in rollouts if rollout.top_k is not None]
     assert len(ids) == len(rollouts), "rollouts need top-k lists"
     return ids
@@ -95,7 +97,7 @@ def _lists(rollout: Rollout, score: TokenScores) -> TopKLists:
 
 
 def _arguments(rows: list[Columns]) -> dict[str, Tensor | AcceptedMass]:
-    """[B, T] of all rollouts, by the names that corrections use."""
+    """Padded columns [B, T] of all rollouts, by the names of the correction's arguments."""
     batch = {name: padded([row[name] for row in rows]) for name in rows[0]}
     if "mass" in batch:
         return batch | {"top_k": AcceptedMass(batch.pop("mass"), batch.pop("whole"))}

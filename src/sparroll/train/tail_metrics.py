@@ -1,5 +1,5 @@
-"""How far this step's rollouts are from the dense policy, as metrics: acceptance, its tail per bin, and the dense ceiling.
-The figures are of the estimator `top_k_lower`; the definitions are in mismatch/."""
+"""Metrics of how far this step's rollouts are from the dense policy: the acceptance, its tail per bin, and the dense
+ceiling. All use the estimator `top_k_lower`. The definitions are in mismatch/."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ ESTIMATOR = "top_k_lower"
 def measure_tail(
     rollouts: list[Rollout], scores: list[TokenScores], bin_tokens: int, ranks: Ranks, step: int
 ) -> TailStatistics:
-    """Tail statistics of the rollouts of all processes. With the step in their ids, those of several steps can be merged."""
+    """Tail statistics of the rollouts of all processes. Rollout ids include the step, so statistics of several steps
+    can be merged."""
     statistics = TailStatistics(bin_tokens=bin_tokens)
     for rollout, acceptance_T in zip(rollouts, acceptance_of(rollouts, scores, ESTIMATOR), strict=True):
         statistics.add(acceptance_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
@@ -26,7 +27,7 @@ def measure_tail(
 
 
 def tail_report(table: TailTable, least_tokens: int) -> StepReport:
-    """Metrics of the sparse rollouts. The worst bin is looked for among those that count."""
+    """Metrics of the sparse rollouts. Only bins with enough tokens and rollouts can be the worst bin."""
     overall = table.overall
     report = {
         "mismatch/acceptance_mean": overall.mean,
@@ -46,7 +47,7 @@ def tail_report(table: TailTable, least_tokens: int) -> StepReport:
 
 
 def ceiling_report(table: TailTable, step: int) -> StepReport:
-    """Metrics of dense rollouts, under names of their own, with the step whose weights they were measured with."""
+    """Metrics of dense rollouts, named dense_ceiling, with the step whose weights they were measured with."""
     report = {
         "mismatch/dense_ceiling_mean": table.overall.mean,
         "mismatch/dense_ceiling_q05": table.overall.q05,

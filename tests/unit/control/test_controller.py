@@ -368,7 +368,7 @@ def test_a_start_above_the_limit_and_a_limit_that_is_no_budget_are_refused() -> 
 def test_a_run_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
     few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=3"]
     assert made(*few, "control.window_steps=3") is not None
-    message = r"(?s)8 rollouts or more.*window_steps = 2 steps of this run have 6.*--set control.window_steps=3"
+    message = r"(?s)at least 8 rollouts.*window_steps = 2 steps of this run have 6.*--set control.window_steps=3"
     with pytest.raises(UserError, match=message):
         made(*few, "control.window_steps=2")
 

@@ -181,15 +181,13 @@ def test_a_target_of_another_statistic_is_refused_and_not_compared(change: dict[
 
 
 def test_a_guard_that_is_to_act_needs_a_target() -> None:
-    with pytest.raises(UserError, match="is to act at an alarm, but the schedule 'own' names no target"):
+    with pytest.raises(UserError, match="needs a target to act on, but the schedule 'own' names no target"):
         make_guard(load_config(None, ["guard.action=stop"]), schedule_with(None))
 
 
 def test_a_window_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
     few = ["train.prompts_per_step=1", "rollout.samples_per_prompt=2", "guard.at_least=0.8"]
     assert make_guard(load_config(None, few), None).window.steps == 10
-    message = (
-        r"(?s)the guard judges a bin by 8 rollouts or more.*window_steps = 3 .* have 6.*--set guard.window_steps=4"
-    )
+    message = r"(?s)needs at least 8 rollouts to judge a bin.*window_steps = 3 .* have 6.*--set guard.window_steps=4"
     with pytest.raises(UserError, match=message):
         make_guard(load_config(None, [*few, "guard.window_steps=3"]), None)

@@ -58,7 +58,7 @@ def test_unsupported_attention_is_refused_with_the_reason(architecture: str, cha
         ("text", {}, "prompts must be a list"),
         ([[1]], {"n": 0}, "n=0"),
         ([[1]], {"temperature": -1.0}, "temperature=-1.0"),
-        ([[1]], {"seed": [1, 2]}, "one seed per request makes 1, got 2"),
+        ([[1]], {"seed": [1, 2]}, "a list of seeds needs one per request, 1 in all, got 2"),
     ],
 )
 def test_bad_requests_are_refused(prompts: list, settings: dict, message: str) -> None:

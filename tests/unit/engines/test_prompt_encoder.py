@@ -67,7 +67,7 @@ def test_a_template_that_is_missing_is_an_error_before_the_first_prompt_or_at_th
 
 def test_thinking_is_refused_where_nothing_would_come_of_it() -> None:
     with pytest.raises(
-        UserError, match="thinking is to be on, but the tokenizer's chat template has no enable_thinking"
+        UserError, match="thinking was turned on, but the tokenizer's chat template has no enable_thinking"
     ):
         PromptEncoder(Characters("{{ messages }}"), chat_template=True, thinking=True)
     with pytest.raises(UserError, match="chat template, which is off"):

@@ -154,7 +154,7 @@ def test_measurements_that_could_never_count_are_refused_at_the_start() -> None:
         return make_cheaper_schedules(config, starting_schedule(config))
 
     assert made("rollout.samples_per_prompt=4") is not None
-    with pytest.raises(UserError, match=r"(?s)by 8 rollouts or more, .* has 4.*control\.prompts=2"):
+    with pytest.raises(UserError, match=r"(?s)at least 8 rollouts to judge a bin, .* has 4.*control\.prompts=2"):
         made("rollout.samples_per_prompt=4", "control.prompts=1")
     with pytest.raises(UserError, match=r"(?s)a measurement has 4.*train\.prompts_per_step = 2 or more"):
         made("rollout.samples_per_prompt=4", "train.prompts_per_step=1")
@@ -167,6 +167,6 @@ def test_a_guard_that_would_stop_what_cheaper_schedules_hold_is_refused_at_the_s
         return make_cheaper_schedules(config, starting_schedule(config))
 
     assert made() is not None
-    with pytest.raises(UserError, match="goes on with a tail of 0.8, and the guard stops the run below 0.86"):
+    with pytest.raises(UserError, match="accepts a tail of 0.8, but the guard stops the run below 0.86"):
         made("control.at_least=0.8")
     assert made("control.at_least=0.8", "guard.at_least=0.8") is not None

@@ -1,6 +1,6 @@
-"""Choosing units and attending to them in one decode step. api.py is for contiguous caches, paged.py for paged ones;
-each has its specification in plain PyTorch (reference.py, paged_reference.py), and the Triton kernels have the same
-signatures.
+"""Choosing units and attending to them in one decode step. api.py is for contiguous caches, paged.py for paged ones.
+Each has its specification in plain PyTorch (reference.py, paged_reference.py). The Triton kernels are for paged caches
+and have the specification's signatures.
 
-Not here: the score of a unit, which is the selector's, and the caches, which are the engine's.
+Not here: the definition of a unit's score (selectors/), and the caches (engines/).
 """

@@ -1,10 +1,10 @@
-"""What one step reads: choose units, attend to them. This file checks the arguments; the implementation that the caller
-names does the work.
-
-An implementation that is not there is an error. No other one takes its place.
+"""Chooses the units that one step reads, and attends to them, in contiguous caches. This file checks the arguments; the
+implementation that the caller names does the work. An unknown implementation is an error, and no other one takes its
+place.
 """
 
-# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head dim
+# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units,
+# D head dim
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def select(
     query [R, Q, H, G, D] after RoPE; index [R, H, U, W], rows of complete units (others are never looked at);
     context_tokens, kv_budget_tokens [R, Q] int, the query's own token counts as context; scale multiplies q.k.
     Returns unit ids [R, Q, H, N] int64, -1 where a position reads fewer than N units. A context within its budget gets
-    all its units. First and recent units are always among them, and count against the budget. Of equal scores, the lowest
-    units are read.
+    all its units. First and recent units are always among them, and count against the budget. Of equal scores, the
+    lowest units are read.
     """
     requests, positions, heads = query.shape[:3]
     width = selector.index_width(query.shape[-1])

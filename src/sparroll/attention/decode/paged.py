@@ -1,10 +1,11 @@
-"""What a decode step reads when K and V lie in blocks of a paged cache: keep the index, score, choose, attend.
+"""The operations of a sparse decode step on a paged cache: keep the index up to date, score units, choose them, attend
+to them.
 
 This file checks the arguments; the implementation that the caller names does the work: "reference" (plain PyTorch) or
-"triton". One that cannot run is an error, and no other one takes its place. Everything is graph-safe under "triton": no
-value is read on the host, grids follow from shapes, and lengths and budgets of the requests lie in device tensors. The
-tensors are views of the engine's cache: any strides, the last axis contiguous, rows of `quantized_mean` aligned as well.
-No engine is imported here.
+"triton". An implementation that cannot run is an error, and no other one takes its place. Under "triton" everything is
+safe inside CUDA graphs: no value is read on the host, grids follow from shapes, and lengths and budgets of the requests
+are in device tensors. The tensors are views of the engine's cache: they may have any strides, but the last axis must be
+contiguous, and rows of `quantized_mean` must be aligned. No engine is imported here.
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
@@ -46,7 +47,7 @@ _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
 
 @dataclass(frozen=True)
 class Tile:
-    """How the programs of a decode are laid out. Changes its speed, and its result no more than rounding does."""
+    """How the programs of a decode are laid out. It changes the speed, and the result only by rounding."""
 
     tokens: int
     """Tokens read per iteration; a power of two, 16 or more."""
@@ -68,7 +69,7 @@ class Tile:
 
 @dataclass(frozen=True)
 class StepWorkspace:
-    """What the programs of a step's kernels share. Allocated once, for all layers and batch sizes."""
+    """Memory that the programs of a step's kernels share. It is allocated once, for all layers and batch sizes."""
 
     tile: Tile
     scored_tile_units: int
@@ -162,7 +163,8 @@ def plan_step(
     workspace: StepWorkspace,
     impl: str = "triton",
 ) -> None:
-    """How `score_units` and `paged_decode` share their work among programs: into the workspace, once for all layers.
+    """Plan how `score_units` and `paged_decode` share their work among programs. The plan is written into the
+    workspace, once for all layers.
 
     most_units: N, the columns of the lists of chosen units. The reference has nothing to plan.
     """
@@ -190,11 +192,11 @@ def score_units(
 ) -> None:
     """Score every unit of each (request, head) into scores_RHU (fp32), as `selector.score` does.
 
-    Units that are read anyway (first, recent, the incomplete one) are +inf, units past the context -inf. A padding row has
-    context 0. With `kv_budget_tokens_R`, rows whose context lies within their budget are left as they are (all their units
-    will be chosen), and units past the context may be: `choose_units` does not look at them.
-    `scale` is what the model multiplies q.k with (default D ** -0.5), for selectors that use it. `planned`: `plan_step` was
-    called with the same contexts and budgets.
+    Units that are read anyway (first, recent, the incomplete one) are +inf, units past the context -inf. A padding row
+    has context 0. With `kv_budget_tokens_R`, rows whose context lies within their budget are left as they are (all
+    their units will be chosen), and units past the context may be: `choose_units` does not look at them. `scale` is
+    what the model multiplies q.k with (default D ** -0.5), for selectors that use it. `planned`: `plan_step` was called
+    with the same contexts and budgets.
     """
     requests, heads, _, dim = query_RHGD.shape
     blocks, units_per_block = index_PSHW.shape[:2]
@@ -231,12 +233,13 @@ def choose_units(
     units_per_block: int | None = None,
     fill_rest: bool = True,
 ) -> None:
-    """The best units of each (request, head) into unit_ids_RHN (int32), in ascending order, -1 after them.
+    """Write the best units of each (request, head) into unit_ids_RHN (int32), in ascending order, with -1 after them.
 
-    As many as the budget holds, all of them where the context is within it, and never more than N: a budget of more units
-    than N is for the caller to refuse. Of equal scores, the lowest units are read. With `pages_RHN` (int32), also where
-    each unit lies: block_table_RM[r, u // units_per_block] * units_per_block + u % units_per_block, -1 after them.
-    `fill_rest=False` leaves what lies after them as it is, for readers that know the budgets.
+    These are as many units as the budget holds, or all of them where the context is within the budget, and never more
+    than N; the caller must refuse a budget of more than N units. Of equal scores, the lowest units are chosen. With
+    `pages_RHN` (int32), the place of each unit is written, too: block_table_RM[r, u // units_per_block] *
+    units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
+    are, for readers that know the budgets.
     """
     requests, heads, units = scores_RHU.shape
     _shapes(
@@ -284,11 +287,13 @@ def paged_decode(
     pages_RHN: Tensor | None = None,
     planned: bool = False,
 ) -> None:
-    """Attention of one new token per request into out_RHGD: softmax over exactly the tokens of the chosen units.
+    """Write the attention of one new token per request into out_RHGD: softmax over exactly the tokens of the chosen
+    units.
 
-    Tokens at or past the context are never read, whatever lies there; padding rows (context 0) become zeros. unit_ids_RHN
-    int32 and kv_budget_tokens_R as for `choose_units`: what lies past the budget is not looked at, filled or not. Given
-    `pages_RHN`, no block table is looked up. `planned`: `plan_step` was called with the same contexts and budgets.
+    Tokens at or past the context are never read, whatever is stored there. Padding rows (context 0) become zeros.
+    unit_ids_RHN (int32) and kv_budget_tokens_R are those of `choose_units`; entries past the budget are not looked at,
+    filled or not. With `pages_RHN`, the block table is not read. `planned`: `plan_step` was called with the same
+    contexts and budgets.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]

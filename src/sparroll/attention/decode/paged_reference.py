@@ -48,7 +48,7 @@ def score_units(
     candidates_RU = exists_RU & ~forced_RU
     columns_U = (ids_U // units_per_block).clamp_max(block_table_RM.shape[1] - 1)
     blocks_RU = block_table_RM[:, columns_U].long().masked_fill(~candidates_RU, 0)
-    # What was never written may hold NaN, and a selector may mix rows.
+    # Rows that were never written may hold NaN, and a selector may mix rows.
     index_RUHW = index_PSHW[blocks_RU, ids_U % units_per_block].masked_fill(~candidates_RU[..., None, None], 0)
     score_RHU = selector.score(
         query_RHGD[:, None], index_RUHW.transpose(1, 2), scale, candidates_RU[:, None, None]
@@ -104,7 +104,7 @@ def paged_decode(
     pages_RHN: Tensor | None = None,
     planned: bool = False,
 ) -> None:
-    """See paged.paged_decode. Workspace, pages and plan spare a kernel work; nothing here needs them."""
+    """See paged.paged_decode. Workspace, pages and plan save kernels some work; they are not used here."""
     unit = selector.unit_tokens
     wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit)
     past_RN = torch.arange(unit_ids_RHN.shape[2], device=unit_ids_RHN.device) >= wanted_R[:, None]

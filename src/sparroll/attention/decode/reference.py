@@ -1,12 +1,14 @@
-"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. It is written to be
-read and not to be fast; every kernel has these signatures and is tested against it.
+"""The specification of selection and sparse attention: plain PyTorch, any device, fp32 accumulation. It is written to
+be read, not to be fast. Every kernel follows these rules and is tested against them.
 
-Which units a position reads: as many as its budget holds, or all of them where the context is within the budget. First and
-recent units, the incomplete one included, have the score +inf, every other unit its selector's. The highest scores are
-read; of equal scores, the lowest units. NaN ranks above +inf. HFEngine, the training pass and all kernels choose so.
+Which units a position reads: as many as its budget holds, or all of them where the context is within the budget. The
+first and the recent units, including the incomplete one, have the score +inf; every other unit has the score that its
+selector gives it. The units with the highest scores are read, and of equal scores the lowest units. NaN ranks above
++inf. HFEngine, the training pass and all kernels choose units by this rule.
 """
 
-# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units, D head dim
+# R requests, Q query positions, H kv heads, G query heads per kv head, C cached tokens, U units, N chosen units,
+# D head dim
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
 """Attention of one new token per request over its chosen units. The tiles of all (request, head) pairs form one row,
-and every program takes an equal stretch of it, across pairs. A second kernel adds up the pairs that were cut."""
+and every program takes an equal stretch of it, which may cross pairs. A second kernel adds up the parts of pairs that
+were cut."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 _LOG2_E = 1.4426950408889634
 _PARTS = 16
-"""Partial results that the addition holds at a time."""
+"""How many partial results the addition holds at a time."""
 
 
 def paged_decode(

@@ -1,4 +1,4 @@
-"""The KV budget of each request from its context length, in one small kernel: once a step, before anything is read."""
+"""Computes the KV budget of each request from its context length, in one small kernel that runs once a step."""
 
 # R requests, S steps of a schedule
 

@@ -1,5 +1,5 @@
-"""Index rows of the units that new tokens complete. A program looks at a few tokens of one head; most programs find no
-completed unit and end at once."""
+"""Writes the index rows of the units that new tokens complete. A program looks at a few tokens of one head; most
+programs find no completed unit and end at once."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.errors import UserError
 
 MOST_PROGRAMS = 1024
-"""Per head. A decode step has fewer tokens than that, a prefill would start a program for each of thousands."""
+"""Most programs per head. A decode step has fewer tokens than that; a prefill would otherwise start thousands of
+programs."""
 
 
 def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector) -> None:
@@ -73,7 +74,7 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
 
 
 def words_of(index_PSHW: Tensor, selector: QuantizedMean) -> Tensor:
-    """The same memory as int32, once it is sure that wide loads of it are aligned."""
+    """The same memory as int32. Raises UserError where wide loads of it would not be aligned."""
     align = selector.row_align
     if any(place % align for place in (*index_PSHW.stride()[:3], index_PSHW.storage_offset())):
         raise UserError(

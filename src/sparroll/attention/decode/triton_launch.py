@@ -1,8 +1,8 @@
-"""Launching kernels that follow each other closely. On Hopper and later a kernel may be set up while the one before it
-still runs (programmatic dependent launch), which spares a decode step a microsecond or two for each of its small kernels.
+"""Launches kernels that follow each other closely. On Hopper and later, a kernel can be set up while the one before it
+still runs (programmatic dependent launch). This saves a decode step a microsecond or two for each of its small kernels.
 
-A kernel that is launched with `**overlapping(...)` must call `after_previous` before it touches memory. Then every kernel
-after it, overlapping or not, also runs after everything before it.
+A kernel that is launched with `**overlapping(...)` must call `after_previous` before it touches memory. Then every
+kernel after it, overlapping or not, also runs after everything before it.
 
 Numbers that change from step to step are kept out of Triton's specialization (`do_not_specialize`): a batch whose size
 happens to be a multiple of 16 would otherwise wait for a compiler in the middle of serving.

@@ -1,8 +1,9 @@
-"""Scores of all units of each (request, head). The limit is reading the index once: the tiles of units of all (request,
-head) pairs form one row, and every program takes an equal stretch of it.
+"""Scores all units of each (request, head). The speed limit is reading the index once, so the work is split evenly: the
+tiles of units of all (request, head) pairs form one row, and every program takes an equal stretch of it.
 
-Rows are floating-point numbers of any type, or words of packed codes. A code is never converted: masked in its word, it is
-the bit pattern of a float already, a power of two away from its value, and the query carries that power.
+Index rows are floating-point numbers of any type, or words of packed codes. A code is never converted. Masked out of
+its word, it already is the bit pattern of a float that differs from its value by a power of two, and the query is
+multiplied by that power beforehand.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
     from sparroll.attention.decode.paged import StepWorkspace
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
-"""Each with 8 KB of the index in flight. More would run at a time, and find too short stretches."""
+"""Each program has 8 KB of the index in flight. More programs could run at a time, but their stretches would be too
+short."""
 
 
 def score_units(
@@ -203,8 +205,8 @@ def _group_mean(query, query_per_member, channel, wanted, G: tl.constexpr, LANES
 def _as_float(words, part: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.constexpr):
     """Code number `part` of each word: times 2 ** -120 if e4m3, else times 2 ** (part * BITS % LOW_BITS - 149)."""
     if BITS == 8:
-        # Sign to bit 31, the other seven bits to the lower exponent and the upper mantissa of fp32; the sign's copies that
-        # the shift leaves between them are masked out, by 0x87F00000.
+        # Sign to bit 31, the other seven bits to the lower exponent and the upper mantissa of fp32; the sign's copies
+        # that the shift leaves between them are masked out, by 0x87F00000.
         codes = ((words << (24 - 8 * part)) >> 4) & -0x78100000
     else:
         # The mantissa of a subnormal number. Words are shifted only to bring further codes below bit 23.

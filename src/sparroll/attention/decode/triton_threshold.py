@@ -1,5 +1,5 @@
-"""How kernels find the k-th best of scores that one program holds in registers: by bisection over their ordered bits, never
-a sort. Jit helpers only: the callers say how many they want, and what happens with them."""
+"""How kernels find the k-th best of the scores that one program holds in registers: by bisection over their ordered
+bits, without a sort. These are jit helpers; the callers say how many scores they want, and use the threshold."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 LEAST = tl.constexpr(-0x80000000)
-"""What a lane without a score has: below every number, -inf included."""
+"""Value of a lane without a score. It is below every number, including -inf."""
 
 
 @triton.jit

@@ -1,6 +1,6 @@
-"""The k best units of each (request, head), in ascending order: a selection, not a sort. One program holds all scores of
-its head in registers, finds the k-th largest by bisection over their ordered bits, and writes what lies above it and, of
-the units equal to it, the lowest."""
+"""The k best units of each (request, head), in ascending order: a selection, not a sort. One program holds all scores
+of its head in registers, finds the k-th largest by bisection over their ordered bits, and writes what lies above it
+and, of the units equal to it, the lowest."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""Sharing the work of a step: running sums of the tiles that each request has, in which every program finds its equal
-stretch. They are the same in all layers, so they are computed once a step."""
+"""Shares the work of a step: running sums of each request's tiles, in which every program finds its equal stretch. The
+sums are the same in all layers, so they are computed once a step."""
 
 from __future__ import annotations
 

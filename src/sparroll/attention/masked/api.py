@@ -1,8 +1,9 @@
-"""Causal attention of whole sequences in which every position reads its own units: differentiable, without a T x T matrix.
+"""Causal attention of whole sequences in which every position reads its own units: differentiable, without a T x T
+matrix.
 
 This file checks the arguments; the implementation that the caller names does the work: "reference" (plain PyTorch, any
-device) or "triton" (CUDA). One that cannot run is an error. The units come as a bit map (unit_bitmap.py), whoever chose
-them.
+device) or "triton" (CUDA). An implementation that cannot run is an error. The units are given as a bit map
+(unit_bitmap.py).
 """
 
 # B sequences, S positions, A query heads, H kv heads, U units, P blocks of 32 positions, D head dimension
@@ -24,7 +25,7 @@ IMPLEMENTATIONS = ("reference", "triton")
 def implementation(asked: str, device: torch.device | str) -> str:
     """The implementation that runs where `asked` is given: "auto" is triton on CUDA, and the reference elsewhere.
 
-    UserError for an unknown name, and where triton cannot run: "auto" on CUDA never means the reference.
+    Raises UserError for an unknown name, and where triton cannot run: "auto" on CUDA never falls back to the reference.
     """
     device = torch.device(device)
     if asked not in (*IMPLEMENTATIONS, "auto"):
@@ -54,9 +55,9 @@ def masked_attention(
 ) -> Tensor:
     """Softmax attention [B, A, S, D] of each position over the tokens at or before it that lie in the units it reads.
 
-    query head a belongs to KV head a // (A / H), whose words say what is read; `scale` multiplies q.k. A position that
-    reads nothing gives zeros. Gradients reach query, keys and values; memory besides them and the output is O(S) for
-    each head, and lists of 4 bytes for each word.
+    Query head a belongs to KV head a // (A / H), whose words say what is read; `scale` multiplies q.k. A position that
+    reads nothing gives zeros. Gradients reach query, keys and values. Apart from these and the output, memory is O(S)
+    for each head, plus lists with 4 bytes for each word.
     """
     batch, heads, tokens, dim = keys_BHSD.shape
     blocks, units = -(-tokens // WORD_POSITIONS), -(-tokens // unit_tokens)

@@ -1,5 +1,6 @@
-"""The specification of masked attention: plain PyTorch through autograd, a chunk of positions at a time, each computed again
-in the backward pass so that no mask and no softmax outlives it. fp32 accumulation, or fp64 for fp64 tensors."""
+"""The specification of masked attention: plain PyTorch through autograd. It takes a chunk of positions at a time and
+computes it again in the backward pass, so that no mask and no softmax is kept. Accumulation is in fp32, or fp64 for
+fp64 tensors."""
 
 # B sequences, S positions, Q positions of a chunk, C keys seen by a chunk, A query heads, H kv heads, D head dimension
 
@@ -19,7 +20,7 @@ _LOGITS_AT_ONCE = 1 << 24
 def masked_attention(
     query_BASD: Tensor, keys_BHSD: Tensor, values_BHSD: Tensor, words_BHPU: Tensor, unit_tokens: int, scale: float
 ) -> Tensor:
-    """See masked.masked_attention."""
+    """See api.masked_attention."""
     batch, all_heads, tokens, _ = query_BASD.shape
     chunk = max(1, _LOGITS_AT_ONCE // (batch * all_heads * tokens * WORD_POSITIONS)) * WORD_POSITIONS
     parts = []

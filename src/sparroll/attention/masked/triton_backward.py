@@ -1,6 +1,7 @@
-"""Masked attention on a GPU, backward: probabilities are computed again from the saved log-sums (FlashAttention-2, arXiv
-2307.08691, algorithm 2). One kernel gives dq over the lists of the forward pass, one dk and dv over lists of the blocks of
-positions that read any unit of a tile of keys. Every sum has one owner and one order: no atomics, the same to the bit."""
+"""Masked attention on a GPU, backward: probabilities are computed again from the saved log-sums (FlashAttention-2,
+arXiv 2307.08691, algorithm 2). One kernel computes dq over the lists of the forward pass. The other computes dk and dv
+over lists of the blocks of positions that read any unit of a tile of keys. Every sum is made by one program in one
+order, without atomics, so results are the same to the bit."""
 
 from __future__ import annotations
 
@@ -167,7 +168,7 @@ def _key_gradient(
     POSITIONS: tl.constexpr,
 ):  # fmt: skip
     """dk and dv of a tile of TILE_UNITS units, summed over the query heads of the group."""
-    # The first keys are read by most positions: they start first.
+    # The first keys are read by most positions, so their programs start first.
     tile = tl.program_id(0)
     head = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)

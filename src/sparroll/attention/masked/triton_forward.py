@@ -1,8 +1,9 @@
-"""Masked attention on a GPU, forward: FlashAttention-2's online softmax (arXiv 2307.08691) over the list of units that any
-of a block's 32 positions reads. Query heads of a group are rows of the same tile, since they read the same units; what no
-row of the block reads is never loaded. The backward pass is in triton_backward.py."""
+"""Masked attention on a GPU, forward: FlashAttention-2's online softmax (arXiv 2307.08691) over the list of units that
+any of a block's 32 positions reads. The query heads of a group are rows of the same tile, since they read the same
+units. A unit that no row of the block reads is never loaded. The backward pass is in triton_backward.py."""
 
-# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32, D head dimension
+# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32,
+# D head dimension
 
 from __future__ import annotations
 
@@ -41,7 +42,7 @@ def masked_attention(
     scale: float,
     tile: MaskedTile | None = None,
 ) -> Tensor:
-    """See masked.masked_attention. `tile` is for measurements."""
+    """See api.masked_attention. `tile` is for measurements."""
     dim, group = query_BASD.shape[-1], query_BASD.shape[1] // keys_BHSD.shape[1]
     if query_BASD.dtype not in _DTYPES:
         raise UserError(f"the triton kernels take bf16, fp16 and fp32, got {query_BASD.dtype}", 'impl="reference"')
@@ -68,7 +69,7 @@ class _Masked(torch.autograd.Function):
         words = words.contiguous()
         batch, heads, tokens, _ = keys.shape
         layout = Layout.of(query, heads, unit, tile.rows, tile.key_lanes)
-        # [B, S, A, D] behind the view: what transformers' layers flatten next.
+        # The memory is [B, S, A, D] behind the view, which transformers' layers flatten next.
         out = torch.empty_like(query.transpose(1, 2), memory_format=torch.contiguous_format).transpose(1, 2)
         log_sum = torch.empty(batch, heads, tokens, layout.group, dtype=torch.float32, device=query.device)
         listed, counts = units_read(words, unit)
@@ -122,7 +123,7 @@ def _forward(
     LANES_D: tl.constexpr,
     POSITIONS: tl.constexpr,
 ):  # fmt: skip
-    # The last positions read most: they start first.
+    # The last positions read most, so their programs start first.
     tile = tl.num_programs(0) - 1 - tl.program_id(0)
     head = tl.program_id(1)
     request = tl.program_id(2).to(tl.int64)

@@ -18,7 +18,7 @@ from sparroll.attention.masked.unit_bitmap import WORD_POSITIONS
 
 @dataclass(frozen=True)
 class MaskedTile:
-    """How much a program holds. Changes the speed, and the result no more than rounding does."""
+    """How much a program holds. It changes the speed, and the result only by rounding."""
 
     rows: int
     """Most rows of queries (positions x group) in a tile."""
@@ -37,8 +37,8 @@ class MaskedTile:
 
     @staticmethod
     def default(dim: int, group: int, element_bytes: int, device: torch.device) -> MaskedTile:
-        """What compiles without spilling registers, by the bytes of a row and the query heads of a KV head. Devices with
-        less shared memory than an A100 take the next smaller tile."""
+        """A tile that compiles without spilling registers, chosen by the bytes of a row and the query heads of a KV
+        head. Devices with less shared memory than an A100 take the next smaller tile."""
         if element_bytes == 4:
             # Without tensor cores, whoever multiplies holds its operands in registers: larger tiles spill kilobytes.
             return MaskedTile(32, 32, 32, 32, 8, 1, 8, 1, 8, 1)
@@ -130,8 +130,8 @@ def listed_keys(
     D: tl.constexpr,
     LANES_D: tl.constexpr,
 ):  # fmt: skip
-    """Of each key in the TILE_UNITS units that begin at the place `begin` of a list of `count`: its token, its unit's word,
-    and whether there is such a key, as a mask [N, LANES_D]."""
+    """Of each key in the TILE_UNITS units that begin at the place `begin` of a list of `count`: its token, its unit's
+    word, and whether there is such a key, as a mask [N, LANES_D]."""
     slot = tl.arange(0, LANES_N)
     column = begin + slot // UNIT
     given = (slot < TILE_UNITS * UNIT) & (column < count)
@@ -159,5 +159,6 @@ def store_rows(start, given, real, LANES_D: tl.constexpr):
 @triton.jit
 @no_type_check
 def reads(position, real, token, word):
-    """Whether a row at `position` reads `token`, of whose unit `word` is. Rows lie along one axis, keys along the other."""
+    """Whether a row at `position` reads `token`, of whose unit `word` is. Rows lie along one axis, keys along the
+    other."""
     return (((word >> (position % 32)) & 1) != 0) & (token <= position) & real

@@ -1,13 +1,15 @@
-"""Page means choose the units of every position of whole sequences, on a GPU. Scores of a stretch of positions go through a
-bounded scratch: tensor cores compute them, each position's threshold is found like triton_top_k.py's (its k-th best score
-by bisection, never a sort), and what lies above it becomes bits.
+"""Chooses the units of every position of whole sequences by page means, on a GPU. Scores of a stretch of positions go
+through a scratch tensor of bounded size: tensor cores compute them, each position's threshold is found as in
+triton_top_k.py (its k-th best score by bisection, without a sort), and units above it become bits.
 
 Scores are as exact as fp32 sums: the group's mean query is cut into three bf16 numbers that add up to it, landmarks are
 bf16, and products of two bf16 numbers are exact in fp32. Units are chosen by the rule of decode/reference.py: of equal
-scores, the lowest. So they differ from an engine's only where two scores are equal up to the rounding of their sums.
+scores, the lowest. So the choice differs from an engine's only where two scores are equal up to the rounding of their
+sums.
 """
 
-# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32, D head dimension
+# B sequences, S positions, A query heads, H kv heads, G query heads per kv head, U units, P blocks of 32,
+# D head dimension
 
 from __future__ import annotations
 
@@ -89,8 +91,8 @@ def _choose(query: Tensor, index: Tensor, wanted: Tensor, words: Tensor, selecto
 
 
 def _stretches(tokens: int, unit: int, room: int) -> Iterator[tuple[int, int, int]]:
-    """Begin and end of stretches of whole words, and the length of a row of scores in each: as many positions as have room
-    for their rows, and at least 32."""
+    """Begin and end of stretches of whole words, and the length of a row of scores in each: as many positions as have
+    room for their rows, and at least 32."""
     begin = 0
     while begin < tokens:
         end = min(begin + WORD_POSITIONS, tokens)

@@ -1,5 +1,5 @@
-"""The lists that the masked attention kernels walk: units that any position of a block reads, and blocks of positions of
-which any reads a tile of units. Units that causality rules out are neither looked at nor listed."""
+"""The lists that the masked attention kernels walk: units that any position of a block reads, and blocks in which any
+position reads a tile of units. Units that causality rules out are neither looked at nor listed."""
 
 # B sequences, H kv heads, U units, P blocks of 32 positions, K tiles of keys
 
@@ -19,7 +19,8 @@ READER_TILE = 256
 
 
 def units_read(words_BHPU: Tensor, unit_tokens: int) -> tuple[Tensor, Tensor]:
-    """int32 [B, H, P, U]: units with any bit in the block's word, in order, then anything; [B, H, P]: how many."""
+    """int32 [B, H, P, U]: units with any bit in the block's word, in order (entries after them are undefined); [B, H,
+    P]: their number."""
     batch, heads, blocks, units = words_BHPU.shape
     listed = torch.empty_like(words_BHPU)
     counts = torch.empty(batch, heads, blocks, dtype=torch.int32, device=words_BHPU.device)
@@ -31,7 +32,8 @@ def units_read(words_BHPU: Tensor, unit_tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def readers_of(words_BHPU: Tensor, unit_tokens: int, tile_units: int) -> tuple[Tensor, Tensor]:
-    """int32 [B, H, K, P]: blocks that read any of the tile's units, in order, then anything; [B, H, K]: how many."""
+    """int32 [B, H, K, P]: blocks that read any of the tile's units, in order (entries after them are undefined); [B, H,
+    K]: their number."""
     batch, heads, blocks, units = words_BHPU.shape
     tiles = triton.cdiv(units, tile_units)
     readers = torch.empty(batch, heads, tiles, blocks, dtype=torch.int32, device=words_BHPU.device)

@@ -1,9 +1,10 @@
-"""Which units every position of whole sequences reads, one bit each: the selection of a teacher-forced forward, compact
-enough to be kept for the backward pass. Only the format stands here: unit_choice.py makes the words, api.py reads them.
+"""Which units every position of whole sequences reads, one bit each. This is the selection of a teacher-forced forward,
+compact enough to be kept for the backward pass. Only the format is defined here: unit_choice.py makes the words, and
+api.py reads them.
 
-words [B, H, P, U] int32: bit p of the word for block P and unit u says that position 32 * P + p reads unit u. So a word
-that is zero is a unit that none of 32 positions reads. T * U / 8 bytes for each KV head: 64 MB for 8 heads, 32K tokens and
-units of 16.
+words [B, H, P, U] int32: bit p of the word for block P and unit u says that position 32 * P + p reads unit u. A word of
+zero means that none of the 32 positions reads the unit. The words take S * U / 8 bytes for each KV head: 64 MB for 8
+heads, 32K tokens and units of 16.
 """
 
 # B sequences, S positions, H kv heads, U units, P blocks of 32 positions

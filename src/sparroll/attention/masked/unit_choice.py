@@ -1,5 +1,5 @@
-"""Who chooses the units of whole sequences: the generic path of any selector, or the kernels of page means. The words that
-they give are described in unit_bitmap.py."""
+"""Chooses the units of whole sequences, by plain PyTorch for any selector or by the kernels for page means.
+unit_bitmap.py describes the words that both return."""
 
 # B sequences, S positions, Q positions of a chunk, A query heads, H kv heads, U units, P blocks of 32, D head dimension
 
@@ -37,14 +37,16 @@ def chosen_words(
     scale: float,
     impl: str = "reference",
 ) -> Tensor:
-    """Words of what each position reads: its context's units as `api.select` chooses them, or all where it is dense.
+    """Words that say what each position reads: the units of its context that `api.select` chooses, or all where it is
+    dense.
 
     query and keys after RoPE; position s has s + 1 tokens of context, budgets [S] int are those of these contexts;
     dense_BS bool: positions that read their whole context, whatever their budget. The index is built from the keys
-    themselves, so landmarks are those of an engine that wrote the same keys. Deterministic, and the same under autocast.
+    themselves, so landmarks are those of an engine that wrote the same keys. Deterministic, and the same under
+    autocast.
 
-    impl: "reference" for any selector, "triton" for `page_mean`; UserError where it cannot run. Of equal scores, both read
-    the lowest units, as engines do.
+    impl: "reference" for any selector, "triton" for `page_mean`. Raises UserError where it cannot run. Of equal scores,
+    both choose the lowest units, as engines do.
     """
     with torch.autocast(query_BASD.device.type, enabled=False):
         if masked.implementation(impl, query_BASD.device) == "reference":

@@ -1,7 +1,7 @@
 """Selectors by name: the built-in ones, those registered in this process, and those of installed packages. A selector
-says how a unit of the KV cache is summed up and scored; one small file each.
+says how a unit of the KV cache is summed up and scored. Each selector is one small file.
 
-A package offers its own through the entry-point group `sparroll.selectors` (name = kind, value = class);
+A package can offer its own selector through the entry-point group `sparroll.selectors` (name = kind, value = class);
 docs/selectors.md has the six steps.
 """
 
@@ -27,7 +27,8 @@ _SELECTORS: dict[str, type[Selector]] = {
 
 
 def register_selector(selector: type[Selector]) -> type[Selector]:
-    """Make a Selector subclass known under its `kind`; usable as a class decorator. A kind is taken once."""
+    """Make a Selector subclass known under its `kind`; usable as a class decorator. Raises UserError where the kind is
+    taken."""
     taken = _SELECTORS.get(selector.kind)
     if taken is not None and taken is not selector:
         raise UserError(
@@ -38,7 +39,7 @@ def register_selector(selector: type[Selector]) -> type[Selector]:
 
 
 def selector_kinds() -> list[str]:
-    """Every kind that `make_selector` accepts, installed packages included."""
+    """Every kind that `make_selector` accepts, including those of installed packages."""
     return sorted({*_SELECTORS, *(point.name for point in entry_points(group="sparroll.selectors"))})
 
 

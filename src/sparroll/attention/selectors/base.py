@@ -1,7 +1,7 @@
 """What a selector is: how the KV cache is cut into units, what is kept about each unit, how a unit is scored.
 
-Three things are kept apart, so that each can change alone: the **unit** (what is read or left out as a whole), the
-**index** (the row kept about each complete unit, which is all that scoring reads) and the **score**.
+Three things are separate, so that each can change without the others: the **unit** (the tokens that are read or left
+out together), the **index** (the row kept about each complete unit, which is all that scoring reads) and the **score**.
 """
 
 # R requests, Q query positions, H kv heads, G query heads per kv head, U units, D head dimension, W index row width
@@ -20,23 +20,24 @@ from torch import Tensor
 from sparroll.errors import UserError
 
 Counts = TypeVar("Counts", int, np.ndarray, Tensor)
-"""Token counts: an int, or integers of any shape in a numpy array or a tensor. Functions return the kind they are given."""
+"""Token counts: an int, or integers of any shape in a numpy array or a tensor. Functions return the kind they are
+given."""
 
 
 @dataclass(frozen=True)
 class Selector(ABC):
-    """Base of all selectors. Units of `page_tokens` tokens; the first and the most recent ones are always read."""
+    """Base of all selectors. Units have `page_tokens` tokens; the first and the most recent ones are always read."""
 
     kind: ClassVar[str]
     index_dtype: ClassVar[torch.dtype] = torch.bfloat16
-    """Storage of index rows."""
+    """Dtype in which index rows are stored."""
 
     page_tokens: int = 16
     """Tokens per unit of selection, 1 to 128."""
     first_tokens: int = 16
     """Tokens at the start of the context that are always read; whole units."""
     recent_tokens: int = 32
-    """The last units that are always read, the incomplete one included; whole units, at least one."""
+    """Tokens in the last units, which are always read, the incomplete one included; whole units, at least one."""
 
     def __post_init__(self) -> None:
         for name in ("page_tokens", "first_tokens", "recent_tokens"):
@@ -65,11 +66,13 @@ class Selector(ABC):
         return self.first_tokens + self.recent_tokens + self.unit_tokens
 
     def read_tokens(self, context_tokens: Counts, kv_budget_tokens: Counts) -> Counts:
-        """Tokens that one decode step of a sparse layer attends, for contexts [...] and their budgets [...], both in tokens.
+        """Tokens that one decode step of a sparse layer attends, for contexts [...] and their budgets [...], both in
+        tokens.
 
-        Whole units up to the budget, and the whole context where it is within the budget. The last unit is always among
-        them and takes a whole unit of the budget (Sparrow, section 3), so an incomplete one makes the step attend as many
-        tokens fewer as it lacks. Tensors stay on their device, and nothing waits for it.
+        A context within its budget is read whole; of a longer one, as many whole units as the budget holds. The last
+        unit is always among them and takes a whole unit of the budget (Sparrow, section 3), so where it is incomplete,
+        the step attends to as many tokens fewer as the unit lacks. Tensors stay on their device, and the host does not
+        wait for them.
         """
         unread_units = -(-context_tokens // self.unit_tokens) - kv_budget_tokens // self.unit_tokens
         return context_tokens - self.unit_tokens * unread_units * (unread_units > 0)
@@ -83,7 +86,8 @@ class Selector(ABC):
         return self.index_width(head_dim) * self.index_dtype.itemsize
 
     def index_bytes_per_token(self, head_dim: int) -> float:
-        """Bytes of index rows that scoring reads, per token of context and KV head: a unit's row, shared by its tokens."""
+        """Bytes of index rows that scoring reads, per token of context and KV head: the bytes of a unit's row / its
+        tokens."""
         return self.index_row_bytes(head_dim) / self.unit_tokens
 
     @abstractmethod
@@ -92,7 +96,7 @@ class Selector(ABC):
 
     @abstractmethod
     def score(self, query: Tensor, index: Tensor, scale: float, candidates: Tensor) -> Tensor:
-        """Higher is read first.
+        """Scores of the units; those with higher scores are read first.
 
         query [R, Q, H, G, D] after RoPE; index [R, H, U, W]; scale: what the model multiplies q.k with;
         candidates [R, Q, 1, U] bool, the units that compete (complete and not read anyway). Only their scores count.
@@ -100,5 +104,5 @@ class Selector(ABC):
         """
 
     def table(self) -> dict[str, Any]:
-        """As it stands in a schedule file."""
+        """The selector's table in a schedule file."""
         return {"kind": self.kind, **dataclasses.asdict(self)}

@@ -1,4 +1,5 @@
-"""Exact scores, for studies: how good selection could be if scoring were free. They read every key, so save nothing."""
+"""Exact scores, for studies of how good selection could be if scoring were free. They read every key, so they save
+nothing."""
 
 from __future__ import annotations
 
@@ -36,7 +37,7 @@ class OraclePage(Selector):
 
 @dataclass(frozen=True)
 class OracleToken(OraclePage):
-    """The same with units of one token: the bound for every selector at the same budget."""
+    """The same with units of one token, which bounds what any selector can reach at the same budget."""
 
     kind = "oracle_token"
 

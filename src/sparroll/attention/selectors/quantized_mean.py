@@ -1,5 +1,5 @@
-"""Page means in few bits: an index of a quarter to a sixteenth of page_mean's bytes, which smaller units can be paid with.
-This file defines the row format; the kernels write and read the same bytes."""
+"""Page means in few bits: a channel takes 8 to 1 bits where page_mean has 16, so smaller units become affordable. This
+file defines the row format; the kernels write and read the same bytes."""
 
 from __future__ import annotations
 
@@ -19,25 +19,28 @@ MOST_UNIT_TOKENS = 16
 FP8_MOST = 448.0
 """Largest finite e4m3."""
 FIXED_MOST = 2047
-"""Fixed-point copies of a row lie within this, so that the sum of 512 squares fits int32: sums of integers have no order."""
+"""Largest value in the fixed-point copy of a row. The sum of 512 squares then fits int32, and the order of an integer
+sum does not matter."""
 STEP_PER_RMS = {4: 0.3352, 2: 0.9957, 1: 1.5958}
-"""Distance between neighbouring levels that loses least of a Gaussian (Max, 1960), in units of its root mean square."""
+"""Distance between neighbouring levels with the least error for a Gaussian (Max, 1960), in units of its root mean
+square."""
 
 
 @dataclass(frozen=True)
 class QuantizedMean(Selector):
     """Scored like page_mean; a row is the mean's channels in `bits` bits each and one scale.
 
-    Row: channel c in bits c * bits and up, low bits first, then zeros up to whole 4 bytes; the scale as little-endian fp32;
-    zeros up to `row_align`. At 8 bits a channel is e4m3 and means itself times the scale. Below, a channel n means
-    (2 n + 1 - 2 ** bits) times the scale, which keeps the row's norm.
+    Row: channel c in bits c * bits and up, low bits first, then zeros up to whole 4 bytes; the scale as little-endian
+    fp32; zeros up to `row_align`. At 8 bits a channel is e4m3 and means itself times the scale. Below, a channel n
+    means (2 n + 1 - 2 ** bits) times the scale, which keeps the row's norm.
     """
 
     kind = "quantized_mean"
     index_dtype: ClassVar[torch.dtype] = torch.uint8
 
     bits: int = 8
-    """Bits per channel: 8 (fp8, e4m3), 4, 2 or 1. Index bytes per byte of bf16 K and V: a little over bits / (32 * unit)."""
+    """Bits per channel: 8 (fp8, e4m3), 4, 2 or 1. Index bytes per byte of bf16 K and V: a little over bits / (32 *
+    unit)."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -51,12 +54,12 @@ class QuantizedMean(Selector):
 
     @property
     def row_align(self) -> int:
-        """Bytes that a row is padded to: what one thread loads at a time, up to 32 channels in 16 bytes, and a multiple of
-        the unit, because some caches keep a row spread over its tokens."""
+        """Rows are padded to a multiple of this many bytes. It is a multiple of what one thread loads at a time (32
+        channels, at most 16 bytes) and of the unit, because some caches spread a row over the unit's tokens."""
         return math.lcm(min(4 * self.bits, 16), self.unit_tokens)
 
     def scale_at(self, head_dim: int) -> int:
-        """Byte of a row where its scale begins."""
+        """The byte of a row at which its scale begins."""
         return -(-head_dim * self.bits // 32) * 4
 
     def index_width(self, head_dim: int) -> int:
@@ -69,7 +72,7 @@ class QuantizedMean(Selector):
         return F.pad(row, (0, self.index_width(keys.shape[-1]) - row.shape[-1]))
 
     def means(self, index: Tensor, head_dim: int) -> Tensor:
-        """What rows [..., W] stand for: [..., D] float32."""
+        """The means that rows [..., W] stand for: [..., D] float32."""
         at = self.scale_at(head_dim)
         scale = index[..., at : at + SCALE_BYTES].contiguous().view(torch.float32)
         if self.bits == 8:
@@ -82,11 +85,13 @@ class QuantizedMean(Selector):
         return torch.einsum("rqhd,rhud->rqhu", query.float().mean(3), self.means(index, query.shape[-1]))
 
 
-# Below, what is divided by a number is multiplied by its reciprocal: torch divides so on GPUs, and not on CPUs.
+# Below, divisions by a Python number are written as products with its reciprocal: torch divides so on GPUs, but not on
+# CPUs.
 
 
 def _mean(keys: Tensor) -> Tensor:
-    # Added up in the order of the tokens: another order rounds differently, and rows must not depend on who writes them.
+    # Keys are added in the order of the tokens. Another order rounds differently, and rows must not depend on what
+    # writes them.
     total = keys[..., 0, :].float()
     for token in range(1, keys.shape[-2]):
         total = total + keys[..., token, :].float()
@@ -99,7 +104,7 @@ def _fp8(mean: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _levels(mean: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Codes, and the scale that gives the levels the norm of the row."""
+    """The codes, and the scale with which the levels have the norm of the row."""
     largest = _largest(mean)
     fixed = (mean / largest * FIXED_MOST).int()
     squares = fixed.square().sum(-1, keepdim=True, dtype=torch.int32).float()
@@ -110,12 +115,12 @@ def _levels(mean: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest(mean: Tensor) -> Tensor:
-    # A row of zeros has no scale of its own; any that is not zero will do.
+    # For a row of zeros, any scale that is not zero will do.
     return mean.abs().amax(-1, keepdim=True).clamp_min(2.0**-100)
 
 
 def _sqrt(value: Tensor) -> Tensor:
-    # Through fp64: torch's own fp32 root is off by one rounding on some CPUs.
+    # The root is taken in fp64, because torch's fp32 root is off by one rounding on some CPUs.
     return value.double().sqrt().float()
 
 

@@ -12,7 +12,8 @@ from sparroll.attention.selectors.base import Selector
 
 @dataclass(frozen=True)
 class Streaming(Selector):
-    """Keeps no index; a later unit scores higher, so the budget beyond the forced units extends the recent window."""
+    """Keeps no index. A later unit scores higher, so the budget beyond the units that are always read extends the
+    recent window."""
 
     kind = "streaming"
 

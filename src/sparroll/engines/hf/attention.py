@@ -1,7 +1,8 @@
-"""Our attention inside transformers' models: prefill, one decode step, and the teacher-forced replay of decode steps.
+"""sparroll's attention inside transformers' models: prefill, one decode step, and the teacher-forced replay of decode
+steps.
 
-A model is routed here through transformers' attention interface for the length of a `with routed(model)` block; the
-step object that says what to do travels as a keyword argument through the model's forward. Nothing is patched.
+Inside a `with routed(model)` block, transformers' attention interface sends the model's attention here. A step object
+says what to do; it is passed through the model's forward as a keyword argument. Nothing is patched.
 """
 
 # B rows of a batch, S tokens, A active rows, H kv heads, G query heads per kv head, D head dim, C cached tokens,
@@ -31,7 +32,7 @@ IMPLEMENTATION = "sparroll"
 
 
 class AttentionStep(Protocol):
-    """What the attention of one forward does; called once per layer."""
+    """Does the attention of one forward; called once per layer."""
 
     ran: dict[int, str]
 
@@ -42,10 +43,11 @@ class AttentionStep(Protocol):
 
 @contextmanager
 def routed(model: PreTrainedModel, *, training: bool = False) -> Iterator[None]:
-    """Send the model's attention to the step given to its forward, in eval mode; put everything back afterwards.
+    """Send the model's attention to the step that its forward is given, in eval mode. Everything is put back
+    afterwards.
 
-    With `training` the mode stays as it is, and layers that transformers checkpoints are routed again whenever they are
-    computed again, though that is after this block.
+    With `training` the model's mode stays as it is, and layers that transformers checkpoints are also routed when they
+    are recomputed, which happens after this block.
     """
     mode = model.training
     if not training:
@@ -86,7 +88,8 @@ def _routing(model: PreTrainedModel, run: Callable[..., Any]) -> Callable[..., A
 
 
 def run_step(model: nn.Module, step: AttentionStep, layers: int, **inputs: Any) -> Any:
-    """One forward of a routed model (or its body) under `step`. An error if any layer's attention went elsewhere."""
+    """One forward of a routed model (or its body) under `step`. Raises UserError if a layer did not use this
+    attention."""
     output = model(**inputs, use_cache=False, sparroll_step=step)
     if sorted(step.ran) != list(range(layers)):
         missing = sorted(set(range(layers)) - set(step.ran))
@@ -129,8 +132,8 @@ def causal(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
 
 @dataclass
 class PrefillStep:
-    """Dense causal attention over right-padded prompts; each prompt's K and V go to all rows that will sample from it. Under
-    a compression a prompt above the budget is compressed on the way, so that the cache never holds it whole."""
+    """Dense causal attention over right-padded prompts. Each prompt's K and V are written to all rows that will sample
+    from it. Under a compression, a prompt above the budget is compressed first, so the cache never holds it whole."""
 
     cache: KVCache
     prompt_tokens: list[int]
@@ -159,22 +162,23 @@ class PrefillStep:
 
 @dataclass
 class Evicting:
-    """What a decode step does for a compression, beside attending to all tokens that the cache still holds."""
+    """What a decode step does for a compression, apart from attending to all tokens that the cache still holds."""
 
     policy: Compression
     query_slots: Tensor | None
-    """[A] place of this step's query in each row's ring; None where no compression is near enough to read it."""
+    """[A] place of this step's query in each row's ring; None where no compression comes soon enough to read it."""
     due: list[int]
-    """M rows that are compressed after this step."""
+    """The M rows that are compressed after this step."""
     rows: Tensor | None = None
-    """[M] the same on the device; None where no row is due, like the following."""
+    """[M] the same on the device. This and the next two are None where no row is due."""
     tokens: Tensor | None = None
-    """[M] tokens that these hold."""
+    """[M] tokens that these rows hold."""
     recent_slots: Tensor | None = None
-    """[M, W] places of their last W queries, oldest first."""
+    """[M, W] places of these rows' last W queries, oldest first."""
 
     def after(self, cache: KVCache, layer: int, query: Tensor, longest: int, scale: float) -> None:
-        """query [A, H, G, D] of this step, whose tokens are in the cache already."""
+        """Keep this step's query [A, H, G, D], and compress the rows that are due. The step's tokens are already in the
+        cache."""
         if self.query_slots is not None:
             cache.remember(layer, query, self.query_slots)
         if self.rows is None:
@@ -187,17 +191,18 @@ class Evicting:
 
 @dataclass
 class DecodeStep:
-    """One new token for each of the cache's first A rows, dense or sparse layer by layer, or over what eviction left."""
+    """One new token for each of the cache's first A rows. Each layer is dense or sparse, or attends to what eviction
+    left."""
 
     cache: KVCache
     context_tokens: Tensor
     """[A] context lengths, the new token included; under eviction, the tokens that the cache holds of them."""
     longest: int
-    """The largest of them, known on the host."""
+    """The largest of these lengths, known on the host."""
     even: bool
-    """Whether all rows have the same context length, so that no mask is needed."""
+    """Whether all rows have the same length, so that no mask is needed."""
     completed: Tensor | None
-    """Rows whose unit is full with this token."""
+    """Rows whose last unit is complete with this token; None where there is none."""
     kv_budget_tokens: Tensor | None
     """[A], or None where every layer reads everything in this step."""
     dense_layers: frozenset[int]
@@ -254,20 +259,22 @@ class DecodeStep:
 
 @dataclass
 class ReplayStep:
-    """A rollout's prefill and decode steps at once: position p reads what the engine's step with p + 1 tokens of context
-    read. K and V of every layer come from the sparse stream, as they did in the rollout. Differentiable; the selection
-    itself has no gradient. Under autocast, attention and landmarks have autocast's dtype, as in an engine of that dtype."""
+    """A rollout's prefill and all its decode steps at once: position p reads what the engine's step with p + 1 tokens
+    of context read. K and V of every layer come from the sparse stream, as they did in the rollout. The pass is
+    differentiable, but the selection has no gradient. Under autocast, attention and landmarks have autocast's dtype, as
+    in an engine of that dtype."""
 
     schedule: Schedule
     prompt_tokens: Tensor
-    """[B]; positions before it are prefill, which is dense."""
+    """[B]; positions before it belong to the prefill, which is dense."""
     impl: str = "reference"
-    """What runs sparse layers: a name of attention.masked.IMPLEMENTATIONS."""
+    """What runs sparse layers: one of attention.masked.api.IMPLEMENTATIONS."""
     keep_selection: bool = False
-    """Keep each layer's units, so that a recomputation (gradient checkpointing) reads them again instead of choosing."""
+    """Keep each layer's units, so that a recomputation (gradient checkpointing) reads the same ones instead of choosing
+    again."""
     ran: dict[int, str] = field(default_factory=dict)
     chose: dict[int, str] = field(default_factory=dict)
-    """What chose the units of each sparse layer, as `attention.unit_choice.implementation` names it."""
+    """What chose the units of each sparse layer: a name that `attention.masked.unit_choice.implementation` returned."""
     _words: dict[int, Tensor] = field(default_factory=dict)
     _budgets: tuple[Tensor, Tensor, bool] | None = None
 
@@ -294,8 +301,8 @@ class ReplayStep:
         return masked_attention(query, keys, values, words, selector.unit_tokens, scale, self.impl)
 
     def _reads(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, bool]:
-        """[B, S] bool positions that read everything, [S] budgets, and whether all are dense: the same in every layer, and
-        the last one waits for the device."""
+        """[B, S] bool positions that read everything, [S] budgets, and whether all positions are dense. They are
+        computed once for all layers, because the last one waits for the device."""
         context_S = torch.arange(1, tokens + 1, device=device)
         budget_S = self.schedule.kv_budget_tokens(context_S)
         dense_BS = (context_S <= self.prompt_tokens[:, None]) | (budget_S >= context_S)

@@ -1,5 +1,6 @@
-"""HFEngine: rollouts from any transformers decoder, dense or sparse, on CPU or GPU. Simple enough to be the oracle for
-every other engine; not the fastest on a GPU. What happens within a `generate` is in run.py.
+"""HFEngine: rollouts from any transformers decoder with plain attention, dense or sparse, on CPU or GPU. It is simple
+enough to be the reference for every other engine, and not the fastest on a GPU. run.py has what happens within a
+`generate`.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ class HFEngine(Engine):
     """An engine (see engines/base.py) on a transformers model.
 
     model: packaged name, folder, hub name, or a model object, which is then used as it is and not copied.
-    schedule: Schedule, preset name, path, or None for dense.  compression: a policy, the kind of one with its defaults, or
-    None to keep every token; excludes a schedule.  max_batch: rows that decode together.
+    schedule: Schedule, preset name, path, or None for dense.  compression: a policy, the kind of one with its defaults,
+    or None to keep every token; excludes a schedule.  max_batch: rows that decode together.
     """
 
     kind = "hf"
@@ -74,7 +75,7 @@ class HFEngine(Engine):
 
     @property
     def model(self) -> PreTrainedModel:
-        """The model that is sampled from. UserError once the engine is closed."""
+        """The model that is sampled from. Raises UserError once the engine is closed."""
         if self._model is None:
             raise UserError("the engine is closed", "make another one")
         return self._model
@@ -86,8 +87,8 @@ class HFEngine(Engine):
     # -- what is read ----------------------------------------------------------------------------------------------------
 
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
-        """Takes effect with the next `generate`; None reads the whole cache and leaves a compression in force. A schedule
-        made for another model is refused."""
+        """Takes effect with the next `generate`. None reads the whole cache, and leaves a compression in force. Raises
+        UserError for a schedule with layers that the model does not have, and while a compression is set."""
         if isinstance(schedule, (str, Path)):
             schedule = Schedule.load(schedule)
         if schedule is not None:
@@ -103,13 +104,13 @@ class HFEngine(Engine):
         self.compression = compression
 
     def check_schedule(self, schedule: Schedule) -> None:
-        """Raise UserError where the engine could not run it."""
+        """Raise UserError where the engine could not run this schedule."""
         schedule.check_layers(self.layers)
 
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
-        """Copy the weights in (names and shapes must match exactly). Raises UserError unless the version rises."""
+        """Copy the weights in; names and shapes must match exactly. Raises UserError unless the version rises."""
         if version <= self.weight_version:
             raise UserError(f"weight version must rise above {self.weight_version}, got {version}")
         if weights is not self.model:
@@ -124,14 +125,14 @@ class HFEngine(Engine):
         return self.model
 
     def sleep(self, level: Literal[0, 1, 2] = 1) -> None:
-        """Does nothing: the cache exists within `generate` alone, and the weights may be somebody else's model, which others
-        go on using."""
+        """Does nothing. The cache exists only within `generate`, and the weights may belong to a model that others go
+        on using."""
 
     def wake(self) -> None:
-        """Does nothing, as `sleep`."""
+        """Does nothing, like `sleep`."""
 
     def close(self) -> None:
-        """Lets go of the model; a module that was passed in lives on with whoever passed it."""
+        """Drop the reference to the model. A module that was passed in stays alive with whoever passed it."""
         self._model = None
 
     # -- generating ------------------------------------------------------------------------------------------------------
@@ -165,9 +166,9 @@ class HFEngine(Engine):
         """`n` rollouts per prompt, in the prompts' order.
 
         prompts: strings (needs a tokenizer) or token ids. temperature 0 is greedy. stop_ids: default, the model's
-        end-of-sequence ids. seed: one for all (each request derives its own), or one per request. top_k: also return the
-        k most likely tokens and their log-probabilities. Raises UserError for empty prompts, prompts that do not leave
-        room for `max_new_tokens` in the model's context, and NaN logits.
+        end-of-sequence ids. seed: one for all (each request derives its own), or one per request. top_k: also return
+        the k most likely tokens and their log-probabilities. Raises UserError for empty prompts, prompts that do not
+        leave room for `max_new_tokens` in the model's context, and NaN logits.
         """
         model = self.model
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)

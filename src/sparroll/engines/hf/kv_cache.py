@@ -1,5 +1,5 @@
-"""K, V, index rows and recent queries of the running requests, contiguous per request. Storage only: no attention, no
-sampling, and no opinion about which tokens stay."""
+"""K, V, index rows and recent queries of the running requests, contiguous per request. This is storage only: attention,
+sampling and the choice of tokens that stay are elsewhere."""
 
 # R rows (requests), H kv heads, G query heads per kv head, C capacity in tokens, D head dimension, U units,
 # W index row width; of the recent queries, how many there are
@@ -15,9 +15,10 @@ from sparroll.attention.selectors.base import Selector
 class KVCache:
     """Per layer keys and values [R, H, C, D] and, in sparse layers, the index [R, H, U, W] of complete units.
 
-    The index is kept as tokens arrive: a unit's row is written when its last token is, and never read before. Memory:
-    2 * layers * R * H * C * D elements plus the index; C starts near the first prompts and grows by half until
-    `most_tokens`. With `recent_queries`, also the last W queries of each row [R, H, G, W, D], in a ring.
+    The index grows with the tokens: a unit's row is written together with its last token, and not read before. Memory:
+    2 * layers * R * H * C * D elements plus the index. C starts near the length of the first prompts and grows by half
+    each time, up to `most_tokens`. With `recent_queries`, a ring also holds the last W queries of each row, [R, H, G,
+    W, D].
     """
 
     def __init__(
@@ -51,11 +52,11 @@ class KVCache:
             shape = (rows, heads, group, recent_queries, head_dim)
             self.queries = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self.peak_bytes = self.allocated_bytes
-        """Most bytes that the tensors of this cache ever had at a time."""
+        """Largest number of bytes that the tensors of this cache had at any time."""
 
     @property
     def allocated_bytes(self) -> int:
-        """Bytes of the tensors that there are now."""
+        """Bytes of the cache's present tensors."""
         held = (*self.keys, *self.values, *self.index.values(), *self.queries)
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
@@ -64,7 +65,7 @@ class KVCache:
         if tokens <= self.capacity:
             return
         self.capacity = self._whole_units(next_capacity(tokens, self.capacity, self.most_tokens))
-        # One tensor at a time: the old ones are not all held until the last new one is there.
+        # Tensors grow one at a time, so that old and new ones are never all held together.
         for layer in range(len(self.keys)):
             self.keys[layer] = self._grown(self.keys[layer], self.capacity)
             self.values[layer] = self._grown(self.values[layer], self.capacity)
@@ -79,7 +80,8 @@ class KVCache:
         return larger
 
     def write_prompt(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """keys, values [H, L, D] become the row's first L tokens; index rows of their complete units follow."""
+        """keys, values [H, L, D] become the row's first L tokens. Index rows of their complete units are written,
+        too."""
         tokens = keys.shape[1]
         self.keys[layer][row, :, :tokens] = keys
         self.values[layer][row, :, :tokens] = values
@@ -89,7 +91,8 @@ class KVCache:
             self.index[layer][row, :, :units] = self.selector.build_index(complete)
 
     def append(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, completed: Tensor | None) -> None:
-        """keys, values [A, H, D] go to positions [A] of rows 0..A-1; `completed` [M] are the rows whose unit is now full."""
+        """keys, values [A, H, D] go to positions [A] of rows 0..A-1; `completed` [M] are the rows whose unit is now
+        full."""
         rows = torch.arange(len(positions), device=positions.device)
         self.keys[layer][rows, :, positions] = keys
         self.values[layer][rows, :, positions] = values
@@ -110,13 +113,14 @@ class KVCache:
         return held.gather(3, slots[:, None, None, :, None].expand(held.shape))
 
     def keep(self, layer: int, rows: Tensor, slots: Tensor) -> None:
-        """Rows [M] keep their tokens at `slots` [M, H, N], which become their first N; what lies behind is free."""
+        """Rows [M] keep their tokens at `slots` [M, H, N], which become their first N tokens. The slots behind them are
+        free."""
         for held in (self.keys[layer], self.values[layer]):
             held[rows, :, : slots.shape[2]] = taken(held[rows], slots)
 
     def copy_row(self, source: int, target: int, tokens: int) -> None:
-        """The first `tokens` tokens of one row, with the index rows of their complete units and its recent queries, into
-        another row."""
+        """Copy the first `tokens` tokens of one row into another, with the index rows of their complete units and the
+        recent queries."""
         for held in (*self.keys, *self.values):
             held[target, :, :tokens] = held[source, :, :tokens]
         for index in self.index.values():
@@ -125,7 +129,7 @@ class KVCache:
             queries[target] = queries[source]
 
     def index_bytes_share(self, layer: int) -> float:
-        """Bytes of a layer's index over the bytes of its K and V, per token; 0 where there is no index."""
+        """Bytes of a layer's index divided by the bytes of its K and V, per token; 0 where there is no index."""
         if layer not in self.index or self.selector is None:
             return 0.0
         head_dim, element_bytes = self.keys[layer].shape[-1], self.keys[layer].element_size()
@@ -136,10 +140,12 @@ class KVCache:
 
 
 class DenseFootprint:
-    """Bytes that a dense `KVCache` would have had at its peak for the same requests: the same growth, nothing allocated."""
+    """Bytes that a dense `KVCache` would have had at its peak for the same requests. It follows the same growth without
+    allocating anything."""
 
     def __init__(self, bytes_per_token: int, tensors: int, most_tokens: int):
-        """bytes_per_token: of one tensor, over all rows and heads.  tensors: K and V of every layer."""
+        """bytes_per_token: those of one tensor, over all rows and heads.  tensors: number of tensors, K and V of every
+        layer."""
         self.bytes_per_token = bytes_per_token
         self.tensors = tensors
         self.most_tokens = most_tokens
@@ -147,16 +153,16 @@ class DenseFootprint:
         self.peak_bytes = 0
 
     def reserve(self, tokens: int) -> None:
-        """A context of `tokens` tokens would have been held."""
+        """Count the growth that a context of `tokens` tokens would have needed."""
         if tokens <= self.capacity:
             return
         before, self.capacity = self.capacity, next_capacity(tokens, self.capacity, self.most_tokens)
-        # The last tensor that grows is there twice for a moment.
+        # While the last tensor grows, its old and its new version exist together.
         self.peak_bytes = self.bytes_per_token * (self.tensors * self.capacity + before)
 
 
 def next_capacity(tokens: int, capacity: int, most_tokens: int) -> int:
-    """Tokens to make room for: by half more than before, at least what is asked for, at most `most_tokens`."""
+    """Number of tokens to make room for: half more than before, at least `tokens`, at most `most_tokens`."""
     return min(most_tokens, max(tokens, capacity * 3 // 2))
 
 

@@ -1,9 +1,10 @@
 """One `generate` call of HFEngine: its requests, their cache rows, and the loop that gives each active row a token.
 
-The life of a request: it waits in the queue; it gets a cache row, and its prompt's K and V are computed, or copied from a
-row that samples from the same prompt; each decode step appends one token, at the budget of its own context length; under a
-compression, tokens above the budget leave the cache after the prefill and after every so many of its decode steps; when it
-ends, a waiting request takes its row, or the last active row moves there, so that rows 0..A-1 are always the active ones.
+The life of a request: It waits in the queue. It gets a cache row, and its prompt's K and V are computed, or copied from
+a row that samples from the same prompt. Each decode step appends one token, under the budget for the request's own
+context length. Under a compression, tokens above the budget leave the cache during the prefill and after every
+`every_tokens` of its decode steps. When it ends, the last active row moves into its row, so that rows 0..A-1 are always
+the active ones, and a waiting request takes the free row.
 """
 
 # A active rows, M rows to compress, W observed queries, H kv heads, V vocabulary
@@ -30,12 +31,12 @@ from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TopK
 
 _PREFILL_TOKENS = 8192
-"""Prompts are prefilled together up to so many tokens, padding included."""
+"""Prompts are prefilled together up to this many tokens, padding included."""
 
 
 @dataclass
 class Request:
-    """One rollout on its way."""
+    """One rollout while it is being sampled."""
 
     prompt_ids: list[int]
     prompt_index: int
@@ -48,12 +49,12 @@ class Request:
     finish_reason: str = ""
     context_tokens: int = 0
     read_tokens: int = 0
-    """Sums over this request's decode steps, in a sparse layer."""
+    """These two are sums over the request's decode steps, in a sparse layer."""
     sparse_steps: int = 0
     evicted_tokens: int = 0
     """Tokens that have left the cache, the same number in every layer and head."""
     prompt_is_whole: bool = True
-    """Whether its row still begins with what the prefill left of the prompt."""
+    """Whether the request's row still begins with what the prefill left of the prompt."""
     started: float = 0.0
     ended: float = 0.0
 
@@ -94,7 +95,7 @@ class GenerateSettings:
 class Run:
     """One `generate` call: the queue, the cache, the active rows.
 
-    report: what runs is counted into it.
+    report: takes the counts of what runs.
     """
 
     def __init__(self, settings: GenerateSettings, requests: list[Request], report: EngineReport):
@@ -120,7 +121,8 @@ class Run:
         return self.layers if self.compression else len(self.sparse_layers)
 
     def _allocate(self, longest_tokens: int) -> None:
-        """The cache, and the size of the one that dense rollouts of the same requests would have."""
+        """Make the cache, and the calculation of the cache size that dense rollouts of the same requests would have
+        had."""
         config, policy, layers = self.model.config, self.compression, self.layers
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -159,7 +161,7 @@ class Run:
         self.report.peak_dense_kv_bytes = max(self.report.peak_dense_kv_bytes, self.dense.peak_bytes)
 
     def rollout(self, request: Request) -> Rollout:
-        """What became of a request that has ended."""
+        """The rollout of a request that has ended."""
         settings, whole = self.settings, self.layers * request.context_tokens
         unread = self.partial_layers * (request.context_tokens - request.read_tokens)
         return Rollout(
@@ -180,7 +182,7 @@ class Run:
         )
 
     def _admit(self) -> None:
-        """Give free rows to waiting requests: copy the prompt from a row that has it, else compute it."""
+        """Give free rows to waiting requests. The prompt is copied from a row that has it, or else computed."""
         fresh: dict[int, list[int]] = {}
         prompts: dict[int, list[int]] = {}
         first_row = len(self.active)
@@ -272,8 +274,8 @@ class Run:
             self._evicted(step.evicting)
 
     def _evicting(self, policy: Compression, held: np.ndarray) -> Evicting:
-        """Who is compressed after this step: rows over the budget, after every so many of their own steps, so that a request
-        is treated alike in any batch. One that ends with this step is let be."""
+        """Which rows are compressed after this step: those over the budget, after every `every_tokens` of their own
+        steps, so that a request is treated alike in any batch. Requests that end with this step are not compressed."""
         steps = np.array([len(request.response_ids) for request in self.active])
         ends = np.array([request.max_new_tokens for request in self.active]) == steps + 1
         due = np.flatnonzero((steps % policy.every_tokens == 0) & (held > policy.budget_tokens) & ~ends)
@@ -317,7 +319,7 @@ class Run:
         self.report.generated_tokens += len(requests)
 
     def _release(self) -> None:
-        """Finished requests leave; the last active row moves into each gap."""
+        """Remove finished requests. The last active row moves into each gap."""
         for row in reversed(range(len(self.active))):
             if not self.active[row].finish_reason:
                 continue
@@ -328,7 +330,8 @@ class Run:
                 self.active[row] = last
 
     def _count(self, step: DecodeStep, contexts: np.ndarray, read: np.ndarray) -> None:
-        """read: tokens that each row's step attends to in a layer that does not read everything."""
+        """Add the step to the report. read: tokens that each row attends to in a layer that does not read
+        everything."""
         partly = read < contexts
         for request, context, tokens, part in zip(self.active, contexts, read, partly, strict=True):
             request.context_tokens += int(context)

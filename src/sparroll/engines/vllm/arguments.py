@@ -1,4 +1,4 @@
-"""What VLLMEngine asks `vllm.LLM` for. Starts nothing."""
+"""The arguments that VLLMEngine gives to `vllm.LLM`. Nothing is started here."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ def llm_arguments(
     kv_cache_gib: float | None,
     sleep_mode: bool,
 ) -> dict[str, Any]:
-    """Keywords of `vllm.LLM`. capacity: see `widest`; None for vLLM's own attention. Raises UserError for what the device
-    cannot do."""
+    """Keyword arguments of `vllm.LLM`. capacity: see `widest`; None for vLLM's own attention. Raises UserError for what
+    the device cannot do."""
     on_cpu = not torch.cuda.is_available()
     if sleep_mode and on_cpu:
         raise UserError("sleep mode frees GPU memory, and there is no GPU", "leave sleep_mode out")
@@ -41,7 +41,7 @@ def llm_arguments(
         "max_model_len": context_limit,
         "max_num_seqs": max_batch,
         "max_logprobs": -1,
-        # Of the distribution that was sampled from, temperature included.
+        # Log-probabilities of the distribution that was sampled from, temperature included.
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "worker_extension_cls": EXTENSION,
@@ -54,7 +54,7 @@ def llm_arguments(
             'dtype=torch.bfloat16; --dtype bf16; in a training configuration, rollout.dtype = "bf16"',
         )
     if on_cpu:
-        # Compiled code would keep the weights it was compiled with.
+        # Compiled code would go on using the weights it was compiled with.
         arguments["enforce_eager"] = True
         arguments["kv_cache_memory_bytes"] = _cpu_cache_bytes(config, context_limit, max_batch)
     else:
@@ -72,8 +72,8 @@ def llm_arguments(
 
 
 def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
-    """What an engine starts with: this schedule's selector and dense layers, and budgets up to the whole context, so that
-    any schedule of that kind can be set later."""
+    """The schedule that an engine starts with: this schedule's selector and dense layers, with the whole context as
+    budget, so that any schedule with the same selector and dense layers can be set later."""
     unit = schedule.selector.unit_tokens
     whole = max(-(-context_limit // unit) * unit, schedule.selector.least_budget_tokens)
     dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
@@ -81,13 +81,15 @@ def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
 
 
 def _schedule_file(schedule: Schedule) -> Path:
-    """A file for `additional_config`. The same schedule has the same path: vLLM's compile cache depends on it."""
+    """A file for `additional_config`. The same schedule always has the same path, because vLLM's compile cache depends
+    on it."""
     digest = hashlib.blake2b(json.dumps(schedule.table(), sort_keys=True).encode(), digest_size=8).hexdigest()
     return schedule.save(Path(tempfile.gettempdir()) / f"sparroll-{os.getuid()}" / f"capacity-{digest}.toml")
 
 
 def _cpu_cache_bytes(config: Any, context_limit: int, max_batch: int) -> int:
-    """Enough for the batch at full length, and at most a quarter of the free memory. vLLM's own choice is nearly all."""
+    """Enough bytes for the batch at full length, and at most a quarter of the free memory. vLLM itself would take
+    nearly all."""
     import psutil
 
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads

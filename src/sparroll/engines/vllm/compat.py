@@ -1,6 +1,7 @@
-"""All that depends on vLLM's version, and all that is refused at start, with the reason.
+"""Everything that depends on vLLM's version, and everything that is refused at start, with the reason.
 
-Tested: 0.26 on CUDA (H200), 0.32 on CPU. Others from 0.24 to 0.33 were only read; they need SPARROLL_VLLM_UNTESTED=1.
+Tested versions are 0.26 on CUDA (H200) and 0.32 on CPU. For other versions from 0.24 to 0.33 only the source was read;
+they need SPARROLL_VLLM_UNTESTED=1.
 """
 
 # P blocks, H kv heads, B tokens per block, S units per block, D head dimension, W index row width
@@ -37,7 +38,7 @@ def version() -> tuple[int, int]:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """(0, 32) from "0.32.0+cpu"; (0, 0) from what is no version."""
+    """(0, 32) from "0.32.0+cpu"; (0, 0) where the text is no version."""
     found = re.match(r"(\d+)\.(\d+)", text)
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
@@ -58,13 +59,14 @@ def check_version(found: tuple[int, int], device: str) -> None:
 
 
 def hook_config() -> None:
-    """From now on each `VllmConfig` that asks for sparroll names a backend of ours before vLLM looks at it, or is refused.
+    """From now on, each `VllmConfig` that asks for sparroll names one of sparroll's backends before vLLM looks at it,
+    or is refused.
 
-    The hook is `__post_init__`, which pydantic looks up anew for each object: `vllm serve`, `LLM` and whoever else starts an
-    engine come by it, in the process where the user reads the error, and before vLLM decides what depends on the backend.
-    Workers get the finished configuration, backend included, from there. (EngineArgs is one of several ways to a
-    configuration; the platform's choice of a backend is cached, and made in the workers.) pydantic shows a UserError from
-    here as it shows vLLM's own, inside a ValidationError.
+    The hook is `__post_init__`, which pydantic looks up anew for each object. `vllm serve`, `LLM` and everything else
+    that starts an engine pass through it, in the process where the user reads the error, and before vLLM decides what
+    depends on the backend. Workers get the finished configuration, backend included. Two other places do not work:
+    EngineArgs is only one of several ways to a configuration, and the platform's choice of a backend is cached and made
+    in the workers. pydantic shows a UserError from here inside a ValidationError, like vLLM's own errors.
     """
     from vllm.config import VllmConfig
 
@@ -79,7 +81,7 @@ def hook_config() -> None:
             name_backend(config)
         theirs(config)
         if settings is not None:
-            # vLLM adapts a configuration to its model.
+            # vLLM has adapted the configuration to its model, which may have changed the backend.
             name_backend(config)
         if settings is not None and settings.schedule is not None:
             check_engine(config, None, config.device_config.device_type)
@@ -89,12 +91,13 @@ def hook_config() -> None:
 
 
 def name_backend(config: Any) -> None:
-    """Make a configuration that asks for sparroll name its backend. UserError where it names another, or cannot have one."""
+    """Make a configuration that asks for sparroll name sparroll's backend. Raises UserError where it names another one,
+    or where the platform has none."""
     from vllm.platforms import current_platform
     from vllm.v1.attention.backends.registry import AttentionBackendEnum
 
     if current_platform.is_cpu():
-        # vLLM has one backend there, whatever is named; the plugin put ours in its place.
+        # On CPU vLLM has one backend, whatever is named; the plugin put ours in its place.
         return
     if not current_platform.is_cuda():
         raise UserError(
@@ -121,14 +124,14 @@ def _request(config: Any) -> str:
 
 
 def check_engine(vllm_config: Any, selector: Selector | None, device: str) -> None:
-    """Raise UserError, with the reason, for an engine configuration that sparse decoding does not support."""
+    """Raise UserError with the reason for an engine configuration that sparse decoding does not support."""
     reason = _unsupported(vllm_config) or _unsupported_selector(vllm_config, selector, device)
     if reason:
         raise UserError(f"sparse decoding in vLLM does not work here: {reason}", "docs/vllm.md lists what is refused")
 
 
 def check_layer(arguments: dict[str, Any]) -> None:
-    """The same for what an attention layer is made with: names and values of the arguments of vLLM's `Impl`."""
+    """The same for one attention layer. arguments: names and values of the arguments of vLLM's `Impl`."""
     plain = {
         "alibi_slopes": None,
         "sliding_window": None,
@@ -181,7 +184,7 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
 
 
 def index_spec(block_tokens: int, heads: int, width: int, selector: Selector) -> Any:
-    """KV-cache spec of an index layer: one row of `width` numbers for each unit of each KV head."""
+    """vLLM's KV-cache spec of an index layer: one row of `width` numbers for each unit of each KV head."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
     unit, dtype = selector.unit_tokens, selector.index_dtype
@@ -226,7 +229,7 @@ def host_lengths(common: Any) -> np.ndarray:
 
 
 def rows_from(common: Any, first: int) -> Any:
-    """vLLM's CommonAttentionMetadata of the rows from `first` on, each row before it being one token."""
+    """vLLM's CommonAttentionMetadata of the rows from `first` on. Each row before them must have exactly one token."""
     starts = {"query_start_loc", "query_start_loc_cpu"}
     rows = {
         "seq_lens",
@@ -254,12 +257,12 @@ def rows_from(common: Any, first: int) -> Any:
 
 
 def device_of(vllm_config: Any) -> torch.device:
-    """Where this worker's tensors live."""
+    """The device of this worker's tensors."""
     kind = vllm_config.device_config.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
-    """A copy there, without waiting for it."""
+    """A copy on the device; the host does not wait for it."""
     held = torch.from_numpy(values)
     return held.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else held.to(device)

@@ -1,7 +1,8 @@
 """VLLMEngine: rollouts from vLLM in this process, dense or sparse, behind the same protocol as HFEngine.
 
-The life of a `generate`: each of the n samples becomes a request of its own, with its own seed; vLLM batches, prefills and
-decodes them as it sees fit; what comes back is checked against what the backend counted, and becomes rollouts.
+The life of a `generate`: Each of the n samples of a prompt becomes a separate request with its own seed. vLLM batches,
+prefills and decodes these requests as it sees fit. The results are checked against what the backend counted, and become
+rollouts.
 """
 
 from __future__ import annotations
@@ -38,21 +39,21 @@ from sparroll.types import Rollout
 _LEAST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one."""
 _open: list[VLLMEngine] = []
-"""The backend's state is one per process, and so is the engine."""
+"""The open engine of this process. There can be only one, because the backend has one state per process."""
 
 
 class VLLMEngine(Engine):
     """An engine (see engines/base.py) on `vllm.LLM`, in this process.
 
     model: packaged name, folder or hub name.  schedule: Schedule, preset name, path, or None for dense.
-    capacity: a schedule whose selector and dense layers later ones will have; default: `schedule`'s, or those published.
-    max_batch: requests that decode together.  max_context_tokens: default, the model's.
+    capacity: a schedule whose selector and dense layers later ones will have; default: `schedule`'s, or those
+    published. max_batch: requests that decode together.  max_context_tokens: default, the model's.
     gpu_memory_share: of the GPU, for weights, cache and workspace.  kv_cache_gib: the cache's size, instead of what a
     measurement leaves of that share.  sleep_mode: make `sleep` possible; GPU only.
     sparse: False runs vLLM's own attention, and refuses every schedule.  vllm_arguments: further ones of `vllm.LLM`.
 
-    The same seed gives the same rollouts as long as vLLM gives the same logits: each request draws from its own generator,
-    but another batch composition rounds differently, and a token near a tie may then differ.
+    The same seed gives the same rollouts as long as vLLM gives the same logits. Each request draws from its own
+    generator, but a batch of other requests may be rounded differently, and a token near a tie may then differ.
     """
 
     kind = "vllm"
@@ -137,7 +138,7 @@ class VLLMEngine(Engine):
 
     @property
     def llm(self) -> Any:
-        """The `vllm.LLM`. UserError once the engine is closed."""
+        """The `vllm.LLM`. Raises UserError once the engine is closed."""
         self._check_open()
         return self._llm
 
@@ -148,7 +149,8 @@ class VLLMEngine(Engine):
     # -- what is read ----------------------------------------------------------------------------------------------------
 
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
-        """Takes effect with the next `generate`; None is dense. Its selector and dense layers must be the engine's."""
+        """Takes effect with the next `generate`; None is dense. The schedule's selector and dense layers must be the
+        engine's."""
         schedule = _loaded(schedule)
         if schedule is not None:
             self.check_schedule(schedule)
@@ -163,14 +165,17 @@ class VLLMEngine(Engine):
         self.schedule = schedule
 
     def set_compression(self, compression: Compression | str | None) -> None:
-        """Only None: vLLM's cache has no way to drop tokens."""
+        """Accepts only None, because vLLM's cache has no way to drop tokens."""
         if compression is not None:
             raise UserError("the engine vllm cannot drop tokens from its cache", "compressions run in the engine hf")
 
     def check_schedule(self, schedule: Schedule) -> None:
-        """Raise UserError where the engine could not run it: its index and its dense layers are fixed at start."""
+        """Raise UserError where the engine could not run this schedule. Its index and its dense layers are fixed at
+        start."""
         if not self.sparse:
-            raise UserError("the engine was started with vLLM's own attention, which has no schedule", "sparse=True")
+            raise UserError(
+                "the engine was started with vLLM's own attention, which has no schedule", "start it with sparse=True"
+            )
         schedule.check_layers(self.layers)
         if len(schedule.steps) > MOST_STEPS:
             raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
@@ -187,9 +192,11 @@ class VLLMEngine(Engine):
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
     def load_weights(self, weights: nn.Module | dict[str, Tensor], version: int) -> None:
-        """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine wakes.
+        """Copy the weights in, from this process's memory; names and shapes must match exactly. A sleeping engine
+        wakes.
 
-        Raises UserError unless the version rises. The cache is emptied: its K, V and index are of the old weights.
+        Raises UserError unless the version rises. The cache is emptied, because its K, V and index belong to the old
+        weights.
         """
         if version <= self.weight_version:
             raise UserError(f"weight version must rise above {self.weight_version}, got {version}")
@@ -208,16 +215,19 @@ class VLLMEngine(Engine):
         self.weight_version = version
 
     def shared_model(self) -> None:
-        """None: the model is vLLM's own, with its own names and shapes, and lies with its workers."""
+        """Returns None: the model is vLLM's own, with its own names and shapes, and belongs to its workers."""
 
     def sleep(self, level: Literal[0, 1, 2] = 1) -> None:
-        """Free the GPU memory. 0: nothing. 1: weights wait in host memory. 2: they are dropped, and must be loaded again."""
+        """Free GPU memory. 0: nothing is freed. 1: weights wait in host memory. 2: they are dropped, and must be loaded
+        again."""
         if level not in (0, 1, 2):
             raise UserError(f"the sleep level must be 0, 1 or 2, got {level}")
         if level == 0 or self._asleep:
             return
         if not self._sleep_mode:
-            raise UserError("the engine was not started with sleep_mode", "VLLMEngine(..., sleep_mode=True), on a GPU")
+            raise UserError(
+                "the engine was not started with sleep_mode", "use VLLMEngine(..., sleep_mode=True), on a GPU"
+            )
         self._empty_cache()
         self.llm.sleep(level)
         self._asleep = True
@@ -232,8 +242,8 @@ class VLLMEngine(Engine):
             self._empty_cache()
 
     def close(self) -> None:
-        """Free everything, so that another VLLMEngine may start in this process. What torch.distributed and torch.compile
-        keep in it is reset, too."""
+        """Free everything, so that another VLLMEngine may start in this process. This also resets the state of
+        torch.distributed and torch.compile in this process."""
         if self not in _open:
             return
         _open.remove(self)
@@ -245,15 +255,16 @@ class VLLMEngine(Engine):
             launch.release()
 
     def _empty_cache(self) -> None:
-        # Not inside the assertion: `python -O` drops those, and K and V of old weights would be served.
+        # The call must not be inside the assertion: `python -O` drops assertions, and K and V of old weights would be
+        # served.
         emptied = self.llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: requests are still running"
 
     # -- what ran --------------------------------------------------------------------------------------------------------
 
     def report(self) -> EngineReport:
-        """Which attention ran, layer by layer, as the worker counted it. With sparse=False nobody counts rows there: the
-        layers' steps are those that the rollouts needed."""
+        """Which attention ran, layer by layer, as the worker counted it. With sparse=False the worker does not count
+        rows, so the layers' steps are those that the rollouts needed."""
         ran = EngineReport.from_table(self.llm.collective_rpc("sparroll_report")[0])
         if not self.sparse:
             ran = replace(
@@ -304,7 +315,8 @@ class VLLMEngine(Engine):
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)
         if 0 < temperature < _LEAST_TEMPERATURE:
             raise UserError(
-                f"vLLM samples at {_LEAST_TEMPERATURE} or above, got temperature {temperature}", "0 is greedy"
+                f"vLLM samples at {_LEAST_TEMPERATURE} or above, got temperature {temperature}",
+                "use 0 for greedy sampling",
             )
         ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(ids), n)
@@ -353,7 +365,8 @@ class VLLMEngine(Engine):
     def _run(
         self, asked: list[list[int]], parameters: list[Any], on_progress: OnProgress | None
     ) -> list[tuple[Any, float]]:
-        """(vLLM's completion, seconds until it was there) of each request; after an exception nothing is left running."""
+        """(vLLM's completion, seconds until it was complete) of each request. After an exception no request is left
+        running."""
         engine = self.llm.llm_engine
         began = time.perf_counter()
         names = self.llm.enqueue([{"prompt_token_ids": prompt} for prompt in asked], parameters, use_tqdm=False)
@@ -409,13 +422,15 @@ class VLLMEngine(Engine):
     def _check_ran(self, before: EngineReport, rollouts: list[Rollout]) -> None:
         """Raise RuntimeError unless the backend counted every decode step that the rollouts needed.
 
-        A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, each other
-        one in a decode row over all before it. Only a preempted request differs: the end of the prefill that computes it
-        again samples one token, once a preemption at most. The worker counts these tokens, and how many of them a decode
-        row would have sampled sparsely (rows are counted once a step; a layer's are sparse if its attention last was).
-        So, in each layer that ran: decode rows + resumed tokens >= the sum of T - 1, and
-        in a sparse one the same for sparse rows. They are equal unless vLLM schedules ahead: then a request that meets a
-        stop id may have run one row more, whose token nobody gets.
+        A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and
+        each other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that
+        computes it again samples one token at its end, at most once per preemption. The worker counts these tokens, and
+        how many of them a decode row would have sampled sparsely. Rows are counted once per step; those of a layer are
+        sparse if its attention last was.
+
+        So in each layer that ran, decode rows + resumed tokens >= the sum of T - 1, and in a sparse layer the same
+        holds for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then
+        have run one more row, whose token is thrown away.
         """
         contexts = [outputs.decode_contexts(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
         all_contexts = np.concatenate(contexts)

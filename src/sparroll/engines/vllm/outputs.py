@@ -1,4 +1,4 @@
-"""From what vLLM returns to our rollouts, and which decode steps a rollout took. Runs nothing."""
+"""From what vLLM returns to rollouts, and which decode steps a rollout took. Nothing is run here."""
 
 # T response tokens, K top-k entries
 
@@ -15,7 +15,7 @@ from sparroll.types import TopK
 
 
 def decode_contexts(prompt_tokens: int, response_tokens: int) -> np.ndarray:
-    """Context length of each decode step: the first token comes from the prefill."""
+    """Context length of each decode step. The first token comes from the prefill, so it has none."""
     return np.arange(prompt_tokens + 1, prompt_tokens + response_tokens, dtype=np.int64)
 
 

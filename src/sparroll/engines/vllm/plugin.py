@@ -1,5 +1,5 @@
-"""vLLM's entry point `vllm.general_plugins`. vLLM calls `register` in every process, some of them several times; it names
-our classes to vLLM and imports none of them."""
+"""The entry point for vLLM's `vllm.general_plugins`. vLLM calls `register` in every process, sometimes several times.
+It tells vLLM the names of our classes and imports none of them."""
 
 from __future__ import annotations
 
@@ -14,9 +14,10 @@ CPU = "sparroll.engines.vllm.attention.cpu_backend.SparseCPUBackend"
 
 
 def register() -> None:
-    """`attention_backend="CUSTOM"` is ours on CUDA. On CPU, where vLLM knows a single backend, that one becomes ours; it
-    is vLLM's own unless `additional_config` asks for sparroll. With SPARROLL_VLLM_SCHEDULE set, FLASH_ATTN is ours too.
-    An engine that asks for sparroll gets one of these, or an error (compat.hook_config)."""
+    """Register sparroll's backends. On CUDA, `attention_backend="CUSTOM"` is ours. On CPU, where vLLM has a single
+    backend, ours takes its place, and does what vLLM's does unless the engine's settings ask for sparroll. With
+    SPARROLL_VLLM_SCHEDULE set, FLASH_ATTN is ours, too. An engine that asks for sparroll gets one of these, or an error
+    (compat.hook_config)."""
     from vllm.v1.attention.backends.registry import AttentionBackendEnum, register_backend
 
     register_backend(AttentionBackendEnum.CUSTOM, CUDA)

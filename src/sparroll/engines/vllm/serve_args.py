@@ -1,4 +1,4 @@
-"""What `vllm serve` needs to be told for sparse rollouts under a schedule. Knows words, not vLLM: nothing is imported."""
+"""The arguments of `vllm serve` for sparse rollouts under a schedule. vLLM is not imported."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 def serve_arguments(name: str, model: str | None = None, force: bool = False) -> list[str]:
-    """One per word. Quotes would not survive a shell's $(...), so nested settings are written with dots."""
+    """The arguments, one string each. Quotes would not survive a shell's $(...), so nested settings are written with
+    dots."""
     schedule = Schedule.load(name, model=model, force=force)
     source = name if name in presets() else str(Path(name).resolve())
     if not _SAFE.fullmatch(source):
@@ -31,7 +32,7 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False) ->
         f"--block-size={block_tokens}",
         # Log-probabilities of the distribution that was sampled from, as every correction needs them.
         "--logprobs-mode=processed_logprobs",
-        # What ran, for whoever asks (docs/vllm.md).
+        # With it the server can be asked what ran (docs/vllm.md).
         f"--worker-extension-cls={EXTENSION}",
     ]
 

@@ -1,5 +1,5 @@
-"""What the user asked of the plugin: `additional_config={"sparroll": ...}`, or an environment variable for frameworks
-that forward no engine arguments. Parsing only."""
+"""The plugin's settings, from `additional_config={"sparroll": ...}` or, for frameworks that forward no engine
+arguments, from an environment variable. They are only parsed here."""
 
 from __future__ import annotations
 
@@ -24,9 +24,10 @@ class VLLMSettings:
     """
 
     schedule: str | None = None
-    """Preset or path. None: dense, without an index, so that no schedule can be set later."""
+    """Preset or path. None: dense and without an index, so no schedule can be set later."""
     attention: str = "triton"
-    """Who attends to the chosen units on CUDA: "triton", our kernel, or "fa3_pages", FlashAttention 3 on pages per head."""
+    """What attends to the chosen units on CUDA: "triton", our kernel, or "fa3_pages", FlashAttention 3 on pages per
+    head."""
     force_schedule: bool = False
     """Use a schedule that was made for another model."""
 
@@ -36,7 +37,7 @@ class VLLMSettings:
 
     @staticmethod
     def parse(value: Any) -> VLLMSettings:
-        """From what stands under "sparroll": a schedule's name or path, or a table."""
+        """The settings of the value under "sparroll": a schedule's name or path, or a table."""
         if value is None or isinstance(value, (str, os.PathLike)):
             return VLLMSettings(schedule=None if value is None else os.fspath(value))
         if not isinstance(value, Mapping):
@@ -52,7 +53,7 @@ class VLLMSettings:
 
     @staticmethod
     def find(vllm_config: Any) -> VLLMSettings | None:
-        """The settings in force, or None where nobody asked for sparroll."""
+        """The settings in force; None where the configuration and the environment do not ask for sparroll."""
         additional = getattr(vllm_config, "additional_config", None)
         if isinstance(additional, Mapping) and KEY in additional:
             return VLLMSettings.parse(additional[KEY])

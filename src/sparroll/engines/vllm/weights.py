@@ -1,4 +1,5 @@
-"""Whether given weights are those of a model: names and shapes against its transformers config. Moves nothing."""
+"""Checks whether given weights fit a model: their names and shapes must be those of its transformers config. No tensor
+is moved."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ _HEAD, _EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor in a checkpoint of such a model. Allocates nothing."""
+    """Name -> shape of every tensor in a checkpoint of such a model. Allocates no memory."""
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     return {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
@@ -23,9 +24,10 @@ def expected_shapes(config: PretrainedConfig) -> dict[str, tuple[int, ...]]:
 def checked(
     weights: nn.Module | Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], tied: bool
 ) -> list[tuple[str, Tensor]]:
-    """Names and tensors as vLLM's loader takes them. tied: the output head is the embedding, given once or twice.
+    """Names and tensors as vLLM's loader takes them. tied: whether the output head is the embedding; the weights may
+    then contain it once or twice.
 
-    Raises UserError where a name is missing or unknown, a shape is another, or tied weights differ.
+    Raises UserError where a name is missing or unknown, a shape is wrong, or tied weights differ.
     """
     state = weights.state_dict() if isinstance(weights, nn.Module) else weights
     found = {name: tensor.detach() for name, tensor in state.items()}

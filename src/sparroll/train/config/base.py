@@ -1,4 +1,5 @@
-"""What a section of a configuration is, and how a section with several kinds knows them. Has no field of any run itself."""
+"""What a section of a configuration is, and how a section can have several kinds. No setting of a run is defined
+here."""
 
 from __future__ import annotations
 
@@ -9,8 +10,8 @@ from pydantic.fields import FieldInfo
 
 
 class Section(BaseModel):
-    """One table of the file. A section with several kinds, such as [attention], has a class for each, and one field, its
-    tag, says which of them a run has."""
+    """One table of the file. A section with several kinds, such as [attention], has a class for each kind. One field,
+    its tag, says which kind a run has."""
 
     # config.json holds every value, and JSON has no infinity.
     model_config = ConfigDict(
@@ -18,7 +19,7 @@ class Section(BaseModel):
     )
 
     tag: ClassVar[str] = ""
-    """The field that says which kind it is. Empty: there is only this one."""
+    """Name of the field that says which kind this is. Empty: the section has only one kind."""
 
     @classmethod
     def known_keys(cls) -> list[str]:
@@ -27,7 +28,7 @@ class Section(BaseModel):
 
 
 def kinds_of(field: FieldInfo) -> list[type[BaseModel]]:
-    """The classes that a section of a configuration may be; the first is the one it is by default."""
+    """The classes of a section's kinds; the first is the default."""
     found = [each for each in get_args(field.annotation) or (field.annotation,) if each is not type(None)]
     assert all(isinstance(each, type) and issubclass(each, BaseModel) for each in found), f"{found} are no sections"
     return found
@@ -42,5 +43,5 @@ def keys_of(kind: type[BaseModel]) -> list[str]:
 
 
 def may_be_absent(field: FieldInfo | None) -> bool:
-    """Whether "none" is a value of it."""
+    """Whether the section or field may be None, which a file writes as "none"."""
     return field is not None and type(None) in get_args(field.annotation)

@@ -1,4 +1,5 @@
-"""From plain tables to a checked configuration. Every mistake is one line that names the key and the value, with a hint."""
+"""From plain tables to a checked configuration. Each mistake is reported in one line with the key and the value, and a
+hint."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ Config = TypeVar("Config", bound=Section)
 
 
 def checked(config: type[Config], table: dict[str, Any]) -> Config:
-    """table: by section. Where "none" is a value of a section or a field, it may be said with that word, since TOML has no
-    other for it; a section with several kinds may be said with the name of the kind alone."""
+    """The configuration of a table of sections. A section or field that may be None is written as "none", since TOML
+    has no null. For a section with several kinds, the name of the kind alone will do."""
     for name in table:
         if name not in config.model_fields:
             hint = _hint(config, name) or nearest(name, list(config.model_fields))
@@ -32,7 +33,7 @@ def checked(config: type[Config], table: dict[str, Any]) -> Config:
 
 
 def as_table(config: type[Section], name: str, value: Any) -> dict[str, Any]:
-    """A section's value as a table: the name of a kind alone is `kind = "name"`."""
+    """A section's value as a table: "dense" alone becomes {"kind": "dense"}, with the section's tag as the key."""
     tag = tag_of(kinds_of(config.model_fields[name])[0]) if name in config.model_fields else ""
     if isinstance(value, str) and tag:
         return {tag: value}
@@ -42,7 +43,7 @@ def as_table(config: type[Section], name: str, value: Any) -> dict[str, Any]:
 
 
 def one_line(error: ValidationError, section: str = "", kind: type[BaseModel] | None = None) -> UserError:
-    """The first of pydantic's complaints."""
+    """The first of pydantic's errors, as a UserError."""
     first = error.errors()[0]
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, UserError):
@@ -72,7 +73,7 @@ def _section(config: type[Section], name: str, value: Any) -> BaseModel | None:
 
 
 def _kind(config: type[Section], name: str, table: dict[str, Any]) -> type[BaseModel]:
-    """Which of its kinds a section is."""
+    """The kind that a section's table asks for."""
     field = config.model_fields[name]
     kinds, tag = kinds_of(field), tag_of(kinds_of(field)[0])
     if len(kinds) == 1:
@@ -113,7 +114,7 @@ def _missing(where: str, kind: type[BaseModel], key: str) -> UserError:
 
 
 def _hint(config: type[Section], name: str, key: str | None = None) -> str | None:
-    """Where an unknown section or key has gone, or who has it."""
+    """A hint for an unknown section or key: its new name, or the verb that has it."""
     if found := way_out(f"{name}.{key}" if key else name):
         return found
     if config is TrainConfig or name not in TrainConfig.model_fields:
@@ -125,7 +126,7 @@ def _hint(config: type[Section], name: str, key: str | None = None) -> str | Non
 
 
 def _kinds_hint(config: type[Section], name: str) -> str:
-    """For a section that a configuration must have."""
+    """A hint for a section that a configuration must have."""
     field = config.model_fields[name]
     kinds = kinds_of(field)
     examples = f"; for example {field.examples[0]}" if field.examples else ""
@@ -133,5 +134,5 @@ def _kinds_hint(config: type[Section], name: str) -> str:
 
 
 def _name(kind: type[BaseModel]) -> str:
-    """Of one kind among several: the value of its tag."""
+    """The name of a kind: the value of its tag."""
     return str(kind.model_fields[tag_of(kind)].default)

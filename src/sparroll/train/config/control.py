@@ -1,5 +1,5 @@
-"""The sections [guard] and [control]: the alarm for a low tail, and who may move the schedule. Only one may, so that no two
-of them undo each other."""
+"""The sections [guard] and [control]: the alarm for a low tail, and who may move the schedule. Only one of guard,
+controller and cheaper schedules may move it, because two would undo each other's moves."""
 
 from __future__ import annotations
 
@@ -11,41 +11,45 @@ from sparroll.errors import UserError
 from sparroll.train.config.base import Section
 
 A_SCHEDULE: tuple[str, ...] = ("schedule", "budget")
-"""Kinds of [attention] that have a schedule to move."""
+"""The kinds of [attention] that have a schedule to move."""
 
 
 class GuardSection(Section):
     action: Literal["off", "warn", "stop"] = "warn"
-    """What an alarm does when the tail is surely under the target; with control.by = "guard", once no stricter schedule is
-    left."""
+    """What an alarm does, which is raised when the tail is surely under the target. With control.by = "guard" this
+    applies once no stricter schedule is left."""
     at_least: float | None = Field(default=None, gt=0, le=1)
-    """Target of the worst bin's 5th percentile (estimator top_k_lower); without one, the controller's or the schedule's."""
+    """Target for the worst bin's 5th percentile (estimator top_k_lower). Default: the controller's or the schedule's
+    target."""
     window_steps: int = Field(default=10, ge=1)
-    """Last steps whose rollouts are judged together. More find smaller shortfalls; a large one is found at once."""
+    """How many of the last steps are judged together. More steps find smaller shortfalls; a large one is found at
+    once."""
     empty_steps: int = Field(default=3, ge=0)
-    """The run stops after so many steps in a row in which the correction left no token to train on, or dynamic sampling
-    found no prompt to train on, whatever `action` says; 0: never. Each such step is logged as an event."""
+    """The run stops after this many steps in a row in which the correction left no token to train on, or dynamic
+    sampling found no prompt to train on, whatever `action` says. 0: it never does. Each such step is logged as an
+    event."""
 
 
 class MoverSection(Section):
-    """What all kinds of [control] have."""
+    """Base of all kinds of [control]."""
 
     tag = "by"
     moves: ClassVar[tuple[str, ...]]
-    """Kinds of [attention] that it can start from."""
+    """The kinds of [attention] that a run with this kind of [control] can start from."""
 
     @property
     def following(self) -> tuple[str, ...]:
-        """Schedules that the run may go on with."""
+        """Names of the schedules that the run may go on with."""
         return ()
 
 
 class NobodySection(MoverSection):
     moves = ("dense", *A_SCHEDULE, "compression")
     by: Literal["nobody"] = "nobody"
-    """Who may move the schedule of the rollouts. nobody: it stays as it is. guard: goes on with the next stricter schedule
-    at each alarm. controller: moves the budget of each length bin so that the tail stays at a target. cheaper: goes on with
-    the next cheaper schedule as soon as the adapter of [distill] holds a target under it."""
+    """Who may move the schedule of the rollouts. nobody: it stays as it is. guard: at each alarm the run goes on with
+    the next stricter schedule. controller: the budget of each length bin is moved so that the tail stays at a target.
+    cheaper: the run goes on with the next cheaper schedule as soon as the adapter of [distill] holds a target under
+    it."""
 
 
 class ByGuardSection(MoverSection):
@@ -53,7 +57,7 @@ class ByGuardSection(MoverSection):
     by: Literal["guard"] = "guard"
     """At each alarm of the guard the run goes on with the next stricter schedule."""
     stricter: tuple[str, ...] = Field(min_length=1, examples=[["qwen3-1.7b-0.90", "dense"]])
-    """Presets or files to go on with, in this order; "dense" may be the last."""
+    """Presets or files of the schedules to go on with, in this order; "dense" may be the last."""
     force: bool = False
     """Use schedules that were made for another model."""
 
@@ -68,30 +72,33 @@ class ByControllerSection(MoverSection):
     """The budget of each length bin is moved so that the tail stays at the target. With attention.kind = "dense" the
     rollouts become sparse, from `start_share` of the context down."""
     target: float = Field(gt=0, lt=1, examples=[0.86])
-    """Lower bound of every bin's 5th percentile (estimator top_k_lower) that budgets are moved to hold."""
+    """Budgets are moved so that the lower bound of every bin's 5th percentile (estimator top_k_lower) stays at this
+    value."""
     margin: float = Field(default=0.01, gt=0, lt=1)
-    """A budget is lowered only while the lower bound is at target + margin or more. Wider is dearer and steadier."""
+    """A budget is lowered only while the lower bound is at target + margin or more. A wider margin reads more and is
+    steadier."""
     patience: int = Field(default=5, ge=1)
-    """Steps in a row for which that must be so. After a lowering that did not hold, twice as many, and so on."""
+    """For how many steps in a row that must be so. Each time a lowered budget does not hold, the next attempt waits
+    twice as long."""
     window_steps: int = Field(default=4, ge=1)
-    """Last steps whose rollouts are judged together. More find smaller differences, and later."""
+    """How many of the last steps are judged together. More steps find smaller differences, but later."""
     small_step: float = Field(default=0.05, gt=0, le=0.5)
     """How far one lowering goes, as a share of the budget; at least one page."""
     start_share: float = Field(default=0.5, gt=0, le=1)
-    """Share of its context that each bin reads at first with attention.kind = "dense"; 1 is dense. The published schedules
-    read half or less of contexts from 4k on at a target of .88."""
+    """Share of its context that each bin reads at first with attention.kind = "dense"; 1 is dense. At a target of .88,
+    the published schedules read half or less of contexts from 4k on."""
     most_budget_tokens: int | None = Field(default=None, ge=1)
-    """No budget is raised above this, in tokens; none: up to the whole bin, which is dense."""
+    """No budget is raised above this, in tokens; "none": budgets may grow to the whole bin, which is dense."""
     least_budget_tokens: int | None = Field(default=None, ge=1)
-    """No budget is lowered below this, in tokens, and none starts below it; none: the selector's least. The tail does not
-    see what fewer than five tokens of a hundred lose, so a bin of easy tokens may go lower than is good."""
+    """No budget starts or is lowered below this, in tokens; "none": the selector's least budget. The 5th percentile
+    does not see what fewer than five tokens of a hundred lose, so a bin of easy tokens may go lower than is good."""
 
     @model_validator(mode="after")
     def _can_be_lowered(self) -> Self:
         if self.target + self.margin >= 1:
             raise UserError(
                 f"control.target + control.margin must be below 1, got {self.target} + {self.margin}",
-                "no lower bound could be above that, so no budget would ever be lowered",
+                "lower one of them: no lower bound reaches 1, so no budget would ever be lowered",
             )
         return self
 
@@ -101,15 +108,16 @@ class ByCheaperSection(MoverSection):
     by: Literal["cheaper"] = "cheaper"
     """The run goes on with the next cheaper schedule as soon as the adapter of [distill] holds the target under it."""
     schedules: tuple[str, ...] = Field(min_length=1, examples=[["qwen3-1.7b-0.83", "qwen3-1.7b-0.80"]])
-    """Presets or files to go on with, from the dearest to the cheapest."""
+    """Presets or files of the schedules to go on with, from the dearest to the cheapest."""
     at_least: float | None = Field(default=None, gt=0, le=1)
-    """That target, for the lower bound of the worst bin's 5th percentile; without one, the first schedule's own."""
+    """The target for the lower bound of the worst bin's 5th percentile. Default: the target of the schedule in
+    attention.name."""
     every_steps: int = Field(default=10, ge=1)
-    """How often some of the step's rollouts are replayed under the next cheaper schedule."""
+    """Every this many steps, some of the step's rollouts are replayed under the next cheaper schedule."""
     prompts: int = Field(default=2, ge=1)
-    """Prompts whose rollouts are replayed; 8 rollouts or more, since no bin counts with fewer."""
+    """How many prompts have their rollouts replayed. They need 8 rollouts or more, since no bin counts with fewer."""
     patience: int = Field(default=3, ge=1)
-    """So many measurements in a row must hold the target."""
+    """How many measurements in a row must hold the target."""
     force: bool = False
     """Use schedules that were made for another model."""
 

@@ -1,5 +1,5 @@
-"""DistillConfig: everything that a run of `sparroll distill` depends on, an adapter against a frozen model. It has only the
-sections and fields that such a run reads."""
+"""DistillConfig: everything that a run of `sparroll distill` depends on, which trains an adapter against a frozen
+model. It has only the sections and fields that such a run reads."""
 
 from __future__ import annotations
 
@@ -32,24 +32,25 @@ from sparroll.train.config.training import StepsSection, TrainSection
 
 
 class FrozenSection(KLSection):
-    """[distill] of a run without a policy update: the KL alone, over lists unless said otherwise, and its own rate."""
+    """[distill] of a run without a policy update: the objective is the KL alone, by default over top-k lists, and the
+    adapter has its own learning rate."""
 
     kl: Literal["k3", "top_k"] = "top_k"
-    """Estimate of the KL between the sparse and the dense policy. k3: from the sampled tokens (published). top_k: over the
-    dense policy's rollout.top_k most likely tokens at each position and one bucket for the rest; the same direction with far
-    less noise."""
+    """Estimate of the KL between the sparse and the dense policy. k3: from the sampled tokens (published). top_k: over
+    the dense policy's rollout.top_k most likely tokens at each position and one bucket for the rest, which gives the
+    same direction with far less noise."""
     lr: float = Field(default=1e-4, gt=0)
-    """Learning rate of the adapter's AdamW, after train.warmup_steps steps."""
+    """Learning rate of the adapter's AdamW after the warm-up of train.warmup_steps steps."""
 
 
 class DistillConfig(Section):
-    """Frozen; `model_dump(mode="json")` is what is written beside the results."""
+    """A run's whole configuration, immutable. `model_dump(mode="json")` is written beside the results."""
 
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
     data: DataSettings = DataSettings()
     engine: EngineSection = HFEngineSection()
-    """Who samples."""
+    """What samples the rollouts."""
     rollout: SamplingSection = SamplingSection()
     attention: ScheduleAttention | BudgetAttention = Field(examples=["sparroll distill --budget 512"])
     """What a decode step of the rollouts reads."""
@@ -61,7 +62,8 @@ class DistillConfig(Section):
     log: LogSection = LogSection()
 
     def for_trainer(self) -> TrainConfig:
-        """The same run in the trainer's words: no guard, and what only a policy update would read is at its default."""
+        """The same run as a TrainConfig, which is what the trainer reads. It has no guard, and settings that only a
+        policy update reads are at their defaults."""
         return TrainConfig(
             model=self.model,
             task=self.task,

@@ -17,11 +17,12 @@ from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.run import TrainConfig
 
 RESUMABLE = ("train.steps", "checkpoint", "log", "reward.async_at_once", "reward.async_seconds")
-"""Keys (or whole sections) that a resumed run may change: none of them alters a step that has been taken."""
+"""Keys, or whole sections, that a resumed run may change, because they do not alter any step that has been taken."""
 
 
 def load_config(path: Path | str | None = None, overrides: list[str] | tuple[str, ...] = ()) -> TrainConfig:
-    """Defaults, then the file, then the overrides ("train.lr=1e-6"). Unknown keys are errors with the nearest name."""
+    """The defaults, overridden by the file, overridden by `overrides` ("train.lr=1e-6"). An unknown key is an error
+    that names the nearest one."""
     return _load(TrainConfig, path, overrides)
 
 
@@ -49,7 +50,7 @@ def as_toml(config: Section) -> str:
     """Every field, as a file that reads back to the same configuration."""
     table = config.model_dump(mode="json")
     sections = {name: section for name, section in table.items() if section is not None}
-    # TOML has no word for no value; `checked` reads this one.
+    # TOML has no null; `checked` reads the word "none" instead.
     return tomli_w.dumps(
         {
             name: {key: "none" if value is None else value for key, value in section.items()}
@@ -80,7 +81,8 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _set(config: type[Section], table: dict[str, Any], override: str) -> None:
-    """section.key=value puts a value into the section; section=value is the whole section, as in attention=dense."""
+    """Apply one override to the table: section.key=value sets one key, section=value the whole section, as in
+    attention=dense."""
     key, equals, raw = override.partition("=")
     parts = key.strip().split(".")
     if not equals or len(parts) > 2 or not all(parts):
@@ -95,7 +97,7 @@ def _set(config: type[Section], table: dict[str, Any], override: str) -> None:
 
 
 def _value(raw: str) -> Any:
-    """As TOML reads it; what TOML cannot read is a string."""
+    """The value as TOML reads it; what TOML cannot read is taken as a string."""
     try:
         return tomllib.loads(f"value = {raw}")["value"]
     except tomllib.TOMLDecodeError:

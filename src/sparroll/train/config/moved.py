@@ -1,4 +1,4 @@
-"""Keys of version 0.1 that are somewhere else now, so that an old file is not only told that a key is unknown."""
+"""Where keys of version 0.1 are now, so that the error about an old file can say more than that a key is unknown."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ MOVED = {
     "distill.cheaper_prompts": f"control.prompts, {_CHEAPER}",
     "distill.cheaper_patience": f"control.patience, {_CHEAPER}",
 }
-"""Section, section.key or section.key=value, and what it is now."""
+"""From an old section, section.key or section.key=value to what it is now."""
 
 
 def way_out(key: str) -> str | None:
-    """A hint for an old key; None for one that never was."""
+    """A hint for a key of version 0.1; None for other keys."""
     return f"it is now {MOVED[key]}" if key in MOVED else None

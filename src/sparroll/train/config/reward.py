@@ -1,4 +1,5 @@
-"""The section [reward]: what is weighted and added up to a response's reward."""
+"""The section [reward]: the terms that are weighted and added up to a response's reward, and what long responses
+lose."""
 
 from __future__ import annotations
 
@@ -11,20 +12,20 @@ from sparroll.tasks.async_calls import AT_ONCE, SECONDS
 from sparroll.train.config.base import Section
 
 TASK = "task"
-"""Names the reward term that is the task's own verdict."""
+"""Name of the reward term that is the task's own verdict."""
 
 
 class RewardTerm(Section):
-    """One summand of the reward."""
+    """One term of the reward."""
 
     use: str = Field(default=TASK, pattern=r"^(task|[^\W\d][\w.]*:[^\W\d][\w.]*)$")
     """"task" is the task's own verdict, from 0 to 1; "package.module:function" your own function: docs/rewards.md."""
     weight: float = 1.0
-    """What its values are multiplied by. At 0 it is only measured."""
+    """Its values are multiplied by this. A term of weight 0 is only measured."""
     name: str = Field(default="", pattern=r"^[\w.-]+$")
-    """In metrics; by default "task" or the function's own name."""
+    """Name in the metrics. Default: "task", or the function's own name."""
     settings: dict[str, Any] = Field(default_factory=dict)
-    """Handed to the function by name."""
+    """Arguments that are passed to the function by name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -44,19 +45,20 @@ class RewardTerm(Section):
 
 class RewardSection(Section):
     terms: tuple[RewardTerm, ...] = Field(default=(RewardTerm(),), min_length=1)
-    """What is weighted and added up. By default the task's verdict alone."""
+    """The terms that are weighted and added up. Default: the task's verdict alone."""
     async_at_once: int = Field(default=AT_ONCE, ge=1)
-    """Most calls of an async function in flight at a time, of each process."""
+    """Each process has at most this many calls of an async function in flight at a time."""
     async_seconds: float = Field(default=SECONDS, gt=0)
-    """Time limit of one such call. Beyond it the run stops, and can be resumed. Functions that are not async have none."""
+    """Time limit of one such call. When a call exceeds it, the run stops and can be resumed. Functions that are not
+    async have no time limit."""
     overlong_buffer_tokens: int = Field(default=0, ge=0)
-    """Soft overlong punishment (DAPO): responses lose reward over the last so many tokens before rollout.max_new_tokens,
-    linearly from 0. 0: no such penalty."""
+    """Soft overlong punishment (DAPO): over this many tokens before rollout.max_new_tokens, the penalty grows linearly
+    from 0. 0: there is no such penalty."""
     overlong_penalty: float = Field(default=1.0, gt=0, le=1e6)
-    """What a response of rollout.max_new_tokens loses."""
+    """Reward that a response of rollout.max_new_tokens tokens loses."""
     leave_out_truncated: bool = False
-    """Truncated responses stay out of the loss and its denominator (overlong filtering). Their reward still counts for their
-    group's mean."""
+    """Leave truncated responses out of the loss and its denominator (overlong filtering). Their reward still counts for
+    the mean of their group."""
 
     @model_validator(mode="after")
     def _prefers_something(self) -> Self:

@@ -1,4 +1,5 @@
-"""The sections [engine], [rollout] and [attention]: who samples, how much of it, and what each decode step reads."""
+"""The sections [engine], [rollout] and [attention]: what samples, how many and how long rollouts, and what a decode
+step reads."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from sparroll.train.config.base import Section
 class HFEngineSection(Section):
     tag = "kind"
     kind: Literal["hf"] = "hf"
-    """hf: the reference engine on transformers. vllm: vLLM in the trainer's process, one process only."""
+    """hf: the reference engine on transformers. vllm: vLLM inside the trainer's process, for runs of one process."""
 
     sleep_level: ClassVar[Literal[0]] = 0
 
@@ -26,15 +27,15 @@ class HFEngineSection(Section):
 class VLLMEngineSection(Section):
     tag = "kind"
     kind: Literal["vllm"] = "vllm"
-    """vLLM in the trainer's process, one process only."""
+    """vLLM inside the trainer's process, for runs of one process."""
     gpu_memory_share: float = Field(default=0.5, gt=0, le=1)
     """Share of the GPU for vLLM's weights and cache; the trainer has the rest."""
     kv_cache_gib: float | None = Field(default=None, gt=0)
-    """vLLM's cache, index included, in GiB; none: what is left of gpu_memory_share after a measurement, which is wrong while
-    other processes take or free memory of the same GPU."""
+    """Size of vLLM's cache, index included, in GiB; "none": vLLM measures what is left of gpu_memory_share. That
+    measurement is wrong while other processes take or free memory of the same GPU."""
     sleep_level: Literal[0, 1, 2] = 0
-    """What vLLM gives up while the policy is updated, on a GPU. 0: nothing. 1: its cache, and its weights to host memory.
-    2: both for good, since new weights come anyway."""
+    """What vLLM frees on the GPU while the policy is updated. 0: nothing. 1: the cache is dropped, and the weights move
+    to host memory. 2: both are dropped, since new weights come anyway."""
 
     def options(self) -> dict[str, Any]:
         """What `make_engine` takes beside what all engines do."""
@@ -49,41 +50,42 @@ EngineSection = HFEngineSection | VLLMEngineSection
 
 
 class SamplingSection(Section):
-    """What every run that samples has; also the whole [rollout] of `sparroll distill`."""
+    """The fields of every run that samples. `sparroll distill` has no other fields in [rollout]."""
 
     samples_per_prompt: int = Field(default=2, ge=2)
     """Rollouts of each prompt."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of sampling, and of every log-probability in the run."""
+    """Temperature of sampling, and of every log-probability in the run."""
     max_new_tokens: int = Field(default=1024, ge=1)
-    """A response is cut here, in tokens. A cut response usually has no answer, so its reward is 0."""
+    """Responses are cut at this many tokens. A cut response usually has no answer, so its reward is 0."""
     max_batch: int = Field(default=64, ge=1)
-    """Rollouts that decode together. Bounds the KV cache's memory."""
+    """How many rollouts decode together at most. This bounds the KV cache's memory."""
     dtype: Literal["fp32", "bf16"] = "fp32"
     """Precision of the engine's weights and cache. bf16 halves memory and lowers the dense ceiling a little."""
     top_k: int = Field(default=20, ge=1)
-    """Most likely tokens kept of both policies at each position, to estimate the acceptance."""
+    """How many of the most likely tokens of both policies are kept at each position, to estimate the acceptance."""
 
 
 class RolloutSection(SamplingSection):
     samples_per_prompt: int = Field(default=8, ge=2)
-    """Rollouts that are judged against each other. More give steadier advantages and cost rollout time."""
+    """Rollouts of each prompt, which are compared with each other. More of them give steadier advantages and cost
+    rollout time."""
     dynamic_sampling: bool = False
-    """Drop prompts whose rollouts all got the same reward, and sample others until `train.prompts_per_step` are left whose
-    rollouts differ (DAPO). Dropped rollouts cost sampling and rewards, no training."""
+    """Drop prompts whose rollouts all got the same reward, and sample others until `train.prompts_per_step` prompts
+    have rollouts that differ (DAPO). Dropped rollouts cost time for sampling and rewards, but none for training."""
     dynamic_sampling_rounds: int = Field(default=10, ge=1)
-    """Rounds of sampling a step at most. After the last one the step goes on with the groups there are, an event; a step
-    without any counts for `guard.empty_steps`."""
+    """A step has at most this many rounds of sampling. After the last one it goes on with the groups it has, and logs
+    that as an event. A step without any group counts for `guard.empty_steps`."""
     dynamic_sampling_by: str | None = None
-    """Name of the one reward term whose differences count; none: all terms, weighted and added up. The overlong penalty
-    never counts."""
+    """Name of the reward term in which rollouts must differ; "none": the sum of all weighted terms. The overlong
+    penalty never counts."""
 
 
 class DenseAttention(Section):
     tag = "kind"
     kind: Literal["dense"] = "dense"
-    """What a decode step reads. dense: the whole context. schedule: the budget that a schedule has for this length. budget:
-    the same budget at every length. compression: what a compression policy has left in the cache."""
+    """What a decode step reads. dense: the whole context. schedule: the budget that a schedule has for this length.
+    budget: the same budget at every length. compression: what a compression policy has left in the cache."""
 
 
 class ScheduleAttention(Section):
@@ -91,7 +93,7 @@ class ScheduleAttention(Section):
     kind: Literal["schedule"] = "schedule"
     """The budget that a schedule has for this length."""
     name: str = Field(examples=["qwen3-1.7b-0.86"])
-    """Preset or file of the KV budgets to sample under."""
+    """Preset or file of the schedule to sample under."""
     force: bool = False
     """Use a schedule that was made for another model."""
 
@@ -105,8 +107,8 @@ class BudgetAttention(Section):
 
 
 class CompressionAttention(Section):
-    """The policy, and beside it that policy's own settings. Those that are left out are filled in, so that a run records
-    what it ran with."""
+    """The name of the policy, and beside it that policy's own settings. Settings that are left out are filled in with
+    their defaults, so that a run records what it ran with."""
 
     model_config = ConfigDict(extra="allow")
     tag = "kind"

@@ -31,13 +31,13 @@ from sparroll.train.config.training import CorrectionSection, TrainSection
 
 
 class TrainConfig(Section):
-    """Frozen; `model_dump(mode="json")` is what is written beside the results."""
+    """A run's whole configuration, immutable. `model_dump(mode="json")` is written beside the results."""
 
     model: ModelSection = ModelSection()
     task: TaskSection = TaskSection()
     data: DataSettings = DataSettings()
     engine: EngineSection = HFEngineSection()
-    """Who samples."""
+    """What samples the rollouts."""
     rollout: RolloutSection = RolloutSection()
     attention: AttentionSection = DenseAttention()
     """What a decode step of the rollouts reads."""
@@ -50,7 +50,7 @@ class TrainConfig(Section):
     correction: CorrectionSection = CorrectionSection()
     mismatch: MismatchSection = MismatchSection()
     distill: DistillSection | None = None
-    """The adapter of DistillSparse; None: there is none."""
+    """The adapter of DistillSparse; None: the run has no adapter."""
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
@@ -137,7 +137,7 @@ class TrainConfig(Section):
                 raise UserError(
                     f"guard.at_least = {guard.at_least} asks for more than the controller holds, control.target = "
                     f"{control.target}",
-                    "lower the one or raise the other",
+                    "lower guard.at_least or raise control.target",
                 )
             return self
         acts = (

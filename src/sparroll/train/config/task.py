@@ -1,4 +1,5 @@
-"""The sections [model] and [task]: what is trained, and on which prompts. [data] is tasks/data/settings.py."""
+"""The sections [model] and [task]: what is trained, and on which prompts. [data] is defined in
+tasks/data/settings.py."""
 
 from __future__ import annotations
 
@@ -11,23 +12,24 @@ from sparroll.train.config.base import Section
 
 class ModelSection(Section):
     name: str = "tiny-reasoner"
-    """Packaged name, hub name or folder of the model to train; also where the reference of the KL term comes from."""
+    """Packaged name, hub name or folder of the model to train. The KL term's reference is loaded from here, too."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto: the GPU of this process if there is one."""
+    """Device of the policy. auto: the GPU of this process if there is one, else the CPU."""
 
 
 class TaskSection(Section):
     name: str = "synthetic"
     """Task family that writes the prompts and checks the answers."""
     level: int = Field(default=1, ge=0)
-    """Difficulty; what a level means is the task's business."""
+    """Difficulty. Each task defines what its levels mean."""
     train_prompts: int | None = Field(default=None, ge=1)
-    """Distinct training prompts; after the last one they all come again, in another order. None: every row of real data,
-    1024 of a task that never ends."""
+    """Number of different training prompts. After the last one they all come again, in another order. Default: every
+    row of real data, or 1024 prompts of a task that generates them."""
     chat_template: bool = False
-    """Wrap each prompt as a user's turn with the tokenizer's chat template. For instruction-tuned models."""
+    """Wrap each prompt as a user's turn with the tokenizer's chat template. Meant for instruction-tuned models."""
     thinking: bool | None = None
-    """Thinking mode of the chat template; refused where the template has none. None: the template's own default."""
+    """Thinking mode of the chat template. It is an error where the template has no such mode. Default: the template's
+    own."""
 
     @model_validator(mode="after")
     def _thinking_has_a_template(self) -> Self:

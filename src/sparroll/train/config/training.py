@@ -1,5 +1,5 @@
-"""The sections [train] and [correction]: steps and their arithmetic, the policy's optimizer and loss, and what makes up for
-sampling from the sparse policy."""
+"""The sections [train] and [correction]: the steps and their arithmetic, the policy's optimizer and loss, and the
+correction for sampling from the sparse policy."""
 
 from __future__ import annotations
 
@@ -11,47 +11,51 @@ from sparroll.corrections import Correction, check_needs, correction
 from sparroll.train.config.base import Section
 
 TRAINER_GIVES: tuple[str, ...] = ("uniforms", "top_k")
-"""What the loop hands to a correction beside dense_logp, sparse_logp and mask."""
+"""What the loop can pass to a correction in addition to dense_logp, sparse_logp and mask."""
 
 
 class StepsSection(Section):
-    """What every run that takes steps has; also the whole [train] of `sparroll distill`."""
+    """The fields of every run that takes steps. `sparroll distill` has no other fields in [train]."""
 
     steps: int = Field(default=100, ge=1)
-    """Steps in all. A resumed run may raise it."""
+    """Total number of steps. A resumed run may change it."""
     prompts_per_step: int = Field(default=8, ge=1)
     """Prompts of one step, over all processes; each gets `samples_per_prompt` rollouts."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from lr / warmup_steps."""
     beta1: float = Field(default=0.9, ge=0, lt=1)
-    """Memory of AdamW's gradient mean."""
+    """AdamW's decay of the running mean of gradients."""
     beta2: float = Field(default=0.999, ge=0, lt=1)
-    """Memory of AdamW's gradient square. Lower adapts faster in short runs."""
+    """AdamW's decay of the running mean of squared gradients. A lower one adapts faster in short runs."""
     micro_batch_tokens: int = Field(default=16_384, ge=1)
-    """Padded tokens of one forward and backward pass. Bounds memory; does not change the result."""
+    """Largest number of padded tokens in one forward and backward pass. It bounds memory and does not change the
+    result."""
     micro_batch_rollouts: int | None = Field(default=None, ge=1)
-    """Also bound the rollouts of a pass."""
+    """Largest number of rollouts in one pass; "none": only the tokens are bounded."""
     dtype: Literal["fp32", "bf16"] = "fp32"
-    """Precision of the trainer's arithmetic. Weights and optimizer stay fp32, since bf16 would swallow small updates."""
+    """Precision of the trainer's arithmetic. Weights and optimizer stay fp32, since bf16 would swallow small
+    updates."""
     gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass: less memory, about a third more time. Models with dropout are refused."""
+    """Recompute activations in the backward pass, which takes less memory and about a third more time. A model with
+    dropout is an error."""
     seed: int = Field(default=0, ge=0)
-    """Of prompts, sampling and everything else that is drawn."""
+    """Seed of the prompts, of sampling and of all other random draws."""
 
 
 class TrainSection(StepsSection):
     lr: float = Field(default=1e-6, gt=0)
-    """Learning rate of AdamW after the warm-up; constant from there on, so more steps do not change earlier ones."""
+    """Learning rate of AdamW after the warm-up. It stays constant, so asking for more steps does not change earlier
+    ones."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay of AdamW, on matrices only."""
     max_gradient_norm: float | None = Field(default=1.0, gt=0)
-    """Gradients longer than this are scaled down to it; none leaves them."""
+    """A gradient with a larger norm than this is scaled down to it; "none" turns this off."""
     epochs_per_batch: int = Field(default=1, ge=1)
-    """Updates on the same rollouts. From the second on the clip bites."""
+    """Updates on the same rollouts. The clip has an effect only from the second one on."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """A token's ratio now/dense below 1 - clip_low brings no more gain."""
+    """A token gains nothing more once its ratio now/dense is below 1 - clip_low."""
     clip_high: float = Field(default=0.28, gt=0)
-    """Same above 1 + clip_high. Higher than clip_low lets unlikely tokens grow (clip-higher)."""
+    """The same above 1 + clip_high. A value above clip_low lets unlikely tokens grow (clip-higher)."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL to the initial model (k3 estimate). Above 0 a second copy of the model stays in memory."""
     normalise_advantage: bool = True
@@ -64,7 +68,7 @@ class CorrectionSection(Section):
     model_config = ConfigDict(extra="allow", validate_default=False, allow_inf_nan=True)
     tag = "name"
     name: str = "tis"
-    """What makes up for sampling from the sparse policy; see corrections/."""
+    """The correction for sampling from the sparse policy; see corrections/."""
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

@@ -1,5 +1,6 @@
-"""DistillSparse: the adapter's update, after the policy's and with the policy frozen. The adapted policy reads what the
-rollouts read, is held to the rewards like the policy, and to the dense log-probabilities that the step has anyway."""
+"""DistillSparse: the adapter's update, which comes after the policy's and leaves the policy alone. The adapted policy
+reads what the rollouts read. Its loss follows the rewards as the policy's does, unless the objective is the KL alone,
+and pulls it towards the dense log-probabilities that the step has anyway."""
 
 # B rollouts, T response tokens (right-padded)
 
@@ -23,10 +24,10 @@ from sparroll.train.update.optimizer import learning_rate
 from sparroll.types import StepReport, TokenBatch, TopK
 
 LR_TIMES_POLICY = 5.0
-"""The adapter's learning rate over the policy's, where none is given (as published)."""
+"""The adapter's default learning rate, as a multiple of the policy's (published)."""
 MOST_NATS_OFF = 2.0
-"""A token further from what the rollouts said of it, either way, was sampled from other units: in bf16 two kernels may
-choose differently near a tie. Its k3 alone can outweigh a whole step."""
+"""A token whose log-probability differs from the rollout's by more than this was sampled from other units: in bf16, two
+kernels may choose differently near a tie. It is left out, because its k3 alone can outweigh a whole step."""
 
 
 class AdapterUpdate:
@@ -44,7 +45,7 @@ class AdapterUpdate:
             "epochs_per_batch": settings.epochs_per_batch,
         }
         self.train = train.model_copy(update=own)
-        """The policy's settings with the adapter's own in their place."""
+        """The policy's settings, with the adapter's own values where it has them."""
         kl_coefficient = settings.kl_coefficient if isinstance(settings, PPOWithKLSection) else 1.0
         self.loss_settings = LossSettings(train.clip_low, train.clip_high, kl_coefficient)
         self.gradient_step = GradientStep(
@@ -55,8 +56,9 @@ class AdapterUpdate:
     def __call__(
         self, batch: TokenBatch, schedule: Schedule, step: int, before_weights_move: Callable[[], None]
     ) -> StepReport:
-        """One update per epoch; `step` counts from 1. batch: sampled under `schedule`, with the dense scores and, unless the
-        objective is the KL alone, advantages. Calls `before_weights_move` right before weights change."""
+        """Make one update per epoch; `step` counts from 1. The batch was sampled under `schedule`, and has dense scores
+        and, unless the objective is the KL alone, advantages. `before_weights_move` is called right before weights
+        change."""
         self.adapter.check_shared()
         tokens = sum(self.ranks.gather([int(batch.mask_BT.sum())]))
         rows, loss = list(range(len(batch))), partial(self.loss, schedule=schedule, tokens=tokens)
@@ -65,10 +67,11 @@ class AdapterUpdate:
         return rate | self._report(sums, tokens) | {"distill/gradient_norm": norm}
 
     def loss(self, micro: TokenBatch, schedule: Schedule, tokens: int) -> tuple[Tensor, LossSums]:
-        """A micro batch's part of the loss: its sum over `tokens`, the response tokens of the step over all processes."""
+        """A micro batch's part of the loss: its sum over `tokens`, the response tokens of the step over all
+        processes."""
         assert micro.dense_logp_BT is not None, "the batch needs dense log-probabilities"
         now_logp_BT, kl_sum = self._forward(micro, schedule)
-        # These, and tokens that the dense policy cannot say (-inf), count and move nothing.
+        # These tokens, and those with dense probability 0 (-inf), stay in the denominator and move nothing.
         off_BT = (now_logp_BT.detach() - micro.sparse_logp_BT).abs() > MOST_NATS_OFF
         kept_BT = micro.mask_BT & torch.isfinite(micro.dense_logp_BT) & ~off_BT
         loss, sums = policy_loss(
@@ -109,7 +112,7 @@ class AdapterUpdate:
         counted = max(sums.tokens, 1.0)
         return {
             "distill/loss": sums.loss,
-            # Over lists every token has its KL.
+            # The KL over top-k lists is known for every token, left out or not.
             "distill/kl": sums.kl / (max(tokens, 1) if self.settings.kl == "top_k" else counted),
             "distill/left_out_share": 1.0 - sums.tokens / max(tokens, 1),
             "distill/ratio_mean": sums.ratio / counted,

@@ -1,5 +1,6 @@
-"""Only the adapter, against a frozen model: `distill(config, out)`. No rewards, no policy update; otherwise a training run,
-with its checkpoints, processes and interrupts. The tail of held-out prompts is measured before and after, with one seed.
+"""Trains only the adapter, against a frozen model: `distill(config, out)`. There are no rewards and no policy update.
+Otherwise it is a training run, with its checkpoints, processes and interrupts. The tail of held-out prompts is measured
+before and after with the same seed.
 
 >>> from sparroll.train.distill.run import distill
 """
@@ -36,14 +37,15 @@ def distill(
     on_progress: OnProgress | None = None,
     task: Task | None = None,
 ) -> DistillResult:
-    """Train an adapter into `out`/adapter; with `resume`, go on from the newest whole checkpoint, to the bit on a CPU.
+    """Train an adapter, and put it into `out`/adapter. With `resume`, continue from the newest whole checkpoint; on a
+    CPU the result is the same to the bit as that of an uninterrupted run.
 
     task: your own prompts instead of those that the configuration names.
     """
     if task is not None and task.name != config.task.name:
         raise UserError(
-            f"the configuration names the task {config.task.name!r}, and the prompts given are of {task.name!r}",
-            f"set task.name to {task.name!r}: the record and --resume go by it",
+            f"the configuration names the task {config.task.name!r}, but the prompts given are of {task.name!r}",
+            f"set task.name to {task.name!r}: the record and --resume identify the prompts by it",
         )
     run = DistillRun(open_run(config, Path(out), resume, task=task))
     with run.engine:
@@ -53,8 +55,9 @@ def distill(
 
 @dataclass(frozen=True)
 class HeldOut:
-    """What the held-out prompts showed after `step` steps: the 5th percentile of the acceptance over all their tokens
-    (estimator top_k_lower) with its 95 % interval, and the mean log p_sparse - log p_dense of the sampled tokens."""
+    """What was measured on the held-out prompts after `step` steps: the 5th percentile of the acceptance over all their
+    tokens (estimator top_k_lower) with its 95 % interval, the mean acceptance, and as `kl` the mean log p_sparse - log
+    p_dense of the sampled tokens."""
 
     step: int
     q05: float
@@ -66,7 +69,7 @@ class HeldOut:
 
 @dataclass(frozen=True)
 class DistillResult:
-    """What a run came to."""
+    """The outcome of a run."""
 
     out: Path
     adapter: Path
@@ -117,7 +120,8 @@ class DistillRun(Trainer):
         return f"kl {report['distill/kl']:.4f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
 
     def evaluate(self) -> StepReport:
-        """The tail of the adapted policy on the held-out prompts, over all processes; always the same draws."""
+        """The tail of the adapted policy on the held-out prompts, over all processes. Every evaluation uses the same
+        draws."""
         config, parts = self.config, self.parts
         numbers, prompt_ids = eval_prompt_ids(parts)
         n = config.evaluate.samples_per_prompt
@@ -129,7 +133,7 @@ class DistillRun(Trainer):
         measured = measure_tail(rollouts, scores, config.mismatch.bin_tokens, self.ranks, 0)
         tail = measured.table(ESTIMATOR).overall
         apart = [r.sparse_logp - score.logp for r, score in zip(rollouts, scores, strict=True)]
-        # In the order of the prompts, so that the sum is the same on any number of processes.
+        # They are summed in the order of the prompts, so the result is the same on any number of processes.
         mine = [(r.prompt_index, r.sample_index, one) for r, one in zip(rollouts, apart, strict=True)]
         everyone = torch.cat([row[2] for row in sorted(self.ranks.gather(mine), key=lambda row: row[:2])])
         return {
@@ -141,7 +145,7 @@ class DistillRun(Trainer):
         }
 
     def result(self) -> DistillResult:
-        """Put the last checkpoint's adapter into OUT/adapter, and sum up."""
+        """Copy the last checkpoint's adapter to `out`/adapter, and sum the run up."""
         parts, saved = self.parts, self.parts.checkpoints / f"step-{self.state.step:06d}" / "adapter"
         lines = read_lines(parts.out / "metrics.jsonl")
         steps = [line for line in lines if "distill/kl" in line]
@@ -171,7 +175,7 @@ def _held_out(line: dict[str, Any]) -> HeldOut:
 
 
 def _replace(source: Path, target: Path) -> None:
-    """A copy under another name first: a kill leaves no half of an adapter."""
+    """Replace a folder by a copy of `source`, made under another name first, so that a kill leaves no half adapter."""
     partial = target.with_name(f".{target.name}.partial")
     shutil.rmtree(partial, ignore_errors=True)
     shutil.copytree(source, partial)

@@ -1,5 +1,5 @@
-"""Some of a step's rollouts, read again under another schedule by the policy with the adapter, and compared with the dense
-scores that the step has anyway. Measures; control/cheaper_schedules.py decides."""
+"""Measures the tail under another schedule: the policy with the adapter reads some of a step's rollouts again, and they
+are compared with the dense scores that the step has anyway. control/cheaper_schedules.py decides by the result."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from sparroll.types import Rollout, TokenScores
 @dataclass(frozen=True)
 class ScheduleReplay:
     scorer: Scorer
-    """Of the policy with the adapter."""
+    """Scores with the policy that has the adapter."""
     prompts: int
-    """The step's first so many prompts are read again."""
+    """How many of the step's prompts, from the first on, have their rollouts read again."""
     temperature: float
     bin_tokens: int
 

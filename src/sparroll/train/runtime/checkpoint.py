@@ -1,4 +1,5 @@
-"""Checkpoints that a kill at any moment cannot spoil: written beside, flushed, renamed, then pointed at.
+"""Checkpoints that survive a kill at any moment: each is written under another name, flushed, renamed, and only then
+becomes the latest.
 
     checkpoints/latest -> step-000020
     checkpoints/step-000020/model/                a plain transformers folder
@@ -8,7 +9,7 @@
                             [watchers.safetensors]
                             manifest.json         size and SHA-256 of every file above; written last
 
-A folder whose files do not match its manifest is damaged, and the one before it is used. No pickle anywhere.
+A folder whose files do not match its manifest is damaged, and the one before it is used. Nothing is pickled.
 """
 
 from __future__ import annotations
@@ -45,26 +46,27 @@ _FILES_OF_THEIR_OWN = ("schedule", "watchers", "generators")
 
 @dataclass
 class RunState:
-    """Where a run stands after its last completed step; everything beside weights and optimizer that the next step reads."""
+    """Where a run stands after its last completed step: everything that the next step reads, apart from weights and
+    optimizer."""
 
     step: int = 0
-    """Completed steps; also the weight version."""
+    """Completed steps."""
     prompts_drawn: int = 0
     metrics_bytes: int = 0
     """Length of metrics.jsonl up to this step."""
     evaluated_step: int = -1
-    """Step after which the last dense evaluation was made."""
+    """The step after which the last evaluation was made; -1 before the first."""
     schedule: Schedule | None = None
     stopped: str = ""
     """Why the run was stopped before its last step; empty while it may go on."""
     watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """State of each watcher (control/watcher.py) by its name: plain data, and tensors, which go into a file of their own."""
+    """State of each watcher (control/watcher.py) by its name: plain data, and tensors, which have their own file."""
     reward_files: dict[str, str] = field(default_factory=dict)
-    """sha256 of the file of each reward function of one's own, by the term's name."""
+    """SHA-256 of the file of each reward function that you wrote yourself, by the term's name."""
     dense_ceiling: dict[str, float] = field(default_factory=dict)
-    """Metrics of the last dense ceiling that was measured."""
+    """Metrics of the latest dense ceiling."""
     generators: list[dict[str, Any]] = field(default_factory=list)
-    """Global random generators, one entry per process."""
+    """State of the global random generators, one entry per process."""
 
 
 @dataclass(frozen=True)
@@ -86,8 +88,8 @@ def save(
     keep: int,
     adapter: SavedAdapter | None = None,
 ) -> Path:
-    """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. Without a model (it is frozen) there
-    is neither model/ nor its optimizer."""
+    """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. A frozen model is passed as
+    None; there is then no model/ and no optimizer for it."""
     final = folder / f"{_PREFIX}{state.step:06d}"
     partial = folder / f".{final.name}.partial"
     assert not final.exists(), f"{final} is there already"
@@ -111,7 +113,7 @@ def save(
 
 
 def load_state(checkpoint: Path) -> RunState:
-    """The state that `save` wrote. Model and optimizer have files of their own."""
+    """The state that `save` wrote. Model and optimizer are in other files."""
     plain = read_json(checkpoint / "state.json")
     if plain.pop("format") != FORMAT:
         raise UserError(
@@ -140,7 +142,7 @@ def load_adapter_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:
-    """The newest checkpoint that is whole, and a line for each newer one that is not."""
+    """The newest undamaged checkpoint, and a line of complaint for each newer one that is damaged."""
     complaints: list[str] = []
     for candidate in _folders(folder):
         problem = damage(candidate)
@@ -151,7 +153,8 @@ def newest(folder: Path) -> tuple[Path | None, list[str]]:
 
 
 def tidy(folder: Path, used: Path | None) -> None:
-    """Remove half-written folders and put damaged newer ones aside, so that no later run meets them."""
+    """Remove half-written folders, and rename damaged ones newer than `used` to damaged-step-NNNNNN, so that no later
+    run meets them."""
     for partial in folder.glob(f".{_PREFIX}*"):
         _remove(partial)
     for newer in _folders(folder):
@@ -165,7 +168,7 @@ def tidy(folder: Path, used: Path | None) -> None:
 
 
 def damage(checkpoint: Path) -> str | None:
-    """What is wrong with a checkpoint folder, or None."""
+    """What is wrong with a checkpoint folder; None where nothing is."""
     try:
         manifest = read_json(checkpoint / _MANIFEST)
     except (OSError, ValueError):
@@ -247,7 +250,8 @@ def _number(path: Path) -> int:
 
 
 def _remove(path: Path) -> None:
-    """Under another name first: a kill in the middle must not leave half a folder that looks like a checkpoint."""
+    """Rename the folder before it is removed, so that a kill in the middle does not leave half a folder that looks like
+    a checkpoint."""
     if not path.exists():
         return
     if not path.name.startswith("."):

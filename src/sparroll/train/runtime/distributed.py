@@ -1,5 +1,5 @@
-"""This process among its peers: which share is ours, and how shares become one whole. Accelerate finds the peers; with one
-process everything here is the identity."""
+"""This process among its peers: which share of the work it takes, and how shares are put together again. Accelerate
+finds the peers; with a single process all functions return what they were given."""
 
 # R processes
 
@@ -19,7 +19,8 @@ Item = TypeVar("Item")
 
 
 class Ranks:
-    """Peers under `accelerate launch` or `torchrun`; alone otherwise. device: "auto", "cpu" or "cuda"."""
+    """The processes that `accelerate launch` or `torchrun` started, or this one alone. device: "auto", "cpu" or
+    "cuda"."""
 
     def __init__(self, device: str = "auto"):
         self._state = PartialState(cpu=True) if device == "cpu" else PartialState()
@@ -28,7 +29,7 @@ class Ranks:
         self.count: int = self._state.num_processes
 
     def _own_device(self, device: str) -> torch.device:
-        # Not accelerate's own choice, which is made once per Python process.
+        # Accelerate's own choice is made once per Python process, so it does not fit a second run in it.
         if device == "cuda" and not torch.cuda.is_available():
             raise UserError("model.device is 'cuda', but there is no CUDA device", "--set model.device=cpu")
         if device == "cpu" or not torch.cuda.is_available():
@@ -40,7 +41,7 @@ class Ranks:
         return self.rank == 0
 
     def share(self, items: Sequence[Item]) -> list[Item]:
-        """Every R-th item, starting at ours: the shares differ by at most one item."""
+        """Every R-th item, starting with this process's rank. The shares differ by at most one item."""
         return list(items[self.rank :: self.count])
 
     def gather(self, items: list[Any]) -> list[Any]:
@@ -48,8 +49,8 @@ class Ranks:
         return list(gather_object(items)) if self.count > 1 else items
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        """Add up gradients over processes in place, as one flat tensor. A missing one becomes zero, with one process too:
-        the optimizer treats it alike then."""
+        """Add up gradients over processes in place, as one flat tensor. A missing gradient becomes zero, with one
+        process too, so that the optimizer does the same for any number of processes."""
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         for parameter in trained:
             if parameter.grad is None:
@@ -63,6 +64,6 @@ class Ranks:
             gradient.copy_(part.view_as(gradient))
 
     def wait(self) -> None:
-        """Until every process is here."""
+        """Wait until every process is here."""
         if self.count > 1:
             torch.distributed.barrier()

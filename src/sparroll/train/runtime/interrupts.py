@@ -1,4 +1,5 @@
-"""Ctrl-C between two halves of a change would leave a state that is neither; `hold` makes it wait for `release`."""
+"""Lets Ctrl-C wait until a change is complete: after `hold` it waits for `release`, so that it cannot leave weights and
+state half changed."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ from typing import Any
 
 
 class Interrupts:
-    """Outside hold/release a Ctrl-C acts at once. Inside, the first one waits and a second one acts at once.
+    """A Ctrl-C acts at once outside of hold/release. Between the two, the first one waits and a second one acts at
+    once.
 
-    Signals reach the main thread only; elsewhere this does nothing.
+    Signals reach only the main thread; in other threads this does nothing.
     """
 
     def __init__(self) -> None:
@@ -27,14 +29,14 @@ class Interrupts:
         self._before = signal.signal(signal.SIGINT, self._remember)
 
     def release(self) -> None:
-        """Raises KeyboardInterrupt if one came in between."""
+        """Raise KeyboardInterrupt if a Ctrl-C came since `hold`."""
         self.restore()
         if self._pending:
             self._pending = False
             raise KeyboardInterrupt
 
     def restore(self) -> None:
-        """Put the handler back, whatever came in between."""
+        """Put the handler back, whether or not a Ctrl-C came."""
         if self._held:
             signal.signal(signal.SIGINT, self._before)
             self._held = False
@@ -44,4 +46,4 @@ class Interrupts:
             self.restore()
             raise KeyboardInterrupt
         self._pending = True
-        print("interrupted: finishing the update in progress; once more stops at once", file=sys.stderr, flush=True)
+        print("interrupted: finishing the update; press Ctrl-C again to stop at once", file=sys.stderr, flush=True)

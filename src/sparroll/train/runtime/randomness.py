@@ -1,5 +1,5 @@
 """Seeds derived from the run's one seed, and the state of the process-wide generators for checkpoints. A rollout's seed
-depends on what it is for, the step, the prompt and the sample, so it is the same on any number of processes."""
+depends on its purpose, step, prompt and sample, so it is the same on any number of processes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ def rollout_seeds(seed: int, purpose: Purpose, step: int, prompts: list[int], n:
 
 
 def correction_uniforms(seed: int, step: int, rollout: Rollout) -> Tensor:
-    """[T] float64 in [0, 1): what a correction draws for this rollout's tokens, whoever else is in the batch."""
+    """[T] float64 in [0, 1): a correction's draws for this rollout's tokens. They do not depend on the rest of the
+    batch."""
     own = request_seed(_step_seed(seed, "correction", step), rollout.prompt_index, rollout.sample_index)
     return uniforms(own, len(rollout.response_ids))
 

@@ -1,5 +1,5 @@
-"""Where a run's metrics go. metrics.jsonl is always written, and is what a resumed run and the summary read; the others are
-chosen by name. A chosen sink whose package is missing is an error at the start."""
+"""Where a run's metrics go. metrics.jsonl is always written; the summary and a resumed run read it. The other sinks are
+chosen by name, and a chosen sink whose package is missing is an error at the start."""
 
 from __future__ import annotations
 
@@ -31,10 +31,11 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """One JSON object per line: {"step": 3, "reward/mean": 0.41, ..., "events": [...]}; events only where there are some.
+    """One JSON object per line: {"step": 3, "reward/mean": 0.41, ..., "events": [...]}; events only where there are
+    some.
 
-    A line is written in one piece, and opening at a position cuts off everything behind it, so a resumed run never has a
-    step twice.
+    Each line is written in one piece. Opening the file at a position cuts off everything behind it, so a resumed run
+    never has a step twice.
     """
 
     def __init__(self, path: Path, position: int = 0):
@@ -51,7 +52,7 @@ class JsonLines:
         self.position = position
 
     def write(self, step: int, report: StepReport, events: list[str]) -> int:
-        """-> length of the file."""
+        """Append a line; -> length of the file."""
         line: dict[str, Any] = {"step": step, **report}
         bad = [name for name, value in report.items() if not math.isfinite(value)]
         assert not bad, f"metrics must be finite, {bad[0]} is {report[bad[0]]}"
@@ -76,7 +77,7 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
 
 
 class ConsoleLine:
-    """One line per step: what one wants to see go by. Everything else is in metrics.jsonl."""
+    """Prints one line per step with the main figures. All figures are in metrics.jsonl."""
 
     SHOWN = (
         ("reward", "reward/mean", "{:.3f}".format),
@@ -109,7 +110,7 @@ class ConsoleLine:
 class TensorBoard:
     def __init__(self, out: Path, step: int):
         module = _package("tensorboard")
-        # What a killed run wrote after its last checkpoint is hidden.
+        # This hides what a killed run wrote after its last checkpoint.
         self._writer = module.SummaryWriter(str(out / "tensorboard"), purge_step=step + 1 if step else None)
 
     def write(self, step: int, report: StepReport, events: list[str]) -> None:
@@ -123,7 +124,8 @@ class TensorBoard:
 
 
 class Tracker:
-    """W&B, or trackio, which speaks the same words. The run's id lives beside the metrics: a resumed run goes on there."""
+    """W&B, or trackio, which has the same interface. The run's id is kept in the output folder, so a resumed run
+    continues the same page."""
 
     def __init__(self, package: str, out: Path, config: TrainConfig | DistillConfig):
         module = _package(package)
@@ -136,7 +138,7 @@ class Tracker:
         if package == "wandb":
             about |= {"id": _run_id(out), "name": name, "dir": str(out)}
         else:
-            # trackio tells runs apart by name alone.
+            # trackio tells runs apart only by their names.
             about |= {"name": f"{name}-{_run_id(out)}"}
         self._run = module.init(**about)
 
@@ -158,7 +160,7 @@ def check_packages(config: TrainConfig) -> None:
 
 
 def open_sinks(config: TrainConfig | DistillConfig, out: Path, step: int) -> list[Sink]:
-    """The chosen sinks, without metrics.jsonl."""
+    """The chosen sinks; metrics.jsonl is not among them."""
     made: list[Sink] = []
     for name in config.log.sinks:
         if name == "console":

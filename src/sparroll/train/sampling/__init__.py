@@ -1,5 +1,6 @@
-"""The first half of a step, from prompts to judged groups of rollouts: prompts.py, rollouts.py, rewards.py, groups.py,
-advantages.py. weight_sync.py brings the trainer's weights to the engine and checks that they arrived.
+"""The first half of a step, from prompts to graded groups of rollouts: the task and its rows (task_data.py), the next
+prompts (prompts.py), rollouts (rollouts.py), rewards (rewards.py), the choice of groups (groups.py) and advantages
+(advantages.py). weight_sync.py brings the trainer's weights to the engine and checks that they arrived.
 
-Not here: how an engine samples (engines/), and what a task checks (tasks/).
+Not here: how an engine samples (engines/), and how a task checks a response (tasks/).
 """

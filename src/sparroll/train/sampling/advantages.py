@@ -1,7 +1,7 @@
-"""Group advantages (GRPO): a rollout is judged against the other rollouts of its own prompt. No value model.
+"""Group advantages (GRPO): a rollout is compared with the other rollouts of its own prompt. There is no value model.
 
-Unlike the textbook: with `normalise=False` the group's mean is subtracted and nothing else ("Dr. GRPO"), so that easy and
-hard prompts, whose rewards vary little, are not blown up to the weight of the others.
+With `normalise=False` the group's mean is subtracted, but nothing is divided (Dr. GRPO). The rewards of easy and hard
+prompts vary little, and the division would give them the weight of the others.
 """
 
 # G prompts (groups), N rollouts per prompt
@@ -17,8 +17,9 @@ EPSILON = 1e-6
 def group_advantages(reward_GN: Tensor, normalise: bool = True) -> Tensor:
     """[G, N] -> [G, N]: (reward - mean) / (std + 1e-6) within each row; std is the sample's (N - 1).
 
-    A group whose rewards are all equal says nothing about which rollout was better: its advantages are exactly 0. A reward
-    of NaN is none: that rollout's advantage is 0, and the others of its group are judged among themselves.
+    A group whose rewards are all equal does not tell which rollout was better, so its advantages are exactly 0. A
+    reward of NaN means ungraded: that rollout's advantage is 0, and the others of its group are compared among
+    themselves.
 
     >>> group_advantages(torch.tensor([[1.0, 0.0], [1.0, 1.0]]))
     tensor([[ 0.7071, -0.7071], [0.0, 0.0]])
@@ -31,7 +32,8 @@ def group_advantages(reward_GN: Tensor, normalise: bool = True) -> Tensor:
     centred_GN = reward_GN - reward_GN.mean(dim=1, keepdim=True)
     if normalise and reward_GN.shape[1] > 1:
         centred_GN = centred_GN / (reward_GN.std(dim=1, keepdim=True) + EPSILON)
-    # The mean of equal numbers can differ from them in the last bit, and the division would turn that into an advantage.
+    # The mean of equal numbers can differ from them in the last bit, and the division would turn that into an
+    # advantage.
     equal_G1 = (reward_GN == reward_GN[:, :1]).all(dim=1, keepdim=True)
     return torch.where(equal_G1, torch.zeros_like(centred_GN), centred_GN)
 

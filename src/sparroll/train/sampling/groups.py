@@ -1,6 +1,6 @@
-"""Which prompts of a step are trained on. Without dynamic sampling all; with it those whose rollouts differ in reward, over
-as many rounds of sampling as that takes. Samples and rewards nothing itself; the choice is the same on any number of
-processes."""
+"""Which prompts of a step are trained on: all of them or, with dynamic sampling, those whose rollouts differ in reward,
+from as many rounds of sampling as that takes. Nothing is sampled or graded here. The choice is the same on any number
+of processes."""
 
 # G prompts (groups), N rollouts per prompt
 
@@ -22,33 +22,36 @@ from sparroll.train.sampling.rewards import Graded, reward_report
 from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
 
 Kind = Literal["spread", "all_right", "all_wrong", "ungraded"]
-"""Whether the graded rollouts of a prompt differ; if not, whether their reward is above 0; or that none is graded."""
+"""What a prompt's rollouts got. spread: their rewards differ. all_right and all_wrong: the rewards are equal, and above
+0 or not. ungraded: no rollout has a reward."""
 
 
 @dataclass
 class Groups:
-    """Our share of a step's rollouts."""
+    """This process's share of a step's rollouts."""
 
     sampled: list[Rollout]
-    """All, in the order in which they were sampled."""
+    """All rollouts, in the order in which they were sampled."""
     rollouts: list[Rollout]
-    """Those that are trained on, group by group. Their prompts are numbered from 0 without gaps, over all processes."""
+    """The rollouts that are trained on, group by group. Their prompts are numbered from 0 without gaps, over all
+    processes."""
     reward_GN: Tensor
-    """Theirs."""
+    """Their rewards."""
     left_out_B: Tensor | None
-    """Of each of them, whether it stays out of the loss; None where nothing ever does."""
+    """Whether each of them stays out of the loss; None where the settings leave nothing out."""
     report: StepReport
     events: list[str]
 
     def advantages(self, normalise: bool) -> Tensor:
-        """[G, N]; 0 for what stays out of the loss, whose reward still counts for its group's mean."""
+        """[G, N]; 0 for rollouts that stay out of the loss. Their rewards still count for the mean of their group."""
         advantage_GN = group_advantages(self.reward_GN, normalise)
         if self.left_out_B is None:
             return advantage_GN
         return advantage_GN.masked_fill(self.left_out_B.view_as(advantage_GN), 0.0)
 
     def batch(self, normalise_advantage: bool) -> TokenBatch:
-        """What is trained on, with advantages: what the next stages fill in and the update reads."""
+        """The rollouts that are trained on, with advantages, as the batch that the next stages fill in and the update
+        reads."""
         batch = TokenBatch.from_rollouts(self.rollouts, pad_id=0)
         batch.advantage_B = self.advantages(normalise_advantage).flatten()
         batch.left_out_B = self.left_out_B
@@ -56,7 +59,7 @@ class Groups:
 
 
 def kind_of(value_N: Tensor) -> Kind:
-    """Of one prompt's rewards; NaN is ungraded.
+    """The kind of one prompt's rewards; NaN means ungraded.
 
     >>> kind_of(torch.tensor([1.0, 1.0, torch.nan]))
     'all_right'
@@ -70,7 +73,8 @@ def kind_of(value_N: Tensor) -> Kind:
 
 
 class Rounds:
-    """The choice for one step, round by round: `asks_for` prompts are to be sampled next, and `add` takes them in."""
+    """Makes the choice for one step, round by round: `asks_for` says how many prompts to sample next, and `add` takes
+    their rollouts in."""
 
     def __init__(self, config: TrainConfig, ranks: Ranks):
         self.config, self.ranks = config, ranks
@@ -79,21 +83,21 @@ class Rounds:
         self.most_rounds = config.rollout.dynamic_sampling_rounds if self.filtering else 1
         self.round_starts: list[int] = []
         self.kinds: dict[int, Kind] = {}
-        """By the prompt's number within the step, of all processes."""
+        """The kind of each prompt of all processes, by its number within the step."""
         self._sampled: list[Rollout] = []
         self._graded: list[Graded] = []
         self._mine: list[int] = []
-        """Numbers of our prompts, in the order of the rows of `_graded`."""
+        """Numbers of this process's prompts, in the order of the rows of `_graded`."""
 
     @property
     def drawn(self) -> int:
-        """Prompts so far, over all processes."""
+        """How many prompts were drawn so far, over all processes."""
         return len(self.kinds)
 
     @property
     def asks_for(self) -> int:
-        """Prompts of the next round, over all processes; 0: no further round. As many as should fill the step going by the
-        share that was kept so far, since every round takes the time of its longest response."""
+        """How many prompts the next round needs, over all processes; 0: no further round. They are enough to fill the
+        step if the same share is kept as so far, because each further round takes the time of its longest response."""
         missing = self.wanted - len(self._spread())
         if len(self.round_starts) >= self.most_rounds or missing <= 0:
             return 0
@@ -101,7 +105,7 @@ class Rounds:
         return min(self.wanted, math.ceil(missing * self.drawn / kept)) if kept else self.wanted
 
     def add(self, prompts: dict[int, Prompt], rollouts: list[Rollout], graded: Graded) -> None:
-        """Our share of one round, by the prompts' numbers within the step."""
+        """Take in this process's share of one round. prompts: by their numbers within the step."""
         self._let_go(number for number, kind in self.kinds.items() if self.filtering and kind != "spread")
         by = self.config.rollout.dynamic_sampling_by
         values_GN = graded.total_GN if by is None else graded.terms_GN[by]
@@ -113,10 +117,10 @@ class Rounds:
         self._mine += prompts
 
     def groups(self) -> Groups:
-        """The choice, once nothing is asked for any more.
+        """The rollouts to train on, once `asks_for` is 0.
 
-        Where no prompt's rollouts differ, those of the last round go on without a reward: they teach nothing, and the step
-        can still be measured.
+        Where no prompt's rollouts differ, those of the last round go on with rewards of 0: nothing is learned from
+        them, but the step can still be measured.
         """
         assert not self.asks_for, "the step is not full yet"
         kept = self._spread()[: self.wanted] if self.filtering else sorted(self.kinds)
@@ -144,7 +148,8 @@ class Rounds:
         return sorted(number for number, kind in self.kinds.items() if not self.filtering or kind == "spread")
 
     def _let_go(self, numbers: Iterable[int]) -> None:
-        """The lists of rollouts that are not trained on: the largest thing that they hold."""
+        """Free the top-k lists of these prompts' rollouts, which are not trained on. Lists are the largest part of a
+        rollout."""
         dropped = set(numbers)
         for rollout in self._sampled:
             if rollout.prompt_index in dropped:

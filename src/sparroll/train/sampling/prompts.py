@@ -1,4 +1,5 @@
-"""Which prompts a step gets: an endless walk over the training set, one order per epoch. The cursor is one number."""
+"""Which prompts a step gets: an endless walk over the training set, with a new order in each epoch. Its position is one
+number."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ ALL = 2**62
 
 
 class PromptStream:
-    """`train_prompts` prompts of the task's train split (None: all of a finite one), shuffled anew in each epoch."""
+    """`train_prompts` prompts of the task's train split, shuffled anew in each epoch. None: all prompts of a finite
+    task."""
 
     def __init__(self, task: Task, level: int, seed: int, train_prompts: int | None):
         self.prompts = task.prompts("train", level, seed, ALL if train_prompts is None else train_prompts)
@@ -23,9 +25,9 @@ class PromptStream:
             raise UserError(f"the task {task.name!r} has no training prompts at level {level}")
         self.seed = seed
         self.drawn = 0
-        """Prompts handed out so far: the cursor that a checkpoint keeps."""
+        """How many prompts were handed out so far. A checkpoint keeps this position."""
         self._shuffled: tuple[int, list[int]] = (-1, [])
-        """The last epoch that was asked for, and its order."""
+        """The latest epoch that was needed, and its order."""
 
     def next(self, count: int) -> list[Prompt]:
         """The next prompts; a step may straddle two epochs."""
@@ -46,9 +48,10 @@ class PromptStream:
 
 
 class GivenPrompts:
-    """Prompts of one's own as a task without rewards. Every eighth, beginning with the first, is held out as the eval split.
+    """Your own prompts as a task without rewards. Every eighth prompt, beginning with the first, is held out as the
+    eval split.
 
-    The name holds a digest of the prompts, so that a run is not resumed with others.
+    The name contains a digest of the prompts, so that a run is not resumed with others.
     """
 
     def __init__(self, prompts: Sequence[Prompt], where: str):
@@ -64,5 +67,5 @@ class GivenPrompts:
         return [prompt for place, prompt in enumerate(self._given) if (place % 8 == 0) == held_out][:count]
 
     def reward(self, prompt: Prompt, response_text: str) -> float:
-        """Raises UserError: nobody said what is right."""
+        """Raises UserError: your own prompts come without right answers."""
         raise UserError(f"the prompts of {self.name} have no rewards", "choose a task")

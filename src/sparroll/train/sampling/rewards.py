@@ -1,5 +1,5 @@
-"""From responses to the numbers that are trained on: the task's verdict and functions of one's own, weighted and added up,
-less the overlong penalty. Which prompts are trained on is groups.py's part."""
+"""From responses to rewards: the task's verdict and your own functions, weighted and added up, minus the overlong
+penalty. groups.py chooses the prompts that are trained on."""
 
 # G prompts, N rollouts per prompt
 
@@ -26,23 +26,24 @@ from sparroll.types import Prompt, Rollout, StepReport
 
 @dataclass(frozen=True)
 class Graded:
-    """What the rollouts of G prompts got; float32, NaN where nothing can be said of a response."""
+    """The rewards of the rollouts of G prompts; float32, NaN where a response could not be graded."""
 
     terms_GN: dict[str, Tensor]
-    """By the term's name, before its weight."""
+    """The values of each term by its name, before they are weighted."""
     total_GN: Tensor
-    """The terms, weighted and added up; NaN where one with a weight is."""
+    """The terms, weighted and added up; NaN where a term with a weight is NaN."""
     penalty_GN: Tensor
     """What each response loses for its length, 0 or more."""
 
     @property
     def reward_GN(self) -> Tensor:
-        """What is trained on."""
+        """The rewards that are trained on."""
         return self.total_GN - self.penalty_GN
 
 
 class Rewards:
-    """Raises UserError where a function of one's own is not there or cannot be called like a reward."""
+    """Computes the terms of [reward]. Raises UserError where your own function cannot be found or cannot be called like
+    a reward."""
 
     def __init__(self, settings: RewardSection, samples_per_prompt: int, max_new_tokens: int):
         self.settings, self.samples_per_prompt, self.max_new_tokens = settings, samples_per_prompt, max_new_tokens
@@ -54,7 +55,7 @@ class Rewards:
     def __call__(
         self, task: Task, prompts: list[Prompt], rollouts: list[Rollout], decode: Callable[[list[int]], str]
     ) -> Graded:
-        """Of `samples_per_prompt` rollouts for each prompt, in the order of the prompts."""
+        """Grade `samples_per_prompt` rollouts of each prompt, in the order of the prompts."""
         asked = [prompt for prompt in prompts for _ in range(self.samples_per_prompt)]
         texts = [decode(rollout.response_ids) for rollout in rollouts]
         assert len(asked) == len(texts), f"{len(texts)} rollouts for {len(prompts)} prompts"
@@ -62,7 +63,8 @@ class Rewards:
         terms = {name: values.view(shape) for name, values in self._terms(task, asked, texts, rollouts).items()}
         total_GN = torch.zeros(shape, dtype=torch.float64)
         for term in self.settings.terms:
-            # Not 0 times what may be NaN: a term that is only measured takes no response away.
+            # A term of weight 0 is only measured. It must not be added, because 0 * NaN would make the response
+            # ungraded.
             if term.weight:
                 total_GN += term.weight * terms[term.name]
         _refuse_swallowing(total_GN)
@@ -89,15 +91,15 @@ class Rewards:
         return found
 
     def record(self) -> list[dict[str, Any]]:
-        """Each function of one's own: its term, import path, settings, file and the file's digest."""
+        """For each of your own functions: its term, import path, settings, file and the file's digest."""
         return [{"name": name} | each.table() for name, each in self.functions.items()]
 
     def digests(self) -> dict[str, str]:
-        """By the term's name: what a resumed run is compared by."""
+        """The digest of each function's file by the term's name. A resumed run compares them."""
         return {name: each.digest for name, each in self.functions.items()}
 
     def changes(self, before: dict[str, str]) -> list[str]:
-        """An event for each function whose file is not what it was."""
+        """An event for each function whose file has changed."""
         return [
             f"the reward {each.path} has changed since the checkpoint: its file was {before[name][:12]} and is "
             f"{each.digest[:12]} now (sha256)"
@@ -107,24 +109,26 @@ class Rewards:
 
 
 def _refuse_swallowing(total_GN: Tensor) -> None:
-    """Raise UserError for sums beyond what one reward may be, for the same reason."""
+    """Raise UserError for sums above LARGEST, the bound for a single reward: in fp32, differences between larger ones
+    get lost."""
     largest = max(total_GN.nan_to_num().flatten().tolist(), key=abs, default=0.0)
     if abs(largest) > LARGEST:
         raise UserError(
-            f"the reward.terms add up to {largest:g} for a response, and beyond {LARGEST:g} fp32 swallows differences",
+            f"the reward.terms add up to {largest:g} for a response, and beyond {LARGEST:g} fp32 loses small differences",
             "lower reward.terms.weight: normalised advantages are the same at any scale",
         )
 
 
 def overlong_penalty(tokens: int, most_tokens: int, buffer_tokens: int, penalty: float) -> float:
-    """What a response of so many tokens loses: 0 up to most - buffer, then linearly up to `penalty` at `most_tokens` (DAPO,
-    arXiv 2503.14476)."""
+    """What a response of `tokens` tokens loses: 0 up to most_tokens - buffer_tokens, then linearly up to `penalty` at
+    `most_tokens` (DAPO, arXiv 2503.14476)."""
     beyond = tokens - (most_tokens - buffer_tokens)
     return penalty * min(max(beyond, 0) / buffer_tokens, 1.0)
 
 
 def agreed(grade: Callable[[], Graded], ranks: Ranks) -> Graded:
-    """What `grade` gives. A UserError on one process is raised on all, so that none waits for one that has ended."""
+    """The result of `grade`. A UserError on one process is raised on all of them, so that none waits for a process that
+    has ended."""
     graded: Graded | None = None
     problem: UserError | None = None
     try:
@@ -149,8 +153,8 @@ def _why_ungraded(graded: list[Graded], settings: RewardSection, ranks: Ranks) -
 
 
 def reward_report(graded: list[Graded], settings: RewardSection, ranks: Ranks) -> StepReport:
-    """Metrics of all that was sampled, over all processes. The terms and the penalty only where there is more to say than
-    the task's verdict."""
+    """Metrics of all sampled rollouts, over all processes. Terms are reported where there is more than the task's
+    verdict, the penalty where there is one."""
     rows = ranks.gather([row for part in graded for row in part.reward_GN.tolist()])
     groups = np.array(rows)
     known = groups[~np.isnan(groups)]

@@ -1,4 +1,4 @@
-"""From prompts to rollouts: our share of a step's prompts, sampled under the engine's schedule."""
+"""From prompts to rollouts: this process's share of a step's prompts, sampled under the engine's schedule."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparroll.types import Rollout, StepReport
 
 @dataclass(frozen=True)
 class Sampling:
-    """What `sample` needs beside the prompts."""
+    """The settings of `sample`."""
 
     samples_per_prompt: int
     max_new_tokens: int
@@ -25,7 +25,8 @@ class Sampling:
 def sample(
     engine: Engine, prompt_ids: Sequence[Sequence[int]], numbers: list[int], seeds: list[int], sampling: Sampling
 ) -> list[Rollout]:
-    """Rollouts of our prompts; `prompt_index` becomes the prompt's number within the step, over all processes."""
+    """Rollouts of this process's prompts. `prompt_index` becomes the prompt's number within the step, over all
+    processes."""
     if not prompt_ids:
         return []
     rollouts = engine.generate(
@@ -42,7 +43,7 @@ def sample(
 
 
 def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepReport:
-    """Lengths and what was read, over all processes."""
+    """Metrics of lengths and of how much was read, over all processes."""
     layers = engine.report().layers
     mine = {
         "tokens": [len(rollout.response_ids) for rollout in rollouts],
@@ -65,7 +66,7 @@ def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> Ste
 
 
 def compression_report(engine: Engine, ranks: Ranks) -> StepReport:
-    """What the step's rollouts saved of the KV cache's memory; empty where nothing is dropped from it."""
+    """Metrics of the KV cache's memory that a compression saved in this step; empty without a compression."""
     if engine.compression is None:
         return {}
     report = engine.report()

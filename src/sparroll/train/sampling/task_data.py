@@ -1,4 +1,5 @@
-"""The run's task, and what a run on real rows needs beside it: prompt lengths, a record of the rows, no other rows later."""
+"""The run's task. A run on real rows also leaves out prompts that are too long, records its rows, and cannot be resumed
+on other rows."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ RECORD = "data.json"
 
 
 def make_task(config: TrainConfig) -> Task:
-    """The task that the configuration names. Raises UserError where rows are to be trained on and there are no eval rows."""
+    """The task that the configuration names. Raises UserError where it has rows to train on, but no eval rows."""
     name = config.task.name
     if not tasks.is_data(name):
         if name not in tasks.names():
@@ -35,7 +36,8 @@ def make_task(config: TrainConfig) -> Task:
 
 
 def training_prompts(task: Task, config: TrainConfig, encoder: PromptEncoder) -> PromptStream:
-    """The walk over the training prompts, none of them too long. Raises UserError where there are fewer than asked for."""
+    """The walk over the training prompts, none of which is too long. Raises UserError where there are fewer than
+    `task.train_prompts`."""
     asked = config.task.train_prompts
     if not isinstance(task, DataTask):
         endless = not isinstance(task, GivenPrompts)
@@ -54,13 +56,14 @@ def training_prompts(task: Task, config: TrainConfig, encoder: PromptEncoder) ->
 
 
 def write_record(task: Task, out: Path) -> None:
-    """What was read, skipped and left out, as data.json."""
+    """Write data.json, which says which rows were read, skipped and left out."""
     if isinstance(task, DataTask):
         files.write_json(out / RECORD, task.report())
 
 
 def refuse_other_rows(task: Task, out: Path) -> None:
-    """Raise UserError where a run is resumed on other rows than it began with: no prompt would stand at its place."""
+    """Raise UserError where a run is resumed on other rows than it began with: the order of its prompts would not be
+    the same."""
     if isinstance(task, DataTask) and (out / RECORD).is_file():
         began = checkpoint.read_json(out / RECORD)["fingerprint"]
         refuse_changes(out, {"data.fingerprint": began}, {"data.fingerprint": task.fingerprint()})

@@ -1,5 +1,5 @@
-"""The trainer's weights on their way to the engine, and proof on both sides that they arrived. A rollout sampled from other
-weights than the trainer believes would make every log-ratio wrong without an error anywhere else."""
+"""Brings the trainer's weights to the engine, and checks on both sides that they arrived. A rollout sampled from other
+weights than the trainer assumes would make every log-ratio wrong, and nothing else would notice."""
 
 from __future__ import annotations
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
     from sparroll.engines.adapter import Adapter
 
 Holds = Literal["policy", "sampler"]
-"""The policy alone, or what samples: the policy with the adapter merged in. Without an adapter they are the same."""
+"""policy: the policy alone. sampler: the policy with the adapter merged in. A run without an adapter has only
+"policy"."""
 
 
 class EngineWeights:
-    """Which weights the engine has, as of which step. Without an adapter its version is the step; with one, each load has
-    the next number, and only this object says what it stands for.
+    """Knows which weights the engine has, and of which step. Without an adapter, the engine's weight version is the
+    step. With one, each load has the next number, and only this object knows which weights that are.
 
     dtype: the engine's; merged weights are rounded to it once.
     """
@@ -35,11 +36,11 @@ class EngineWeights:
         self._version = engine.weight_version
 
     def bring_policy(self, step: int) -> None:
-        """For whatever is dense: the policy of that step, without the adapter."""
+        """Give the engine the policy of that step without the adapter, for dense rollouts."""
         self._bring("policy", step)
 
     def bring_sampler(self, step: int) -> None:
-        """For sparse rollouts: the policy of that step, with the adapter of that step merged in."""
+        """Give the engine the policy of that step with that step's adapter merged in, for sparse rollouts."""
         self._bring("policy" if self.adapter is None else "sampler", step)
 
     def _bring(self, what: Holds, step: int) -> None:
@@ -55,7 +56,7 @@ class EngineWeights:
             check_version(self.engine, self._version)
 
     def check_sampled(self, rollouts: Iterable[Rollout], step: int) -> None:
-        """That they were sampled with the weights that `bring_sampler` brought for that step."""
+        """Assert that these were sampled with the weights that `bring_sampler` brought for that step."""
         assert self._holds == ("policy" if self.adapter is None else "sampler", step), f"the engine has {self._holds}"
         check_rollouts(rollouts, self._version)
 

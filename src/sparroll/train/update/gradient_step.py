@@ -1,5 +1,5 @@
-"""How a loss moves weights: its gradient over the micro batches of all processes, checked and clipped, then AdamW. The
-losses themselves stand with the callers, policy.py and distill/adapter_update.py."""
+"""How a loss moves weights: its gradient is added up over the micro batches of all processes, checked and clipped, and
+AdamW makes a step. The callers, policy.py and distill/adapter_update.py, bring their losses."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from sparroll.train.update.optimizer import learning_rate, make_optimizer
 from sparroll.types import TokenBatch
 
 Loss = Callable[[TokenBatch], tuple[Tensor, LossSums]]
-"""One micro batch's part of the step's loss, with gradient, and its sums for the metrics. The parts of all micro batches and
-processes add up to the whole."""
+"""Gives one micro batch's part of the step's loss, with gradient, and its sums for the metrics. The parts of all micro
+batches and processes add up to the whole loss."""
 
 
 class GradientStep:
     """The optimizer of a model's trainable weights, and how a loss moves them.
 
-    named: what an error calls the gradient.  lr_key: the setting that makes its steps smaller.
+    named: what an error calls the gradient.  lr_key: the setting of the learning rate, for the error's hint.
     """
 
     def __init__(
@@ -49,17 +49,19 @@ class GradientStep:
         *,
         needs_tokens: bool,
     ) -> tuple[LossSums, float]:
-        """One update per epoch on these rows of our batch; `step` counts from 1. Calls `before_weights_move` right before
-        weights change. -> (sums over all processes, gradient norm before clipping) of the last one
+        """Make one update per epoch on these rows of this process's batch; `step` counts from 1. `before_weights_move`
+        is called right before weights change. -> (sums over all processes, gradient norm before clipping) of the last
+        update
 
-        needs_tokens: nothing moves where the loss counted no token.
+        needs_tokens: where the loss counted no token, no weight moves.
         """
         sums, norm = LossSums(), 0.0
         for _ in range(self.settings.epochs_per_batch):
             sums = self.gradient(batch, rows, loss)
             norm = self._clip(step)
             if needs_tokens and not sums.tokens:
-                # AdamW would go on with the steps before, and with the weight decay.
+                # Even with a zero gradient, AdamW would move weights by its memory of earlier gradients and by weight
+                # decay.
                 break
             before_weights_move()
             for group in self.optimizer.param_groups:
@@ -69,7 +71,8 @@ class GradientStep:
         return sums, norm
 
     def gradient(self, batch: TokenBatch, rows: list[int], loss: Loss) -> LossSums:
-        """Leave the gradient of the whole step's loss in the weights, on every process. -> its sums over all processes"""
+        """Put the gradient of the whole step's loss into `.grad` of the weights, on every process. -> the loss's sums
+        over all processes"""
         self.optimizer.zero_grad(set_to_none=True)
         sums, settings = LossSums(), self.settings
         with self._training_mode():
@@ -84,7 +87,8 @@ class GradientStep:
         return total
 
     def _clip(self, step: int) -> float:
-        """Gradient norm before clipping. Raises UserError where it is not finite; no weight has moved then."""
+        """Clip the gradient; -> its norm before that. Raises UserError where the norm is not finite, before any weight
+        moves."""
         limit = self.settings.max_gradient_norm or math.inf
         norm = float(torch.nn.utils.clip_grad_norm_(self.model.parameters(), limit))
         if not math.isfinite(norm):
@@ -96,7 +100,8 @@ class GradientStep:
 
     @contextlib.contextmanager
     def _training_mode(self) -> Iterator[None]:
-        # transformers checkpoints activations only in training mode; otherwise the model stays as the scorer runs it.
+        # transformers checkpoints activations only in training mode. Without checkpointing the model stays in eval
+        # mode, in which the scorer runs it, too.
         self.model.train(self.settings.gradient_checkpointing)
         try:
             yield
@@ -105,5 +110,5 @@ class GradientStep:
 
 
 def autocast(dtype: str, device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """bf16 arithmetic on fp32 weights, or nothing."""
+    """A context with bf16 arithmetic on fp32 weights for "bf16"; for other dtypes it does nothing."""
     return torch.autocast(device.type, dtype=torch.bfloat16) if dtype == "bf16" else contextlib.nullcontext()

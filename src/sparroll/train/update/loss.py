@@ -1,7 +1,8 @@
 """The clipped policy loss with the correction outside the clip, as a sum over one micro batch. No model, no optimizer.
 
-Three policies: `sparse` sampled the tokens, `dense` is the same weights with full attention, `now` is being updated. The PPO
-ratio is now/dense; what lies between dense and sparse is the correction's business and only scales the loss of a token.
+There are three policies: `sparse` sampled the tokens, `dense` has the same weights with full attention, and `now` is
+being updated. The PPO ratio is now/dense. The gap between dense and sparse is left to the correction, whose weight only
+scales the loss of a token.
 """
 
 # B rollouts of a micro batch, T response tokens (right-padded)
@@ -27,7 +28,8 @@ class LossSettings:
 
 @dataclass
 class LossSums:
-    """Sums over kept tokens, so that micro batches and ranks add up to exactly one big batch."""
+    """Sums over kept tokens. Those of micro batches and ranks add up to the sums of one big batch; `ratio_max` is a
+    maximum."""
 
     loss: float = 0.0
     tokens: float = 0.0
@@ -55,10 +57,11 @@ def policy_loss(
 ) -> tuple[Tensor, LossSums]:
     """This micro batch's part of the token-mean loss: its sum over kept tokens, divided by `kept_tokens`.
 
-    `kept_tokens` counts the kept tokens of the whole step (all micro batches, all ranks, skipped zero-advantage groups
-    included); summed over micro batches and ranks the parts are the mean. -> (loss with gradient, sums for the metrics)
+    `kept_tokens` counts the kept tokens of the whole step: those of all micro batches and ranks, and of groups that are
+    skipped because their advantages are zero. So the parts of all micro batches and ranks add up to the mean. -> (loss
+    with gradient, sums for the metrics)
     """
-    # A token that the dense policy cannot say (-inf) has no ratio: it counts as a token and moves nothing.
+    # A token with dense probability 0 (-inf) has no ratio: it counts as a token and moves nothing.
     kept_BT, counted_tokens = kept_BT & torch.isfinite(dense_logp_BT), float(kept_BT.sum())
     log_ratio_BT = (now_logp_BT - dense_logp_BT).masked_fill(~kept_BT, 0.0)
     ratio_BT = exponential(log_ratio_BT)
@@ -92,10 +95,11 @@ def k3(now_logp_BT: Tensor, reference_logp_BT: Tensor, kept_BT: Tensor) -> Tenso
 
 
 def top_k_kl(dense_logp_NK: Tensor, now_logp_NK: Tensor) -> Tensor:
-    """[N] KL(dense || now) over the dense policy's K most likely tokens and one bucket for all others, never negative and at
-    most the KL of the whole distributions. Both arguments are of the same tokens; the first has no gradient."""
+    """[N] KL(dense || now) over the dense policy's K most likely tokens and one bucket for all others. It is never
+    negative and at most the KL of the whole distributions. Both arguments are for the same tokens; the first has no
+    gradient."""
     dense_NK, now_NK = dense_logp_NK.exp(), now_logp_NK.exp()
     listed_NK = dense_NK * (dense_logp_NK.masked_fill(dense_NK == 0, 0.0) - now_logp_NK).masked_fill(dense_NK == 0, 0.0)
-    # Below this the rest is rounding of the sum.
+    # A smaller rest is only the rounding error of the sum.
     rest_dense_N, rest_now_N = ((1.0 - mass_NK.sum(-1)).clamp_min(_LEAST_REST) for mass_NK in (dense_NK, now_NK))
     return listed_NK.sum(-1) + rest_dense_N * (rest_dense_N.log() - rest_now_N.log())

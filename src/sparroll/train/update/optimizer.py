@@ -12,7 +12,7 @@ _STATE = ("exp_avg", "exp_avg_sq", "step")
 
 
 def make_optimizer(model: nn.Module, settings: TrainSection) -> torch.optim.AdamW:
-    """Weight decay on matrices only; norms and biases are left alone."""
+    """AdamW over the trainable weights. Weight decay acts only on matrices, not on norms and biases."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": settings.weight_decay},
@@ -22,8 +22,8 @@ def make_optimizer(model: nn.Module, settings: TrainSection) -> torch.optim.Adam
 
 
 def learning_rate(settings: TrainSection, step: int) -> float:
-    """Of the update that completes step 1, 2, ...: a linear warm-up, then constant. A function of the step alone, so there
-    is no scheduler state to keep."""
+    """The learning rate of the updates of a step, which counts from 1: a linear warm-up, then constant. It depends on
+    the step alone, so there is no scheduler state to keep."""
     return settings.lr * min(1.0, step / settings.warmup_steps) if settings.warmup_steps else settings.lr
 
 

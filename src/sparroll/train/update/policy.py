@@ -1,5 +1,5 @@
-"""The policy update: the clipped, corrected loss over the rollouts that can move a weight. How a loss moves weights is in
-gradient_step.py, the formula of the loss in loss.py."""
+"""The policy update: the clipped, corrected loss over the rollouts that can move a weight. gradient_step.py has how a
+loss moves weights, and loss.py its formula."""
 
 # B rollouts, T response tokens (right-padded)
 
@@ -21,7 +21,7 @@ from sparroll.train.update.optimizer import learning_rate
 from sparroll.types import StepReport, TokenBatch
 
 _PROBE_TOKENS = 32
-"""Enough for dropout in attention alone to show; every model has room for them."""
+"""Enough tokens for dropout in attention to show, and few enough for every model."""
 
 
 class PolicyUpdate:
@@ -39,8 +39,9 @@ class PolicyUpdate:
         self.optimizer = self.gradient_step.optimizer
 
     def __call__(self, batch: TokenBatch, step: int, before_weights_move: Callable[[], None]) -> StepReport:
-        """One update per epoch, none where no kept token can move a weight; `step` counts from 1. batch: with advantages,
-        dense log-probabilities, weights and kept tokens. Calls `before_weights_move` right before weights change."""
+        """Make one update per epoch, or none where no kept token can move a weight; `step` counts from 1. The batch
+        needs advantages, dense log-probabilities, weights and kept tokens. `before_weights_move` is called right before
+        weights change."""
         rows = self._rows(batch)
         trained = sum(self.ranks.gather([len(rows)]))
         report = {
@@ -54,7 +55,8 @@ class PolicyUpdate:
         return report | self._report(sums) | {"policy/gradient_norm": norm}
 
     def _rows(self, batch: TokenBatch) -> list[int]:
-        """Rollouts whose loss can move a weight. The others cost no forward pass, and stay in the denominator."""
+        """Rollouts whose loss can move a weight. The others are not run through the model, but stay in the
+        denominator."""
         assert batch.advantage_B is not None, "the batch needs advantages"
         if self.settings.kl_coefficient > 0:
             return list(range(len(batch)))
@@ -93,7 +95,7 @@ class PolicyUpdate:
 
 @torch.inference_mode()
 def _refuse_dropout(model: PreTrainedModel) -> None:
-    """Raise UserError where training mode, which checkpointing needs, makes another policy of the model: the ratio to the
+    """Raise UserError where the model's outputs differ in training mode, which checkpointing needs. The ratio to the
     dense log-probabilities would be noise from the first update on."""
     ids = torch.arange(_PROBE_TOKENS, device=model.device)[None] % model.config.vocab_size
     plain = model(input_ids=ids, use_cache=False).logits
@@ -105,7 +107,7 @@ def _refuse_dropout(model: PreTrainedModel) -> None:
             model.eval()
     if not torch.allclose(plain, noisy, equal_nan=True):
         raise UserError(
-            f"train.gradient_checkpointing runs {type(model).__name__} in training mode, where its dropout makes it another "
-            "policy than the one that is scored",
+            f"train.gradient_checkpointing runs {type(model).__name__} in training mode, where dropout makes it a different "
+            "policy from the one that is scored",
             "set the dropout probabilities in the model's config.json to 0, or --set train.gradient_checkpointing=false",
         )

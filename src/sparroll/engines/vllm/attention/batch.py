@@ -1,4 +1,5 @@
-"""Which rows of a step decode, what they may read, and the counting of it. From host-side lengths; no kernels here."""
+"""Which rows of a step decode, and what they may read, from lengths that the host knows; also counts both. There are no
+kernels here."""
 
 # R rows of a step (requests, padding rows included), M blocks per request
 
@@ -16,13 +17,13 @@ from sparroll.engines.vllm.attention.state import State
 
 @dataclass
 class StepPlan:
-    """What the sparse layers do in a step: on the metadata that vLLM hands to every layer, as `sparroll`. None there means
-    that each row reads everything."""
+    """What the sparse layers do in a step. It is the attribute `sparroll` of the metadata that vLLM hands to every
+    layer; None there means that each row reads everything."""
 
     decodes: int
-    """Rows in front that sparroll attends for: R of the tensors below."""
+    """Number of rows, from the first one on, that sparroll's attention serves: R of the tensors below."""
     prefills: Any
-    """The parent backend's metadata of the rows behind them, which prefill; None where there are none."""
+    """The parent backend's metadata of the rows behind them, which prefill; None where no row does."""
     context_tokens_R: Tensor
     kv_budget_tokens_R: Tensor
     block_table_RM: Tensor
@@ -33,12 +34,13 @@ class Rows:
     """The rows of a step. Those with one new token stand first; a row of a captured graph may be padding."""
 
     decodes: int
-    """Rows in front with at most one new token each: what decodes, one-token ends of chunked prompts, padding."""
+    """Number of rows in front with at most one new token each: rows that decode, one-token ends of chunked prompts, and
+    padding."""
     prefills: int
     contexts_R: np.ndarray
     """Context lengths of the `decodes` rows, the new token included; 0 for padding."""
     whole_R: np.ndarray
-    """Those of them that must read everything because they are the end of a prompt."""
+    """Which of these rows must read everything because they are the end of a prompt."""
     prefill_tokens: int
 
     @staticmethod

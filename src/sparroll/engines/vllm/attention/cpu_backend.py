@@ -1,5 +1,5 @@
-"""vLLM's CPU backend with sparse decoding by the reference operations: the logic of the CUDA backend where it can be
-checked without a GPU. Not meant to be fast."""
+"""vLLM's CPU backend with sparse decoding by the reference operations. It has the logic of the CUDA backend where it
+can be tested without a GPU, and is not meant to be fast."""
 
 # R rows that decode, H kv heads, G query heads per kv head, P blocks, B tokens per block, D head dim
 
@@ -27,7 +27,8 @@ from sparroll.engines.vllm.settings import VLLMSettings
 
 
 class SparseCPUBackend(CPUAttentionBackend):
-    """Registered over CPU_ATTN; vLLM's own unless the engine's settings ask for sparroll."""
+    """Registered in place of CPU_ATTN. It behaves like vLLM's own backend unless the engine's settings ask for
+    sparroll."""
 
     @staticmethod
     def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
@@ -41,7 +42,8 @@ class SparseCPUBackend(CPUAttentionBackend):
 
     @staticmethod
     def get_builder_cls() -> type[CPUAttentionMetadataBuilder]:
-        # Unlike the others it is told the configuration, so where none is current it can still decide for itself.
+        # The builder is given the configuration, unlike the other classes, so it can decide for itself where none is
+        # current.
         unasked = get_current_vllm_config_or_none() is not None and not _asked()
         return CPUAttentionMetadataBuilder if unasked else SparseCPUMetadataBuilder
 
@@ -87,7 +89,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
 
 
 class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
-    """Dense layers, and steps in which every row reads everything, are the parent's."""
+    """One attention layer. The parent class handles dense layers, and steps in which every row reads everything."""
 
     def __init__(self, *arguments: Any, **named: Any):
         CPUAttentionBackendImpl.__init__(self, *arguments, **named)
@@ -100,7 +102,8 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         index_PSHW = self._index(kv_cache)
         if index_PSHW is None or STATE.selector is None:
             return
-        # The operations take rows of D adjacent numbers, which vLLM's keys are not: they see a copy of what they need.
+        # The operations need rows of D adjacent numbers, which vLLM's keys do not have, so they get a copy of what they
+        # need.
         slots_T, block = slot_mapping.long(), kv_cache.shape[2]
         slots_T = slots_T[slots_T >= 0]
         blocks_X, places_T = torch.unique(slots_T // block, return_inverse=True)
@@ -160,7 +163,8 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
 
 
 def _views(kv_cache: Tensor) -> tuple[Tensor, Tensor]:
-    """Keys and values [P, B, H, D]. vLLM's CPU kernels keep a block's keys as [D, B] and its values behind, as [B, D]."""
+    """Keys and values [P, B, H, D]. vLLM's CPU kernels keep a block's keys as [D, B] and its values behind, as [B,
+    D]."""
     blocks, heads, block, both = kv_cache.shape
     keys, values = kv_cache.view(blocks, heads, 2 * block, both // 2).chunk(2, dim=2)
     return keys.view(blocks, heads, both // 2, block).permute(0, 3, 1, 2), values.permute(0, 2, 1, 3)

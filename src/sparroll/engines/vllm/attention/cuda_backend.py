@@ -1,8 +1,9 @@
-"""vLLM's FlashAttention backend with sparse decoding, on CUDA. Prefill, dense layers and everything else are the parent's.
+"""vLLM's FlashAttention backend with sparse decoding, on CUDA. The parent class handles prefill, dense layers and
+everything else.
 
-A step of decode rows alone can run inside a full CUDA graph: what the sparse layers do is then the same for every such step,
-reads its lengths, budgets and blocks from tensors that stay where they are, and returns dense attention where a budget
-exceeds its context. Steps that also prefill run outside full graphs, decode rows first.
+A step that only decodes can run inside a full CUDA graph. The sparse layers then do the same in every such step: they
+read lengths, budgets and blocks from tensors at fixed addresses, and where a budget exceeds its context the result is
+dense attention. Steps that also prefill run outside full graphs, decode rows first.
 """
 
 # R rows that decode (padding included), H kv heads, G query heads per kv head, U units, N chosen units, D head dim,
@@ -38,8 +39,8 @@ from sparroll.errors import UserError
 
 @dataclass
 class Workspace:
-    """Device memory of the sparse layers, shared by all of them. Nothing in it outlives a layer, but for what `build`
-    writes anew in each step: an engine may wake from sleep with other contents."""
+    """Device memory that all sparse layers share. Its contents are needed only within a layer, except for what `build`
+    writes anew in each step, so an engine may wake from sleep with other contents."""
 
     scores_RHU: Tensor
     unit_ids_RHN: Tensor
@@ -79,7 +80,7 @@ _workspace: Workspace | None = None
 
 
 def drop_workspace() -> None:
-    """When the engine is gone."""
+    """Free the workspace after the engine is gone."""
     global _workspace
     _workspace = None
 
@@ -155,7 +156,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         whole.sparroll = None
         if not self.sparse or not rows.decodes:
             return whole
-        # Where a full graph may run, its contents were settled at capture; only elsewhere is there a choice.
+        # A full graph does what was captured. Only where none may run can the step choose dense attention.
         free = not captures and (rows.prefills > 0 or not self.use_full_cuda_graph)
         if free and not rows.some_are_sparse(STATE):
             return whole
@@ -183,14 +184,15 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         return whole
 
     def _prefills(self, common: Any, first: int) -> FlashAttentionMetadata:
-        # No schedule computed ahead: the parent keeps it in one buffer, which the whole batch's metadata points to.
+        # fast_build computes no tile schedule ahead: the parent keeps it in one buffer, which the whole batch's
+        # metadata uses.
         behind = super().build(0, compat.rows_from(common, first), fast_build=True)
         behind.max_num_splits = 0
         return behind
 
 
 class SparseImpl(SparseLayer, FlashAttentionImpl):
-    """One attention layer. Dense layers, and steps in which nothing is left out, are the parent's."""
+    """One attention layer. The parent class handles dense layers, and steps in which every row reads everything."""
 
     supports_dcp = False
 
@@ -207,7 +209,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             self._allocate(vllm_config, STATE.selector)
 
     def _allocate(self, vllm_config: Any, selector: Selector) -> None:
-        # Here, while the model is built, so that vLLM counts it before it sizes the KV cache.
+        # Memory is allocated here, while the model is built, so that vLLM counts it before it sizes the KV cache.
         global _workspace
         if STATE.attention == "fa3_pages":
             if get_flash_attn_version(head_size=self.head_size) != 3:
@@ -276,7 +278,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             pages_RHN=pages_RHN,
             block_table_RM=plan.block_table_RM,
             units_per_block=index_PSHW.shape[1],
-            # Our attention knows from the budgets where each list ends.
+            # Our kernel knows from the budgets where each list ends.
             fill_rest=STATE.attention != "triton",
         )
         if STATE.attention == "fa3_pages":
@@ -302,7 +304,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
     def _attend_pages(
         self, query_RHGD: Tensor, keys_PBHD: Tensor, values_PBHD: Tensor, work: Workspace, out_RHGD: Tensor
     ) -> None:
-        """FlashAttention 3 itself; the page numbers take the place of the unit ids, which nobody needs any more."""
+        """Attend with FlashAttention 3. The page numbers overwrite the unit ids, which are no longer needed."""
         from vllm.v1.attention.backends.fa_utils import flash_attn_varlen_func
 
         count, heads = query_RHGD.shape[:2]
@@ -322,7 +324,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             causal=True,
             block_table=numbers_RHN.view(count * heads, -1),
             fa_version=3,
-            # Fixed, because a graph would keep whatever was best at capture.
+            # The number is fixed, because a graph would keep whatever was best at capture.
             num_splits=1,
         )
 

@@ -1,5 +1,6 @@
-"""The index (landmarks) as extra layers of vLLM's KV cache, one beside each sparse attention layer: the same block ids, so
-an index row is shared by prefix caching, counted by memory profiling, and put to sleep together with the keys it describes.
+"""The index (landmarks) as extra layers of vLLM's KV cache, one beside each sparse attention layer. They have the same
+block ids, so an index row is shared by prefix caching, counted by memory profiling, and put to sleep together with its
+keys.
 """
 
 # P blocks, S units per block, H kv heads, W index row width
@@ -57,7 +58,7 @@ class IndexLayer(AttentionLayerBase):
 
 
 class IndexMetadataBuilder(AttentionMetadataBuilder[AttentionMetadata]):
-    """Index layers are written and read by the attention layer beside them and need nothing of their own."""
+    """Builds empty metadata: index layers are written and read by the attention layer beside them."""
 
     _cudagraph_support = AttentionCGSupport.ALWAYS
 
@@ -95,7 +96,8 @@ class IndexBackend(AttentionBackend):
 
 
 def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | None) -> None:
-    """Give each sparse layer of this worker its number and its index. Repeated after a weight reload, it changes nothing."""
+    """Give each layer of this worker its number, and each sparse layer its index. A second call, after a weight reload,
+    changes nothing."""
     layers = vllm_config.compilation_config.static_forward_context
     for name, layer in list(layers.items()):
         impl: Any = getattr(layer, "impl", None)

@@ -22,7 +22,7 @@ _engine: weakref.ref[Any] | None = None
 
 
 def start(vllm_config: Any, settings: VLLMSettings) -> None:
-    """Check the engine's configuration and configure the worker's state for it. The second layer finds it done."""
+    """Check the engine's configuration and configure the worker's state for it. The first layer does this for all."""
     global _engine
     if _engine is not None and _engine() is vllm_config:
         return
@@ -52,7 +52,7 @@ class SparseLayer:
     index: IndexLayer | None
 
     def start_layer(self, parent: type, vllm_config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        """At the end of `__init__`, whose arguments are checked by name."""
+        """Called at the end of `__init__`, whose arguments are checked by name."""
         settings = VLLMSettings.find(vllm_config)
         assert settings is not None, "a sparse layer without settings"
         start(vllm_config, settings)
@@ -74,7 +74,8 @@ class SparseLayer:
         output_scale: Tensor | None = None,
         output_block_scale: Tensor | None = None,
     ) -> Tensor:
-        """Dense layers and steps without a plan are the parent's; else the rows that prefill are, and the rest is ours."""
+        """The parent class handles dense layers and steps without a plan. In other steps it handles the rows that
+        prefill, and `_decode` the rest."""
         plan: StepPlan | None = getattr(attn_metadata, "sparroll", None)
         parent: Any = super()
         if plan is None or self.index is None:
@@ -101,7 +102,7 @@ class SparseLayer:
         """Attention of the rows that decode, under the plan."""
         raise NotImplementedError
 
-    # vLLM may fold the cache update into kernels of its own; then ours, which keeps the index, would not be called.
+    # vLLM may fuse the cache update into its own kernels. Our update, which keeps the index, would then not be called.
     supports_kv_cache_update_bypass = False
 
     def fused_rope_kvcache_supported(self) -> bool:
@@ -114,7 +115,7 @@ class SparseLayer:
         return False
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        """vLLM calls this once the weights are there, before it asks what the KV cache holds."""
+        """vLLM calls this once the weights are loaded, before it asks what the KV cache holds."""
         super().process_weights_after_loading(act_dtype)  # type: ignore[misc]
-        # Layers do not know their names; whoever comes first numbers all that exist.
+        # Layers do not know their names, so the first one to come here numbers all of them.
         add_index_layers(self._vllm_config(), SparseLayer, STATE.selector)

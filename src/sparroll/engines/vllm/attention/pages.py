@@ -1,5 +1,6 @@
-"""FlashAttention 3 over units of its own for each head: a (request, KV head) pair becomes one sequence with one KV head, and
-a page is one unit of one head, addressed inside vLLM's cache by an overlapping view. No kernel of ours attends."""
+"""Lets FlashAttention 3 read other units for each head: a (request, KV head) pair becomes one sequence with one KV
+head, and a page is one unit of one head, addressed inside vLLM's cache by an overlapping view. None of our attention
+kernels is used."""
 
 # R requests, H kv heads, N chosen units, S units per block, P blocks, B tokens per block, D head dimension
 
@@ -17,8 +18,8 @@ PAGE_TOKENS = 16
 
 @dataclass(frozen=True)
 class HeadPages:
-    """Where the unit s of block p and head h starts in the cache: page number p * per_block + s * per_unit + h * per_head
-    of a view whose pages lie `step` elements apart."""
+    """Where the unit s of block p and head h starts in the cache: page number p * per_block + s * per_unit + h *
+    per_head of a view whose pages lie `step` elements apart."""
 
     step: int
     per_block: int

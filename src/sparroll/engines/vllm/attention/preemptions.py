@@ -1,8 +1,9 @@
-"""What vLLM's scheduler tells a worker about preemptions, counted: how many there were, and which response tokens went
-through prefill because of them. Imports nothing of vLLM; reads its SchedulerOutput by name.
+"""Counts preemptions from what vLLM's scheduler tells a worker: how many there were, and which response tokens went
+through prefill because of them. vLLM is not imported; the fields of its SchedulerOutput are read by name.
 
-A preempted request comes back with its prompt and what it had sampled, and prefills all of it that is not cached. The end
-of that prefill samples its next token. vLLM's V1 runner calls it the same request resumed, its V2 runner a new one.
+A preempted request comes back with its prompt and the tokens that it had sampled, and prefills whatever of them is not
+cached. The end of that prefill samples its next token. vLLM's V1 runner treats it as the same request, resumed; its V2
+runner treats it as a new one.
 """
 
 from __future__ import annotations
@@ -22,20 +23,20 @@ class Resumed:
 
     prompt_tokens: int
     known_tokens: int
-    """Prompt and response when it came back."""
+    """Tokens of prompt and response when it came back."""
     prefill_tokens: int
-    """Until there vLLM's runner says that it prefills: V1 the prompt, V2 all that is known."""
+    """Up to this token vLLM's runner calls it a prefill: V1 for the prompt, V2 for all known tokens."""
 
 
 @dataclass
 class Follower:
-    """Follows the requests of one worker. Those that began before it are unknown to it."""
+    """Follows the requests of one worker. It does not know requests that began before it."""
 
     prompts: dict[str, int] = field(default_factory=dict)
     resumed: dict[str, Resumed] = field(default_factory=dict)
 
     def follow(self, step: Any, state: State) -> None:
-        """Before the worker runs a step: take vLLM's SchedulerOutput to the counters."""
+        """Update the counters from vLLM's SchedulerOutput. Called before the worker runs the step."""
         preempted = step.preempted_req_ids or ()
         state.counters.preemptions += len(preempted)
         for name in (*preempted, *step.finished_req_ids):
@@ -73,12 +74,12 @@ class Follower:
 
 
 def count(request: Resumed, start: int, end: int, state: State) -> None:
-    """A row of a resumed request, from token `start` to `end`."""
+    """Count a row of a resumed request, from token `start` to `end`."""
     counters = state.counters
     read = int(state.read_tokens(np.array([end]))[0])
     samples = end == request.known_tokens
     if end - start == 1 and start >= request.prefill_tokens:
-        # A decode row for the runner, and for the metadata builder. Unless it samples, it only repeats a token.
+        # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.
         if not samples:
             counters.decode_rows -= 1
             counters.sparse_rows -= read < end
@@ -94,7 +95,7 @@ def count(request: Resumed, start: int, end: int, state: State) -> None:
 
 
 def watch(runner: Any, state: State) -> None:
-    """Let a Follower see each step that the model runner is given from now on. Repeated, it changes nothing."""
+    """Let a Follower see each step that the model runner is given from now on. A second call changes nothing."""
     run = runner.execute_model
     if hasattr(run, "sparroll_follower"):
         return
@@ -102,7 +103,7 @@ def watch(runner: Any, state: State) -> None:
 
     @functools.wraps(run)
     def execute_model(scheduler_output: Any, *arguments: Any, **named: Any) -> Any:
-        # Warm-ups and profiling are no requests.
+        # Warm-ups and profiling are not requests.
         if not named.get("dummy_run"):
             follower.follow(scheduler_output, state)
         return run(scheduler_output, *arguments, **named)
@@ -112,5 +113,5 @@ def watch(runner: Any, state: State) -> None:
 
 
 def watched(runner: Any) -> bool:
-    """Whether `watch` was called for it."""
+    """Whether `watch` was called for this runner."""
     return hasattr(runner.execute_model, "sparroll_follower")

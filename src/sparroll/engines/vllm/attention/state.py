@@ -1,4 +1,5 @@
-"""One object per worker process: the schedule as tensors on the device, and counters of what ran. Knows no vLLM."""
+"""One object per worker process: the schedule as tensors on the device, and counters of what ran. vLLM is not
+imported."""
 
 # R rows of a step, S schedule steps
 
@@ -22,30 +23,31 @@ UNLIMITED = 1 << 30
 
 @dataclass
 class Counters:
-    """Sums over the rows of all steps. A row that decodes is one new token of one request."""
+    """Sums over the rows of all steps. A decode row is one new token of one request."""
 
     decode_rows: int = 0
     sparse_rows: int = 0
     """Decode rows that read a part of their context in the sparse layers."""
     context_tokens: int = 0
     read_tokens: int = 0
-    """Tokens attended per sparse layer; a dense layer attends all `context_tokens`."""
+    """Tokens attended in each sparse layer; a dense layer attends to all `context_tokens`."""
     prefill_tokens: int = 0
     tail_tokens: int = 0
     """Of those, one-token ends of chunked prompts. They ran among the decode rows and read everything."""
     preemptions: int = 0
-    """Requests that lost their cache, each as often as it did. These four come from steps.py."""
+    """How often a request lost its cache. This and the next three are counted in preemptions.py."""
     recomputed_tokens: int = 0
-    """Of the prefill tokens, those of responses: a preempted request prefills what it had sampled, densely."""
+    """Those of the prefill tokens that belong to responses: a preempted request prefills, densely, what it had
+    sampled."""
     resumed_tokens: int = 0
-    """Response tokens sampled at the end of such a prefill. No decode row did it."""
+    """Response tokens sampled at the end of such a prefill, and not in a decode row."""
     resumed_sparse_tokens: int = 0
-    """Of those, the ones for which a decode row would have been a sparse row."""
+    """How many of those would have been sparse rows if a decode row had sampled them."""
 
 
 @dataclass
 class State:
-    """Shared by the layers and the metadata builder of a worker. `configure` starts it anew for an engine."""
+    """Shared by the layers and the metadata builder of a worker. `configure` resets it for a new engine."""
 
     schedule: Schedule | None = None
     layers: int = 0
@@ -54,14 +56,14 @@ class State:
     has_index: bool = False
     """Whether the engine was started with a schedule, so that index layers exist."""
     attention: str = "triton"
-    """Who attends to the chosen units on CUDA (see VLLMSettings)."""
+    """What attends to the chosen units on CUDA (see VLLMSettings)."""
     has_workspace: bool = False
     """Whether the CUDA backend allocated memory for this engine."""
     counters: Counters = field(default_factory=Counters)
     _steps_2S: Tensor | None = None
     ran: dict[int, str] = field(default_factory=dict)
-    """Layer -> how its attention last ran: "dense", "triton", ... Absent: it never came through our backend. Layers
-    replayed from a CUDA graph were entered when it was captured."""
+    """Layer -> how its attention last ran: "dense", "triton", ... A layer that is absent never used our backend. Layers
+    that are replayed from a CUDA graph were entered when it was captured."""
     index_read_share: dict[int, float] = field(default_factory=dict)
     _started_with: Schedule | None = None
 
@@ -73,7 +75,7 @@ class State:
         model: str = "",
         attention: str = "triton",
     ) -> None:
-        """Start for an engine of so many layers. The selector and the dense layers stay what they are now."""
+        """Reset the state for an engine with `layers` layers. Its selector and dense layers are fixed from here on."""
         self.device, self.layers, self.model = torch.device(device), layers, model
         self.has_index, self.has_workspace = schedule is not None, False
         self.attention = attention
@@ -86,13 +88,13 @@ class State:
 
     @property
     def sparse_layers(self) -> frozenset[int]:
-        """Layers with an index, whatever the schedule in force."""
+        """Layers with an index, whichever schedule is in force."""
         dense = self._started_with.dense_layers if self._started_with else range(self.layers)
         return frozenset(range(self.layers)) - frozenset(dense)
 
     @property
     def selector(self) -> Selector | None:
-        """What the index is for; None without one."""
+        """The selector that the index is for; None without an index."""
         return self._started_with.selector if self._started_with else None
 
     @property
@@ -101,7 +103,8 @@ class State:
         return self._started_with.selector.unit_tokens if self._started_with else 1
 
     def set_schedule(self, schedule: Schedule | None) -> None:
-        """From the next step on; None reads everything. CUDA graphs keep: the same tensors take the new values."""
+        """Set the schedule from the next step on; None reads everything. CUDA graphs stay valid, because the new values
+        go into the same tensors."""
         started = self._started_with
         if schedule is not None:
             if started is None:
@@ -116,7 +119,7 @@ class State:
         self.schedule = schedule
         starts = [step.from_context_tokens for step in schedule.steps] if schedule else [0]
         budgets = [step.kv_budget_tokens for step in schedule.steps] if schedule else [UNLIMITED]
-        # Explicitly on the host: vLLM builds models under a default device.
+        # The device is named because vLLM builds models under another default device.
         table = torch.full((2, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
         table[0, : len(starts)] = torch.tensor(starts, dtype=torch.int32, device="cpu")
         table[1, : len(budgets)] = torch.tensor(budgets, dtype=torch.int32, device="cpu")
@@ -128,8 +131,8 @@ class State:
     def budgets(self, context_tokens_R: Tensor, out_R: Tensor) -> Tensor:
         """KV budget of each row, on the device; 0 for padding rows (context 0). No synchronisation."""
         if self._steps_2S is None:
-            # Not before the first step: what is allocated while the model loads, an engine forgets in its sleep.
-            # Steps run in inference mode, whose tensors nobody could write to later.
+            # Allocated at the first step, because an engine loses in its sleep what was allocated while the model
+            # loads. Inference mode, in which steps run, is left, because its tensors could not be written to later.
             with torch.inference_mode(False):
                 self._steps_2S = self._host_2S.to(self.device, non_blocking=True)
         starts_S, budgets_S = self._steps_2S
@@ -142,11 +145,12 @@ class State:
         return torch.mul(budgets_S[step_R.clamp_(min=0)], context_tokens_R > 0, out=out_R)
 
     def read_tokens(self, contexts: np.ndarray) -> np.ndarray:
-        """Tokens that decode rows attend in a sparse layer under the schedule in force, from lengths the host knows."""
+        """Tokens that decode rows attend to in a sparse layer under the schedule in force, from lengths that the host
+        knows."""
         return contexts if self.schedule is None else self.schedule.read_tokens(contexts)
 
     def report(self) -> EngineReport:
-        """What ran since the last `reset_report`. A layer that never came through our backend shows no steps at all."""
+        """What ran since the last `reset_report`. A layer that never used our backend shows no steps at all."""
         return EngineReport(
             engine="vllm",
             model=self.model,
@@ -169,7 +173,7 @@ class State:
         counted = self.counters
         if layer not in self.ran:
             return LayerReport()
-        # The rows were counted before any layer ran; what a layer did with them, only it knows.
+        # Rows are counted before any layer runs. Only `ran` says what a layer did with them.
         sparse = layer in self.sparse_layers and self.ran[layer] != "dense"
         sparse_rows = counted.sparse_rows if sparse else 0
         return LayerReport(
