@@ -1,6 +1,6 @@
 """sparroll: reinforcement learning with sparse rollouts that stay close enough to the dense policy.
 
-Public names are listed in `__all__`; everything else may change. Importing this loads torch and nothing heavier.
+Public names are listed in `__all__`; everything else may change. Importing sparroll loads torch and nothing heavier.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""What this machine has, whether sparroll can use it, and why not. Looks only: installs and changes nothing."""
+"""What this machine has, whether sparroll can use it, and if not, why. It only looks: it installs and changes
+nothing."""
 
 from __future__ import annotations
 
@@ -29,13 +30,13 @@ USES = {
     "verl": "training on many machines with verl",
     "trl": "training with TRL",
 }
-"""What the extras are for that are examined like this; vLLM has lines of its own. The versions are those of the package's
-metadata, which come from pyproject.toml."""
+"""Optional packages and what each is for. vLLM is examined separately. The versions that are known to work come from
+the metadata of the installed package, and those from pyproject.toml."""
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One line of the examination. Only "bad" makes the machine unfit."""
+    """One line of the examination. Only the status "bad" means that sparroll cannot run here."""
 
     status: Literal["ok", "--", "bad"]
     what: str
@@ -48,7 +49,7 @@ def healthy(findings: list[Finding]) -> bool:
 
 
 def examine() -> list[Finding]:
-    """Everything, in the order it should be read."""
+    """All findings, in the order in which they are printed."""
     return [
         _python(),
         _sparroll(),
@@ -86,11 +87,11 @@ def _version(name: str) -> str | None:
 
 
 def _requirements() -> list[Finding]:
-    """What the installed package says that it needs, and of its extras those in USES."""
+    """The packages that the installed sparroll needs, and those of its optional ones that are in USES."""
     try:
         required = [Requirement(text) for text in metadata.requires("sparroll") or []]
     except metadata.PackageNotFoundError:
-        why = "what it needs is unknown: pip install it, with -e for a clone"
+        why = "pip install it (with -e for a clone), so that its requirements are known"
         return [Finding("bad", "requirements", "sparroll is not installed", why)]
     needed = [each for each in required if each.marker is None or each.marker.evaluate({"extra": ""})]
     extras = {each.name: each for each in required if each not in needed}
@@ -121,12 +122,13 @@ def _fits(required: Requirement, version: str) -> bool:
 
 
 def _range(required: Requirement) -> str:
-    """As people write it: ">=2.11,<2.16"."""
+    """The range of versions as it is usually written: ">=2.11,<2.16"."""
     return ",".join(sorted(map(str, required.specifier), reverse=True))
 
 
 def _vllm() -> list[Finding]:
-    """Whether vLLM runs, whether it was tested, whether it sees the plugin, and which attention would run."""
+    """Whether vLLM can be imported, whether this version was tested, whether it sees the plugin, and which attention
+    would run."""
     import torch
 
     from sparroll.engines.vllm import launch
@@ -147,7 +149,7 @@ def _vllm() -> list[Finding]:
 
 
 def _version_refusal(found: str, device: str) -> str:
-    """Why sparse attention would refuse this version; empty where it would not."""
+    """Why sparse attention would refuse this version; empty if it would not."""
     from sparroll.engines.vllm import compat
 
     try:
@@ -158,10 +160,10 @@ def _version_refusal(found: str, device: str) -> str:
 
 
 def _plugin_seen() -> str:
-    """Why vLLM would not load our entry point; empty where it would."""
+    """Why vLLM would not load our plugin; empty if it would."""
     names = [entry.name for entry in metadata.entry_points(group="vllm.general_plugins")]
     if "sparroll" not in names:
-        return "this installation of sparroll has no entry point: pip install it (again), with -e for a clone"
+        return "this installation of sparroll has no entry point for vLLM: pip install it again, with -e for a clone"
     allowed = os.environ.get("VLLM_PLUGINS")
     if allowed is not None and "sparroll" not in allowed.split(","):
         return f"VLLM_PLUGINS={allowed} leaves sparroll out"
@@ -179,7 +181,8 @@ def _vllm_attention(device: str, why_not: str) -> Finding:
 
 
 def _import_problem(package: str) -> str:
-    """The last line of what importing it raises; empty where it works. In a process of its own: it sets up much."""
+    """The last line of the error that importing the package raises; empty if the import works. It is imported in
+    another process, because importing vLLM sets up a lot."""
     command = [sys.executable, "-c", f"import {package}"]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -218,7 +221,7 @@ def _memory() -> Finding:
 
 
 def _sandboxes() -> list[Finding]:
-    """Which boundaries hold a program that tries to get out."""
+    """Which sandboxes contain a program that tries to get out."""
     from sparroll.tasks.code import sandbox
 
     found = sandbox.probes().values()
@@ -236,7 +239,7 @@ def _folders() -> list[Finding]:
 
 
 def _folder(what: str, path: Path) -> Finding:
-    """Writable, or could be made; the nearest existing parent decides."""
+    """Whether the folder can be written. If it does not exist yet, its nearest existing parent decides."""
     parent = next(folder for folder in (path, *path.parents) if folder.exists())
     try:
         with tempfile.TemporaryFile(dir=parent):

@@ -1,8 +1,9 @@
-"""The one error a user can fix. Everything else that goes wrong is our bug and keeps its traceback."""
+"""UserError, the error for mistakes that a user can fix. Every other exception is a bug of ours and keeps its
+traceback."""
 
 
 class UserError(ValueError):
-    """What was wrong, with the value, and how to go on.
+    """A message that says what was wrong, with the value, and a hint that says how to go on.
 
     The command line prints both lines without a traceback and exits with code 2.
     """
@@ -14,7 +15,7 @@ class UserError(ValueError):
 
 
 def nearest(name: str, known: list[str]) -> str:
-    """A hint that names the known name closest to a misspelt one, or lists them all."""
+    """A hint that gives the known name closest to a misspelt one, or lists all known names if none is close."""
     import difflib
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)

@@ -13,12 +13,13 @@ from sparroll.errors import UserError
 
 
 def write_text(path: Path | str, text: str) -> Path:
-    """Replace `path` by a file holding `text` in UTF-8."""
+    """Replace `path` by a file that holds `text` in UTF-8."""
     return write_bytes(path, text.encode())
 
 
 def write_bytes(path: Path | str, data: bytes) -> Path:
-    """Replace `path` by a file holding `data`: a temporary file beside it, flushed to disk, then renamed."""
+    """Replace `path` by a file that holds `data`. Writes a temporary file beside it, flushes it to disk, then renames
+    it."""
     path = Path(path)
     folder = output_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".tmp")
@@ -38,12 +39,12 @@ def write_bytes(path: Path | str, data: bytes) -> Path:
 
 
 def write_json(path: Path | str, value: Any) -> Path:
-    """Like `write_text`; NaN and infinities are refused, since JSON has none."""
+    """Replace `path` by a file that holds `value` as JSON. NaN and infinities are refused, because JSON has none."""
     return write_text(path, json.dumps(value, indent=1, allow_nan=False) + "\n")
 
 
 def read_table(path: Path, hint: str | None = None) -> dict[str, Any]:
-    """The JSON table that a file of ours holds. Raises UserError with the hint where there is none."""
+    """The JSON table in a file that sparroll wrote. Raises UserError with the hint if there is none."""
     try:
         table = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -54,7 +55,7 @@ def read_table(path: Path, hint: str | None = None) -> dict[str, Any]:
 
 
 def existing_folder(path: Path | str, hint: str) -> Path:
-    """The folder. Raises UserError with the hint where there is none."""
+    """The path of a folder that must exist. Raises UserError with the hint if it does not."""
     path = Path(path)
     if not path.is_dir():
         raise UserError(f"{path} is not a folder" if path.exists() else f"there is no folder {path}", hint)
@@ -62,13 +63,13 @@ def existing_folder(path: Path | str, hint: str) -> Path:
 
 
 def sha256(path: Path) -> str:
-    """Hex digest of a file's contents."""
+    """SHA-256 of a file's contents, in hex digits."""
     with path.open("rb") as source:
         return hashlib.file_digest(source, "sha256").hexdigest()
 
 
 def output_folder(path: Path | str) -> Path:
-    """The folder, created if it is missing. Raises UserError where it cannot be written."""
+    """The folder, created if it is missing. Raises UserError if nothing can be written to it."""
     path = Path(path)
     if path.exists() and not path.is_dir():
         raise UserError(f"{path} is not a folder", "choose another folder with --out")

@@ -1,6 +1,7 @@
-"""How far long work has come: the callback that whoever works calls, one made of several stages, and the bars that draw it.
+"""How long work reports its progress: the callback that it calls, a callback for work in several stages, and progress
+bars.
 
-The library calls `OnProgress` and knows no bar; only the command line makes `Progress`, which is where rich is imported.
+The library calls `OnProgress` and knows no bars. Only the command line makes `Progress`, which imports rich.
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ if TYPE_CHECKING:
 
 
 class OnProgress(Protocol):
-    """A function that long work calls as it goes on."""
+    """A function that long work calls whenever it has made progress."""
 
     def __call__(self, done: int, total: int, text: str = "", /) -> None:
-        """`done` of `total` things are finished; `text`, where it is given, says what is going on."""
+        """`done` of `total` things are finished. `text`, if it is given, says what is going on."""
 
 
 class Stages:
-    """One progress out of several stages that follow each other, in hundredths of a stage: `done` never falls and `total`
-    stays.
+    """Joins the progress of several stages that follow each other into one, in hundredths of a stage. `done` never
+    falls, and `total` stays the same.
 
     >>> stages = Stages(on_progress, 2)
     >>> rollouts = engine.generate(prompts, max_new_tokens=64, on_progress=stages.next("rollouts"))
@@ -34,7 +35,7 @@ class Stages:
         self._on_progress, self._stages, self._begun = on_progress, stages, -1
 
     def next(self, what: str) -> OnProgress | None:
-        """The callback of the next stage, which `what` names; None where nobody listens."""
+        """The callback for the next stage, which is called `what`; None if nobody listens."""
         self._begun += 1
         report, begun, whole = self._on_progress, 100 * self._begun, 100 * self._stages
         if report is None:
@@ -47,20 +48,22 @@ class Stages:
         return on_progress
 
     def end(self) -> None:
-        """All stages are done."""
+        """Report that all stages are done."""
         if self._on_progress is not None:
             self._on_progress(100 * self._stages, 100 * self._stages, "done")
 
 
 def counted(on_progress: OnProgress | None, what: str) -> OnProgress | None:
-    """A callback for those who give no text, such as engines: it adds "3/8 rollouts", `what` being "rollouts"."""
+    """A callback for work that gives no text itself, such as an engine's. It adds the text "3/8 rollouts" if `what` is
+    "rollouts"."""
     if on_progress is None:
         return None
     return lambda done, total, _="": on_progress(done, total, f"{done}/{total} {what}")
 
 
 class Progress:
-    """A group of bars with an ETA on standard error. Silent when that is no terminal, and when asked to be.
+    """A group of progress bars with an ETA on standard error. Draws nothing if that is not a terminal, or if `quiet` is
+    set.
 
     >>> with Progress() as progress:
     ...     engine.generate(prompts, max_new_tokens=64, on_progress=progress.bar("rollouts"))
@@ -73,7 +76,7 @@ class Progress:
 
         self.console = console or Console(stderr=True)
         self.silent = quiet
-        """Asked to say nothing at all."""
+        """Whether nothing at all is to be printed, not even lines of text."""
         self.quiet = quiet or not self.console.is_terminal
         self._bars = RichProgress(
             TextColumn("{task.description}"),
@@ -88,7 +91,7 @@ class Progress:
         )
 
     def bar(self, what: str) -> OnProgress:
-        """A callback `(done, total[, text])` that draws a bar named `what`; the text stands beside it."""
+        """A callback `(done, total[, text])` that draws a bar named `what`, with the text beside it."""
         task = self._bars.add_task(what, total=None, note="", start=True)
 
         def on_progress(done: int, total: int, text: str = "", /) -> None:
@@ -107,13 +110,13 @@ class Progress:
 
 
 def say(text: str, quiet: bool = False) -> None:
-    """A line on standard error, where standard output belongs to results."""
+    """Print a line to standard error. Standard output is only for results."""
     if not quiet:
         print(text, file=sys.stderr, flush=True)
 
 
 def quiet_transformers() -> None:
-    """No progress bars and notices of transformers between ours."""
+    """Turn off the progress bars and notices of transformers, which would appear between ours."""
     from transformers.utils import logging
 
     logging.disable_progress_bar()

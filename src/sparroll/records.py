@@ -1,4 +1,5 @@
-"""What every JSON result carries: what was asked, of which code, on which machine, when. Plain data; runs nothing."""
+"""What every JSON result carries: its configuration, the code's commit, the machine, the versions and the date. Plain
+data; runs nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ PACKAGES = (
 def make(
     kind: str, results: Any, *, config: Any = None, seed: int | None = None, wall_seconds: float | None = None
 ) -> dict[str, Any]:
-    """A record: the results, and everything needed to tell where they come from.
+    """A record: the results, with everything that tells where they come from.
 
     >>> make("profile", {"rows": []}, config={"model": "tiny-reasoner"}, seed=0)["versions"]["torch"]
     '2.13.0+cpu'
@@ -56,12 +57,12 @@ def make(
 
 
 def write(path: Path | str, kind: str, results: Any, **about: Any) -> Path:
-    """`make`, written atomically. Takes `config`, `seed` and `wall_seconds` like `make`."""
+    """Write a record atomically. Takes `config`, `seed` and `wall_seconds` like `make`."""
     return files.write_json(path, make(kind, results, **about))
 
 
 def read(path: Path | str, kind: str | None = None) -> dict[str, Any]:
-    """A record back from its file; a file that is none, or of another kind, is refused."""
+    """Read a record from its file. Raises UserError if the file is not a record, or is of another kind than `kind`."""
     path = Path(path)
     try:
         record = json.loads(path.read_text(encoding="utf-8"))
@@ -77,7 +78,7 @@ def read(path: Path | str, kind: str | None = None) -> dict[str, Any]:
 
 
 def provenance() -> dict[str, Any]:
-    """Date, commit, hardware and versions: the part of a record that does not depend on what was asked."""
+    """Date, commit, hardware and versions: the part of a record that does not depend on the request."""
     return {
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "commit": commit(),
@@ -95,7 +96,8 @@ def made_by(command: str) -> dict[str, Any]:
 
 
 def commit() -> dict[str, Any]:
-    """Commit of the source checkout that runs, and whether it has changes. id None when installed from a wheel."""
+    """Commit of the source checkout that is running, and whether it has changes. The id is None if sparroll was
+    installed from a wheel."""
     root = Path(__file__).parents[2]
     if not (root / "pyproject.toml").is_file():
         return {"id": None, "dirty": None}
@@ -106,7 +108,7 @@ def commit() -> dict[str, Any]:
 
 @cache
 def hardware() -> dict[str, Any]:
-    """Processor, cores this process may use, memory, and each accelerator."""
+    """The processor, the cores that this process may use, the memory, and each GPU."""
     import torch
 
     gpus = []
@@ -124,7 +126,7 @@ def hardware() -> dict[str, Any]:
 
 
 def hardware_line() -> str:
-    """In words: '2 x NVIDIA H200' or 'AMD EPYC 9B14, 2 cores'."""
+    """The machine in a few words: '2 x NVIDIA H200' or 'AMD EPYC 9B14, 2 cores'."""
     machine = hardware()
     if machine["gpus"]:
         return f"{len(machine['gpus'])} x {machine['gpus'][0]['name']}"
@@ -132,7 +134,7 @@ def hardware_line() -> str:
 
 
 def versions() -> dict[str, str]:
-    """Python and those of PACKAGES that are installed."""
+    """Versions of Python and of the PACKAGES that are installed."""
     found = {"python": platform.python_version()}
     for name in PACKAGES:
         try:
@@ -143,7 +145,7 @@ def versions() -> dict[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """Anything a record may hold as JSON data: dataclasses, pydantic models, tensors, arrays, paths, tuples."""
+    """Turn what a record may hold into JSON data: dataclasses, pydantic models, tensors, arrays, paths, tuples."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return plain({field.name: getattr(value, field.name) for field in dataclasses.fields(value)})
     if hasattr(value, "model_dump"):

@@ -1,7 +1,8 @@
-"""One rule for going on in a folder: what was asked for when it was made must be what is asked for now.
+"""The rule by which commands continue in a folder: they must be asked for the same as when the folder was made.
 
-Every command that keeps finished work under --out writes down what was asked for. Called again on the same folder it
-compares, key by key, and refuses to mix the answers to two questions. Compares plain data; knows no command.
+Every command that keeps finished work under --out writes down what it was asked for. When it is called on the same
+folder again, it compares key by key, and refuses to mix the results of two requests. This file compares plain data and
+knows no command.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from sparroll.errors import UserError
 
 
 def begin_or_resume(path: Path, asked: Mapping[str, Any], *, free: Sequence[str] = ()) -> None:
-    """In a new folder, write what is asked for to `path`; where it is written, raise UserError unless it is the same."""
+    """Write what is asked for to `path`. If the file exists, raise UserError unless it says the same."""
     asked = json.loads(json.dumps(records.plain(dict(asked))))
     if path.exists():
         refuse_changes(path.parent, files.read_table(path, "choose another folder with --out"), asked, free=free)
@@ -32,11 +33,11 @@ def refuse_changes(
     free: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
 ) -> None:
-    """Raise UserError where a key has another value than when `folder` was made.
+    """Raise UserError if a key has another value than when `folder` was made.
 
-    Nested tables are compared key by key ("train.lr"), lists as a whole. free: keys, or tables with all their keys, that
-    may change. defaults: what a key stands for that one of the two lacks, such as one that is younger than the folder; a
-    key without a default stands for null.
+    Nested tables are compared key by key ("train.lr"), lists as a whole. free: keys that may change, or tables whose
+    keys may all change. defaults: the value of a key that only one of the two tables has, for example because the key
+    was added after the folder was made. Without a default the value is null.
     """
     before, after, instead = flat(was), flat(now), flat(defaults or {})
     changed = [
@@ -53,12 +54,12 @@ def refuse_changes(
         f"{folder} was made with {key} = {old}, and {key} = {new} is asked for now"
         + (f"; also different: {', '.join(more)}" if more else ""),
         "go on with the old value, or choose another folder with --out"
-        + (f"; free to change: {', '.join(free)}" if free else ""),
+        + (f"; you may change {', '.join(free)}" if free else ""),
     )
 
 
 def check_flag(out: Path, resume: bool, *, holds_run: bool, can_go_on: bool) -> None:
-    """Raise UserError where --resume is missing (the folder holds a run) or has nothing to go on with."""
+    """Raise UserError if the folder holds a run and --resume is missing, or if --resume finds nothing to continue."""
     if not resume and holds_run:
         raise UserError(f"{out} already holds a run", "go on with --resume, or choose another folder with --out")
     if resume and not can_go_on:
@@ -66,7 +67,7 @@ def check_flag(out: Path, resume: bool, *, holds_run: bool, can_go_on: bool) -> 
 
 
 def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one, with dots in the keys.
+    """Nested tables as one flat table, with dots in the keys.
 
     >>> flat({"train": {"lr": 0.1}, "seed": 0})
     {'train.lr': 0.1, 'seed': 0}

@@ -1,4 +1,5 @@
-"""A schedule: how many tokens of the KV cache a decode step may read at each context length. Load, check, look up, save.
+"""A schedule says how many tokens of the KV cache a decode step may read at each context length. Load, check, look up,
+save.
 
 Nothing here decides a budget (see calibrate/) or reads a cache (see attention/).
 """
@@ -36,12 +37,14 @@ class Step:
     from_context_tokens: int
     kv_budget_tokens: int
     measured: dict[str, Any] | None = None
-    """The tail measured under this budget: {"value", "low", "high", "tokens"}. None in presets not measured here."""
+    """The tail measured under this budget: {"value", "low", "high", "tokens"}. None if nobody measured it, as in the
+    published presets."""
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """Context length -> KV budget in tokens, first and recent ones included. Immutable; checked when made.
+    """Context length -> KV budget in tokens, in which the first and the recent tokens count. Immutable, and checked
+    when made.
 
     >>> Schedule.load("qwen3-1.7b-0.86").kv_budget_tokens(17_000)
     3584
@@ -70,8 +73,8 @@ class Schedule:
         self._budgets.extend(step.kv_budget_tokens for step in self.steps)
 
     def kv_budget_tokens(self, context_tokens: Counts) -> Counts:
-        """Budget in tokens at each context length [...]: an int, or integers of any shape as an array or a tensor, gives the
-        same kind and shape; a tensor's on its device."""
+        """Budget in tokens at each context length [...]. Takes an int, or an array or tensor of integers, and returns
+        the same kind and shape; for a tensor on the same device."""
         if isinstance(context_tokens, Tensor):
             if context_tokens.is_floating_point() or context_tokens.is_complex():
                 raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
@@ -88,8 +91,8 @@ class Schedule:
         return self._budgets[bisect.bisect_right(self._starts, context_tokens) - 1]
 
     def read_tokens(self, context_tokens: Counts) -> Counts:
-        """Tokens that one decode step attends in a layer that is not dense, at each context length [...], the current token
-        included; same kind and shape out. Fewer than the context means that the step is sparse.
+        """Tokens that one decode step attends to in a sparse layer at each context length [...], the current token
+        included. Returns the kind and shape that it takes. A step is sparse if this is less than the context.
 
         >>> Schedule.fixed(64).read_tokens(171)  # 11 units of 16 tokens, the last of which lacks 5
         59
@@ -100,7 +103,7 @@ class Schedule:
     def fixed(
         kv_budget_tokens: int, selector: Selector | None = None, dense_layers: tuple[int, ...] = (0, 1)
     ) -> Schedule:
-        """The same budget at every length."""
+        """A schedule with the same budget at every length."""
         return Schedule(
             steps=(Step(0, kv_budget_tokens),),
             selector=selector or PageMean(),
@@ -112,8 +115,8 @@ class Schedule:
     def load(name_or_path: str | Path, model: str | None = None, force: bool = False) -> Schedule:
         """A published preset by name, or a TOML file by path.
 
-        With `model`, a schedule made for another one is refused unless `force`. A missing or broken file is an error,
-        never another schedule.
+        If `model` is given, a schedule that was made for another model is refused, unless `force` is set. A missing or
+        broken file is an error; it is never replaced by another schedule.
         """
         path, name = _find(str(name_or_path))
         try:
@@ -121,7 +124,7 @@ class Schedule:
         except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
             raise UserError(
                 f"the schedule file {name_or_path} is not valid TOML: {error}",
-                "`sparroll schedule show qwen3-1.7b-0.86 --json` shows what one holds",
+                "`sparroll schedule show qwen3-1.7b-0.86 --json` shows what a schedule file holds",
             ) from None
         except OSError as error:
             raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}") from None
@@ -135,13 +138,14 @@ class Schedule:
 
     @staticmethod
     def from_table(table: dict[str, Any], name: str = "unnamed") -> Schedule:
-        """From the tables of a schedule file. Unknown and missing keys are errors."""
+        """A schedule from the tables of its file. Unknown and missing keys are errors."""
         for key in table:
             if key not in _KEYS:
                 raise UserError(f"unknown key {key!r}", nearest(key, _KEYS))
         if table.get("format") != FORMAT:
             raise UserError(
-                f"format must be {FORMAT}, got {table.get('format')!r}", "made by another version of sparroll?"
+                f"format must be {FORMAT}, got {table.get('format')!r}",
+                "the file may come from another version of sparroll",
             )
         for key, kind in (("selector", dict), ("steps", list), ("dense_layers", list)):
             if not isinstance(table.get(key), kind):
@@ -157,7 +161,7 @@ class Schedule:
         )
 
     def table(self) -> dict[str, Any]:
-        """As it stands in a file; `from_table` gives the schedule back."""
+        """The tables of the schedule's file; `from_table` gives the schedule back."""
         steps = [
             {key: value for key, value in dataclasses.asdict(step).items() if value is not None} for step in self.steps
         ]
@@ -177,17 +181,17 @@ class Schedule:
         return files.write_text(path, tomli_w.dumps(self.table()))
 
     def check_model(self, model: str) -> None:
-        """Raise UserError where the schedule was made for another model. Names compare without folder and case, and a
-        checkpoint is the model that it began as."""
+        """Raise UserError if the schedule was made for another model. Names are compared without folder and case. A
+        checkpoint counts as the model that its training began with."""
         began = trained_from(model)
         if self.model is not None and _short(trained_from(self.model)) not in (_short(began), _short(model)):
             raise UserError(
                 f"schedule {self.name!r} was made for {self.model}, not for {began}",
-                "calibrate one for this model, or pass --force-schedule to use it all the same",
+                "calibrate a schedule for this model, or use this one with --force-schedule",
             )
 
     def check_layers(self, layers: int) -> None:
-        """Raise UserError where a dense layer does not exist in a model of that many layers."""
+        """Raise UserError if `dense_layers` names a layer that a model of that many layers does not have."""
         if self.dense_layers and self.dense_layers[-1] >= layers:
             raise UserError(
                 f"dense_layers names layer {self.dense_layers[-1]}, but the model has layers 0..{layers - 1}"
@@ -195,7 +199,7 @@ class Schedule:
 
 
 def presets() -> list[str]:
-    """Names of the schedules shipped with the package."""
+    """Names of the schedules that ship with the package."""
     folder = resources.files("sparroll") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
 
@@ -243,7 +247,8 @@ def _check_steps(steps: tuple[Step, ...], selector: Selector) -> None:
 
 
 def check_budget(kv_budget_tokens: int, selector: Selector) -> None:
-    """Raise UserError unless the budget is whole units and leaves one unit to choose beside the forced ones."""
+    """Raise UserError unless the budget is a multiple of the unit and leaves one unit to choose beside those always
+    read."""
     unit, least = selector.unit_tokens, selector.least_budget_tokens
     if kv_budget_tokens % unit:
         below = max(least, kv_budget_tokens // unit * unit)

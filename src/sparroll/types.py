@@ -1,5 +1,5 @@
-"""The nouns that cross folders: a prompt, a rollout, what a policy thinks of it, the batch that an update reads, a step's
-metrics. Data only: nothing here runs a model or computes a weight."""
+"""The types that several folders share: a prompt, a rollout, a policy's scores of it, the batch that an update reads,
+and a step's metrics. Data only: nothing here runs a model or computes a weight."""
 
 # B rollouts, S tokens of prompt + response (right-padded), T response tokens (right-padded), K top-k entries
 
@@ -28,7 +28,8 @@ class Prompt:
     task: str = ""
     level: int = 0
     messages: tuple[tuple[str, str], ...] = ()
-    """(role, content) of each turn where the question is a chat, which a chat template must write; `text` is its words."""
+    """(role, content) of each turn if the question is a chat, which goes through the model's chat template; `text` then
+    holds its words. Empty if the question is a plain text."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class TopK:
 
     >>> TopK(ids=torch.tensor([[7, 2, 5], [0, 3, 9]]), logp=torch.tensor([[-0.1, -2.6, -4.2], [-0.7, -1.1, -2.3]]))
 
-    lists the 3 most likely tokens at each of 2 positions. An entry of log-probability -inf is padding. The log-probabilities
-    are over the whole vocabulary, after temperature; `mismatch` checks that where it uses them.
+    This example has the 3 most likely tokens at each of 2 positions. An entry with log-probability -inf is padding. The
+    log-probabilities are over the whole vocabulary, after temperature; `mismatch` checks this when it uses them.
     """
 
     ids: Tensor
@@ -53,7 +54,7 @@ class TopK:
 
     @property
     def k(self) -> int:
-        """Entries at each position."""
+        """How many entries each position has."""
         return self.ids.shape[-1]
 
     def __getitem__(self, positions: Tensor | slice) -> TopK:
@@ -61,7 +62,7 @@ class TopK:
         return TopK(self.ids[positions], self.logp[positions])
 
     def split(self, tokens: list[int]) -> list[TopK]:
-        """The inverse of `cat`: so many positions for each."""
+        """Cut into lists of these many positions each, the inverse of `cat`."""
         return [TopK(*both) for both in zip(self.ids.split(tokens), self.logp.split(tokens), strict=True)]
 
     def to(self, device: torch.device | str) -> TopK:
@@ -69,13 +70,13 @@ class TopK:
 
     @staticmethod
     def cat(parts: Sequence[TopK]) -> TopK:
-        """One after the other along the positions."""
+        """Join the parts along the positions."""
         return TopK(torch.cat([part.ids for part in parts]), torch.cat([part.logp for part in parts]))
 
 
 @dataclass
 class Rollout:
-    """One sampled response, and what the policy that sampled it thought of each token.
+    """One sampled response, with the log-probabilities of the policy that sampled it.
 
     >>> Rollout(prompt_ids=[1, 5, 9], response_ids=[7, 2], sparse_logp=torch.tensor([-0.1, -2.3]), finish_reason="stop",
     ...         prompt_index=0, sample_index=3, seed=11, weight_version=4, schedule_name="qwen3-1.7b-0.86",
@@ -85,10 +86,10 @@ class Rollout:
     prompt_ids: list[int]
     response_ids: list[int]
     sparse_logp: Tensor
-    """[T] float32, log-probability of each response token under the distribution it was drawn from (after temperature).
+    """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature.
     At temperature 0 it is the log-probability at temperature 1."""
     finish_reason: Literal["stop", "length"]
-    """stop: ended with a stop id, which is the last response id. length: `max_new_tokens` reached."""
+    """stop: the response ended with a stop id, which is its last id. length: it reached `max_new_tokens`."""
     prompt_index: int = 0
     sample_index: int = 0
     seed: int = 0
@@ -98,17 +99,18 @@ class Rollout:
     compression_name: str | None = None
     """Kind and budget of the compression in force."""
     attention: Literal["dense", "sparse", "evicted"] = "dense"
-    """What really ran: "sparse" when at least one decode step of a sparse layer read a part of the context, "evicted" when a
-    token was dropped from the cache, of the prompt or later."""
+    """What really ran. "sparse": at least one decode step of a sparse layer read only a part of the context. "evicted":
+    at least one token, of the prompt or later, was dropped from the cache."""
     kv_read_share: float = 1.0
-    """Tokens attended / tokens in context, mean over this rollout's decode steps and all layers (dense ones included)."""
+    """Tokens attended / tokens in context, over this rollout's decode steps and all layers, dense ones included."""
     wall_seconds: float = 0.0
     top_k: TopK | None = None
-    """The K most likely tokens under the sampling distribution at each response token; None where nobody asked for them."""
+    """The K most likely tokens under the sampling distribution at each response token; None if they were not asked
+    for."""
 
     @property
     def context_tokens(self) -> Tensor:
-        """[T] context length at which each response token was drawn: prompt + generated, the new token's query included.
+        """[T] context length at which each response token was drawn: the prompt and the response tokens before it.
 
         The token at response index t was drawn from the query at position `len(prompt_ids) + t - 1`, whose context
         holds `len(prompt_ids) + t` tokens.
@@ -116,13 +118,13 @@ class Rollout:
         return len(self.prompt_ids) + torch.arange(len(self.response_ids))
 
     def read_by(self, scores: TokenScores) -> Rollout:
-        """The same response with what another policy thinks of its tokens: a replay."""
+        """The same response with another policy's log-probabilities: a replay."""
         return replace(self, sparse_logp=scores.logp, top_k=scores.top_k)
 
 
 @dataclass
 class TokenScores:
-    """One rollout's response under a policy that reads it again, on the CPU.
+    """A policy's log-probabilities of one rollout's response, which it read again. The tensors are on the CPU.
 
     >>> TokenScores(logp=torch.tensor([-0.2, -1.9]), top_k=TopK(ids_TK, logp_TK))
     """
@@ -130,29 +132,30 @@ class TokenScores:
     logp: Tensor
     """[T] float32, log-probability of each response token at the given temperature."""
     top_k: TopK | None = None
-    """This policy's own list; None where nobody asked for it."""
+    """This policy's own most likely tokens; None if they were not asked for."""
     logp_at_ids: Tensor | None = None
-    """[T, K] float32, log-probabilities of the ids that were asked for, such as the sampling policy's list."""
+    """[T, K] float32, log-probabilities of given ids, such as those in the sampling policy's list; None if no ids were
+    given."""
 
 
 @dataclass(frozen=True)
 class NowWeights:
-    """Weights that follow the policy while it moves: a function of now_logp, token by token.
+    """Weights that follow the policy while it is updated: a function of now_logp, token by token.
 
-    What is kept never changes within a step; only the weights of kept tokens do.
+    Which tokens are kept never changes within a step; only the weights of kept tokens do.
     """
 
     rule: Callable[..., Tensor]
-    """(now_logp [B, T], *columns) -> weights [B, T]; 0 on everything dropped."""
+    """(now_logp [B, T], *columns) -> weights [B, T]; 0 for every dropped token."""
     columns_BT: tuple[Tensor, ...]
-    """What the rule knows of each token beside now_logp."""
+    """What the rule needs to know of each token beside now_logp, each [B, T]."""
 
     @torch.no_grad()
     def __call__(self, now_logp_BT: Tensor) -> Tensor:
         return self.rule(now_logp_BT.detach(), *self.columns_BT)
 
     def rows(self, rows: Tensor | list[int], tokens: int) -> NowWeights:
-        """The same for some rollouts, up to so many tokens of each."""
+        """The weights of some rollouts, up to `tokens` response tokens of each."""
         return NowWeights(self.rule, tuple(column[rows, :tokens] for column in self.columns_BT))
 
     def to(self, device: torch.device) -> NowWeights:
@@ -161,8 +164,8 @@ class NowWeights:
 
 @dataclass
 class TokenBatch:
-    """Rollouts of one step, padded on the right, with everything that an update reads: each stage fills in what it finds
-    out. Response token t of row b stands at `input_ids_BS[b, prompt_tokens_B[b] + t]`.
+    """Rollouts of one step, padded on the right, with everything that an update reads. Each stage of the step fills in
+    its fields. Response token t of row b is at `input_ids_BS[b, prompt_tokens_B[b] + t]`.
 
     >>> batch = TokenBatch.from_rollouts(rollouts, pad_id=0)      # rollouts of 2 and 1 tokens after prompts of 3 and 2
     >>> batch.input_ids_BS, batch.prompt_tokens_B, batch.response_tokens_B
@@ -180,32 +183,34 @@ class TokenBatch:
     # -- rewards
     advantage_B: Tensor | None = None
     left_out_B: Tensor | None = None
-    """Whether a rollout stays out of the loss: nothing of it is kept or counted. None: none ever does."""
+    """[B] bool: rollouts that stay out of the loss; none of their tokens is kept or counted. None: all rollouts are
+    in."""
 
     # -- scoring
     dense_logp_BT: Tensor | None = None
     dense_top_k: list[TopK | None] | None = None
-    """The dense policy's most likely tokens of each rollout, [T, K] without padding: by far the largest field."""
+    """The dense policy's most likely tokens of each rollout, [T, K] without padding. This is by far the largest
+    field."""
     reference_logp_BT: Tensor | None = None
-    """Of the model that the run began with, for the KL term."""
+    """Log-probabilities under the model that the run began with, for the KL term."""
 
     # -- the correction
     weight_BT: Tensor | None = None
-    """What the loss of each token is multiplied by, as the step's first update has it."""
+    """What the loss of each token is multiplied by, in the step's first update."""
     kept_BT: Tensor | None = None
     """[B, T] bool: response tokens that stay in the loss."""
     kept_tokens: int = 0
-    """Kept tokens of the step, over all micro batches and processes: the loss's denominator."""
+    """Kept tokens of the step over all micro batches and processes, the denominator of the loss."""
     now_weights: NowWeights | None = None
-    """Only where weights follow the policy while it moves: what takes the place of `weight_BT`."""
+    """Takes the place of `weight_BT` if the weights follow the policy while it is updated."""
 
     def __len__(self) -> int:
-        """Rollouts, B."""
+        """B, the number of rollouts."""
         return len(self.prompt_tokens_B)
 
     @property
     def mask_BT(self) -> Tensor:
-        """[B, T] bool, true where a response token exists."""
+        """[B, T] bool: true at response tokens, false at padding."""
         steps_T = torch.arange(self.sparse_logp_BT.shape[1], device=self.sparse_logp_BT.device)
         return steps_T < self.response_tokens_B[:, None]
 
@@ -217,7 +222,7 @@ class TokenBatch:
 
     @staticmethod
     def from_rollouts(rollouts: list[Rollout], pad_id: int, device: torch.device | str = "cpu") -> TokenBatch:
-        """B may be 0: a process without rollouts."""
+        """The padded batch of these rollouts. There may be none, in a process that has no share of the step."""
         prompt_tokens_B = torch.tensor([len(r.prompt_ids) for r in rollouts], dtype=torch.int64)
         response_tokens_B = torch.tensor([len(r.response_ids) for r in rollouts], dtype=torch.int64)
         longest_S = max((len(r.prompt_ids) + len(r.response_ids) for r in rollouts), default=0)
@@ -233,18 +238,18 @@ class TokenBatch:
         )
 
     def add_scores(self, dense: Sequence[TokenScores]) -> None:
-        """What the dense policy says of each rollout, in their order."""
+        """Take over the dense policy's scores, one for each rollout in the batch's order."""
         self.dense_logp_BT = padded([score.logp for score in dense])
         self.dense_top_k = [score.top_k for score in dense]
 
     def weight_at(self, now_logp_BT: Tensor) -> Tensor:
-        """[B, T] weights at the policy as it is now."""
+        """[B, T] weights for the policy as it is now."""
         assert self.weight_BT is not None, "the batch needs weights"
         return self.weight_BT if self.now_weights is None else self.now_weights(now_logp_BT)
 
     def take(self, rows: list[int], device: torch.device | str = "cpu") -> TokenBatch:
-        """Those rows on the device, without the padding that only the other rows needed. Fields are cut by the shape letters
-        of their names."""
+        """These rows on the device, without the padding that only other rows needed. The shape letters at the end of a
+        field's name say along which dimensions it is cut."""
         index_B = torch.tensor(rows, dtype=torch.int64)
         tokens_S = int((self.prompt_tokens_B + self.response_tokens_B)[index_B].max())
         tokens_T = int(self.response_tokens_B[index_B].max())
@@ -262,12 +267,12 @@ class TokenBatch:
 
 
 def padded(values: Sequence[Tensor]) -> Tensor:
-    """[B, T] from B tensors of different length, zeros behind their ends."""
+    """[B, T] from B tensors of different lengths, with zeros after the end of each."""
     return torch.nn.utils.rnn.pad_sequence(list(values), batch_first=True) if len(values) else torch.zeros(0, 0)
 
 
 StepReport = dict[str, float]
-"""Flat metrics of one training step; names read without the source.
+"""Flat metrics of one training step, by names that explain themselves.
 
 >>> {"mismatch/acceptance_q05/16k-18k": 0.871, "correction/truncated_share": 0.002, "time/rollout_seconds": 81.2}
 """

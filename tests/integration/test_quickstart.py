@@ -118,7 +118,7 @@ def test_an_interrupted_quickstart_goes_on_and_ends_like_a_straight_one(
     cut.send_signal(signal.SIGINT)
     _, errors = cut.communicate(timeout=120)
     assert cut.returncode == 130, errors
-    assert "the same command goes on" in errors
+    assert "run the same command to continue" in errors
     assert not (out / "summary.json").exists()
     assert "<svg" in (out / "report.html").read_text()
     calibrated_at = (out / "calibration" / "calibration.json").stat().st_mtime_ns

@@ -109,6 +109,6 @@ def test_a_function_that_breaks_loses_no_step_and_its_change_is_told(
 
 
 def test_a_run_that_cannot_find_its_reward_leaves_nothing(model: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="module that is not there: no_such_rewards"):
+    with pytest.raises(UserError, match="the module no_such_rewards of the reward"):
         train(short_config(model, reward={"terms": [{"use": "no_such_rewards:reward"}]}), tmp_path / "run")
     assert not (tmp_path / "run").exists()

@@ -138,11 +138,11 @@ def test_runs_on_other_problems_are_not_paired(
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (["--tasks", "first_vowel,first_vowel"], "is there twice"),
+        (["--tasks", "first_vowel,first_vowel"], "is named twice"),
         (["--tasks", "nothing"], "unknown task 'nothing'"),
         (["--tasks", "vowels:x"], "--tasks takes name or name:level"),
         (["--tasks", ""], "--tasks takes name or name:level"),
-        (["--temperature", "0"], "makes all 4 samples of a problem equal"),
+        (["--temperature", "0"], "all 4 samples of a problem are equal"),
         (["--max-new-tokens", "600"], "exceed the context of 512"),
         (["--budget", "64", "--schedule", "qwen3-4b-0.86"], "--schedule and --budget exclude each other"),
         (["--reward", "my_rewards"], "--reward takes package.module:function, got 'my_rewards'"),

@@ -77,7 +77,7 @@ def test_an_interrupted_run_goes_on_and_ends_with_the_same_file(
     monkeypatch.setattr(HFEngine, "generate", interrupted)
     capsys.readouterr()
     assert main(_command(model, prompts, tmp_path / "out", *small)) == 130
-    assert "the same command goes on" in capsys.readouterr().err
+    assert "run the same command to continue" in capsys.readouterr().err
     # A kill in the middle of a write leaves half a line behind.
     with (tmp_path / "out" / "rollouts.jsonl").open("a") as sink:
         sink.write('{"prompt_index": 2, "sam')
@@ -117,7 +117,7 @@ def test_jsonl_chats_are_prompts_with_messages_and_none_of_their_keys_is_lost(tm
     assert plain_prompt(found) == chat
     for bad in ([], [{"role": "user"}], [{"role": "user", "content": 1}], [chat[0] | {"tool_calls": []}]):
         path.write_text(json.dumps({"prompt": bad}) + "\n")
-        with pytest.raises(UserError, match="line 1 .* has no prompt\nhint: .* with no other keys"):
+        with pytest.raises(UserError, match="line 1 .* has no prompt\nhint: .* without other keys"):
             read_prompts(path, None, 0, 9, 0)
 
 
@@ -126,7 +126,7 @@ def test_empty_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixtur
     path.write_text("\n  \n")
     message, hint = error_of(_command(model, path, tmp_path / "out"), capsys)
     assert message == f"there are no prompts in {path}"
-    assert "one a line" in hint
+    assert "one prompt per line" in hint
 
 
 def test_a_prompt_longer_than_the_context(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,9 +53,8 @@ def test_rewards_lie_beside_the_configuration_and_what_they_raise_is_one_line(
     assert kept == "stopped by an error: step 0 is saved; --resume goes on there"
     place = "(beside_the_config.py, line 2), for the prompt synthetic/train/"
     assert message.startswith(f"error: the reward beside_the_config:reward raised LookupError: no judge {place}")
-    assert (
-        hint == "hint: what is finished is kept: mend the function and go on; None is its word for what it cannot judge"
-    )
+    way_out = "it may return None when it cannot judge a response"
+    assert hint == f"hint: finished work is kept, so fix the function and continue; {way_out}"
     assert (tmp_path / "out/checkpoints/step-000000").is_dir()
 
 

@@ -133,3 +133,29 @@ def test_every_selector_is_documented() -> None:
     kinds = [path.stem for path in (ROOT / "src/sparroll/attention/selectors").glob("*.py")]
     assert {"page_mean", "oracle"} <= set(kinds)
     assert all(f"`{kind}" in text for kind in kinds if kind not in ("__init__", "base"))
+
+
+@pytest.mark.parametrize("name", ["README.md", "CONTRIBUTING.md", "docs/life-of-a-step.md"])
+def test_every_path_of_a_file_that_a_newcomer_reads_exists(name: str) -> None:
+    for path in re.findall(r"\w[\w./-]*/\w+\.py\b", (ROOT / name).read_text(encoding="utf-8")):
+        assert (ROOT / "src/sparroll" / path).is_file() or (ROOT / path).is_file(), f"{name} names {path}"
+
+
+def test_every_file_and_folder_in_the_tree_of_the_readme_is_where_the_tree_has_it() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tree = re.search(r"^```\n(src/sparroll/\n.*?)^```", text, flags=re.S | re.M)
+    assert tree is not None
+    named: list[Path] = []
+    folders: dict[int, Path] = {}
+    here = ROOT
+    for line in tree[1].splitlines():
+        indent = len(line) - len(line.lstrip())
+        if indent <= 4:
+            folders = {depth: folder for depth, folder in folders.items() if depth < indent}
+            entry = folders[max(folders)] / line.split()[0] if folders else ROOT / line.split()[0]
+            here = entry if entry.suffix == "" else entry.parent
+            folders |= {indent: here} if here == entry else {}
+            named.append(entry)
+        named += [here / name for name in re.findall(r"\b\w+\.py\b", line)]
+    missing = [str(path.relative_to(ROOT)) for path in named if not path.exists()]
+    assert len(named) > 70 and missing == []

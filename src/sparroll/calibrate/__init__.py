@@ -1,5 +1,6 @@
-"""From a model and prompts to a schedule file: measure the tail at each budget of a grid (sweep.py), fit the cheapest
-budget per length (fit.py), verify with the fitted schedule itself (verify.py). profile.py measures without fitting.
+"""From a model and prompts to a schedule file: measure the tail at each budget of a grid (sweep.py), fit the smallest
+budget for each length (fit.py), and verify it with rollouts under the fitted schedule (verify.py). profile.py measures
+without fitting.
 
-Not here: what a schedule saves (plan/), and changing budgets while a run trains (control/).
+Not here: what a schedule saves (plan/), and changing budgets during training (control/).
 """

@@ -1,4 +1,4 @@
-"""The measured tail of one length bin as a non-decreasing function of the budget. Knows no target and no other bin."""
+"""The measured tail of one length bin as a non-decreasing function of the budget. Looks at one bin by itself."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ def cells_of(table: TailTable, kv_budget_tokens: int) -> list[Cell]:
 
 @dataclass(frozen=True)
 class Curve:
-    """One bin's measured budgets, rising."""
+    """The budgets measured in one bin, in rising order, with lines between them."""
 
     points: tuple[Cell, ...]
     unit_tokens: int
     dense_from: int
-    """Budget from which on every context of the bin is read whole."""
+    """The smallest budget that reads every context of the bin completely."""
 
     @staticmethod
     def through(cells: Sequence[Cell], ceiling: Cell | None, end: int, unit_tokens: int) -> Curve:
-        """Cells of one bin that ends before `end`. Those that read every context whole become one dense point, whose
-        figures are the ceiling's where it was measured."""
+        """The curve through the cells of one bin, which ends before `end`. Cells whose budget reads every context
+        completely become one dense point. It takes the figures of the dense ceiling, if that was measured."""
         longest = end - 1
         dense_from = -(-longest // unit_tokens) * unit_tokens
         points = sorted((c for c in cells if c.kv_budget_tokens < longest), key=lambda cell: cell.kv_budget_tokens)
@@ -66,14 +66,15 @@ class Curve:
         return Curve(tuple(points), unit_tokens, dense_from)
 
     def reaches(self, kv_budget_tokens: int) -> bool:
-        """Whether that budget, or one that reads all contexts of the bin, was measured here."""
+        """Whether that budget, or one that reads every context of the bin completely, was measured in this bin."""
         return self.points[-1].kv_budget_tokens >= min(kv_budget_tokens, self.dense_from)
 
     def cheapest(self, target: float, floor: int) -> int | None:
         """The smallest budget of whole units, at least `floor`, whose lower bound meets the target; None if none does.
 
-        The measured budget at the upper end of a segment must meet it by its own lower bound, not only by the
-        regression's. Where the floor is dearer than all of those it is taken: more tokens do not lower the regression.
+        The measured budget at the upper end of a segment must meet the target with its own lower bound, too, and not
+        only with that of the regression. If `floor` is larger than all budgets that do, the result is `floor`, because
+        the regression never falls with the budget.
         """
         fitted = self._fitted("low")
         meeting = [i for i, cell in enumerate(self.points) if min(cell.low, fitted[i]) >= target]
@@ -84,7 +85,7 @@ class Curve:
         return floor if meeting else None
 
     def measured(self, kv_budget_tokens: int) -> dict[str, Any]:
-        """The figures at a budget: of the cell itself, or read off the lines between its neighbours, and marked so."""
+        """The figures at a budget. Between measured budgets they are interpolated, and marked with `interpolated`."""
         for cell in self.points:
             if cell.kv_budget_tokens == min(kv_budget_tokens, self.dense_from):
                 return cell.summary() | ({"dense": True} if kv_budget_tokens >= self.dense_from else {})
@@ -108,7 +109,7 @@ class Curve:
         return isotonic_regression(raw, weights=np.array([cell.tokens for cell in self.points], dtype=np.float64)).x
 
     def _crossing(self, index: int, fitted: np.ndarray, target: float) -> int:
-        """Where the line that ends at point `index` reaches the target, in whole units."""
+        """The budget, in whole units, at which the line that ends at point `index` reaches the target."""
         at = self.points[index].kv_budget_tokens
         if index == 0:
             return at

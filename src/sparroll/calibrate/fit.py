@@ -1,9 +1,10 @@
-"""From measured tails (budget x length bin) to a schedule: per bin the cheapest budget whose lower confidence bound
-meets the target. Pure arithmetic on a table; nothing here runs a model.
+"""From measured tails (budget x length bin) to a schedule, which has for each bin the smallest budget whose lower
+confidence bound meets the target. Pure arithmetic on a table; nothing here runs a model.
 
 In each bin the lower bounds become a non-decreasing function of the budget (isotonic regression, weighted by tokens),
-joined by straight lines in the logarithm of the budget. Measured curves are concave there, so a line lies below them and
-an interpolated budget errs on the dear side. Budgets are rounded up to whole units and never fall with length.
+joined by straight lines in the logarithm of the budget. Measured curves are concave on this scale, so a line lies below
+them, and an interpolated budget is rather too large than too small. Budgets are rounded up to whole units and never
+fall with length.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule, Step
 
 MIN_TOKENS = 400
-"""Below so many tokens the 5th percentile rests on fewer than twenty of them."""
+"""With fewer tokens in a cell, its 5th percentile rests on fewer than twenty of them."""
 
 
 @dataclass(frozen=True)
 class FittedBin:
-    """What was decided for one bin of context lengths, and on what grounds."""
+    """The budget that was chosen for one bin of context lengths, and the measurements behind it."""
 
     from_context_tokens: int
     to_context_tokens: int
     kv_budget_tokens: int
     measured: dict[str, Any] | None
-    """{"value", "low", "high", "tokens", "rollouts"} at this budget, with `interpolated = true` where the budget lies
+    """{"value", "low", "high", "tokens", "rollouts"} at this budget, with `interpolated = true` if the budget lies
     between measured ones; None in a bin without data."""
     dense_ceiling: dict[str, Any] | None
-    """The same statistic with dense rollouts; None where it was not measured."""
+    """The same statistic with dense rollouts; None if it was not measured."""
 
     @property
     def name(self) -> str:
@@ -45,7 +46,7 @@ class FittedBin:
 
 @dataclass(frozen=True)
 class FittedSchedule:
-    """The schedule, what was decided bin by bin, and what a reader should know about it."""
+    """The schedule, the choice in each bin, and notes for the reader."""
 
     schedule: Schedule
     bins: tuple[FittedBin, ...]
@@ -70,11 +71,11 @@ def fit_schedule(
 ) -> FittedSchedule:
     """Fit a schedule to measured cells.
 
-    ceiling: the dense engine's cells (their budget is ignored), one per bin. A cell with fewer than `min_tokens` tokens
-    or `min_rollouts` rollouts is left out. A bin that has no cell left takes the budget of the next longer bin that has,
-    and beyond the longest measured bin the share of the context that it reads goes on to the end of the grid of bins, since
-    a tail that nobody measured must not be trusted with less; `notes` names these bins.
-    Raises UserError where the dense ceiling, or the largest budget, misses the target.
+    ceiling: cells measured with dense rollouts, one per bin; their budget is ignored. A cell with fewer than
+    `min_tokens` tokens or `min_rollouts` rollouts is left out. A bin without any cell left takes the budget of the next
+    longer bin that has one. Bins beyond the longest measured one read the same share of the context as that one. So a
+    length that nobody measured never reads less than the measurements support; `notes` names these bins.
+    Raises UserError if the dense ceiling, or the largest budget, misses the target.
     """
     if not 0 < target < 1:
         raise UserError(f"the target must lie between 0 and 1, got {target}")
@@ -102,7 +103,7 @@ def fit_schedule(
 def _curves(
     cells: Sequence[Cell], ceilings: dict[int, Cell], width: int, needs: _Needs, selector: Selector
 ) -> list[tuple[tuple[int, int], Curve | None]]:
-    """Every bin from 0 to the longest one that has a cell, and its curve where there is enough data."""
+    """Every bin from 0 to the longest one that has a cell, with its curve, or None if the bin has too little data."""
     curves = []
     for start in range(0, max(cell.from_context_tokens for cell in cells) + 1, width):
         here = [cell for cell in cells if cell.from_context_tokens == start and needs.enough(cell)]
@@ -114,7 +115,7 @@ def _curves(
 def _walk(
     curves: Sequence[tuple[tuple[int, int], Curve | None]], ceilings: dict[int, Cell], needs: _Needs, selector: Selector
 ) -> tuple[list[FittedBin], list[str]]:
-    """Budgets bin by bin, rising. A bin without data waits for the next one that has."""
+    """Choose the budgets bin by bin; they never fall. A bin without data waits for the next one with data."""
     bins: list[FittedBin] = []
     waiting: list[FittedBin] = []
     notes: list[str] = []
@@ -159,7 +160,7 @@ def _walk(
 
 @dataclass(frozen=True)
 class _Needs:
-    """What a cell must have to count, what a budget must reach, and the words for where they do not."""
+    """How much data a cell needs, which target a budget must meet, and the errors and notes if they do not."""
 
     target: float
     min_tokens: int
@@ -176,7 +177,7 @@ class _Needs:
                 lowest = rounded_down(min(each.value for each in ceilings))
                 raise UserError(
                     f"the dense ceiling at {cell.name} is {rounded_down(cell.value)}, below the target of {self.target}: "
-                    "even dense rollouts miss it, so the engine and the trainer differ by more than a budget can mend",
+                    "even dense rollouts miss it, because engine and trainer differ by more than any budget can repair",
                     f"lower the target to {lowest} or less, or raise the engine's precision",
                 )
 
@@ -186,22 +187,22 @@ class _Needs:
         return UserError(
             f"no budget meets the target of {self.target} at {where}: the best lower bound is {rounded_down(best.low)} "
             f"(value {rounded_down(best.value)}) at {best.kv_budget_tokens} tokens{dense}",
-            "sweep larger budgets, take more rollouts if the value itself meets the target, or lower the target",
+            "measure larger budgets, take more rollouts if the value itself meets the target, or lower the target",
         )
 
     def nothing_measured(self, cells: Sequence[Cell]) -> UserError:
         best = max(cells, key=lambda cell: (cell.rollouts, cell.tokens))
         return UserError(
-            f"no bin can be fitted: {self.min_tokens} tokens from {self.min_rollouts} rollouts are needed, the fullest "
-            f"cell has {best.tokens} from {best.rollouts}",
+            f"no bin can be fitted: a cell needs {self.min_tokens} tokens from {self.min_rollouts} rollouts, and the "
+            f"fullest one has {best.tokens} from {best.rollouts}",
             "take more prompts, more samples or wider bins",
         )
 
     def lacking(self, bins: Sequence[FittedBin], budget: str) -> str:
         where = bin_name(bins[0].from_context_tokens, bins[-1].to_context_tokens)
         return (
-            f"{where}: fewer than {self.min_tokens} tokens or {self.min_rollouts} rollouts at the budgets that matter; "
-            f"takes {budget}"
+            f"{where}: fewer than {self.min_tokens} tokens or {self.min_rollouts} rollouts at the budgets that matter, so "
+            f"it takes {budget}"
         )
 
 
@@ -219,7 +220,7 @@ def _target(target: float, estimator: str, quantile: float, top_k: int | None) -
 
 
 def _steps(bins: Sequence[FittedBin]) -> tuple[Step, ...]:
-    """One step per bin with data, and one wherever the budget changes."""
+    """One step for each bin with data, and one wherever the budget changes."""
     steps: list[Step] = []
     for found in bins:
         if steps and found.measured is None and steps[-1].kv_budget_tokens == found.kv_budget_tokens:

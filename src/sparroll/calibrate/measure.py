@@ -1,6 +1,6 @@
-"""Measure the tail of one schedule on one set of prompts: what the profile, the sweep and the verification share.
+"""Measures the tail of one schedule on one set of prompts. Profile, sweep and verification are built on this.
 
-Decides nothing: no target, no budget grid, no file.
+It decides nothing: targets, grids of budgets and files are elsewhere.
 """
 
 # T response tokens of one rollout
@@ -36,17 +36,17 @@ Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 @dataclass(frozen=True)
 class MeasureSettings:
-    """How tails are measured. Two tails compare only where these agree."""
+    """How tails are measured. Two tails can be compared only if these settings are the same."""
 
     max_new_tokens: int
     mode: Mode = "faithful"
     """faithful: every schedule generates its own rollouts. replay: one set of dense rollouts is read again through the
-    sparse attention of each schedule; cheaper, and blind to where sparse rollouts wander."""
+    sparse attention of each schedule. That is cheaper, but does not see where sparse rollouts would have gone."""
     samples: int = 8
     """Rollouts per prompt."""
     temperature: float = 1.0
     estimator: str = "top_k_lower"
-    """One of mismatch.ESTIMATORS. The published target of 0.86 is on top_k_lower with k = 20."""
+    """One of mismatch.ESTIMATORS. The published target of 0.86 is for top_k_lower with k = 20."""
     top_k: int = 20
     bin_tokens: int = 2000
     quantile: float = 0.05
@@ -63,7 +63,7 @@ class MeasureSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
-        # Refuses what it cannot use, before anything runs.
+        # Statistics refuse settings that they cannot use; here they do so before anything runs.
         self.statistics()
 
     def statistics(self) -> TailStatistics:
@@ -82,16 +82,17 @@ class MeasureSettings:
 
 @dataclass
 class Measurement:
-    """The tail of one schedule; of dense decoding where `schedule` is None: the ceiling."""
+    """The tail of one schedule. If `schedule` is None, it is the tail of dense decoding: the ceiling."""
 
     schedule: Schedule | None
     statistics: TailStatistics
     estimator: str
     kv_read_share: float
-    """Tokens attended / tokens in context over all layers and decode steps: as the engine reports it (faithful), or by
-    the schedule's arithmetic on the replayed rollouts (replay)."""
+    """Tokens attended / tokens in context over all layers and decode steps. faithful: as the engine reports it. replay:
+    computed from the schedule and the lengths of the replayed rollouts."""
     mode: Literal["faithful", "replay", "dense"]
-    """dense: no step could read less than its context, so the dense rollouts' statistics stand for it."""
+    """How it was measured. dense: no step could read less than its context, so these are the dense rollouts'
+    statistics."""
     seed: int
     wall_seconds: float = 0.0
 
@@ -100,16 +101,16 @@ class Measurement:
         return "dense" if self.schedule is None else self.schedule.name
 
     def tail(self) -> TailTable:
-        """The table by context length, with intervals."""
+        """The tail by context length, with intervals."""
         return self.statistics.table(self.estimator)
 
 
 @dataclass
 class Study:
-    """One model, one set of prompts, one way to measure. Dense rollouts and their scores are made once and kept.
+    """One model, one set of prompts and one way to measure. Dense rollouts and their scores are made once and kept.
 
-    engine and scorer must hold the same weights. The engine's schedule is put back after each measurement; its report
-    is reset by each. Given `rollouts` (dense ones), nothing dense is generated.
+    The engine and the scorer must hold the same weights. Each measurement resets the engine's report, and restores its
+    schedule afterwards. If dense `rollouts` are given, none are generated.
 
     >>> study = Study(engine, Scorer(engine.model), prompts, MeasureSettings(max_new_tokens=1024))
     >>> print(study.measure(Schedule.fixed(512)).tail())
@@ -120,9 +121,9 @@ class Study:
     prompts: Prompts
     settings: MeasureSettings
     rollouts: list[Rollout] | None = None
-    """The dense rollouts, once they exist."""
+    """The dense rollouts, as soon as they exist."""
     given_rollouts: str | None = field(default=None, init=False)
-    """Digest of the rollouts the study was made with; None where it generates its own."""
+    """Digest of the dense rollouts that the study was given; None if it generates them itself."""
     _dense_scores: list[TokenScores] | None = field(default=None, init=False, repr=False)
 
     def __post_init__(self) -> None:
@@ -130,13 +131,13 @@ class Study:
             self.given_rollouts = digest([[r.prompt_ids, r.response_ids] for r in self.rollouts])
 
     def dense_rollouts(self, on_progress: OnProgress | None = None) -> list[Rollout]:
-        """Generated with full attention on the first call."""
+        """The dense rollouts. The first call generates them."""
         if self.rollouts is None:
             self.rollouts = self._generate(None, self.settings.seed, on_progress)
         return self.rollouts
 
     def ceiling(self, on_progress: OnProgress | None = None) -> Measurement:
-        """The dense engine against the scorer: the noise floor that no budget can beat."""
+        """The tail of dense rollouts under the scorer: the ceiling that no budget can beat."""
         started = time.perf_counter()
         stages = Stages(on_progress, 2)
         rollouts = self.dense_rollouts(stages.next("dense rollouts"))
@@ -151,7 +152,8 @@ class Study:
         seed: int | None = None,
         on_progress: OnProgress | None = None,
     ) -> Measurement:
-        """The tail under a schedule. `mode` and `seed` default to the settings'; a seed of its own gives fresh rollouts."""
+        """The tail under a schedule. `mode` and `seed` default to those of the settings; another seed gives new
+        rollouts."""
         started = time.perf_counter()
         mode, seed = mode or self.settings.mode, self.settings.seed if seed is None else seed
         stages = Stages(on_progress, 2)
@@ -218,7 +220,7 @@ class Study:
         dense, width = self._dense(rollouts, None), self.settings.list_tokens
         sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, top_k=width, on_progress=on_progress)
         if estimator == "sampled":
-            # The dense policy drew the token, so the roles change: min(1, q/p) has the acceptance as its mean under p.
+            # The dense policy p drew the token, so the roles change: the mean of min(1, q/p) under p is the acceptance.
             return [acceptance_sampled(q.logp, p.logp) for q, p in zip(sparse, dense, strict=True)]
         replayed = [rollout.read_by(score) for rollout, score in zip(rollouts, sparse, strict=True)]
         return acceptance_of(replayed, dense, estimator)
@@ -234,9 +236,9 @@ class Study:
 
 
 def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> float:
-    """Tokens attended / tokens in context that an engine with this schedule would report for these rollouts.
+    """The share of tokens attended to that an engine with this schedule would report for these rollouts.
 
-    A rollout's first token comes from the prefill, so its decode steps are those of the other tokens.
+    A rollout's first token comes from the prefill, so the decode steps are those of the other tokens.
     """
     read, whole = 0, 0
     for rollout in rollouts:

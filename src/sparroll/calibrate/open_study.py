@@ -1,4 +1,5 @@
-"""From the names that a command or a file gives to a Study: engine, scorer, prompts as token ids. Measures nothing."""
+"""Makes a Study from the names that a command or a file gives: engine, scorer, prompts as token ids. Measures
+nothing."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ def open_study(
     dtype: str | None = None,
     max_batch: int = 64,
 ) -> Study:
-    """Engine and scorer on one model. The scorer is transformers, whoever samples.
+    """A study with an engine and a scorer on one model. The scorer is always transformers, whichever engine samples.
 
-    schedules: what will be measured, or one of each kind; refused here where the engine cannot run one.
+    schedules: those that will be measured, or one of each kind. Raises UserError if the engine cannot run one of them.
     """
     precision = dtype_named(dtype)
     sampler = make_engine(
@@ -55,14 +56,14 @@ def study_table(
     engine: str,
     **more: Any,
 ) -> dict[str, Any]:
-    """The configuration of a study as a record holds it."""
+    """The configuration of a study, as a record holds it."""
     engines = {"rollouts": engine, "dense_scores": "transformers"}
     asked = [plain_prompt(prompt) for prompt in prompts]
     return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": asked}
 
 
 def published_selector(kind: str, page_tokens: int) -> Selector:
-    """At least 16 first and 32 recent tokens are always read, in whole pages, as published."""
+    """A selector that always reads at least the first 16 and the last 32 tokens, in whole pages, as published."""
     first, recent = (-(-tokens // page_tokens) * page_tokens for tokens in (16, 32))
     table: dict[str, Any] = {"kind": kind, "page_tokens": page_tokens}
     return make_selector(table | {"first_tokens": first, "recent_tokens": max(recent, 2 * page_tokens)})

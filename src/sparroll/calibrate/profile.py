@@ -1,5 +1,5 @@
 """How far sparse decoding is from dense for given budgets or schedules: tails, Beta fits, correlation with length, and
-the dense ceiling beside them. Chooses nothing.
+the dense ceiling. Chooses no budget.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from sparroll.schedule import Schedule
 
 @dataclass(frozen=True)
 class BinFit:
-    """A Beta fit of one bin's tokens, or of all of them."""
+    """A Beta fit of the tokens of one bin, or of all tokens."""
 
     from_context_tokens: int | None
-    """None: all tokens."""
+    """Start of the bin; None for a fit of all tokens."""
     beta: BetaFit | None
     why_not: str = ""
     """Why there is no fit."""
@@ -33,11 +33,11 @@ class BinFit:
 
 @dataclass(frozen=True)
 class Entry:
-    """One schedule's figures."""
+    """The figures of one schedule."""
 
     measurement: Measurement
     fits: tuple[BinFit, ...]
-    """The first is of all tokens."""
+    """One of all tokens, then one for each bin."""
 
     def table(self) -> dict[str, Any]:
         """Plain data."""
@@ -46,7 +46,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Profile:
-    """The dense ceiling, and an entry per schedule in the order asked for."""
+    """The dense ceiling, and an entry for each schedule in the given order."""
 
     ceiling: Entry
     entries: tuple[Entry, ...]
@@ -67,8 +67,9 @@ def profile(
 ) -> Profile:
     """Measure each of `schedules` (fixed budgets in tokens, preset names, files or Schedules) and the dense ceiling.
 
-    selector and dense_layers belong to the fixed budgets; a schedule brings its own. With `out`, finished measurements
-    are kept in that folder and an interrupted profile goes on from them; other settings are refused there.
+    selector and dense_layers are for the fixed budgets; a schedule has its own. If `out` is given, finished
+    measurements are kept in that folder, and an interrupted profile continues from them. Other settings are refused in
+    the same folder.
     """
     if not schedules:
         raise UserError("there is nothing to profile", "give at least one budget or schedule")
@@ -82,7 +83,7 @@ def profile(
     entries = []
     for schedule in loaded:
         measure = partial(study.measure, schedule, on_progress=stages.next(schedule.name))
-        # Two schedules of one name, or a file that was edited, are told apart by what they say.
+        # The digest tells apart two schedules with the same name, and a file before and after an edit.
         name = f"{schedule.name.replace('/', '-')}-{digest(schedule.table())}"
         entries.append(_entry(measure() if store is None else store.measured(name, measure)))
     stages.end()

@@ -1,4 +1,4 @@
-"""From a model to a schedule file in one call: sweep, fit, verify, save. The steps themselves are in their own modules."""
+"""From a model to a schedule file in one call: sweep, fit, verify, save. Each step has its own module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from sparroll.schedule import Schedule
 
 @dataclass(frozen=True)
 class Calibration:
-    """A schedule file and everything it was made from."""
+    """A schedule file, with everything that it was made from."""
 
     schedule: Schedule
     path: Path
@@ -30,13 +30,14 @@ class Calibration:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a reader should know: bins without data, budgets raised by the verification."""
+        """Notes for the reader: bins without data, and budgets that the verification raised."""
         return self.fitted.notes + (self.verification.notes if self.verification else ())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Per bin: the budget, the tail under it (of the verification where there was one), and the dense ceiling.
+        """For each bin the budget, the tail under it and the dense ceiling. If there was a verification, the tail is
+        from it.
 
-        Bins without enough data have q05 None. `q05` is the quantile that the settings ask for.
+        `q05` is the quantile that the settings ask for; None in bins without enough data.
         """
         tails = {step.from_context_tokens: step.measured or {} for step in self.schedule.steps}
         ceilings = {bin.from_context_tokens: bin.dense_ceiling or {} for bin in self.fitted.bins}
@@ -80,11 +81,11 @@ def calibrate(
     name: str = "schedule",
     on_progress: OnProgress | None = None,
 ) -> Calibration:
-    """Measure `budgets`, fit the cheapest schedule that holds `target`, verify it, and write OUT/NAME.toml.
+    """Measure `budgets`, fit the cheapest schedule that meets `target`, verify it, and write OUT/NAME.toml.
 
-    Interrupted, it goes on where it stopped when called again. verify_rounds 0 leaves the verification out. Where
-    bins still miss the target after the last round, the file is written with their figures and `verification.met` is
-    false. model and made_by go into the file as they are. Other arguments: see `sweep`, `fit_schedule` and `verify`.
+    If it was interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
+    the target after the last round, the file is written with their figures, and `verification.met` is false. model and
+    made_by are written into the file as they are. For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
     swept = sweep(
         study, out=out, budgets=budgets, selector=selector, dense_layers=dense_layers, on_progress=on_progress

@@ -1,9 +1,9 @@
-"""A sweep's folder: settings, dense rollouts, and one pair of files per measurement. Written so that a kill at any moment
-leaves each measurement either whole or absent.
+"""A sweep's folder: settings, dense rollouts, and a pair of files for each measurement. After a kill at any moment,
+each measurement is either complete or absent.
 
-    OUT/settings.json                   what was measured and how; a resumed sweep must agree
+    OUT/settings.json                   what is measured and how; a resumed sweep must have the same settings
     OUT/rollouts.safetensors            the dense rollouts
-    OUT/NAME.safetensors, OUT/NAME.json one measurement: statistics that can be merged, and the table; the JSON is last
+    OUT/NAME.safetensors, OUT/NAME.json one measurement: its statistics, and its table as JSON, which is written last
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ FORMAT = 1
 
 
 class Store:
-    """The folder of one sweep. Opening it checks the settings and clears what a kill left.
+    """The folder of one sweep. Opening it checks the settings, and removes unfinished files that a kill left behind.
 
-    `shared`: other processes write other measurements into the folder meanwhile, so their unfinished files are left alone.
+    shared: whether other processes write to the folder at the same time; then unfinished files are left alone.
     """
 
     def __init__(self, out: Path | str, settings: Mapping[str, Any], *, shared: bool = False):
@@ -43,12 +43,12 @@ class Store:
         path = self.folder / "settings.json"
         if not path.exists() and any(self.folder.glob("*.safetensors")):
             raise UserError(
-                f"{self.folder} holds measurements without their settings.json", "choose another folder with --out"
+                f"{self.folder} holds measurements but no settings.json", "choose another folder with --out"
             )
         begin_or_resume(path, {"format": FORMAT, **settings})
 
     def load(self, name: str) -> Measurement | None:
-        """A finished measurement, or None."""
+        """The finished measurement of that name; None if there is none."""
         path = self.folder / f"{name}.json"
         if not path.exists():
             return None
@@ -68,12 +68,12 @@ class Store:
             raise _damaged(path, f"it lacks {error}") from None
 
     def save(self, name: str, measurement: Measurement) -> Path:
-        """Write a finished measurement; returns the JSON's path."""
+        """Write a finished measurement. Returns the path of its JSON file."""
         _write_tensors(self.folder / f"{name}.safetensors", measurement.statistics.state())
         return files.write_json(self.folder / f"{name}.json", measurement_table(measurement))
 
     def ceiling(self, study: Study, on_progress: OnProgress | None) -> Measurement:
-        """The study's dense ceiling, from the folder or measured now; its dense rollouts come from the folder too."""
+        """The study's dense ceiling and its dense rollouts, read from the folder, or made and saved now."""
         if study.rollouts is None:
             study.rollouts = self.load_rollouts()
         found = self.load("dense")
@@ -85,7 +85,7 @@ class Store:
         return found
 
     def measured(self, name: str, measure: Callable[[], Measurement]) -> Measurement:
-        """The measurement of that name: from the folder, or made now and kept."""
+        """The measurement of that name, read from the folder, or made and saved now."""
         found = self.load(name)
         if found is None:
             found = measure()
@@ -93,7 +93,7 @@ class Store:
         return found
 
     def load_rollouts(self) -> list[Rollout] | None:
-        """The dense rollouts, or None before they were saved."""
+        """The dense rollouts; None if none were saved yet."""
         path = self.folder / "rollouts.safetensors"
         return rollouts_from(_load_tensors(path)) if path.exists() else None
 
@@ -102,11 +102,11 @@ class Store:
 
 
 def fingerprint(study: Study) -> dict[str, Any]:
-    """What two runs must share for their measurements to belong together."""
+    """What must be the same for the measurements of two calls to belong together."""
     dtypes = {str(tensor.dtype).removeprefix("torch.") for tensor in study.scorer.model.parameters()}
     return {
         "engine": study.engine.kind,
-        # The digest of the weights does not tell bf16 from the same values in fp32, which compute something else.
+        # The same values in bf16 and in fp32 have the same digest, but give other results.
         "dtype": sorted(dtypes),
         **study.settings.table(),
         "prompts": digest([prompt if isinstance(prompt, str) else list(prompt) for prompt in study.prompts]),
@@ -116,7 +116,7 @@ def fingerprint(study: Study) -> dict[str, Any]:
 
 
 def weights_digest(model: nn.Module) -> str:
-    """A short name for a model's weights: names, shapes and up to 64 evenly spaced values of every tensor."""
+    """A short digest of a model's weights: of names, shapes and up to 64 evenly spaced values of every tensor."""
     seen = []
     for name, tensor in sorted(model.state_dict().items()):
         flat = tensor.detach().reshape(-1)
@@ -126,7 +126,7 @@ def weights_digest(model: nn.Module) -> str:
 
 
 def measurement_table(measurement: Measurement) -> dict[str, Any]:
-    """Plain data of one measurement."""
+    """A measurement as plain data."""
     return {
         "name": measurement.name,
         "schedule": measurement.schedule.table() if measurement.schedule else None,
@@ -139,7 +139,7 @@ def measurement_table(measurement: Measurement) -> dict[str, Any]:
 
 
 def rollout_tensors(rollouts: list[Rollout]) -> dict[str, Tensor]:
-    """Dense rollouts as flat tensors: everything that scoring and the statistics read."""
+    """Dense rollouts as flat tensors, with everything that scoring and the statistics read."""
     tensors = {
         "prompt_ids": torch.tensor([token for r in rollouts for token in r.prompt_ids]),
         "response_ids": torch.tensor([token for r in rollouts for token in r.response_ids]),

@@ -1,5 +1,5 @@
-"""Measure the tail at every budget of a grid, and the dense ceiling. Resumable: a finished budget is a file, and is not
-measured again. Fits nothing (see fit.py)."""
+"""Measures the tail at every budget of a grid, and the dense ceiling. It can be resumed: each finished budget is a file
+and is not measured again. Fitting is in fit.py."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PUBLISHED_PAGES = (32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 5
 
 @dataclass(frozen=True)
 class Sweep:
-    """Everything measured: the dense ceiling, and one measurement per budget in rising order."""
+    """All measurements: the dense ceiling, and one for each budget in rising order."""
 
     settings: MeasureSettings
     selector: Selector
@@ -38,7 +38,7 @@ class Sweep:
         return [_budget(each) for each in self.measurements]
 
     def cells(self) -> list[Cell]:
-        """Budget x bin, as `fit_schedule` takes them."""
+        """The cells (budget x bin) that `fit_schedule` takes."""
         return [cell for each in self.measurements for cell in cells_of(each.tail(), _budget(each))]
 
     def fit(
@@ -51,7 +51,7 @@ class Sweep:
         made_by: dict[str, Any] | None = None,
         name: str = "calibrated",
     ) -> FittedSchedule:
-        """The cheapest schedule that holds the target; see `fit_schedule`."""
+        """The cheapest schedule that meets the target; see `fit_schedule`."""
         return fit_schedule(
             self.cells(),
             target=target,
@@ -90,9 +90,9 @@ def sweep(
 ) -> Sweep:
     """Measure `budgets` (tokens) and the dense ceiling into the folder `out`.
 
-    Run again with the same settings, it takes up where it was interrupted; more budgets may be added. Another model,
-    other prompts or settings are refused. A budget that holds every context of the study is dense by construction and
-    is not run. Raises UserError for the estimator "sampled", whose percentiles mean nothing.
+    A second call with the same settings continues where the first was interrupted, and may add budgets. Another model,
+    other prompts or other settings are refused. A budget that is as large as the longest context of the study is dense
+    by construction and is not run. Raises UserError for the estimator "sampled", whose percentiles mean nothing.
     """
     selector = selector or PageMean()
     grid = _grid(study, budgets, selector, dense_layers)
@@ -121,9 +121,10 @@ def sweep_budget(
     dense_layers: tuple[int, ...] = (0, 1),
     on_progress: OnProgress | None = None,
 ) -> Measurement:
-    """One budget of a faithful sweep into the folder `out`, without the dense ceiling: for processes that share a grid.
+    """Measure one budget of a faithful sweep into the folder `out`, without the dense ceiling. For processes that share
+    a grid.
 
-    `sweep` finds it there. Raises UserError for a replay, which reads the dense rollouts that a sweep makes first.
+    `sweep` finds the measurement there. Raises UserError for a replay, which needs the dense rollouts of a sweep.
     """
     if study.settings.mode != "faithful":
         raise UserError("a budget can be measured alone only in faithful mode", "use sweep for a replay")
@@ -135,12 +136,12 @@ def sweep_budget(
 
 
 def budget_name(budget: int) -> str:
-    """Of a budget's files in the sweep's folder."""
+    """Name of a budget's files in the sweep's folder."""
     return f"budget-{budget:06d}"
 
 
 def sweep_fingerprint(study: Study, selector: Selector, dense_layers: tuple[int, ...]) -> dict[str, Any]:
-    """What a resumed sweep must share with the interrupted one."""
+    """What must be the same when a sweep is resumed."""
     return {"selector": selector.table(), "dense_layers": list(dense_layers), **fingerprint(study)}
 
 

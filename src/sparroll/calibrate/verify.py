@@ -1,6 +1,7 @@
-"""Generate with a fitted schedule itself and see whether every bin holds the target; raise what misses, and look again.
+"""Generates rollouts with a fitted schedule and checks that every bin meets the target. Budgets of bins that miss it
+are raised, and the check is repeated.
 
-The rollouts of the last round are the ones reported: no round's figures are altered, averaged or chosen.
+The figures of the last round are reported as they are. They are never averaged over rounds or chosen among them.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class Verification:
 
     schedule: Schedule
     measurement: Measurement
-    """Of the last round, generated with `schedule`."""
+    """What the last round measured with `schedule`."""
     met: bool
-    """Whether every bin with enough data held the target in the last round."""
+    """Whether every bin with enough data met the target in the last round."""
     missed: tuple[str, ...]
-    """Names of the bins that did not."""
+    """Names of the bins that missed it."""
     rounds: tuple[Measurement, ...]
     notes: tuple[str, ...]
 
@@ -60,12 +61,12 @@ def verify(
     min_rollouts: int = LEAST_ROLLOUTS,
     on_progress: OnProgress | None = None,
 ) -> Verification:
-    """Measure `schedule` faithfully; where a bin misses the target, raise its budget to the next notch and repeat.
+    """Measure `schedule` faithfully. If a bin misses the target, raise its budget to the next notch and measure again.
 
     notches: budgets in tokens, usually the sweep's grid. bound: what must meet the target, the measured quantile
     ("value") or the lower end of its interval ("low"). Round k draws its rollouts with the seed settings.seed + 1 + k,
-    so none of them took part in the fit. Ends when all bins hold, no budget can be raised, or after `most_rounds`.
-    Finished rounds are kept in `out` and not repeated.
+    so none of them took part in the fit. Ends when all bins meet the target, when no budget can be raised, or after
+    `most_rounds`. Finished rounds are kept in `out` and not repeated.
     """
     store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers))
     rounds: list[Measurement] = []
@@ -87,7 +88,7 @@ def verify(
 def _round(study: Study, schedule: Schedule, number: int, store: Store, on_progress: OnProgress | None) -> Measurement:
     name, seed = f"verify-{number}", study.settings.seed + 1 + number
     found = store.load(name)
-    # A kept round of another schedule belongs to another fit.
+    # A round that was kept for another schedule belongs to another fit.
     if found is None or found.schedule is None or _plain(found.schedule) != _plain(schedule) or found.seed != seed:
         found = study.measure(schedule, mode="faithful", seed=seed, on_progress=on_progress)
         store.save(name, found)
@@ -99,7 +100,7 @@ def _plain(schedule: Schedule) -> list[tuple[int, int]]:
 
 
 def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) -> Schedule:
-    """The schedule with the next notch from each missed bin on, up to where it is dearer already."""
+    """The schedule with at least the next notch in each bin that missed, and in all longer bins."""
     raised = schedule
     for cell in missed:
         start, end = cell.from_context_tokens, cell.to_context_tokens
@@ -111,7 +112,7 @@ def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) 
 
 
 def _at_least(schedule: Schedule, start: int, budget: int) -> Schedule:
-    """Budgets from `start` on are at least `budget`; raised steps lose the figures of the budget they had."""
+    """The schedule with at least `budget` from `start` on. Raised steps lose the figures of their old budget."""
     steps = list(schedule.steps)
     if all(step.from_context_tokens != start for step in steps):
         steps.append(Step(start, schedule.kv_budget_tokens(start)))
@@ -126,7 +127,7 @@ def _at_least(schedule: Schedule, start: int, budget: int) -> Schedule:
 
 
 def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
-    """The measured bins' figures, as found with the schedule itself; a step without data keeps what the fit gave."""
+    """The schedule with the figures that were measured with it. A step without data keeps the figures of the fit."""
     found = {cell.from_context_tokens: cell.summary() | {"verified": True} for cell in cells}
     starts = sorted({*found, *(step.from_context_tokens for step in schedule.steps)})
     kept = {step.from_context_tokens: step.measured for step in schedule.steps}

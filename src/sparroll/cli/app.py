@@ -1,4 +1,5 @@
-"""All verbs, and what becomes of errors: a user's is one line and a hint on standard error with exit code 2."""
+"""All verbs, and how errors are shown: a UserError is printed as one line and a hint on standard error, with exit code
+2."""
 
 from __future__ import annotations
 
@@ -54,7 +55,7 @@ _UsageProblem: type[Exception] = next(
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run one command line; returns the exit code: 0, 2 after a user's error, 130 when interrupted."""
+    """Run one command line. Returns the exit code: 0, 2 after a UserError, 130 when interrupted."""
     if threading.current_thread() is threading.main_thread():
         # Job schedulers end a job with SIGTERM; it leaves the same resumable state as Ctrl-C.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -71,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except RuntimeError as error:
-        # Torch's own class, without loading torch for it.
+        # Recognised by its name, so that torch need not be loaded.
         if type(error).__name__ != "OutOfMemoryError":
             raise
         return fail(f"out of memory on the device: {str(error).partition('. ')[0]}", "lower --max-batch or the lengths")
@@ -79,7 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def fail(message: str, hint: str | None) -> int:
-    """Print a user's error as it should look; the exit code."""
+    """Print a UserError's message and hint. Returns the exit code."""
     print(f"error: {' '.join(message.split())}", file=sys.stderr)
     if hint:
         print(f"hint: {' '.join(hint.split())}", file=sys.stderr)
@@ -89,7 +90,7 @@ def fail(message: str, hint: str | None) -> int:
 def _usage(problem: Exception) -> int:
     context = getattr(problem, "ctx", None)
     if type(problem).__name__ == "NoArgsIsHelpError":
-        # The help text itself.
+        # This message is the help text itself.
         print(problem.format_message())  # type: ignore[attr-defined]
         return 2
     where = context.command_path if context is not None else "sparroll"
@@ -97,7 +98,7 @@ def _usage(problem: Exception) -> int:
 
 
 def _first_problem(error: ValueError) -> tuple[str, str | None]:
-    """Message and hint of a pydantic validation error's first entry."""
+    """Message and hint for the first entry of a pydantic validation error."""
     problems = error.errors()  # type: ignore[attr-defined]
     first = problems[0]
     where = ".".join(str(part) for part in first["loc"]) or "the configuration"

@@ -1,4 +1,4 @@
-"""`sparroll calibrate`: from a model and prompts to a schedule file that holds the target."""
+"""`sparroll calibrate`: from a model and prompts to a schedule file that meets the target."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ def calibrate(
     model: common.Model,
     out: common.Out,
     target: Annotated[
-        float, typer.Option("--target", min=0, max=1, help="What the tail must hold at every length.")
+        float, typer.Option("--target", min=0, max=1, help="The tail must be at least this at every length.")
     ] = 0.86,
     budget: Annotated[
         list[int] | None,
-        typer.Option("--budget", help="A budget of the grid, in tokens; repeatable. Default: published."),
+        typer.Option("--budget", help="A budget of the grid, in tokens; repeatable. Default: the published grid."),
     ] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
@@ -44,7 +44,7 @@ def calibrate(
     selector: measuring.Kind = "page_mean",
     page_tokens: measuring.PageTokens = 16,
     verify_rounds: Annotated[
-        int, typer.Option("--verify-rounds", min=0, help="Rounds that check the fitted schedule.")
+        int, typer.Option("--verify-rounds", min=0, help="At most this many rounds check the fitted schedule; 0: none.")
     ] = 4,
     name: Annotated[str, typer.Option("--name", help="The schedule file is OUT/NAME.toml.")] = "schedule",
     max_batch: measuring.MaxBatch = 64,
@@ -54,7 +54,8 @@ def calibrate(
     dtype: common.Dtype = None,
     json_output: common.Json = False,
 ) -> None:
-    """Sweep a grid of budgets, fit the cheapest schedule that holds the target, and verify it. Interrupted, it resumes."""
+    """Sweep a grid of budgets, fit the cheapest schedule that meets the target, and verify it. Resumes if
+    interrupted."""
     from sparroll.calibrate.measure import MeasureSettings
     from sparroll.calibrate.open_study import open_study, published_selector, study_table
     from sparroll.calibrate.run import calibrate as run
@@ -75,7 +76,7 @@ def calibrate(
     quiet_transformers()
     started = time.perf_counter()
     with (
-        common.interruptible(f"{out} keeps every measured budget; the same command goes on"),
+        common.interruptible(f"{out} keeps every measured budget; run the same command to continue"),
         Progress(json_output) as bars,
     ):
         study = open_study(
@@ -114,7 +115,7 @@ def calibrate(
 
 
 def text(found: Calibration) -> list[str]:
-    """Per bin: the budget, the tail under it, the dense ceiling; then the notes."""
+    """A line per bin with its budget, its tail and the dense ceiling, then the notes."""
     lines = [f"{'from context':>12}{'KV budget':>11}{'tail':>8}{'low':>8}{'dense ceiling':>15}"]
     for row in found.rows():
         cells = "".join(

@@ -1,4 +1,5 @@
-"""What verbs share: options of the same name and meaning, prompts from files and tasks, the output folder, Ctrl-C."""
+"""What the verbs share: options with the same name and meaning, the objects that options name, the output folder,
+Ctrl-C."""
 
 from __future__ import annotations
 
@@ -33,17 +34,21 @@ PrintConfig = Annotated[
 ]
 Model = Annotated[str, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cuda where there is one.")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cuda if there is one.")]
 Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="fp32, bf16 or fp16: precision of the weights; default: as stored.")
+    str | None, typer.Option("--dtype", help="Precision of the weights: fp32, bf16 or fp16; default: as stored.")
 ]
 Prompts = Annotated[
-    Path | None, typer.Option("--prompts", help="Text file with a prompt a line, or JSONL with the key `prompt`.")
+    Path | None, typer.Option("--prompts", help="Text file with one prompt per line, or JSONL with the key `prompt`.")
 ]
 Task = Annotated[str | None, typer.Option("--task", help="Take prompts of a built-in task, e.g. synthetic.")]
 Level = Annotated[int, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")]
-Count = Annotated[int, typer.Option("--count", min=1, help="How many prompts of the task, or at most of the file.")]
-Chat = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template as a user message.")]
+Count = Annotated[
+    int, typer.Option("--count", min=1, help="How many prompts to take of the task, or at most of the file.")
+]
+Chat = Annotated[
+    bool, typer.Option("--chat", help="Put each text prompt into the model's chat template as a user message.")
+]
 Engine = Annotated[
     str, typer.Option("--engine", help="Who samples. hf: transformers. vllm: vLLM, which must be installed.")
 ]
@@ -56,46 +61,49 @@ CompressionSet = Annotated[
 ]
 Adapter = Annotated[
     Path | None,
-    typer.Option("--adapter", help="Folder of a LoRA adapter for sparse responses, from distill or train."),
+    typer.Option("--adapter", help="Folder of a LoRA adapter for sparse responses, made by distill or train."),
 ]
 Mirror = Annotated[
-    Path | None, typer.Option("--mirror", help="Folder with copies of hub sets; without it, the hub and its cache.")
+    Path | None, typer.Option("--mirror", help="Folder with copies of hub sets; default: the hub and its cache.")
 ]
 Thinking = Annotated[
     bool | None,
     typer.Option(
-        "--thinking/--no-thinking", help="Mode of the chat template, --no-thinking for off; its default without."
+        "--thinking/--no-thinking", help="Thinking mode of the chat template, on or off; default: the template's own."
     ),
 ]
 PromptTemplate = Annotated[
-    str | None, typer.Option("--prompt-template", help="Packaged name or file; without it, the one that fits a row.")
+    str | None,
+    typer.Option(
+        "--prompt-template", help="Name of a packaged template, or a file; default: the one that fits each row."
+    ),
 ]
 ForceSchedule = Annotated[
-    bool, typer.Option("--force-schedule", help="Use a schedule that was made for another model all the same.")
+    bool, typer.Option("--force-schedule", help="Use a schedule although it was made for another model.")
 ]
 
 
 def print_json(value: Any) -> None:
-    """The machine's copy of a result, alone on standard output."""
+    """Print a result as JSON, for programs; nothing else goes to standard output."""
     from sparroll.records import plain
 
     print(json.dumps(plain(value), indent=1, allow_nan=False))
 
 
 def output_folder(path: Path) -> Path:
-    """Checked before any work starts."""
+    """The folder, created if it is missing and checked for writing before any work starts."""
     return files.output_folder(path)
 
 
 def run_folder(path: Path | None) -> Path:
-    """The folder of a training run, checked before any work starts."""
+    """The same for a training run, where --out may be missing."""
     if path is None:
         raise UserError("--out is missing", "give a folder for the results, e.g. --out runs/mine")
     return output_folder(path)
 
 
 def print_config(config: Section, as_json: bool) -> None:
-    """The resolved configuration, as a file that --config takes."""
+    """Print the resolved configuration, as a file that --config reads."""
     from sparroll.train.config.file import as_toml
 
     if as_json:
@@ -105,14 +113,14 @@ def print_config(config: Section, as_json: bool) -> None:
 
 
 def wrote(*paths: Path, quiet: bool = False) -> None:
-    """How every long command ends."""
+    """Name the files that a command wrote; every long command ends with this."""
     for path in paths:
         say(f"wrote {path}", quiet=quiet)
 
 
 @contextmanager
 def interruptible(what_is_kept: str) -> Iterator[None]:
-    """Turn Ctrl-C into a line that says how to go on, and exit code 130."""
+    """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue."""
     try:
         yield
     except KeyboardInterrupt:
@@ -123,9 +131,11 @@ def interruptible(what_is_kept: str) -> Iterator[None]:
 def load_schedule(
     schedule: str | None, budget: int | None, model: str, force: bool = False, layers: int | None = None
 ) -> Schedule | None:
-    """The schedule that --schedule or --budget names; None (dense) without either."""
+    """The schedule that --schedule or --budget names; None (dense) if neither is given."""
     if schedule is not None and budget is not None:
-        raise UserError("--schedule and --budget exclude each other", "--budget reads the same number at every length")
+        raise UserError(
+            "--schedule and --budget exclude each other", "--budget reads the same number of tokens at every length"
+        )
     if schedule is not None:
         return Schedule.load(schedule, model=model, force=force)
     return None if budget is None else fixed_budget(budget, layers)
@@ -134,20 +144,23 @@ def load_schedule(
 def load_compression(
     kind: str | None, settings: list[str], schedule: Schedule | None, engine: str
 ) -> Compression | None:
-    """The policy that --compression and --compression-set name; None without."""
+    """The policy that --compression and --compression-set name; None if neither is given."""
     if kind is None:
         if settings:
             raise UserError("--compression-set needs --compression", f"known: {', '.join(compression_kinds())}")
         return None
     if schedule is not None:
-        raise UserError("--compression excludes --schedule and --budget", "--compression-set budget_tokens=512")
+        raise UserError(
+            "--compression excludes --schedule and --budget",
+            "the compression has a budget itself: --compression-set budget_tokens=512",
+        )
     if engine != "hf":
         raise UserError(f"--compression needs --engine hf, got {engine}", "vLLM cannot drop tokens from its cache")
     return make_compression(kind, **dict(_setting("--compression-set", text) for text in settings))
 
 
 def load_judge(path: str | None, settings: list[str]) -> FunctionJudge | None:
-    """The function that --reward and --reward-set name; None without."""
+    """The function that --reward and --reward-set name; None if neither is given."""
     from sparroll.tasks.async_calls import AsyncCalls
     from sparroll.tasks.reward_function import FunctionJudge, RewardFunction, look_in
 
@@ -175,12 +188,12 @@ def _setting(option: str, text: str) -> tuple[str, Any]:
 
 
 def _toml(raw: str) -> Any:
-    """true and false, lists, quoted strings: as in a configuration. Raises ValueError for anything else."""
+    """true, false, lists and quoted strings, as in a configuration. Raises ValueError for anything else."""
     return tomllib.loads(f"value = {raw}")["value"]
 
 
 def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:
-    """One budget at every length; layers 0 and 1 dense, as published, where the model has that many."""
+    """One budget at every length. Layers 0 and 1 stay dense, as published, if the model has that many."""
     return Schedule.fixed(kv_budget_tokens, dense_layers=tuple(range(min(2, layers if layers is not None else 2))))
 
 
@@ -194,7 +207,10 @@ def load_engine(
     gpu_memory_share: float = 0.85,
     dtype: str | None = None,
 ) -> base.Engine:
-    """An engine with the model loaded, without transformers' own bars. capacity: a schedule like those set later."""
+    """An engine with the model loaded, without progress bars of transformers.
+
+    capacity: a schedule with the selector and dense layers of those that will be set later; only vLLM needs to know it.
+    """
     from sparroll.engines.make import dtype_named, make_engine
 
     quiet_transformers()
@@ -211,7 +227,7 @@ def load_engine(
 
 
 def print_facts(facts: dict[str, Any]) -> None:
-    """Plain numbers of a summary, one a line; nested tables are left to the record."""
+    """Print the plain values of a summary, one per line. Nested tables are only in the record."""
     flat = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
     width = max(len(name) for name in flat)
     for name, value in flat.items():

@@ -1,4 +1,5 @@
-"""`sparroll data list | show | check`: what is in a set or a file, and whether training rows hold eval rows."""
+"""`sparroll data list | show | check`: what is in a set or a file, and whether training rows share text with eval
+rows."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ _SAMPLE_CHARACTERS = 600
 
 @app.command("list")
 def list_(json: common.Json = False) -> None:
-    """Name the sets that are known, where they are on the hub, and their splits."""
+    """List the known sets, where each is on the hub, and its splits."""
     from sparroll.tasks.data.catalog import SETS
 
     rows = [(each.name, each.repository, each.train, each.eval, each.note) for each in SETS.values()]
@@ -44,16 +45,18 @@ def list_(json: common.Json = False) -> None:
 def show(
     source: Annotated[str, typer.Argument(metavar="NAME", help="A set (gsm8k, gsm8k:test) or a file.")],
     model: Annotated[
-        str | None, typer.Option("--model", help="Count tokens of its tokenizer instead of words.")
+        str | None, typer.Option("--model", help="Count tokens of this model's tokenizer instead of words.")
     ] = None,
     chat: common.Chat = False,
     thinking: common.Thinking = None,
     prompt_template: common.PromptTemplate = None,
-    samples: Annotated[int, typer.Option("--samples", min=0, help="Rows to print, spread over the set.")] = 3,
+    samples: Annotated[
+        int, typer.Option("--samples", min=0, help="How many rows to print, spread evenly over the set.")
+    ] = 3,
     mirror: common.Mirror = None,
     json: common.Json = False,
 ) -> None:
-    """Print samples as the model gets them, a histogram of prompt lengths, and how many rows were skipped and why."""
+    """Print samples as the model sees them, a histogram of prompt lengths, and how many rows were skipped and why."""
     from sparroll.tasks.data.load import load
     from sparroll.tasks.data.templates import filled
 
@@ -88,11 +91,13 @@ def show(
 def check(
     train: Annotated[str, typer.Option("--train", help="Set or file to train on.")],
     evaluation: Annotated[list[str], typer.Option("--eval", help="Set or file to evaluate on; repeatable.")],
-    ngram_words: Annotated[int, typer.Option("--ngram-words", min=2, help="Words in a row that count as shared.")] = 13,
+    ngram_words: Annotated[
+        int, typer.Option("--ngram-words", min=2, help="How many consecutive words count as shared.")
+    ] = 13,
     mirror: common.Mirror = None,
     json: common.Json = False,
 ) -> None:
-    """Find training rows that share words in a row with eval rows. Exit code 1 where there are any."""
+    """Find training rows that share a run of words with eval rows. The exit code is 1 if there are any."""
     from sparroll.tasks.data.contamination import overlaps
     from sparroll.tasks.data.load import load
 
@@ -119,7 +124,7 @@ def _print_overlaps(found: list[Any], rows: int, source: str, ngram_words: int) 
             table.add_row(each.train_id, each.eval_id, textwrap.shorten(" ".join(each.words), 100))
         console.print(table)
     if len(found) > 20:
-        console.print(f"and {len(found) - 20:,} more; --json lists all")
+        console.print(f"and {len(found) - 20:,} more; --json lists all of them")
     console.print(
         f"{len(found):,} of {rows:,} rows of {source} share {ngram_words} words in a row with an eval row", markup=False
     )
@@ -128,7 +133,7 @@ def _print_overlaps(found: list[Any], rows: int, source: str, ngram_words: int) 
 def _lengths(rows: list[Row], model: str | None, chat: bool, thinking: bool | None) -> list[int]:
     if model is None:
         if chat:
-            raise UserError("--chat needs --model: the template is its tokenizer's")
+            raise UserError("--chat needs --model, because the chat template belongs to the model's tokenizer")
         return [len(row.text.split()) for row in rows]
     from sparroll.engines.load_model import load_tokenizer
     from sparroll.types import Prompt

@@ -1,4 +1,4 @@
-"""`sparroll distill`: an adapter for sparse rollouts of a frozen model."""
+"""`sparroll distill`: train an adapter for the sparse rollouts of a frozen model."""
 
 from __future__ import annotations
 
@@ -21,13 +21,16 @@ def distill(
         str | None, typer.Option("--model", help="tiny-reasoner (the default), a folder, or a hub name.")
     ] = None,
     out: common.RunOut = None,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file to sample under.")] = None,
-    budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or schedule file to sample under.")] = None,
+    budget: Annotated[
+        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+    ] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: Annotated[int | None, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")] = None,
     config: Annotated[
-        Path | None, typer.Option("--config", help="TOML file, as --print-config shows it; defaults without one.")
+        Path | None,
+        typer.Option("--config", help="TOML file like the one that --print-config shows; default: all defaults."),
     ] = None,
     overrides: Annotated[
         list[str] | None, typer.Option("--set", help="section.key=value, e.g. --set train.steps=500; repeatable.")
@@ -68,7 +71,7 @@ def distill(
 
 
 def _given(path: Path | None, task: str | None) -> GivenPrompts | None:
-    """The file's prompts; None where a task (or the configuration) names them."""
+    """The file's prompts; None if a task or the configuration names the prompts."""
     if path is None:
         return None
     from sparroll.tasks.prompt_file import read_prompts
@@ -78,7 +81,7 @@ def _given(path: Path | None, task: str | None) -> GivenPrompts | None:
 
 
 def _facts(table: dict[str, Any]) -> dict[str, Any]:
-    """The plain figures, with the held-out ones side by side."""
+    """The plain figures, with those of the held-out prompts before and after training."""
     facts = {name: value for name, value in table.items() if name not in ("before", "after")}
     for when in ("before", "after"):
         if table[when]:

@@ -1,4 +1,4 @@
-"""`sparroll doctor`: what this machine can run, and why not the rest."""
+"""`sparroll doctor`: what this machine can run, and why it cannot run the rest."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from sparroll.cli.common import Json, print_json
 
 
 def doctor(json: Json = False) -> None:
-    """Check versions, devices, memory and folders. Exit code 1 when something that sparroll needs is missing."""
+    """Check versions, devices, memory and folders. The exit code is 1 if something that sparroll needs is missing."""
     from sparroll import doctor as checks
 
     findings = checks.examine()

@@ -1,4 +1,5 @@
-"""`sparroll evaluate`: how often a model is right, dense and sparse side by side. Goes on where it stopped."""
+"""`sparroll evaluate`: how often a model is right, dense and sparse side by side. Continues where it was
+interrupted."""
 
 from __future__ import annotations
 
@@ -19,7 +20,7 @@ from sparroll.progress import Progress, quiet_transformers
 ContestDay = Annotated[
     datetime | None,
     typer.Option(
-        formats=["%Y-%m-%d"], help="Only problems of contests from, or before, this day; where a set has dates."
+        formats=["%Y-%m-%d"], help="Only problems of contests from (or before) this day; for sets that have dates."
     ),
 ]
 
@@ -30,30 +31,39 @@ def evaluate(
     ] = None,
     task_names: Annotated[
         str | None,
-        typer.Option("--tasks", help="Separated by commas: name, name:level, set:split, or a file of problems."),
+        typer.Option(
+            "--tasks", help="One or more, separated by commas: name, name:level, set:split, or a file of problems."
+        ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; created if missing.")] = None,
     samples: Annotated[int, typer.Option("--samples", min=1, help="Responses per problem: the k of mean@k.")] = 16,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; dense without it.")] = None,
-    budget: Annotated[int | None, typer.Option("--budget", min=1, help="A fixed KV budget in tokens instead.")] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; default: dense.")] = None,
+    budget: Annotated[
+        int | None, typer.Option("--budget", min=1, help="A fixed KV budget in tokens, instead of a schedule.")
+    ] = None,
     compression: common.CompressionKind = None,
     compression_set: common.CompressionSet = None,
     adapter: common.Adapter = None,
     also_dense: Annotated[
-        bool, typer.Option("--also-dense", help="Dense too, with the same seeds: the pair, and the dense ceiling.")
+        bool,
+        typer.Option("--also-dense", help="Evaluate dense responses too, with the same seeds, for paired differences."),
     ] = False,
     level: common.Level = 3,
     count: Annotated[
         int | None,
         typer.Option(
-            "--count", min=1, help="Most problems of a task. Default: all of a finite set, 64 of an endless one."
+            "--count",
+            min=1,
+            help="At most this many problems per task. Default: all of a finite set, 64 of an endless one.",
         ),
     ] = None,
     problem_seed: Annotated[
-        int, typer.Option("--problem-seed", min=0, help="Which problems an endless task makes.")
+        int, typer.Option("--problem-seed", min=0, help="Seed of the problems that an endless task makes.")
     ] = 0,
     max_new_tokens: measuring.MaxNewTokens = 1024,
-    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy, with --samples 1.")] = 1.0,
+    temperature: Annotated[
+        float, typer.Option("--temperature", min=0, help="0 is greedy, and needs --samples 1.")
+    ] = 1.0,
     chat: common.Chat = False,
     thinking: common.Thinking = None,
     prompt_template: common.PromptTemplate = None,
@@ -61,12 +71,14 @@ def evaluate(
     contest_from: ContestDay = None,
     contest_before: ContestDay = None,
     allow_unsafe_sandbox: Annotated[
-        bool, typer.Option("--allow-unsafe-sandbox", help="Run programs without a boundary where no sandbox works.")
+        bool,
+        typer.Option("--allow-unsafe-sandbox", help="Run programs without a sandbox if none works on this machine."),
     ] = False,
     reward: Annotated[
         str | None,
         typer.Option(
-            "--reward", help="module:function that judges instead of the tasks, from 0 to 1; see docs/rewards.md."
+            "--reward",
+            help="module:function that judges responses instead of the tasks, from 0 to 1; see docs/rewards.md.",
         ),
     ] = None,
     reward_set: Annotated[
@@ -74,7 +86,10 @@ def evaluate(
         typer.Option("--reward-set", help="A setting of that function, e.g. target_tokens=200; repeatable."),
     ] = None,
     no_tail: Annotated[
-        bool, typer.Option("--no-tail", help="Leave out the acceptance, which needs a dense forward of each response.")
+        bool,
+        typer.Option(
+            "--no-tail", help="Leave out the acceptance, which needs a dense forward pass over each response."
+        ),
     ] = False,
     bin_tokens: measuring.BinTokens = 2000,
     max_batch: measuring.MaxBatch = 64,
@@ -85,11 +100,11 @@ def evaluate(
     force_schedule: common.ForceSchedule = False,
     comparison: Annotated[
         tuple[Path, Path] | None,
-        typer.Option("--compare", help="Two finished folders: the second minus the first; samples nothing."),
+        typer.Option("--compare", help="Compare two finished folders, the second minus the first; samples nothing."),
     ] = None,
     json_output: common.Json = False,
 ) -> None:
-    """mean@k, pass@k and majority@k with intervals over problems, lengths, speed, and the acceptance tail."""
+    """Measure mean@k, pass@k and majority@k with intervals over problems, response lengths, speed, and the tail."""
     if comparison is not None:
         if model is not None or task_names is not None:
             raise UserError("--compare samples nothing, so it takes no --model and no --tasks")
@@ -141,7 +156,10 @@ def evaluate(
     common.output_folder(out)
     quiet_transformers()
     started = time.perf_counter()
-    with common.interruptible(f"{out} keeps what is finished; the same command goes on"), Progress(json_output) as bars:
+    with (
+        common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
+        Progress(json_output) as bars,
+    ):
         results = run(request, out, bars.bar("problems"))
     path = records.write(
         out / "evaluation.json", "evaluation", results, config=request.table(), seed=seed,

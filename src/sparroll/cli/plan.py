@@ -1,4 +1,4 @@
-"""`sparroll plan`: what a schedule would save on a device, from the model's config alone."""
+"""`sparroll plan`: what a schedule would save on a device, predicted from the model's config alone."""
 
 from __future__ import annotations
 
@@ -20,26 +20,42 @@ MEASURE = "measure"
 
 def plan(
     model: Annotated[
-        str, typer.Option("--model", help="Qwen3-1.7B and its like, a folder, a config.json, a hub name.")
+        str, typer.Option("--model", help="A built-in name such as Qwen3-1.7B, a folder, a config.json, or a hub name.")
     ],
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file.")] = None,
-    budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
+    budget: Annotated[
+        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+    ] = None,
     gpu: Annotated[
-        str, typer.Option("--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or measure: this machine.")
+        str,
+        typer.Option("--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or `measure` for this machine."),
     ] = "H200",
     lengths: Annotated[
         str, typer.Option("--lengths", help="12000, 0-32768, 4000,9000, lognormal:18000,0.6,max=32768, or a JSON list.")
     ] = "0-32768",
     lengths_are: Annotated[
-        str, typer.Option("--lengths-are", help="contexts: of the requests in flight; rollouts: final lengths.")
+        str,
+        typer.Option(
+            "--lengths-are", help="contexts: --lengths are contexts of the requests in flight. rollouts: final lengths."
+        ),
     ] = "contexts",
-    prompt_tokens: Annotated[int, typer.Option("--prompt-tokens", min=0, help="Where rollouts begin to decode.")] = 0,
-    batch: Annotated[int | None, typer.Option("--batch", help="Requests at once; default: what memory holds.")] = None,
+    prompt_tokens: Annotated[
+        int,
+        typer.Option(
+            "--prompt-tokens", min=0, help="Context at which rollouts begin to decode; for --lengths-are rollouts."
+        ),
+    ] = 0,
+    batch: Annotated[
+        int | None, typer.Option("--batch", help="Requests that decode together; default: as many as the memory holds.")
+    ] = None,
     element_bytes: Annotated[
         int, typer.Option("--element-bytes", min=1, help="Bytes per weight and cached number.")
     ] = 2,
     fit_steps: Annotated[
-        bool, typer.Option("--fit-steps", help="With --gpu measure: load the model and time real decode steps here.")
+        bool,
+        typer.Option(
+            "--fit-steps", help="With --gpu measure: load the model and time real decode steps on this machine."
+        ),
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", help="Also write OUT/plan.json.")] = None,
     force_schedule: common.ForceSchedule = False,
@@ -84,7 +100,7 @@ def plan(
 
 
 def text(plan: Plan) -> list[str]:
-    """A plan as it is printed."""
+    """The lines of a plan as it is printed."""
     device = plan.hardware
     lines = [
         f"model      {plan.model.name}: {plan.model.parameters / 1e9:.2f} B parameters, {plan.model.layers} layers, "

@@ -24,7 +24,9 @@ def profile(
     budget: Annotated[
         list[int] | None, typer.Option("--budget", help="A fixed KV budget in tokens; repeatable.")
     ] = None,
-    schedule: Annotated[list[str] | None, typer.Option("--schedule", help="A preset or file; repeatable.")] = None,
+    schedule: Annotated[
+        list[str] | None, typer.Option("--schedule", help="A preset or schedule file; repeatable.")
+    ] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: common.Level = 3,
@@ -70,7 +72,7 @@ def profile(
     quiet_transformers()
     started = time.perf_counter()
     with (
-        common.interruptible(f"{out} keeps what is measured; the same command goes on"),
+        common.interruptible(f"{out} keeps what is measured; run the same command to continue"),
         Progress(json_output) as bars,
     ):
         study = open_study(

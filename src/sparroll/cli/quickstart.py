@@ -1,4 +1,4 @@
-"""`sparroll quickstart`: the whole idea on a small model, on this machine's CPU."""
+"""`sparroll quickstart`: everything from a profile to a report on a small model, on this machine's CPU."""
 
 from __future__ import annotations
 
@@ -14,11 +14,16 @@ from sparroll.rounding import rounded_down
 
 def quickstart(
     out: common.Out = Path("runs/quickstart"),
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file with other sizes.")] = None,
-    seed: Annotated[int | None, typer.Option("--seed", min=0, help="Instead of the sizes' own seed.")] = None,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", min=0, help="Seed to use instead of the one in the sizes.")
+    ] = None,
     json_output: common.Json = False,
 ) -> None:
-    """Profile, calibrate, three short RL runs (dense, calibrated, too aggressive), plan, report. Resumes where it was."""
+    """Profile, calibrate, run RL three times (dense, calibrated, too aggressive), plan, report. Resumes if
+    interrupted."""
     from sparroll.quickstart import load_settings
     from sparroll.quickstart import quickstart as run
 
@@ -27,7 +32,7 @@ def quickstart(
         settings = settings.model_copy(update={"seed": seed})
     common.output_folder(out)
     with (
-        common.interruptible(f"{out} keeps what is finished; the same command goes on"),
+        common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,
     ):
         summary = run(settings, out, bars)
@@ -39,7 +44,7 @@ def quickstart(
 
 
 def text(summary: dict[str, Any]) -> list[str]:
-    """The summary as it is printed."""
+    """The lines of the summary as it is printed."""
     lines = [f"{'from context':>12}{'KV budget':>11}{'tail q05':>10}{'low':>8}{'dense ceiling':>15}"]
     for row in summary["tail"]:
         tails = (("q05", 10), ("q05_low", 8), ("dense_ceiling_q05", 15))

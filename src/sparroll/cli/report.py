@@ -1,4 +1,4 @@
-"""`sparroll report`: the files of a finished (or running) profile, calibration, training or quickstart as one HTML page."""
+"""`sparroll report`: draw the files of a finished or running command as one HTML page."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from sparroll.cli import common
 
 
 def report(
-    run: Annotated[Path, typer.Option("--run", help="The folder that --out named.")],
-    out: Annotated[Path | None, typer.Option("--out", help="The page; default: RUN/report.html.")] = None,
+    run: Annotated[Path, typer.Option("--run", help="Folder that another command wrote to with --out.")],
+    out: Annotated[Path | None, typer.Option("--out", help="File of the page; default: RUN/report.html.")] = None,
     json_output: common.Json = False,
 ) -> None:
-    """Write report.html: tails by length, the schedule, planned savings, training curves; no links, no scripts."""
+    """Write one HTML page with tails by length, the schedule, planned savings, and training and evaluation results."""
     from sparroll.report import collect, write_report
 
     path = write_report(run, out)

@@ -1,4 +1,4 @@
-"""`sparroll rollout`: sample responses, dense or sparse, into a JSONL file. Goes on where it was interrupted."""
+"""`sparroll rollout`: sample responses, dense or sparse, into a JSONL file. Continues where it was interrupted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ from sparroll.tasks.prompt_file import plain_prompt, read_prompts
 def rollout(
     model: common.Model,
     out: common.Out,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; dense without it.")] = None,
-    budget: Annotated[int | None, typer.Option("--budget", help="A fixed KV budget in tokens instead.")] = None,
+    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; default: dense.")] = None,
+    budget: Annotated[
+        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+    ] = None,
     adapter: common.Adapter = None,
     compression: common.CompressionKind = None,
     compression_set: common.CompressionSet = None,
@@ -57,7 +59,7 @@ def rollout(
     rollouts = RolloutFile(out, config, n)
     started = time.perf_counter()
     with (
-        common.interruptible(f"{out} keeps what is finished; the same command goes on"),
+        common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,
         common.load_engine(engine_name, model, chosen, device, max_batch, dtype=dtype) as engine,
     ):
@@ -72,7 +74,7 @@ def rollout(
         report = engine.report()
     summary = summarise_rollouts(rollouts.rows(), source, task) | {"engine": report.table()}
     if report.peak_dense_kv_bytes and policy is not None:
-        # Of what was sampled now: rollouts of an earlier sitting have no cache any more.
+        # Measured on what was sampled now: the caches of earlier, interrupted calls are gone.
         summary["kv_saved_share"] = report.kv_saved_share
     path = records.write(
         out / "record.json", "rollout", summary, config=config, seed=seed, wall_seconds=time.perf_counter() - started

@@ -20,7 +20,7 @@ _COLUMNS, _LINES = 60, 9
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """Name the schedules shipped with the package."""
+    """List the schedules that ship with the package."""
     loaded = [Schedule.load(name) for name in presets()]
     if json:
         print_json([{"name": schedule.name, **schedule.table()} for schedule in loaded])
@@ -38,13 +38,13 @@ def list_(json: Json = False) -> None:
 
 @app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="A preset's name or a file's path.")],
+    name: Annotated[str, typer.Argument(help="Name of a preset, or path of a schedule file.")],
     context: Annotated[
-        int | None, typer.Option("--context", min=1, help="Longest context in the plot and the shares, in tokens.")
+        int | None, typer.Option("--context", min=1, help="Longest context in the plot and in the shares, in tokens.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print one schedule: its settings, its steps, and budget against context."""
+    """Print one schedule: its settings, its steps, and a plot of budget against context."""
     schedule = Schedule.load(name)
     if json:
         print_json({"name": schedule.name, **schedule.table()})
@@ -99,9 +99,9 @@ def _steps(schedule: Schedule, longest: int) -> Table:
 
 
 def plot(schedule: Schedule, longest: int) -> list[str]:
-    """Budget against context in characters; the dots are the whole context, which dense attention reads."""
+    """A plot in characters of tokens read against context. Dots mark the whole context, which dense attention reads."""
     unit = schedule.selector.unit_tokens
-    # Where the last unit is complete: what an incomplete one lacks would make a saw of the bars.
+    # Contexts whose last unit is complete, because incomplete ones would give the bars a sawtooth edge.
     contexts = [-(-longest * (column + 1) // _COLUMNS // unit) * unit for column in range(_COLUMNS)]
     top = max(schedule.kv_budget_tokens(at) for at in contexts)
     lines = []
@@ -113,7 +113,7 @@ def plot(schedule: Schedule, longest: int) -> list[str]:
     lines.append(f"{0:>8} └{'─' * _COLUMNS}")
     middle = f"{longest // 2:,}"
     lines.append(" " * 10 + "0" + middle.center(_COLUMNS - 1 - len(f"{longest:,}")) + f"{longest:,}")
-    lines.append(" " * 10 + "context tokens. bars: tokens read, sparse layers; dots: all of it")
+    lines.append(" " * 10 + "context tokens. bars: tokens read by a sparse layer; dots: the whole context")
     return lines
 
 

@@ -1,4 +1,4 @@
-"""`sparroll serve-args`: what `vllm serve` needs to be told for sparse rollouts under a schedule."""
+"""`sparroll serve-args`: the arguments that `vllm serve` needs for sparse decoding under a schedule."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from sparroll.engines.vllm.serve_args import serve_arguments
 
 def serve_args(
     schedule: Annotated[str, typer.Option("--schedule", help="Preset or file.")],
-    model: Annotated[str | None, typer.Option("--model", help="What is served; checked against the schedule.")] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", help="The model to be served; it is checked against the schedule.")
+    ] = None,
     force_schedule: common.ForceSchedule = False,
     json_output: common.Json = False,
 ) -> None:

@@ -13,22 +13,22 @@ from sparroll.progress import Progress, quiet_transformers
 
 def train(
     out: common.RunOut = None,
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file; defaults without one.")] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="TOML file; default: all defaults.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="section.key=value, or a whole section: --set attention=dense; repeatable."),
+        typer.Option("--set", help="section.key=value, or a whole section such as attention=dense; repeatable."),
     ] = None,
     print_config: common.PrintConfig = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
     json_output: common.Json = False,
 ) -> None:
-    """Train a model with GRPO on sparse (or dense) rollouts. Ctrl-C leaves a run that --resume continues."""
+    """Train a model with GRPO on sparse or dense rollouts. After Ctrl-C, --resume continues the run."""
     from sparroll.report import write_report
     from sparroll.tasks.reward_function import look_in
     from sparroll.train import load_config
     from sparroll.train import train as run
 
-    # For rewards of one's own.
+    # Your own reward functions are found beside the configuration and in the current folder.
     look_in(*([config.parent] if config else []), Path.cwd())
     settings = load_config(config, overrides or [])
     if print_config:

@@ -1,4 +1,4 @@
-"""Accuracy of an engine on a task's prompts, under whatever schedule is in force. Nothing here trains."""
+"""Accuracy of an engine on a task's prompts, under the schedule that it has at the time. Nothing here trains."""
 
 # P prompts, N responses per prompt
 
@@ -21,8 +21,8 @@ REPLICATES = 1000
 
 @dataclass(frozen=True)
 class GradedPrompt:
-    """One prompt's responses: the rewards of those that could be graded, all lengths in tokens, and how many were cut at the
-    length limit."""
+    """The responses to one prompt: the rewards of those that could be graded, the lengths of all in tokens, and how
+    many were cut at the length limit."""
 
     rewards: tuple[float, ...]
     response_tokens: tuple[int, ...]
@@ -31,8 +31,8 @@ class GradedPrompt:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Mean reward over prompts, with the 95 % interval of a bootstrap over prompts (responses to one prompt depend on
-    each other)."""
+    """Mean reward over prompts, with the 95 % interval of a bootstrap over prompts, because responses to one prompt
+    depend on each other."""
 
     value: float
     low: float
@@ -42,14 +42,14 @@ class Accuracy:
     response_tokens: float
     """Mean length of a response."""
     cut_share: float
-    """Responses that were cut at `max_new_tokens`."""
+    """Share of responses that were cut at `max_new_tokens`."""
 
     @staticmethod
     def of(graded: Sequence[GradedPrompt]) -> Accuracy:
-        """Prompts none of whose responses could be graded are left out."""
+        """The accuracy over these prompts. A prompt is left out if none of its responses could be graded."""
         graded = [one for one in graded if one.rewards]
         if not graded:
-            raise UserError("no response could be graded", "the log of the task says why; `sparroll doctor`")
+            raise UserError("no response could be graded", "`sparroll doctor` says whether a sandbox works here")
         per_prompt_P = np.array([np.mean(one.rewards) for one in graded])
         low, high = percentile_interval(per_prompt_P)
         lengths = [length for one in graded for length in one.response_tokens]
@@ -77,8 +77,8 @@ def grade(
     seed: int | Sequence[int] = 0,
     on_progress: OnProgress | None = None,
 ) -> list[GradedPrompt]:
-    """Sample `n` responses per prompt and check them. prompt_ids: the prompts as the model is to see
-    them; decode: from response ids to the text that the task reads."""
+    """Sample `n` responses per prompt and check them. prompt_ids: the prompts as token ids for the model. decode: turns
+    response ids into the text that the task reads."""
     if not prompts:
         raise UserError("there are no prompts to evaluate on", "give at least one")
     rollouts = engine.generate(
@@ -96,8 +96,8 @@ def grade(
 
 
 def percentile_interval(values_P: np.ndarray) -> tuple[float, float]:
-    """95 % plain percentile interval of the mean; the same values always give the same interval. What a run logs of itself:
-    with few prompts it is too narrow, and figures to quote have that of intervals.py."""
+    """95 % plain percentile interval of the mean; the same values always give the same interval. It is for the log of a
+    run, and too narrow if there are few prompts. For figures that are published, use intervals.py."""
     draws = np.random.default_rng(0).integers(0, len(values_P), size=(REPLICATES, len(values_P)))
     low, high = np.quantile(values_P[draws].mean(axis=1), [0.025, 0.975])
     return float(low), float(high)

@@ -1,4 +1,4 @@
-"""Two finished evaluations against each other, paired where their problems are the same. Reads records; samples nothing."""
+"""Compares two finished evaluations, paired by problem. Reads records; it samples nothing."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ RECORD = "evaluation.json"
 
 
 def compare(first: Path, second: Path) -> dict[str, Any]:
-    """second - first for each task and policy of both. Tasks that cannot be paired are under "refused", with the reason;
-    UserError where none can.
+    """The differences second - first for each task and policy that both have. Tasks that cannot be paired are listed
+    under "refused", with the reason. Raises UserError if no task can be paired.
 
-    Where the runs share no policy and have one each, those two are compared.
+    If the evaluations share no policy and each has only one, these two are compared.
     """
     hint = "give two folders that evaluate --out named"
     found = [files.existing_folder(folder, hint) / RECORD for folder in (first, second)]
@@ -62,7 +62,7 @@ def _task(left: dict[str, Any], right: dict[str, Any], pairs: list[tuple[str, st
 
 
 def _unlike(label: str, left: dict[str, Any], right: dict[str, Any], first: Path, second: Path) -> str | None:
-    """Why the task cannot be paired; None where it can."""
+    """Why the task cannot be paired; None if it can."""
     for table, folder in ((left, first), (right, second)):
         if label not in table:
             return f"{folder} did not evaluate it"
@@ -82,6 +82,6 @@ def _problems(task: dict[str, Any]) -> dict[str, str]:
 
 
 def _settings(one: dict[str, Any], other: dict[str, Any]) -> dict[str, list[Any]]:
-    """Settings that are not the same, so that nobody takes their effect for the model's."""
+    """Settings that differ, so that nobody takes their effect for the model's."""
     names = sorted((one.keys() | other.keys()) - {"tasks", "problems"})
     return {name: [one.get(name), other.get(name)] for name in names if one.get(name) != other.get(name)}

@@ -1,4 +1,5 @@
-"""From the verdicts on one problem's samples to its pass@k and majority@k, both unbiased. No intervals."""
+"""From the verdicts on one problem's samples to its pass@k and majority@k, both unbiased. Intervals are in
+intervals.py."""
 
 from __future__ import annotations
 
@@ -12,18 +13,22 @@ from sparroll.errors import UserError
 
 
 def ks_up_to(samples: int) -> list[int]:
-    """1, 2, 4, ... and `samples` itself."""
+    """The values of k that are reported: 1, 2, 4, ... and `samples` itself."""
     return sorted({2**power for power in range(samples.bit_length())} | {samples})
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """Probability that at least one of `k` samples drawn without replacement from these passes: 1 - C(n-c, k) / C(n, k).
+    """Probability that at least one of `k` samples drawn without replacement from these passes: 1 - C(n-c, k) / C(n,
+    k).
 
-    Unbiased for 1 - (1 - p)^k where each sample passes with probability p (Chen et al. 2021, section 2.1), as the product
-    of 1 - k / i over the i from n-c+1 to n, which neither overflows nor cancels.
+    This is an unbiased estimate of 1 - (1 - p)^k if each sample passes with probability p (Chen et al. 2021, section
+    2.1). It is computed as one minus the product of 1 - k / i for i from n-c+1 to n, which neither overflows nor
+    cancels.
     """
     if not 0 <= passed <= samples or not 1 <= k <= samples:
-        raise UserError(f"pass@{k} cannot be had from {passed} of {samples} samples", "k goes from 1 to the samples")
+        raise UserError(
+            f"pass@{k} cannot be computed from {passed} of {samples} samples", "k goes from 1 to the number of samples"
+        )
     if samples - passed < k:
         return 1.0
     return 1.0 - float(np.prod(1.0 - k / np.arange(samples - passed + 1, samples + 1)))
@@ -31,18 +36,18 @@ def pass_at_k(samples: int, passed: int, k: int) -> float:
 
 @dataclass(frozen=True)
 class Vote:
-    """One vote of k samples."""
+    """The outcome of one vote of k samples."""
 
     value: float
-    """Reward of the winning answer; the mean over the winners where several answers got the most votes."""
+    """Reward of the winning answer. If several answers got the most votes, the mean of their rewards."""
     tied: bool
 
 
 def majority(answers: Sequence[str | None], rewards: Sequence[float]) -> Vote:
-    """The vote of all these samples. One without an answer does not vote; where none does, the value is 0.
+    """The vote of all these samples. A sample without an answer does not vote; if none votes, the value is 0.
 
-    A tie is worth the mean reward of the tied answers: what breaking it by a fair draw is worth on average. Samples that
-    agree in the answer share the mean of their rewards.
+    A tie counts as the mean reward of the tied answers, which is what a fair draw among them gives on average. The
+    reward of an answer is the mean over the samples that gave it.
     """
     votes = Counter(answer for answer in answers if answer is not None)
     if not votes:
@@ -57,11 +62,14 @@ def majority(answers: Sequence[str | None], rewards: Sequence[float]) -> Vote:
 
 
 def majority_at_k(answers: Sequence[str | None], rewards: Sequence[float], k: int) -> list[Vote]:
-    """Votes of the blocks of `k` consecutive samples; samples left over after the last whole block are not used.
+    """One vote for each block of `k` consecutive samples. Samples after the last complete block are not used.
 
-    The mean of their values is unbiased for the majority of k fresh samples, since samples of one problem are exchangeable.
+    The mean of the values is an unbiased estimate for the majority of k new samples, because samples of one problem are
+    exchangeable.
     """
     if not 1 <= k <= len(answers):
-        raise UserError(f"majority@{k} cannot be had from {len(answers)} samples", "k goes from 1 to the samples")
+        raise UserError(
+            f"majority@{k} cannot be computed from {len(answers)} samples", "k goes from 1 to the number of samples"
+        )
     starts = range(0, len(answers) - k + 1, k)
     return [majority(answers[start : start + k], rewards[start : start + k]) for start in starts]

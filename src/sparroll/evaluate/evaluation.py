@@ -1,8 +1,8 @@
-"""An evaluation from the request to the figures: load the model where samples are missing, sample and judge them, sum up.
+"""An evaluation from the request to the figures: load the model if samples are missing, sample and judge, sum up.
 
-OUT/config.json      what was asked for; a resumed evaluation must agree
+OUT/config.json      the request; a resumed evaluation must have the same
 OUT/samples.jsonl    the samples, see log.py
-OUT/samples.parquet  the same, once all are there
+OUT/samples.parquet  the same samples, as soon as all are there
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ SAMPLES = "samples.parquet"
 
 
 def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | None = None) -> dict[str, Any]:
-    """Sample what `out` lacks; returns the figures of all samples, see summary.py. Goes on where it was interrupted."""
+    """Sample what is missing in `out`, and return the figures of all samples, see summary.py. Continues where it was
+    interrupted."""
     begin_or_resume(out / "config.json", request.table())
     with SampleLog(out / "samples.jsonl") as log:
         if not _complete(log, request):
@@ -40,7 +41,7 @@ def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | No
 
 
 def _complete(log: SampleLog, request: EvaluationRequest) -> bool:
-    """Whether nothing is left to sample, so that no model need be loaded."""
+    """Whether nothing is left to sample, so that no model has to be loaded."""
     groups = sum(line["kind"] == "group" for line in log.lines())
     return bool(groups == len(request.policies) * sum(len(task.problems) for task in request.tasks))
 
@@ -50,7 +51,7 @@ def _sample(request: EvaluationRequest, log: SampleLog, on_progress: OnProgress 
     bring_adapter = None
     if request.adapter is not None:
         bring_adapter = partial(load_adapter, engine, request.model, request.adapter)
-    # What runs async functions is closed with whatever they hold open.
+    # Closing the judge's calls ends the event loop that async functions run on.
     with engine, contextlib.closing(request.judge.calls) if request.judge else contextlib.nullcontext():
         run(
             engine,
@@ -66,8 +67,8 @@ def _sample(request: EvaluationRequest, log: SampleLog, on_progress: OnProgress 
 
 
 def _engine(request: EvaluationRequest) -> tuple[Engine, Scorer | None]:
-    """The engine, and a scorer of the model's weights where the tail is asked for. With an adapter the scorer has weights of
-    its own, since the engine's will not stay the model's."""
+    """The engine, and a scorer with the model's weights if the tail is asked for. With an adapter the scorer loads the
+    weights itself, because the engine's weights change when it gets the adapter."""
     dtype = dtype_named(request.dtype)
     engine = make_engine(
         request.engine,

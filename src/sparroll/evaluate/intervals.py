@@ -1,6 +1,6 @@
-"""How sure a mean over problems is, and whether two differ: bootstrap intervals and a sign-flip test over problems.
+"""How certain a mean over problems is, and whether two means differ: bootstrap intervals and a sign-flip test.
 
-Samples of one problem depend on each other, so problems are resampled, never samples.
+Samples of one problem depend on each other, so problems are resampled, and never samples.
 """
 
 # P problems, R replicates
@@ -21,9 +21,9 @@ from sparroll.errors import UserError
 REPLICATES = 10_000
 LEVEL = 0.95
 _BLOCK = 2_000_000
-"""Draws held at a time."""
+"""How many draws are in memory at a time."""
 _MOST_WORK = 200_000_000
-"""Sums that the exact test keeps the distribution of, times the problems."""
+"""Limit of the exact test: the number of different sums times the number of problems."""
 
 
 @dataclass(frozen=True)
@@ -44,23 +44,24 @@ class SignFlip:
     method: Literal["exact", "monte_carlo"]
     problems: int
     different: int
-    """Problems whose difference is not 0; only they carry evidence."""
+    """Problems whose difference is not 0. Only these carry evidence."""
 
 
 def mean_share(values_P: np.ndarray, seed: int = 0) -> Estimate:
-    """Mean of values in [0, 1], one a problem."""
+    """Mean of values in [0, 1], one per problem."""
     return _mean_within(values_P, 0.0, 1.0, seed)
 
 
 def mean_difference(differences_P: np.ndarray, seed: int = 0) -> Estimate:
-    """Mean of paired differences in [-1, 1], one a problem."""
+    """Mean of paired differences in [-1, 1], one per problem."""
     return _mean_within(differences_P, -1.0, 1.0, seed)
 
 
 def _mean_within(values_P: np.ndarray, least: float, most: float, seed: int) -> Estimate:
-    """Where all values are equal (or there is one), resampling knows no width. Such data have a chance under 2.5 % unless
-    the value has at least the probability 0.025^(1/P), which bounds the mean whatever the others are; for a value of 0 or 1
-    that is the interval of Clopper and Pearson."""
+    """If all values are equal, or there is only one, resampling gives an interval of width 0. Then another bound is
+    used: to see the same value P times has a chance of 2.5 % or more only if the value has at least the probability
+    0.025^(1/P). This bounds the mean, whatever the other values are. For a value of 0 or 1 it is the interval of
+    Clopper and Pearson."""
     values_P = _checked(values_P)
     if values_P.min() < least or values_P.max() > most:
         raise UserError(f"values must lie in [{least:g}, {most:g}], got {values_P.min():g} to {values_P.max():g}")
@@ -75,8 +76,9 @@ def _mean_within(values_P: np.ndarray, least: float, most: float, seed: int) -> 
 def expanded_interval(values_P: np.ndarray, seed: int = 0) -> tuple[float, float]:
     """95 % expanded percentile interval of the mean; the same values always give the same interval.
 
-    A plain percentile interval is too narrow by the factor sqrt((P-1)/P), and takes normal for t quantiles; with 30
-    problems it covers 93 %. Its levels are moved outward to make up for both (Hesterberg 2015, section 4.4).
+    A plain percentile interval is too narrow by the factor sqrt((P-1)/P), and uses normal quantiles instead of those of
+    t; with 30 problems it covers 93 %. Here the levels are moved outward to make up for both (Hesterberg 2015, section
+    4.4).
     """
     values_P = _checked(values_P)
     count = len(values_P)
@@ -95,11 +97,12 @@ def expanded_interval(values_P: np.ndarray, seed: int = 0) -> tuple[float, float
 
 
 def sign_flip_test(differences_P: np.ndarray, seed: int = 0) -> SignFlip:
-    """Under the hypothesis each difference is as likely to have the other sign; p is the share of the sign patterns whose
-    sum is at least as far from 0 as the one seen.
+    """Test whether the mean difference is 0. Under this hypothesis each difference has either sign with the same
+    probability, and p is the share of sign patterns whose sum is at least as far from 0 as the observed one.
 
-    Exact (no pattern left out, for any number of problems) where the differences are multiples of one fraction, as counts
-    over samples are: their sums' distribution is convolved problem by problem. Else 100,000 random patterns.
+    The test is exact, with every pattern counted, if the differences are multiples of one fraction, as counts over
+    samples are. Then the distribution of the sum is computed by convolution, problem by problem. Otherwise 100,000
+    random patterns are drawn.
     """
     differences_P = _checked(differences_P)
     count, moved_P = len(differences_P), differences_P[differences_P != 0]
@@ -130,12 +133,13 @@ def _p_by_draws(moved_P: np.ndarray, seed: int, draws: int = 100_000) -> float:
     for start in range(0, draws, rows):
         signs = rng.integers(0, 2, size=(min(rows, draws - start), len(moved_P))) * 2 - 1
         far += int((np.abs(signs @ moved_P) >= seen).sum())
-    # The pattern seen is one of those possible, so p is never 0.
+    # The observed pattern is one of the possible ones, so p is never 0.
     return (far + 1) / (draws + 1)
 
 
 def _as_multiples(moved_P: np.ndarray) -> list[int] | None:
-    """The differences as whole multiples of one fraction; None where there is none, or its multiples are too many."""
+    """The differences as whole multiples of one fraction. None if there is no such fraction, or if there are too many
+    multiples."""
     parts = 1
     for value in moved_P:
         for size in range(1, 1025):
@@ -151,7 +155,7 @@ def _as_multiples(moved_P: np.ndarray) -> list[int] | None:
 
 @lru_cache
 def _tail_share(problems: int) -> float:
-    """Level of the lower end: 0.025, moved outward."""
+    """Level of the interval's lower end: 0.025, moved outward."""
     quantile = stats.t.ppf((1 - LEVEL) / 2, problems - 1) * math.sqrt(problems / (problems - 1))
     return float(stats.norm.cdf(quantile))
 
@@ -161,5 +165,5 @@ def _checked(values_P: np.ndarray) -> np.ndarray:
     if values_P.ndim != 1 or not len(values_P):
         raise UserError("there are no problems to average over")
     if not np.isfinite(values_P).all():
-        raise UserError("values over problems must be finite numbers", "leave problems without a value out")
+        raise UserError("values over problems must be finite numbers", "leave out problems without a value")
     return values_P

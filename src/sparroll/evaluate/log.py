@@ -1,8 +1,9 @@
-"""The samples of an evaluation on disk, so that kill -9 at any moment costs at most the chunk that was being sampled.
+"""The samples of an evaluation on disk. A kill at any moment loses at most the chunk that was being sampled.
 
-A JSONL file that only grows: one line a problem and policy with all its samples, and after the lines of each chunk one that
-commits them. What follows the last commit is cut off when the file is opened again. Parquet cannot do this, because its
-index is written last; `parquet.py` makes one of the finished log.
+The log is a JSONL file that only grows. It has one line for each problem and policy, with all its samples, and after
+the lines of each chunk a line that commits them. Whatever follows the last commit is cut off when the file is opened
+again. A Parquet file could not grow like this, because its index is written last; parquet.py makes one of the finished
+log.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from sparroll.errors import UserError
 
 
 class SampleLog:
-    """Opened for one process at a time.
+    """The log file, open in one process at a time.
 
     >>> with SampleLog(Path("out/samples.jsonl")) as log:
     ...     log.add([{"task": "aime24", "policy": "dense", "problem": 0, "samples": []}], {"seconds": 1.5})
@@ -33,12 +34,13 @@ class SampleLog:
         except OSError:
             os.close(self._handle)
             raise UserError(
-                f"another process is evaluating into {path.parent}", "wait for it, or choose another --out"
+                f"another process is evaluating into {path.parent}",
+                "wait until it ends, or choose another folder with --out",
             ) from None
         os.ftruncate(self._handle, _committed_bytes(path))
 
     def add(self, groups: list[dict[str, Any]], commit: dict[str, Any]) -> None:
-        """Append the groups of a chunk and their commit, and wait until the disk has them."""
+        """Append the groups of a chunk and their commit, and wait until they are on disk."""
         for group in groups:
             _write(self._handle, {"kind": "group", **group})
         os.fsync(self._handle)
@@ -46,7 +48,7 @@ class SampleLog:
         os.fsync(self._handle)
 
     def lines(self) -> Iterator[dict[str, Any]]:
-        """Groups and commits, in the order in which they were added, one in memory at a time."""
+        """Groups and commits in the order in which they were added. Holds one at a time in memory."""
         with self.path.open(encoding="utf-8") as source:
             for line in source:
                 yield json.loads(line)
@@ -67,7 +69,7 @@ def _write(handle: int, row: dict[str, Any]) -> None:
 
 
 def _committed_bytes(path: Path) -> int:
-    """Where the last whole commit line ends."""
+    """The size of the file up to the end of the last complete commit."""
     end = committed = 0
     with path.open("rb") as source:
         for line in source:

@@ -1,4 +1,5 @@
-"""All samples of a finished evaluation as one Parquet file, a row a sample. Written once, atomically, from the log."""
+"""All samples of a finished evaluation as one Parquet file, with a row for each sample. Written atomically from the
+log."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ ROW_GROUP_TOKENS = 4_000_000
 
 
 def check_installed() -> None:
-    """Raise UserError where Parquet cannot be written."""
+    """Raise UserError if pyarrow, which writes Parquet, is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError(
             "evaluation saves its samples as Parquet, and pyarrow is not installed", "pip install sparroll[data]"
@@ -22,7 +23,7 @@ def check_installed() -> None:
 
 
 def write_parquet(log: SampleLog, path: Path) -> Path:
-    """Replace `path` by the samples of the log, in its order; row groups of at most about ROW_GROUP_TOKENS."""
+    """Replace `path` by the samples of the log, in its order. Row groups have about ROW_GROUP_TOKENS tokens at most."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -40,11 +41,11 @@ def write_parquet(log: SampleLog, path: Path) -> Path:
             ("finish_reason", pa.string()),
             ("attention", pa.string()),
             ("kv_read_share", pa.float64()),
-            # Null where no verdict on the response is possible.
+            # Null if there is no verdict on the response.
             ("reward", pa.float64()),
             ("status", pa.string()),
             ("answer", pa.string()),
-            # Of each response token, estimator top_k_lower; null where the tail was not asked for.
+            # For each response token, estimator top_k_lower; null if the tail was not asked for.
             ("acceptance", pa.list_(pa.float32())),
         ]
     )

@@ -1,4 +1,5 @@
-"""What an evaluation was asked for, checked, and as plain data that a resumed one must share. Loads no model."""
+"""What an evaluation is asked for, checked, and as the plain data that a resumed evaluation must share. Loads no
+model."""
 
 from __future__ import annotations
 
@@ -20,17 +21,17 @@ from sparroll.tasks.reward_function import FunctionJudge
 
 @dataclass(frozen=True)
 class EvaluationRequest:
-    """Everything that the samples depend on, and where and how they are drawn."""
+    """Everything that the samples depend on, and which engine draws them."""
 
     model: str
     tasks: list[EvalTask]
     policies: list[Policy]
     settings: EvaluationSettings
     judge: FunctionJudge | None = None
-    """That of each task, where the tasks' own verdicts are not asked for."""
+    """Your own judge of all tasks, instead of the tasks' own verdicts."""
     problem_seed: int = 0
     contest_window: tuple[date | None, date | None] = (None, None)
-    """First contest day, and the one after the last."""
+    """The first day of contests that count, and the day after the last one."""
     chat: bool = False
     thinking: bool | None = None
     adapter: Path | None = None
@@ -42,7 +43,7 @@ class EvaluationRequest:
 
     def table(self) -> dict[str, Any]:
         """Everything that the samples depend on, as plain data."""
-        # A problem's digest is of text and answer; what a program must pass is in neither.
+        # A problem's digest covers its text and answer, but not the tests that a program must pass.
         rows = {each.label: each.task.fingerprint() for each in self.tasks if isinstance(each.task, DataTask)}
         window = [day and day.isoformat() for day in self.contest_window]
         return {
@@ -64,18 +65,19 @@ class EvaluationRequest:
 
 
 def check_adapter(adapter: Path | None, schedule: Schedule | None, model: str) -> None:
-    """Raise UserError before anything is loaded where it could not be used."""
+    """Raise UserError if the adapter cannot be used. Loads nothing."""
     if adapter is None:
         return
     if schedule is None:
-        raise UserError("--adapter is for sparse responses", "add --schedule or --budget")
+        raise UserError("--adapter is only for sparse responses", "add --schedule or --budget")
     check_base(adapter, model)
 
 
 def policies(
     schedule: Schedule | None, compression: Compression | None, adapter: Path | None, also_dense: bool
 ) -> list[Policy]:
-    """Dense alone; or the schedule or the compression, with dense before it where that is asked for too."""
+    """The policies to evaluate: dense alone, or the schedule or compression, with dense before it if `also_dense` is
+    set."""
     if schedule is None and compression is None:
         return [DENSE]
     digest = None if adapter is None else weights_digest(adapter)

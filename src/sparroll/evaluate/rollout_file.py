@@ -1,8 +1,8 @@
-"""Rollouts of many prompts in a JSONL file that goes on where it was killed, and their summary. Judges by the task's reward
-only; evaluate/run.py is where policies are compared.
+"""Rollouts of many prompts in a JSONL file that survives a kill, and their summary. They are judged by the task's
+reward only; run.py compares policies.
 
-    OUT/config.json      what was asked for; another run must agree
-    OUT/rollouts.jsonl   a line a rollout, in the order in which they were finished
+    OUT/config.json      the request; a later call on this folder must have the same
+    OUT/rollouts.jsonl   a line for each rollout, in the order in which they were finished
 """
 
 from __future__ import annotations
@@ -23,26 +23,28 @@ from sparroll.types import Prompt, Rollout
 
 
 class RolloutFile:
-    """Finished rows survive a kill, and a second run of the same command adds only what is missing."""
+    """The file of rollouts. Finished rows survive a kill, and a second call of the same command adds only what is
+    missing."""
 
     def __init__(self, out: Path, config: Mapping[str, Any], n: int):
         """n: rollouts per prompt."""
         self.path, self.n = out / "rollouts.jsonl", n
         begin_or_resume(out / "config.json", config)
         if self.path.exists():
-            # A kill while a prompt's rows were written leaves some of them, or half a line: that prompt is done again.
+            # A kill while the rows of a prompt were written leaves some of them, or half a line. That prompt is sampled
+            # again.
             rows = [json.loads(line) for line in self._lines() if line.endswith("\n")]
             held = Counter(row["prompt_index"] for row in rows)
             whole = [json.dumps(row) + "\n" for row in rows if held[row["prompt_index"]] == n]
             files.write_text(self.path, "".join(whole))
 
     def rows(self) -> list[dict[str, Any]]:
-        """By prompt and sample."""
+        """All finished rows, ordered by prompt and sample."""
         rows = [json.loads(line) for line in self._lines()]
         return sorted(rows, key=lambda row: (row["prompt_index"], row["sample_index"]))
 
     def add(self, rows: list[dict[str, Any]]) -> None:
-        """Append all rows of some prompts, and wait until the disk has them."""
+        """Append all rows of some prompts, and wait until they are on disk."""
         with self.path.open("a", encoding="utf-8") as sink:
             sink.writelines(json.dumps(row) + "\n" for row in rows)
             sink.flush()
@@ -62,7 +64,8 @@ def sample_missing(
     seed: int,
     on_progress: OnProgress | None = None,
 ) -> None:
-    """Sample the prompts that the file lacks, in groups of about four batches, so that a kill costs at most one group."""
+    """Sample the prompts that are missing in the file. Works in groups of about four batches, and a kill loses at most
+    one."""
     n = rollouts.n
     held = {row["prompt_index"] for row in rollouts.rows()}
     missing = [index for index in range(len(prompt_ids)) if index not in held]
@@ -106,7 +109,7 @@ def _row(engine: Engine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
 
 
 def summarise_rollouts(rows: list[dict[str, Any]], prompts: Sequence[Any], task: str | None = None) -> dict[str, Any]:
-    """Means over all rows. task: whose prompts they are, for the mean reward."""
+    """Means over all rows. task: the task that the prompts come from; if it is given, the mean reward is there, too."""
     tokens = [len(row["response_ids"]) for row in rows]
     summary: dict[str, Any] = {
         "rollouts": len(rows),

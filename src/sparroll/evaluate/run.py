@@ -1,5 +1,5 @@
-"""Sample every problem under every policy, judge the responses, keep them in the log. Goes on where the log ends; computes
-no figure."""
+"""Samples every problem under every policy, judges the responses, and writes them to the log. Continues where the log
+ends. Computes no figures."""
 
 # T response tokens of one sample
 
@@ -35,24 +35,26 @@ def run(
     on_progress: OnProgress | None = None,
     bring_adapter: Callable[[], None] | None = None,
 ) -> None:
-    """Fill the log. scorer: the model's weights, for the acceptance; None leaves it out. bring_adapter: gives the engine the
-    adapter of the last policy, for good.
+    """Fill the log. scorer: scores responses with the model's weights, for the acceptance; None leaves that out.
+    bring_adapter: gives the engine the adapter of the last policy, which it then keeps.
 
-    Problems go in chunks of about four batches, in an order that is always the same, and each sample has a seed of its own:
-    a run that was killed goes on with the chunks that the straight run would have made.
+    Problems are taken in chunks of about four batches, always in the same order, and each sample has its own seed. So
+    an evaluation that was killed continues with the chunks that an uninterrupted one would have made.
     """
     if (scorer is not None) != settings.tail:
-        raise UserError("the tail needs a scorer, and nothing else does", "pass one exactly where settings.tail is set")
+        raise UserError(
+            "a scorer is needed for the tail, and for nothing else", "pass one exactly if settings.tail is set"
+        )
     check_counts(settings.samples, settings.max_new_tokens, settings.temperature, settings.top_k)
     for policy in policies:
         if policy.schedule is not None:
             engine.check_schedule(policy.schedule)
-    # Every prompt is checked before the first response is paid for.
+    # Every prompt is checked before time is spent on the first response.
     ids = {task.label: prompt_ids(engine, encoder.ids(task.problems), settings.max_new_tokens) for task in tasks}
     done = {(line["task"], line["policy"], line["problem"]) for line in log.lines() if line["kind"] == "group"}
     total = len(policies) * sum(len(task.problems) for task in tasks)
     step = max(1, 4 * engine.max_batch // settings.samples)
-    assert not any(policy.adapter for policy in policies[:-1]), "nobody takes an adapter away again"
+    assert not any(policy.adapter for policy in policies[:-1]), "an engine cannot give up its adapter"
     for policy in policies:
         with under(engine, schedule=policy.schedule, compression=policy.compression):
             if policy.adapter is not None:
@@ -79,7 +81,7 @@ def _chunk(
     numbers: list[int],
     ids: list[list[int]],
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Log lines of some problems, and what was read and how long it took to sample them."""
+    """The log lines of some problems, and the commit line with what was read and how long sampling took."""
     problems = [task.problems[number] for number in numbers]
     engine.reset_report()
     began = time.perf_counter()
@@ -126,7 +128,7 @@ def _chunk(
 def _acceptances(
     scorer: Scorer | None, rollouts: list[Rollout], settings: EvaluationSettings
 ) -> list[list[float] | None]:
-    """[T] acceptance of each rollout's tokens by the dense policy."""
+    """The acceptance of each rollout's tokens, [T]; None for each if there is no scorer."""
     if scorer is None:
         return [None] * len(rollouts)
     scores = scorer.dense(rollouts, temperature=settings.temperature, top_k=settings.top_k)

@@ -1,4 +1,5 @@
-"""What is evaluated and how: tasks, policies, and how each policy samples. Plain data, checked; nothing runs."""
+"""What is evaluated and how: tasks, policies, and how each policy samples. Plain data, which is checked; nothing
+runs."""
 
 from __future__ import annotations
 
@@ -21,14 +22,14 @@ if TYPE_CHECKING:
     from sparroll.tasks.data.settings import DataSettings
 
 PROMPTS = 64
-"""Problems of a task that is a stream without end."""
+"""How many problems are taken from an endless task."""
 ESTIMATOR = "top_k_lower"
-"""Of every acceptance in the log and in the summary."""
+"""The estimator of every acceptance in the log and in the summary."""
 
 
 @dataclass(frozen=True)
 class Policy:
-    """What reads the cache: everything, a schedule's choice, or what a compression left.
+    """What a decode step reads: the whole cache, what a schedule chooses, or what a compression left.
 
     >>> Policy("sparse", Schedule.fixed(512))
     """
@@ -37,7 +38,7 @@ class Policy:
     schedule: Schedule | None = None
     compression: Compression | None = None
     adapter: str | None = None
-    """Digest of the weights of a LoRA adapter that it samples with; the acceptance is by the model without it."""
+    """Digest of the LoRA adapter that it samples with. The acceptance is against the model without the adapter."""
 
     def table(self) -> dict[str, Any]:
         """Plain data for a record."""
@@ -52,8 +53,8 @@ DENSE = Policy("dense")
 
 @dataclass(frozen=True)
 class EvaluationSettings:
-    """How each policy samples, and how its responses are measured. A dense and a sparse sample with the same seed draw the
-    same uniform numbers."""
+    """How each policy samples, and how its responses are measured. Dense and sparse samples with the same seed use the
+    same random numbers."""
 
     samples: int = 16
     """Responses per problem."""
@@ -61,9 +62,9 @@ class EvaluationSettings:
     temperature: float = 1.0
     seed: int = 0
     tail: bool = True
-    """Score every response under the dense policy, for the acceptance and its tail."""
+    """Whether every response is scored under the dense policy, for the acceptance and its tail."""
     top_k: int = 20
-    """Length of the lists that the acceptance is taken from; the published target of 0.86 is on 20."""
+    """Length of the top-k lists from which the acceptance is computed. The published target of 0.86 is for 20."""
     bin_tokens: int = 2000
 
     def __post_init__(self) -> None:
@@ -74,14 +75,14 @@ class EvaluationSettings:
         if not self.temperature >= 0:
             raise UserError(f"temperature must not be negative, got {self.temperature!r}", "0 is greedy")
         if self.temperature == 0 and self.samples > 1:
-            raise UserError(f"temperature 0 makes all {self.samples} samples of a problem equal", "use --samples 1")
+            raise UserError(f"at temperature 0 all {self.samples} samples of a problem are equal", "use --samples 1")
 
 
 @dataclass(frozen=True)
 class EvalTask:
     """One task at one level, with its problems.
 
-    label: as the user wrote it, "synthetic_add:5"; unique in an evaluation.
+    label: as the user wrote it, such as "synthetic_add:5". Labels are unique in an evaluation.
     """
 
     label: str
@@ -89,11 +90,11 @@ class EvalTask:
     level: int
     problems: tuple[Prompt, ...]
     judge: FunctionJudge | None = None
-    """Judges the responses instead of the task."""
+    """Judges the responses instead of the task, if it is given."""
 
     @property
     def has_answers(self) -> bool:
-        """Whether responses can vote."""
+        """Whether responses give answers, so that they can vote."""
         return self.judge is None and tasks.has_answers(self.task)
 
     def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
@@ -111,33 +112,33 @@ def read_tasks(
     data: DataSettings | None = None,
     judge: FunctionJudge | None = None,
 ) -> list[EvalTask]:
-    """Tasks from "name,name:level,set,set:split,file,...". `level` holds where none is written; `count` None means all
-    problems of a finite set (the task's `eval_count`), and PROMPTS of a stream. data: mirror, template, sandbox and
-    contest window of sets and files. judge: of all of them, instead of the tasks themselves."""
+    """Tasks from "name,name:level,set,set:split,file,...". `level` is for names without one. `count` None means all
+    problems of a finite set (the task's `eval_count`), and PROMPTS of an endless task. data: mirror, template, sandbox
+    and contest window for sets and files. judge: judges the responses of all tasks instead of the tasks themselves."""
     found: list[EvalTask] = []
     for label in (part.strip() for part in text.split(",")):
         if any(one.label == label for one in found):
-            raise UserError(f"the task {label!r} is there twice", "name each task and level once")
+            raise UserError(f"the task {label!r} is named twice", "name each task and level once")
         task, own = _task(label, level, data)
         wanted = count or int(getattr(task, "eval_count", PROMPTS))
         problems = task.prompts("eval", own, problem_seed, wanted)
         if not problems:
             raise UserError(f"the task {label!r} has no problems to evaluate on")
         if len({prompt.prompt_id for prompt in problems}) < len(problems):
-            raise UserError(f"problems of the task {label!r} share a prompt_id", "each problem needs one of its own")
+            raise UserError(f"problems of the task {label!r} share a prompt_id", "give each problem a different one")
         found.append(EvalTask(label, task, own, tuple(problems), judge))
     if data is not None:
         from sparroll.tasks.data.select import refuse_window_without_dates
         from sparroll.tasks.data.task import DataTask
 
         if data.prompt_template is not None and not any(isinstance(each.task, DataTask) for each in found):
-            raise UserError("a prompt template is for sets and files, and --tasks names none", "leave it out")
+            raise UserError("prompt templates are for sets and files, and --tasks names none", "leave the template out")
         refuse_window_without_dates(data, any(getattr(each.task, "dated", False) for each in found))
     return found
 
 
 def _task(label: str, level: int, data: DataSettings | None) -> tuple[Task, int]:
-    """-> (the task, the level to take it at). Rows of a set or a file are all evaluated, also those of a training split."""
+    """(the task, its level). All rows of a set or a file are evaluated, even if they are a training split."""
     name, colon, written = label.partition(":")
     if (tasks.is_data(name) and name != "data") or Path(name).suffix in FORMATS:
         from sparroll.tasks.data.settings import DataSettings
@@ -155,7 +156,7 @@ def _known() -> str:
 
 
 def sample_seeds(seed: int, prompts: Sequence[Prompt], samples: int) -> list[int]:
-    """63-bit seed of each sample, prompt by prompt. It hangs on the prompt's id, not on which others are evaluated."""
+    """The 63-bit seed of each sample, prompt by prompt. It depends on the prompt's id, but not on the other prompts."""
     return [
         int.from_bytes(blake2b(f"{seed}/{prompt.prompt_id}/{sample}".encode(), digest_size=8).digest(), "little") >> 1
         for prompt in prompts
@@ -164,5 +165,5 @@ def sample_seeds(seed: int, prompts: Sequence[Prompt], samples: int) -> list[int
 
 
 def problem_digest(prompt: Prompt) -> str:
-    """Two problems are the same where this is: text and answer."""
+    """A digest of text and answer. Two problems with the same digest are the same problem."""
     return blake2b(f"{prompt.text}\0{prompt.answer}".encode(), digest_size=8).hexdigest()

@@ -1,4 +1,4 @@
-"""From the log to the figures: each policy on each task, and dense against sparse, problem by problem. Runs no model."""
+"""From the log to the figures: each policy on each task, and sparse against dense, paired by problem. Runs no model."""
 
 # P problems, T response tokens of one sample
 
@@ -37,7 +37,7 @@ class _Cell:
 def summarise(
     log: SampleLog, tasks: Sequence[EvalTask], policies: Sequence[Policy], settings: EvaluationSettings
 ) -> dict[str, Any]:
-    """Plain data for the record: by task, then by policy. Only times depend on when and how often the run was killed."""
+    """The figures as plain data for the record, by task and policy. Kills and resumes change nothing but the times."""
     cells = {
         (task.label, policy.name): _Cell(TailStatistics(settings.bin_tokens)) for task in tasks for policy in policies
     }
@@ -87,9 +87,9 @@ def _take(cell: _Cell, group: dict[str, Any], settings: EvaluationSettings, vote
 
 
 def problem_values(rewards: Sequence[float], answers: Sequence[str | None] | None, samples: int) -> dict[str, Any]:
-    """One problem's part of each metric: "mean", "pass@k" and, where there are answers, "majority@k" and its "tied@k".
+    """One problem's value of each metric: "mean", "pass@k" and, if there are answers, "majority@k" and "tied@k".
 
-    None where too few samples have a verdict. A sample passes with a reward of 1.
+    A value is None if too few samples have a verdict. A sample passes with a reward of 1.
     """
     count, passed = len(rewards), sum(reward >= 1 for reward in rewards)
     values: dict[str, Any] = {"passed": passed, "mean": float(np.mean(rewards)) if count else None}
@@ -145,7 +145,7 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _against_dense(found: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any]:
-    """Each other policy minus dense; empty without a dense policy."""
+    """Every other policy minus dense; empty if there is no dense policy."""
     if "dense" not in found:
         return {}
     dense = found["dense"]
@@ -159,8 +159,9 @@ def _against_dense(found: dict[str, dict[int, dict[str, Any]]]) -> dict[str, Any
 
 
 def paired(before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
-    """after - before over the same problems: the mean with a sign-flip test, and the interval of every metric that both
-    have. Problems where one side has no value are left out of that metric. None where no problem has both."""
+    """after - before over the same problems: every metric that both have, with its interval, and a sign-flip test of
+    the mean. A problem that has no value on one side is left out of that metric. None if no problem has a value on both
+    sides."""
     table: dict[str, Any] = {}
     for name in (key for key in before[0] if key == "mean" or key.startswith(("pass@", "majority@"))):
         both = [

@@ -1,4 +1,4 @@
-"""Finished results as lines of text: figures by task and policy, and differences. Computes nothing and prints nothing."""
+"""Finished results as lines of text: figures by task and policy, and differences. Computes and prints nothing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from sparroll.rounding import rounded_down
 
 
 def summary(results: dict[str, Any]) -> list[str]:
-    """A line a task and policy; then the differences."""
+    """A line for each task and policy, then the differences."""
     k = results["samples"]
     head = [
         (f"mean@{k} [95 %]", 24),
@@ -44,7 +44,7 @@ def summary(results: dict[str, Any]) -> list[str]:
 
 
 def comparison(result: dict[str, Any]) -> list[str]:
-    """Of two runs: in what they differ, then a line a task and policy."""
+    """The settings in which two evaluations differ, then a line for each task and policy."""
     lines = [f"{result['second']} minus {result['first']}"]
     for name, (before, after) in result["differs_in"].items():
         lines.append(f"differs in {name}: {_short(before)} and {_short(after)}")

@@ -1,4 +1,4 @@
-"""Which weights were evaluated: a folder's name does not say, since a training run may write new ones into it."""
+"""Which weights were evaluated. A folder's name does not tell, because a training run may write new weights into it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,11 @@ SLICES = 64
 
 
 def fingerprint(model: str) -> str | None:
-    """Digest of a local folder's config and weights, of big files SLICES slices; None for a name, which is not local.
+    """A digest of the config and the weights in a local folder; None for a name on the hub. Of big files it covers
+    SLICES slices.
 
-    Training steps move every tensor, so slices are enough to tell two checkpoints apart; they are no proof of equality.
+    A training step changes every tensor, so slices are enough to tell two checkpoints apart. They do not prove that two
+    are equal.
     """
     folder = Path(model)
     if not folder.is_dir():

@@ -1,8 +1,8 @@
-"""How far the sparse policy is from the dense one: per token (acceptance.py), for whole rollouts (of_rollouts.py), as the
-lower tail by context length with intervals (tail.py, on histogram.py and bootstrap.py; table.py prints it), and as a Beta
-fit (beta.py).
+"""How far the sparse policy is from the dense one: per token (acceptance.py), for whole rollouts (of_rollouts.py), as
+the lower tail by context length with intervals (tail.py, which uses histogram.py and bootstrap.py; table.py prints it),
+and as a Beta fit (beta.py).
 
-Nothing in here runs a model, knows an engine or picks a budget.
+Nothing here runs a model, knows an engine or picks a budget.
 """
 
 from sparroll.mismatch.acceptance import ESTIMATORS, acceptance, acceptance_sampled, acceptance_top_k

@@ -1,7 +1,8 @@
-"""How far the sparse policy is from the dense one, token by token. Pure functions; nothing here runs a model, summarises
-over tokens (see tail.py) or picks a budget.
+"""How far the sparse policy is from the dense one, token by token. Pure functions: nothing here runs a model,
+summarises over tokens (see tail.py) or picks a budget.
 
-Both sides must be on the same support: temperature first, no top-p or top-k truncation on one side only.
+Both policies must have the same support: apply the temperature first, and never truncate (top-p, top-k) only one of
+them.
 """
 
 # *T any leading dimensions, one entry a token; V vocabulary, Kd and Ks entries of the dense and the sparse top-k list
@@ -21,21 +22,23 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 ESTIMATORS = ("exact", "top_k_lower", "top_k_upper", "sampled")
-"""Names of the estimators. A figure of one is not comparable with a figure of another: each is reported under its own."""
+"""Names of the estimators. Figures of two estimators cannot be compared, so each figure is reported with its
+estimator."""
 
 LOGP_ABOVE_ZERO = 1e-3
-"""Largest log-probability that still passes for the rounding of 0."""
+"""Largest log-probability that is still taken for a rounded 0."""
 
 _CHUNK_ELEMENTS = 2**24
-"""Elements of one temporary: 64 MiB in float32. Longer inputs are worked off in slices of rows."""
+"""Elements of a temporary tensor: 64 MiB in float32. Longer inputs are processed in slices of rows."""
 
 
 @torch.no_grad()
 def acceptance(dense_logits: Float[Tensor, "*T V"], sparse_logits: Float[Tensor, "*T V"]) -> Float[Tensor, "*T"]:
     """Probability mass that the two policies share at each position: sum_v min(p_v, q_v), in [0, 1] (Sparrow, eq. 2).
 
-    The estimator "exact". 1 exactly where the logits are equal, 0 exactly where no token is possible on both sides; a
-    token that one side excludes has logit -inf. Computed in float64 if a side is float64, otherwise in float32.
+    This is the estimator "exact". It is exactly 1 if the logits are equal, and exactly 0 if no token is possible under
+    both policies. A token that a policy excludes has logit -inf. Computed in float64 if one side is float64, otherwise
+    in float32.
     """
     _check_pair(dense_logits, sparse_logits, "dense_logits", "sparse_logits")
     if dense_logits.shape != sparse_logits.shape:
@@ -71,13 +74,14 @@ def acceptance_top_k(
 ) -> tuple[Float[Tensor, "*T"], Float[Tensor, "*T"]]:
     """Bounds of the acceptance from the most likely tokens of both sides: `lower <= acceptance <= upper`, in [0, 1].
 
-    The estimators "top_k_lower" (with k = 20 the published one) and "top_k_upper". Lists may be in any order and of
-    different length; entries with log-probability -inf are padding, whatever their id. A token listed twice is refused.
+    These are the estimators "top_k_lower" (the published one, with k = 20) and "top_k_upper". Lists may be in any order
+    and of different lengths. Entries with log-probability -inf are padding, whatever their id. A token listed twice is
+    refused.
 
     lower: sum of min(p, q) over the tokens on both lists, the intersection I.
     upper: lower + the most that all other tokens can share, min(1 - p(I), 1 - q(I), (1 - p(list)) + (1 - q(list))).
-    It needs no assumption on how the lists were chosen. (Lower + min(1 - p(list), 1 - q(list)) is not a bound: with
-    p = (.6, .3, .1), q = (.3, .4, .3) and lists of one it gives .4, and the acceptance is .7.)
+    It assumes nothing about how the lists were chosen. (Lower + min(1 - p(list), 1 - q(list)) is not a bound: with
+    p = (.6, .3, .1), q = (.3, .4, .3) and lists of one token it gives .4, but the acceptance is .7.)
     """
     _check_pair(dense_logp, sparse_logp, "dense_logp", "sparse_logp")
     check_list(dense_ids, dense_logp, "dense_ids", "dense_logp")
@@ -86,7 +90,7 @@ def acceptance_top_k(
         raise UserError(
             f"dense_ids and sparse_ids must agree in all dimensions but the last, got {_shape(dense_ids)} and "
             f"{_shape(sparse_ids)}",
-            "both sides need one list for each token",
+            "give one list for each token on both sides",
         )
     tokens, leading = dense_ids.shape[:-1].numel(), dense_ids.shape[:-1]
     flat = [x.reshape(tokens, x.shape[-1]) for x in (dense_ids, dense_logp, sparse_ids, sparse_logp)]
@@ -100,11 +104,11 @@ def acceptance_top_k(
 
 @torch.no_grad()
 def acceptance_sampled(dense_logp: Float[Tensor, "*T"], sparse_logp: Float[Tensor, "*T"]) -> Float[Tensor, "*T"]:
-    """min(1, p/q) of the token that the sparse policy sampled, in [0, 1]. The estimator "sampled".
+    """min(1, p/q) of the token that the sparse policy sampled, in [0, 1]. This is the estimator "sampled".
 
-    Its mean over tokens is that of the acceptance, **no percentile of it is**: never compare one with a target that was
-    set for another estimator. A dense log-probability of -inf gives 0; a sparse one is an error, since that token
-    cannot have been sampled.
+    Its expected mean over tokens is that of the acceptance, but **its percentiles are not**: never compare them with a
+    target that was set for another estimator. A dense log-probability of -inf gives 0. A sparse one is an error,
+    because such a token cannot have been sampled.
     """
     _check_pair(dense_logp, sparse_logp, "dense_logp", "sparse_logp")
     if dense_logp.shape != sparse_logp.shape:
@@ -124,26 +128,27 @@ def acceptance_sampled(dense_logp: Float[Tensor, "*T"], sparse_logp: Float[Tenso
 
 
 def _softmax(logits_NV: Tensor, dtype: torch.dtype, name: str) -> Tensor:
-    """Probabilities; one pass over the rows' maxima finds everything that has none."""
+    """Probabilities. Raises UserError for rows that have none, which their maxima show: NaN, +inf, or only -inf."""
     top_N = logits_NV.amax(-1)
     if not bool(torch.isfinite(top_N).all()):
         row = int((~torch.isfinite(top_N)).nonzero()[0, 0])
         what = "NaN" if bool(torch.isnan(top_N[row])) else "+inf" if bool(top_N[row] > 0) else "only -inf"
         raise UserError(
             f"{name} hold {what} in row {row} of {len(top_N)}",
-            "find where the forward pass overflows (try bf16 or fp32 instead of fp16); leave one possible token a row",
+            "find where the forward pass overflows (try bf16 or fp32 instead of fp16); each row needs a possible token",
         )
     return torch.softmax(logits_NV, dim=-1, dtype=dtype).contiguous()
 
 
 def _shared_mass(dense_NV: Tensor, sparse_NV: Tensor) -> Tensor:
-    """Dividing by the rounded sum, added up in the same order, makes equal distributions give 1 and not 1 - 1e-7."""
+    """[N] mass that both share. It is divided by the rounded sum of a distribution, added up in the same order, so that
+    equal distributions give 1 and not 1 - 1e-7."""
     whole_N = torch.maximum(dense_NV.sum(-1), sparse_NV.sum(-1))
     return (torch.minimum(dense_NV, sparse_NV, out=dense_NV).sum(-1) / whole_N).clamp(0, 1)
 
 
 def _bounds(dense_ids: Tensor, dense_logp: Tensor, sparse_ids: Tensor, sparse_logp: Tensor) -> Tensor:
-    """[2, N] lower and upper bound, in float64: the masses left over are small differences."""
+    """[2, N] lower and upper bound. Computed in float64, because the remaining masses are small differences."""
     dense_ND, sparse_NS = dense_logp.double().exp(), sparse_logp.double().exp()
     same_NDS = dense_ids[:, :, None] == sparse_ids[:, None, :]
     same_NDS &= (dense_ND > 0)[:, :, None] & (sparse_NS > 0)[:, None, :]
@@ -157,8 +162,8 @@ def _bounds(dense_ids: Tensor, dense_logp: Tensor, sparse_ids: Tensor, sparse_lo
 
 
 def check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None:
-    """Raises UserError unless these are top-k lists [.., K]: distinct ids, log-probabilities of no more than all the mass;
-    entries of -inf are padding."""
+    """Raise UserError unless these are top-k lists [.., K]: distinct ids, and log-probabilities with a total mass of 1
+    at most. Entries of -inf are padding."""
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise UserError(f"{ids_name} must be integers, got {ids.dtype}", f"was {logp_name} passed in its place?")
     if ids.shape != logp.shape or ids.ndim == 0 or ids.shape[-1] == 0:
@@ -173,8 +178,8 @@ def check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None
     listed = ~torch.isneginf(logp)
     if not bool(listed.any(-1).all()):
         raise UserError(
-            f"{logp_name} holds only -inf at {_first(~listed.any(-1))}: an empty list says nothing",
-            "leave tokens without a list out, on both sides",
+            f"{logp_name} holds only -inf at {_first(~listed.any(-1))}, so the list there is empty",
+            "leave out tokens without a list, on both sides",
         )
     mass = logp.double().exp().sum(-1)
     if bool((mass > 1 + LOGP_ABOVE_ZERO).any()):
@@ -188,7 +193,7 @@ def check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None
 def _check_distinct(ids: Tensor, listed: Tensor, name: str) -> None:
     order = ids.argsort(dim=-1, stable=True)
     ids_sorted, listed_sorted = ids.gather(-1, order), listed.gather(-1, order)
-    # Padding may repeat an id, also one that is listed: bring it behind the listed ones of the same id first.
+    # Padding may repeat any id, even a listed one, so it is sorted behind the listed entries with the same id.
     order = (~listed_sorted).to(torch.uint8).argsort(dim=-1, stable=True)
     ids_sorted, listed_sorted = ids_sorted.gather(-1, order), listed_sorted.gather(-1, order)
     twice = (ids_sorted[..., 1:] == ids_sorted[..., :-1]) & listed_sorted[..., 1:] & listed_sorted[..., :-1]
@@ -200,8 +205,8 @@ def _check_distinct(ids: Tensor, listed: Tensor, name: str) -> None:
 
 
 def check_logp(logp: Tensor, name: str) -> None:
-    """Raises UserError where a value is NaN or above 0."""
-    # NaN fails the comparison too; +inf does by its value.
+    """Raise UserError if a value is NaN or above 0."""
+    # NaN fails this comparison, too.
     wrong = ~(logp <= LOGP_ABOVE_ZERO)
     if bool(wrong.any()):
         raise UserError(

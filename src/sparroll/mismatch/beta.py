@@ -1,7 +1,7 @@
-"""The shape of the acceptance's distribution in three numbers: a Beta below 0.999 and a point mass from there on.
+"""The shape of the acceptance's distribution in three numbers: a Beta below 0.999, and a point mass from there on.
 
-A description to compare distributions by, not an estimator of the tail: the quantiles of tail.py are counted, not read
-from this fit.
+This describes distributions, to compare them. It does not estimate the tail: the quantiles of tail.py are counted, not
+read from this fit.
 """
 
 # N values
@@ -26,9 +26,10 @@ if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
 LEAST_VALUES = 20
-"""Fewer values below 0.999 than this are not fitted."""
+"""There is no fit to fewer values below 0.999 than this."""
 SMALLEST_SHARE = 1e-6
-"""Values this close to 0 or to 0.999 (as a share of 0.999) are moved to this distance: their logarithm enters the fit."""
+"""Values closer than this to 0 or to 0.999 (as a share of 0.999) are moved to this distance, since the fit takes
+logarithms."""
 
 
 @dataclass(frozen=True)
@@ -41,23 +42,26 @@ class BetaFit:
     a: float
     b: float
     weight: float
-    """Share of values at or above 0.999, which the Beta does not describe. (The published weight is this share: it rises
-    with the budget, .547 / .727 / .768 at 512 / 8192 / 16384 tokens.)"""
+    """Share of values at or above 0.999, which the Beta does not describe. The published weight is the same share. It
+    rises
+    with the budget: .547, .727 and .768 at 512, 8192 and 16384 tokens."""
     ks: float
-    """Kolmogorov-Smirnov distance of the values below 0.999 to the Beta: largest gap between the cumulative shares."""
+    """Kolmogorov-Smirnov distance of the values below 0.999 to the Beta: the largest gap between the cumulative
+    shares."""
     values: int
     """Number of values in all."""
 
 
 def log_shares(values: Float[Tensor, " N"]) -> tuple[Float[Tensor, " N"], Float[Tensor, " N"]]:
-    """(log x, log(1 - x)) with x = value / 0.999, of values below 0.999: their sums are all the fit needs to know."""
+    """(log x, log(1 - x)) with x = value / 0.999, of values below 0.999. The fit needs nothing but the sums of
+    these."""
     share_N = (values.to(torch.float64) / NEARLY_ONE).clamp(SMALLEST_SHARE, 1 - SMALLEST_SHARE)
     return share_N.log(), (-share_N).log1p()
 
 
 def fit_beta(values: Float[Tensor, " N"]) -> BetaFit:
-    """Fit acceptances, in [0, 1]. Raises UserError where there is nothing to fit: fewer than 20 values below 0.999, or all
-    of them equal."""
+    """Fit a Beta to acceptances in [0, 1]. Raises UserError if fewer than 20 values are below 0.999, or if all of these
+    are equal."""
     flat_N = torch.as_tensor(values).detach().cpu().to(torch.float64).flatten()
     if not bool(((flat_N >= 0) & (flat_N <= 1)).all()):
         raise UserError("acceptances must be in [0, 1], without NaN", "pass what mismatch.acceptance returns")
@@ -70,8 +74,8 @@ def fit_beta(values: Float[Tensor, " N"]) -> BetaFit:
 def fit_from_histogram(counts: Int[Tensor, " C"], log_sum: float, log_rest_sum: float) -> BetaFit:
     """The same fit from counts per cell (see histogram.py) and the sums of `log_shares` over the values below 0.999.
 
-    a, b and weight are those of `fit_beta` on the values themselves. ks is taken at the borders of the cells: what it may
-    miss is at most the share of one cell.
+    a, b and weight are the same as those of `fit_beta` on the values. ks is taken at the borders of the cells, and is
+    too small by the share of one cell at most.
     """
     below, total = int(counts[:NEARLY_ONE_CELL].sum()), int(counts.sum())
     a, b = fit_from_sums(log_sum, log_rest_sum, below, total)
@@ -79,19 +83,22 @@ def fit_from_histogram(counts: Int[Tensor, " C"], log_sum: float, log_rest_sum: 
 
 
 def fit_from_sums(log_sum: float, log_rest_sum: float, below: int, total: int) -> tuple[float, float]:
-    """a and b that solve the likelihood equations digamma(a) - digamma(a + b) = mean of log x, and so for b and 1 - x."""
+    """The a and b that solve the likelihood equations: digamma(a) - digamma(a + b) = mean of log x, and the same with b
+    and log(1 - x)."""
     from scipy import optimize, special
 
     if below < LEAST_VALUES:
         few = (
-            "measure more tokens" if total < 10 * LEAST_VALUES else "nearly all tokens agree: the share above is enough"
+            "measure more tokens"
+            if total < 10 * LEAST_VALUES
+            else "nearly all tokens agree, and the share at or above 0.999 says so"
         )
         raise UserError(f"a Beta fit needs {LEAST_VALUES} values below {NEARLY_ONE}, got {below} of {total}", few)
     mean_log, mean_rest = log_sum / below, log_rest_sum / below
     gap = 1 - math.exp(mean_log) - math.exp(mean_rest)
     if gap < 1e-7:
         raise UserError(
-            f"a Beta fit needs values that differ; all {below} below {NEARLY_ONE} are near "
+            f"a Beta fit needs different values, but all {below} below {NEARLY_ONE} are near "
             f"{NEARLY_ONE * math.exp(mean_log):.4g}"
         )
 
@@ -101,7 +108,8 @@ def fit_from_sums(log_sum: float, log_rest_sum: float, below: int, total: int) -
         slope = special.digamma([a, b]) - special.digamma(a + b) - [mean_log, mean_rest]
         return value, slope * [a, b]
 
-    # Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 2, section 25.4: from the geometric means.
+    # Starts from the geometric means (Johnson, Kotz and Balakrishnan, Continuous Univariate Distributions 2, section
+    # 25.4).
     start = np.log([0.5 + math.exp(mean_log) / (2 * gap), 0.5 + math.exp(mean_rest) / (2 * gap)])
     found = optimize.minimize(loss, start, jac=True, method="BFGS", options={"gtol": 1e-10})
     a, b = np.exp(found.x)
@@ -117,7 +125,7 @@ def _ks_of_values(below_N: Tensor, a: float, b: float) -> float:
 
 
 def _ks_of_histogram(counts: Tensor, a: float, b: float) -> float:
-    """At the borders of the inner cells up to 0.999; the cell of exactly 0 lies below all of them."""
+    """The distance at the borders of the inner cells up to 0.999. The cell of exactly 0 lies below all of them."""
     from scipy import special
 
     below = counts[:NEARLY_ONE_CELL].to(torch.float64)

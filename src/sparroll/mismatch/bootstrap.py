@@ -1,7 +1,7 @@
-"""How sure a statistic over dependent tokens is: Poisson bootstrap weights per rollout, and the interval they give.
+"""How certain a statistic over dependent tokens is: Poisson bootstrap weights per rollout, and the interval from them.
 
-Tokens of one rollout depend on each other, so whole rollouts are resampled. A rollout's weights follow from its name, so
-shards and ranks agree on them without communication. Nothing here sees a token.
+Tokens of one rollout depend on each other, so whole rollouts are resampled. A rollout's weights are computed from its
+name, so shards and ranks agree on them without communication. Nothing here sees a token.
 """
 
 # R replicates, C histogram cells
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 ONE_ROLLOUT = 1.5
-"""Effective rollouts below which a bin counts as the evidence of a single one."""
+"""With fewer effective rollouts than this, a bin counts as if it had a single rollout."""
 LEAST_ROLLOUTS = 8
-"""Below so many rollouts a bootstrap over rollouts says little: nothing is decided by such an interval."""
+"""With fewer rollouts than this, a bootstrap over rollouts says little, so nothing is decided by its interval."""
 
 
 def poisson_weights(seed: int, rollout_id: int | str, replicates: int) -> Int[Tensor, " R"]:
-    """[R] int32: how often each replicate counts this rollout, Poisson(1). The same on every machine and in every order.
+    """[R] int32: how often each replicate counts this rollout, drawn from Poisson(1). The same on every machine.
 
-    BLAKE2b of (seed, id) starts a SplitMix64 counter, one number a replicate, inverted through the Poisson distribution.
-    7 and "7" are different rollouts.
+    BLAKE2b of (seed, id) starts a SplitMix64 counter. It gives one number per replicate, which is turned into a draw by
+    the inverse of the Poisson distribution. 7 and "7" are different rollouts.
     """
     if isinstance(rollout_id, bool) or not isinstance(rollout_id, (Integral, str)):
         raise UserError(
@@ -56,17 +56,18 @@ def interval(
     effective_rollouts: float,
     confidence: float = CONFIDENCE,
 ) -> tuple[float, float]:
-    """Two-sided interval (low, high) of a quantile, from the histogram of all tokens and those of the replicates. Each end
-    alone is a bound that the truth lies beyond with probability (1 - confidence) / 2.
+    """Two-sided interval (low, high) of a quantile, from the histogram of all tokens and those of the replicates. The
+    truth lies beyond each end with probability (1 - confidence) / 2.
 
-    How far the share of tokens below the quantile varies over the replicates says how many independent tokens the data
-    are worth. With that many, the share's exact binomial interval (Clopper and Pearson, with Student's correction for few
-    rollouts: Korn and Graubard 1998) gives two levels, and their quantiles are the interval's ends (Woodruff 1952).
-    Replicates' own percentiles would put `low` above the truth too often: see tests/unit/mismatch/test_coverage.py.
+    The variance over replicates of the share of tokens below the quantile tells how many independent tokens the data
+    are worth. With that number of tokens, the exact binomial interval of the share (Clopper and Pearson, with Student's
+    correction for few rollouts: Korn and Graubard 1998) gives two levels. The quantiles at these levels are the ends of
+    the interval (Woodruff 1952). Percentiles of the replicates themselves would put `low` above the truth too often:
+    see tests/unit/mismatch/test_coverage.py.
 
-    An end for which the data hold no token is 0 or 1: the lower end of a 5th percentile of under about 72 tokens. With one
-    rollout, or one that outweighs the others (fewer than 1.5 effective ones), it is (0, 1). No interval knows of a kind of
-    rollout that never occurred.
+    If no token of the data lies beyond an end, that end is 0 or 1. For the lower end of a 5th percentile this happens
+    with fewer than about 72 tokens. With one rollout, or with one that outweighs the others (fewer than 1.5 effective
+    rollouts), the interval is (0, 1). No interval can account for a kind of rollout that never occurred.
     """
     from scipy import special
 
@@ -85,14 +86,14 @@ def interval(
 def _independent_tokens(
     counts: Tensor, replicates: Tensor, level: float, effective_rollouts: float, confidence: float
 ) -> float:
-    """Size of a simple random sample that would know the share below the quantile as well as these rollouts do."""
+    """Size of a simple random sample that would give the share below the quantile as precisely as these rollouts."""
     from scipy import special
 
     freedom, tokens = effective_rollouts - 1, int(counts.sum())
     cell = int(histogram.quantile_cell(counts, level))
     drawn_R = replicates.sum(1)
     worth = float(tokens)
-    # Both borders of the quantile's cell: where values pile up in it, one of them may show no variation.
+    # Looks at both borders of the quantile's cell. If many values lie in it, one border may show no variation.
     for border in (cell, cell + 1):
         share = float(counts[:border].sum()) / tokens
         share_R = (replicates[:, :border].sum(1).to(torch.float64) / drawn_R)[drawn_R > 0]
@@ -114,7 +115,7 @@ def _splitmix(state: np.ndarray) -> np.ndarray:
 
 @cache
 def _thresholds() -> np.ndarray:
-    """P(Poisson(1) <= k) in units of 2**-53, from a literal e**-1 so that no math library can change a bit."""
+    """P(Poisson(1) <= k) in units of 2**-53. Starts from a literal e**-1, so that no math library can change a bit."""
     probability, cumulative, thresholds = 0.36787944117144233, 0.0, []
     for k in range(18):
         cumulative += probability

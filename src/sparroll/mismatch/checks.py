@@ -1,4 +1,4 @@
-"""What tail statistics refuse: settings out of range, tokens without a rollout, tensors that are not a saved state."""
+"""Checks of what tail statistics get: their settings, the tokens of a rollout, and tensors of a saved state."""
 
 # T tokens of one rollout
 
@@ -12,15 +12,15 @@ from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.sums import MOST_CONTEXT_TOKENS
 
 _SETTING_HINTS = {
-    "bin_tokens": "2000 suits contexts of tens of thousands of tokens, 250 those of a thousand",
+    "bin_tokens": "use 2000 for contexts of tens of thousands of tokens, and 250 for contexts of a thousand",
     "replicates": "200 is enough for a 95 % interval",
-    "seed": "0 will do; only statistics with one seed merge",
+    "seed": "use 0; only statistics with the same seed can be merged",
 }
 _STATE_KEYS = ["settings", "quantile", "bins", "counts", "replicates", "sums", "overall", "moments"]
 
 
 def check_settings(bin_tokens: int, quantile: float, replicates: int, seed: int) -> None:
-    """Raise UserError for the first setting out of range."""
+    """Raise UserError for the first setting that is out of range."""
     for name, value, least in (("bin_tokens", bin_tokens, 1), ("replicates", replicates, 20), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
             raise UserError(f"{name} must be a whole number of {least} or more, got {value!r}", _SETTING_HINTS[name])
@@ -32,12 +32,12 @@ def check_state(state: dict[str, Tensor], expected_format: int) -> None:
     """Raise UserError unless the tensors are those that TailStatistics.state gives."""
     missing = [key for key in _STATE_KEYS if key not in state]
     if missing:
-        raise UserError(f"not a state of tail statistics: {', '.join(missing)} missing", "was the file written whole?")
+        raise UserError(f"not a state of tail statistics: {', '.join(missing)} missing", "the file may be incomplete")
     written, cells, _, replicates, _ = state["settings"].tolist()
     if (written, cells) != (expected_format, CELLS):
         raise UserError(
             f"tail statistics of format {written} with {cells} cells, expected {expected_format} with {CELLS}",
-            "they were written by another version of sparroll: measure again",
+            "another version of sparroll wrote them, so measure again",
         )
     bins = len(state["bins"])
     shapes = {"counts": (bins, CELLS), "replicates": (bins, replicates, CELLS), "sums": (bins, 5), "moments": (5, 2)}
@@ -45,17 +45,17 @@ def check_state(state: dict[str, Tensor], expected_format: int) -> None:
         if state[key].shape != shape:
             raise UserError(
                 f"not a state of tail statistics: {key} is {list(state[key].shape)}, not {list(shape)}",
-                "was the file changed by hand?",
+                "the file may have been changed by hand",
             )
 
 
 def checked_rollout(acceptance_T: Tensor, context_T: Tensor, rollout_id: int | str) -> tuple[Tensor, Tensor]:
-    """Both on the CPU, in float64 and int64; raises UserError for what is no rollout's tokens."""
+    """Both tensors on the CPU, in float64 and int64. Raises UserError if they cannot be the tokens of a rollout."""
     acceptance_T, context_T = acceptance_T.detach().cpu(), context_T.detach().cpu()
     where = f"rollout {rollout_id!r}"
     if acceptance_T.ndim != 1 or acceptance_T.shape != context_T.shape:
         raise UserError(
-            f"{where}: acceptance and context_tokens must be two lists of one length, got {list(acceptance_T.shape)} and "
+            f"{where}: acceptance and context_tokens must be lists of the same length, got {list(acceptance_T.shape)} and "
             f"{list(context_T.shape)}",
             "add one rollout at a time, without padding",
         )

@@ -1,7 +1,7 @@
-"""Counting values of [0, 1] in fixed cells, and reading quantiles from the counts. Knows neither tokens nor rollouts.
+"""Counts values in [0, 1] in fixed cells, and reads quantiles from the counts. Knows neither tokens nor rollouts.
 
-2000 cells of width 1/2000, plus one cell each for exactly 0 and exactly 1. 0.999 is the edge of a cell, so the share at
-or above it is exact; so are 0 and 1 as quantiles.
+There are 2000 cells of width 1/2000, one cell for exactly 0 and one for exactly 1. 0.999 is the edge of a cell, so the
+share at or above it is exact. Quantiles of 0 and of 1 are exact, too.
 """
 
 # C cells (2002), *N any leading dimensions
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
 
 INNER_CELLS = 2000
 CELLS = INNER_CELLS + 2
-"""Cell 0 is the value 0, cell 2001 the value 1, cell i between them holds values from (i - 1)/2000 up to i/2000."""
+"""Cell 0 holds the value 0, cell 2001 the value 1, and cell i between them the values from (i - 1)/2000 up to
+i/2000."""
 NEARLY_ONE = 0.999
-"""From here on two policies count as agreed on a token (Sparrow, section 3)."""
+"""With at least this acceptance two policies count as agreed on a token (Sparrow, section 3)."""
 NEARLY_ONE_CELL = 1 + 1998
 
 EDGES = torch.arange(INNER_CELLS + 1, dtype=torch.float64) / INNER_CELLS
@@ -31,16 +32,16 @@ EDGES = torch.arange(INNER_CELLS + 1, dtype=torch.float64) / INNER_CELLS
 
 
 def cells(values: Float[Tensor, "*N"]) -> Int[Tensor, "*N"]:
-    """The cell of each value; values must lie in [0, 1]."""
+    """The cell of each value. Values must be in [0, 1]."""
     exact = values.to(torch.float64).contiguous()
     return torch.where(exact == 0, 0, torch.bucketize(exact, EDGES, right=True))
 
 
 def quantile(counts: Int[Tensor, "*N C"], level: float) -> Float[Tensor, "*N"]:
-    """Smallest value that at least the share `level` of the counted values does not exceed; NaN where nothing counts.
+    """Smallest value that at least the share `level` of the counted values does not exceed; NaN if nothing is counted.
 
-    Inside a cell values are taken as evenly spread, so the result is off by less than a cell, 0.0005. A quantile that is
-    exactly 0 or exactly 1 comes out exactly.
+    Values inside a cell are assumed to be evenly spread, so the error is less than a cell, 0.0005. A quantile of
+    exactly 0 or exactly 1 is returned exactly.
     """
     cell, rank_inside = _locate(counts, level)
     inside = counts.gather(-1, cell).to(torch.float64)
@@ -55,12 +56,13 @@ def quantile_cell(counts: Int[Tensor, "*N C"], level: float) -> Int[Tensor, "*N"
 
 
 def share_nearly_one(counts: Int[Tensor, "*N C"]) -> Float[Tensor, "*N"]:
-    """Share of values at or above 0.999; NaN where nothing counts."""
+    """Share of values at or above 0.999; NaN if nothing is counted."""
     return counts[..., NEARLY_ONE_CELL:].sum(-1).to(torch.float64) / counts.sum(-1)
 
 
 def _locate(counts: Tensor, level: float) -> tuple[Tensor, Tensor]:
-    """Cell of the quantile, and its rank among the values in that cell, from 1; both keep a last dimension of 1."""
+    """The quantile's cell, and its rank among the values in that cell, counted from 1. Both keep a last dimension of
+    1."""
     below = counts.to(torch.int64).cumsum(-1)
     total = below[..., -1:]
     # The small term keeps 0.1 * 30 = 3.0000000000000004 at rank 3.

@@ -1,5 +1,5 @@
-"""The acceptance of whole rollouts: what their sampler said of each token, joined with what the dense policy says of it. The
-definitions are in acceptance.py; nothing here runs a model or summarises over tokens."""
+"""The acceptance of whole rollouts. Joins the log-probabilities of the policy that sampled them with those of the dense
+policy. The definitions are in acceptance.py; nothing here runs a model or summarises over tokens."""
 
 # T response tokens of one rollout
 
@@ -15,10 +15,10 @@ from sparroll.types import Rollout, TokenScores
 
 
 def acceptance_of(rollouts: Sequence[Rollout], scores: Sequence[TokenScores], estimator: str) -> list[Tensor]:
-    """Acceptance [T] of each rollout's tokens by the dense policy, whose scores are in the rollouts' order.
+    """Acceptance [T] of each rollout's tokens. scores: the dense policy's, in the rollouts' order.
 
-    estimator: "top_k_lower" or "top_k_upper", which need the top-k lists of both sides, or "sampled". The estimator "exact"
-    reads whole distributions, which no rollout holds: see `Scorer.exact_acceptance`.
+    estimator: "top_k_lower" or "top_k_upper", which need the top-k lists of both sides, or "sampled". The estimator
+    "exact" needs whole distributions, which rollouts do not hold: see `Scorer.exact_acceptance`.
     """
     if estimator == "exact":
         raise UserError(
@@ -37,7 +37,7 @@ def _acceptance(rollout: Rollout, dense: TokenScores, estimator: str) -> Tensor:
         side = "rollouts" if rollout.top_k is None else "scores"
         raise UserError(
             f"{estimator} needs the top-k lists of both sides, and the {side} have none",
-            "generate the rollouts, and score them, with top_k=20",
+            "generate and score the rollouts with top_k=20",
         )
     lower_T, upper_T = acceptance_top_k(dense.top_k.ids, dense.top_k.logp, rollout.top_k.ids, rollout.top_k.logp)
     return lower_T if estimator == "top_k_lower" else upper_T

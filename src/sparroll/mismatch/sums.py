@@ -1,4 +1,4 @@
-"""Sums over tokens as whole numbers, so that adding them in any order gives the same bits. No tensors are kept here."""
+"""Sums over tokens as whole numbers, so that adding them in any order gives the same bits. Keeps no tensors."""
 
 # T tokens of one rollout, B bins it touches
 
@@ -13,15 +13,17 @@ from sparroll.mismatch.beta import log_shares
 from sparroll.mismatch.histogram import NEARLY_ONE_CELL
 
 UNIT = 2**26
-"""Sums of acceptances and of logarithms are kept in 1/UNIT: off by at most 7e-9 a token, and not at all for 0 and 1."""
+"""Sums of acceptances and of logarithms are kept in 1/UNIT. The error per token is at most 7e-9, and none for 0 and
+1."""
 MOST_CONTEXT_TOKENS = 2**23
 _MOMENT_UNIT = 2**23
 _SLICE = 2**16
 
 
 def bin_sums(acceptance_T: Tensor, cells_T: Tensor, place_T: Tensor, tokens_B: Tensor) -> list[list[int]]:
-    """What one rollout adds to each bin: [1, its tokens squared, sum of acceptance, of log x, of log(1 - x)], the last three
-    in UNIT, x as in beta.log_shares over values below 0.999. `place_T` says which bin a token is in."""
+    """What one rollout adds to each bin: [1, its tokens squared, sum of acceptance, of log x, of log(1 - x)]. The last
+    three are in 1/UNIT; x is that of beta.log_shares, over values below 0.999. `place_T` says which bin each token is
+    in."""
     below_T = cells_T < NEARLY_ONE_CELL
     logs = [torch.where(below_T, log_T, 0.0) for log_T in log_shares(acceptance_T)]
     columns = [torch.ones_like(tokens_B), tokens_B * tokens_B]
@@ -32,9 +34,10 @@ def bin_sums(acceptance_T: Tensor, cells_T: Tensor, place_T: Tensor, tokens_B: T
 
 
 def moments(acceptance_T: Tensor, context_T: Tensor) -> list[int]:
-    """Sums of a, a*a, x, x*x and a*x over tokens, a the acceptance in units of its own, x the context length.
+    """Sums of a, a*a, x, x*x and a*x over tokens, where a is the acceptance in 1/_MOMENT_UNIT and x the context length.
 
-    Slices keep the products within 63 bits for contexts under MOST_CONTEXT_TOKENS; the sums are Python integers.
+    Working in slices keeps the products within 63 bits for contexts under MOST_CONTEXT_TOKENS. The sums are Python
+    integers.
     """
     sums = [0] * 5
     whole_T = (acceptance_T * _MOMENT_UNIT).round().to(torch.int64)
@@ -45,7 +48,7 @@ def moments(acceptance_T: Tensor, context_T: Tensor) -> list[int]:
 
 
 def pearson(tokens: int, sums: list[int]) -> float | None:
-    """Correlation from `moments`, without cancellation; None when one side does not vary."""
+    """Pearson correlation from `moments`, without cancellation; None if one side does not vary."""
     a, aa, x, xx, ax = sums
     variance_a, variance_x = tokens * aa - a * a, tokens * xx - x * x
     if variance_a == 0 or variance_x == 0:
@@ -54,5 +57,5 @@ def pearson(tokens: int, sums: list[int]) -> float | None:
 
 
 def added(one: list[int], other: list[int]) -> list[int]:
-    """Entry by entry."""
+    """Add two lists entry by entry."""
     return [a + b for a, b in zip(one, other, strict=True)]

@@ -11,9 +11,9 @@ from sparroll.rounding import rounded_down
 
 
 def bin_name(from_context_tokens: int, to_context_tokens: int) -> str:
-    """How a bin of context lengths is called in metric names and tables: "16k-18k", "0-2k", "250-500".
+    """The name of a bin of context lengths in metrics and tables: "16k-18k", "0-2k", "250-500".
 
-    Thousands are written as k when both ends are whole thousands. The end is exclusive.
+    Thousands are written as k if both ends are whole thousands. The end is exclusive.
     """
     ends = (from_context_tokens, to_context_tokens)
     if any(end % 1000 for end in ends):
@@ -23,7 +23,7 @@ def bin_name(from_context_tokens: int, to_context_tokens: int) -> str:
 
 class TailFigures:
     """What a row of a table, a cell of a sweep and a point of a plot have in common: the tail of one bin of context
-    lengths, its interval, and how much data it rests on."""
+    lengths, its interval, and the amount of data behind it."""
 
     from_context_tokens: int
     to_context_tokens: int
@@ -34,7 +34,7 @@ class TailFigures:
     rollouts: int
 
     if TYPE_CHECKING:
-        # A field of some, another name for a field of others.
+        # Some classes have this as a field, others as another name for a field.
         @property
         def value(self) -> float: ...
 
@@ -45,15 +45,15 @@ class TailFigures:
 
     @property
     def middle(self) -> float:
-        """The context length in the middle of the bin, where a plot has its point."""
+        """The context length in the middle of the bin, where a plot draws its point."""
         return (self.from_context_tokens + self.to_context_tokens) / 2
 
     def counts(self, least_tokens: int, least_rollouts: int = LEAST_ROLLOUTS) -> bool:
-        """Whether the data are enough to decide anything by: guard, controller, calibration and metrics ask this."""
+        """Whether there is enough data to decide anything. Guard, controller, calibration and metrics use this."""
         return self.tokens >= least_tokens and self.rollouts >= least_rollouts
 
     def summary(self) -> dict[str, Any]:
-        """What a schedule file keeps of it."""
+        """The figures that a schedule file keeps."""
         figures = {"value": self.value, "low": self.low, "high": self.high}
         rounded = {name: round(value, 6) for name, value in figures.items()}
         return {**rounded, "tokens": self.tokens, "rollouts": self.rollouts}
@@ -72,37 +72,38 @@ class TailRow(TailFigures):
     """Exclusive."""
     tokens: int
     rollouts: int
-    """Rollouts with a token in the bin: the number of independent pieces of evidence."""
+    """Rollouts with at least one token in the bin. Only different rollouts are independent evidence."""
     mean: float
     q01: float
     q05: float
     q10: float
     quantile_value: float
-    """The quantile that the table was asked for."""
+    """The quantile that the table was made for."""
     low: float
-    """Lower end of the 95 % interval of `quantile_value`; 0 where the data cannot tell (a single rollout)."""
+    """Lower end of the 95 % interval of `quantile_value`; 0 if the data cannot tell, as with a single rollout."""
     high: float
-    """Upper end; 1 where the data cannot tell."""
+    """Upper end of that interval; 1 if the data cannot tell."""
     share_above_999: float
     """Share of tokens whose acceptance is 0.999 or more."""
 
     @property
     def value(self) -> float:
-        """The same as `quantile_value`, by the name that cells and schedule files have for it."""
+        """The same as `quantile_value`, under the name that cells and schedule files use."""
         return self.quantile_value
 
 
 @dataclass(frozen=True)
 class TailTable:
-    """One row a bin that has tokens, in rising order, and one row over all of them. `print` shows it aligned."""
+    """A row for each bin that has tokens, in rising order, and a row over all of them. `print` shows aligned
+    columns."""
 
     rows: list[TailRow]
     overall: TailRow
     quantile: float
     estimator: str
-    """Which estimator of mismatch.acceptance.ESTIMATORS the figures are of. Figures of two estimators do not compare."""
+    """The estimator, one of mismatch.acceptance.ESTIMATORS. Figures of two estimators cannot be compared."""
     length_correlation: float | None
-    """Pearson correlation of acceptance with context length over tokens; None when one of them does not vary."""
+    """Pearson correlation of acceptance with context length over tokens; None if one of them does not vary."""
 
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""

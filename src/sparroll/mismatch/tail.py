@@ -1,5 +1,5 @@
-"""The lower tail of the acceptance by context length: counted rollout by rollout, merged over shards and ranks, constant
-in memory. Knows no engine and no schedule, and sets no target."""
+"""The lower tail of the acceptance by context length. It is counted rollout by rollout in constant memory, and can be
+merged over shards and ranks. Knows no engine and no schedule, and sets no target."""
 
 # T tokens of one rollout, N tokens of many, C histogram cells, R bootstrap replicates, U rollouts
 
@@ -37,9 +37,9 @@ class _Bin:
     """Everything known about one bin of context lengths."""
 
     counts: Tensor
-    """[C] int64, tokens per cell."""
+    """[C] int64, number of tokens in each cell."""
     replicates: Tensor
-    """[R, C] int32, the same with each rollout counted as often as the replicate drew it."""
+    """[R, C] int32, the same for each replicate, which counts a rollout as often as it drew it."""
     sums: list[int] = field(default_factory=lambda: [0] * 5)
     """See sums.bin_sums."""
 
@@ -47,12 +47,14 @@ class _Bin:
 class TailStatistics:
     """Quantiles of the acceptance per bin of context lengths, with intervals, from rollouts that are added one by one.
 
-    Add each rollout once, whole, under an id of its own: across steps, prompts and ranks. Statistics with the same
-    settings merge, and merged statistics are those of one pass to the last bit, whatever the order, because every sum in
-    here is a sum of whole numbers and a rollout's bootstrap weights follow from its id alone.
+    Add each rollout once, with all its tokens, under an id that no other rollout of any step, prompt or rank has.
+    Statistics with the same settings can be merged. Merged statistics are equal to those of one pass to the last bit,
+    in whatever order they are merged, because all sums are of whole numbers, and a rollout's bootstrap weights depend
+    only on its id.
 
-    Memory: a bin that has tokens takes `replicates` * 2002 cells * 4 bytes + 16 KB, 1.6 MB at 200 replicates; contexts
-    up to 32K in bins of 2000 take 26 MB, however many rollouts are added. Quantiles are exact to a cell, 0.0005.
+    Memory: a bin with tokens takes `replicates` * 2002 cells * 4 bytes + 16 KB, which is 1.6 MB at 200 replicates.
+    Contexts up to 32K in bins of 2000 take 26 MB, however many rollouts are added. Quantiles are exact up to a cell,
+    0.0005.
 
     >>> statistics = TailStatistics(bin_tokens=2000)
     >>> statistics.add(acceptance_T, rollout.context_tokens, rollout_id="aime24/7#3")
@@ -64,9 +66,9 @@ class TailStatistics:
         self.bin_tokens = bin_tokens
         self.quantile = float(quantile)
         self.replicates = replicates
-        """Bootstrap replicates. With 200 the width of an interval is known to 5 %; memory is in proportion."""
+        """Bootstrap replicates. 200 give the width of an interval within 5 %. Memory is proportional to them."""
         self.seed = seed
-        """Draws the bootstrap weights. Statistics to be merged must share it."""
+        """Seed of the bootstrap weights. Only statistics with the same seed can be merged."""
         self._bins: dict[int, _Bin] = {}
         self._rollouts = 0
         self._tokens_squared = 0
@@ -79,15 +81,16 @@ class TailStatistics:
 
     @property
     def starts(self) -> list[int]:
-        """Context lengths at which bins that have tokens start, rising."""
+        """Context lengths at which the bins with tokens start, in rising order."""
         return [start * self.bin_tokens for start in sorted(self._bins)]
 
     def add(
         self, acceptance_T: Float[Tensor, " T"], context_tokens_T: Int[Tensor, " T"], rollout_id: int | str
     ) -> None:
-        """Count the tokens of one rollout; `context_tokens_T` as in Rollout.context_tokens. Nothing is counted on error.
+        """Count the tokens of one rollout. `context_tokens_T` is Rollout.context_tokens. After an error nothing is
+        counted.
 
-        A rollout without tokens is ignored. Rollouts that share an id are resampled together.
+        A rollout without tokens is ignored. Rollouts with the same id are resampled together.
         """
         weights_R = poisson_weights(self.seed, rollout_id, self.replicates)
         acceptance_T, context_T = checked_rollout(acceptance_T, context_tokens_T, rollout_id)
@@ -108,7 +111,7 @@ class TailStatistics:
         self._moments = added(self._moments, moments(acceptance_T, context_T))
 
     def merge(self, other: TailStatistics) -> None:
-        """Take in the rollouts of another one, which stays as it is. Refused unless all settings agree."""
+        """Add the rollouts of other statistics, which stay as they are. Raises UserError unless all settings agree."""
         for name in ("bin_tokens", "quantile", "replicates", "seed"):
             mine, theirs = getattr(self, name), getattr(other, name)
             if mine != theirs:
@@ -127,7 +130,8 @@ class TailStatistics:
         self._moments = added(self._moments, other._moments)
 
     def table(self, estimator: str) -> TailTable:
-        """The statistics as they stand. `estimator` names what was added, one of mismatch.acceptance.ESTIMATORS."""
+        """The table of everything added so far. estimator: what the added acceptances are, one of
+        mismatch.acceptance.ESTIMATORS."""
         if estimator not in ESTIMATORS:
             raise UserError(f"unknown estimator {estimator!r}", nearest(estimator, list(ESTIMATORS)))
         if not self._bins:
@@ -141,10 +145,10 @@ class TailStatistics:
     def pooled_row(
         many: Sequence[TailStatistics], from_context_tokens: int, confidence: float = CONFIDENCE
     ) -> TailRow | None:
-        """The row of one bin as `merge` and `table` would give it; None where none of them has a token there. `confidence`
-        is that of the row's interval.
+        """The row of one bin as `merge` and `table` would give it; None if no statistics have a token in the bin.
+        `confidence` is that of the row's interval.
 
-        Settings must agree, and ids differ, as for `merge`. Nothing is changed, and only this one bin is added up.
+        As for `merge`, settings must agree and ids must differ. Nothing is changed, and only this bin is added up.
         """
         here = [each for each in many if from_context_tokens // each.bin_tokens in each._bins]
         if not here:
@@ -158,19 +162,20 @@ class TailStatistics:
         return total._row(start, start + 1, total._bins[start], rollouts, tokens_squared, confidence)
 
     def _only(self, start: int) -> TailStatistics:
-        """One bin, for its row alone: figures over all bins are not set."""
+        """Statistics with a copy of one bin, from which only that bin's row can be made. Sums over all bins are not
+        set."""
         one, whole = TailStatistics(self.bin_tokens, self.quantile, self.replicates, self.seed), self._bins[start]
         one._bins[start] = _Bin(whole.counts.clone(), whole.replicates.clone(), list(whole.sums))
         return one
 
     def length_correlation(self) -> float | None:
-        """Pearson correlation of acceptance with context length over tokens; None when one of them does not vary."""
+        """Pearson correlation of acceptance with context length over tokens; None if one of them does not vary."""
         return pearson(self.tokens, self._moments)
 
     def beta(self, from_context_tokens: int | None = None) -> BetaFit:
         """Beta fit (see beta.py) of the bin that starts at this context length, or of all tokens.
 
-        Raises UserError where there is nothing to fit: fewer than 20 tokens below 0.999, or all of them equal.
+        Raises UserError if fewer than 20 tokens are below 0.999, or if all of these are equal.
         """
         if from_context_tokens is None:
             each = self._overall()
@@ -183,7 +188,7 @@ class TailStatistics:
         return fit_from_histogram(each.counts, each.sums[3] / UNIT, each.sums[4] / UNIT)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything, settings included, as plain tensors (safetensors takes them); `from_state` gives it back."""
+        """Everything, settings included, as plain tensors that safetensors can save. `from_state` is the inverse."""
         bins = [self._bins[start] for start in sorted(self._bins)]
         return {
             "settings": torch.tensor([FORMAT, CELLS, self.bin_tokens, self.replicates, self.seed]),
@@ -198,7 +203,7 @@ class TailStatistics:
 
     @staticmethod
     def from_state(state: dict[str, Tensor]) -> TailStatistics:
-        """From what `state` gave, in this process or another."""
+        """Statistics from what `state` returned, in this process or in another."""
         check_state(state, FORMAT)
         _, _, bin_tokens, replicates, seed = state["settings"].tolist()
         made = TailStatistics(bin_tokens, float(state["quantile"][0]), replicates, seed)
@@ -210,7 +215,8 @@ class TailStatistics:
         return made
 
     def _make_bins(self, starts: list[int], tokens: list[int]) -> None:
-        """Make room for all that is about to be added, or raise before anything is."""
+        """Make the bins for everything that will be added. Raises UserError before anything is added, if there are too
+        many."""
         if len(self._bins.keys() | set(starts)) > MOST_BINS:
             raise UserError(
                 f"more than {MOST_BINS} bins of {self.bin_tokens} tokens", "use a larger bin_tokens, for example 2000"
@@ -276,13 +282,14 @@ def tail(
     replicates: int = 200,
     seed: int = 0,
 ) -> TailTable:
-    """The tail of tokens that are all at hand: one entry a token in each argument, in any order.
+    """The tail of tokens that are all in memory. Each argument has one entry per token, in any order.
 
-    `rollout_ids` says which tokens depend on each other. `estimator` names what `acceptance` was computed by.
+    rollout_ids: which tokens belong to one rollout, and so depend on each other. estimator: how `acceptance` was
+    computed.
     """
     if not len(acceptance) == len(context_tokens) == len(rollout_ids):
         raise UserError(
-            f"acceptance, context_tokens and rollout_ids must have one entry a token, got {len(acceptance)}, "
+            f"acceptance, context_tokens and rollout_ids must have one entry per token, got {len(acceptance)}, "
             f"{len(context_tokens)} and {len(rollout_ids)}",
             "repeat each rollout's id for all of its tokens: torch.repeat_interleave(ids, response_tokens)",
         )
@@ -294,7 +301,7 @@ def tail(
 
 
 def _by_rollout(rollout_ids: Tensor | Sequence[int | str]) -> Iterator[tuple[int | str, Tensor]]:
-    """Each id with the positions of its tokens, in the ids' order of appearance."""
+    """Each id with the positions of its tokens, in the order in which the ids first appear."""
     ids = rollout_ids.tolist() if isinstance(rollout_ids, Tensor) else list(rollout_ids)
     numbers: dict[int | str, int] = {}
     number_N = torch.tensor([numbers.setdefault(each, len(numbers)) for each in ids], dtype=torch.int64)

@@ -1,5 +1,5 @@
-"""Models by name: `resolve` gives the folder of a packaged model, `trained_from` the model that a checkpoint began as.
-Nothing is loaded here."""
+"""Models by name: `resolve` gives the folder of a packaged model, and `trained_from` the model that the training of a
+checkpoint began with. Nothing is loaded here."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ def resolve(name: str) -> str:
 
 
 def trained_from(model: str) -> str:
-    """The name of the model that a checkpoint of `sparroll train` (.../step-000100/model) began as, also through several
-    runs; any other name or path is returned as it is. What was made for that model, such as a schedule, fits its
-    checkpoints.
+    """The name of the model that the training of a checkpoint (.../step-000100/model) began with, also if several runs
+    of `sparroll train` followed each other. Any other name or path is returned as it is. What was made for that model,
+    such as a schedule, fits its checkpoints.
     """
     seen: set[str] = set()
     while model not in seen:

@@ -1,6 +1,6 @@
-"""What decoding costs in effective FLOPs (eFLOPs; Kinetics, Sparrow): arithmetic plus cache reads, weighed by `intensity`.
+"""What decoding costs in effective FLOPs (eFLOPs; Kinetics, Sparrow): arithmetic plus cache reads times `intensity`.
 
-Formulas only, in the symbols of the papers. speedup.py predicts seconds on a real device.
+Only formulas, in the symbols of the papers. speedup.py predicts seconds on a real device.
 
     P parameters    N samples    Lin prompt_tokens    Lout response_tokens    D kv_width    r gqa_ratio
     I intensity     B kv_budget_tokens                s unit_tokens
@@ -18,7 +18,7 @@ from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 
 KINETICS_INTENSITY = 562.5
-"""FLOPs done while one cache element is read: a B200's 2.25e15 FLOP/s * 2 bytes / 8e12 bytes/s."""
+"""FLOPs that a B200 can do while it reads one element of the cache: 2.25e15 FLOP/s * 2 bytes / 8e12 bytes/s."""
 
 Scoring = Literal["corrected", "published", "none"]
 SCORINGS = ["corrected", "published", "none"]
@@ -37,7 +37,7 @@ def dense(
     """eFLOPs of `samples` responses to one prompt that read the whole cache at every step.
 
     kv_width: numbers per token in K (or in V), all layers together: layers * kv_heads * head_dim.
-    gqa_ratio: query heads per KV head. The prompt's cache is read once for all samples.
+    gqa_ratio: query heads per KV head. All samples share one read of the prompt's cache.
     """
     _check(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples, intensity)
     P, N, Lin, Lout, D, r = parameters, samples, prompt_tokens, response_tokens, kv_width, gqa_ratio
@@ -60,11 +60,11 @@ def sparse(
 ) -> float:
     """eFLOPs of the same responses when a step reads `kv_budget_tokens` of the cache, scoring included.
 
-    kv_budget_tokens: an int is the published closed form, which charges the budget at every position, also where the
-    context is shorter; a Schedule is integrated over the positions exactly and never reads more than the context.
-    unit_tokens: tokens per scored unit; left out, the schedule's selector says it (16 for an int).
-    scoring: "corrected" divides the prompt's terms by unit_tokens as well; "published" leaves them undivided, as
-    printed; "none" leaves scoring out. Dense layers and the selector's index width are not part of this model.
+    kv_budget_tokens: an int takes the published closed form, which charges the budget at every position, even if the
+    context is shorter. A Schedule is integrated exactly over the positions and never reads more than the context.
+    unit_tokens: tokens per scored unit; by default those of the schedule's selector, or 16 for an int.
+    scoring: "corrected" divides the prompt's terms by unit_tokens, too; "published" does not, as printed in the paper;
+    "none" leaves scoring out. This model knows neither dense layers nor the width of the selector's index.
     """
     _check(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples, intensity)
     P, N, Lin, Lout, D, r = parameters, samples, prompt_tokens, response_tokens, kv_width, gqa_ratio
@@ -83,8 +83,8 @@ def sparse(
 def integrated_budget(schedule: Schedule, from_context_tokens: float, to_context_tokens: float) -> float:
     """Integral of min(budget(x), x) over context lengths x: the tokens read by a response that spans them.
 
-    `Schedule.read_tokens` summed over whole lengths is up to half a unit less per step: here lengths are continuous, and the
-    last unit is never incomplete.
+    The sum of `Schedule.read_tokens` over whole lengths is smaller, by up to half a unit per step: here lengths are
+    continuous, and the last unit is never incomplete.
     """
     if to_context_tokens < from_context_tokens:
         raise UserError(f"the span must not end before it starts, got {from_context_tokens} to {to_context_tokens}")

@@ -1,6 +1,7 @@
-"""What a device can do at best: peak dense bf16 rate, memory bandwidth, memory. Data sheets, and a quick measurement.
+"""What a device can do at best: its peak rate of dense bf16 arithmetic, its memory bandwidth and its memory. From data
+sheets, or from a quick measurement.
 
-Not a benchmark: `measure` takes a second or two and tells the order of magnitude that a plan needs.
+`measure` is no benchmark: it takes a second or two and gives the order of magnitude that a plan needs.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Hardware:
 
     name: str
     flops_per_second: float
-    """Dense matrix multiplication, bf16 in a data sheet, `dtype` where measured."""
+    """Rate of dense matrix multiplication: in bf16 if it is from a data sheet, in `dtype` if it was measured."""
     bandwidth_bytes_per_second: float
     memory_bytes: float
     source: str = ""
@@ -43,11 +44,12 @@ class Hardware:
                 raise UserError(f"{name} of hardware {self.name!r} must be positive, got {value!r}")
 
     def intensity(self, element_bytes: int = 2) -> float:
-        """FLOPs it could do while it reads one element of the cache: `intensity` of sparroll.cost."""
+        """FLOPs that the device could do while it reads one element of the cache, which sparroll.cost calls
+        `intensity`."""
         return self.flops_per_second * element_bytes / self.bandwidth_bytes_per_second
 
     def table(self) -> dict[str, Any]:
-        """Plain data; as a JSON file it can be named wherever a device is asked for."""
+        """Plain data. Written to a JSON file, it can be given wherever a device is asked for."""
         return dataclasses.asdict(self)
 
     def save(self, path: str | Path) -> Path:
@@ -55,7 +57,7 @@ class Hardware:
         return files.write_json(path, self.table())
 
 
-# Peak rates are without 2:4 sparsity; bandwidth and memory are the makers' decimal units.
+# Peak rates are without 2:4 sparsity. Bandwidth and memory are in the decimal units of the makers.
 PROFILES: dict[str, Hardware] = {
     profile.name: profile
     for profile in (
@@ -80,7 +82,7 @@ def find_hardware(name_or_path: str | Path) -> Hardware:
         if name.lower() == text.lower():
             return profile
     if not text.endswith(".json"):
-        raise UserError(f"unknown hardware {text!r}", f"{nearest(text.upper(), list(PROFILES))}; or a JSON file")
+        raise UserError(f"unknown hardware {text!r}", f"{nearest(text.upper(), list(PROFILES))}; or give a JSON file")
     try:
         return Hardware(**json.loads(Path(text).read_text(encoding="utf-8")))
     except OSError as error:
@@ -90,14 +92,14 @@ def find_hardware(name_or_path: str | Path) -> Hardware:
 
 
 def measure(device: torch.device | str | None = None, seed: int = 0) -> Hardware:
-    """This machine: best copy bandwidth (bytes read + written) and best matrix rate of a few tries.
+    """Measure this machine: the best copy bandwidth (bytes read + written) and the best matrix rate of a few tries.
 
-    On CUDA 1 GiB and 8,192-square bf16 matrices; on the CPU 64 MiB and 1,024-square float32 ones, with the threads
-    torch may use. `memory_bytes` is the device's (the machine's) whole memory.
+    On CUDA it copies 1 GiB and multiplies 8,192-square bf16 matrices; on the CPU 64 MiB and 1,024-square float32 ones,
+    with the threads that torch may use. `memory_bytes` is the whole memory of the device, or of the machine.
     """
     target = torch.device(device if device is not None else ("cuda" if torch.cuda.is_available() else "cpu"))
     if target.type not in ("cpu", "cuda"):
-        raise UserError(f"can measure cpu and cuda devices, not {str(target)!r}")
+        raise UserError(f"only cpu and cuda devices can be measured, got {str(target)!r}")
     if target.type == "cuda" and not torch.cuda.is_available():
         raise UserError("no CUDA device is available to measure", "pass device='cpu'")
     on_gpu = target.type == "cuda"

@@ -1,4 +1,5 @@
-"""A mix of lengths: which context lengths the decode steps of a batch have, as weighted points. Parsing and averaging."""
+"""A mix of lengths says which context lengths the decode steps of a batch have, as weighted points. Parsing and
+averaging."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ from scipy.stats import norm
 from sparroll.errors import UserError
 
 _POINTS = 4096
-"""Equally likely points that stand for a continuous distribution."""
+"""How many equally likely points stand for a continuous distribution."""
 _FORMS = (
     'write 12000, "0-32768", "lognormal:18000,0.6,max=32768" (median, sigma, cut-off), a list, or a JSON file of one'
 )
@@ -50,7 +51,8 @@ class LengthMix:
 
     @staticmethod
     def parse(lengths: LengthMix | str | int | Path | Sequence[int]) -> LengthMix:
-        """From a number, a text form, a list of lengths, or a JSON file that holds a list. Raises UserError."""
+        """A mix from a number, a text form, a list of lengths, or a JSON file with a list. Raises UserError for
+        anything else."""
         if isinstance(lengths, LengthMix):
             return lengths
         if isinstance(lengths, bool) or not isinstance(lengths, (str, int, Path, Sequence, np.ndarray)):
@@ -62,9 +64,9 @@ class LengthMix:
         return _from_list(list(lengths), f"{len(lengths)} lengths")
 
     def decode_contexts(self, prompt_tokens: int) -> LengthMix:
-        """The contexts at which rollouts that end at these lengths (prompt included) are decoded.
+        """The contexts of the decode steps of rollouts that end at these lengths, prompt included.
 
-        A rollout takes one step at each length from the prompt to its end, so long ones take more of the steps.
+        A rollout takes one step at each length from its prompt to its end, so long rollouts take more of the steps.
         """
         if prompt_tokens < 0:
             raise UserError(f"prompt_tokens must not be negative, got {prompt_tokens}")
@@ -111,7 +113,7 @@ def _uniform(low: float, high: float, text: str) -> LengthMix:
 def _lognormal(text: str) -> LengthMix:
     body, *options = [part.strip() for part in text.split(":", 1)[1].replace("_", "").split(",")]
     if not options or "=" in options[0]:
-        raise UserError(f"{text!r} lacks its sigma", _FORMS)
+        raise UserError(f"{text!r} has no sigma", _FORMS)
     median, sigma = _number(body, text), _number(options.pop(0), text)
     if median <= 0 or sigma <= 0:
         raise UserError(f"median and sigma must be positive in {text!r}", _FORMS)
@@ -122,7 +124,7 @@ def _lognormal(text: str) -> LengthMix:
             raise UserError(f"unknown option {option!r} in {text!r}", _FORMS)
         cut = _number(value, text)
     tokens = median * np.exp(sigma * norm.ppf(_midpoints()))
-    # Generation stops at the longest length, so what would be longer ends there rather than being drawn again.
+    # Generation stops at the longest length, so longer draws are cut there. They are not drawn again.
     return _equally_likely(np.minimum(tokens, cut), text)
 
 

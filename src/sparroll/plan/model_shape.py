@@ -1,4 +1,5 @@
-"""A decoder's shape: what a decode step must read and compute, from the config alone. No weights are read or made."""
+"""A decoder's shape, from its config alone: the sizes that say what a decode step reads and computes. No weights are
+loaded."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from sparroll.errors import UserError
 
 @dataclass(frozen=True)
 class ModelShape:
-    """Sizes that decide the cost of a decode step.
+    """The sizes that decide what a decode step costs.
 
     >>> ModelShape("Qwen3-1.7B", 1_720_574_976, layers=28, query_heads=16, kv_heads=8, head_dim=128)
     """
@@ -30,7 +31,7 @@ class ModelShape:
 
     @property
     def kv_width(self) -> int:
-        """Numbers per token in K (or in V), all layers: `kv_width` of sparroll.cost."""
+        """Numbers per token in K (or in V), over all layers, which sparroll.cost calls `kv_width` too."""
         return self.layers * self.kv_heads * self.head_dim
 
     @property
@@ -39,12 +40,12 @@ class ModelShape:
         return self.query_heads / self.kv_heads
 
     def parameters_used(self, tokens: int) -> float:
-        """Parameters that at least one of `tokens` tokens uses, if each picks its experts at random."""
+        """Parameters that at least one of `tokens` tokens is expected to use, if each picks its experts at random."""
         missed = (1 - self.experts_per_token / self.experts) ** tokens
         return self.parameters - self.expert_parameters * missed
 
 
-# From the published configs; tests rebuild the parameter counts. Users without a network can plan for these.
+# From the published configs; tests compute the parameter counts again. Plans for these models need no network.
 BUILT_IN: dict[str, ModelShape] = {
     shape.name: shape
     for shape in (
@@ -57,11 +58,11 @@ BUILT_IN: dict[str, ModelShape] = {
 
 
 def model_shape(model: Any) -> ModelShape:
-    """The shape of a model given as a built-in or packaged name, a folder or JSON file with its config, a hub name, a
-    dict, a transformers config, or a ModelShape.
+    """The shape of a model. It can be given as a built-in or packaged name, a folder or JSON file with its config, a
+    hub name, a dict, a transformers config, or a ModelShape.
 
-    A hub name that is not built in fetches the config (and nothing else). Raises UserError where the attention is not
-    one that sparse decoding supports.
+    For a hub name that is not built in, the config is downloaded, and nothing else. Raises UserError if sparse decoding
+    does not support the model's attention.
     """
     if isinstance(model, ModelShape):
         return model
@@ -90,7 +91,7 @@ def _read_config(name: str) -> Any:
     try:
         return AutoConfig.from_pretrained(str(path) if path.is_dir() else name)
     except (OSError, ValueError) as error:
-        hint = f"built in: {', '.join(BUILT_IN)}; or a folder that holds the model's config.json"
+        hint = f"built in: {', '.join(BUILT_IN)}; or give a folder that holds the model's config.json"
         raise UserError(f"cannot read the config of {name!r}: {str(error).strip().splitlines()[0]}", hint) from None
 
 
@@ -124,7 +125,7 @@ def _from_config(config: Any, name: str) -> ModelShape:
     config = config.get_text_config()
     _check_attention(config, name)
     try:
-        # On the meta device a model has shapes and no storage.
+        # On the meta device a model has shapes but no storage.
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
     except ValueError as error:
@@ -145,7 +146,7 @@ def _from_config(config: Any, name: str) -> ModelShape:
 
 
 def _check_attention(config: Any, name: str) -> None:
-    # transformers loads with this import, and plans of built-in shapes do without it.
+    # This import loads transformers, which plans for built-in shapes do not need.
     from sparroll.engines.supported_models import unsupported_config
 
     reason = unsupported_config(config)

@@ -1,8 +1,8 @@
 """What a schedule would save: tokens per second and speed-up of decoding, predicted from the model's config alone.
 
-A roofline: a decode step takes the larger of its memory time and its compute time, with every request's reads averaged
-over the mix of context lengths. Given a TimeModel fitted to this machine, that is used instead. Prefill, sampling and
-the trainer are not part of it, so a real step gains less.
+The model is a roofline: a decode step takes its memory time or its compute time, whichever is larger. The reads of a
+request are averaged over the mix of context lengths. A TimeModel that was fitted to this machine can replace the
+roofline. Prefill, sampling and the trainer are not part of the prediction, so a real training step gains less.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ class StepTime:
     overhead_seconds: float
     seconds: float
     bound: Literal["memory", "compute", "measured"]
-    """What decides `seconds`; "measured": a fitted time model gave it, and the parts are the roofline's."""
+    """What decides `seconds`. "measured": they come from a fitted time model, and only the parts from the roofline."""
     tokens_per_second: float
 
 
 @dataclass(frozen=True)
 class LengthRow:
-    """The schedule at one context length, with the plan's batch all at that length."""
+    """The schedule at one context length, for the plan's batch with all requests at that length."""
 
     context_tokens: int
     kv_budget_tokens: int
     kv_read_share: float
-    """Tokens attended / tokens in context, mean over layers, dense ones included."""
+    """Tokens attended / tokens in context, over all layers, dense ones included."""
     speedup: float
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A prediction, with everything it rests on."""
+    """A prediction, with everything that it is based on."""
 
     model: ModelShape
     schedule: str
@@ -69,7 +69,7 @@ class Plan:
 
     @property
     def speedup(self) -> float:
-        """Dense step seconds / sparse step seconds."""
+        """Seconds of a dense step / seconds of a sparse step."""
         return self.dense.seconds / self.sparse.seconds
 
     def table(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class _Decoder:
-    """The batch on the device: gives the time of a step at any mix of lengths."""
+    """A batch on a device. Gives the time of a step for any mix of lengths."""
 
     reads: StepReads
     device: Hardware
@@ -139,11 +139,13 @@ def plan(
     """Predict dense and sparse decoding of `model` on one device.
 
     model: see `model_shape`; weights are never read.  schedule: a Schedule, a preset name or file, or a fixed budget.
-    lengths: see `LengthMix.parse`; lengths_are "contexts": the context lengths of the requests in flight; "rollouts":
-    final lengths, from which the contexts in flight follow (`prompt_tokens` is where decoding starts).
-    batch: left out, as many requests as fit: (memory_share * memory - weights - reserved_bytes) / cache of one request
-    at the mean context. element_bytes: bytes per weight and per cached number.
-    overhead_seconds_per_layer: launch gaps and the like, added to both sides. time_model: replaces the roofline.
+    lengths: see `LengthMix.parse`.  lengths_are: "contexts" if these are context lengths of the requests in flight;
+    "rollouts" if they are final lengths, from which the contexts in flight follow, and decoding starts at
+    `prompt_tokens`.
+    batch: by default as many requests as fit: (memory_share * memory - weights - reserved_bytes) / cache of one request
+    at the mean context.  element_bytes: bytes per weight and per cached number.
+    overhead_seconds_per_layer: launch gaps and the like, added to the dense and the sparse step.
+    time_model: replaces the roofline.
     """
     shape, mix = model_shape(model), LengthMix.parse(lengths)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
@@ -198,7 +200,7 @@ def _batch(
             f"{shape.name} ({weight_bytes / 1e9:.1f} GB of weights) leaves no room for a request of "
             f"{mix.mean_tokens:.0f} tokens ({request_bytes / 1e9:.2f} GB) on {device.name} "
             f"({device.memory_bytes / 1e9:.0f} GB)",
-            "take a larger device or shorter lengths, or give batch",
+            "take a larger device or shorter lengths, or set the batch yourself",
         )
     return size
 
@@ -207,19 +209,22 @@ def _assumptions(
     element_bytes: int, memory_share: float, reserved_bytes: float, batch: int | None, time_model: TimeModel | None
 ) -> list[str]:
     lines = [
-        f"{element_bytes} bytes per weight and per cached number; all weights are read once a step",
-        "a sparse layer reads its budget and the index of its context, at most the context; dense layers read all of it",
+        f"{element_bytes} bytes per weight and per cached number; all weights are read once per step",
+        "a sparse layer reads its budget and the index, together at most the context; dense layers read the whole context",
     ]
     if batch is None:
         lines.append(
-            f"the batch fills {memory_share:.0%} of the memory less the weights and {reserved_bytes / 1e9:.1f} GB, "
-            "at the mean context; the same batch dense and sparse"
+            f"the batch fills {memory_share:.0%} of the memory, minus the weights and {reserved_bytes / 1e9:.1f} GB, with "
+            "requests at the mean context; it is the same for dense and sparse"
         )
     if time_model is None:
-        lines.append("roofline: the larger of memory and compute time at the device's peak rates; an upper bound")
+        lines.append(
+            "roofline: a step takes the larger of its memory and compute time at the device's peak rates; an upper bound"
+        )
     else:
         lines.append(
-            f"time model fitted to {time_model.steps} measured steps, worst error {time_model.worst_relative_error:.1%}"
+            f"a time model was fitted to {time_model.steps} measured steps; its worst error is "
+            f"{time_model.worst_relative_error:.1%}"
         )
         lines.extend(time_model.notes)
     return lines

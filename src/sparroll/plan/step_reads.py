@@ -1,4 +1,4 @@
-"""What one decode step reads under a schedule, request by request, in token-equivalents of one layer's K and V."""
+"""What one decode step reads under a schedule, for each request. The unit is one token's K and V in one layer."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from sparroll.schedule import Schedule
 
 @dataclass(frozen=True)
 class StepReads:
-    """What a decode step reads and computes, in token-equivalents of one layer's K and V per request."""
+    """What a decode step reads per request. Counts are in token-equivalents: the K and V of one token in one layer."""
 
     shape: ModelShape
     schedule: Schedule
@@ -34,26 +34,28 @@ class StepReads:
         return self.schedule.selector.index_bytes_per_token(head_dim) / (2 * head_dim * self.element_bytes)
 
     def attended(self, contexts: np.ndarray) -> np.ndarray:
-        """Tokens attended in a sparse layer. At a length between two whole ones, as many tokens are left out as at the
-        longer one."""
+        """Tokens attended to in a sparse layer at each context. A length between two whole ones leaves out as many
+        tokens as the longer of them."""
         whole = np.ceil(contexts).astype(np.int64)
         return contexts - (whole - self.schedule.read_tokens(whole))
 
     def index(self, contexts: np.ndarray) -> np.ndarray:
-        """Index reads; attended + index is at most the context, and none within the budget."""
+        """Reads of the index at each context. Attended tokens and index together are at most the context, so a context
+        within the budget reads no index."""
         return np.minimum(contexts - self.attended(contexts), contexts * self.index_share)
 
     def layer_sums(self, mix: LengthMix) -> tuple[float, float]:
-        """Expected tokens attended and index token-equivalents of one request in one step, over all layers."""
+        """(tokens attended to, reads of the index) that one request is expected to need in a step, summed over all
+        layers."""
         sparse_layers = self.shape.layers - self.dense_layers
         attended = self.dense_layers * mix.mean_tokens + sparse_layers * mix.mean_of(self.attended)
         return attended, sparse_layers * mix.mean_of(self.index)
 
     def selecting_layers(self, mix: LengthMix) -> int:
-        """Layers that select for at least one length of the mix."""
+        """How many layers select for at least one length of the mix."""
         partly = bool((self.attended(mix.tokens) < mix.tokens).any())
         return self.shape.layers - self.dense_layers if partly else 0
 
     def kv_read_share(self, mix: LengthMix) -> float:
-        """Tokens attended / tokens in context, all layers together."""
+        """Tokens attended / tokens in context, over all layers."""
         return self.layer_sums(mix)[0] / (self.shape.layers * mix.mean_tokens)

@@ -1,5 +1,5 @@
-"""Seconds per decode step on one machine, fitted to steps measured there. It holds for one model on one machine; the
-roofline in speedup.py predicts others."""
+"""Seconds per decode step, fitted to steps that were measured on one machine. The fit holds only for this model on this
+machine; for others there is the roofline in speedup.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class MeasuredStep:
-    """One decode step of a batch, as timed.
+    """One timed decode step of a batch.
 
     >>> MeasuredStep(seconds=0.0151, batch=32, cache_bytes_read=55.0e9)
     """
@@ -31,7 +31,7 @@ class MeasuredStep:
     seconds: float
     batch: int
     cache_bytes_read: float
-    """K, V and index bytes read in the step, all requests and layers."""
+    """Bytes of K, V and index that the step read, over all requests and layers."""
     sparse_layers: int = 0
     """Layers that selected what to read."""
 
@@ -41,12 +41,12 @@ class TimeModel:
     """seconds = fixed + per request * batch + cache bytes / bandwidth + per sparse layer * sparse layers."""
 
     fixed_seconds: float
-    """Reading the weights, and the overhead of every layer."""
+    """Time to read the weights, and the overhead of all layers."""
     request_seconds: float
     cache_bytes_per_second: float
-    """Infinite where the measured steps did not depend on the bytes read."""
+    """Infinite if the measured times did not depend on the bytes read."""
     sparse_layer_seconds: float
-    """What selection adds per layer; 0 where no measured step was sparse."""
+    """What selection adds per layer; 0 if no measured step was sparse."""
     worst_relative_error: float
     """Largest |predicted - measured| / measured over the steps it was fitted to."""
     steps: int
@@ -58,7 +58,7 @@ class TimeModel:
         return fixed + cache_bytes_read / self.cache_bytes_per_second
 
     def table(self) -> dict[str, Any]:
-        """Plain data for a JSON record; an infinite bandwidth is None."""
+        """Plain data for a JSON record. An infinite bandwidth becomes None."""
         table = dataclasses.asdict(self)
         if np.isinf(self.cache_bytes_per_second):
             table["cache_bytes_per_second"] = None
@@ -66,10 +66,10 @@ class TimeModel:
 
 
 def fit_time_model(steps: Sequence[MeasuredStep]) -> TimeModel:
-    """Non-negative least squares on relative errors, so that short steps count as much as long ones.
+    """Fit by non-negative least squares on relative errors, so that short steps count as much as long ones.
 
-    Terms that the steps cannot tell apart are left at 0 and named in `notes`. Raises UserError with fewer than three
-    steps, or where all read the same number of bytes.
+    Terms that the steps cannot tell apart stay at 0 and are named in `notes`. Raises UserError for fewer than three
+    steps, or if all of them read the same number of bytes.
     """
     if len(steps) < 3:
         raise UserError(f"a time model needs at least 3 measured steps, got {len(steps)}")
@@ -106,7 +106,7 @@ def _independent(columns: dict[str, np.ndarray], seconds: np.ndarray) -> tuple[d
         size = np.abs(column).max()
         candidate = [*scaled, column / size / seconds] if size else scaled
         if size == 0 or np.linalg.matrix_rank(np.stack(candidate, 1)) < len(candidate):
-            notes.append(f"the measured steps do not tell the cost of {name} apart; it is taken as 0")
+            notes.append(f"the measured steps do not show the cost of {name} apart from other costs; it is taken as 0")
             continue
         names.append(name)
         scaled = candidate
@@ -128,8 +128,8 @@ def measure_steps(
 ) -> list[MeasuredStep]:
     """Time the engine's decode steps under its present schedule at each context and batch.
 
-    A step is (time for 1 + `new_tokens` tokens - time for 1 token) / `new_tokens`, so the prefill drops out; the median
-    of `repeats`. element_bytes: bytes per number in the cache. Resets the engine's report.
+    A step's time is (time for 1 + `new_tokens` tokens - time for 1 token) / `new_tokens`, so that the prefill cancels
+    out. Both times are medians of `repeats`. element_bytes: bytes per number in the cache. Resets the engine's report.
     """
     steps = []
     for batch in batches:
@@ -151,7 +151,7 @@ def _seconds(engine: Engine, prompts: list[list[int]], new_tokens: int, seed: in
 
 
 def _reads(engine: Engine, shape: ModelShape, element_bytes: int) -> tuple[float, int]:
-    """Cache bytes read by the last `generate`, and the layers that were sparse in it."""
+    """Cache bytes that the last `generate` read, and how many layers were sparse in it."""
     token_bytes = 2 * shape.kv_heads * shape.head_dim * element_bytes
     read, sparse_layers = 0.0, 0
     for layer in engine.report().layers:
@@ -162,7 +162,7 @@ def _reads(engine: Engine, shape: ModelShape, element_bytes: int) -> tuple[float
 
 
 def time_model_here(model: str, schedule: Schedule) -> TimeModel:
-    """Load the model on this machine, time dense and sparse decode steps, and fit them."""
+    """Load the model on this machine, time dense and sparse decode steps, and fit a time model to them."""
     from sparroll.engines.make import make_engine
 
     with make_engine("hf", model) as engine:

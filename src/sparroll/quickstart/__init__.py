@@ -1,5 +1,5 @@
-"""`sparroll quickstart`: profile, calibrate, plan, three short RL runs and a report, on the packaged model, on a CPU,
-in minutes. It only calls the other parts, in order; quickstart.toml holds the sizes."""
+"""`sparroll quickstart`: profile, calibrate, run RL three times, plan and report, with the packaged model on a CPU, in
+minutes. It only calls the other parts in order; quickstart.toml holds the sizes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Independent jobs in processes of one thread each, as many at a time as there are cores. Knows nothing of what they do.
+"""Runs jobs in processes of one thread each, as many at a time as there are cores. It does not know what the jobs do.
 
-Small models gain nothing from a second thread in one process, and nearly twice the speed from a second process.
+A small model gains nothing from a second thread, but two processes do nearly twice the work of one.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _CONTEXT: Any = multiprocessing.get_context("forkserver" if _SERVER else "spawn"
 
 @dataclass(frozen=True)
 class Job:
-    """`work(*arguments, on_progress=...)` in a process of its own; what it prints goes to `log`."""
+    """A call of `work(*arguments, on_progress=...)` in a separate process. What it prints goes to the file `log`."""
 
     name: str
     work: Callable[..., None]
@@ -42,8 +42,8 @@ def cores() -> int:
 
 
 def run(jobs: Sequence[Job], bars: dict[str, OnProgress], at_once: int | None = None) -> None:
-    """Run all of them, in their order where cores are short. The first failure stops the others; on Ctrl-C each is
-    interrupted and waited for."""
+    """Run all jobs, starting them in their order. The first failure stops the others. On Ctrl-C every job is
+    interrupted, and the call waits for all of them."""
     assert {job.after for job in jobs} - {None} <= {job.name for job in jobs}, "a job waits for one that is not here"
     if _SERVER:
         _CONTEXT.set_forkserver_preload([*{job.work.__module__ for job in jobs}])
@@ -76,7 +76,8 @@ def _start(job: Job, messages: Any) -> Any:
 
 
 def _listen(messages: Any, bars: dict[str, OnProgress]) -> None:
-    """Pass on what the jobs say, for a fifth of a second or until they are silent."""
+    """Pass on the messages of the jobs. Waits a fifth of a second for the first message, and returns when none is
+    left."""
     wait = 0.2
     while True:
         try:
@@ -127,7 +128,8 @@ def _child(job: Job, messages: Any) -> None:
 
 
 def _end_with_parent() -> None:
-    """A killed parent cannot stop its jobs; every file they write is whole at any moment, so they may just end."""
+    """End this job when its parent is gone. A killed parent cannot stop its jobs, and they may end at any moment,
+    because every file that they write is complete at any moment."""
     parent = multiprocessing.parent_process()
     assert parent is not None, "a job runs in a child process"
     parent.join()

@@ -1,4 +1,5 @@
-"""A quickstart from beginning to end: profile, calibrate, three RL runs, plan, summary, report. Resumes where it was."""
+"""A quickstart from beginning to end: profile, calibrate, three RL runs, plan, summary, report. Resumes if
+interrupted."""
 
 from __future__ import annotations
 
@@ -18,11 +19,12 @@ from sparroll.resume import begin_or_resume
 
 
 def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
-    """Everything into `out`; returns what summary.json holds. report.html shows what is there from the first tail on."""
+    """Run the quickstart into `out`, and return what summary.json holds. From the first tail on, report.html shows what
+    there is so far."""
     files.output_folder(out)
     begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
     for name in settings.runs:
-        # A mistake in a section is found now, not after the calibration.
+        # Finds a mistake in a section now, instead of after the calibration.
         stages.train_config(settings, out, name)
     clock = _Clock(out / "seconds.json")
     with clock.running():
@@ -39,7 +41,8 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
 
 
 def _profiled(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
-    """Every budget of the grid and the dense ceiling; a first figure as soon as the ceiling and one budget are there."""
+    """Measure every budget of the grid and the dense ceiling. The first tails are shown as soon as the ceiling and one
+    budget are measured."""
     if stages.is_calibrated(out):
         return
     stages.open_calibration(settings, out)
@@ -61,8 +64,9 @@ def _profiled(settings: QuickstartSettings, out: Path, progress: Progress) -> No
 
 
 def _trained(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
-    """The schedule, and the runs. One that does not wait for the schedule begins beside it, so that no core is idle; the
-    others take turns: three equal runs on two cores end sooner than two and then one."""
+    """Make the schedule, and train. A run that needs no schedule starts while the schedule is made, so that no core is
+    idle.
+    The others share the cores: on two cores three equal runs side by side end sooner than two and then one."""
     calibrated = stages.is_calibrated(out)
     work = [] if calibrated else [_Work("fit and verify", stages.fit_and_verify)]
     missing = [name for name in settings.runs if not (out / name / "result.json").exists()]
@@ -76,12 +80,12 @@ def _trained(settings: QuickstartSettings, out: Path, progress: Progress) -> Non
 
 
 class _Work(NamedTuple):
-    """A job before it knows its folder."""
+    """A job that does not know its settings and its folder yet."""
 
     name: str
     function: Callable[..., None]
     about: Any = None
-    """What the function takes beside settings and folder."""
+    """A further argument of the function, after settings and folder."""
     after: str | None = None
 
 
@@ -103,7 +107,7 @@ def _run(
 
 @contextmanager
 def _stage(what: str, progress: Progress) -> Iterator[None]:
-    """A line before and after, for those who see no bars."""
+    """Print a line before and after the stage, for logs and terminals without bars."""
     started = time.perf_counter()
     say(what, quiet=progress.silent)
     yield
@@ -111,7 +115,7 @@ def _stage(what: str, progress: Progress) -> Iterator[None]:
 
 
 class _Clock:
-    """Seconds spent on this folder, interrupted or not."""
+    """Seconds spent on this folder, over all calls, interrupted ones included."""
 
     def __init__(self, path: Path):
         self._path = path

@@ -1,4 +1,4 @@
-"""The sizes of a quickstart, read from a TOML file like quickstart.toml beside this one. Says what to run; runs nothing."""
+"""The sizes of a quickstart, read from a TOML file like quickstart.toml, which lies beside this file. Runs nothing."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 
 CALIBRATED = "calibrated"
-"""In place of a schedule's name: the one that this quickstart makes."""
+"""Stands for the schedule that this quickstart makes, in the place of a schedule's name."""
 
 
 class _Checked(BaseModel):
@@ -37,7 +37,7 @@ class CalibrateSettings(_Checked):
     recent_tokens: int = Field(32, ge=1)
     dense_layers: tuple[int, ...] = (0, 1)
     budgets: tuple[int, ...] = Field(min_length=1)
-    """Grid of the sweep, in tokens."""
+    """The grid of budgets that are measured, in tokens."""
     verify_rounds: int = Field(ge=0)
     bound: Literal["value", "low"] = "value"
     """What must meet the target in the verification: the measured tail, or the lower end of its interval."""
@@ -62,9 +62,9 @@ class PlanSettings(_Checked):
 
 class RunSettings(_Checked):
     schedule: str | None = None
-    """dense, calibrated, a preset or a file."""
+    """"dense", "calibrated", a preset or a file."""
     kv_budget_tokens: int | None = None
-    """One budget at every length instead, with the calibration's selector."""
+    """Instead of a schedule: one budget at every length, with the selector of the calibration."""
 
     @model_validator(mode="after")
     def _one(self) -> Self:
@@ -79,18 +79,18 @@ class QuickstartSettings(_Checked):
     calibrate: CalibrateSettings
     plans: tuple[PlanSettings, ...] = ()
     train: dict[str, dict[str, Any]] = {}
-    """Sections of a `sparroll train` file, shared by the runs."""
+    """Sections of a `sparroll train` file that all runs share."""
     runs: dict[str, RunSettings] = {}
 
     def aggressive_schedule(self, run: RunSettings) -> Schedule:
-        """The fixed budget of a run, selected as in the calibration."""
+        """The schedule of a run with a fixed budget, with the selector and dense layers of the calibration."""
         assert run.kv_budget_tokens is not None
         selector, layers = self.calibrate.make_selector(), self.calibrate.dense_layers
         return Schedule.fixed(run.kv_budget_tokens, selector, layers)
 
 
 def load_settings(path: Path | None = None) -> QuickstartSettings:
-    """From a file, or the packaged sizes."""
+    """The sizes from a file; without one the packaged sizes."""
     source = path or Path(str(resources.files("sparroll.quickstart") / "quickstart.toml"))
     try:
         table = tomllib.loads(source.read_text(encoding="utf-8"))

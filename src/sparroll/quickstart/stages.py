@@ -1,4 +1,4 @@
-"""The stages of a quickstart, each resumable by itself: what is finished lies in a file and is not done again."""
+"""The stages of a quickstart. Each can be resumed: finished work is in a file and is not done again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
 
 CALIBRATION = "calibration"
-"""Folder of the sweep, the schedule and their record."""
+"""Name of the folder for the sweep, the schedule and their record."""
 
 
 def study(settings: QuickstartSettings) -> Study:
@@ -43,13 +43,14 @@ def study(settings: QuickstartSettings) -> Study:
 
 
 def measure_ceiling(settings: QuickstartSettings, out: Path, *, on_progress: OnProgress) -> None:
-    """The dense rollouts and their tail: the ceiling of every budget."""
+    """Generate the dense rollouts and measure their tail, the dense ceiling."""
     measured = study(settings)
     _store(settings, out, measured).ceiling(measured, on_progress)
 
 
 def measure_budgets(settings: QuickstartSettings, out: Path, budgets: list[int], *, on_progress: OnProgress) -> None:
-    """A part of the budget grid. A budget that holds every context is dense by construction, and left to the sweep."""
+    """Measure some budgets of the grid. A budget as large as the longest context is dense by construction; the sweep
+    takes it."""
     about, measured = settings.calibrate, study(settings)
     longest = max(len(prompt) for prompt in measured.prompts) + about.max_new_tokens - 1
     stages = Stages(on_progress, len(budgets))
@@ -68,8 +69,8 @@ def measure_budgets(settings: QuickstartSettings, out: Path, budgets: list[int],
 
 
 def first_tail(settings: QuickstartSettings, out: Path, budget: int) -> list[str]:
-    """The dense ceiling and the tail of one budget by context length, as profile.json and as lines to print; nothing where
-    the budget was left to the sweep."""
+    """Write the dense ceiling and the tail of one budget by context length to profile.json. Returns them as lines to
+    print, or nothing if the budget was not measured here."""
     folder = out / CALIBRATION
     tables = [folder / "dense.json", folder / f"{budget_name(budget)}.json"]
     if not tables[1].exists():
@@ -92,7 +93,7 @@ def is_calibrated(out: Path) -> bool:
 
 
 def open_calibration(settings: QuickstartSettings, out: Path) -> None:
-    """The sweep's folder and its settings, before several processes write into it."""
+    """Make the sweep's folder and its settings, before several processes write into it."""
     quiet_transformers()
     _store(settings, out, study(settings), shared=False)
 
@@ -130,7 +131,7 @@ def schedule_path(out: Path) -> Path:
 
 
 def make_plans(settings: QuickstartSettings, out: Path) -> None:
-    """One plan-N.json each."""
+    """Make the plans, and write each to plans/plan-N.json."""
     for number, about in enumerate(settings.plans, 1):
         schedule = str(schedule_path(out)) if about.schedule == CALIBRATED else about.schedule
         result = plan(about.model, schedule, hardware=about.gpu, lengths=about.lengths)
@@ -139,7 +140,7 @@ def make_plans(settings: QuickstartSettings, out: Path) -> None:
 
 
 def train_config(settings: QuickstartSettings, out: Path, name: str) -> TrainConfig:
-    """What the runs share, and how this one samples."""
+    """The configuration of a run: the sections that all runs share, and what its rollouts read."""
     run = settings.runs[name]
     sections: dict[str, dict[str, Any]] = {section: dict(table) for section, table in settings.train.items()}
     sections.setdefault("model", {}).setdefault("name", settings.model)
@@ -160,6 +161,6 @@ def _attention(settings: QuickstartSettings, out: Path, name: str, run: RunSetti
 
 
 def train_run(settings: QuickstartSettings, out: Path, name: str, *, on_progress: OnProgress) -> None:
-    """One RL run, from its newest checkpoint if it was begun."""
+    """Train one run, from its newest checkpoint if it was begun before."""
     begun = (out / name / "config.json").is_file()
     train(train_config(settings, out, name), out / name, resume=begun, on_progress=on_progress)

@@ -1,4 +1,4 @@
-"""From the files of a run to one self-contained HTML page. Reads results and draws them; computes none."""
+"""From the files of a run to one self-contained HTML page. Reads results and draws them; it computes none."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ __all__ = ["collect", "render", "write_report"]
 
 
 def write_report(folder: Path, path: Path | None = None) -> Path:
-    """The page of everything that the folder holds, as FOLDER/report.html or at `path`; returns where it is."""
+    """Write a page about everything in the folder, to `path` or to FOLDER/report.html. Returns its path."""
     return files.write_text(path or folder / "report.html", render(collect(folder)))

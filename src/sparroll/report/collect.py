@@ -1,4 +1,4 @@
-"""From a folder that other verbs wrote to what a report shows. Reads files; knows their formats and nothing else."""
+"""Collects what a report shows from a folder that other commands wrote. Reads files, and knows only their formats."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _WHAT = {
 
 
 def collect(folder: Path | str) -> ReportData:
-    """Everything that the folder holds, up to two folders deep. Raises UserError where there is nothing to report."""
+    """Everything in the folder, up to two folders deep. Raises UserError if there is nothing to report."""
     folder = files.existing_folder(folder, "give the folder that --out named")
     found = list(_records(folder))
     if not found:
@@ -36,7 +36,7 @@ def collect(folder: Path | str) -> ReportData:
     profiles = [record for _, record in found if record["kind"] == "profile"]
     runs = [_run(path.parent, record) for path, record in found if record["kind"] == "train"]
     summary = next((record for _, record in found if record["kind"] == "quickstart"), None)
-    # A calibration measured more than a profile of the same folder, so its curves are shown.
+    # A calibration has more measurements than a profile in the same folder, so its curves are shown.
     tails = calibrations or profiles
     parts: dict[str, Any] = {}
     if tails:
@@ -59,12 +59,12 @@ def collect(folder: Path | str) -> ReportData:
 
 
 def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Sparroll records at most two folders down, in the order of their paths."""
+    """Records of sparroll in the folder and up to two folders down, in the order of their paths."""
     for path in sorted([*folder.glob("*.json"), *folder.glob("*/*.json"), *folder.glob("*/*/*.json")]):
         try:
             record = json.loads(path.read_text(encoding="utf-8"))
         except (OSError, ValueError):
-            # Other programs may keep JSON of their own here.
+            # Other programs may keep their own JSON files here.
             continue
         if isinstance(record, dict) and {"kind", "results", "versions"} <= record.keys():
             yield path, record
@@ -113,7 +113,9 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
     try:
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     except OSError as error:
-        raise UserError(f"cannot read {path}: {error.strerror}", f"{folder / 'result.json'} belongs to it") from None
+        raise UserError(
+            f"cannot read {path}: {error.strerror}", f"{folder / 'result.json'} is there, so this file should be, too"
+        ) from None
     steps = [line for line in lines if "reward/mean" in line]
     name = "evaluate/dense_accuracy"
     accuracy = [
@@ -136,7 +138,7 @@ def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
 def _how(folder: Path, attention: dict[str, Any]) -> str:
     """What the rollouts read, in words."""
     kind = attention["kind"]
-    # The schedule that ran lies in the last checkpoint, whatever became of the file, and whoever moved it.
+    # The last checkpoint holds the schedule that ran, even if its file is gone or a watcher has changed it.
     saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
     if saved:
         budgets = sorted({step.kv_budget_tokens for step in Schedule.load(saved[-1]).steps})

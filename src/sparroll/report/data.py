@@ -1,4 +1,4 @@
-"""What a report shows, as plain data. No files, no drawing."""
+"""What a report shows, as plain data. Reads no files and draws nothing."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from sparroll.mismatch.table import TailRow
 
 
 def thin(row: TailRow) -> bool:
-    """Whether a bin has too few data to say anything; calibration leaves such bins out as well."""
+    """Whether a bin has too little data to say anything. Calibration leaves such bins out as well."""
     return not row.counts(MIN_TOKENS)
 
 
@@ -45,13 +45,13 @@ class TrainingRun:
     kv_read_share: tuple[float, ...]
     accuracy: tuple[AccuracyPoint, ...]
     rollouts: str = ""
-    """How it sampled, in words."""
+    """What its rollouts read, in words."""
     events: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Provenance:
-    """Which record a part of the report rests on."""
+    """Which record a part of the report comes from."""
 
     what: str
     file: str
@@ -60,7 +60,7 @@ class Provenance:
 
 @dataclass(frozen=True)
 class ReportData:
-    """Everything on the page. Parts that the run did not make are empty and left out."""
+    """Everything on the page. A part that is empty, because the folder has no such results, is left out."""
 
     title: str
     model: str = ""
@@ -74,7 +74,7 @@ class ReportData:
     plans: tuple[dict[str, Any], ...] = ()
     runs: tuple[TrainingRun, ...] = ()
     evaluations: tuple[dict[str, Any], ...] = ()
-    """Results of `sparroll evaluate`, as their records hold them."""
+    """Results of `sparroll evaluate`, as in their records."""
     facts: dict[str, str] = field(default_factory=dict)
     """Short figures for the top of the page, by name."""
     provenance: tuple[Provenance, ...] = ()

@@ -1,4 +1,4 @@
-"""The section of the page on what the model gets right. Shows figures of the record; computes none."""
+"""The section of the page about what the model gets right. Shows the figures of the record; it computes none."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from sparroll.rounding import rounded_down
 
 
 def evaluations(data: ReportData) -> str:
-    """One section for each evaluation of the folder; empty without any."""
+    """One section for each evaluation in the folder; empty if there is none."""
     return "\n".join(_evaluation(results, number) for number, results in enumerate(data.evaluations))
 
 
 def _evaluation(results: dict[str, Any], number: int) -> str:
     k = results["samples"]
     text = (
-        f"Each problem has {k} samples. Intervals are 95 % of a bootstrap over problems. pass@k is the unbiased estimate of "
-        f"the chance that one of k samples is right; majority@k is what the most frequent answer of k samples is worth, a "
-        f"tie being worth the mean of the tied answers. Dense and sparse samples of the same number drew the same random "
-        f"numbers."
+        f"Each problem has {k} samples. Intervals are 95 % intervals of a bootstrap over problems. pass@k is the unbiased "
+        f"estimate of the chance that at least one of k samples is right. majority@k is the reward of the most frequent "
+        f"answer of k samples; if several answers tie, it is their mean reward. Dense and sparse samples with the same "
+        f"number used the same random numbers."
     )
     if results["estimator"]:
         text += (
             f" The tail is the 5th percentile of the acceptance (estimator <code>{escape(results['estimator'])}</code>); "
-            f"that of the dense row is the ceiling."
+            f"the dense row has the ceiling."
         )
     rows = [
         _row(label, name, found, k)
@@ -91,7 +91,7 @@ def _difference(label: str, name: str, found: dict[str, Any]) -> list[str]:
 
 def _left_out(results: dict[str, Any]) -> list[str]:
     return [
-        f"{label}, {name}: {count} samples have no verdict ({status}) and are in no mean"
+        f"{label}, {name}: {count} samples have no verdict ({status}) and do not count in any mean"
         for label, task in results["tasks"].items()
         for name, found in task["policies"].items()
         for status, count in found["excluded_samples"].items()

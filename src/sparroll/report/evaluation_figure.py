@@ -1,4 +1,4 @@
-"""The figure of an evaluation: mean@k by task on the left, pass@k against k on the right. Draws what it is given."""
+"""The figure of an evaluation: mean@k by task on the left, pass@k against k on the right. Computes nothing."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ _LABEL_SIGNS = 28
 
 
 def accuracy(results: dict[str, Any], number: int) -> str:
-    """Left, colours are policies; right, colours are tasks and dashes are dense."""
+    """The figure as SVG. On the left colours are policies. On the right colours are tasks, and dense lines are
+    dashed."""
     with mpl.rc_context(STYLE):
         tasks = results["tasks"]
         figure = Figure(figsize=(11.4, 1.9 + 0.42 * max(4, len(tasks))), layout="constrained")
@@ -53,7 +54,7 @@ def _means(axes: Axes, tasks: dict[str, Any], k: int) -> None:
 
 
 def _short(label: str) -> str:
-    """The end of a label that is too long for an axis, such as a file with its folders."""
+    """A label that fits the axis: of a label that is too long, such as a path with folders, only the end."""
     return label if len(label) <= _LABEL_SIGNS else f"...{label[3 - _LABEL_SIGNS :]}"
 
 

@@ -1,4 +1,4 @@
-"""The figures of a report as SVG text inside an HTML page. Draws what it is given."""
+"""The figures of a report, as SVG text for an HTML page. Computes nothing."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ STYLE = {
 
 
 def run_color(name: str, index: int) -> str:
-    """The three runs of the quickstart keep their colours everywhere; others take turns."""
+    """The colour of a run. The three runs of the quickstart have the same colours everywhere; others take turns."""
     return {"dense": DENSE, "calibrated": GOOD, "aggressive": BAD}.get(name, OTHERS[index % len(OTHERS)])
 
 
 def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic: str) -> str:
-    """Tail against context length: one line a fixed budget, the dense ceiling on top, the target across."""
+    """Tail against context length: a line for each budget and schedule, the dense ceiling, and the target."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 4.4), layout="constrained")
         axes = figure.subplots()
@@ -104,7 +104,7 @@ def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule
         figure = Figure(figsize=(10.4, 3.7), layout="constrained")
         axes = figure.subplots()
         unit = schedule.selector.unit_tokens
-        # Where the last unit is complete: what an incomplete one lacks would make a saw of the curve.
+        # Contexts whose last unit is complete, because incomplete ones would give the curve a sawtooth edge.
         contexts = np.unique(-(-np.linspace(0, longest, 401).astype(np.int64) // unit) * unit)
         read = schedule.read_tokens(contexts)
         axes.fill_between(contexts, read, color=GOOD, alpha=0.18, linewidth=0)
@@ -128,7 +128,7 @@ def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule
 
 
 def planned_speedups(plans: Sequence[dict[str, Any]]) -> str:
-    """Predicted speed-up of decoding against context length, one line a plan."""
+    """Predicted speed-up of decoding against context length, a line for each plan."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(10.4, 3.7), layout="constrained")
         axes = figure.subplots()
@@ -150,7 +150,7 @@ def planned_speedups(plans: Sequence[dict[str, Any]]) -> str:
 
 
 def training(runs: Sequence[TrainingRun], target: float | None) -> str:
-    """Reward, tail and dense accuracy by step, side by side, one colour a run."""
+    """Reward, tail and dense accuracy by step, side by side, with a colour for each run."""
     with mpl.rc_context(STYLE):
         figure = Figure(figsize=(11.4, 3.7), layout="constrained")
         reward, tail, accuracy = figure.subplots(1, 3)
@@ -160,7 +160,7 @@ def training(runs: Sequence[TrainingRun], target: float | None) -> str:
             reward.plot(run.steps, _smooth(run.reward), color=color, label=run.name)
             seen = [(step, value) for step, value in zip(run.steps, run.tail_q05, strict=True) if value is not None]
             tail.plot([step for step, _ in seen], [value for _, value in seen], color=color, label=run.name)
-            # Side by side, so that intervals of equal runs can be told apart.
+            # Moved sideways a little, so that the intervals of equal runs can be told apart.
             offset = 0.012 * max(run.steps) * (index - (len(runs) - 1) / 2)
             accuracy.errorbar(
                 [point.step + offset for point in run.accuracy], [point.value for point in run.accuracy],
@@ -188,7 +188,7 @@ def training(runs: Sequence[TrainingRun], target: float | None) -> str:
 
 
 def _smooth(values: Sequence[float], window: int = 5) -> list[float]:
-    """Mean of the last `window` values; what the thick line shows."""
+    """Mean of the last `window` values at each step, which the thick line shows."""
     return [
         sum(values[max(0, end - window) : end]) / len(values[max(0, end - window) : end])
         for end in range(1, len(values) + 1)
@@ -201,13 +201,13 @@ def _thousands(value: float, _: int) -> str:
 
 def svg(figure: Figure, name: str) -> str:
     sink = io.StringIO()
-    # With a salt for each figure, ids of several figures on one page differ, and stay the same from run to run.
+    # A salt for each figure makes the ids of several figures on one page differ, and keeps them the same in every run.
     with mpl.rc_context({"svg.hashsalt": name}):
         figure.savefig(sink, format="svg", metadata={"Date": None, "Creator": None, "Format": None, "Type": None})
     text = sink.getvalue()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.S)
-    # Inside HTML the parser knows the namespaces; without them no address of another site stands on the page.
+    # An HTML parser knows the namespaces. Without them the page holds no address of another site.
     text = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", text)
     ids = set(re.findall(r'\bid="([^"]+)"', text))
     for one in sorted(ids, key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""The HTML page around the figures: one file, no script, nothing loaded from elsewhere."""
+"""The HTML page around the figures: one file, without scripts, that loads nothing from elsewhere."""
 
 from __future__ import annotations
 
@@ -65,9 +65,9 @@ def _tail(data: ReportData) -> str:
     percent = f"{100 * data.quantile:g}th percentile of the acceptance"
     text = (
         f"Acceptance is the probability mass that sparse and dense decoding share at a token; 1 means the same policy. "
-        f"The mean hides what destabilises training, so this is the {percent}, by context length "
+        f"The mean hides what makes training unstable, so this is the {percent}, by context length "
         f"(estimator <code>{escape(data.estimator)}</code>). Bands are 95 % intervals of a bootstrap over rollouts. "
-        f"Hollow points and grey figures rest on fewer than {MIN_TOKENS} tokens or {LEAST_ROLLOUTS} rollouts. "
+        f"Hollow points and grey figures have fewer than {MIN_TOKENS} tokens or {LEAST_ROLLOUTS} rollouts. "
         f"The dense ceiling is the same statistic with dense rollouts: no budget can be expected to do better."
     )
     bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in data.curves for p in curve.points})
@@ -118,25 +118,25 @@ def _schedule(data: ReportData) -> str:
         )
     selector = schedule.selector.table()
     text = (
-        f"For each context length the cheapest KV budget whose tail meets the target with its lower bound. Selector "
-        f"<code>{escape(selector['kind'])}</code> with pages of {selector['page_tokens']} tokens; layers "
-        f"{', '.join(map(str, schedule.dense_layers)) or 'none'} stay dense."
+        f"For each context length this is the smallest KV budget whose tail meets the target with its lower bound. The "
+        f"selector is <code>{escape(selector['kind'])}</code> with pages of {selector['page_tokens']} tokens. Dense layers: "
+        f"{', '.join(map(str, schedule.dense_layers)) or 'none'}."
     )
     return section(
         "The schedule", text, figures.schedule_budgets(schedule, longest),
-        table(["context", "KV budget", "tail [95 %]", "tail is"], rows), items(data.notes),
+        table(["context", "KV budget", "tail [95 %]", "where the tail is from"], rows), items(data.notes),
     )  # fmt: skip
 
 
 def _origin(measured: dict[str, Any]) -> str:
-    """How a step's tail was come by."""
+    """Where a step's tail is from, in words."""
     if not measured:
         return "-"
     if measured.get("dense"):
-        return "dense: the budget holds every context"
+        return "dense: the budget is as large as every context"
     if measured.get("verified"):
         return "measured with this schedule"
-    return "between measured budgets" if measured.get("interpolated") else "measured at this budget"
+    return "interpolated between measured budgets" if measured.get("interpolated") else "measured at this budget"
 
 
 def _plans(data: ReportData) -> str:
@@ -155,8 +155,8 @@ def _plans(data: ReportData) -> str:
         "speed-up",
     ]
     text = (
-        "Predicted from the model's config and the device's data sheet: a decode step takes the larger of its memory and "
-        "its compute time. This is what the hardware allows; a measured rollout gains less."
+        "Predicted from the model's config and the device's data sheet: a decode step takes its memory time or its compute "
+        "time, whichever is larger. This is what the hardware allows; measured rollouts gain less."
     )
     return section(
         "What it would save",
@@ -194,8 +194,8 @@ def _training(data: ReportData) -> str:
         )
     head = ["run", "steps", "reward", "dense accuracy before", "after", "lowest tail", "KV read"]
     text = (
-        "The same model, prompts and seed; only what the rollouts read differs. Thin reward lines are single steps, thick "
-        "ones the mean of the last five. Accuracy is always measured with dense attention."
+        "The runs share model, prompts and seed; they differ only in what their rollouts read. Thin reward lines are single "
+        "steps, thick ones the mean of the last five steps. Accuracy is always measured with dense attention."
     )
     events = [f"{run.name}: {event}" for run in data.runs for event in run.events]
     return section(

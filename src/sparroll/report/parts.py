@@ -1,4 +1,4 @@
-"""Building blocks of every section of the page. HTML in, HTML out."""
+"""Building blocks that the sections of the page share. They take and return HTML."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def section(title: str, text: str, *parts: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Cells are HTML."""
+    """An HTML table. The cells of `rows` are HTML; those of `head` are plain text."""
     line = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
     return f'<div class="scroll"><table><thead><tr>{line}</tr></thead><tbody>{body}</tbody></table></div>'

@@ -1,4 +1,4 @@
-"""Calls of async functions: on one event loop for a whole run, a bounded number at a time, each within a time limit."""
+"""Calls async functions: on one event loop for a whole run, a limited number at a time, each with a time limit."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 from sparroll.errors import UserError
 
 AT_ONCE, SECONDS = 16, 60.0
-"""The limits of evaluation, and of training where the section [reward] names no others."""
+"""The limits in an evaluation, and the defaults of the section [reward] in training."""
 Limit = Callable[[Awaitable[Any]], Coroutine[Any, Any, Any]]
-"""Awaits one thing under the time limit; raises Expired."""
+"""Awaits something under the time limit. Raises Expired when the time is over."""
 Call = Callable[[Limit], Coroutine[Any, Any, Any]]
 
 
 class Expired(Exception):
-    """The time limit of one call is over."""
+    """A call took longer than its time limit."""
 
 
 class AsyncCalls:
-    """The loop stays the same from call to call, so what a module keeps open (an HTTP client) goes on working.
+    """Runs async calls on one event loop. The loop stays the same, so that what a module keeps open, such as an HTTP
+    client, continues to work.
 
-    at_once: most calls in flight.  seconds: time limit of each, counted from its own start.
+    at_once: how many calls may be in flight.  seconds: the time limit of each call, from its own start.
     """
 
     def __init__(self, at_once: int = AT_ONCE, seconds: float = SECONDS):
@@ -30,14 +31,14 @@ class AsyncCalls:
         self._runner: asyncio.Runner | None = None
 
     def run(self, calls: Sequence[Call]) -> list[Any]:
-        """What each call gives, in their order. The first error ends the others and is raised."""
+        """The result of each call, in their order. The first error cancels the other calls and is raised."""
         try:
             asyncio.get_running_loop()
         except RuntimeError:
             pass
         else:
             raise UserError(
-                "async rewards need an event loop of their own, and one is running in this thread",
+                "async rewards need their own event loop, but one is already running in this thread",
                 "start the run from a script or in another thread",
             )
         if self._runner is None:
@@ -67,13 +68,13 @@ class AsyncCalls:
             async with asyncio.timeout(self.seconds) as scope:
                 return await what
         except TimeoutError:
-            # The function's own TimeoutError is an error like any other.
+            # A TimeoutError that the function raised itself is an error like any other.
             if scope.expired():
                 raise Expired(f"took more than {self.seconds:g} seconds") from None
             raise
 
 
 def is_being_cancelled() -> bool:
-    """Whether somebody asked the running task to end; if not, a CancelledError in it is an error of its own."""
+    """Whether the running task was asked to end. If not, a CancelledError in it comes from the function itself."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -17,9 +17,9 @@ class Task(Protocol):
     name: str
 
     def prompts(self, split: Split, level: int, seed: int, count: int) -> list[Prompt]:
-        """The first `count` prompts of one stream; the same arguments always give the same prompts.
+        """The first `count` prompts of a stream. The same arguments always give the same prompts.
 
-        A finite task gives fewer where it has fewer.
+        A finite task returns fewer if it has fewer.
         """
         ...
 
@@ -32,7 +32,7 @@ _FACTORIES: dict[str, Callable[[], Task]] = {}
 
 
 def register(name: str, factory: Callable[[], Task]) -> None:
-    """Make `get(name)` return `factory()`. A name is given once."""
+    """Make `get(name)` return `factory()`. Each name can be registered once."""
     if name in _FACTORIES:
         raise UserError(f"task {name!r} is already registered", "choose another name")
     _FACTORIES[name] = factory

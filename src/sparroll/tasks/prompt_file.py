@@ -1,5 +1,5 @@
-"""Prompts to sample from: those of a file that the user wrote, or of a built-in task. Reads them; engines/prompt_encoder.py
-makes token ids of them."""
+"""Reads prompts to sample from: from a file that the user wrote, or from a built-in task. engines/prompt_encoder.py
+turns them into token ids."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from sparroll.types import Prompt
 Message = dict[str, str]
 
 _WHAT_A_PROMPT_IS = (
-    'each line needs "prompt": a string, or chat messages {"role": ..., "content": ...} with no other keys'
+    'each line needs the key "prompt": a string, or chat messages {"role": ..., "content": ...} without other keys'
 )
 
 
 def read_prompts(path: Path | None, task: str | None, level: int, count: int, seed: int) -> list[Prompt]:
-    """At most `count` prompts, from exactly one of the two places."""
+    """At most `count` prompts, either from the file or from the task. Raises UserError unless exactly one of them is
+    given."""
     if (path is None) == (task is None):
         raise UserError("give either --prompts FILE or --task NAME", "for a first try: --task synthetic --level 3")
     if task is not None:
@@ -27,7 +28,9 @@ def read_prompts(path: Path | None, task: str | None, level: int, count: int, se
     assert path is not None
     entries = _jsonl(path) if path.suffix == ".jsonl" else _lines(path)
     if not entries:
-        raise UserError(f"there are no prompts in {path}", "a text file holds one a line; JSONL has the key 'prompt'")
+        raise UserError(
+            f"there are no prompts in {path}", "a text file has one prompt per line; JSONL has the key 'prompt'"
+        )
     return entries[:count]
 
 
@@ -70,13 +73,13 @@ def _jsonl(path: Path) -> list[Prompt]:
 
 
 def _turns(messages: Any) -> tuple[tuple[str, str], ...]:
-    """(role, content) of each message; empty where this is no chat."""
+    """(role, content) of each message; empty if this is not a chat."""
     if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
         return ()
     return tuple((message["role"], message["content"]) for message in messages)
 
 
 def _is_message(message: Any) -> bool:
-    # Other keys, such as tool calls, would be lost without a word.
+    # Messages with other keys, such as tool calls, are refused, because those keys would be lost silently.
     whole = isinstance(message, dict) and message.keys() == {"role", "content"}
     return whole and all(isinstance(text, str) for text in message.values())

@@ -1,10 +1,11 @@
-"""Rewards of one's own: a Python function named by an import path. Finds it, checks how it may be called before anything is
-computed, and calls it; what its numbers are used for is decided elsewhere.
+"""Your own rewards: a Python function, named by its import path. This file finds the function, checks before any work
+starts that it can be called, and calls it. What its numbers are used for is decided elsewhere.
 
     def reward(prompt: Prompt, response_text: str, rollout: Rollout, **settings) -> float | Verdict | None
 
-`async def` works the same, many calls at a time. Under `@batch_reward` the first three arguments are lists and a list comes
-back. None, or a Verdict without a reward, says that nothing can be said of the response.
+An `async def` works in the same way, with many calls at a time. With `@batch_reward` the first three arguments are
+lists, and the function returns a list. It returns None, or a Verdict without a reward, for a response that it cannot
+judge.
 """
 
 from __future__ import annotations
@@ -30,23 +31,23 @@ from sparroll.tasks.verdicts import Verdict
 from sparroll.types import Prompt, Rollout
 
 LARGEST = 1e6
-"""Rewards are compared in fp32, where larger ones swallow the differences between rollouts."""
+"""Largest reward, up or down. Rewards are compared in fp32, in which differences between larger numbers are lost."""
 _BATCH = "takes_batches"
 _CALL = "function(prompt, response_text, rollout{settings})"
 _FAILURES = (Exception, SystemExit, asyncio.CancelledError)
-"""What ends a function and must not end the run without a word: sys.exit() would look like success."""
+"""Exceptions that are reported as failures of the function. Without this sys.exit() in it would look like success."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def batch_reward(function: Function) -> Function:
-    """Mark a function that judges many responses at a time: (prompts, response_texts, rollouts, **settings) -> a list."""
+    """Mark a function that judges many responses at a time: (prompts, response_texts, rollouts, **settings) -> list."""
     setattr(function, _BATCH, True)
     return function
 
 
 def look_in(*folders: Path) -> None:
-    """Make modules in these folders importable, behind everything that is installed."""
+    """Make the modules in these folders importable. Installed modules with the same name come first."""
     for folder in folders:
         place = str(folder.resolve())
         if place not in sys.path:
@@ -60,7 +61,7 @@ class RewardFunction:
     """
 
     def __init__(self, path: str, settings: dict[str, Any] | None = None):
-        """Raises UserError where the path names no function, or one that cannot be called like a reward."""
+        """Raises UserError if the path names no function, or one that cannot be called like a reward."""
         self.path = path
         self.settings = dict(settings or {})
         self.function = _find(path)
@@ -69,9 +70,9 @@ class RewardFunction:
             getattr(self.function, "__call__", None)  # noqa: B004
         )
         self.source = _source(self.function)
-        """The file that the function stands in; None where it has none."""
+        """The file that defines the function; None if there is none."""
         self.digest = files.sha256(self.source) if self.source else ""
-        """sha256 of that file as it was found; empty without one. What the file imports is not in it."""
+        """SHA-256 of that file as it was found; empty if there is none. Modules that it imports are not covered."""
         self._check_signature()
         self._check_settings()
 
@@ -84,9 +85,9 @@ class RewardFunction:
     def __call__(
         self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
     ) -> list[float]:
-        """The reward of each response to the prompt at the same place; NaN where nothing can be said of it.
+        """The reward of each response to the prompt at the same place; NaN for a response that cannot be judged.
 
-        Raises UserError where the function raises, takes too long, or gives anything but such numbers.
+        Raises UserError if the function raises, takes too long, or returns something that is not a reward.
         """
         if not prompts:
             return []
@@ -115,7 +116,7 @@ class RewardFunction:
 
     def _listed(self, values: Any, where: str) -> list[Any]:
         try:
-            # A dict's keys and a set's order are not what was meant.
+            # Iterating over a dict's keys or a set's order would not give what was meant.
             rows = None if isinstance(values, str | bytes | Mapping | Set) else iter(values)
         except TypeError:
             rows = None
@@ -149,7 +150,7 @@ class RewardFunction:
         if value is None:
             return math.nan
         if inspect.isawaitable(value):
-            raise self._refused(where, "gave something to be awaited", "write it with `async def`")
+            raise self._refused(where, "returned an awaitable", "define the function with `async def`")
         try:
             if isinstance(value, str | bytes):
                 raise TypeError
@@ -164,10 +165,10 @@ class RewardFunction:
         return self._refused(where, f"raised {_told(error)} ({_place(error, self.source)})")
 
     def _refused(self, where: str, what: str, hint: str | None = None) -> UserError:
-        ungraded = "None is its word for what it cannot judge"
+        ungraded = "it may return None when it cannot judge a response"
         return UserError(
             f"the reward {self.path} {what}, for the prompt {where}",
-            f"what is finished is kept: mend the function and go on; {hint or ungraded}",
+            f"finished work is kept, so fix the function and continue; {hint or ungraded}",
         )
 
     def _check_signature(self) -> None:
@@ -178,7 +179,7 @@ class RewardFunction:
         except TypeError as error:
             raise UserError(
                 f"the reward {self.path} cannot be called as {call}: {error}",
-                "further arguments come from `settings`, by name",
+                "all further arguments come from `settings`, by name",
             ) from None
         except ValueError:
             raise UserError(
@@ -190,13 +191,13 @@ class RewardFunction:
             json.dumps(to_jsonable_python(self.settings), allow_nan=False)
         except ValueError:
             raise UserError(
-                f"the reward {self.path} has the settings {self.settings}, and no record holds NaN or infinity",
-                "leave the setting out and give its parameter a default",
+                f"the reward {self.path} has the settings {self.settings}, but a record cannot hold NaN or infinity",
+                "leave the setting out, and give its parameter a default",
             ) from None
 
 
 class FunctionJudge:
-    """A reward function as the judge of an evaluation, whose rewards are from 0 to 1; 1 is right.
+    """A reward function as the judge of an evaluation. Its rewards are from 0 to 1, and 1 means right.
 
     >>> FunctionJudge(RewardFunction("my_rewards:brevity"), AsyncCalls())
     """
@@ -205,7 +206,7 @@ class FunctionJudge:
         self.function, self.calls = function, calls
 
     def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """A verdict for each response to the prompt at the same place. Raises UserError as the function does, and for
+        """A verdict for each response to the prompt at the same place. Raises UserError if the function does, and for
         rewards outside of 0 to 1."""
         values = self.function(prompts, texts, rollouts, self.calls)
         for prompt, value in zip(prompts, values, strict=True):
@@ -224,8 +225,8 @@ def _find(path: str) -> Callable[..., Any]:
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UserError(
-                f"the reward {path} is in a module that is not there: {error.name}",
-                "modules are found where they are installed, beside the configuration file and in the current folder",
+                f"the module {error.name} of the reward {path} was not found",
+                "a module must be installed, or lie beside the configuration file or in the current folder",
             ) from None
         raise _broken(module_name, path, error) from error
     except _FAILURES as error:
@@ -236,11 +237,11 @@ def _find(path: str) -> Callable[..., Any]:
             found = getattr(found, part)
         except AttributeError:
             raise UserError(
-                f"the reward {path}: {module.__name__} ({_file(module)}) has no {name}",
+                f"the reward {path} was not found: {module.__name__} ({_file(module)}) has no {name}",
                 "an import path is package.module:function",
             ) from None
     if not callable(found):
-        raise UserError(f"the reward {path} is no function but {_shown(found)}")
+        raise UserError(f"the reward {path} is not a function, but {_shown(found)}")
     return found
 
 
@@ -258,8 +259,8 @@ def _source(function: Any) -> Path | None:
 
 def _broken(module: str, path: str, error: BaseException) -> UserError:
     return UserError(
-        f"the reward {path}: the module {module} cannot be imported: {_told(error)}",
-        f"`python -c 'import {module}'` says where",
+        f"the module {module} of the reward {path} cannot be imported: {_told(error)}",
+        f"`python -c 'import {module}'` shows where the error is",
     )
 
 
@@ -268,7 +269,7 @@ def _file(module: Any) -> str:
 
 
 def _place(error: BaseException, source: Path | None) -> str:
-    """The last line of the function's own file that the error passed through; the deepest one where there is none."""
+    """The last line of the function's own file that the error passed through; without such a line, the deepest one."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if source is not None and Path(frame.filename) == source]
     frame = (own or frames)[-1]
@@ -276,7 +277,7 @@ def _place(error: BaseException, source: Path | None) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """On one line."""
+    """The error on one line."""
     message = " ".join(str(error).split())
     return type(error).__name__ + (f": {_cut(message, 400)}" if message else "")
 
@@ -285,7 +286,7 @@ def _shown(value: Any) -> str:
     try:
         found = repr(value)
     except Exception:
-        # An integer of more than 4300 digits has none.
+        # An integer with more than 4300 digits has no repr.
         found = "that cannot be shown"
     return f"{type(value).__name__} {_cut(found, 60)}"
 

@@ -1,8 +1,8 @@
-"""What a task says of a response beyond a number: whether it counts at all, and which answer it gave. Judges nothing itself.
+"""What a task can say about a response beyond a number: whether it counts at all, and which answer it gave.
 
-A task with a `reward` alone needs nothing from here. One whose checker can fail for reasons that are not the model's (a
-gold answer that does not parse, a sandbox that broke), or that grades many responses at a time, has
-`verdicts(prompts, responses) -> list[Verdict]`. One whose answers can be compared as strings has
+A task that only has a `reward` needs nothing from here. A task has `verdicts(prompts, responses) -> list[Verdict]` if
+it grades many responses at a time, or if its checker can fail for reasons that are not the model's, such as a gold
+answer that does not parse or a broken sandbox. A task whose answers can be compared as strings has
 `answer_key(response_text) -> str | None`, which is all that a majority vote needs.
 """
 
@@ -20,22 +20,23 @@ GRADED = "graded"
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of one response.
+    """The judgement of one response.
 
     >>> Verdict(1.0, "right", answer="1/2")
     >>> Verdict(None, "sandbox_error")
     """
 
     reward: float | None
-    """From 0 to 1. None where nothing can be said of the response: it leaves every mean and is counted by its status."""
+    """From 0 to 1. None if the response cannot be judged; then it is left out of every mean, and counted by its
+    status."""
     status: str = GRADED
-    """A word of the task's own; statuses of responses without a reward say why."""
+    """A word that the task chooses. For a response without a reward it says why."""
     answer: str | None = None
-    """Equivalent answers to one prompt have equal strings. None: the response gave no answer, so it does not vote."""
+    """Equivalent answers to one prompt have equal strings. None: the response gave no answer, and does not vote."""
 
 
 def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Verdict]:
-    """A verdict for each response to the prompt at the same place; by `task.verdicts` where the task has it."""
+    """A verdict for each response to the prompt at the same place. Calls `task.verdicts` if the task has it."""
     batch = getattr(task, "verdicts", None)
     if batch is not None:
         verdicts = list(batch(prompts, responses))
@@ -48,7 +49,7 @@ def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> li
     if len(verdicts) != len(responses):
         raise UserError(f"the task {task.name!r} gave {len(verdicts)} verdicts for {len(responses)} responses")
     for verdict in verdicts:
-        # NaN is refused too.
+        # This refuses NaN, too.
         if verdict.reward is not None and not 0 <= verdict.reward <= 1:
             raise UserError(
                 f"the task {task.name!r} gave the reward {verdict.reward!r}", "evaluation takes rewards from 0 to 1"
@@ -57,5 +58,6 @@ def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> li
 
 
 def has_answers(task: Task) -> bool:
-    """Whether responses can vote: `gives_answers` where the task says so, else whether it has an `answer_key`."""
+    """Whether responses can vote: the task's `gives_answers` if it has that, otherwise whether it has an
+    `answer_key`."""
     return bool(getattr(task, "gives_answers", hasattr(task, "answer_key")))

@@ -145,7 +145,7 @@ def test_the_largest_budget_missing_the_target_is_refused_with_bin_and_figure():
     ) as error:
         fit(table({512: [0.90, 0.80], 1024: [0.95, 0.85]}, margin=0.01), ceiling=[cell(0, 1, 0.94)])
     assert "at 1024 tokens; dense rollouts reach 0.940" in error.value.message
-    assert "sweep larger budgets" in error.value.hint
+    assert "measure larger budgets" in error.value.hint
 
 
 def test_a_dense_ceiling_below_the_target_is_refused():
@@ -154,7 +154,7 @@ def test_a_dense_ceiling_below_the_target_is_refused():
 
 
 def test_no_bin_with_enough_data_is_refused():
-    with pytest.raises(UserError, match="the fullest cell has 100 from 5"):
+    with pytest.raises(UserError, match="the fullest one has 100 from 5"):
         fit([cell(512, 0, 0.9, tokens=100, rollouts=5)])
 
 

@@ -44,7 +44,7 @@ def test_pass_at_k_stays_exact_where_binomials_overflow() -> None:
 
 @pytest.mark.parametrize(("samples", "passed", "k"), [(4, 5, 1), (4, -1, 1), (4, 2, 5), (4, 2, 0)])
 def test_pass_at_k_of_impossible_counts_is_refused(samples: int, passed: int, k: int) -> None:
-    with pytest.raises(UserError, match="cannot be had"):
+    with pytest.raises(UserError, match="cannot be computed"):
         pass_at_k(samples, passed, k)
 
 

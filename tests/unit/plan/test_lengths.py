@@ -58,7 +58,7 @@ def test_long_rollouts_take_more_of_the_decode_steps():
         ("abc", "'abc' in the lengths 'abc' is not a number"),
         ("5-", "'' in the lengths '5-' is not a number"),
         ("500-100", "must end above its start"),
-        ("lognormal:18000", "lacks its sigma"),
+        ("lognormal:18000", "has no sigma"),
         ("lognormal:18000,0.6,min=3", "unknown option 'min=3'"),
         ("lognormal:0,0.6", "must be positive"),
         ([], "list of lengths is empty"),

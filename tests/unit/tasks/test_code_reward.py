@@ -213,7 +213,7 @@ def test_without_a_sandbox_a_run_is_refused_at_its_start(monkeypatch: pytest.Mon
         CodeReward()
     with pytest.raises(UserError, match="bubblewrap does not hold"):
         CodeReward(sandbox_name="bubblewrap", allow_unsafe_sandbox=True)
-    with pytest.raises(UserError, match="is no boundary"):
+    with pytest.raises(UserError, match="does not contain programs"):
         CodeReward(sandbox_name="unsafe")
     with CodeReward(allow_unsafe_sandbox=True) as reward:
         assert reward.boundary.name == "unsafe"

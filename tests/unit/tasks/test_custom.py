@@ -272,7 +272,7 @@ def test_ctrl_c_during_async_calls_is_no_error_of_the_function(monkeypatch: pyte
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
 def test_a_plain_function_that_gives_a_coroutine_is_told_to_be_async() -> None:
-    with pytest.raises(UserError, match="(?s)gave something to be awaited.*async def"):
+    with pytest.raises(UserError, match="(?s)returned an awaitable.*async def"):
         rewards("forgotten")
 
 
@@ -280,19 +280,23 @@ def test_async_rewards_in_a_running_loop_are_refused() -> None:
     async def inside() -> None:
         rewards("async_place")
 
-    with pytest.raises(UserError, match="one is running in this thread"):
+    with pytest.raises(UserError, match="one is already running in this thread"):
         asyncio.run(inside())
 
 
 @pytest.mark.parametrize(
     ("path", "settings", "message"),
     [
-        ("nowhere_at_all:reward", {}, r"(?s)module that is not there: nowhere_at_all.*beside the configuration"),
+        (
+            "nowhere_at_all:reward",
+            {},
+            r"(?s)the module nowhere_at_all of the reward .* was not found.*beside the configuration",
+        ),
         ("cannot_import:reward", {}, r"cannot be imported: ModuleNotFoundError: .*there_is_no_such_package"),
         ("cannot_parse:reward", {}, r"cannot be imported: SyntaxError"),
-        ("a_script:reward", {}, r"a_script cannot be imported: SystemExit: 2"),
+        ("a_script:reward", {}, r"a_script of the reward .* cannot be imported: SystemExit: 2"),
         ("own_rewards:lenght", {}, r"own_rewards\.py\) has no lenght"),
-        ("own_rewards:constant", {}, r"own_rewards:constant is no function but int 3"),
+        ("own_rewards:constant", {}, r"own_rewards:constant is not a function, but int 3"),
         (
             "own_rewards:too_few",
             {},

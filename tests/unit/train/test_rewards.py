@@ -204,7 +204,7 @@ def test_the_record_of_a_function_is_json_whatever_its_settings() -> None:
     term = {"use": "unit.train.test_rewards:short", "settings": {"worth": date(2026, 1, 31)}}
     (table,) = Rewards(RewardSection(terms=(RewardTerm(**term),)), 2, 10).record()  # type: ignore[arg-type]
     assert table["settings"] == {"worth": "2026-01-31"}
-    with pytest.raises(UserError, match=r"short has the settings \{'worth': \[inf\]\}, and no record holds"):
+    with pytest.raises(UserError, match=r"short has the settings \{'worth': \[inf\]\}, but a record cannot hold"):
         Rewards(RewardSection(terms=(RewardTerm(**term | {"settings": {"worth": [math.inf]}}),)), 2, 10)  # type: ignore[arg-type]
 
 

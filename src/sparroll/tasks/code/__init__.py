@@ -1,6 +1,5 @@
-"""Whether a program passes its tests. reward.py gives the verdict outside of the sandbox, by rules.py; sandbox.py finds
-a boundary that holds on this machine, and session.py talks to runner.py inside it.
+"""Whether a program passes its tests. reward.py gives the verdict outside of the sandbox, by the rules in rules.py.
+sandbox.py finds a boundary that works on this machine, and session.py talks to runner.py inside of it.
 
-Expected answers never enter the sandbox of the program that is judged. Prompts and data sets are elsewhere
-(tasks/data/).
+Expected answers never enter the sandbox of the program that is judged. Not here: prompts and data sets (tasks/data/).
 """

@@ -1,9 +1,11 @@
-"""The walls round a program: the command line of each, by name. Nothing here starts one or says whether it holds.
+"""The boundaries that a program can be run in: the command line of each, by name. Starting them and testing whether
+they hold is elsewhere.
 
-bubblewrap   namespaces of its own (processes, network, mounts, IPC); of the file system only the interpreter and the
-             system libraries, read-only; an empty /tmp that lives in memory and goes with it; seccomp
-firejail     the same kinds of namespaces, the whole file system read-only, home folders hidden
-unsafe       rlimits and a process group, no wall: whoever asks for it by name gets it, nobody else
+bubblewrap   separate namespaces (processes, network, mounts, IPC); of the file system only the interpreter and the
+system
+             libraries, read-only; an empty /tmp in memory that vanishes with the sandbox; seccomp
+firejail     the same kinds of namespaces; the whole file system read-only, with home folders hidden
+unsafe       rlimits and a process group, but no boundary; used only if it is asked for by name
 """
 
 from __future__ import annotations
@@ -38,20 +40,20 @@ _USER_IDS = itertools.count()
 
 @dataclass
 class Launch:
-    """One sandbox about to start: the command, what it inherits, and what must go when it has ended."""
+    """A sandbox that is about to start: its command, what it inherits, and what must be removed when it has ended."""
 
     command: list[str]
     environment: dict[str, str] = field(default_factory=lambda: dict(_ENVIRONMENT))
     pass_fds: list[int] = field(default_factory=list)
     folder: str | None = None
-    """On this machine, removed afterwards."""
+    """A folder on this machine that is removed afterwards."""
     packages: list[str] = field(default_factory=lambda: packages())
-    """Where the program finds them."""
+    """The folders in which the program finds installed packages."""
     user_id: int | None = None
-    """The runner takes it on before the program starts."""
+    """The user id that the runner changes to before the program starts; None: it changes nothing."""
 
     def close(self) -> None:
-        """Forget the inherited ends of the pipes, once the process has them."""
+        """Close this process's copies of the inherited pipe ends, after the sandbox has started."""
         for place in self.pass_fds:
             os.close(place)
         self.pass_fds = []
@@ -65,19 +67,19 @@ class Launch:
 class Boundary(Protocol):
     name: Name
     own_processes: bool
-    """Whether the runner may kill everything that it sees."""
+    """Whether the sandbox has its own process namespace, so that the runner may kill every process that it sees."""
 
     def why_not(self) -> str:
-        """Why this cannot be tried here; empty where it can."""
+        """Why this boundary cannot be tried on this machine; empty if it can."""
         ...
 
     def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
-        """`sync_fd` stays open as long as anything in the sandbox lives."""
+        """The sandbox to start. `sync_fd` stays open as long as a process in the sandbox is alive."""
         ...
 
 
 def packages() -> list[str]:
-    """Folders of installed packages (numpy for evalplus); the .pth files in them are not followed."""
+    """Folders of installed packages, which evalplus needs for numpy. The .pth files in them are not followed."""
     return sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
 
 
@@ -90,8 +92,8 @@ class Bubblewrap:
 
     def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
         launch = Launch([])
-        # Root gives every sandbox a user id of its own: one that nobody else has, and no longer root.
-        # Anybody else becomes a user namespace's only user.
+        # As root, every sandbox gets a different user id, which nobody else has and which is not root.
+        # Any other user becomes the only user of a user namespace.
         if os.geteuid() == 0:
             launch.user_id = 1_500_000_000 + (os.getpid() % 100_000) * 1_000 + next(_USER_IDS) % 1_000
             walls = ["--unshare-ipc", "--unshare-pid", "--unshare-net", "--unshare-uts", "--unshare-cgroup-try"]
@@ -127,11 +129,11 @@ class Bubblewrap:
         return [*command, "--ro-bind-try", "/etc/ld.so.cache", "/etc/ld.so.cache"]
 
     def _python(self, launch: Launch) -> list[str]:
-        """The interpreter where it is, and its packages in a place of their own. After the empty /tmp, which would hide an
-        interpreter there."""
+        """Mounts the interpreter at its own path, and the packages in a separate folder. This must come after the empty
+        /tmp, which would otherwise hide an interpreter that is installed in /tmp."""
         command = ["--perms", "0755", "--dir", str(Path(_PACKAGES).parent), "--perms", "0755", "--dir", _PACKAGES]
         if not sys.base_prefix.startswith("/usr/"):
-            # Made by hand, since bwrap would copy the rights of a private home folder.
+            # The parent folders are made here, because bwrap would copy the permissions of a private home folder.
             for parent in reversed(list(Path(sys.base_prefix).parents)[:-1]):
                 command += ["--perms", "0755", "--dir", str(parent)]
             command += ["--ro-bind", sys.base_prefix, sys.base_prefix]
@@ -149,7 +151,7 @@ class Firejail:
         return "" if shutil.which("firejail") else "firejail is not installed"
 
     def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
-        # The runner is read from standard folders only through a copy: home folders are hidden.
+        # Home folders are hidden, so the runner must be installed outside of them.
         command = [
             "firejail",
             "--quiet",
@@ -183,7 +185,7 @@ BOUNDARIES: dict[Name, Boundary] = {"bubblewrap": Bubblewrap(), "firejail": Fire
 
 
 def _remove(folder: str) -> None:
-    """A program may have taken the rights from its own folders."""
+    """Remove a folder in which a program may have taken away permissions from its own folders."""
 
     def again(_function: Any, path: str, _error: Any) -> None:
         parent = os.path.dirname(path)

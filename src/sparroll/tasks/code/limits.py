@@ -1,4 +1,5 @@
-"""What a program in the sandbox may use, and how a run can end. Data only; the boundaries and the runner enforce it."""
+"""What a program in the sandbox may use, and how its run can end. Data only; the boundaries and the runner enforce
+it."""
 
 from __future__ import annotations
 
@@ -8,29 +9,29 @@ from typing import Literal
 from sparroll.errors import UserError
 
 Status = Literal["passed", "wrong answer", "timeout", "memory", "crash", "output limit", "sandbox error"]
-"""How a verdict came about. Everything but "sandbox error" is the program's doing."""
+"""The reason of a verdict. For everything but "sandbox error" the program is responsible."""
 
 
 @dataclass(frozen=True)
 class SandboxLimits:
-    """Of one test, except the memory, the processes and the files, which are of everything in the sandbox together."""
+    """The limits of one test. Those on memory, processes and files are for everything in the sandbox together."""
 
     wall_seconds: float = 10.0
-    """From the test's start to its answer; the clock runs outside the sandbox."""
+    """From the start of a test to its answer. The clock runs outside of the sandbox."""
     cpu_seconds: int = 10
-    """Of each process. Ends as a timeout, like the wall clock."""
+    """Processor time of each process. Reaching it is a timeout, as for the wall clock."""
     memory_bytes: int = 1 << 30
-    """Address space of each process, and resident memory of all together. Official graders give 4 GiB."""
+    """Address space of each process, and resident memory of all processes together. Official graders allow 4 GiB."""
     processes: int = 32
-    """Processes and threads at once."""
+    """Processes and threads at the same time."""
     file_bytes: int = 32 << 20
-    """Largest single file."""
+    """Size of the largest file."""
     folder_bytes: int = 64 << 20
-    """All files in /tmp together; test inputs pass through it."""
+    """Size of all files in /tmp together. Test inputs pass through this folder."""
     files: int = 4096
-    """Files in /tmp together."""
+    """Number of files in /tmp."""
     output_bytes: int = 8 << 20
-    """Standard output of a test, or the serialised result of a call. Read up to here, never further."""
+    """Standard output of a test, or the serialised result of a call. No more than this is ever read."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -40,4 +41,4 @@ class SandboxLimits:
 
 
 class SandboxError(RuntimeError):
-    """The sandbox failed, not the program in it. Never counted as the model's failure."""
+    """The sandbox failed, and not the program in it. This never counts as a failure of the model."""

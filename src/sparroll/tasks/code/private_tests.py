@@ -1,7 +1,8 @@
-"""LiveCodeBench's private tests: JSON, or base64 of zlib of a pickled JSON text. Loads data, runs nothing in it.
+"""Reads the private tests of LiveCodeBench: JSON, or base64 of zlib of a pickled JSON text. Runs nothing of what it
+reads.
 
-A pickle is a program for the unpickler. This one knows no class at all, so it can build strings, numbers, lists and
-dictionaries, and everything else is refused.
+A pickle is a program for the unpickler. The unpickler here knows no class at all. So it can build strings, numbers,
+lists and dictionaries, and refuses everything else.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import Any
 from sparroll.errors import UserError
 
 MAX_BYTES = 1 << 30
-"""Of the unpacked text. The largest in the data are some hundred MB; a bomb has no end."""
+"""Limit of the unpacked text. The largest ones in the data have a few hundred MB; a zip bomb would have no end."""
 
 
 class _DataOnly(pickle.Unpickler):
@@ -29,9 +30,9 @@ class _DataOnly(pickle.Unpickler):
 
 
 def load_private_tests(text: str, max_bytes: int = MAX_BYTES) -> list[dict[str, str]]:
-    """The tests of one row's `private_test_cases`: [{"input", "output", "testtype"}, ...], all strings.
+    """The tests in a row's `private_test_cases`: [{"input", "output", "testtype"}, ...], where all values are strings.
 
-    Raises UserError for anything else, without having run any of it.
+    Raises UserError for anything else, and never runs any of it.
     """
     try:
         found = json.loads(text)

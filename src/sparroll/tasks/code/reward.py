@@ -1,4 +1,5 @@
-"""Programs against tests: all must pass. Verdicts are made here, outside the sandbox, where the expected answers stay.
+"""Verdicts on programs, which must pass all their tests. They are made outside of the sandbox, where the expected
+answers stay.
 
 >>> reward = CodeReward()
 >>> reward.grade(StdinTests((("1 2", "3"),)), "```python\\nprint(sum(map(int, input().split())))\\n```").status
@@ -26,28 +27,30 @@ from sparroll.tasks.code.rules import same_output, same_value
 from sparroll.tasks.code.session import Ended, Frame, Session
 
 ATTEMPTS = 3
-"""Starts of a sandbox before its failure becomes the verdict."""
+"""How often a sandbox is started before its failure becomes the verdict."""
 
 
 @dataclass(frozen=True)
 class StdinTests:
-    """Programs that read standard input: (input, expected output) pairs."""
+    """Tests of a program that reads standard input: pairs of (input, expected output)."""
 
     cases: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class CallTests:
-    """A function, by name, on class Solution where the program has one: (arguments, expected value) pairs of JSON data."""
+    """Tests of a function, which is a method of class Solution if the program has that class: pairs of (arguments,
+    expected value) in JSON data."""
 
     function: str
     cases: tuple[tuple[list[Any], Any], ...]
     wrapped: bool = False
-    """TACO: the expected value may be a list of one that holds the answer."""
+    """TACO: the expected value may be a list with one element, which is the answer."""
 
     @staticmethod
     def from_livecodebench(function: str, cases: Sequence[tuple[str, str]]) -> CallTests:
-        """One JSON value a line of the input is one argument; the output is one JSON value."""
+        """Tests in the form of LiveCodeBench: each line of the input is a JSON value for one argument, and the output
+        is one JSON value."""
         try:
             read = [([json.loads(line) for line in given.split("\n")], json.loads(wanted)) for given, wanted in cases]
         except ValueError as error:
@@ -57,9 +60,11 @@ class CallTests:
 
 @dataclass(frozen=True)
 class CheckTests:
-    """evalplus: the row's `test` code, which calls `check(candidate)` or the function by its name, and asserts.
+    """The tests of evalplus: the row's `test` code, which calls `check(candidate)` or the function by its name, and
+    asserts.
 
-    The code runs in a sandbox of its own, and the function it calls is a messenger to the program's sandbox.
+    This code runs in another sandbox than the program. The function that it calls sends the call to the program's
+    sandbox.
     """
 
     entry_point: str
@@ -74,7 +79,7 @@ class CodeVerdict:
     status: Status
     detail: str = ""
     test: int | None = None
-    """Index of the test that failed; None for evalplus."""
+    """Index of the test that failed; None if none failed, and for evalplus."""
 
     @property
     def passed(self) -> bool:
@@ -82,14 +87,14 @@ class CodeVerdict:
 
     @property
     def reward(self) -> float | None:
-        """1 or 0; None when the sandbox failed, which says nothing about the program: leave it out."""
+        """1 or 0; None if the sandbox failed. That says nothing about the program, so the response does not count."""
         return None if self.status == "sandbox error" else float(self.passed)
 
 
 class CodeReward:
-    """Grades responses in parallel, each pair of code and tests once. Use as a context manager, or `close`.
+    """Grades responses in parallel, each pair of code and tests once. Use it as a context manager, or call `close`.
 
-    Raises UserError at once where no sandbox holds on this machine (see sandbox.choose).
+    Raises UserError when it is made if no sandbox works on this machine (see sandbox.choose).
     """
 
     def __init__(
@@ -104,7 +109,7 @@ class CodeReward:
         self.limits = limits or SandboxLimits()
         self.boundary = sandbox.choose(sandbox_name, allow_unsafe_sandbox=allow_unsafe_sandbox)
         self.counts: Counter[Status] = Counter()
-        """Verdicts by status, cached ones included."""
+        """How many verdicts were given, by status, cached ones included."""
         self.workers = workers or len(os.sched_getaffinity(0))
         self._pool = ThreadPoolExecutor(self.workers, thread_name_prefix="sandbox")
         self._cache: OrderedDict[str, Future[CodeVerdict]] = OrderedDict()
@@ -125,7 +130,7 @@ class CodeReward:
         return self.grade_batch([(tests, response)])[0]
 
     def grade_batch(self, pairs: Sequence[tuple[Tests, str]]) -> list[CodeVerdict]:
-        """One verdict a pair, in order."""
+        """A verdict for each pair, in order."""
         waiting = [self._submit(tests, response) for tests, response in pairs]
         verdicts = [future.result() for future in waiting]
         with self._lock:
@@ -161,7 +166,7 @@ class CodeReward:
             except (SandboxError, OSError) as error:
                 problem = str(error)
         with self._lock:
-            # The machine may be well again next time.
+            # The sandbox may work again the next time.
             self._cache.pop(key, None)
         return CodeVerdict("sandbox error", problem[:500])
 
@@ -170,7 +175,7 @@ _FENCE = re.compile(r"^[ \t]*(`{3,}|~{3,})[^\n`]*\n(.*?)(?:^[ \t]*\1[`~]*[ \t]*$
 
 
 def last_code(response: str) -> str | None:
-    """The last fenced block of a response, one that the end cuts off included; None without one."""
+    """The last fenced block of a response, even if the response ends within it; None if there is no block."""
     found = None
     for block in _FENCE.finditer(response):
         found = block.group(2)
@@ -178,7 +183,7 @@ def last_code(response: str) -> str | None:
 
 
 def run(code: str, tests: Tests, limits: SandboxLimits, boundary: Boundary) -> CodeVerdict:
-    """Run a program against its tests, up to the first that fails. Raises SandboxError."""
+    """Run a program against its tests, up to the first that fails. Raises SandboxError if the sandbox fails."""
     if isinstance(tests, StdinTests):
         return _run_programs(code, tests, limits, boundary)
     if isinstance(tests, CallTests):
@@ -209,7 +214,7 @@ def _failed_program(frame: Frame) -> Status | None:
         return None
     if exit_code == runner.MEMORY_EXIT:
         return "memory"
-    # SIGXCPU, and SIGKILL from the hard limit of processor time.
+    # -24 is SIGXCPU, and -9 is SIGKILL from the hard limit of processor time.
     return "timeout" if exit_code in (-24, -9) else "crash"
 
 
@@ -238,7 +243,8 @@ def _failed_call(frame: Frame) -> Status | None:
 
 
 def _run_check(code: str, tests: CheckTests, limits: SandboxLimits, boundary: Boundary) -> CodeVerdict:
-    """Two sandboxes and we between them: what one asks, the other answers, and no code of one is in the other."""
+    """Run the tests in one sandbox and the program in another. We pass on calls and answers, so that the code of one
+    never gets into the other."""
     name = tests.entry_point
     with Session(boundary, limits, "grade", tests.test_code, function=name) as grader:
         start = {"function": name, "in_class": False, "official": False, "calls": 1000}
@@ -252,7 +258,8 @@ def _messages(grader: Session, program: Session, limits: SandboxLimits) -> CodeV
         try:
             asked = grader.exchange(answer.head, answer.body, wall_seconds=10 * limits.wall_seconds)
         except Ended as ended:
-            # A value that the tests cannot digest is the program's; before any call, the tests themselves do not run.
+            # After a call, the program's value made the tests end. Before the first call, the tests themselves do not
+            # run.
             if answer.head["kind"] == "go":
                 raise SandboxError(f"the tests do not run: {ended.detail}") from None
             return CodeVerdict(ended.status, f"while its answer was checked: {ended.detail}")

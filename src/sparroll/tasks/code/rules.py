@@ -1,7 +1,8 @@
-"""When an answer is right: the official checkers' rules, outside the sandbox. Pure functions on plain values.
+"""When an answer is right: the rules of the official checkers, applied outside of the sandbox. Pure functions on plain
+values.
 
 Sources of the rules: LiveCodeBench, lcb_runner/evaluation/testing_util.py (`grade_stdio`, `grade_call_based`); TACO's
-`testing_util.py` for the answers that it wraps in a list. evalplus brings its rule in each row's own test code.
+`testing_util.py` for the answers that it wraps in a list. The rules of evalplus are in the test code of each row.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Both stripped, equally many lines, and each line equal once stripped, or equal as decimals word by word.
+    """Whether both texts, once stripped, have the same number of lines, and each line is equal, either as stripped text
+    or as decimals word by word.
 
-    The decimals are exact: 1.0 is 1.00 and 1e0, but 0.3333333 is not 0.3333334, as LiveCodeBench has it.
+    Decimals are compared exactly, as in LiveCodeBench: 1.0 equals 1.00 and 1e0, but 0.3333333 does not equal 0.3333334.
     """
     printed_lines, expected_lines = _lines(printed), _lines(expected)
     if len(printed_lines) != len(expected_lines):
@@ -35,10 +37,10 @@ def _same_line(printed: str, expected: str) -> bool:
 
 
 def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:
-    """Python's own equality, once a tuple has become a list, as LiveCodeBench has it: 1 == 1.0 == True, and inner tuples
-    are no lists.
+    """Whether both values are equal in Python, as in LiveCodeBench: a returned tuple counts as a list, but tuples
+    inside it do not, and 1 == 1.0 == True.
 
-    wrapped: TACO's rule. The expected list may also be a list of one that holds the answer.
+    wrapped: the rule of TACO. The expected list may also be a list with one element, which is the answer.
     """
     if isinstance(returned, tuple):
         returned = list(returned)

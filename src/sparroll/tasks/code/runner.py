@@ -1,9 +1,10 @@
-"""The script that runs inside the sandbox: limits itself, then runs programs or calls on request.
+"""The script that runs inside the sandbox. It limits itself, and then runs programs or calls functions on request.
 
-Started by path with a bare interpreter, so it imports nothing of sparroll. It is not trusted: the program it runs may
-change it as it likes. What it sends is the program's answer and nothing more; the expected answers never come here.
+It is started by its path with a bare interpreter, so it imports nothing of sparroll. It is not trusted, because the
+program that it runs may change it in any way. What it sends is only the program's answer. Expected answers never come
+here.
 
-Messages in both directions: a line `<nonce> <JSON> <bytes>`, then that many bytes.
+Messages in both directions have a line `<nonce> <JSON> <bytes>`, and then that many bytes.
 """
 
 # ruff: noqa: SIM105, SIM115
@@ -19,7 +20,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-# Star imports, then imports, in the order of LiveCodeBench's testing_util.py, so that names mean the same.
+# Star imports, then imports, in the order of LiveCodeBench's testing_util.py, so that names have the same meaning.
 _MODULES = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random", "statistics", "itertools",
     "functools", "operator", "io", "sys", "json",
@@ -29,7 +30,7 @@ NODES = 2_000_000
 
 
 class Channel:
-    """The pipe to the outside, moved away from the standard streams before anything else runs."""
+    """The pipe to the outside. It is moved away from the standard streams before anything else runs."""
 
     def __init__(self) -> None:
         self.source, self.sink = os.dup(0), os.dup(1)
@@ -68,7 +69,8 @@ class Channel:
 
 
 def encode(value: Any) -> bytes:
-    """Plain values as JSON with their types, so that a tuple stays a tuple. Anything else is opaque: equal to nothing."""
+    """Plain values as JSON with their types, so that a tuple stays a tuple. Any other value is opaque, and equal to
+    nothing."""
     left = [NODES]
 
     def one(item: Any) -> Any:
@@ -109,13 +111,15 @@ def _odd(text: str) -> bool:
 
 
 class Opaque:
-    """Stands for a value that did not travel."""
+    """Stands for a value that could not be sent."""
 
 
 def decode_json(item: Any) -> Any:
-    """`decode` for comparing with JSON data, which knows no set and no key but strings: neither is built here.
+    """`decode` for values that are compared with JSON data. That has no sets, and only strings as keys, so others are
+    not built.
 
-    Outside the sandbox nothing is hashed that the program chose: a dictionary of colliding numbers takes hours to build.
+    Outside of the sandbox nothing may be hashed that the program chose: a dictionary of colliding numbers takes hours
+    to build.
     """
     if isinstance(item, list) and item:
         if item[0] in ("l", "t"):
@@ -130,7 +134,7 @@ def decode_json(item: Any) -> Any:
 
 
 def decode(item: Any) -> Any:
-    """The inverse of `encode`; builds plain values only."""
+    """The inverse of `encode`. It builds plain values only."""
     if item is None or isinstance(item, (bool, str)):
         return item
     letter, *rest = item
@@ -173,7 +177,7 @@ def set_limits(limits: dict, cpu_seconds: int) -> None:
 
 
 def become(uid: int) -> None:
-    """Leave root for a user id that nobody has: rlimits on processes do not hold for root."""
+    """Change from root to a user id that nobody has, because limits on the number of processes do not apply to root."""
     os.setgroups([])
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
@@ -210,7 +214,7 @@ def child(code: Any, found: dict, source: int, sink: int, errors: int, limits: d
         try:
             exec(code, found)
         except SystemExit:
-            # The official checker takes sys.exit(n) for an end like any other.
+            # For the official checker sys.exit(n) is a normal end.
             pass
         if "threading" in sys.modules:
             sys.modules["threading"]._shutdown()
@@ -225,16 +229,16 @@ def child(code: Any, found: dict, source: int, sink: int, errors: int, limits: d
         try:
             os.write(2, problem(error).encode("utf-8", "replace"))
         except BaseException:
-            # The program has failed already, and may have closed its stderr or made an error that cannot be printed: only
-            # the complaint is lost, and the exit code still tells.
+            # The program has failed already. It may have closed its stderr, or raised an error that cannot be printed.
+            # Then only the message is lost; the exit code still says that it failed.
             pass
     finally:
         os._exit(exit_code)
 
 
 def run_program(code: Any, found: dict, text: bytes, channel: Channel, limits: dict, own_processes: bool) -> None:
-    """Fork, feed, read up to the cap, and report. The clock runs outside."""
-    # Nameless, so nothing of one test is left for the next.
+    """Run the program in a fork on one input, read its output up to the limit, and report. The clock runs outside."""
+    # The file has no name, so that nothing of one test is left for the next.
     source = os.open("/tmp", os.O_TMPFILE | os.O_RDWR, 0o600)
     view = memoryview(text)
     while view:
@@ -255,7 +259,7 @@ def run_program(code: Any, found: dict, text: bytes, channel: Channel, limits: d
         poll.register(place, select.POLLIN)
     last_looks = 32
     while still and not over and last_looks:
-        # A daemon may hold the pipes open, and write on, after the program itself has ended.
+        # A daemon may keep the pipes open, and continue to write, after the program itself has ended.
         if ended is None:
             found_pid, code_now = os.waitpid(pid, os.WNOHANG)
             ended = code_now if found_pid else None
@@ -311,7 +315,7 @@ def programs(start: dict, body: bytes, channel: Channel) -> None:
 
 
 def calls(start: dict, body: bytes, channel: Channel) -> None:
-    """The program in this very process, then its function on each list of arguments."""
+    """Run the program in this process, and then call its function on each list of arguments."""
     found = names(start["official"])
     found["__name__"] = "solution"
     channel.write({"kind": "ready"})
@@ -320,7 +324,7 @@ def calls(start: dict, body: bytes, channel: Channel) -> None:
     refused: dict | None = None
     try:
         text = body.decode("utf-8", "surrogatepass")
-        # `add` or `gcd` must come from the program, not from a star import.
+        # A function called `add` or `gcd` must come from the program, and not from a star import.
         found.pop(start["function"], None)
         exec(compile(text, "solution.py", "exec", dont_inherit=True), found)
         home = found["Solution"]() if start["in_class"] and "class Solution" in text else None
@@ -345,7 +349,8 @@ def calls(start: dict, body: bytes, channel: Channel) -> None:
 
 
 def grade(start: dict, body: bytes, channel: Channel) -> None:
-    """The data set's own test code, in a sandbox apart from the program: the function it tests is a messenger."""
+    """Run the data set's test code. The program is in another sandbox, and the function under test sends each call
+    there."""
     asked: list[bool] = []
 
     def messenger(*arguments: Any) -> Any:

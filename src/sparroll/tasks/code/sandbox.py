@@ -1,7 +1,7 @@
-"""Which boundary runs programs here, found out by trying: a program that does what it must not be able to.
+"""Finds out which boundary works on this machine, by running a program in it that tries to get out.
 
-`choose` is for the start of a run: it names a boundary that holds, or says what to install. Not here: the walls
-themselves (sandbox_boundaries), and what is right or wrong (code_reward).
+`choose` is called at the start of a run. It returns a boundary that holds, or says what to install. Not here: the
+boundaries themselves (boundaries.py), and verdicts (reward.py).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ print(json.dumps(found))
 
 @dataclass(frozen=True)
 class Probe:
-    """What one boundary did with the probing program."""
+    """What happened when the probing program ran in a boundary."""
 
     name: Name
     holds: bool
@@ -58,7 +58,7 @@ class Probe:
 
 
 def probe(name: Name) -> Probe:
-    """Start a sandbox and try to get out of it."""
+    """Start a sandbox, and let a program try to get out of it."""
     boundary = BOUNDARIES[name]
     missing = boundary.why_not()
     if missing:
@@ -96,21 +96,23 @@ def _probed(boundary: Boundary, folder: Path, port: int) -> Probe:
 
 @cache
 def probes() -> dict[Name, Probe]:
-    """Of the real boundaries, once per process."""
+    """Probes of the real boundaries. They run once per process."""
     return {name: probe(name) for name in BOUNDARIES if name != "unsafe"}
 
 
 def choose(sandbox: Name | None = None, *, allow_unsafe_sandbox: bool = False) -> Boundary:
-    """The boundary to run with: the one asked for, or the first that holds here.
+    """The boundary to use: the one that is asked for by name, or the first one that holds on this machine.
 
-    Raises UserError where there is none and `allow_unsafe_sandbox` is not set. One that was asked for by name is never
-    replaced by another.
+    Raises UserError if there is none and `allow_unsafe_sandbox` is not set. A boundary that is asked for by name is
+    never replaced by another.
     """
     if sandbox is not None and sandbox not in BOUNDARIES:
         raise UserError(f"unknown sandbox {sandbox!r}", f"known: {', '.join(BOUNDARIES)}")
     if sandbox == "unsafe":
         if not allow_unsafe_sandbox:
-            raise UserError("the sandbox 'unsafe' is no boundary", "allow it: CodeReward(allow_unsafe_sandbox=True)")
+            raise UserError(
+                "the sandbox 'unsafe' does not contain programs", "allow it: CodeReward(allow_unsafe_sandbox=True)"
+            )
         return BOUNDARIES["unsafe"]
     if sandbox is not None:
         found = probes()[sandbox]

@@ -1,7 +1,7 @@
-"""A seccomp filter that refuses the system calls no test needs: ways round the memory limits, and into the kernel.
+"""A seccomp filter that refuses system calls which no test needs: ways round the memory limits, and into the kernel.
 
-A list of what is refused, with EPERM, on x86-64 and 64-bit ARM; elsewhere there is none. It is the second wall: the
-namespaces of bubblewrap are the first, and hold without it.
+The calls on the list fail with EPERM, on x86-64 and 64-bit ARM; on other machines there is no filter. It is a second
+line of defence. The namespaces of bubblewrap are the first, and hold without it.
 """
 
 # Numbers: the kernel's tables asm/unistd_64.h (x86-64) and asm-generic/unistd.h (ARM). Format: linux/filter.h.
@@ -21,7 +21,7 @@ _CALLS = {
     "unshare": (272, 97), "setns": (308, 268), "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41),
     "chroot": (161, 51), "open_tree": (428, 428), "move_mount": (429, 429), "fsopen": (430, 430),
     "fsmount": (432, 432), "mount_setattr": (442, 442), "open_by_handle_at": (304, 265),
-    # the kernel's large doors
+    # large interfaces of the kernel
     "bpf": (321, 280), "perf_event_open": (298, 241), "userfaultfd": (323, 282), "io_uring_setup": (425, 425),
     "add_key": (248, 217), "request_key": (249, 218), "keyctl": (250, 219), "kexec_load": (246, 104),
     "init_module": (175, 105), "finit_module": (313, 273),
@@ -35,18 +35,18 @@ _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 
 
 def program(machine: str | None = None) -> bytes | None:
-    """The filter as the kernel reads it; None on a machine whose system calls we do not know."""
+    """The filter as the kernel reads it; None on a machine whose system call numbers are not listed here."""
     machine = machine or platform.machine()
     if machine not in _ARCH:
         return None
     column = list(_ARCH).index(machine)
     code = [(_LOAD, 0, 0, 4), (_EQUAL, 1, 0, _ARCH[machine]), (_RETURN, 0, 0, _KILL), (_LOAD, 0, 0, 0)]
     if machine == "x86_64":
-        # The x32 numbers would pass every comparison below.
+        # System calls with x32 numbers would pass every comparison below.
         code += [(_AT_LEAST, 0, 1, 0x40000000), (_RETURN, 0, 0, _EPERM)]
     for numbers in _CALLS.values():
         code += [(_EQUAL, 0, 1, numbers[column]), (_RETURN, 0, 0, _EPERM)]
-    # clone3 keeps its flags in memory, where no filter looks; without it the C library uses clone.
+    # clone3 has its flags in memory, which a filter cannot read. If clone3 is missing, the C library uses clone.
     code += [(_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     code += [(_EQUAL, 0, 3, _CLONE[column]), (_LOAD, 0, 0, 16), (_ANY_BIT, 0, 1, _NAMESPACE_FLAGS)]
     code += [(_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]

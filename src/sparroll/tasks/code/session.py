@@ -1,4 +1,5 @@
-"""One running sandbox: messages to and from the runner, under a clock and two gauges. Knows no tests and no verdicts."""
+"""One running sandbox: messages to and from the runner, with limits on time, memory and files. Knows no tests or
+verdicts."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _HEAD_BYTES = 4096
 
 @dataclass
 class Ended(Exception):
-    """The program ended the conversation, or a limit did."""
+    """The program ended, or a limit ended it."""
 
     status: Status
     detail: str
@@ -40,8 +41,8 @@ class Frame:
 
 
 class Session:
-    """A context manager. Until the runner has said that it is ready, what goes wrong is the sandbox's fault; from then on
-    it is the program's, since the program could bring it about.
+    """A running sandbox, as a context manager. What goes wrong before the runner says that it is ready is a fault of
+    the sandbox. What goes wrong afterwards counts as the program's fault, because the program could have caused it.
     """
 
     def __init__(self, boundary: Boundary, limits: SandboxLimits, mode: str, body: str, **start: Any):
@@ -102,7 +103,7 @@ class Session:
         self.close()
 
     def exchange(self, head: dict[str, Any], body: bytes = b"", wall_seconds: float | None = None) -> Frame:
-        """Send a message and wait for the next one. Raises Ended, after which only `close` makes sense."""
+        """Send a message, and wait for the answer. Raises Ended; after that, only `close` may be called."""
         assert self._process.stdin and self._process.stdout
         began = time.monotonic()
         ending = began + (self.limits.wall_seconds if wall_seconds is None else wall_seconds)
@@ -138,7 +139,7 @@ class Session:
     def _read(self, source: int, began: float) -> None:
         block = os.read(source, 1 << 16)
         if not block:
-            # The kernel's limit of processor time ends the runner where a function never returns.
+            # If a function never returns, the kernel's limit of processor time ends the runner.
             if time.monotonic() - began >= self.limits.cpu_seconds:
                 raise Ended("timeout", f"ended after {self.limits.cpu_seconds} s")
             raise Ended("crash", "the runner was ended")
@@ -147,7 +148,7 @@ class Session:
             raise Ended("output limit", f"more than {self.limits.output_bytes} bytes")
 
     def _frame(self) -> Frame | None:
-        """The next whole message, if it has arrived. Whoever does not know the nonce is not the runner."""
+        """The next message, if it has arrived completely. A message without the right nonce is not from the runner."""
         place = self._ahead.find(b"\n", 0, _HEAD_BYTES)
         if place < 0:
             if len(self._ahead) >= _HEAD_BYTES:
@@ -170,7 +171,8 @@ class Session:
         return Frame(head, body)
 
     def _gauge(self) -> None:
-        """Memory of everything inside, and what lies in its /tmp. Looks from outside, so nothing inside can stop it."""
+        """Check the memory of all processes inside, and the number of files in /tmp. It looks from outside, so no
+        program can prevent it."""
         inside = _descendants(self._process.pid)
         resident = sum(_resident_bytes(pid) for pid in inside)
         if resident > self.limits.memory_bytes:
@@ -187,7 +189,7 @@ class Session:
             space = os.statvfs(f"/proc/{inside[-1]}/root/{place}")
         except OSError:
             return
-        # Before the mounts stand, this is the machine's own /tmp.
+        # Before the sandbox has mounted its own /tmp, this is the machine's.
         ours = space.f_blocks * space.f_frsize <= 2 * self.limits.folder_bytes
         if ours and space.f_files - space.f_ffree > self.limits.files:
             raise Ended("output limit", f"more than {self.limits.files} files")
@@ -199,7 +201,7 @@ class Session:
         return ""
 
     def close(self) -> None:
-        """Kill everything inside and wait until it is gone. Raises SandboxError where something survives."""
+        """Kill all processes inside, and wait until they are gone. Raises SandboxError if one survives."""
         inside = _descendants(self._process.pid)
         if self._boundary.own_processes:
             self._end_first_process(inside[:1])
@@ -226,8 +228,8 @@ class Session:
             raise SandboxError("processes of a sandbox were still there ten seconds after it was ended")
 
     def _end_first_process(self, first: list[int]) -> None:
-        """The kernel ends a process namespace with its first process, and that one is gone only after all others; bwrap
-        outside waits for it.
+        """Kill the first process of a process namespace. The kernel then ends all its other processes, and bwrap, which
+        runs outside, ends after them.
         """
         for pid in first:
             with contextlib.suppress(ProcessLookupError):
@@ -254,7 +256,7 @@ _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 def _resident_bytes(pid: int) -> int:
-    """Without what is shared with files."""
+    """Resident memory of a process, without pages that are shared with files."""
     try:
         with open(f"/proc/{pid}/statm", encoding="ascii") as file:
             words = file.read().split()

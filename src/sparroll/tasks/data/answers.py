@@ -1,4 +1,4 @@
-"""Gold answers as text, from the types that datasets keep them in. Says what the answer is, not whether one is right."""
+"""Gold answers as text, from the types in which data sets keep them. Judges no answers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _WHOLE = re.compile(r"[-+]?\d+\.0*")
 
 
 def answer_text(value: Any) -> str:
-    """Text of a gold answer. Whole numbers lose their zeros after the point: 142.0 and "142.0" are "142".
+    """A gold answer as text. Whole numbers lose the zeros after the point: 142.0 and "142.0" become "142".
 
     Raises Skipped for None, NaN and empty text.
     """
@@ -30,7 +30,7 @@ def answer_text(value: Any) -> str:
 
 
 def after_hashes(solution: Any) -> str:
-    """The number behind the last "####" of a GSM8K solution, without the commas between thousands."""
+    """The number after the last "####" of a GSM8K solution, without the commas between thousands."""
     if not isinstance(solution, str) or "####" not in solution:
         raise Skipped(NO_ANSWER)
     number = solution.rpartition("####")[2].strip().removeprefix("$")

@@ -1,4 +1,4 @@
-"""The published sets by name: where each is, its splits, and which function knows its columns. Loads nothing."""
+"""The published sets by name: where each is, its splits, and which function reads its columns. Loads nothing."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ class DataSet:
     name: str
     repository: str
     columns: tuple[str, ...]
-    """Without these it is another set, or another version of it."""
+    """Columns that must be there. Without them it is another set, or another version of this one."""
     read: Callable[[Raw, str], Row]
-    """From a raw row and its id; raises Skipped."""
+    """Makes a Row of a raw row and its id. Raises Skipped if the row cannot be used."""
     train: str | None = None
-    """The split to train on; None for a set that is made for evaluation alone."""
+    """The split to train on; None if the set is only for evaluation."""
     eval: str | None = None
     config: str | None = None
     files: tuple[str, ...] = ()
-    """Exactly these, where the split's name does not say."""
+    """The files of the split, if their names do not contain the split's name."""
     also: tuple[str, ...] = ()
-    """Columns that are read where they are there."""
+    """Columns that are read if they are there."""
     note: str = ""
 
 
@@ -83,10 +83,10 @@ def set_names() -> list[str]:
 
 
 def named(name: str) -> DataSet:
-    """The set of that name, or of that hub id. Raises UserError with the nearest name."""
+    """The set with that name or hub id. Raises UserError with the nearest name."""
     for each in SETS.values():
         if name in (each.name, each.repository) and not (each.files and name == each.repository):
             return each
     raise UserError(
-        f"unknown data {name!r}", f"{nearest(name, set_names())} or give a .jsonl, .parquet, .csv or .json file"
+        f"unknown data {name!r}", f"{nearest(name, set_names())}; or give a .jsonl, .parquet, .csv or .json file"
     )

@@ -1,4 +1,5 @@
-"""Rows of the published code sets. One function a schema; each takes a raw row and its id, and raises Skipped."""
+"""Rows of the published code sets. There is one function per schema, which takes a raw row and its id. It raises
+Skipped for a row that cannot be used."""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ NO_TESTS = "no tests"
 
 
 def taco(raw: Raw, row_id: str) -> Row:
-    """`input_output` is JSON: inputs, outputs and, for a function to call, fn_name."""
+    """`input_output` is JSON with inputs, outputs and, if a function is to be called, fn_name."""
     starter = str(raw.get("starter_code") or "").strip("\n")
     tests = input_output(raw.get("input_output"))
     function = tests.style == "function"
@@ -24,23 +25,23 @@ def taco(raw: Raw, row_id: str) -> Row:
         "code",
         tests=tests,
         template="code_function" if function else "code_stdin",
-        # Without starter code a function still has a name that the tests call it by.
+        # Without starter code the prompt must still name the function that the tests call.
         starter_code=starter or (f"def {tests.entry_point}(...):" if function else ""),
         difficulty=str(raw.get("difficulty") or ""),
     )
 
 
 def input_output(value: Any, wrapped: bool = True) -> CodeTests:
-    """Tests from {"inputs": [...], "outputs": [...], "fn_name": ...}, as JSON text or as it stands.
+    """Tests from {"inputs": [...], "outputs": [...], "fn_name": ...}, given as a dict or as JSON text.
 
-    wrapped: a function's outputs may be lists of one that hold the value, as in sets of this form.
+    wrapped: a function's outputs may be lists with one element, which is the value, as in published sets of this form.
     """
     table = _parsed(value, "input_output")
     if not isinstance(table, dict) or not isinstance(table.get("inputs"), list) or not table["inputs"]:
         raise Skipped(NO_TESTS)
     inputs, outputs, name = table["inputs"], table.get("outputs"), table.get("fn_name")
     if not isinstance(outputs, list) or len(inputs) != len(outputs):
-        raise Skipped("another number of outputs than of inputs")
+        raise Skipped("inputs and outputs differ in number")
     pairs = zip(inputs, outputs, strict=True)
     if name:
         cases = [Case(_arguments(given), want) for given, want in pairs]
@@ -49,7 +50,7 @@ def input_output(value: Any, wrapped: bool = True) -> CodeTests:
 
 
 def livecodebench(raw: Raw, row_id: str) -> Row:
-    """Public and private tests; private ones stay as they are until a reward opens them."""
+    """Tests are public and private. Private ones stay packed until a reward opens them."""
     public = _parsed(raw.get("public_test_cases"), "public_test_cases")
     private, metadata = raw.get("private_test_cases"), _parsed(raw.get("metadata") or "{}", "metadata")
     if not isinstance(public, list) or not isinstance(private, str):
@@ -78,7 +79,7 @@ def livecodebench(raw: Raw, row_id: str) -> Row:
 
 
 def humaneval(raw: Raw, row_id: str) -> Row:
-    """`prompt` is the head of a function, `test` defines check(candidate)."""
+    """`prompt` is the head of a function, and `test` defines check(candidate)."""
     name = required(raw, "entry_point")
     program = f"{required(raw, 'test')}\n\ncheck({name})\n"
     tests = CodeTests.of("program", [Case(program)], name)
@@ -87,7 +88,8 @@ def humaneval(raw: Raw, row_id: str) -> Row:
 
 
 def mbpp(raw: Raw, row_id: str) -> Row:
-    """`prompt` is a sentence, `test` a program of assertions; the function's name is the reference solution's."""
+    """`prompt` is a sentence, and `test` a program of assertions. The function's name is taken from the reference
+    solution."""
     program = required(raw, "test")
     names = re.findall(r"^def\s+(\w+)", str(raw.get("code") or ""), flags=re.M)
     called = [name for name in names if re.search(rf"\b{name}\b", program)]
@@ -104,7 +106,7 @@ def _stdin_case(test: Raw) -> Case:
 
 
 def _function_case(test: Raw) -> Case:
-    """Arguments are JSON, one a line; the value to return is JSON."""
+    """Each line of the input is an argument in JSON, and the output is the expected value in JSON."""
     return Case([json.loads(line) for line in test["input"].split("\n")], json.loads(test["output"]))
 
 
@@ -121,7 +123,7 @@ def _arguments(given: Any) -> list[Any]:
 
 
 def _text(value: Any) -> str:
-    """Some rows keep standard input and output as lists of lines."""
+    """Standard input or output as text. Some rows have it as a list of lines."""
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
         return "\n".join(value)
     if not isinstance(value, str):

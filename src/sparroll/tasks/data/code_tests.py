@@ -1,7 +1,7 @@
-"""The tests of one code problem, kept small in memory until a reward asks for them. Runs nothing.
+"""The tests of one code problem, compressed in memory until a reward needs them. Runs nothing.
 
-A large set unpacks to many gigabytes, so tests stay compressed; private tests stay as the file has them, and are opened
-by a reader that builds no objects.
+A large set would unpack to many gigabytes, so tests stay compressed. Private tests stay as they are in the file, and
+are read by an unpickler that builds only plain data.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ MAX_UNPACKED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class Case:
-    """One test. stdin: `given` and `expected` are texts. function: a list of arguments and the value to return.
-    program: `given` is Python code that raises where the solution is wrong."""
+    """One test. stdin: `given` and `expected` are texts. function: they are a list of arguments and the expected value.
+    program: `given` is Python code that raises if the solution is wrong."""
 
     given: Any
     expected: Any = None
@@ -39,9 +39,9 @@ class CodeTests:
     packed: bytes
     """zlib of the JSON list of [given, expected]."""
     entry_point: str | None = None
-    """Function to call; for the style "program" the function that the code checks."""
+    """The function to call; for the style "program" the function that the code checks."""
     wrapped: bool = False
-    """function: the expected value may be a list of one that holds the value to return (TACO, APPS)."""
+    """For the style "function": the expected value may be a list with one element, which is the value (TACO, APPS)."""
     unopened: str | None = None
     """More cases, as their file encodes them."""
     open_more: Callable[[str], list[Case]] | None = None
@@ -55,7 +55,7 @@ class CodeTests:
         return CodeTests(style, zlib.compress(json.dumps(plain).encode(), 1), entry_point, **more)
 
     def cases(self) -> list[Case]:
-        """Every case, those that were unopened last, `limit` of them."""
+        """All cases, the unopened ones last. If there is a limit, a spread of so many of them."""
         found = [Case(given, expected) for given, expected in json.loads(unpacked(self.packed))]
         if self.unopened is not None and self.open_more is not None:
             found += self.open_more(self.unopened)
@@ -63,14 +63,15 @@ class CodeTests:
 
 
 def spread(cases: Sequence[Case], limit: int | None) -> list[Case]:
-    """At most `limit` cases, evenly over the list and in its order: later tests of a problem tend to be the large ones."""
+    """At most `limit` cases, in their order. They are spread evenly, because later tests of a problem tend to be
+    large."""
     if limit is None or len(cases) <= limit:
         return list(cases)
     return [cases[place * (len(cases) - 1) // max(limit - 1, 1)] for place in range(limit)]
 
 
 def unpacked(data: bytes) -> bytes:
-    """zlib's content. Raises UserError where it is damaged or larger than any test is."""
+    """The content of zlib data. Raises UserError if it is damaged, or larger than tests can be."""
     reader = zlib.decompressobj()
     try:
         content = reader.decompress(data, MAX_UNPACKED_BYTES)

@@ -1,8 +1,9 @@
-"""Training rows that hold words of an eval row: shared runs of n words. Compares texts; leaves nothing out itself.
+"""Finds training rows that share a run of n words with an eval row. Compares texts; it leaves no row out itself.
 
-13 words is the length of GPT-3's check (Brown et al. 2020, appendix C): long enough that phrases which all problems share
-("how many positive integers less than") do not count. Words are runs of letters and digits in one Unicode form and case,
-so spacing, punctuation and LaTeX's braces do not hide a copy. A copy with other numbers or other words is not found.
+13 words is the length that GPT-3's check used (Brown et al. 2020, appendix C). It is long enough that phrases which
+many problems share ("how many positive integers less than") do not count. Words are runs of letters and digits in one
+Unicode form and case, so spacing, punctuation and LaTeX braces do not hide a copy. A copy with other numbers or words
+is not found.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from sparroll.tasks.data.select import same_words
 
 WORDS = 13
 FEWEST_WORDS = 5
-"""An eval row shorter than a run counts where a training row holds all of it; one shorter than this, where it equals it."""
+"""An eval row that is shorter than a run is shared if a training row contains all of it. If it has fewer words than
+this, it is shared only if a training row equals it."""
 
 _WORD = re.compile(r"[^\W_]+")
 Run = tuple[str, ...]
@@ -35,7 +37,7 @@ class Overlap:
 
 
 def overlaps(train: Sequence[Row], evaluation: Sequence[Row], ngram_words: int = WORDS) -> list[Overlap]:
-    """One entry for each training row that shares a run with any eval row: the first of them."""
+    """An entry for each training row that shares a run with an eval row. It names the first shared run."""
     owner: dict[Run, str] = {}
     whole: dict[Run, str] = {}
     for row in evaluation:

@@ -1,7 +1,8 @@
-"""Where the files of a hub dataset are: a local mirror, the hub's cache, or a download into it. Runs no loading script.
+"""Finds the files of a data set on the hub: in a local mirror, in the hub's cache, or by a download into the cache.
+Runs no loading script.
 
-Only data files are ever fetched. They are fetched whole and then streamed from disk, since every start and every resumed
-run reads them again. Offline (HF_HUB_OFFLINE=1) the cache must hold them.
+Only data files are downloaded. They are downloaded completely and then streamed from disk, because every start and
+every resumed run reads them again. Offline (HF_HUB_OFFLINE=1) the cache must hold them.
 """
 
 from __future__ import annotations
@@ -26,11 +27,12 @@ def split_files(
     mirror: Path | None = None,
     revision: str | None = None,
 ) -> list[Path]:
-    """Files of one split, in order.
+    """The files of one split, in order.
 
-    repository: "org/name". config: the folder of a configuration. names: exactly these files; without, they are found by
-    the split's name. mirror: a folder with org/name/..., or in the layout of the hub's cache (datasets--org--name/...).
-    Raises UserError where nothing fits, with what is there, and where a file of several is missing.
+    repository: "org/name". config: the folder of a configuration. names: exactly these files; by default they are found
+    by the split's name. mirror: a folder with org/name/..., or in the layout of the hub's cache
+    (datasets--org--name/...). Raises UserError with the files that are there, if no file fits or if a file of several
+    is missing.
     """
     folder = _mirrored(mirror, repository, revision) if mirror is not None else _offline(repository, revision)
     there = _listing(folder) if folder is not None else _remote_listing(repository, revision)
@@ -44,8 +46,8 @@ def split_files(
 
 
 def choose(there: list[str], split: str, config: str | None = None) -> list[str]:
-    """The files of a split among all of a repository: of one format, by the split's name in a file's or folder's name.
-    Files that name no split at all are "train"."""
+    """The files of a split among all files of a repository. They have one format, and the split's name in the name of
+    the file or its folder. Files that name no split at all are "train"."""
     inside = [name for name in there if config is None or PurePosixPath(name).parts[0] == config]
     named = [name for name in inside if split in _splits_in(name)]
     if not named and split == "train":
@@ -99,7 +101,7 @@ def _mirrored(mirror: Path, repository: str, revision: str | None) -> Path:
 
 
 def _snapshot(cache: Path, revision: str | None) -> Path:
-    """The snapshot that a branch or a commit names, as the hub's cache keeps them."""
+    """The folder of the snapshot that a branch or a commit names, in the layout of the hub's cache."""
     named = cache / "refs" / (revision or "main")
     commit = named.read_text(encoding="utf-8").strip() if named.is_file() else revision
     snapshots = sorted(path.name for path in (cache / "snapshots").glob("*") if path.is_dir())
@@ -111,7 +113,7 @@ def _snapshot(cache: Path, revision: str | None) -> Path:
 
 
 def _offline(repository: str, revision: str | None) -> Path | None:
-    """The cached snapshot where the hub must not be asked; None where it may."""
+    """The cached snapshot if the hub must not be asked; None if it may."""
     from huggingface_hub import constants
 
     if not constants.HF_HUB_OFFLINE:
@@ -119,8 +121,8 @@ def _offline(repository: str, revision: str | None) -> Path | None:
     cache = Path(constants.HF_HUB_CACHE) / f"datasets--{repository.replace('/', '--')}"
     if not cache.is_dir():
         raise UserError(
-            f"{repository} is not in the hub's cache, and HF_HUB_OFFLINE forbids to fetch it",
-            "fetch it once online, or name a folder with a copy: data.mirror, --mirror",
+            f"{repository} is not in the hub's cache, and HF_HUB_OFFLINE forbids to download it",
+            "download it once online, or name a folder with a copy: data.mirror, --mirror",
         )
     return _snapshot(cache, revision)
 
@@ -150,5 +152,5 @@ def _unreachable(repository: str, error: Exception) -> UserError:
     first = str(error).strip().partition("\n")[0]
     return UserError(
         f"cannot get {repository} from the hub: {first or type(error).__name__}",
-        "with HF_HUB_OFFLINE=1 the cache alone is read; data.mirror or --mirror names a folder with a copy",
+        "HF_HUB_OFFLINE=1 reads only the cache; data.mirror or --mirror names a folder with a copy",
     )

@@ -1,4 +1,4 @@
-"""All rows of a set or a file, with a count of those that could not be used. Filters nothing by choice."""
+"""Loads all rows of a set or a file, and counts those that cannot be used. Filters are in select.py."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from sparroll.tasks.data.rows import Raw, Row, Skipped
 
 Role = Literal["train", "eval"]
 Columns = dict[str, tuple[str, ...]]
-"""What is needed -> the columns any of which gives it."""
+"""For each thing that is needed, by its name, the columns of which any one provides it."""
 _ROWS_TO_JUDGE = 1000
-"""Rows after which a column that none of them had is not waited for."""
+"""If none of so many first rows has a column, it counts as missing."""
 
 
 @dataclass
 class Loaded:
-    """What a source gave.
+    """The rows of a source.
 
     >>> Loaded("deepscaler:train", rows=[...], skipped=Counter({"no answer": 6}))
     """
@@ -31,16 +31,17 @@ class Loaded:
     source: str
     rows: list[Row] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
-    """Rows that cannot be used, by reason."""
+    """How many rows cannot be used, by reason."""
 
 
 def load(
     source: str, role: Role | None = None, mirror: str | None = None, keep: Callable[[Row], Row] = lambda row: row
 ) -> Loaded:
-    """Rows of a set's name ("gsm8k", "gsm8k:test"), its hub id, or a file.
+    """The rows of a source, which is a set's name ("gsm8k", "gsm8k:test"), its hub id, or a file.
 
-    role: which split a plain name means; without, the one that the set is made for. keep: applied to each row as it
-    comes, to make it smaller. Raises UserError for unknown names, a file of another schema, and where nothing is usable.
+    role: which split a plain name means; by default the one that the set is made for. keep: applied to each row when it
+    is read, to make it smaller. Raises UserError for an unknown name, for a file of another schema, and if no row can
+    be used.
     """
     if Path(source).suffix in read.FORMATS or Path(source).is_file():
         return _file(Path(source), keep)
@@ -70,7 +71,9 @@ def _split(chosen: DataSet, role: Role | None) -> str:
     if split is None:
         made_for = "evaluation" if role == "train" else "training"
         other = chosen.eval or chosen.train
-        raise UserError(f"{chosen.name} is made for {made_for}", f"write {chosen.name}:{other} to use it all the same")
+        raise UserError(
+            f"{chosen.name} is made for {made_for}", f"to use it in spite of that, write {chosen.name}:{other}"
+        )
     return split
 
 
@@ -107,5 +110,5 @@ def _check_columns(columns: Columns, seen: list[str], where: str) -> None:
 
 
 def counted(counts: Counter[str]) -> str:
-    """Reasons with their numbers, the most frequent first."""
+    """The reasons with their counts, the most frequent first."""
     return ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common()) or "none"

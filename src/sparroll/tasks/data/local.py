@@ -1,4 +1,4 @@
-"""Rows of anyone's own files: `prompt`, `problem` or `question`, with `answer` or `tests`. One function; knows no set."""
+"""Rows of your own files: `prompt`, `problem` or `question`, with `answer` or `tests`. Knows no published set."""
 
 from __future__ import annotations
 
@@ -16,10 +16,12 @@ _ROLES = ("system", "user", "assistant")
 
 
 def own(raw: Raw, row_id: str) -> Row:
-    """A `prompt` is complete and gets no template of its own; a `problem` or `question` gets that of its kind.
+    """A row of a file. A `prompt` is complete and gets no prompt template. A `problem` or `question` gets that of its
+    kind.
 
-    tests: a list of {"input", "output"}; {"inputs", "outputs", "fn_name"}; either as JSON text; or Python code that raises
-    where the solution is wrong, with the function's name in `entry_point`. Where tests are given, the row is code.
+    tests: a list of {"input", "output"}, or {"inputs", "outputs", "fn_name"}, or either of them as JSON text; or Python
+    code that raises if the solution is wrong, with the function's name in `entry_point`. A row with tests is a code
+    problem.
     """
     column = next((name for name in QUESTIONS if raw.get(name)), None)
     if column is None:
@@ -48,7 +50,7 @@ def _question(value: Any) -> str | tuple[Message, ...]:
         raise Skipped("a prompt that is neither text nor a chat")
     turns = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None) for turn in value]
     if any(role not in _ROLES or not isinstance(content, str) for role, content in turns) or turns[-1][0] != "user":
-        raise Skipped("a chat that is no list of {role, content} ending with the user")
+        raise Skipped("a chat that is not a list of {role, content} ending with the user")
     return tuple((str(role), str(content)) for role, content in turns)
 
 

@@ -1,4 +1,5 @@
-"""Rows of the published math sets. One function a schema; each takes a raw row and its id, and raises Skipped."""
+"""Rows of the published math sets. There is one function per schema, which takes a raw row and its id. It raises
+Skipped for a row that cannot be used."""
 
 from __future__ import annotations
 

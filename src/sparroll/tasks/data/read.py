@@ -1,7 +1,9 @@
-"""Rows of one file, one at a time: Parquet, JSONL, CSV, and JSON that is one array however large. Knows no schema.
+"""Reads the rows of one file one at a time: Parquet, JSONL, CSV, and JSON that is one array of any size. Knows no
+schema.
 
-Memory is one row (Parquet: one batch of rows), so a JSON array of 2 GB streams like JSONL. The library `datasets` would
-read such an array whole, and writes a second copy of all data to its cache; pyarrow is needed for Parquet alone.
+It holds one row in memory (for Parquet one batch of rows), so a JSON array of 2 GB is streamed like JSONL. The library
+`datasets` would load such an array completely, and write a second copy of all data to its cache. pyarrow is needed only
+for Parquet.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from sparroll.errors import UserError
 from sparroll.tasks.data.rows import Raw
 
 FORMATS = (".parquet", ".jsonl", ".json", ".csv")
-"""In the order of preference where a folder holds several."""
+"""Known formats. If a folder holds several, the first of them is preferred."""
 
 _BATCH_ROWS = 256
 _CHUNK_CHARACTERS = 1 << 20
@@ -24,9 +26,9 @@ _LONGEST_CELL = 1 << 27
 
 
 def rows(path: Path, columns: tuple[str, ...] | None = None) -> Iterator[Raw]:
-    """Rows in the file's order. columns: the only ones wanted, where the format can leave others unread.
+    """The rows in the file's order. columns: those that are needed, so that formats which can skip the others do so.
 
-    Raises UserError where the file is missing, of another format, or damaged, with the place.
+    Raises UserError if the file is missing, has another format, or is damaged; then the message names the place.
     """
     if path.suffix not in FORMATS:
         raise UserError(f"cannot read {path}: unknown format {path.suffix!r}", f"known: {', '.join(FORMATS)}")
@@ -68,7 +70,7 @@ def _jsonl(path: Path, source: TextIO) -> Iterator[Raw]:
 
 
 def _json(path: Path, source: TextIO) -> Iterator[Raw]:
-    """An array of objects; or objects one after the other, as some files named .json have them."""
+    """Reads an array of objects, or objects one after the other, as in some files named .json."""
     decoder = json.JSONDecoder()
     text, at, read_all = "", 0, False
     inside_array: bool | None = None
@@ -89,7 +91,7 @@ def _json(path: Path, source: TextIO) -> Iterator[Raw]:
             row, after = decoder.raw_decode(text, at)
         except ValueError as error:
             if not read_all:
-                # As much again as the row has needed so far, so that a long row is not parsed over and over.
+                # Read as much again as the row has so far, so that a long row is not parsed too often.
                 more = source.read(max(_CHUNK_CHARACTERS, len(text) - at))
                 text, at, read_all = text[at:] + more, 0, not more
                 continue
@@ -111,7 +113,7 @@ def _csv(path: Path, source: TextIO) -> Iterator[Raw]:
     try:
         for number, row in enumerate(csv.DictReader(source, strict=True), 1):
             if None in row or None in row.values():
-                raise UserError(f"row {number} of {path} has another number of cells than the header")
+                raise UserError(f"row {number} of {path} has more or fewer cells than the header")
             yield dict(row)
     except csv.Error as error:
         raise UserError(f"{path} is not valid CSV: {error}") from None

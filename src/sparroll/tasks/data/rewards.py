@@ -1,4 +1,5 @@
-"""Which reward judges a row: math by its boxed answer, code by its tests. A seam; the judging is done elsewhere."""
+"""Which reward judges a row: a math row by its boxed answer, a code row by its tests. Judging itself is in tasks/math/
+and tasks/code/."""
 
 from __future__ import annotations
 
@@ -16,24 +17,24 @@ class RowReward(Protocol):
     """Judges responses to rows of one kind, many at a time."""
 
     gives_answers: bool
-    """Whether its verdicts name answers, so that they can vote."""
+    """Whether its verdicts have answers, so that responses can vote."""
 
     def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
         """A verdict for each response to the row at the same place."""
         ...
 
     def usable(self, rows: Sequence[Row]) -> list[bool]:
-        """Of each row, whether a response to it can be judged at all."""
+        """Whether responses to each row can be judged at all."""
         ...
 
 
 def reward_for(kind: Kind, settings: DataSettings) -> RowReward:
-    """The packaged reward of a kind of row. Raises UserError where its packages or a sandbox are missing."""
+    """The packaged reward for a kind of row. Raises UserError if its packages or a sandbox are missing."""
     return BoxedAnswer() if kind == "math" else PassedTests(settings.allow_unsafe_sandbox)
 
 
 class BoxedAnswer:
-    """The last boxed answer against the gold one, by math-verify."""
+    """Compares the last boxed answer with the gold one by math-verify."""
 
     gives_answers = True
 
@@ -41,7 +42,8 @@ class BoxedAnswer:
         self._judge = MathReward()
 
     def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
-        """Right answers are one answer, the gold one, however they are written; wrong ones are told apart as strings."""
+        """A verdict for each response. All right answers vote for the gold one, however they are written. Wrong ones
+        are told apart as strings."""
         golds = [row.answer for row in rows]
         found = []
         for gold, verdict in zip(
@@ -57,7 +59,7 @@ class BoxedAnswer:
 
 
 class PassedTests:
-    """All tests of the row, in a sandbox. Where the sandbox itself failed, there is no reward."""
+    """Runs all tests of the row in a sandbox. If the sandbox itself fails, there is no reward."""
 
     gives_answers = False
 

@@ -1,4 +1,4 @@
-"""One problem of a dataset, whatever its schema was, and why a row did not become one. Data only."""
+"""One problem of a data set, independent of the set's schema, and the reason why a row cannot be used. Data only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal
 from sparroll.tasks.data.code_tests import CodeTests
 
 Raw = dict[str, Any]
-"""A row as its file has it: column -> value."""
+"""A row as it is in its file: column -> value."""
 
 Kind = Literal["math", "code"]
 Message = tuple[str, str]
@@ -24,35 +24,35 @@ class Row:
     """
 
     row_id: str
-    """Set, split and place in the file: stays the same whatever is filtered."""
+    """Set, split and place in the file. It does not depend on filters."""
     question: str | tuple[Message, ...]
-    """What goes into the template: text, or a chat whose last user turn it is."""
+    """What goes into the template: a text, or the last user turn of a chat."""
     kind: Kind
     answer: str = ""
     """Gold answer of a math row."""
     tests: CodeTests | None = None
-    """What a code row's program must pass."""
+    """The tests that the program for a code row must pass."""
     template: str = "math"
-    """Packaged template that fits, unless another one is asked for."""
+    """Name of the packaged template that is used unless another one is asked for."""
     starter_code: str = ""
     difficulty: str = ""
-    """As the data says it: a number, a fraction such as "3/8", or a name; empty where the data says nothing."""
+    """As it is in the data: a number, a fraction such as "3/8", or a name. Empty if the data has none."""
     contest_day: str = ""
-    """When the problem was set, as 2024-08-03; empty where the data says nothing."""
+    """The day of the problem's contest, such as 2024-08-03. Empty if the data has none."""
 
     @property
     def text(self) -> str:
-        """The words of the question, for comparing rows."""
+        """The text of the question, for comparing rows."""
         return self.question if isinstance(self.question, str) else "\n".join(content for _, content in self.question)
 
     @property
     def messages(self) -> tuple[Message, ...]:
-        """The turns of a chat; empty where the question is a text."""
+        """The turns of a chat; empty if the question is a text."""
         return () if isinstance(self.question, str) else self.question
 
     @property
     def difficulty_number(self) -> float | None:
-        """The difficulty as a number; None where it is a name or absent."""
+        """The difficulty as a number; None if it is a name or absent."""
         try:
             return float(Fraction(self.difficulty.strip()))
         except (ValueError, ZeroDivisionError):
@@ -60,7 +60,7 @@ class Row:
 
 
 class Skipped(Exception):
-    """A row that cannot be used. The reason is counted, so it names no row."""
+    """A row cannot be used. Rows are counted by reason, so the reason names no row."""
 
     def __init__(self, reason: str):
         self.reason = reason
@@ -68,7 +68,7 @@ class Skipped(Exception):
 
 
 def required(raw: Raw, column: str) -> str:
-    """A text column that a row cannot do without."""
+    """The text in a column that every row needs. Raises Skipped if it is missing."""
     value = raw.get(column)
     if not isinstance(value, str) or not value.strip():
         raise Skipped(f"no {column}")

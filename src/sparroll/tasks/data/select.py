@@ -13,7 +13,7 @@ from sparroll.tasks.data.settings import DataSettings
 
 
 def by_difficulty(rows: list[Row], settings: DataSettings, removed: Counter[str]) -> list[Row]:
-    """Rows whose difficulty is asked for. Raises UserError where none of them has a difficulty of the kind asked for."""
+    """Rows with the wanted difficulty. Raises UserError if no row has a difficulty of that name, or of that kind."""
     low, high = settings.min_difficulty, settings.max_difficulty
     names = {name.casefold() for name in settings.difficulties}
     if names:
@@ -28,14 +28,14 @@ def by_difficulty(rows: list[Row], settings: DataSettings, removed: Counter[str]
     if rows and all(number is None for number in numbers):
         raise UserError(
             "no training row has a difficulty that is a number, so data.min_difficulty and max_difficulty mean nothing",
-            "use data.difficulties where they are names",
+            "if the difficulties are names, use data.difficulties",
         )
     fits = [n is not None and (low is None or n >= low) and (high is None or n <= high) for n in numbers]
     return _keep(rows, fits, "difficulty", removed)
 
 
 def in_window(rows: list[Row], settings: DataSettings, removed: Counter[str]) -> list[Row]:
-    """Rows whose contest was in the window that is asked for; rows without a date stay."""
+    """Rows whose contest lies in the wanted window. Rows without a date stay."""
     first, end = (day and day.isoformat() for day in (settings.contest_from, settings.contest_before))
     fits = [
         not row.contest_day or ((not first or row.contest_day >= first) and (not end or row.contest_day < end))
@@ -45,13 +45,13 @@ def in_window(rows: list[Row], settings: DataSettings, removed: Counter[str]) ->
 
 
 def refuse_window_without_dates(settings: DataSettings, dated: bool) -> None:
-    """Raise UserError where a window is asked for and no row has a date: it would change nothing."""
+    """Raise UserError if a window is asked for but no row has a date, because the window would change nothing."""
     if (settings.contest_from or settings.contest_before) and not dated:
         raise UserError("a contest window is asked for, but no row has a contest date", "livecodebench has dates")
 
 
 def once_each(rows: list[Row], removed: Counter[str]) -> list[Row]:
-    """The first row of each question, also where a later one has another answer (counted apart)."""
+    """The first row of each question. Later rows are left out; those with another answer are counted separately."""
     first: dict[bytes, str] = {}
     kept = []
     for row in rows:
@@ -65,12 +65,12 @@ def once_each(rows: list[Row], removed: Counter[str]) -> list[Row]:
 
 
 def same_words(text: str) -> str:
-    """Text in one Unicode form, case and spacing."""
+    """The text in one Unicode form, case and spacing."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def held_out(rows: list[Row], count: int) -> tuple[list[Row], list[Row]]:
-    """(training rows, eval rows): the `count` rows with the lowest checksums are eval rows, in the file's order."""
+    """(training rows, eval rows), in the file's order. The `count` rows with the lowest checksums are the eval rows."""
     if count >= len(rows) > 0 and count:
         raise UserError(f"data.holdout_rows is {count} of {len(rows)} training rows", "leave some to train on")
     lowest = sorted(range(len(rows)), key=lambda place: hashlib.sha256(rows[place].text.encode()).digest())

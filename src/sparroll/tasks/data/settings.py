@@ -1,4 +1,4 @@
-"""What a task on real data can be told: the fields of the configuration's section [data]."""
+"""The settings of a task on real data, which are the fields of the configuration's section [data]."""
 
 from __future__ import annotations
 
@@ -14,36 +14,43 @@ class DataSettings(BaseModel):
     train: str | None = None
     """Set name or file of the training rows, for task.name = "data". NAME:SPLIT takes another split of a set."""
     eval: tuple[str, ...] = ()
-    """Set names or files of the eval rows; only a contest window filters them, so that their accuracy can be quoted."""
+    """Set names or files of the eval rows. Only a contest window filters them, so that their accuracy can be
+    compared."""
     contest_from: date | None = None
-    """Rows of contests before this day are left out, e.g. 2024-08-01, of sets that have dates (LiveCodeBench)."""
+    """Rows of contests before this day, e.g. 2024-08-01, are left out. For sets that have dates (LiveCodeBench)."""
     contest_before: date | None = None
-    """Same for contests on this day or later."""
+    """Rows of contests on this day or later are left out."""
     holdout_rows: int = Field(default=0, ge=0)
-    """Training rows kept apart as eval rows, chosen by a checksum of their text: the same rows whatever the seed."""
+    """How many training rows become eval rows. They are chosen by a checksum of their text, independent of the seed."""
     mirror: str | None = None
-    """Folder with copies of hub sets, as org/name/... or in the layout of the hub's cache. Nothing is fetched then."""
+    """Folder with copies of hub sets, as org/name/... or in the layout of the hub's cache. Then nothing is
+    downloaded."""
     prompt_template: str | None = None
-    """Packaged name (math, code_stdin, code_function, code_complete, plain) or file with {problem}. None: by the row."""
+    """Packaged name (math, code_stdin, code_function, code_complete, plain) or a file with {problem}. None: each row's
+    own."""
     max_prompt_tokens: int | None = Field(default=None, ge=1)
-    """Training rows with a longer prompt are left out; tokens of the model's tokenizer, template and chat included."""
+    """Training rows with a longer prompt are left out. Counted by the model's tokenizer, with prompt and chat
+    template."""
     min_difficulty: float | None = None
-    """Training rows with a lower difficulty are left out. On the data's own scale; "3/8" is 0.375."""
+    """Training rows with a lower difficulty are left out. It is on the data's own scale; "3/8" is 0.375."""
     max_difficulty: float | None = None
-    """Same for a higher one."""
+    """Training rows with a higher difficulty are left out."""
     difficulties: tuple[str, ...] = ()
-    """Only training rows with one of these difficulties, by name, in any case. Empty: all."""
+    """Only training rows with one of these difficulties are used. Case does not matter. Empty: all rows."""
     dedup: bool = True
-    """Leave out training rows whose question was there before, up to case, spacing and Unicode forms."""
+    """Leave out training rows with the same question as an earlier one, apart from case, spacing and Unicode form."""
     contamination: Literal["remove", "refuse", "count", "off"] = "remove"
-    """What happens to training rows that share `ngram_words` words in a row with an eval row. refuse: nothing starts."""
+    """What to do with training rows that share `ngram_words` consecutive words with an eval row. refuse: nothing
+    starts."""
     ngram_words: int = Field(default=13, ge=2)
-    """Words of an overlap that counts. Shorter finds more, and soon phrases that all problems share."""
+    """How many consecutive words count as shared. Fewer find more copies, but also phrases that many problems share."""
     max_tests: int | None = Field(default=None, ge=1)
-    """Tests kept of each training row, spread evenly over its list. Fewer are faster and let more wrong programs pass."""
+    """At most so many tests of each training row are kept, spread evenly. Fewer are faster, but let more wrong programs
+    pass."""
 
     allow_unsafe_sandbox: bool = False
-    """Run programs of code rows as plain processes where no sandbox works. They can read and write whatever you can."""
+    """Run programs of code rows as plain processes if no sandbox works. They can then read and write whatever you
+    can."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:

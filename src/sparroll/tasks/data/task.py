@@ -1,4 +1,4 @@
-"""A task on real rows: finite prompts in an order fixed by the seed, judged by rewards that come from elsewhere."""
+"""A task on real rows: a finite number of prompts in an order that the seed determines. The rewards judge responses."""
 
 from __future__ import annotations
 
@@ -24,23 +24,24 @@ from sparroll.types import Prompt
 
 
 class DataTask:
-    """Rows of one training source and any eval sources.
+    """The rows of at most one training source and any number of eval sources.
 
-    A prompt's place is a function of the rows and the seed: train rows are shuffled once by the seed, eval rows stay in
-    their files' order, source after source. `level` means nothing here.
+    The order of prompts depends only on the rows and the seed. Training rows are shuffled once by the seed. Eval rows
+    stay in the order of their files, source after source. `level` has no meaning here.
     """
 
     def __init__(self, name: str, settings: DataSettings, rewards: dict[str, RowReward] | None = None):
-        """Loads every row. rewards: by a row's kind, instead of the packaged ones. Raises UserError as `load` does, where
-        the filters leave nothing, and where rows are contaminated and that is refused."""
+        """Loads every row. rewards: by a row's kind, instead of the packaged ones. Raises UserError for the reasons
+        that `load` has, if the filters leave no rows, and if rows are contaminated and the settings refuse that."""
         self.name = name
         self.settings = settings
         self.removed: Counter[str] = Counter()
-        """Rows left out by filter: training rows by choice, and any row whose answer no reward can read."""
+        """How many rows were left out, by reason: training rows by the filters, and any row whose answer no reward can
+        read."""
         self.overlaps: list[Overlap] = []
         self.sources: list[Loaded] = []
         self.dated = False
-        """Whether any row has a contest date, so that a window means something."""
+        """Whether any row has a contest date, so that a contest window has an effect."""
         self._rewards = dict(rewards or {})
         train = self._train_rows(settings.train) if settings.train is not None else []
         evaluation = [row for source in settings.eval for row in self._read(source, "eval").rows]
@@ -60,10 +61,10 @@ class DataTask:
         self._by_id = {row.row_id: row for rows in self._rows.values() for row in rows}
         if len(self._by_id) < sum(map(len, self._rows.values())):
             twice = next(iter(Counter(row.row_id for rows in self._rows.values() for row in rows).most_common(1)))[0]
-            raise UserError(f"the row {twice} came twice", "name each source once, and give files different names")
+            raise UserError(f"the row {twice} is there twice", "name each source once, and give files different names")
 
     def prompts(self, split: Split, level: int, seed: int, count: int) -> list[Prompt]:
-        """The first `count` prompts of the split; fewer where the data has fewer."""
+        """The first `count` prompts of the split; fewer if the data has fewer."""
         rows = self._rows[split]
         if not rows:
             field = "data.train" if split == "train" else "data.eval or data.holdout_rows"
@@ -75,7 +76,7 @@ class DataTask:
 
     @property
     def eval_count(self) -> int:
-        """Rows of the eval split: what an evaluation takes that asks for no number."""
+        """The number of eval rows. An evaluation takes all of them if it asks for no number."""
         return len(self._rows["eval"])
 
     @property
@@ -84,14 +85,15 @@ class DataTask:
         return all(reward.gives_answers for reward in self._rewards.values())
 
     def reward(self, prompt: Prompt, response_text: str) -> float:
-        """Raises UserError where nothing can be said of the response; `verdicts` says so without an error."""
+        """The reward of one response. Raises UserError if it cannot be judged; `verdicts` reports that without an
+        error."""
         (verdict,) = self.verdicts([prompt], [response_text])
         if verdict.reward is None:
             raise UserError(f"no reward for a response to {prompt.prompt_id}: {verdict.status}", "use verdicts(...)")
         return verdict.reward
 
     def verdicts(self, prompts: Sequence[Prompt], response_texts: Sequence[str]) -> list[Verdict]:
-        """A verdict for each response to the prompt at the same place; each kind's are judged together."""
+        """A verdict for each response to the prompt at the same place. Rows of one kind are judged together."""
         rows = [self.row(prompt) for prompt in prompts]
         found: dict[int, Verdict] = {}
         for kind in dict.fromkeys(row.kind for row in rows):
@@ -103,11 +105,12 @@ class DataTask:
     def row(self, prompt: Prompt) -> Row:
         """The row behind a prompt. Raises UserError for prompts of another task."""
         if prompt.prompt_id not in self._by_id:
-            raise UserError(f"the prompt {prompt.prompt_id!r} is none of the task {self.name!r}")
+            raise UserError(f"the prompt {prompt.prompt_id!r} does not belong to the task {self.name!r}")
         return self._by_id[prompt.prompt_id]
 
     def limit_prompt_tokens(self, tokens: Callable[[Sequence[Prompt]], list[int]]) -> None:
-        """Leave out training rows longer than `max_prompt_tokens`. tokens: lengths of prompts as the model sees them."""
+        """Leave out training rows longer than `max_prompt_tokens`. tokens: returns the lengths of prompts as the model
+        sees them."""
         most, rows = self.settings.max_prompt_tokens, self._rows["train"]
         if most is None or not rows:
             return
@@ -119,7 +122,7 @@ class DataTask:
         self._rows["train"] = kept
 
     def fingerprint(self) -> str:
-        """Of every row that is left, in order: another one means other data, so a run cannot be resumed on it."""
+        """A digest of all rows that are left, in order. A run cannot be resumed on data with another fingerprint."""
         digest = hashlib.sha256()
         for split in ("train", "eval"):
             for row in self._rows[split]:
@@ -130,7 +133,7 @@ class DataTask:
         return digest.hexdigest()
 
     def report(self) -> dict[str, Any]:
-        """What came of the sources, for a record."""
+        """What was read, left out and kept, for a record."""
         return {
             "sources": {each.source: {"rows": len(each.rows), "skipped": dict(each.skipped)} for each in self.sources},
             "removed": dict(self.removed),
@@ -190,7 +193,8 @@ class DataTask:
 
 
 def _fewer_tests(row: Row, most: int | None) -> Row:
-    """Cut at once: a large set's tests would not all fit into memory."""
+    """The row with fewer tests. Called as soon as a row is read, because all tests of a large set would not fit into
+    memory."""
     tests = row.tests
     if most is None or tests is None:
         return row
@@ -201,7 +205,8 @@ def _fewer_tests(row: Row, most: int | None) -> Row:
 
 
 def task_settings(name: str, settings: DataSettings) -> DataSettings:
-    """Settings of the task `name`: "data" takes them as they are; a set's name stands for its rows."""
+    """The settings of the task `name`. "data" takes them as they are; a set's name also chooses the rows of that
+    set."""
     if name == "data":
         if settings.train is None and not settings.eval:
             raise UserError('task.name = "data" needs data.train or data.eval', "name sets or files")

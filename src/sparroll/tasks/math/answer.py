@@ -1,7 +1,9 @@
-r"""The answer that a response gives: its last box, found in linear time, in signs that a LaTeX parser knows. No mathematics.
+r"""The answer in a response: the content of its last box, found in linear time, in characters that a LaTeX parser
+knows. Nothing here does mathematics.
 
-`last_boxed` reads `\boxed{...}`, `\boxed 5` and `\fbox{...}`. `plain_signs` maps signs that look like ASCII or have a LaTeX
-name (full-width digits, other minus signs, superscripts, fractions in one character) and drops invisible ones.
+`last_boxed` reads `\boxed{...}`, `\boxed 5` and `\fbox{...}`. `plain_signs` replaces characters that look like ASCII or
+have a LaTeX name (full-width digits, other minus signs, superscripts, fractions in one character) and drops invisible
+ones.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ import re
 import unicodedata
 
 SCAN_CHARS = 1_000_000
-"""Only the end of a longer response is searched for a box."""
+"""Only this much at the end of a response is searched for a box."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -49,10 +51,10 @@ _LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
 
 
 def last_boxed(response_text: str) -> str | None:
-    r"""What the last box that holds something contains; None without one.
+    r"""The content of the last box that is not empty; None if there is none.
 
-    A box inside a box belongs to the outer one. A box that never closes is no answer, and neither is any box before it: the
-    response was still answering when it was cut.
+    A box inside a box belongs to the outer one. If the last box never closes, there is no answer, not even that of a
+    box before it, because the response was cut while it gave its answer.
 
     >>> last_boxed(r"so \boxed{3}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
@@ -87,7 +89,7 @@ def _closing_brace(text: str, opening: int) -> int | None:
 
 
 def _unboxed(content: str) -> str:
-    r"""`\boxed{\boxed{5}}` says 5: a box around a box is taken off, as long as nothing stands beside the inner one."""
+    r"""Take off a box around a box, if nothing else is in the outer one: `\boxed{\boxed{5}}` means 5."""
     content = content.strip()
     while (box := _BOX.match(content)) is not None:
         rest = content[box.end() :].lstrip()
@@ -98,7 +100,7 @@ def _unboxed(content: str) -> str:
 
 
 def plain_signs(text: str) -> str:
-    """The same answer in ASCII and LaTeX commands, as far as a sign has one meaning; others stay as they are."""
+    """The same answer in ASCII and LaTeX commands. Characters that may mean several things stay as they are."""
     if not (text.isascii() and text.isprintable()):
         text = _RAISED.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[sign] for sign in run.group()) + "}", text)
         text = _LOWERED.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[sign] for sign in run.group()) + "}", text)

@@ -1,7 +1,8 @@
-"""Worker processes that answer one question at a time, each with a deadline, killed and replaced when they pass it.
+"""Worker processes that answer one question at a time. A worker that passes a limit is killed and replaced.
 
-Knows processes and lines, no mathematics. Each worker belongs to one thread of ours: that thread starts it, asks it and
-kills it. Works from any thread and beside CUDA: a worker is a new program (fork and exec), never a copy of this process.
+Knows processes and lines of text, but no mathematics. Each worker belongs to one thread of this process, which starts
+it, asks it and kills it. The pool can be used from any thread and together with CUDA, because a worker is a new program
+(fork and exec) and never a copy of this process.
 """
 
 from __future__ import annotations
@@ -33,21 +34,23 @@ End = Literal["answered", "timeout", "crashed"]
 
 @dataclass(frozen=True)
 class PoolLimits:
-    """What one question may use."""
+    """The limits of one question, and of a worker's life."""
 
     cpu_seconds: float = 5.0
-    """Processor time of the worker: what ends a hard question, so that verdicts do not depend on the machine's load."""
+    """Processor time for one question. This limit ends hard questions, so that verdicts do not depend on the machine's
+    load."""
     wall_seconds: float = 60.0
-    """A worker that has not answered by then is killed."""
+    """A worker that has not answered after this time is killed."""
     memory_mib: int = 1024
     """Address space of a worker (Linux)."""
     questions_per_worker: int = 5000
-    """A worker is replaced after this many, so that whatever a library keeps cannot grow for ever."""
+    """A worker is replaced after so many questions, so that the memory of a library's caches cannot grow without
+    end."""
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What came back: all lines (the last is the verdict where it was answered), and how it ended."""
+    """A worker's reply: all its lines, of which the last is the verdict if it answered, and how the question ended."""
 
     lines: tuple[str, ...]
     end: End
@@ -63,7 +66,7 @@ class _Batch:
 
 
 class Pool:
-    """Up to `workers` processes, started when first needed, ended by `close` or at exit."""
+    """Up to `workers` processes. They start when they are first needed, and end with `close` or at exit."""
 
     def __init__(self, workers: int | None = None, limits: PoolLimits | None = None) -> None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -84,7 +87,8 @@ class Pool:
         self._closed = False
 
     def ask(self, questions: Sequence[dict[str, Any]]) -> list[Reply]:
-        """A reply to each question, in order. Any thread may ask; an interrupted call leaves its other questions unasked."""
+        """A reply to each question, in order. Any thread may ask. An interrupted call drops the questions that are
+        left."""
         if not questions:
             return []
         batch = _Batch(questions, [None] * len(questions))
@@ -100,7 +104,7 @@ class Pool:
         return [reply for reply in batch.replies if reply is not None]
 
     def process_ids(self) -> list[int]:
-        """Of the workers that run now."""
+        """Process ids of the workers that are running now."""
         return [worker.process.pid for worker in list(self._running) if worker.process.poll() is None]
 
     def close(self) -> None:
@@ -126,7 +130,8 @@ class Pool:
                 self._jobs.put((batch, place))
 
     def _after_fork(self) -> None:
-        """In a forked copy of this process: the workers are not ours, but our ends of their pipes are; start anew."""
+        """Start anew in a forked copy of this process. The workers belong to the original, so only the copied pipe ends
+        are closed."""
         for worker in self._running:
             worker.forget()
         self._reset()
@@ -159,7 +164,8 @@ class Pool:
             if reply.end != "answered" or worker.asked >= self.limits.questions_per_worker:
                 self._drop(worker)
                 worker = None
-            # A worker can be killed from outside (memory of the machine); a question that crashes two did it itself.
+            # A worker may have been killed from outside, for want of memory. A question that crashes two workers is to
+            # blame.
             if reply.end != "crashed" or attempt == 1 or self._closed:
                 break
         return reply, worker
@@ -171,21 +177,21 @@ class Pool:
 
 
 class _Worker:
-    """One process and the lines to and from it."""
+    """One worker process, and the lines of text to and from it."""
 
     def __init__(self, limits: PoolLimits) -> None:
         self.limits = limits
         self.asked = 0
         numbers = (os.getpid(), limits.cpu_seconds, limits.wall_seconds, limits.memory_mib * 2**20)
         self.process = subprocess.Popen(
-            # -P: the folder of the program holds files named like standard modules.
+            # -P, because the program's folder may hold files with the names of standard modules.
             [sys.executable, "-P", str(WORKER), *map(str, numbers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            # sympy's order of symbols, and with it a verdict at a limit, follows the hash seed.
+            # sympy's order of symbols depends on the hash seed, and with it the verdict on an answer near a limit.
             env=os.environ | {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1"},
-            # Ctrl-C in a terminal is for the run, which may want to finish its step.
+            # Ctrl-C in a terminal is meant for the run, which may have to finish its step.
             start_new_session=True,
         )
         assert self.process.stdin is not None and self.process.stdout is not None
@@ -225,7 +231,7 @@ class _Worker:
         self.process.wait()
 
     def forget(self) -> None:
-        """Close our ends of the pipes."""
+        """Close this process's ends of the pipes."""
         self._selector.close()
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:

@@ -1,6 +1,6 @@
-r"""Is a response's boxed answer the gold answer? Verdicts with a status, in batches, cached by content. No prompts here.
+r"""Whether the boxed answer of a response is the gold answer. Verdicts have a status, come in batches, and are cached.
 
-The comparison is math-verify's, gold first, in worker processes (math_pool.py). Words are compared here, as words.
+math-verify compares the answers, the gold one first, in worker processes (pool.py). Answers in words are compared here.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Status = Literal["right", "wrong", "no_answer", "too_long", "timeout", "crashed"
 STATUSES: tuple[str, ...] = get_args(Status)
 
 ANSWER_CHARS = 1000
-"""A longer answer is not read: no gold answer comes near, and parsers are slow on long input."""
+"""Longer answers are not read: no gold answer is nearly as long, and parsers are slow on long input."""
 CACHED_VERDICTS = 200_000
 
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}\\]*)\}")
@@ -33,18 +33,18 @@ _WORDS = re.compile(r"[A-Za-z][A-Za-z .'-]*")
 
 @dataclass(frozen=True)
 class MathVerdict:
-    r"""What came of one response.
+    r"""The verdict on one response.
 
     >>> MathVerdict("right", r"\frac{1}{2}")
     """
 
     status: Status
     answer: str | None
-    """What stood in the last box; None without one."""
+    """The content of the last box; None if there is none."""
 
     @property
     def reward(self) -> float:
-        """1.0 for a right answer, else 0.0. A gold answer that does not parse has no reward: that is an error."""
+        """1.0 for a right answer, otherwise 0.0. Raises UserError if the gold answer does not parse."""
         if self.status == "unparsable_gold":
             raise UserError(
                 "the gold answer of a prompt does not parse, so no response to it has a reward",
@@ -54,7 +54,8 @@ class MathVerdict:
 
 
 class MathReward:
-    """Verdicts by math-verify, one process a core, each pair of gold and answer compared once. Any thread may ask.
+    """Verdicts by math-verify, with one process per core. Each pair of gold and answer is compared once. Any thread may
+    ask.
 
     >>> MathReward().grade("0.5", r"... so the answer is \boxed{\frac{1}{2}}.").status
     'right'
@@ -79,11 +80,11 @@ class MathReward:
         return self._record(answers, [gold for gold, _ in pairs])
 
     def grade_answers(self, pairs: Sequence[tuple[str, str]]) -> list[MathVerdict]:
-        """Like `grade_all` for answers that stand alone, without a box around them."""
+        """The same for pairs of gold and answer, where the answer is given alone and without a box."""
         return self._record([answer for _, answer in pairs], [gold for gold, _ in pairs])
 
     def unparsable_gold(self, golds: Sequence[str]) -> list[bool]:
-        """Of each gold answer, whether it cannot be compared with anything."""
+        """Whether each gold answer fails to parse, so that nothing can be compared with it."""
         return [status == "unparsable_gold" for status in self._statuses([(gold, None) for gold in golds])]
 
     def with_parsable_gold(self, prompts: Sequence[Prompt]) -> tuple[list[Prompt], int]:
@@ -107,7 +108,8 @@ class MathReward:
         return verdicts
 
     def _statuses(self, pairs: Sequence[tuple[str, str | None]]) -> list[Status]:
-        """Of each (gold, answer), or of the gold alone where the answer is None: "right" if it parses."""
+        """The status of each (gold, answer). If the answer is None, it is the status of the gold answer: "right" if it
+        parses."""
         plain = [(plain_signs(gold), None if answer is None else plain_signs(answer)) for gold, answer in pairs]
         keys = [_key(*pair) for pair in plain]
         known: dict[bytes, Status] = {}
@@ -125,7 +127,7 @@ class MathReward:
             known[key] = self._status(gold, reply)
         with self._lock:
             for key in unknown:
-                # A crash may have come from outside; asked again, it may be answered.
+                # The reason of a crash may lie outside, so the question may be asked again.
                 if known[key] != "crashed":
                     self._cache[key] = known[key]
             while len(self._cache) > CACHED_VERDICTS:
@@ -143,7 +145,7 @@ class MathReward:
             status = "unparsable_gold"
         if "gold" in reply.lines:
             self._parsed_gold.add(gold_key)
-        # A gold answer that parsed once is not to blame, however long ago that was.
+        # If the gold answer has ever parsed before, it is not to blame.
         elif gold_key in self._parsed_gold:
             return "timeout" if reply.end == "timeout" else "crashed"
         return status
@@ -151,12 +153,13 @@ class MathReward:
 
 @cache
 def shared_pool() -> Pool:
-    """The pool of all math rewards of this process."""
+    """The pool that all math rewards of this process share."""
     return Pool()
 
 
 def as_text(latex: str) -> str | None:
-    r"""Lower-case words of an answer in words, `\text{east}` or `Tuesday`; None for anything that may be mathematics."""
+    r"""The lower-case words of an answer such as `\text{east}` or `Tuesday`; None for anything that may be
+    mathematics."""
     inner, wrapped = _TEXT.subn(r"\1", latex)
     inner = " ".join(inner.strip("$ .").split())
     if not _WORDS.fullmatch(inner):
@@ -169,7 +172,7 @@ _STATUS: dict[str, Status] = {"right": "right", "wrong": "wrong", "unparsable_go
 
 
 def _without_mathematics(gold: str, answer: str | None) -> Status | None:
-    """The status where no parser is needed: a gold answer that is empty or too long, or in words."""
+    """The status if it needs no parser, because the gold answer is empty, too long, or in words; otherwise None."""
     if not gold or len(gold) > ANSWER_CHARS:
         return "unparsable_gold"
     words = as_text(gold)

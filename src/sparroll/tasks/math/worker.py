@@ -1,9 +1,10 @@
-r"""The program that a worker process runs: compares one answer at a time with math-verify. Imports nothing of sparroll.
+r"""The program that a worker process runs. It compares one answer at a time with math-verify, and imports nothing of
+sparroll.
 
-Started as a file by math_pool.py. Standard input: one JSON line a question, {"gold", "answer" or null}. Standard output: the
-line "ready" once, then for each question "gold" when its gold answer has parsed, and "= right", "= wrong" or
-"= unparsable_gold". The kernel's timers end a question that runs too long, whatever Python is doing then: SIGPROF after
-cpu_seconds of this process's own time, SIGALRM as a guard that needs no parent.
+pool.py starts it as a file. Standard input has one JSON line per question: {"gold", "answer" or null}. Standard output
+has the line "ready" once, and then for each question the line "gold" when its gold answer has parsed, and "= right", "=
+wrong" or "= unparsable_gold". Timers of the kernel end a question that takes too long, whatever Python is doing at that
+moment: SIGPROF after cpu_seconds of this process's own time, and SIGALRM in case the parent is gone.
 """
 
 import json
@@ -16,7 +17,8 @@ PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent: int) -> None:
-    """Killed by the kernel when the thread that started us ends (Linux); elsewhere the end of standard input does it."""
+    """Make the kernel kill this process when the thread that started it ends (Linux). Elsewhere it ends with its
+    standard input."""
     if sys.platform == "linux":
         import ctypes
 
@@ -26,7 +28,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def limit(memory_bytes: int) -> None:
-    """No more memory than this, no core dumps, and no byte into any file."""
+    """Allow no more memory than this, no core dumps, and no writing to files."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     if sys.platform == "linux":
@@ -57,7 +59,7 @@ def main(parent: int, cpu_seconds: float, wall_seconds: float, memory_bytes: int
 
     def judge(gold_latex: str, answer_latex: str | None) -> str:
         gold = parsed(gold_latex)
-        # math-verify falls back to the string itself where it cannot parse; comparing strings is not its job.
+        # math-verify returns the string itself if it cannot parse it, and would then only compare strings.
         if all(isinstance(one, str) for one in gold):
             return "unparsable_gold"
         say("gold")

@@ -1,8 +1,9 @@
-"""The four kinds of synthetic problem: how each is drawn, and a correct chain of thought for it. Words only; no splits.
+"""The four kinds of synthetic problem: how each is drawn, and a correct chain of thought for it. Only words; task.py
+makes the splits.
 
-Every kind makes its reader look far back, and each reference chain leaves some order free (which ready variable, which
-item of a bucket, which operand, which earlier result to check). The reference takes a free choice at random, so a
-policy trained on it is not one-hot.
+Every kind needs tokens from far back in the context. Each reference chain leaves some choices open: which variable
+comes next, which item of a bucket, which operand, which earlier result to check. The reference chooses at random, so
+that a policy that is trained on it keeps some entropy.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PAIRS = tuple((str(n // 10), str(n % 10)) for n in range(100))
 TRIPLES = tuple((str(n // 100), str(n // 10 % 10), str(n % 10)) for n in range(1000))
 
 CHECK_SHARE = (0.0, 0.6)
-"""Each response draws from this range how often it checks an earlier result after a step."""
+"""Range from which each response draws the share of its steps after which it checks an earlier result."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Chain:
     prompt    chain du > li - ba ; ba 4 7 ; ki > du + ba ; ki 1 2 ; start ki find li ?
     response  ki > du + ba : ki 1 2 + ba 4 7 = du 5 9 ; du > li - ba : du 5 9 - ba 4 7 = li 1 2 ; answer 1 2 <eos>
     "ki > du + ba" leads from ki to du by adding ba.
-    A step takes a variable whose value is known and writes the one formula that continues from it. Any thread may go
-    next. After a step, sometimes: check ba 4 7 ;
+    A step takes a variable whose value is known, and writes the one formula that continues from it. Any thread may be
+    the next. Some steps are followed by a check: check ba 4 7 ;
     """
 
     threads = (2, 3, 3, 4, 4, 5, 6, 7, 8)
@@ -103,7 +104,7 @@ class Walk:
 
     prompt    walk du > ba 1 2 ; ba > ki 4 7 ; start ba steps 0 2 ?
     response  0 1 ba > ki 4 7 sum 4 7 ; 0 2 ki > ... ; answer ...
-    After a step, sometimes, an edge already walked: check ba > ki 4 7 ;
+    Some steps are followed by a check of an earlier edge: check ba > ki 4 7 ;
     """
 
     steps = (7, 16, 23, 30, 40, 54, 70, 85, 95)
@@ -140,7 +141,8 @@ class Sort:
     prompt    sort ba 4 7 ; ki 4 2 ; du 1 2 ; find ki ?
     response  tens 4 : ki 4 2 , ba 4 7 , ; tens 1 : du 1 2 , ; tens 0 : ; ... du 1 2 > 0 1 ; ki 4 2 > 0 2 ;
               ba 4 7 > 0 3 ; answer 0 2 <eos>
-    The ten buckets and the items of a bucket come in any order. Between ranked items, sometimes: check du 1 2 ;
+    The ten buckets and the items of a bucket come in any order. Some ranked items are followed by a check: check du 1 2
+    ;
     """
 
     items = (6, 15, 22, 30, 40, 56, 74, 88, 99)
@@ -170,13 +172,14 @@ class Sort:
 
 
 class Add:
-    """Sum the asked ones of many named numbers column by column, from the right; the answer is the digits of the sum.
+    """Add up some of many named numbers, column by column from the right; the answer is the digits of the sum.
 
     prompt    add ba 4 7 ; ki 1 2 ; du 9 9 ; li 5 0 ; find 0 2 : du ba ?
     response  col 0 : 0 2 ba 7 0 0 7 li ; 0 1 du 9 0 1 6 ba ; put 6 carry 0 1 ; col 1 : ... ; answer 1 4 6 <eos>
-    An operand enters a column as count-down, name, digit, running sum, remark; operands in any order. The count-down
-    shows from nearby where a column ends. A remark is any name of the prompt, none twice before each has had its turn:
-    its choice depends on much of the context, and nothing depends on it. Leading zeros of the answer are dropped.
+    An operand is written in a column as count-down, name, digit, running sum and remark; operands come in any order.
+    The count-down shows where a column ends without looking far back. A remark is any name of the prompt; no name is
+    used again before each has been used. So the choice of a remark depends on much of the context, and nothing depends
+    on the remark. Leading zeros of the answer are dropped.
     """
 
     operands = (3, 4, 6, 7, 9, 11, 13, 15, 18)

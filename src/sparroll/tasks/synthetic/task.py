@@ -1,8 +1,9 @@
-"""Problems made from a seed, with answers that a program checks and reference chains of thought. Words, not token ids.
+"""Problems made from a seed, with answers that a program checks, and reference chains of thought. In words, not token
+ids.
 
-A problem is fixed by (split, kind, level, seed, index). Streams of different arguments are independent, and the two
-splits can never share a problem, whatever their seeds: a checksum of the prompt's words decides which split it belongs
-to (one prompt in eight is "eval"), and drawing repeats until the prompt belongs to the split that was asked for.
+(split, kind, level, seed, index) determines a problem. Streams with different arguments are independent. The two splits
+never share a problem, whatever their seeds are: a checksum of the prompt's words decides which split it belongs to (one
+prompt in eight is "eval"), and problems are drawn until one belongs to the wanted split.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ RESPONSE_TOKENS = (
     (850, 1500),
     (900, 2000),
 )
-"""Per level: fewest and most tokens of a reference response, over all kinds, end-of-sequence included."""
+"""For each level the fewest and the most tokens of a reference response, over all kinds, end-of-sequence included."""
 
 EVAL_SHARE = 8
-"""One prompt in this many belongs to the eval split."""
+"""One prompt in so many belongs to the eval split."""
 
 
 def problem(split: base.Split, kind: str, level: int, seed: int, index: int) -> Problem:
@@ -52,14 +53,14 @@ def reference_response(split: base.Split, kind: str, level: int, seed: int, inde
 
 
 def example(split: base.Split, kind: str, level: int, seed: int, index: int) -> tuple[list[str], list[str]]:
-    """Words of a prompt and of its reference response."""
+    """The words of a prompt, and those of its reference response."""
     drawn = problem(split, kind, level, seed, index)
     rng = Random(f"reference|{split}|{kind}|{level}|{seed}|{index}")
     return list(drawn.words), [*KIND[kind].reference(drawn.facts, rng), ANSWER, *drawn.answer, EOS]
 
 
 def marked_answer(response_text: str) -> str | None:
-    """What follows the last answer mark, up to the end of the sequence; None without a mark."""
+    """The words after the last answer mark, up to the end of the sequence; None if there is no mark."""
     words = response_text.split()
     if ANSWER not in words:
         return None
@@ -70,7 +71,7 @@ def marked_answer(response_text: str) -> str | None:
 
 
 class SyntheticTask:
-    """Problems of the named kinds in turn: prompt i is of kind i modulo their number."""
+    """Problems of the given kinds in turn: prompt i has kind number i modulo the number of kinds."""
 
     def __init__(self, name: str = "synthetic", kinds: tuple[str, ...] = KINDS) -> None:
         self.name = name
@@ -90,12 +91,13 @@ class SyntheticTask:
         return float(marked_answer(response_text) == prompt.answer)
 
     def answer_key(self, response_text: str) -> str | None:
-        """What the response answers, for majority votes; None without an answer mark."""
+        """The answer of a response, for majority votes; None if there is no answer mark."""
         return marked_answer(response_text)
 
 
 def register_all() -> None:
-    """`synthetic` mixes all kinds; `synthetic_chain`, `_walk`, `_sort` and `_add` are one each."""
+    """Register the tasks: `synthetic` mixes all kinds; `synthetic_chain`, `_walk`, `_sort` and `_add` have one kind
+    each."""
     base.register("synthetic", SyntheticTask)
     for kind in KINDS:
         name = f"synthetic_{kind}"

@@ -57,7 +57,7 @@ def test_a_large_json_array_is_never_whole_in_memory(tmp_path: Path) -> None:
         ("a.json", '[{"a": 1}', "not valid JSON after row 1"),
         ("a.json", '[{"a": 1}] more', "goes on after the end"),
         ("a.json", "[1, 2]", "row 1 of .* is a int"),
-        ("a.csv", "a,b\n1\n", "row 1 of .* another number of cells"),
+        ("a.csv", "a,b\n1\n", "row 1 of .* more or fewer cells"),
         ("a.parquet", "PAR0", "cannot read"),
         ("a.txt", "x", "unknown format '.txt'"),
     ],
@@ -104,7 +104,7 @@ def test_chats_are_kept_turn_by_turn(tmp_path: Path) -> None:
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "2+2?"}]
     loaded = own(tmp_path, {"prompt": chat, "answer": "4"}, {"prompt": chat[:1], "answer": "4"})
     assert loaded.rows[0].question == (("system", "Be brief."), ("user", "2+2?"))
-    assert loaded.skipped == {"a chat that is no list of {role, content} ending with the user": 1}
+    assert loaded.skipped == {"a chat that is not a list of {role, content} ending with the user": 1}
 
 
 def test_every_unusable_row_is_counted_by_its_reason(tmp_path: Path) -> None:

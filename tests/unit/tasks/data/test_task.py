@@ -76,7 +76,7 @@ def test_a_reward_judges_the_row_behind_the_prompt(tmp_path: Path) -> None:
     prompt = made.prompts("train", 0, 0, 1)[0]
     assert made.reward(prompt, prompt.answer) == 1 and made.reward(prompt, "no") == 0
     other = tasks.get("synthetic").prompts("train", 0, 0, 1)[0]
-    with pytest.raises(UserError, match="is none of the task"):
+    with pytest.raises(UserError, match="does not belong to the task"):
         made.reward(other, "")
 
 
