@@ -146,7 +146,7 @@ def test_runs_on_other_problems_are_not_paired(
         (["--max-new-tokens", "600"], "exceed the context of 512"),
         (["--budget", "64", "--schedule", "qwen3-4b-0.86"], "--schedule and --budget exclude each other"),
         (["--reward", "my_rewards"], "--reward takes package.module:function, got 'my_rewards'"),
-        (["--reward", "no_such_module:reward"], "module that is not there: no_such_module"),
+        (["--reward", "no_such_module:reward"], "the module no_such_module of the reward"),
         (["--reward-set", "worth=1"], "--reward-set needs --reward"),
         (["--reward", "integration.evaluation_runs:short", "--reward-set", "worth"], "--reward-set takes name=value"),
         (

@@ -204,7 +204,7 @@ LOGP = torch.tensor([[-0.5, -1.5]])
         ((IDS, LOGP, IDS, -LOGP), r"sparse_logp must be log-probabilities \(at most 0\), got 0.5"),
         ((IDS, LOGP, IDS, torch.full((1, 2), math.inf)), "got inf"),
         ((IDS, LOGP, IDS, torch.zeros(1, 2)), "probability mass of 2"),
-        ((IDS, LOGP, IDS, torch.full((1, 2), -math.inf)), "an empty list says nothing"),
+        ((IDS, LOGP, IDS, torch.full((1, 2), -math.inf)), "so the list there is empty"),
         ((IDS[:, :0], LOGP[:, :0], IDS, LOGP), "K of 1 or more"),
     ],
 )

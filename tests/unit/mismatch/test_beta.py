@@ -66,7 +66,7 @@ def test_zeros_and_float32_values_next_to_the_end_are_fitted() -> None:
         (torch.rand(19) * 0.9, "needs 20 values below 0.999, got 19 of 19"),
         (torch.zeros(0), "needs 20 values below 0.999, got 0 of 0"),
         (torch.full((100,), 0.7), "all 100 below 0.999 are near 0.7"),
-        (torch.zeros(100), "values that differ"),
+        (torch.zeros(100), "needs different values"),
         (torch.full((100,), float("nan")), "without NaN"),
         (torch.full((100,), 1.5), r"in \[0, 1\]"),
     ],

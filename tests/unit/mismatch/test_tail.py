@@ -197,10 +197,10 @@ def test_bfloat16_acceptances_are_counted_as_they_are() -> None:
         ([0.5, math.nan], [1, 2], r"rollout 'r': acceptance must be in \[0, 1\], got nan at token 1"),
         ([0.5, 1.0001], [1, 2], "got 1.0001 at token 1"),
         ([-0.1], [1], "got -0.1 at token 0"),
-        ([0.5], [1, 2], "two lists of one length"),
+        ([0.5], [1, 2], "lists of the same length"),
         ([0.5], [-1], r"context_tokens must be in \[0, 8,388,608\), got -1"),
         ([0.5], [1.5], "context_tokens integers"),
-        ([[0.5]], [[1]], "two lists of one length"),
+        ([[0.5]], [[1]], "lists of the same length"),
     ],
 )
 def test_what_is_no_rollout_is_refused_and_nothing_is_counted(values: list, context: list, message: str) -> None:
@@ -231,7 +231,7 @@ def test_an_unknown_estimator_is_refused_with_the_nearest_name() -> None:
 
 
 def test_arguments_of_different_length_are_refused() -> None:
-    with pytest.raises(UserError, match="one entry a token, got 3, 3 and 2"):
+    with pytest.raises(UserError, match="one entry per token, got 3, 3 and 2"):
         tail(torch.rand(3), torch.arange(3), [1, 2])
 
 
