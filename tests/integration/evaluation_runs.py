@@ -56,7 +56,7 @@ if "first_vowel" not in tasks.names():
 
 
 def short(prompt: Prompt, response_text: str, rollout: Rollout, most_tokens: int = 10) -> float | None:
-    """A reward of one's own; a response of one token is not judged."""
+    """A custom reward; a response of one token is not judged."""
     tokens = len(rollout.response_ids)
     return None if tokens == 1 else float(tokens <= most_tokens)
 

@@ -1,4 +1,4 @@
-"""Rewards of one's own and the overlong penalty in whole runs: what they change, and that nothing is lost when a function
+"""Custom rewards and the overlong penalty in whole runs: what they change, and that nothing is lost when a function
 breaks."""
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ if "vowels" not in tasks.names():
 
 
 def early_vowel(prompt: Prompt, response_text: str, rollout: Rollout, words: int = 2) -> float:
-    """1 where one of the first words is a vowel: a reward of one's own that a group sometimes gets as a whole or not at all.
+    """1 where one of the first words is a vowel: a custom reward that a group sometimes gets as a whole or not at all.
 
     On one prompt in five nothing is ever right.
     """

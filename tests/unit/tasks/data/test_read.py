@@ -1,4 +1,4 @@
-"""Files of one's own, in every format, whole and damaged; a large JSON array streams."""
+"""Your own files, in every format, whole and damaged; a large JSON array streams."""
 
 from __future__ import annotations
 

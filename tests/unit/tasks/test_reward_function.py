@@ -1,4 +1,4 @@
-"""Rewards of one's own: how a function is found, checked and called, and what every mistake in it says."""
+"""Custom rewards: how a function is found, checked and called, and what every mistake in it says."""
 
 from __future__ import annotations
 
