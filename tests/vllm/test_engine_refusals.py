@@ -67,7 +67,7 @@ def own_cache_size(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_cache_too_small_for_one_request_is_a_users_error(monkeypatch: pytest.MonkeyPatch, gib: float) -> None:
     """No block at all; some, but not enough."""
     monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
-    with pytest.raises(UserError, match=r"(?s)a KV cache of [\d.e-]+ GiB.*hint: .*rollout\.kv_cache_gib"):
+    with pytest.raises(UserError, match=r"(?s)a KV cache of [\d.e-]+ GiB.*hint: .*engine\.kv_cache_gib"):
         VLLMEngine("tiny-reasoner", dtype=torch.float32, kv_cache_gib=gib)
 
 
