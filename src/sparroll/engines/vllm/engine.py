@@ -31,7 +31,7 @@ from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
-from sparroll.models import resolve
+from sparroll.models import fingerprint, resolve
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
@@ -176,6 +176,7 @@ class VLLMEngine(Engine):
             raise UserError(
                 "the engine was started with vLLM's own attention, which has no schedule", "start it with sparse=True"
             )
+        schedule.check_model(self.model_name, fingerprint.of_config(self.config))
         schedule.check_layers(self.layers)
         if len(schedule.steps) > MOST_STEPS:
             raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
