@@ -48,8 +48,7 @@ def check_checkpoint(name: str | Path) -> None:
 
 def _from_checkpoint(name: str | Path, **options: Any) -> PreTrainedModel:
     try:
-        # Without the option, transformers fills tensors of another shape or none at all with random numbers, or ends
-        # with a table on several lines.
+        # With ignore_mismatched_sizes the loading goes on to its end, and what was wrong is told as a whole below.
         model, found = AutoModelForCausalLM.from_pretrained(
             resolve(str(name)),
             use_safetensors=True,

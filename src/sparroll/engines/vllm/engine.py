@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
+from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs
@@ -127,6 +128,9 @@ class VLLMEngine(Engine):
                 f"sparse=False, but {SCHEDULE_VARIABLE}={os.environ[SCHEDULE_VARIABLE]} makes every engine sparse",
                 f"unset {SCHEDULE_VARIABLE}",
             )
+        if "load_format" not in arguments and getattr(self.config, "quantization_config", None) is None:
+            # vLLM passes over tensors that it does not know, and over a missing one that is tied to another.
+            check_checkpoint(str(model))
         _open.append(self)
         try:
             self._llm = launch.start(folder, arguments)
