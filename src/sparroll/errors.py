@@ -29,6 +29,13 @@ def nearest(name: str, known: list[str]) -> str:
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
 
 
+def reason_of(error: BaseException) -> str:
+    """The first line of another library's error, with its type where it is not meant for users."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    plain = line and isinstance(error, (OSError, ValueError))
+    return line if plain else f"{type(error).__name__}{': ' if line else ''}{line}"
+
+
 def of_machine(error: BaseException) -> UserError | None:
     """The UserError for an error that says that the disk is full or that memory has run out; None for any other error.
 

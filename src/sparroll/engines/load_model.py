@@ -10,7 +10,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine, reason_of
 from sparroll.models import resolve
 
 _NAMED = 3
@@ -21,11 +21,12 @@ def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer, without the model."""
     try:
         return AutoTokenizer.from_pretrained(resolve(str(name)))
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
+    except Exception as error:
+        if of_machine(error):
+            raise
         raise UserError(
-            f"cannot load the tokenizer of {str(name)!r}: {reason}", "give a hub name or a folder"
-        ) from None
+            f"cannot load the tokenizer of {str(name)!r}: {reason_of(error)}", "give a hub name or a folder"
+        ) from error
 
 
 def load_model(
@@ -61,9 +62,13 @@ def _from_checkpoint(name: str | Path, **options: Any) -> PreTrainedModel:
             f"cannot load the model {str(name)!r}: a file of weights is damaged or cut off ({error})",
             "copy or download the checkpoint again",
         ) from None
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the model {str(name)!r}: {reason}", "give a hub name or a folder") from None
+    except Exception as error:
+        if of_machine(error):
+            raise
+        # A config can make transformers fail in any way.
+        raise UserError(
+            f"cannot load the model {str(name)!r}: {reason_of(error)}", "give a hub name or a folder"
+        ) from error
     _check_tensors(str(name), found)
     loaded: PreTrainedModel = model
     return loaded

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparroll.errors import UserError
+from sparroll.errors import UserError, reason_of
 from sparroll.types import Prompt
 
 SWITCH = "enable_thinking"
@@ -75,9 +75,16 @@ class PromptEncoder:
             check_unicode(content, f"the prompt {prompt.prompt_id!r}")
         messages = [{"role": role, "content": content} for role, content in turns]
         options = {} if self.thinking is None else {SWITCH: self.thinking}
-        return list(
-            self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
-        )
+        try:
+            return list(
+                self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
+            )
+        except Exception as error:
+            # Templates raise errors of their own, for example where a model knows no system message.
+            raise UserError(
+                f"the model's chat template does not take the prompt {prompt.prompt_id!r}: {reason_of(error)}",
+                "change the messages, or the template in the model's folder",
+            ) from error
 
 
 def text_ids(tokenizer: Any, text: str, what: str) -> list[int]:

@@ -138,7 +138,7 @@ def of_model(name: str) -> ModelFingerprint | None:
 
     try:
         config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
-    except (OSError, ValueError):
+    except Exception:
         # Whoever loads the model says what is wrong with its config.
         return None
     return dataclasses.replace(of_config(config), weights=_weights(folder))

@@ -122,3 +122,15 @@ def test_a_trainer_in_python_refuses_it_too(whole: Path, tmp_path: Path) -> None
     folder = _changed(whole, tmp_path / "model", lambda tensors: tensors.pop(NORM))
     with pytest.raises(UserError, match=f"it lacks {NORM}"):
         train(load_config(None, [f"model.name={folder}", "model.device=cpu", "log.sinks=[]"]), tmp_path / "out")
+
+
+@pytest.mark.parametrize(("key", "value"), [("hidden_size", "x"), ("num_attention_heads", 0), ("vocab_size", None)])
+def test_whatever_a_config_makes_transformers_raise_is_one_line(
+    key: str, value: object, whole: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {key: value}))
+    with pytest.raises(UserError, match="cannot load the model '.*model': "):
+        HFEngine(folder)

@@ -31,7 +31,7 @@ from sparroll.engines.vllm.attention.state import MOST_STEPS
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
-from sparroll.errors import UserError
+from sparroll.errors import UserError, reason_of
 from sparroll.models import fingerprint, resolve
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
@@ -481,9 +481,10 @@ def _described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[
     """Config and tokenizer; a folder without a tokenizer has none, and takes prompts as ids."""
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the model {folder!r}: {reason}", "give a hub name or a folder") from None
+    except Exception as error:
+        raise UserError(
+            f"cannot load the model {folder!r}: {reason_of(error)}", "give a hub name or a folder"
+        ) from error
     unsupported = unsupported_config(config)
     if unsupported:
         raise UserError(f"{folder} is not supported: {unsupported}", "docs/engines.md lists the architectures that are")
