@@ -35,7 +35,7 @@ def locked(folder: Path | str, who: str) -> Iterator[Path]:
     """
     path = files.output_folder(folder).resolve() / NAME
     place = os.getpid(), path
-    handle = None if place in _held else _take(path, who)
+    handle = None if place in _held else _take(path, who, Path(folder))
     _held[place] = _held.get(place, 0) + 1
     try:
         yield path.parent
@@ -49,8 +49,8 @@ def locked(folder: Path | str, who: str) -> Iterator[Path]:
             os.close(handle)
 
 
-def _take(path: Path, who: str) -> int:
-    """The handle of the locked file."""
+def _take(path: Path, who: str, folder: Path) -> int:
+    """The handle of the locked file. folder: as the user wrote it."""
     while True:
         handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
         try:
@@ -60,10 +60,10 @@ def _take(path: Path, who: str) -> int:
             if error.errno in _HELD_BY_ANOTHER:
                 os.close(handle)
                 raise UserError(
-                    f"{path.parent} is in use by {holder}", "wait until it ends, or choose another folder with --out"
+                    f"{folder} is in use by {holder}", "wait until it ends, or choose another folder with --out"
                 ) from None
             print(
-                f"warning: {path.parent} cannot be locked ({error.strerror}); let no other command write into it",
+                f"warning: {folder} cannot be locked ({error.strerror}); let no other command write into it",
                 file=sys.stderr,
                 flush=True,
             )

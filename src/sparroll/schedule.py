@@ -11,6 +11,7 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -95,6 +96,8 @@ class Schedule:
                 raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
             steps = np.searchsorted(self._starts, context_tokens, side="right") - 1
             return np.array(self._budgets)[np.maximum(steps, 0)]
+        if isinstance(context_tokens, float):
+            raise UserError(f"context_tokens must be integers, got {context_tokens}")
         if context_tokens < 0:
             raise UserError(f"context_tokens must not be negative, got {context_tokens}")
         return self._budgets[bisect.bisect_right(self._starts, context_tokens) - 1]
@@ -220,7 +223,7 @@ class Schedule:
             raise UserError(
                 f"schedule {self.name!r} was made for {self.model or 'another model'}, not for "
                 f"{trained_from(model) or 'this one'}{': ' if reason else ''}{reason}",
-                f"calibrate a schedule for this model, or use this one with --force-schedule (in Python {_FORCED})",
+                f"calibrate one for this model, or force this one: --force-schedule, attention.force = true, {_FORCED}",
             )
 
     def _same_name(self, model: str) -> bool:
@@ -330,10 +333,20 @@ def _check_steps(steps: tuple[Step, ...], selector: Selector) -> None:
         check_budget(step.kv_budget_tokens, selector)
 
 
+def check_is_schedule(value: object) -> None:
+    """Raise UserError for anything but a Schedule."""
+    if not isinstance(value, Schedule):
+        raise UserError(
+            f"a schedule is a Schedule, a preset's name or a file, got {value!r}", "a budget is Schedule.fixed(512)"
+        )
+
+
 def check_budget(kv_budget_tokens: int, selector: Selector) -> None:
     """Raise UserError unless the budget is a multiple of the unit and leaves one unit to choose beside those always
     read."""
     unit, least = selector.unit_tokens, selector.least_budget_tokens
+    if not isinstance(kv_budget_tokens, Integral) or isinstance(kv_budget_tokens, bool):
+        raise UserError(f"kv_budget_tokens must be a whole number of tokens, got {kv_budget_tokens!r}")
     if kv_budget_tokens > MOST_TOKENS:
         raise UserError(
             f"kv_budget_tokens must be at most {MOST_TOKENS:,}, got {kv_budget_tokens:,}",

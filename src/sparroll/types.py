@@ -231,6 +231,7 @@ class TokenBatch:
         input_ids_BS = torch.full((len(rollouts), longest_S), pad_id, dtype=torch.int64)
         sparse_logp_BT = torch.zeros(len(rollouts), longest_T)
         for row, rollout in enumerate(rollouts):
+            check_tensors(sparse_logp=rollout.sparse_logp)
             ids = [*rollout.prompt_ids, *rollout.response_ids]
             input_ids_BS[row, : len(ids)] = torch.tensor(ids)
             sparse_logp_BT[row, : len(rollout.response_ids)] = rollout.sparse_logp

@@ -91,3 +91,12 @@ def test_resume_is_asked_for_exactly_where_there_is_a_run(tmp_path: Path) -> Non
 
 def test_nested_tables_become_one_with_dots() -> None:
     assert flat({"a": {"b": {"c": 1}, "d": [2]}, "e": None}) == {"a.b.c": 1, "a.d": [2], "e": None}
+
+
+def test_a_command_that_finished_nothing_binds_nobody(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    begin_or_resume(path, {"seed": 0})
+    begin_or_resume(path, {"seed": 1}, begun=False)
+    begin_or_resume(path, {"seed": 1})
+    with pytest.raises(UserError, match="was made with seed = 1"):
+        begin_or_resume(path, {"seed": 0})

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 import sparroll
-from cli_runs import error_of
+from cli_runs import error_of, save_model
 from sparroll.corrections import correction
+from sparroll.engines import HFEngine
 from sparroll.engines.generate_arguments import check_counts, seeds
 from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
@@ -115,3 +116,45 @@ def test_numpy_where_torch_belongs_is_refused_with_a_way_out(call: Any, name: st
 def test_ids_of_rollouts_may_be_a_numpy_array() -> None:
     tensors = torch.ones(3), torch.arange(3)
     assert sparroll.tail(*tensors, np.array([1, 1, 2])).rows == sparroll.tail(*tensors, [1, 1, 2]).rows
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> HFEngine:
+    return HFEngine(save_model(tmp_path_factory.mktemp("model") / "small"))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"prompts": [[1.7, 2]]}, r"prompt 0 must hold whole numbers, got \[1.7, 2\]"),
+        ({"prompts": [None]}, "prompt 0 must hold whole numbers, got None"),
+        ({"prompts": [["a"]]}, "prompt 0 must hold whole numbers"),
+        ({"n": 1.5}, "n must be a whole number, got 1.5"),
+        ({"n": True}, "n must be a whole number, got True"),
+        ({"max_new_tokens": 2.5}, "max_new_tokens must be a whole number, got 2.5"),
+        ({"temperature": float("nan")}, "temperature must be a finite number, got nan"),
+        ({"temperature": "1"}, "temperature must be a finite number, got '1'"),
+        ({"seed": "1"}, "seed must be a whole number or a list of them, got '1'"),
+        ({"stop_ids": ["x"]}, "stop_ids must hold whole numbers"),
+    ],
+)
+def test_generate_takes_numbers_for_numbers_only(engine: HFEngine, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        engine.generate(**{"prompts": ["a b"], "max_new_tokens": 2} | changes)
+
+
+def test_numpy_integers_are_numbers(engine: HFEngine) -> None:
+    ids = np.array([[2, 3], [4, 5]])
+    assert [rollout.prompt_ids for rollout in engine.generate(ids, max_new_tokens=1)] == ids.tolist()
+
+
+def test_a_schedule_is_no_number_and_a_budget_is_a_whole_one(engine: HFEngine) -> None:
+    with pytest.raises(UserError, match="a schedule is .*, got 64\nhint: a budget is Schedule.fixed"):
+        engine.set_schedule(64)  # type: ignore[arg-type]
+    for budget in (64.0, True, "64"):
+        with pytest.raises(UserError, match="kv_budget_tokens must be a whole number of tokens"):
+            sparroll.Schedule.fixed(budget)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="context_tokens must be integers, got 1.5"):
+        sparroll.Schedule.fixed(64).kv_budget_tokens(1.5)  # type: ignore[type-var]
+    with pytest.raises(UserError, match="a model is a name or a folder, got 5"):
+        HFEngine(5)  # type: ignore[arg-type]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from numbers import Integral
+import math
+from collections.abc import Iterable, Sequence
+from numbers import Integral, Real
+from operator import index
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -23,7 +25,12 @@ MOST_REQUESTS = 1 << 22
 
 
 def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
-    """Raise UserError for numbers that are out of range."""
+    """Raise UserError for numbers that are out of range, and for what is no number."""
+    for name, value in (("n", n), ("max_new_tokens", max_new_tokens), ("top_k", top_k)):
+        if not isinstance(value, Integral) or isinstance(value, bool):
+            raise UserError(f"{name} must be a whole number, got {value!r}")
+    if not isinstance(temperature, Real) or isinstance(temperature, bool) or not math.isfinite(temperature):
+        raise UserError(f"temperature must be a finite number, got {temperature!r}", "0 is greedy")
     if n > MOST_SAMPLES:
         raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
     if max_new_tokens > MOST_TOKENS:
@@ -51,7 +58,7 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
                 raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")
             ids = text_ids(engine.tokenizer, prompt, f"prompt {number}")
         else:
-            ids = [int(token) for token in prompt]
+            ids = whole_numbers(prompt, f"prompt {number}", "give a text, or token ids")
         if not ids:
             raise UserError(f"prompt {number} is empty")
         if min(ids) < 0 or max(ids) >= vocabulary:
@@ -78,9 +85,19 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
     if isinstance(seed, Integral):
         seed = int(seed)
         return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
+    if isinstance(seed, str) or not hasattr(seed, "__len__"):
+        raise UserError(f"seed must be a whole number or a list of them, got {seed!r}")
     if len(seed) != prompts * n:
         raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(seed)}")
-    return [int(one) for one in seed]
+    return whole_numbers(seed, "seed", "give one whole number, or one for each request")
+
+
+def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:
+    """The values as integers. Raises UserError for anything else, such as a float, which int() would cut."""
+    try:
+        return [index(value) for value in values]
+    except TypeError:
+        raise UserError(f"{what} must hold whole numbers, got {values!r}"[:200], hint) from None
 
 
 def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:

@@ -37,6 +37,8 @@ def load_model(
     Raises UserError where the checkpoint lacks a tensor of the model, has one that the model does not have, or has one
     of another shape. An output head that the model shares with its embeddings may be missing.
     """
+    if not isinstance(name, (str, Path)):
+        raise UserError(f"a model is a name or a folder, got {name!r}", "give a name, a folder or a transformers model")
     model = _from_checkpoint(name, dtype=dtype or "auto")
     tokenizer = load_tokenizer(name)
     return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer

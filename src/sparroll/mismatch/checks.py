@@ -12,6 +12,7 @@ from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.sums import MOST_CONTEXT_TOKENS
 from sparroll.types import check_tensors
 
+MOST_REPLICATES = 100_000
 _SETTING_HINTS = {
     "bin_tokens": "use 2000 for contexts of tens of thousands of tokens, and 250 for contexts of a thousand",
     "replicates": "200 is enough for a 95 % interval",
@@ -25,6 +26,10 @@ def check_settings(bin_tokens: int, quantile: float, replicates: int, seed: int)
     for name, value, least in (("bin_tokens", bin_tokens, 1), ("replicates", replicates, 20), ("seed", seed, 0)):
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
             raise UserError(f"{name} must be a whole number of {least} or more, got {value!r}", _SETTING_HINTS[name])
+    if replicates > MOST_REPLICATES:
+        raise UserError(
+            f"replicates must be at most {MOST_REPLICATES:,}, got {replicates:,}", _SETTING_HINTS["replicates"]
+        )
     if not 0 < quantile < 1:
         raise UserError(f"quantile must be between 0 and 1, got {quantile!r}", "use 0.05 for the 5th percentile")
 

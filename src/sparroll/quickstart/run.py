@@ -27,7 +27,8 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
 
 
 def _quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
-    begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
+    begun = (out / stages.CALIBRATION).is_dir()
+    begin_or_resume(out / "settings.json", settings.model_dump(mode="json"), begun=begun)
     for name in settings.runs:
         # Finds a mistake in a section now, instead of after the calibration.
         stages.train_config(settings, out, name)

@@ -24,7 +24,7 @@ from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
 from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, check_is_schedule
 from sparroll.types import Rollout
 
 
@@ -49,7 +49,7 @@ class HFEngine(Engine):
         device: torch.device | str | None = None,
         max_batch: int = 64,
     ):
-        if max_batch < 1:
+        if not isinstance(max_batch, int) or max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
         self.tokenizer = tokenizer
         if isinstance(model, PreTrainedModel):
@@ -96,6 +96,7 @@ class HFEngine(Engine):
         if isinstance(schedule, (str, Path)):
             schedule = Schedule.load(schedule)
         if schedule is not None:
+            check_is_schedule(schedule)
             self.check_schedule(schedule)
             _exclude(schedule, self.compression)
         self.schedule = schedule
@@ -193,7 +194,7 @@ class HFEngine(Engine):
             weight_version=self.weight_version,
             max_batch=self.max_batch,
             temperature=temperature,
-            stop_ids=frozenset(stop_ids),
+            stop_ids=frozenset(generate_arguments.whole_numbers(stop_ids, "stop_ids", "give token ids")),
             top_k=min(top_k, self.vocabulary),
         )
         with routed(model):

@@ -34,7 +34,7 @@ from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError, reason_of
 from sparroll.models import fingerprint, resolve
 from sparroll.progress import OnProgress
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, check_is_schedule
 from sparroll.types import Rollout
 
 _LEAST_TEMPERATURE = 0.01
@@ -326,6 +326,7 @@ class VLLMEngine(Engine):
         ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(ids), n)
         stops = self._end_ids if stop_ids is None else stop_ids
+        stops = generate_arguments.whole_numbers(stops, "stop_ids", "give token ids")
         top_k = min(top_k, self.vocabulary)
         asked = [prompt for prompt in ids for _ in range(n)]
         before = self.report()
@@ -474,7 +475,11 @@ def _number(request_id: str) -> int:
 
 
 def _loaded(schedule: Schedule | str | Path | None) -> Schedule | None:
-    return Schedule.load(schedule) if isinstance(schedule, (str, Path)) else schedule
+    if isinstance(schedule, (str, Path)):
+        return Schedule.load(schedule)
+    if schedule is not None:
+        check_is_schedule(schedule)
+    return schedule
 
 
 def _described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Any, PreTrainedTokenizerBase | None]:
