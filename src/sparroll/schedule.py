@@ -11,7 +11,6 @@ import dataclasses
 import tomllib
 from dataclasses import dataclass, field
 from importlib import resources
-from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from sparroll.errors import UserError, nearest
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.models import packaged_name, trained_from
 from sparroll.models.fingerprint import ModelFingerprint, of_model, weights_of
+from sparroll.types import is_whole
 
 FORMAT = 1
 MOST_TOKENS = 2**30
@@ -164,9 +164,14 @@ class Schedule:
         for key, kind in (("selector", dict), ("steps", list), ("dense_layers", list)):
             if not isinstance(table.get(key), kind):
                 raise UserError(f"{key!r} is missing or not a {'table' if kind is dict else 'list'}")
-        for key, kind in (("model", str), ("fingerprint", dict), ("target", dict), ("made_by", dict)):
-            if not isinstance(table.get(key, kind()), kind):
-                raise UserError(f"{key} must be {'a table' if kind is dict else 'text'}, got {table[key]!r}")
+        for key, type_, what in (
+            ("model", str, "text"),
+            ("fingerprint", dict, "a table"),
+            ("target", dict, "a table"),
+            ("made_by", dict, "a table"),
+        ):
+            if key in table and not isinstance(table[key], type_):
+                raise UserError(f"{key} must be {what}, got {table[key]!r}")
         fingerprint = table.get("fingerprint")
         _check_target(table.get("target") or {})
         return Schedule(
@@ -345,7 +350,7 @@ def check_budget(kv_budget_tokens: int, selector: Selector) -> None:
     """Raise UserError unless the budget is a multiple of the unit and leaves one unit to choose beside those always
     read."""
     unit, least = selector.unit_tokens, selector.least_budget_tokens
-    if not isinstance(kv_budget_tokens, Integral) or isinstance(kv_budget_tokens, bool):
+    if not is_whole(kv_budget_tokens):
         raise UserError(f"kv_budget_tokens must be a whole number of tokens, got {kv_budget_tokens!r}")
     if kv_budget_tokens > MOST_TOKENS:
         raise UserError(

@@ -17,7 +17,7 @@ class Strict(BaseModel):
         assert info.field_name is not None
         problem = _problem(_kinds(cls.model_fields[info.field_name].annotation), value)
         if problem:
-            raise PydanticCustomError("another_kind", problem)  # type: ignore[arg-type]
+            raise PydanticCustomError("another_kind", problem)
         return value
 
 

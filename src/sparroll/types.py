@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
+from numbers import Integral
 from typing import Any, Literal
 
 import torch
@@ -281,6 +282,11 @@ def check_tensors(**values: object) -> None:
                 f"{name} must be a torch tensor, got a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""),
                 f"torch.as_tensor({name}) makes one of a numpy array or a list",
             )
+
+
+def is_whole(value: object) -> bool:
+    """Whether this is a whole number: an int or a numpy integer, but not True or False."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def padded(values: Sequence[Tensor]) -> Tensor:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from numbers import Integral, Real
+from numbers import Real
 from operator import index
-from typing import Any
+from typing import Any, cast
 
 from transformers import PreTrainedTokenizerBase
 
@@ -15,7 +15,7 @@ from sparroll.engines.base import Engine
 from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
 from sparroll.schedule import MOST_TOKENS
-from sparroll.types import MOST_SAMPLES
+from sparroll.types import MOST_SAMPLES, is_whole
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
@@ -27,9 +27,9 @@ MOST_REQUESTS = 1 << 22
 def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
     """Raise UserError for numbers that are out of range, and for what is no number."""
     for name, value in (("n", n), ("max_new_tokens", max_new_tokens), ("top_k", top_k)):
-        if not isinstance(value, Integral) or isinstance(value, bool):
+        if not is_whole(value):
             raise UserError(f"{name} must be a whole number, got {value!r}")
-    if not isinstance(temperature, Real) or isinstance(temperature, bool) or not math.isfinite(temperature):
+    if not _is_finite(temperature):
         raise UserError(f"temperature must be a finite number, got {temperature!r}", "0 is greedy")
     if n > MOST_SAMPLES:
         raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
@@ -40,6 +40,10 @@ def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) ->
             f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "
             f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_k={top_k}"
         )
+
+
+def _is_finite(value: object) -> bool:
+    return type(value) is not bool and isinstance(value, Real) and math.isfinite(value)
 
 
 def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[list[int]]:
@@ -82,14 +86,15 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
             f"{prompts:,} prompts with {n:,} responses each are more than {MOST_REQUESTS:,} responses",
             "ask for fewer at a time",
         )
-    if isinstance(seed, Integral):
-        seed = int(seed)
-        return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
-    if isinstance(seed, str) or not hasattr(seed, "__len__"):
+    if is_whole(seed):
+        one = index(cast("int", seed))
+        return [sampling.request_seed(one, prompt, sample) for prompt in range(prompts) for sample in range(n)]
+    given = cast("Sequence[int]", seed)
+    if type(seed) in (str, bool, float) or not hasattr(seed, "__len__"):
         raise UserError(f"seed must be a whole number or a list of them, got {seed!r}")
-    if len(seed) != prompts * n:
-        raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(seed)}")
-    return whole_numbers(seed, "seed", "give one whole number, or one for each request")
+    if len(given) != prompts * n:
+        raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(given)}")
+    return whole_numbers(given, "seed", "give one whole number, or one for each request")
 
 
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:
