@@ -30,8 +30,10 @@ def nearest(name: str, known: list[str]) -> str:
 
 
 def reason_of(error: BaseException) -> str:
-    """The first line of another library's error, with its type where it is not meant for users."""
-    line = next(iter(str(error).strip().splitlines()), "")
+    """The first line of another library's error (two where it ends with a colon), with its type where it is not meant
+    for users."""
+    first, second = [*str(error).strip().splitlines(), "", ""][:2]
+    line = f"{first} {second.strip()}".strip() if first.endswith(":") else first
     plain = line and isinstance(error, (OSError, ValueError))
     return line if plain else f"{type(error).__name__}{': ' if line else ''}{line}"
 

@@ -20,7 +20,7 @@ _NAMED = 3
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer, without the model."""
     try:
-        return AutoTokenizer.from_pretrained(resolve(str(name)))
+        return AutoTokenizer.from_pretrained(resolve(str(name)), trust_remote_code=False)
     except Exception as error:
         if of_machine(error):
             raise
@@ -55,6 +55,8 @@ def _from_checkpoint(name: str | Path, **options: Any) -> PreTrainedModel:
         model, found = AutoModelForCausalLM.from_pretrained(
             resolve(str(name)),
             use_safetensors=True,
+            # Without this line transformers asks on a terminal whether code of the model may run.
+            trust_remote_code=False,
             output_loading_info=True,
             ignore_mismatched_sizes=True,
             **options,

@@ -137,7 +137,7 @@ def of_model(name: str) -> ModelFingerprint | None:
     from transformers import AutoConfig
 
     try:
-        config = AutoConfig.from_pretrained(str(folder), local_files_only=True)
+        config = AutoConfig.from_pretrained(str(folder), local_files_only=True, trust_remote_code=False)
     except Exception:
         # Whoever loads the model says what is wrong with its config.
         return None
