@@ -13,8 +13,8 @@ from typing import Any
 
 import render_speed
 import render_study
-from render_speed import PAPER_SPEEDUP, SIZES
 from record_tables import RESULTS, ROOT, before_and_after, results, spread, table, times
+from render_speed import PAPER_SPEEDUP, SIZES
 
 from sparroll import records
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
