@@ -252,6 +252,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "rollouts": render_speed.rollouts,
     "whole-runs": render_speed.whole_runs,
     "within-budget": render_speed.within_budget,
+    "steady-goals": render_speed.steady_goals,
     "decode-steps": render_speed.decode_steps,
     "short-steps": render_speed.short_steps,
     "kernels": render_speed.kernels,
@@ -266,6 +267,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-frozen": render_study.study_frozen,
     "study-eviction": render_study.study_eviction,
     "study-uniform": render_study.study_uniform,
+    "study-targets": render_study.study_targets,
     "controlled": controlled,
     "caveats": caveats,
 }

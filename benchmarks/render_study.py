@@ -27,6 +27,10 @@ FORMS: dict[str, Callable[[float], str]] = {
 """How figures of the table are written; the others are rounded down to three decimals."""
 
 
+STUDIES = {25: "mismatch-study-h200", 60: "mismatch-study-60-steps-h200"}
+"""The records of the study by the steps of its runs."""
+
+
 def study_frozen() -> str:
     """The same for the study's model."""
     return before_and_after("mismatch-study-distill-h200")
@@ -109,6 +113,42 @@ def study_uniform() -> str:
         rows.append([f"`{name}`: {what}", *figures])
     head = ["KV read", "tail, 3,840 to 4,096", "4,096 to 4,352", "mean acceptance", "KL", "reward"]
     return table([f"row, steps 1 to {steps}", *head], rows)
+
+
+def study_targets() -> str:
+    """Did the calibrated schedules hold their targets? The worst bin of each: as replay measured it, in the runs under
+    it, and in rollouts that were sampled to verify it, where that was done."""
+    studies = {steps: results(name, "mismatch-study") for steps, name in STUDIES.items()}
+    checked = _verified()
+    rows = []
+    for name, made in studies[25]["calibration"].items():
+        target = made["schedule"]["target"]["at_least"]
+        replayed = min(step["measured"]["value"] for step in made["schedule"]["steps"] if step.get("measured"))
+        tails = [worst_bin(found, name) for found in studies.values()]
+        tails += [checked[name]] if checked else []
+        missed = any(tail is not None and tail < target for tail in tails)
+        figures = ["" if tail is None else rounded_down(tail) for tail in (replayed, *tails)]
+        rows.append([f"`{name}`", f"{target:.2f}", *figures, "no" if missed else "yes"])
+    head = ["schedule", "target", "worst bin in replay", *(f"in its runs of {steps} steps" for steps in studies)]
+    return table([*head, *(["sampled to verify it"] if checked else []), "held"], rows)
+
+
+def worst_bin(found: dict[str, Any], row: str) -> float | None:
+    """Tail of the length bin in which the row's is lowest, mean over its steps and seeds; None without a run."""
+    bins: dict[str, list[float]] = {}
+    for run in _whole_runs(found, row):
+        for name, series in run["series"].items():
+            if name.startswith("mismatch/acceptance_q05/"):
+                bins.setdefault(name, []).extend(value for value in series if value is not None)
+    return min((statistics.mean(values) for values in bins.values()), default=None)
+
+
+def _verified() -> dict[str, float]:
+    """Worst bin of each schedule in rollouts of its own, before any budget was raised; empty where nobody sampled them."""
+    if not (RESULTS / "mismatch-study-verified-h200.json").exists():
+        return {}
+    found = results("mismatch-study-verified-h200", "study-verification")["schedules"]
+    return {each["schedule"]: min(cell["value"] for cell in each["rounds"][0]["bins"]) for each in found}
 
 
 def study_distilled() -> str:
