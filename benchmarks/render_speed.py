@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
 from typing import Any
 
 from record_tables import RESULTS, results, table, times
@@ -72,8 +73,35 @@ def steady_goals() -> str:
     return table(head, rows)
 
 
+def interpolated() -> str:
+    """What is measured of the request sets and what is not, in words."""
+    moments = {
+        which: [len(found["windows"]) for _, request_set, found in rollout_records() if request_set == which]
+        for which in REQUEST_SETS
+    }
+    drained, steady = (f"{min(counts)} to {max(counts)}" for counts in moments.values())
+    # (lengths, by how many percent the estimate is off) of each whole run.
+    off = [(row[2], row[-1].lstrip("+-").rstrip("%")) for row in _whole_rows()]
+    said = []
+    for lengths, words in (("full", "at full lengths"), ("1/8", "with an eighth of the lengths")):
+        errors = sorted((error for which, error in off if which == lengths), key=float)
+        if errors:
+            said.append(f"{words} {' to '.join(dict.fromkeys((errors[0], errors[-1])))} %")
+    only = "" if any(lengths == "full" for lengths, _ in off) else "Nobody has run the full lengths whole yet. "
+    text = (
+        f"**The times are interpolated.** Decode steps were measured at {drained} evenly spaced moments of the drained run "
+        f"and at {steady} of the steady one, and the time between is a line. {only}Against whole runs of the drained set "
+        f"(Qwen3-1.7B) this is off by: {', '.join(said)}."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
 def whole_runs() -> str:
     """Whole runs of the drained set beside what windows of the same requests say."""
+    return table(["model", "engine", "lengths", "tokens", "run, s", "windows say, s", "error"], _whole_rows())
+
+
+def _whole_rows() -> list[list[str]]:
     rows = []
     for size, request_set, found in rollout_records():
         if request_set != "drained":
@@ -91,7 +119,7 @@ def whole_runs() -> str:
                 whole = results(path, "whole-run")
                 estimated = whole["tokens"] / found[f"{engine}_tokens_per_second"]
                 rows.append(_whole(size, engine, 1.0, whole["tokens"], whole["seconds"], estimated))
-    return table(["model", "engine", "lengths", "tokens", "run, s", "windows say, s", "error"], rows)
+    return rows
 
 
 def _whole(size: str, engine: str, scale: float, tokens: int, seconds: float, estimated: float) -> list[str]:

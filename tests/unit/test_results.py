@@ -24,14 +24,24 @@ def tables() -> ModuleType:
         return importlib.import_module("render")
 
 
-def test_tables_are_rendered_from_the_records(tables: ModuleType) -> None:
-    marked = [
-        path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "<!-- table: " in path.read_text()
-    ]
-    assert sorted(marked) == sorted(tables.PAGES)
-    for page in marked:
-        text = page.read_text(encoding="utf-8")
-        assert tables.render(text) == text, "run: python benchmarks/render.py"
+def test_tables_and_figures_are_those_of_the_records(tables: ModuleType) -> None:
+    assert {"README.md", "docs/results.md", "docs/study.md"} <= set(tables.pages())
+    for page in tables.pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert tables.render(page, text) == text, "run: python benchmarks/render.py"
+
+
+def test_a_claim_writes_its_figures_wherever_the_lines_break(tables: ModuleType) -> None:
+    claims = importlib.import_module("claims")
+    claim = claims.Claim(
+        "page.md", "is {fast} times as fast, at {share} % of\nit", lambda: {"fast": "1.39", "share": "73"}
+    )
+    assert (
+        claim.written("It is 1.4\n  times as fast, at 1,000 %\nof it.")
+        == "It is 1.39\n  times as fast, at 73 %\nof it."
+    )
+    with pytest.raises(ValueError, match=r"page.md holds 0 times: is \{fast\}"):
+        claim.written("It was fast.")
 
 
 def lines_of(table: str) -> dict[str, list[str]]:
