@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import claims_speed
 import claims_study
+import claims_training
 from claims_speed import Figures
 
 NUMBER = r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d*\.?\d+))"
@@ -47,7 +48,7 @@ def _claims(pages: Mapping[str, Mapping[str, Callable[[], Figures]]]) -> tuple[C
     return tuple(Claim(page, words, figures) for page, those in pages.items() for words, figures in those.items())
 
 
-CLAIMS = _claims(claims_speed.PAGES) + _claims(claims_study.PAGES)
+CLAIMS = _claims(claims_speed.PAGES) + _claims(claims_study.PAGES) + _claims(claims_training.PAGES)
 
 
 def write_figures(page: str, text: str) -> str:

@@ -6,10 +6,9 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from record_tables import RESULTS, results
+from record_tables import results
 from render_speed import decode_cells, pairs, rollout_records
 
-from sparroll import records
 from sparroll.rounding import rounded_down, rounded_up
 
 Figures = Mapping[str, str]
@@ -184,56 +183,9 @@ def training_step() -> Figures:
     }
 
 
-def tiny_adapter() -> Figures:
-    found = results("distill-tiny", "distill")
-    before, after = found["before"]["q05"], found["after"]["q05"]
-    return {
-        "closed": down(100 * (after - before) / (1 - before)),
-        "read": up(100 * found["kv_read_share"]),
-        "ceiling": bare(down(found["dense_ceiling_q05"], 3)),
-        "before": bare(down(before, 2)),
-        "after": bare(down(after, 2)),
-    }
-
-
 def hf_generate() -> Figures:
     cpu, gpu = (results(name, "hf-decode")["generate"] for name in ("hf-decode-cpu", "hf-decode-h200"))
     return {"cpu": up(cpu["engine_over_generate"], 2), "gpu": up(gpu["engine_over_generate"], 2)}
-
-
-def rl_grid() -> Figures:
-    runs = results("rl-grid-tiny", "rl-grid")
-
-    def of(schedule: str) -> list[dict[str, Any]]:
-        return [run for run in runs if run["schedule"] == schedule]
-
-    after = {name: [run["dense_accuracy"][-1] for run in of(name)] for name in ("dense", "calibrated")}
-    dense, calibrated = (statistics.mean(after[name]) for name in ("dense", "calibrated"))
-    reward = {
-        name: statistics.mean(statistics.mean(run["reward"][-5:]) for run in of(name))
-        for name in ("dense", "fixed-128")
-    }
-    # Of each accuracy from its held-out prompts, then of the difference of two means.
-    error = max((share * (1 - share) / 256) ** 0.5 for share in after["dense"] + after["calibrated"])
-    return {
-        "difference": bare(up(dense - calibrated, 3)),
-        "error": bare(up(error * (1 / len(after["dense"]) + 1 / len(after["calibrated"])) ** 0.5, 3)),
-        "one": up(error, 3),
-        "lost": up(100 * (1 - reward["fixed-128"] / reward["dense"])),
-    }
-
-
-def quickstart() -> Figures:
-    record = records.read(RESULTS / "quickstart-seed-0.json", "quickstart")
-    prompts = record["config"]["train"]["evaluate"]["prompts"]
-    ends = [run[f"dense_accuracy_{end}"] for run in record["results"]["runs"].values() for end in ("first", "last")]
-    error = max((share * (1 - share) / prompts) ** 0.5 for share in ends)
-    return {
-        "seconds": up(record["wall_seconds"]),
-        "prompts": str(prompts),
-        "error": up(error, 3),
-        "bare_error": bare(up(error, 3)),
-    }
 
 
 def plans() -> Figures:
@@ -256,14 +208,11 @@ PAGES: Mapping[str, Claims] = {
         "the fitted definition.": speedups,
         "with responses of 12K tokens is {sparse} times as fast: rollouts are {rollouts} % of the dense "
         "step.": training_step,
-        "an accuracy is over {prompts} problems (standard error about {bare_error})": quickstart,
     },
     "docs/results.md": {
         "are {slowest} to {fastest} times as fast with the published 0.86 schedules, which is {least} to {most} % of what "
         "is attainable, or {least_fitted} to {most_fitted} % of what is attainable by the fitted definition.": speedups,
         "of a 1.7B shape with responses of 12K tokens is {sparse} times as fast.": training_step,
-        "without the installation: {seconds} s.": quickstart,
-        "Each is over {prompts} held-out prompts, with a standard error of about {error}": quickstart,
         "copy bandwidth ({rate} TB/s)": copy_bandwidth,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
@@ -294,13 +243,7 @@ PAGES: Mapping[str, Claims] = {
         "step, so even rollouts that take no time would make it {no_time} times as fast": training_step,
         "The adapter's update (KL over top-k lists) takes {adapter} times as long as the policy's": training_step,
         "So {distill}x is left of at most {without_adapter}x without it": training_step,
-        "An adapter takes {closed} % of what the tiny model's tail lacks away.": tiny_adapter,
-        "pages of 4 ({read} % of the cache read)": tiny_adapter,
-        "the dense ceiling is {ceiling} (`distill-tiny.json`)": tiny_adapter,
         "HFEngine's dense mode takes {cpu} of the time of `model.generate` on the CPU and {gpu} on the H200": hf_generate,
-        "256 held-out prompts make a standard error of about {one} per accuracy.": rl_grid,
-        "the difference of their means is {difference}, its standard error {error}.": rl_grid,
-        "The fixed budget loses {lost} % of the reward": rl_grid,
     },
     "docs/vllm.md": {
         "log-probabilities of preempted rollouts were off by {preempted} on average where those of others were off by "
