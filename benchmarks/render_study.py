@@ -29,6 +29,10 @@ FORMS: dict[str, Callable[[float], str]] = {
 
 STUDIES = {25: "mismatch-study-h200", 60: "mismatch-study-60-steps-h200"}
 """The records of the study by the steps of its runs."""
+DEFECTS = {"distill": "with a defect"}
+"""Rows whose runs say nothing of what they are named after: one token could outweigh a whole step of the loss."""
+AGAIN = "mismatch-study-published-loss-h200"
+"""The record of those rows without the defect."""
 
 
 def study_frozen() -> str:
@@ -36,22 +40,36 @@ def study_frozen() -> str:
     return before_and_after("mismatch-study-distill-h200")
 
 
+def _label(row: str) -> str:
+    return f"`{row}`, {DEFECTS[row]}" if row in DEFECTS else f"`{row}`"
+
+
+def _again() -> dict[str, Any] | None:
+    """The study's rows that were run again without their defect; None where nobody has."""
+    return results(AGAIN, "mismatch-study") if (RESULTS / f"{AGAIN}.json").exists() else None
+
+
 def study() -> str:
     """A line for each row of the study."""
     found = results("mismatch-study-h200", "mismatch-study")
-    names = ("reward_last", "tail_last", "worst_tail_last", "kl", "masked_share", "response_tokens", "kv_read_share")
-    rows = []
-    for row in found["table"]:
-        if _whole_runs(found, row["row"]):
-            change = row["accuracy_change"]
-            between = f" ({gain(change['low'])} to {gain(change['high'])})" if row["seeds"] > 1 else ""
-            stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
-            gained = gain(change["mean"]) + between + (f"; {stopped} more stopped early" if stopped else "")
-        else:
-            gained = _how_it_ended(found, row)
-        rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *_means(row, names)])
+    rows = [_study_line(found, row, _label(row["row"])) for row in found["table"]]
+    again = _again()
+    if again is not None:
+        rows += [_study_line(again, row, f"`{row['row']}`, again") for row in again["table"] if row["row"] in DEFECTS]
     head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
     return table([*head, "tokens masked", "response tokens", "KV read"], rows)
+
+
+def _study_line(found: dict[str, Any], row: dict[str, Any], label: str) -> list[str]:
+    names = ("reward_last", "tail_last", "worst_tail_last", "kl", "masked_share", "response_tokens", "kv_read_share")
+    if _whole_runs(found, row["row"]):
+        change = row["accuracy_change"]
+        between = f" ({gain(change['low'])} to {gain(change['high'])})" if row["seeds"] > 1 else ""
+        stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
+        gained = gain(change["mean"]) + between + (f"; {stopped} more stopped early" if stopped else "")
+    else:
+        gained = _how_it_ended(found, row)
+    return [label, str(row["seeds"]), gained, *_means(row, names)]
 
 
 def _whole_runs(found: dict[str, Any], row: str) -> list[dict[str, Any]]:
@@ -155,15 +173,18 @@ def study_distilled() -> str:
     """Tail in groups of five steps, mean over the seeds that got there, under one schedule with and without an adapter."""
     found = records.read(RESULTS / "mismatch-study-h200.json", "mismatch-study")
     starts, rows = range(0, found["config"]["steps"] - 4, 5), []
-    for name in ("calibrated-0.75", "distill", "distill-kl"):
-        runs = [run for run in found["results"]["runs"] if run["row"] == name]
+    again = _again()
+    lines = [(_label(name), name, found["results"]) for name in ("calibrated-0.75", "distill", "distill-kl")]
+    lines += [] if again is None else [("`distill`, again", "distill", again)]
+    for label, name, of in lines:
+        runs = [run for run in of["runs"] if run["row"] == name]
         tails = [run["series"].get("mismatch/acceptance_q05", []) for run in runs]
         groups = [[tail[start : start + 5] for tail in tails if len(tail) >= start + 5] for start in starts]
         means = [
             rounded_down(statistics.mean(value for part in group for value in part)) if group else ""
             for group in groups
         ]
-        rows.append([f"`{name}`", *means])
+        rows.append([label, *means])
     return table(["tail, steps", *(f"{start + 1} to {start + 5}" for start in starts)], rows)
 
 
