@@ -216,13 +216,19 @@ def test_the_page_says_whether_the_full_lengths_were_run(
     found = {"windows": [0] * 14, "sparse_engine": "triton"}
     measured = [("1.7b", "drained", found), ("1.7b", "steady", found | {"windows": [0] * 5})]
     monkeypatch.setattr(render_speed, "rollout_records", lambda: measured)
-    short = ["", "dense", "1/8", "", "", "", "-0.7%"]
-    monkeypatch.setattr(render_speed, "_whole_rows", lambda: [short])
+    short = render_speed.WholeRun("1.7b", "dense", 0.125, 100, 10.0, 9.931)
+    monkeypatch.setattr(render_speed, "found_whole", lambda: [short])
     assert "Nobody has run the full lengths whole yet" in " ".join(render_speed.interpolated().split())
-    monkeypatch.setattr(render_speed, "_whole_rows", lambda: [short, ["", "dense", "full", "", "", "", "+1.2%"]])
+    full = [render_speed.WholeRun("1.7b", name, 1.0, 800, *of) for name, of in FULL.items()]
+    monkeypatch.setattr(render_speed, "found_whole", lambda: [short, *full])
     said = " ".join(render_speed.interpolated().split())
-    assert said.endswith("this is off by: at full lengths 1.2 %, with an eighth of the lengths 0.7 %.")
+    assert said.endswith("this is off by: at full lengths 1.2 to 2.0 %, with an eighth of the lengths 0.7 %.")
     assert "Nobody" not in said
+    assert render_speed.whole_runs().splitlines()[-1] == "| Qwen3-1.7B | speed-up | full |  | 2.00x | 2.06x |  |"
+
+
+FULL = {"dense": (100.0, 101.2), "sparse": (50.0, 49.0)}
+"""(seconds, what the moments say) of a made-up run."""
 
 
 def test_a_grid_runs_with_the_learning_rate_that_it_is_given(benchmark_modules: dict[str, ModuleType]) -> None:
