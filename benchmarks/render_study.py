@@ -31,8 +31,8 @@ STUDIES = {25: "mismatch-study-h200", 60: "mismatch-study-60-steps-h200"}
 """The records of the study by the steps of its runs."""
 DEFECTS = {"distill": "with a defect"}
 """Rows whose runs say nothing of what they are named after: one token could outweigh a whole step of the loss."""
-AGAIN = "mismatch-study-published-loss-h200"
-"""The record of those rows without the defect."""
+AGAIN = {25: "mismatch-study-published-loss-h200", 60: "mismatch-study-published-loss-60-steps-h200"}
+"""The records of those rows without the defect, and of what ran beside them, by steps."""
 
 
 def study_frozen() -> str:
@@ -44,18 +44,18 @@ def _label(row: str) -> str:
     return f"`{row}`, {DEFECTS[row]}" if row in DEFECTS else f"`{row}`"
 
 
-def _again() -> dict[str, Any] | None:
-    """The study's rows that were run again without their defect; None where nobody has."""
-    return results(AGAIN, "mismatch-study") if (RESULTS / f"{AGAIN}.json").exists() else None
+def _again(steps: int) -> dict[str, Any]:
+    """The study's rows that were run again without their defect; no rows where nobody has."""
+    name = AGAIN[steps]
+    return results(name, "mismatch-study") if (RESULTS / f"{name}.json").exists() else {"table": [], "runs": []}
 
 
 def study() -> str:
     """A line for each row of the study."""
     found = results("mismatch-study-h200", "mismatch-study")
     rows = [_study_line(found, row, _label(row["row"])) for row in found["table"]]
-    again = _again()
-    if again is not None:
-        rows += [_study_line(again, row, f"`{row['row']}`, again") for row in again["table"] if row["row"] in DEFECTS]
+    again = _again(25)
+    rows += [_study_line(again, row, f"`{row['row']}`, again") for row in again["table"]]
     head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
     return table([*head, "tokens masked", "response tokens", "KV read"], rows)
 
@@ -96,13 +96,15 @@ def _means(row: dict[str, Any], names: Sequence[str]) -> list[str]:
 def study_longer() -> str:
     """The rows that were trained for 60 steps: change of dense accuracy half way and at the end."""
     found = results("mismatch-study-60-steps-h200", "mismatch-study")
-    names, rows = ("reward_last", "tail_last", "worst_tail_last", "kl", "kv_read_share"), []
-    for row in found["table"]:
-        runs = [run["dense_accuracy"] for run in _whole_runs(found, row["row"])]
+    names, rows, again = ("reward_last", "tail_last", "worst_tail_last", "kl", "kv_read_share"), [], _again(60)
+    lines = [(found, row, _label(row["row"])) for row in found["table"]]
+    lines += [(again, row, f"`{row['row']}`, again") for row in again["table"]]
+    for study, row, label in lines:
+        runs = [run["dense_accuracy"] for run in _whole_runs(study, row["row"])]
         half, whole = ([run[place][1] - run[0][1] for run in runs] for place in (1, 2))
         changes = [f"{gain(statistics.mean(of))} ({gain(min(of))} to {gain(max(of))})" for of in (half, whole) if of]
-        changes = changes or ["", _how_it_ended(found, row)]
-        rows.append([f"`{row['row']}`", *changes, *_means(row, names)])
+        changes = changes or ["", _how_it_ended(study, row)]
+        rows.append([label, *changes, *_means(row, names)])
     steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
     changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
     return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
@@ -173,9 +175,9 @@ def study_distilled() -> str:
     """Tail in groups of five steps, mean over the seeds that got there, under one schedule with and without an adapter."""
     found = records.read(RESULTS / "mismatch-study-h200.json", "mismatch-study")
     starts, rows = range(0, found["config"]["steps"] - 4, 5), []
-    again = _again()
+    again = _again(25)
     lines = [(_label(name), name, found["results"]) for name in ("calibrated-0.75", "distill", "distill-kl")]
-    lines += [] if again is None else [("`distill`, again", "distill", again)]
+    lines += [(f"`{row['row']}`, again", row["row"], again) for row in again["table"]]
     for label, name, of in lines:
         runs = [run for run in of["runs"] if run["row"] == name]
         tails = [run["series"].get("mismatch/acceptance_q05", []) for run in runs]

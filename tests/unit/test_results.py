@@ -103,15 +103,19 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
     )
     study = tables.render_study
     monkeypatch.setattr(study, "results", lambda name, kind: found)
+    again = study_of(distill=("finished", 4, ""))
+    monkeypatch.setattr(study, "_again", lambda steps: again)
     ended = {"whole": "+0.500", "stopped": "stopped itself by step 3", "cut": "cut at step 2"}
     ended |= {"waiting": "waiting", "failed": "failed"}
     lines = lines_of(study.study())
+    assert lines.pop("distill`, again")[1] == "+0.500"
     assert {name: line[1] for name, line in lines.items()} == ended
     assert lines["cut"][2:] == ["0.50", "0.500", "0.500", "0.500", "50.0%", "0", "50%"]
     assert set(lines["waiting"][2:]) == {""}
     found["runs"].append(found["runs"][0] | {"steps": 2, "stopped": "no token kept"})
     assert lines_of(study.study())["whole"][1] == "+0.500; 1 more stopped early"
     longer = lines_of(study.study_longer())
+    assert longer.pop("distill`, again")[1] == "+0.400 (+0.400 to +0.400)"
     assert longer["whole"][:2] == ["+0.200 (+0.200 to +0.200)", "+0.400 (+0.400 to +0.400)"]
     assert {name: line[:2] for name, line in longer.items() if name != "whole"} == {
         name: ["", how] for name, how in ended.items() if name != "whole"
