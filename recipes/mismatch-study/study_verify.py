@@ -1,12 +1,12 @@
-"""Do the study's calibrated schedules hold their targets on fresh rollouts, and what would hold them?
+"""Do the study's calibrated schedules hold their targets in rollouts that are sampled with them? Trains nothing.
 
-python recipes/mismatch-study/study_verify.py --record benchmarks/results/mismatch-study-h200.json \
-    --model runs/study-model/folder --out runs/study-verified
+python recipes/mismatch-study/study_verify.py --model runs/study-model/folder --out runs/study-verified \\
+  --schedules-of benchmarks/results/mismatch-study-h200.json
 
-The study fitted its schedules to replayed dense rollouts and did not verify them. Here each one samples with its own
-sparse attention, on prompts that neither the fit nor a run saw; where a bin misses the target its budget is raised to
-the next one of the study's grid, and the schedule samples again. OUT/verified.json is the record: round 1 is the schedule
-as the study used it. Called again, it goes on where it was.
+The study's calibration replays dense rollouts and leaves the verification out. Here each of its schedules samples
+rollouts of prompts that no run and no calibration saw, and its bins are held against its target. Where a bin misses,
+its budget is raised to the next one of the sweep and the schedule is measured again, up to --rounds times, as
+`sparroll calibrate` does. OUT/verified.json is the record, rewritten after each schedule; a second call goes on.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import argparse
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
+BEGAN = time.time()
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
@@ -25,49 +27,41 @@ from study_rows import Settings, model_sha256  # noqa: E402
 from table_sums import NAME, register  # noqa: E402
 
 from sparroll import records, tasks  # noqa: E402
-from sparroll.calibrate.measure import MeasureSettings, Study  # noqa: E402
+from sparroll.calibrate.curve import cells_of  # noqa: E402
+from sparroll.calibrate.fit import MIN_TOKENS  # noqa: E402
+from sparroll.calibrate.measure import Measurement, MeasureSettings, Study  # noqa: E402
 from sparroll.calibrate.verify import verify  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
 from sparroll.engines.scoring import Scorer  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402
 from sparroll.schedule import Schedule  # noqa: E402
 
-VERIFICATION_SEED = 20_000
-"""Stream of prompts that no run trains on or is evaluated on, and that no schedule was fitted to."""
+SEED = 30_000
+"""Stream of prompts that no run trains on, no calibration measured and no run is evaluated on."""
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--record", type=Path, required=True, help="the study's record, which holds its schedules")
     parser.add_argument("--model", required=True, help="folder that study_folder.py writes")
+    parser.add_argument("--schedules-of", type=Path, required=True, help="a record of the study with its calibration")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--prompts", type=int, default=48)
-    parser.add_argument("--samples", type=int, default=2, help="rollouts per prompt and round")
-    parser.add_argument("--rounds", type=int, default=4, help="at most so many for each schedule")
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--prompts", type=int, default=32)
+    parser.add_argument("--samples", type=int, default=2, help="rollouts of each prompt")
+    parser.add_argument("--rounds", type=int, default=4, help="how often a schedule is measured at most")
     return parser.parse_args()
 
 
-def read_study(args: argparse.Namespace) -> tuple[Settings, dict[str, Schedule]]:
-    """The study's settings, and its calibrated schedules by name."""
-    record = records.read(args.record, KIND)
-    known = Settings("").table()
-    settings = Settings.from_table({name: record["config"][name] for name in known if name in record["config"]})
-    if record["config"].get("model_sha256") not in (None, model_sha256(args.model)):
-        raise UserError(f"{args.record} was made with other weights than {args.model}", "give --model its folder")
-    found = record["results"]["calibration"]
-    return settings, {name: Schedule.from_table(made["schedule"]) for name, made in found.items()}
-
-
 def open_study(args: argparse.Namespace, settings: Settings) -> Study:
-    """The study's model and sampling, with prompts of their own."""
-    dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
+    dtype = torch.bfloat16 if args.device == "cuda" and settings.dtype == "bf16" else torch.float32
     engine = HFEngine(args.model, device=args.device, dtype=dtype, max_batch=settings.max_batch)
-    asked = tasks.get(NAME).prompts("train", settings.level, VERIFICATION_SEED, args.prompts)
+    asked = tasks.get(NAME).prompts("train", settings.level, SEED, args.prompts)
     measuring = MeasureSettings(
         max_new_tokens=settings.max_new_tokens,
+        mode="faithful",
         samples=args.samples,
         temperature=settings.temperature,
         top_k=settings.top_k,
@@ -76,41 +70,85 @@ def open_study(args: argparse.Namespace, settings: Settings) -> Study:
     return Study(engine, Scorer(engine.model), PromptEncoder(engine.tokenizer).ids(asked), measuring)
 
 
+def bins_of(measurement: Measurement) -> list[dict[str, Any]]:
+    """The bins with enough data: budget, tail and its interval."""
+    assert measurement.schedule is not None
+    return [
+        {
+            "from_context_tokens": cell.from_context_tokens,
+            "kv_budget_tokens": measurement.schedule.kv_budget_tokens(cell.from_context_tokens),
+            **cell.summary(),
+        }
+        for cell in cells_of(measurement.tail(), 0)
+        if cell.counts(MIN_TOKENS, LEAST_ROLLOUTS)
+    ]
+
+
+def verified(study: Study, name: str, made: dict[str, Any], args: argparse.Namespace, settings: Settings) -> Any:
+    """One schedule: the bins of each round, and whether the last one met the target everywhere."""
+    schedule = Schedule.from_table(made["schedule"], name)
+    assert schedule.target is not None, f"{name} names no target"
+    target = schedule.target["at_least"]
+    found = verify(
+        study,
+        schedule,
+        target=target,
+        notches=settings.budgets,
+        out=args.out / name,
+        most_rounds=args.rounds,
+        on_progress=lambda done, total, what="": print(f"{name}: {done}/{total} {what}", flush=True),
+    )
+    rounds = [{"kv_read_share": each.kv_read_share, "bins": bins_of(each)} for each in found.rounds]
+    if not rounds[0]["bins"]:
+        raise UserError(
+            f"no length bin of {name} has {MIN_TOKENS} tokens of {LEAST_ROLLOUTS} rollouts", "ask more prompts"
+        )
+    return {
+        "schedule": name,
+        "target": target,
+        "held_as_made": min(cell["value"] for cell in rounds[0]["bins"]) >= target,
+        "met": found.met,
+        "rounds": rounds,
+        "notes": list(found.notes),
+        "verified_schedule": found.schedule.table(),
+    }
+
+
 def main() -> None:
-    args, began = arguments(), time.perf_counter()
+    args = arguments()
     register()
     quiet_transformers()
     try:
-        settings, schedules = read_study(args)
-        study, found = open_study(args, settings), {}
-        for name, schedule in schedules.items():
-            assert schedule.target is not None, f"{name} has no target"
-            verified = verify(
-                study,
-                schedule,
-                target=schedule.target["at_least"],
-                notches=settings.budgets,
-                out=args.out / name,
-                most_rounds=args.rounds,
-                on_progress=lambda done, total, what="": print(f"{done}/{total} {what}", flush=True),
+        record = records.read(args.schedules_of, KIND)
+        known = {name: value for name, value in record["config"].items() if name != "model_sha256"}
+        settings = Settings.from_table(known)
+        if record["config"].get("model_sha256") not in (None, model_sha256(args.model)):
+            raise UserError(f"{args.schedules_of} was made with other weights than {args.model}")
+        calibration = record["results"]["calibration"]
+        if not calibration:
+            raise UserError(f"{args.schedules_of} holds no calibration")
+        study, found = open_study(args, settings), []
+        for name, made in calibration.items():
+            found.append(verified(study, name, made, args, settings))
+            config = {key: getattr(args, key) for key in ("prompts", "samples", "rounds", "device")}
+            config |= {"model_sha256": model_sha256(args.model), "level": settings.level, "dtype": settings.dtype}
+            path = records.write(
+                args.out / "verified.json",
+                "study-verification",
+                {"schedules": found},
+                config=config,
+                seed=SEED,
+                wall_seconds=time.time() - BEGAN,
             )
-            found[name] = verified.table()
-            print(f"{name}: {'met' if verified.met else 'missed in ' + ', '.join(verified.missed)}", flush=True)
-            print("\n".join(f"  {note}" for note in verified.notes), flush=True)
+            last = found[-1]
+            lowest = min(cell["value"] for cell in last["rounds"][0]["bins"])
+            print(
+                f"{name}: worst bin {lowest:.4f} for a target of {last['target']}, {len(last['rounds'])} rounds",
+                flush=True,
+            )
+        print(f"wrote {path}")
     except UserError as error:
         sys.exit(f"error: {error}")
-    config = settings.table() | {
-        "model": Path(args.model).name,
-        "model_sha256": model_sha256(args.model),
-        "prompts": args.prompts,
-        "samples": args.samples,
-        "rounds": args.rounds,
-        "prompt_stream": VERIFICATION_SEED,
-    }
-    seconds = time.perf_counter() - began
-    path = args.out / "verified.json"
-    records.write(path, "mismatch-study-verified", found, config=config, seed=0, wall_seconds=seconds)
-    print(f"wrote {path}")
 
 
 if __name__ == "__main__":
