@@ -95,6 +95,9 @@ PAGES: Mapping[str, Claims] = {
         "not one of the {runs} runs with the tail .01 above the target raised an alarm": guard,
         "an alarm in at least {at_target} of 100 runs (correlation .1)": guard,
     },
+    "docs/study.md": {
+        "[A tiny model's tail](results.md#an-adapter-for-sparse-rollouts) went from {before} to {after}.": tiny_adapter,
+    },
     "docs/calibration.md": {
         "Near 0.86 it is too high by {least} to {most} here.": replay,
     },
