@@ -16,7 +16,8 @@ _HEAD = """# Command line
 Every verb has `--help`. A mistake gives one line with a hint on standard error, and exit code 2. Ctrl-C ends a long
 verb with exit code 130 and keeps what is finished; the same command continues (`train`: with `--resume`). With
 `--json`, standard output holds the result as JSON and nothing else. Long verbs write under `--out` and end by naming
-the files they wrote.
+the files they wrote. While one of them works in a folder, a second one is refused there, with the name of the first; a
+killed one holds nothing. A full disk, and memory that has run out, are errors that say what is kept.
 """
 
 

@@ -48,6 +48,7 @@ class TopK:
     """Their log-probabilities, float32, of the same shape."""
 
     def __post_init__(self) -> None:
+        check_tensors(ids=self.ids, logp=self.logp)
         if self.ids.shape != self.logp.shape or not self.ids.ndim:
             shapes = f"{list(self.ids.shape)} and {list(self.logp.shape)}"
             raise UserError(f"the ids and log-probabilities of a top-k list must have one shape [T, K], got {shapes}")
@@ -264,6 +265,21 @@ class TokenBatch:
         if self.now_weights is not None:
             values["now_weights"] = self.now_weights.rows(index_B, tokens_T).to(torch.device(device))
         return TokenBatch(**values)
+
+
+MOST_SAMPLES = 65_536
+"""Responses to one prompt that one call or command may ask for. Each is a request in memory before it is sampled."""
+
+
+def check_tensors(**values: object) -> None:
+    """Raise UserError for an argument that is no torch tensor, such as a numpy array or a list."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            kind = type(value)
+            raise UserError(
+                f"{name} must be a torch tensor, got a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""),
+                f"torch.as_tensor({name}) makes one of a numpy array or a list",
+            )
 
 
 def padded(values: Sequence[Tensor]) -> Tensor:

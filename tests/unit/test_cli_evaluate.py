@@ -15,7 +15,6 @@ from integration.train_runs import short_config, write_model
 from sparroll.cli import main
 from sparroll.cli.common import load_judge
 from sparroll.evaluate.estimators import pass_at_k
-from sparroll.evaluate.log import SampleLog
 from sparroll.train import train
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -201,12 +200,6 @@ def test_settings_of_a_function_are_values_not_words() -> None:
     judge = load_judge("integration.evaluation_runs:anything", words)
     assert judge is not None
     assert judge.function.settings == {"a": 3, "b": 0.5, "c": False, "d": [1, 2], "e": "as it is", "f": "7"}
-
-
-def test_two_processes_do_not_share_a_folder(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with SampleLog(tmp_path / "samples.jsonl"):
-        message, _ = error_of(command(model, tmp_path), capsys)
-    assert "another process is evaluating" in message
 
 
 def test_without_model_tasks_and_out_nothing_starts(capsys: pytest.CaptureFixture[str]) -> None:

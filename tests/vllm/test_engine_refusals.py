@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from cli_runs import save_model
 from sparroll.attention.selectors import PageMean
 from sparroll.engines.vllm import launch
 from sparroll.engines.vllm.launch import installed_version
@@ -43,6 +46,27 @@ def test_a_schedule_that_cannot_run_is_refused_before_vllm_starts(
     monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
     with pytest.raises(UserError, match=reason):
         VLLMEngine("tiny-reasoner", schedule=schedule, capacity=Schedule.fixed(64), dtype=torch.float32)
+
+
+def test_the_schedule_of_another_model_is_refused_before_vllm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "prepare_process", lambda: None)
+    monkeypatch.setattr(launch, "start", lambda *arguments: pytest.fail("vLLM was started"))
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match="was made for Qwen/Qwen3-1.7B, not for tiny-reasoner: the number of layers"):
+        VLLMEngine("tiny-reasoner", schedule="qwen3-1.7b-0.86", dtype=torch.float32)
+
+
+def test_a_checkpoint_without_a_tensor_is_refused_before_vllm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, name = save_model(tmp_path / "model"), "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(folder / "model.safetensors")
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(launch, "start", lambda *arguments: pytest.fail("vLLM was started"))
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match=f"does not fit its config: it lacks {name}"):
+        VLLMEngine(folder, dtype=torch.float32)
 
 
 def test_stages_of_a_pipeline_are_refused() -> None:

@@ -22,7 +22,7 @@ from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
 from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout, TokenScores
+from sparroll.types import MOST_SAMPLES, Rollout, TokenScores
 
 if TYPE_CHECKING:
     from sparroll.engines.base import Engine
@@ -63,6 +63,8 @@ class MeasureSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        if self.samples > MOST_SAMPLES:
+            raise UserError(f"samples must be at most {MOST_SAMPLES:,}, got {self.samples:,}")
         # Statistics refuse settings that they cannot use; here they do so before anything runs.
         self.statistics()
 

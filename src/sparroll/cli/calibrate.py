@@ -21,6 +21,7 @@ DENSE_LAYERS = (0, 1)
 
 
 def calibrate(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     target: Annotated[
@@ -64,7 +65,7 @@ def calibrate(
     from sparroll.schedule import Schedule
 
     check_available(engine)
-    common.output_folder(out)
+    common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sparroll import files
+from sparroll import files, locks
 from sparroll.compression import Compression, compression_kinds, make_compression
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine
 from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
 
@@ -39,7 +39,10 @@ Dtype = Annotated[
     str | None, typer.Option("--dtype", help="Precision of the weights: fp32, bf16 or fp16; default: as stored.")
 ]
 Prompts = Annotated[
-    Path | None, typer.Option("--prompts", help="Text file with one prompt per line, or JSONL with the key `prompt`.")
+    Path | None,
+    typer.Option(
+        "--prompts", help="One prompt per line (.txt), or rows with the key `prompt` (JSONL, JSON, CSV, Parquet)."
+    ),
 ]
 Task = Annotated[str | None, typer.Option("--task", help="Take prompts of a built-in task, e.g. synthetic.")]
 Level = Annotated[int, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")]
@@ -95,8 +98,14 @@ def output_folder(path: Path) -> Path:
     return files.output_folder(path)
 
 
+def hold_folder(command: typer.Context, path: Path) -> Path:
+    """The same, for a command that goes on where it was interrupted: no other process has the folder until it ends."""
+    folder: Path = command.with_resource(locks.locked(path, command.command_path))
+    return folder
+
+
 def run_folder(path: Path | None) -> Path:
-    """The same for a training run, where --out may be missing."""
+    """The folder of a training run, where --out may be missing. The run itself holds it, in one of its processes."""
     if path is None:
         raise UserError("--out is missing", "give a folder for the results, e.g. --out runs/mine")
     return output_folder(path)
@@ -120,12 +129,18 @@ def wrote(*paths: Path, quiet: bool = False) -> None:
 
 @contextmanager
 def interruptible(what_is_kept: str) -> Iterator[None]:
-    """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue."""
+    """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue. A full disk and memory that
+    has run out are errors with the same line."""
     try:
         yield
     except KeyboardInterrupt:
         say(f"interrupted: {what_is_kept}")
         raise typer.Exit(130) from None
+    except Exception as error:
+        known = of_machine(error)
+        if known is None:
+            raise
+        raise UserError(known.message, f"{known.hint}; {what_is_kept}") from error
 
 
 def load_schedule(

@@ -16,6 +16,7 @@ from sparroll.engines.make import check_available
 from sparroll.errors import UserError
 from sparroll.evaluate import text
 from sparroll.progress import Progress, quiet_transformers
+from sparroll.types import MOST_SAMPLES
 
 ContestDay = Annotated[
     datetime | None,
@@ -26,6 +27,7 @@ ContestDay = Annotated[
 
 
 def evaluate(
+    command: typer.Context,
     model: Annotated[
         str | None, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
     ] = None,
@@ -36,7 +38,9 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; created if missing.")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Responses per problem: the k of mean@k.")] = 16,
+    samples: Annotated[
+        int, typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Responses per problem: the k of mean@k.")
+    ] = 16,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; default: dense.")] = None,
     budget: Annotated[
         int | None, typer.Option("--budget", min=1, help="A fixed KV budget in tokens, instead of a schedule.")
@@ -153,7 +157,7 @@ def evaluate(
         dtype=dtype,
         max_batch=max_batch,
     )
-    common.output_folder(out)
+    common.hold_folder(command, out)
     quiet_transformers()
     started = time.perf_counter()
     with (

@@ -6,7 +6,9 @@ from typing import Annotated
 
 import typer
 
-Samples = Annotated[int, typer.Option("--samples", min=1, help="Rollouts per prompt.")]
+from sparroll.types import MOST_SAMPLES
+
+Samples = Annotated[int, typer.Option("--samples", min=1, max=MOST_SAMPLES, help="Rollouts per prompt.")]
 MaxNewTokens = Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest response, in tokens.")]
 Temperature = Annotated[
     float,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     budget: Annotated[
@@ -57,7 +58,7 @@ def profile(
     from sparroll.schedule import Schedule
 
     check_available(engine)
-    common.output_folder(out)
+    common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,

@@ -13,6 +13,7 @@ from sparroll.rounding import percent_up, rounded_down
 
 
 def quickstart(
+    command: typer.Context,
     out: common.Out = Path("runs/quickstart"),
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
@@ -30,7 +31,7 @@ def quickstart(
     settings = load_settings(config)
     if seed is not None:
         settings = settings.model_copy(update={"seed": seed})
-    common.output_folder(out)
+    common.hold_folder(command, out)
     with (
         common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,

@@ -12,9 +12,11 @@ from sparroll.cli import common
 from sparroll.engines.make import check_available
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
+from sparroll.types import MOST_SAMPLES
 
 
 def rollout(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; default: dense.")] = None,
@@ -29,7 +31,7 @@ def rollout(
     level: common.Level = 3,
     count: common.Count = 16,
     chat: common.Chat = False,
-    n: Annotated[int, typer.Option("--n", min=1, help="Responses per prompt.")] = 1,
+    n: Annotated[int, typer.Option("--n", min=1, max=MOST_SAMPLES, help="Responses per prompt.")] = 1,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 1024,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 1.0,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Responses that decode together.")] = 64,
@@ -46,7 +48,7 @@ def rollout(
     from sparroll.evaluate.rollout_file import RolloutFile, sample_missing, summarise_rollouts
 
     check_available(engine_name)
-    common.output_folder(out)
+    common.hold_folder(command, out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)

@@ -16,7 +16,7 @@ from sparroll.schedule import Schedule
 from sparroll.tasks import Task, Verdict
 from sparroll.tasks.data.read import FORMATS
 from sparroll.tasks.reward_function import FunctionJudge
-from sparroll.types import Prompt, Rollout
+from sparroll.types import MOST_SAMPLES, Prompt, Rollout
 
 if TYPE_CHECKING:
     from sparroll.tasks.data.settings import DataSettings
@@ -72,6 +72,8 @@ class EvaluationSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        if self.samples > MOST_SAMPLES:
+            raise UserError(f"samples must be at most {MOST_SAMPLES:,}, got {self.samples:,}")
         if not self.temperature >= 0:
             raise UserError(f"temperature must not be negative, got {self.temperature!r}", "0 is greedy")
         if self.temperature == 0 and self.samples > 1:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparroll import files, records
+from sparroll.locks import locked
 from sparroll.progress import Progress, say
 from sparroll.quickstart import jobs, stages
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
@@ -21,7 +22,11 @@ from sparroll.resume import begin_or_resume
 def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
     """Run the quickstart into `out`, and return what summary.json holds. From the first tail on, report.html shows what
     there is so far."""
-    files.output_folder(out)
+    with locked(out, "sparroll quickstart"):
+        return _quickstart(settings, out, progress)
+
+
+def _quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
     begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
     for name in settings.runs:
         # Finds a mistake in a section now, instead of after the calibration.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from sparroll.engines.make import check_available, make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
+from sparroll.locks import locked
 from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
@@ -124,6 +126,11 @@ class Parts:
         self.rewards.calls.close()
         for sink in [*self.sinks, *([self.metrics] if self.metrics is not None else [])]:
             sink.close()
+
+
+def held_by_main(out: Path, who: str, device: str) -> AbstractContextManager[object]:
+    """Hold the run's folder in the main process, for all of them. Raises UserError there if another run has it."""
+    return locked(out, who) if Ranks(device).is_main else nullcontext()
 
 
 def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, task: Task | None = None) -> Parts:

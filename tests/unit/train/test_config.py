@@ -88,7 +88,7 @@ def test_a_file_may_name_a_kind_alone(tmp_path: Path) -> None:
     [
         (["train.lrr=1"], r"(?s)unknown key train\.lrr.*did you mean 'lr'"),
         (["trian.lr=1"], r"(?s)unknown section \[trian\].*did you mean 'train'"),
-        (["train.lr=fast"], r"train\.lr: input should be a valid number.*'fast'"),
+        (["train.lr=fast"], r"train\.lr: must be a number, not text.*'fast'"),
         (["train.clip_low=2"], r"train\.clip_low: input should be less than 1, got 2"),
         (["train.steps=0"], r"train\.steps"),
         (["train=3"], r"\[train\] must be a section, got 3"),

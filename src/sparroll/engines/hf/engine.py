@@ -22,6 +22,7 @@ from sparroll.engines.load_model import load_model
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
+from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
@@ -62,6 +63,8 @@ class HFEngine(Engine):
         self._model: PreTrainedModel | None = loaded
         config = loaded.config
         self.model_name = str(getattr(config, "_name_or_path", "") or model)
+        self._asked_for = str(getattr(config, "_name_or_path", "") if isinstance(model, PreTrainedModel) else model)
+        self._fingerprint = fingerprint.of_config(config)
         self.layers = int(config.num_hidden_layers)
         self.vocabulary = int(config.vocab_size)
         self.context_limit = getattr(config, "max_position_embeddings", None)
@@ -88,7 +91,8 @@ class HFEngine(Engine):
 
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
         """Takes effect with the next `generate`. None reads the whole cache, and leaves a compression in force. Raises
-        UserError for a schedule with layers that the model does not have, and while a compression is set."""
+        UserError for a schedule of another model, unless it was loaded with force=True, for one with layers that the
+        model does not have, and while a compression is set."""
         if isinstance(schedule, (str, Path)):
             schedule = Schedule.load(schedule)
         if schedule is not None:
@@ -105,6 +109,7 @@ class HFEngine(Engine):
 
     def check_schedule(self, schedule: Schedule) -> None:
         """Raise UserError where the engine could not run this schedule."""
+        schedule.check_model(self._asked_for, self._fingerprint)
         schedule.check_layers(self.layers)
 
     # -- weights and memory ----------------------------------------------------------------------------------------------

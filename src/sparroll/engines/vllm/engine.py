@@ -22,6 +22,7 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
+from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs
@@ -30,8 +31,8 @@ from sparroll.engines.vllm.attention.state import MOST_STEPS
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
-from sparroll.errors import UserError
-from sparroll.models import resolve
+from sparroll.errors import UserError, reason_of
+from sparroll.models import fingerprint, resolve
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
@@ -127,6 +128,9 @@ class VLLMEngine(Engine):
                 f"sparse=False, but {SCHEDULE_VARIABLE}={os.environ[SCHEDULE_VARIABLE]} makes every engine sparse",
                 f"unset {SCHEDULE_VARIABLE}",
             )
+        if "load_format" not in arguments and getattr(self.config, "quantization_config", None) is None:
+            # vLLM passes over tensors that it does not know, and over a missing one that is tied to another.
+            check_checkpoint(str(model))
         _open.append(self)
         try:
             self._llm = launch.start(folder, arguments)
@@ -176,6 +180,7 @@ class VLLMEngine(Engine):
             raise UserError(
                 "the engine was started with vLLM's own attention, which has no schedule", "start it with sparse=True"
             )
+        schedule.check_model(self.model_name, fingerprint.of_config(self.config))
         schedule.check_layers(self.layers)
         if len(schedule.steps) > MOST_STEPS:
             raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
@@ -476,9 +481,10 @@ def _described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[
     """Config and tokenizer; a folder without a tokenizer has none, and takes prompts as ids."""
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the model {folder!r}: {reason}", "give a hub name or a folder") from None
+    except Exception as error:
+        raise UserError(
+            f"cannot load the model {folder!r}: {reason_of(error)}", "give a hub name or a folder"
+        ) from error
     unsupported = unsupported_config(config)
     if unsupported:
         raise UserError(f"{folder} is not supported: {unsupported}", "docs/engines.md lists the architectures that are")

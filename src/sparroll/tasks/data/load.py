@@ -12,7 +12,7 @@ from sparroll.errors import UserError
 from sparroll.tasks.data import hub, read
 from sparroll.tasks.data.catalog import DataSet, named
 from sparroll.tasks.data.local import QUESTIONS, VERDICTS, own
-from sparroll.tasks.data.rows import Raw, Row, Skipped
+from sparroll.tasks.data.rows import Raw, Row, Skipped, check_text
 
 Role = Literal["train", "eval"]
 Columns = dict[str, tuple[str, ...]]
@@ -43,7 +43,7 @@ def load(
     is read, to make it smaller. Raises UserError for an unknown name, for a file of another schema, and if no row can
     be used.
     """
-    if Path(source).suffix in read.FORMATS or Path(source).is_file():
+    if Path(source).suffix.lower() in read.FORMATS or Path(source).is_file():
         return _file(Path(source), keep)
     name, _, split = source.partition(":")
     chosen = named(name)
@@ -92,7 +92,9 @@ def _collect(
         if place + 1 == _ROWS_TO_JUDGE:
             _check_columns(columns, list(seen), where)
         try:
-            loaded.rows.append(keep(reader(row, f"{loaded.source}/{place}")))
+            made = reader(row, f"{loaded.source}/{place}")
+            check_text(made)
+            loaded.rows.append(keep(made))
         except Skipped as skipped:
             loaded.skipped[skipped.reason] += 1
     if place < 0:

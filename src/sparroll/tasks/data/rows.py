@@ -67,6 +67,15 @@ class Skipped(Exception):
         super().__init__(reason)
 
 
+def check_text(row: Row) -> None:
+    """Raise Skipped if the question or the answer has a lone surrogate: JSON can write one, but it is no character, so
+    no tokenizer takes it and no file can hold it."""
+    try:
+        f"{row.text}{row.answer}".encode()
+    except UnicodeEncodeError:
+        raise Skipped("text with a lone surrogate, which is not Unicode") from None
+
+
 def required(raw: Raw, column: str) -> str:
     """The text in a column that every row needs. Raises Skipped if it is missing."""
     value = raw.get(column)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import date
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from sparroll.strict import Strict
 
 
-class DataSettings(BaseModel):
+class DataSettings(Strict):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
     train: str | None = None

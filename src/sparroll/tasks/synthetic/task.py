@@ -33,6 +33,7 @@ RESPONSE_TOKENS = (
 )
 """For each level the fewest and the most tokens of a reference response, over all kinds, end-of-sequence included."""
 
+MOST_PROMPTS = 1_000_000
 EVAL_SHARE = 8
 """One prompt in so many belongs to the eval split."""
 
@@ -78,7 +79,10 @@ class SyntheticTask:
         self.kinds = kinds
 
     def prompts(self, split: base.Split, level: int, seed: int, count: int, start: int = 0) -> list[Prompt]:
-        """Prompts `start` to `start + count` of the stream (split, level, seed)."""
+        """Prompts `start` to `start + count` of the stream (split, level, seed). The stream has no end, so more than
+        MOST_PROMPTS at once are refused."""
+        if count > MOST_PROMPTS:
+            raise UserError(f"the task {self.name} makes at most {MOST_PROMPTS:,} prompts, got a count of {count:,}")
         return [self._prompt(split, level, seed, index) for index in range(start, start + count)]
 
     def _prompt(self, split: base.Split, level: int, seed: int, index: int) -> Prompt:

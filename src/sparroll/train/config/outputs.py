@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import Field
 
 from sparroll.train.config.base import Section
+from sparroll.types import MOST_SAMPLES
 
 
 class MismatchSection(Section):
@@ -27,7 +28,7 @@ class HeldOutSection(Section):
 
     prompts: int = Field(default=64, ge=0)
     """How many prompts of the eval split are used, the same ones each time; 0 turns the evaluation off."""
-    samples_per_prompt: int = Field(default=1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, le=MOST_SAMPLES)
     """Responses per prompt. More of them narrow the interval, but less than more prompts do."""
     every_steps: int = Field(default=0, ge=0)
     """Evaluate after every this many steps. The run is always evaluated before its first and after its last step."""
