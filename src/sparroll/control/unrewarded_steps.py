@@ -4,10 +4,10 @@ decided by the task and by the functions of [reward]."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from sparroll.control.watcher import Decision, StepEvidence
+from sparroll.rounding import percent_down
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
 
@@ -60,14 +60,14 @@ class UnrewardedSteps:
             remedy = "ask for that form in the prompt, or read some responses with `sparroll rollout`"
         elif unanswered:
             reason = (
-                f"{_percent(unanswered)} of the last step's responses had no answer, and the others' were wrong{form}"
+                f"{percent_down(unanswered)} of the last step's responses had no answer, and the others' were wrong{form}"
             )
             remedy = "choose easier prompts, or a model that solves some of them"
         else:
             reason = "every answer was wrong" if unanswered == 0 else "every response got the lowest reward"
             remedy = "choose easier prompts, or a model that solves some of them"
         if cut >= 0.5:
-            reason += f"; {_percent(cut)} of the responses were cut"
+            reason += f"; {percent_down(cut)} of the responses were cut"
             remedy = f"raise rollout.max_new_tokens; {remedy}"
         return f"{reason}; {remedy}"
 
@@ -77,8 +77,3 @@ class UnrewardedSteps:
     def restore(self, state: dict[str, Any]) -> None:
         self.in_a_row, self.rollouts = int(state["in_a_row"]), int(state["rollouts"])
         self.tell_after = int(state["tell_after"])
-
-
-def _percent(share: float) -> str:
-    """A share below 1 never reads 100 %."""
-    return f"{math.floor(100 * share)} %"

@@ -54,9 +54,9 @@ def test_the_reason_is_what_the_newest_step_shows() -> None:
     assert reason(0.0).startswith("every answer was wrong; choose easier prompts")
     assert reason(None).startswith("every response got the lowest reward; choose")
     assert reason(0.999).startswith(
-        "99 % of the last step's responses had no answer, and the others' were wrong; the task"
+        "99% of the last step's responses had no answer, and the others' were wrong; the task"
     )
-    assert "; 75 % of the responses were cut; raise rollout.max_new_tokens; ask" in reason(1.0, cut=0.75)
+    assert "; 75% of the responses were cut; raise rollout.max_new_tokens; ask" in reason(1.0, cut=0.75)
 
 
 def test_a_restored_count_goes_on() -> None:
