@@ -213,7 +213,7 @@ def case(job: tuple[Shape, float, argparse.Namespace]) -> dict[str, Any]:
     at_runs = options.at_runs if correlation == options.at_correlation else 0
     at = [steady(shape, TARGET, correlation, steps, number, seed=seed) for number in range(at_runs)]
     falling = [ABOVE] * WINDOW_STEPS + [COLLAPSED] * WITHIN
-    thin_low = [thin(shape, falling, correlation, number, seed=seed) for number in range(options.thin_runs)]
+    thin_low = [thin(shape, falling, correlation, number, seed=seed) for number in range(options.thin_fallen_runs)]
     thin_above = (thin(shape, [ABOVE] * steps, correlation, number, seed=seed) for number in range(options.thin_runs))
     return {
         "shape": shape.name,
@@ -239,7 +239,8 @@ def main() -> None:
     parser.add_argument("--at-runs", type=int, default=100, help="with the tail at the target")
     parser.add_argument("--at-correlation", type=float, default=0.1, help="for which these are run: they take longest")
     parser.add_argument("--fallen-runs", type=int, default=200, help="with a bin that falls")
-    parser.add_argument("--thin-runs", type=int, default=400, help="thin ones above the target, and as many that fall")
+    parser.add_argument("--thin-runs", type=int, default=400, help="thin ones with the tail above the target")
+    parser.add_argument("--thin-fallen-runs", type=int, default=60, help="thin ones that fall")
     parser.add_argument("--confirm", type=int, default=1, help="runs of each case that the guard sees step by step")
     parser.add_argument("--at-once", type=int, default=2, help="processes")
     parser.add_argument("--correlations", nargs="+", type=float, default=list(CORRELATIONS))
