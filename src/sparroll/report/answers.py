@@ -124,7 +124,8 @@ def _saves(about: Measured, under_it: Sequence[TrainingRun], plans: Sequence[Pla
     if not under_it:
         return Answer(SAVES, "unknown", "Not known yet: no training run has sampled with it.", tuple(reasons))
     share = max(run.read_share for run in under_it)
-    longest = max(point.to_context_tokens for curve in about.curves for point in curve.points)
+    points = [point for curve in about.curves for point in curve.points]
+    longest = max(point.to_context_tokens for point in [each for each in points if not thin(each)] or points)
     fewer, read = percent_down(max(0.0, 1 - share)), percent_up(share)
     answer = (
         f"{fewer} of what attention reads: its rollouts read {read} of the KV cache, dense ones all of it, at contexts up "
