@@ -61,3 +61,10 @@ def has_answers(task: Task) -> bool:
     """Whether responses can vote: the task's `gives_answers` if it has that, otherwise whether it has an
     `answer_key`."""
     return bool(getattr(task, "gives_answers", hasattr(task, "answer_key")))
+
+
+def answer_form(task: Task) -> str | None:
+    r"""What the task reads as a response's answer, in words such as "the last \boxed{...}"; None if it does not say. It
+    is the task's `answer_form`, and completes the sentence "the task reads ..."."""
+    form = getattr(task, "answer_form", None)
+    return form if isinstance(form, str) else None

@@ -48,6 +48,7 @@ from sparroll.train.schedules import (
     make_controller,
     make_empty_steps,
     make_guard,
+    make_unrewarded_steps,
     starting_schedule,
 )
 from sparroll.train.update.optimizer import restore_optimizer
@@ -157,7 +158,8 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
     prompts = training_prompts(task, config, encoder)
     controller = _controller(config, schedule, prompts, scorer, encoder)
-    watchers = tuple(each for each in (guard, cheaper, make_empty_steps(config), controller) if each is not None)
+    empty, unrewarded = make_empty_steps(config), make_unrewarded_steps(config, task)
+    watchers = tuple(each for each in (guard, cheaper, empty, unrewarded, controller) if each is not None)
     refuse_two_hands(watchers)
     start = controller.schedule() if controller else schedule
     state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))

@@ -37,6 +37,7 @@ class BoxedAnswer:
     """Compares the last boxed answer with the gold one by math-verify."""
 
     gives_answers = True
+    answer_form = r"the last \boxed{...}"
 
     def __init__(self) -> None:
         self._judge = MathReward()

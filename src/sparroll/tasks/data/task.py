@@ -84,6 +84,12 @@ class DataTask:
         """Whether responses can vote on an answer."""
         return all(reward.gives_answers for reward in self._rewards.values())
 
+    @property
+    def answer_form(self) -> str | None:
+        """What the rewards of the rows read as the answer; None if not all of them say so."""
+        forms = {getattr(reward, "answer_form", None) for reward in self._rewards.values()}
+        return None if None in forms else " or ".join(sorted(forms)) or None
+
     def reward(self, prompt: Prompt, response_text: str) -> float:
         """The reward of one response. Raises UserError if it cannot be judged; `verdicts` reports that without an
         error."""

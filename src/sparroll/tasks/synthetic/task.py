@@ -74,6 +74,8 @@ def marked_answer(response_text: str) -> str | None:
 class SyntheticTask:
     """Problems of the given kinds in turn: prompt i has kind number i modulo the number of kinds."""
 
+    answer_form = f'the words after the last "{ANSWER}"'
+
     def __init__(self, name: str = "synthetic", kinds: tuple[str, ...] = KINDS) -> None:
         self.name = name
         self.kinds = kinds
