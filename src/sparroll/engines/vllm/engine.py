@@ -263,9 +263,13 @@ class VLLMEngine(Engine):
     # -- what ran --------------------------------------------------------------------------------------------------------
 
     def report(self) -> EngineReport:
-        """Which attention ran, layer by layer, as the worker counted it. With sparse=False the worker does not count
-        rows, so the layers' steps are those that the rollouts needed."""
-        ran = EngineReport.from_table(self.llm.collective_rpc("sparroll_report")[0])
+        """Which attention ran, layer by layer, as the workers' layers say. With sparse=False they are vLLM's own and say
+        nothing, so the layers' steps are those that the rollouts needed. Raises RuntimeError where workers disagree."""
+        ran, *others = map(EngineReport.from_table, self.llm.collective_rpc("sparroll_report"))
+        for rank, other in enumerate(others, 1):
+            for layer, (first, this) in enumerate(zip(ran.layers, other.layers, strict=True)):
+                if first != this:
+                    raise RuntimeError(f"layer {layer} ran {first} in the first worker, {this} in worker {rank}")
         if not self.sparse:
             ran = replace(
                 self._needed,
@@ -425,8 +429,8 @@ class VLLMEngine(Engine):
         A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and
         each other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that
         computes it again samples one token at its end, at most once per preemption. The worker counts these tokens, and
-        how many of them a decode row would have sampled sparsely. Rows are counted once per step; those of a layer are
-        sparse if its attention last was.
+        how many of them a decode row would have sampled sparsely. A step's rows count for the layers that ran, each with
+        the attention that it says it ran.
 
         So in each layer that ran, decode rows + resumed tokens >= the sum of T - 1, and in a sparse layer the same
         holds for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then
