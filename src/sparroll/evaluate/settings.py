@@ -98,10 +98,11 @@ class EvalTask:
         return self.judge is None and tasks.has_answers(self.task)
 
     def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """A verdict for each response to the prompt at the same place."""
+        """A verdict for each response to the prompt at the same place. Answers that mean the same have one string; so
+        give it all responses to a prompt at once."""
         if self.judge is not None:
             return self.judge.verdicts(prompts, texts, rollouts)
-        return tasks.judge(self.task, prompts, texts)
+        return tasks.pooled(self.task, prompts, tasks.judge(self.task, prompts, texts))
 
 
 def read_tasks(

@@ -102,6 +102,16 @@ class DataTask:
             found |= zip(places, self._rewards[kind].judge([rows[place] for place in places], texts), strict=True)
         return [found[place] for place in range(len(rows))]
 
+    def pooled(self, prompts: Sequence[Prompt], verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """The verdicts with one string for all answers to a prompt that mean the same, for a vote."""
+        rows = [self.row(prompt) for prompt in prompts]
+        found: dict[int, Verdict] = {}
+        for kind in dict.fromkeys(row.kind for row in rows):
+            places = [place for place, row in enumerate(rows) if row.kind == kind]
+            mine = [rows[place] for place in places], [verdicts[place] for place in places]
+            found |= zip(places, self._rewards[kind].pooled(*mine), strict=True)
+        return [found[place] for place in range(len(rows))]
+
     def row(self, prompt: Prompt) -> Row:
         """The row behind a prompt. Raises UserError for prompts of another task."""
         if prompt.prompt_id not in self._by_id:
