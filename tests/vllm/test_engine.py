@@ -186,6 +186,22 @@ def test_new_weights_give_the_new_models_responses(engine: Any) -> None:
             assert rollout.weight_version == version
 
 
+@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
+def test_the_exact_acceptance_measures_the_engine(engine: Any, schedule: Schedule | None) -> None:
+    asked, scorer = prompts([100, 130]), Scorer(oracle().model)
+    engine.set_schedule(schedule)
+    settings: dict[str, Any] = dict(max_new_tokens=20, stop_ids=[], top_k=engine.vocabulary)
+    rollouts = engine.generate(asked, **settings)
+    found = torch.cat(scorer.exact_acceptance(rollouts))
+    # A replay shares nothing with the engine but the tokens.
+    expected = torch.ones(40) if schedule is None else torch.cat(scorer.exact_replay(rollouts, schedule))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    change(engine, perturbed())
+    assert torch.cat(scorer.exact_acceptance(engine.generate(asked, **settings))).mean() < found.mean() - 0.01
+    with pytest.raises(UserError, match="a rollout holds 5"):
+        scorer.exact_acceptance(engine.generate(asked, max_new_tokens=3, top_k=5))
+
+
 def test_a_module_is_loaded_as_its_tensors_are(engine: Any) -> None:
     module = oracle().model
     module.load_state_dict(perturbed(3))
