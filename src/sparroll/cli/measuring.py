@@ -12,6 +12,12 @@ Temperature = Annotated[
     float,
     typer.Option("--temperature", min=0, help="Temperature of sampling, and of both policies when they are compared."),
 ]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", min=0, max=1, help="Draw from the fewest most likely tokens with at least this mass; 1: from all."
+    ),
+]
 Mode = Annotated[
     str,
     typer.Option(

@@ -15,8 +15,14 @@ from sparroll.errors import UserError
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
-def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
+def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int, top_p: float = 1.0) -> None:
     """Raise UserError for numbers that are out of range."""
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1, got {top_p}", "1 draws from the whole distribution")
+    if top_p < 1 and temperature == 0:
+        raise UserError(
+            f"top_p = {top_p} does nothing at temperature 0, which takes the most likely token", "leave top_p out"
+        )
     if n < 1 or max_new_tokens < 1 or temperature < 0 or top_k < 0:
         raise UserError(
             f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "

@@ -76,13 +76,15 @@ class Scorer:
         rollouts: list[Rollout],
         *,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         top_k: int = 0,
         at_ids: list[Tensor] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[TokenScores]:
         """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens,
-        [T, K] ids for each rollout, such as the engine's own list."""
-        return self._scores(rollouts, None, temperature, top_k, at_ids, on_progress)
+        [T, K] ids for each rollout, such as the engine's own list. top_p: as in the engine's `generate`; a sampled token
+        that the dense policy would leave out has -inf."""
+        return self._scores(rollouts, None, temperature, top_p, top_k, at_ids, on_progress)
 
     def sparse(
         self,
@@ -95,7 +97,7 @@ class Scorer:
     ) -> list[TokenScores]:
         """Scores under sparse decoding: each response token as an engine with this schedule would have seen it."""
         schedule.check_layers(self.model.config.num_hidden_layers)
-        return self._scores(rollouts, schedule, temperature, top_k, None, on_progress)
+        return self._scores(rollouts, schedule, temperature, 1.0, top_k, None, on_progress)
 
     @torch.inference_mode()
     def exact_acceptance(
@@ -153,6 +155,7 @@ class Scorer:
         rollouts: list[Rollout],
         schedule: Schedule | None,
         temperature: float,
+        top_p: float,
         top_k: int,
         at_ids: list[Tensor] | None,
         on_progress: OnProgress | None,
@@ -166,7 +169,7 @@ class Scorer:
             for hidden, tokens, others in zip(
                 *(column.split(self.logit_chunk_tokens) for column in (hidden_NE, tokens_N, asked_NK)), strict=True
             ):
-                logp = log_probs(self.model.get_output_embeddings()(hidden), temperature)
+                logp = log_probs(self.model.get_output_embeddings()(hidden), temperature, top_p)
                 sampled = logp.gather(-1, tokens[:, None])[:, 0]
                 best = logp.topk(min(top_k, logp.shape[-1]), dim=-1)
                 parts.append((sampled.cpu(), best.indices.cpu(), best.values.cpu(), logp.gather(-1, others).cpu()))

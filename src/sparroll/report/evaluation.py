@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from sparroll.evaluate.text import CUT_TAIL
 from sparroll.report.data import ReportData
 from sparroll.report.evaluation_figure import accuracy
 from sparroll.report.parts import items, section, table
@@ -29,6 +30,8 @@ def _evaluation(results: dict[str, Any], number: int) -> str:
             f" The tail is the 5th percentile of the acceptance (estimator <code>{escape(results['estimator'])}</code>); "
             f"the dense row has the ceiling."
         )
+        if results["top_p"] < 1:
+            text += f" {CUT_TAIL.format(top_p=results['top_p'])}"
     rows = [
         _row(label, name, found, k)
         for label, task in results["tasks"].items()

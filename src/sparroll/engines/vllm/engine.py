@@ -306,6 +306,7 @@ class VLLMEngine(Engine):
         *,
         max_new_tokens: int,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
@@ -316,7 +317,7 @@ class VLLMEngine(Engine):
         Raises RuntimeError where the backend did not count every step that the rollouts needed.
         """
         self._check_ready()
-        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)
+        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
         if 0 < temperature < _LEAST_TEMPERATURE:
             raise UserError(
                 f"vLLM samples at {_LEAST_TEMPERATURE} or above, got temperature {temperature}",
@@ -329,7 +330,9 @@ class VLLMEngine(Engine):
         asked = [prompt for prompt in ids for _ in range(n)]
         before = self.report()
         began = time.perf_counter()
-        finished = self._run(asked, self._parameters(max_new_tokens, temperature, stops, seeds, top_k), on_progress)
+        finished = self._run(
+            asked, self._parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k), on_progress
+        )
         self._wall_seconds += time.perf_counter() - began
         rollouts = [
             self._rollout(prompt, *finished[place], top_k, place // n, place % n, seeds[place])
@@ -347,13 +350,20 @@ class VLLMEngine(Engine):
             raise UserError("the engine has no whole weights", "load_weights(...) first")
 
     def _parameters(
-        self, max_new_tokens: int, temperature: float, stops: Sequence[int], seeds: list[int], top_k: int
+        self,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        stops: Sequence[int],
+        seeds: list[int],
+        top_k: int,
     ) -> list[Any]:
         from vllm import SamplingParams
 
         return [
             SamplingParams(
                 temperature=temperature,
+                top_p=top_p,
                 max_tokens=max_new_tokens,
                 seed=seed,
                 # The model's own end ids are among the stops, or meant to be ignored.
