@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
+from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests, Tests
 from sparroll.tasks.data.rows import Kind, Row
 from sparroll.tasks.data.settings import DataSettings
@@ -38,7 +39,13 @@ class RowReward(Protocol):
 
 def reward_for(kind: Kind, settings: DataSettings) -> RowReward:
     """The packaged reward for a kind of row. Raises UserError if its packages or a sandbox are missing."""
-    return BoxedAnswer() if kind == "math" else PassedTests(settings.allow_unsafe_sandbox)
+    return BoxedAnswer() if kind == "math" else PassedTests(settings)
+
+
+def limits_for(row: Row, settings: DataSettings) -> SandboxLimits:
+    """What a program for the row may use for one test: what the settings say, else what the set's official grader
+    allows, else the defaults of the sandbox."""
+    return (row.limits or SandboxLimits()).with_test(settings.test_seconds, settings.test_memory_gib)
 
 
 class BoxedAnswer:
@@ -101,12 +108,14 @@ class PassedTests:
 
     gives_answers = False
 
-    def __init__(self, allow_unsafe_sandbox: bool = False) -> None:
-        self._judge = CodeReward(allow_unsafe_sandbox=allow_unsafe_sandbox)
+    def __init__(self, settings: DataSettings) -> None:
+        self._settings = settings
+        self._judge = CodeReward(allow_unsafe_sandbox=settings.allow_unsafe_sandbox)
 
     def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
         pairs = [(_tests(row), text) for row, text in zip(rows, response_texts, strict=True)]
-        return [Verdict(verdict.reward, verdict.status) for verdict in self._judge.grade_batch(pairs)]
+        limits = [limits_for(row, self._settings) for row in rows]
+        return [Verdict(verdict.reward, verdict.status) for verdict in self._judge.grade_batch(pairs, limits)]
 
     def pooled(self, rows: Sequence[Row], verdicts: Sequence[Verdict]) -> list[Verdict]:
         return list(verdicts)
