@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import data_files
+from sandboxes import need_sandbox
 from sparroll.evaluate.estimators import Vote, majority
 from sparroll.evaluate.settings import read_tasks
-from sparroll.tasks.code import sandbox
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask
 from sparroll.tasks.verdicts import has_answers, judge, pooled
@@ -39,8 +39,7 @@ def test_math_rows_are_judged_together_and_right_answers_vote_as_one(tmp_path: P
 def test_code_rows_are_run_and_a_broken_sandbox_is_nobodys_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not any(probe.holds for probe in sandbox.probes().values()):
-        pytest.skip("no sandbox works on this machine")
+    need_sandbox()
     tests = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
     made, (prompt,) = task(tmp_path, [{"prompt": "add", "tests": tests}])
     good = "```python\nprint(sum(map(int, input().split())))\n```"
