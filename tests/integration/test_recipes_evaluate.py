@@ -31,6 +31,7 @@ def test_a_recipe_is_evaluated_as_it_is_written(folder: Path, tmp_path: Path, mo
     assert list(found["results"]["tasks"]) == tasks
     samples = int(given["--samples"])
     assert found["results"]["samples"] == samples and found["config"]["temperature"] == float(given["--temperature"])
+    assert found["config"]["top_p"] == float(given["--top-p"])
     for label, task in found["results"]["tasks"].items():
         sparse = task["policies"].get("sparse")
         assert ("--also-dense" in command) == (sparse is not None)
