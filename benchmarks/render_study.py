@@ -3,13 +3,28 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from record_tables import RESULTS, before_and_after, results, table
 
 from sparroll import records
-from sparroll.rounding import rounded_down
+from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up
+
+
+def gain(change: float) -> str:
+    """A change of accuracy, which should be high."""
+    return rounded_down(change, sign=True)
+
+
+FORMS: dict[str, Callable[[float], str]] = {
+    "reward_last": lambda reward: rounded_down(reward, 2),
+    "kl": rounded_up,
+    "masked_share": lambda share: percent_up(share, 1),
+    "response_tokens": "{:.0f}".format,
+    "kv_read_share": percent_up,
+}
+"""How figures of the table are written; the others are rounded down to three decimals."""
 
 
 def study_frozen() -> str:
@@ -25,9 +40,9 @@ def study() -> str:
     for row in found["table"]:
         if _whole_runs(found, row["row"]):
             change = row["accuracy_change"]
-            between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
+            between = f" ({gain(change['low'])} to {gain(change['high'])})" if row["seeds"] > 1 else ""
             stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
-            gained = f"{change['mean']:+.3f}{between}" + (f"; {stopped} more stopped early" if stopped else "")
+            gained = gain(change["mean"]) + between + (f"; {stopped} more stopped early" if stopped else "")
         else:
             gained = _how_it_ended(found, row)
         rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *_means(row, names)])
@@ -51,10 +66,8 @@ def _how_it_ended(found: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _means(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     """Figures of a row of the study; empty where it has none."""
-    forms = {"reward_last": "{:.2f}", "kl": "{:.3f}", "masked_share": "{:.1%}"}
-    forms |= {"response_tokens": "{:.0f}", "kv_read_share": "{:.0%}"}
     means = {name: row[name]["mean"] for name in names if row.get(name)}
-    made = {name: forms[name].format(mean) if name in forms else rounded_down(mean) for name, mean in means.items()}
+    made = {name: FORMS.get(name, rounded_down)(mean) for name, mean in means.items()}
     return [made.get(name, "") for name in names]
 
 
@@ -65,7 +78,7 @@ def study_longer() -> str:
     for row in found["table"]:
         runs = [run["dense_accuracy"] for run in _whole_runs(found, row["row"])]
         half, whole = ([run[place][1] - run[0][1] for run in runs] for place in (1, 2))
-        changes = [f"{statistics.mean(of):+.3f} ({min(of):+.3f} to {max(of):+.3f})" for of in (half, whole) if of]
+        changes = [f"{gain(statistics.mean(of))} ({gain(min(of))} to {gain(max(of))})" for of in (half, whole) if of]
         changes = changes or ["", _how_it_ended(found, row)]
         rows.append([f"`{row['row']}`", *changes, *_means(row, names)])
     steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
@@ -79,15 +92,20 @@ def study_uniform() -> str:
     about = {"calibrated-0.86": "128, then 1,072 and 1,248 tokens", "uniform": "800 tokens"}
     runs = {name: [run for run in found["runs"] if run["row"] == name] for name in about}
     steps = min(run["steps"] for each in runs.values() for run in each)
-    names = {"rollout/kv_read_share": "{:.0%}", "mismatch/acceptance_q05/3840-4096": "{:.3f}"}
-    names |= {"mismatch/acceptance_q05/4096-4352": "{:.3f}", "mismatch/acceptance_mean": "{:.3f}"}
-    names |= {"mismatch/kl_sparse_to_dense": "{:.3f}", "reward/mean": "{:.2f}"}
+    names: dict[str, Callable[[float], str]] = {
+        "rollout/kv_read_share": percent_up,
+        "mismatch/acceptance_q05/3840-4096": rounded_down,
+        "mismatch/acceptance_q05/4096-4352": rounded_down,
+        "mismatch/acceptance_mean": rounded_down,
+        "mismatch/kl_sparse_to_dense": rounded_up,
+        "reward/mean": FORMS["reward_last"],
+    }
     rows = []
     for name, what in about.items():
         means = [
             statistics.mean(value for run in runs[name] for value in run["series"][each][:steps]) for each in names
         ]
-        figures = [form.format(mean) for form, mean in zip(names.values(), means, strict=True)]
+        figures = [form(mean) for form, mean in zip(names.values(), means, strict=True)]
         rows.append([f"`{name}`: {what}", *figures])
     head = ["KV read", "tail, 3,840 to 4,096", "4,096 to 4,352", "mean acceptance", "KL", "reward"]
     return table([f"row, steps 1 to {steps}", *head], rows)
@@ -114,5 +132,5 @@ def study_eviction() -> str:
     for run in results("mismatch-study-eviction-cpu", "study-eviction")["runs"]:
         policy = run["policy"]
         name = [f"`{policy['kind']}`", f"{policy['budget_tokens']:,}"] if policy else ["dense", ""]
-        rows.append([*name, f"{run['kv_saved_share']:.0%}", f"{run['solved_share']:.2f}"])
+        rows.append([*name, percent_down(run["kv_saved_share"]), rounded_down(run["solved_share"], 2)])
     return table(["policy", "tokens that stay", "KV memory saved", "problems solved"], rows)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -118,10 +120,52 @@ def test_paths_of_one_machine_are_seen_wherever_they_stand(text: str) -> None:
     )
 
 
+RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+DEVELOPERS_CORES = 2
+"""Of the machine where git held the history before records said who named their commit; GPU hosts have more."""
+
+
+def test_a_record_says_what_code_made_it_or_that_it_cannot() -> None:
+    assert RECORDS
+    for path in RECORDS:
+        record = records.read(path)
+        told = record["commit"]
+        known = told.get("said_by") is not None or record["hardware"]["cores"] <= DEVELOPERS_CORES
+        proven = known and told["id"] is not None and told["dirty"] is False
+        assert proven or record.get("caveat"), f"{path.name} cannot show what code made it: say so in `caveat`"
+        assert known or told["dirty"] is not False, f"{path.name} claims what nothing recorded"
+
+
+def test_no_two_records_took_the_same_seconds() -> None:
+    """Runs never do, so one of them was filled in by hand."""
+    found: dict[float, list[str]] = {}
+    for path in RECORDS:
+        record = records.read(path)
+        if record["wall_seconds"] is not None and not record.get("caveat"):
+            found.setdefault(record["wall_seconds"], []).append(path.name)
+    assert [names for names in found.values() if len(names) > 1] == []
+
+
+def test_a_record_is_younger_than_the_commit_that_made_it() -> None:
+    def git(*arguments: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("git does not hold the history here")
+    made = {}
+    for path in RECORDS:
+        record = records.read(path)
+        made.setdefault(record["commit"]["id"], []).append((datetime.fromisoformat(record["date"]), path.name))
+    for commit, dates in made.items():
+        committed = git("show", "-s", "--format=%cI", f"{commit}^{{commit}}")
+        assert committed is not None, f"{dates[0][1]} names {commit}, which is no commit"
+        for date, name in dates:
+            assert datetime.fromisoformat(committed) <= date, f"{name} is older than the code that made it"
+
+
 def test_every_record_is_whole() -> None:
-    paths = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    assert paths
-    for path in paths:
+    for path in RECORDS:
         record = records.read(path)
         text = path.read_text(encoding="utf-8").replace("\\n", " ")
         assert not ABSOLUTE_PATH.search(text), f"{path.name} has a path of one machine"
