@@ -254,7 +254,7 @@ def _run_check(code: str, tests: CheckTests, limits: SandboxLimits, boundary: Bo
     with Session(boundary, grading, "grade", tests.test_code, function=name) as grader:
         start = {"function": name, "in_class": False, "official": False, "calls": 1000}
         with Session(boundary, limits, "calls", code, **start) as program:
-            return _messages(grader, program, limits)
+            return _messages(grader, program, grading)
 
 
 def _messages(grader: Session, program: Session, limits: SandboxLimits) -> CodeVerdict:
