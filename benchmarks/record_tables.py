@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,9 @@ ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+@cache
 def results(name: str, kind: str) -> Any:
+    """What a record found. Nobody may change it: every caller gets the same one."""
     return records.read(RESULTS / f"{name}.json", kind)["results"]
 
 

@@ -1,6 +1,7 @@
-"""The tables of README.md and of the docs, from the records in benchmarks/results. Measures nothing.
+"""The tables of README.md and of the docs, and the figures in their sentences, from the records in benchmarks/results.
+Measures nothing.
 
-python benchmarks/render.py            # writes them between <!-- table: NAME --> and <!-- end -->
+python benchmarks/render.py            # tables between <!-- table: NAME --> and <!-- end -->; sentences: see claims.py
 """
 
 from __future__ import annotations
@@ -13,24 +14,12 @@ from typing import Any
 
 import render_speed
 import render_study
+from claims import CLAIMS, write_figures
 from record_tables import RESULTS, ROOT, before_and_after, results, spread, table, times
 from render_speed import PAPER_SPEEDUP, SIZES
 
 from sparroll import records
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
-
-PAGES = tuple(
-    ROOT / name
-    for name in (
-        "README.md",
-        "docs/results.md",
-        "docs/calibration.md",
-        "docs/compression.md",
-        "docs/controller.md",
-        "docs/training.md",
-        "docs/study.md",
-    )
-)
 
 
 def plans() -> str:
@@ -250,8 +239,10 @@ TABLES: dict[str, Callable[[], str]] = {
     "decode": decode,
     "rl-grid": rl_grid,
     "rollouts": render_speed.rollouts,
+    "interpolated": render_speed.interpolated,
     "whole-runs": render_speed.whole_runs,
     "within-budget": render_speed.within_budget,
+    "steady-goals": render_speed.steady_goals,
     "decode-steps": render_speed.decode_steps,
     "short-steps": render_speed.short_steps,
     "kernels": render_speed.kernels,
@@ -266,20 +257,30 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-frozen": render_study.study_frozen,
     "study-eviction": render_study.study_eviction,
     "study-uniform": render_study.study_uniform,
+    "study-targets": render_study.study_targets,
     "controlled": controlled,
     "caveats": caveats,
 }
 
 
-def render(text: str) -> str:
-    """A page with each marked table made anew."""
+def render(page: str, text: str) -> str:
+    """A page, by its path in the repository, with each marked table and each figure in a sentence made anew."""
 
     def made(found: re.Match[str]) -> str:
         return f"<!-- table: {found[1]} -->\n{TABLES[found[1]]()}\n<!-- end -->"
 
-    return re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", made, text, flags=re.S)
+    text = re.sub(r"<!-- table: ([\w-]+) -->\n.*?<!-- end -->", made, text, flags=re.S)
+    return write_figures(page, text)
+
+
+def pages() -> list[str]:
+    """Those with a marked table or a claim."""
+    found = {path.relative_to(ROOT).as_posix(): path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))}
+    marked = {name for name, path in found.items() if "<!-- table: " in path.read_text(encoding="utf-8")}
+    return sorted(marked | {claim.page for claim in CLAIMS})
 
 
 if __name__ == "__main__":
-    for page in PAGES:
-        page.write_text(render(page.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in pages():
+        path = ROOT / name
+        path.write_text(render(name, path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 import statistics
+import textwrap
+from dataclasses import dataclass
 from typing import Any
 
 from record_tables import RESULTS, results, table, times
@@ -51,42 +53,109 @@ def rollouts() -> str:
                 rounded_up(found["attainable_speedup_fit"], 2) + "x",
                 percent_down(found["attainable_share_fit"]),
                 times(PAPER_SPEEDUP[size]) if drained else "",
-                "" if drained else times(STEADY_GOAL[size]),
             ]
         )
     head = ["model", "requests", "dense, tokens/s", "sparse", "speed-up", "attainable", "share of it"]
-    return table([*head, "attainable, fitted", "share of it", "paper", "goal"], rows)
+    return table([*head, "attainable, fitted", "share of it", "paper"], rows)
+
+
+def steady_goals() -> str:
+    """Speed-ups that were asked for with the steady sets, and whether the bytes to read allow them."""
+    rows = []
+    for size, request_set, found in rollout_records():
+        if request_set == "steady":
+            goal = STEADY_GOAL[size]
+            allowed = [
+                "no" if found[name] < goal else "yes" for name in ("attainable_speedup", "attainable_speedup_fit")
+            ]
+            reached = "yes" if found["speedup"] >= goal else "no"
+            rows.append([f"Qwen3-{size.upper()}", times(goal), times(found["speedup"]), reached, *allowed])
+    head = ["model, steady", "goal", "speed-up", "reached", "attainable", "attainable, fitted"]
+    return table(head, rows)
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """The drained set from the first token to the last, by one engine, and what the measured moments say of it."""
+
+    size: str
+    engine: str
+    scale: float
+    """Of the response lengths; 1 are the full ones."""
+    tokens: int
+    seconds: float
+    estimated_seconds: float
+
+    @property
+    def lengths(self) -> str:
+        return "full" if self.scale == 1 else f"1/{1 / self.scale:g}"
+
+    @property
+    def error_percent(self) -> str:
+        """Rounded away from 0: an error is no smaller than it reads."""
+        error = 100 * (self.estimated_seconds / self.seconds - 1)
+        return (rounded_down if error < 0 else rounded_up)(error, 1, sign=True)
+
+
+def found_whole() -> list[WholeRun]:
+    """The whole runs that were recorded: with shortened lengths beside the moments, at full lengths by whole_run.py."""
+    runs = []
+    for size, request_set, found in rollout_records():
+        shorter = found.get("whole_run") if request_set == "drained" else None
+        for engine in ("dense", "sparse") if shorter is not None else ():
+            of = shorter[engine]
+            runs.append(WholeRun(size, engine, shorter["scale"], of["tokens"], of["seconds"], of["estimated_seconds"]))
+        for engine, name in (
+            (("dense", "dense"), ("sparse", found["sparse_engine"])) if request_set == "drained" else ()
+        ):
+            path = f"whole-run-qwen3-{size}-{name}-h200"
+            if (RESULTS / f"{path}.json").exists():
+                of = results(path, "whole-run")
+                estimated = of["tokens"] / found[f"{engine}_tokens_per_second"]
+                runs.append(WholeRun(size, engine, 1.0, of["tokens"], of["seconds"], estimated))
+    return runs
+
+
+def interpolated() -> str:
+    """What is measured of the request sets and what is not, in words."""
+    moments = {
+        which: [len(found["windows"]) for _, request_set, found in rollout_records() if request_set == which]
+        for which in REQUEST_SETS
+    }
+    drained, steady = (f"{min(counts)} to {max(counts)}" for counts in moments.values())
+    runs, said = found_whole(), []
+    for lengths, words in (("full", "at full lengths"), ("1/8", "with an eighth of the lengths")):
+        errors = sorted((run.error_percent.lstrip("+-") for run in runs if run.lengths == lengths), key=float)
+        if errors:
+            said.append(f"{words} {' to '.join(dict.fromkeys((errors[0], errors[-1])))} %")
+    only = "" if any(run.scale == 1 for run in runs) else "Nobody has run the full lengths whole yet. "
+    text = (
+        f"**The times are interpolated.** Decode steps were measured at {drained} evenly spaced moments of the drained run "
+        f"and at {steady} of the steady one, and the time between is a line. {only}Against whole runs of the drained set "
+        f"(Qwen3-1.7B) this is off by: {', '.join(said)}."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
 
 
 def whole_runs() -> str:
-    """Whole runs of the drained set beside what windows of the same requests say."""
+    """Whole runs of the drained set beside what the measured moments say of the same requests, and their speed-ups."""
     rows = []
-    for size, request_set, found in rollout_records():
-        if request_set != "drained":
-            continue
-        shorter = found.get("whole_run")
-        for engine in ("dense", "sparse"):
-            if shorter is not None:
-                of = shorter[engine]
-                rows.append(
-                    _whole(size, engine, shorter["scale"], of["tokens"], of["seconds"], of["estimated_seconds"])
-                )
-        for engine, name in (("dense", "dense"), ("sparse", found["sparse_engine"])):
-            path = f"whole-run-qwen3-{size}-{name}-h200"
-            if (RESULTS / f"{path}.json").exists():
-                whole = results(path, "whole-run")
-                estimated = whole["tokens"] / found[f"{engine}_tokens_per_second"]
-                rows.append(_whole(size, engine, 1.0, whole["tokens"], whole["seconds"], estimated))
-    return table(["model", "engine", "lengths", "tokens", "run, s", "windows say, s", "error"], rows)
+    for (size, lengths), pair in _by_lengths(found_whole()).items():
+        for run in pair.values():
+            seconds = [rounded_up(run.seconds, 1), rounded_up(run.estimated_seconds, 1), f"{run.error_percent}%"]
+            rows.append([f"Qwen3-{size.upper()}", run.engine, lengths, f"{run.tokens:,}", *seconds])
+        if len(pair) == 2:
+            dense, sparse = pair["dense"], pair["sparse"]
+            speedups = [dense.seconds / sparse.seconds, dense.estimated_seconds / sparse.estimated_seconds]
+            rows.append([f"Qwen3-{size.upper()}", "speed-up", lengths, "", *(times(each) for each in speedups), ""])
+    return table(["model", "engine", "lengths", "tokens", "run, s", "moments say, s", "error"], rows)
 
 
-def _whole(size: str, engine: str, scale: float, tokens: int, seconds: float, estimated: float) -> list[str]:
-    lengths = "full" if scale == 1 else f"1/{1 / scale:g}"
-    error = 100 * (estimated / seconds - 1)
-    # Away from 0: an error is no smaller than it reads.
-    shown = rounded_down(error, 1, sign=True) if error < 0 else rounded_up(error, 1, sign=True)
-    figures = [rounded_up(seconds, 1), rounded_up(estimated, 1), f"{shown}%"]
-    return [f"Qwen3-{size.upper()}", engine, lengths, f"{tokens:,}", *figures]
+def _by_lengths(runs: list[WholeRun]) -> dict[tuple[str, str], dict[str, WholeRun]]:
+    found: dict[tuple[str, str], dict[str, WholeRun]] = {}
+    for run in runs:
+        found.setdefault((run.size, run.lengths), {})[run.engine] = run
+    return found
 
 
 def decode_cells(name: str = "decode-step-qwen3-1.7b-h200") -> dict[tuple[int, int, str], float]:

@@ -21,6 +21,9 @@ STAMP = ".commit.json"
 """Beside pyproject.toml; git ignores it."""
 RECORDS = "benchmarks/results"
 """What the programs write is no part of them: a new record here is no change of the source."""
+WEIGHTS = ".safetensors"
+"""Such files may stay behind, since they are large and what needs them stops without them. Other ones in their places
+are a change."""
 
 
 def commit(root: Path = ROOT) -> dict[str, Any]:
@@ -40,7 +43,7 @@ def commit(root: Path = ROOT) -> dict[str, Any]:
     own_history = _git(root, "cat-file", "-e", f"{stamp['id']}^{{commit}}") is not None and told["id"] is not None
     if own_history and told["dirty"] is False:
         return told
-    if _digest(root, stamp["files"]) == stamp["sha256"]:
+    if _digest(root, stamp["files"]) == stamp["sha256"] and _same_weights(root, stamp.get("weights", {})):
         return {"id": stamp["id"], "dirty": stamp["dirty"], "said_by": "stamp"}
     return told if own_history else {"id": stamp["id"], "dirty": True, "said_by": "stamp"}
 
@@ -52,7 +55,9 @@ def write_stamp(root: Path = ROOT) -> Path:
     if told["id"] is None or told["dirty"] is None or listed is None:
         raise UserError(f"git knows no commit of {root}", "stamp the checkout that the files are copied from")
     names = sorted(name for name in listed.split("\0") if name and not name.startswith(f"{RECORDS}/"))
-    stamp = {"id": told["id"], "dirty": told["dirty"], "sha256": _digest(root, names), "files": names}
+    code = [name for name in names if not name.endswith(WEIGHTS)]
+    weights = {name: files.sha256(root / name) for name in names if name.endswith(WEIGHTS) and (root / name).is_file()}
+    stamp = {"id": told["id"], "dirty": told["dirty"], "sha256": _digest(root, code), "files": code, "weights": weights}
     return files.write_json(root / STAMP, stamp)
 
 
@@ -62,9 +67,13 @@ def _of_git(root: Path) -> dict[str, Any]:
     if not top or Path(top).resolve() != root.resolve():
         return {"id": None, "dirty": None, "said_by": None}
     head = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", f":(exclude){RECORDS}")
-    if not head or changes is None:
+    status = _git(root, "status", "--porcelain", "--untracked-files=no", "--", ".", f":(exclude){RECORDS}")
+    if not head or status is None:
         return {"id": None, "dirty": None, "said_by": None}
+    # A line is two letters of state, a space and the name, in quotes where it needs them.
+    changes = [
+        line for line in status.splitlines() if not (line.startswith(" D ") and line.strip('"').endswith(WEIGHTS))
+    ]
     return {"id": head, "dirty": bool(changes), "said_by": "git"}
 
 
@@ -74,7 +83,7 @@ def _read_stamp(root: Path) -> dict[str, Any] | None:
         return None
     try:
         stamp = json.loads(path.read_text(encoding="utf-8"))
-        return {name: stamp[name] for name in ("id", "dirty", "sha256", "files")}
+        return stamp | {name: stamp[name] for name in ("id", "dirty", "sha256", "files")}
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise UserError(f"{path} is not a stamp: {error!r}", "write it anew with `make stamp`, or remove it") from None
 
@@ -88,10 +97,15 @@ def _digest(root: Path, names: list[str]) -> str:
     return found.hexdigest()
 
 
+def _same_weights(root: Path, weights: dict[str, str]) -> bool:
+    """Whether those weights that are there are the stamped ones."""
+    return all(not (root / name).is_file() or files.sha256(root / name) == of for name, of in weights.items())
+
+
 def _git(root: Path, *arguments: str) -> str | None:
-    """What git prints; None if it fails or is not there."""
+    """What git prints, without the end of its last line; None if it fails or is not there."""
     try:
         result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return result.stdout.strip() if result.returncode == 0 else None
+    return result.stdout.rstrip("\n") if result.returncode == 0 else None

@@ -88,6 +88,21 @@ def test_a_copy_that_was_changed_after_the_stamp_is_dirty(source: Path, change: 
     assert checkout.commit(copy) == {"id": head, "dirty": True, "said_by": "stamp"}
 
 
+def test_weights_may_stay_behind_but_not_change(source: Path) -> None:
+    (source / "model.safetensors").write_bytes(b"weights")
+    head = committed(source)
+    checkout.write_stamp(source)
+    copy = copied(source, source.parent / "copy")
+    (copy / "model.safetensors").unlink()
+    assert checkout.commit(copy) == {"id": head, "dirty": False, "said_by": "stamp"}
+    (copy / "model.safetensors").write_bytes(b"others")
+    assert checkout.commit(copy) == {"id": head, "dirty": True, "said_by": "stamp"}
+    (source / "model.safetensors").unlink()
+    assert checkout.commit(source) == {"id": head, "dirty": False, "said_by": "git"}
+    checkout.write_stamp(source)
+    assert checkout.commit(copied(source, source.parent / "later"))["dirty"] is False
+
+
 def test_an_older_stamp_that_travels_with_newer_files_is_dirty(source: Path) -> None:
     old = git(source, "rev-parse", "HEAD")
     checkout.write_stamp(source)

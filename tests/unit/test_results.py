@@ -24,14 +24,24 @@ def tables() -> ModuleType:
         return importlib.import_module("render")
 
 
-def test_tables_are_rendered_from_the_records(tables: ModuleType) -> None:
-    marked = [
-        path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "<!-- table: " in path.read_text()
-    ]
-    assert sorted(marked) == sorted(tables.PAGES)
-    for page in marked:
-        text = page.read_text(encoding="utf-8")
-        assert tables.render(text) == text, "run: python benchmarks/render.py"
+def test_tables_and_figures_are_those_of_the_records(tables: ModuleType) -> None:
+    assert {"README.md", "docs/results.md", "docs/study.md"} <= set(tables.pages())
+    for page in tables.pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert tables.render(page, text) == text, "run: python benchmarks/render.py"
+
+
+def test_a_claim_writes_its_figures_wherever_the_lines_break(tables: ModuleType) -> None:
+    claims = importlib.import_module("claims")
+    claim = claims.Claim(
+        "page.md", "is {fast} times as fast, at {share} % of\nit", lambda: {"fast": "1.39", "share": "73"}
+    )
+    assert (
+        claim.written("It is 1.4\n  times as fast, at 1,000 %\nof it.")
+        == "It is 1.39\n  times as fast, at 73 %\nof it."
+    )
+    with pytest.raises(ValueError, match=r"page.md holds 0 times: is \{fast\}"):
+        claim.written("It was fast.")
 
 
 def lines_of(table: str) -> dict[str, list[str]]:
@@ -93,15 +103,19 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
     )
     study = tables.render_study
     monkeypatch.setattr(study, "results", lambda name, kind: found)
+    again = study_of(distill=("finished", 4, ""))
+    monkeypatch.setattr(study, "_again", lambda steps: again)
     ended = {"whole": "+0.500", "stopped": "stopped itself by step 3", "cut": "cut at step 2"}
     ended |= {"waiting": "waiting", "failed": "failed"}
     lines = lines_of(study.study())
+    assert lines.pop("distill`, again")[1] == "+0.500"
     assert {name: line[1] for name, line in lines.items()} == ended
     assert lines["cut"][2:] == ["0.50", "0.500", "0.500", "0.500", "50.0%", "0", "50%"]
     assert set(lines["waiting"][2:]) == {""}
     found["runs"].append(found["runs"][0] | {"steps": 2, "stopped": "no token kept"})
     assert lines_of(study.study())["whole"][1] == "+0.500; 1 more stopped early"
     longer = lines_of(study.study_longer())
+    assert longer.pop("distill`, again")[1] == "+0.400 (+0.400 to +0.400)"
     assert longer["whole"][:2] == ["+0.200 (+0.200 to +0.200)", "+0.400 (+0.400 to +0.400)"]
     assert {name: line[:2] for name, line in longer.items() if name != "whole"} == {
         name: ["", how] for name, how in ended.items() if name != "whole"
