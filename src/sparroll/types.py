@@ -38,8 +38,9 @@ class TopK:
 
     >>> TopK(ids=torch.tensor([[7, 2, 5], [0, 3, 9]]), logp=torch.tensor([[-0.1, -2.6, -4.2], [-0.7, -1.1, -2.3]]))
 
-    This example has the 3 most likely tokens at each of 2 positions. An entry with log-probability -inf is padding. The
-    log-probabilities are over the whole vocabulary, after temperature; `mismatch` checks this when it uses them.
+    This example has the 3 most likely tokens at each of 2 positions. An entry with log-probability -inf is padding, or
+    was left out by top-p. The log-probabilities are over the whole vocabulary, after temperature and top-p; `mismatch`
+    checks this when it uses them.
     """
 
     ids: Tensor
@@ -87,8 +88,8 @@ class Rollout:
     prompt_ids: list[int]
     response_ids: list[int]
     sparse_logp: Tensor
-    """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature.
-    At temperature 0 it is the log-probability at temperature 1."""
+    """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature
+    and top-p. At temperature 0 it is the log-probability at temperature 1."""
     finish_reason: Literal["stop", "length"]
     """stop: the response ended with a stop id, which is its last id. length: it reached `max_new_tokens`."""
     prompt_index: int = 0

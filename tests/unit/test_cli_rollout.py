@@ -48,6 +48,15 @@ def test_rollouts_are_written_with_the_log_probability_of_each_token(
     assert record["results"]["kv_read_share"] == 1.0
 
 
+def test_a_tiny_top_p_draws_what_greedy_sampling_takes(model: Path, prompts: Path, tmp_path: Path) -> None:
+    assert main(_command(model, prompts, tmp_path / "nucleus", "--top-p", "0.000001")) == 0
+    assert main(_command(model, prompts, tmp_path / "greedy", "--temperature", "0")) == 0
+    nucleus, greedy = _rows(tmp_path / "nucleus"), _rows(tmp_path / "greedy")
+    assert [row["response_ids"] for row in nucleus] == [row["response_ids"] for row in greedy]
+    assert all(set(row["sparse_logp"]) == {0.0} for row in nucleus)
+    assert json.loads((tmp_path / "nucleus" / "config.json").read_text())["top_p"] == 1e-6
+
+
 def test_json_output_is_json_and_nothing_else(
     model: Path, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

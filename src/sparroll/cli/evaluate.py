@@ -68,12 +68,21 @@ def evaluate(
     temperature: Annotated[
         float, typer.Option("--temperature", min=0, help="0 is greedy, and needs --samples 1.")
     ] = 1.0,
+    top_p: measuring.TopP = 1.0,
     chat: common.Chat = False,
     thinking: common.Thinking = None,
     prompt_template: common.PromptTemplate = None,
     mirror: common.Mirror = None,
     contest_from: ContestDay = None,
     contest_before: ContestDay = None,
+    test_seconds: Annotated[
+        float | None,
+        typer.Option("--test-seconds", help="Time for each test of a program; default: what the set's grader allows."),
+    ] = None,
+    test_memory_gib: Annotated[
+        float | None,
+        typer.Option("--test-memory-gib", help="Memory for each test; default: what the set's grader allows."),
+    ] = None,
     allow_unsafe_sandbox: Annotated[
         bool,
         typer.Option("--allow-unsafe-sandbox", help="Run programs without a sandbox if none works on this machine."),
@@ -128,11 +137,16 @@ def evaluate(
 
     check_available(engine)
     parquet.check_installed()
+    for option, value in (("--test-seconds", test_seconds), ("--test-memory-gib", test_memory_gib)):
+        if value is not None and not value > 0:
+            raise UserError(f"{option} must be above 0, got {value}", "leave it out for what the set's grader allows")
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),
         prompt_template=prompt_template,
         contest_from=contest_from and contest_from.date(),
         contest_before=contest_before and contest_before.date(),
+        test_seconds=test_seconds,
+        test_memory_gib=test_memory_gib,
         allow_unsafe_sandbox=allow_unsafe_sandbox,
     )
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
@@ -144,7 +158,7 @@ def evaluate(
         tasks=read_tasks(task_names, level, count, problem_seed, data, judge),
         policies=policies(chosen, evicting, adapter, also_dense),
         settings=EvaluationSettings(
-            samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens
+            samples, max_new_tokens, temperature, top_p, seed, tail=not no_tail, bin_tokens=bin_tokens
         ),
         judge=judge,
         problem_seed=problem_seed,

@@ -14,6 +14,12 @@ Temperature = Annotated[
     float,
     typer.Option("--temperature", min=0, help="Temperature of sampling, and of both policies when they are compared."),
 ]
+TopP = Annotated[
+    float,
+    typer.Option(
+        "--top-p", min=0, max=1, help="Draw from the fewest most likely tokens with at least this mass; 1: from all."
+    ),
+]
 Mode = Annotated[
     str,
     typer.Option(
@@ -21,7 +27,9 @@ Mode = Annotated[
         help="faithful: generate with every budget. replay: read one set of dense rollouts again, which is cheaper.",
     ),
 ]
-Estimator = Annotated[str, typer.Option("--estimator", help="top_k_lower (the published scale), top_k_upper, exact.")]
+Estimator = Annotated[
+    str, typer.Option("--estimator", help="top_k_lower (the published scale), top_k_upper, exact (small vocabularies).")
+]
 BinTokens = Annotated[int, typer.Option("--bin-tokens", min=1, help="Width of the context-length bins.")]
 Kind = Annotated[str, typer.Option("--selector", help="page_mean, quest, head_softmax, streaming, oracle_page, ...")]
 PageTokens = Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from sparroll import records
-from sparroll.cli import common
+from sparroll.cli import common, measuring
 from sparroll.engines.make import check_available
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
@@ -34,6 +34,7 @@ def rollout(
     n: Annotated[int, typer.Option("--n", min=1, max=MOST_SAMPLES, help="Responses per prompt.")] = 1,
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 1024,
     temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 1.0,
+    top_p: measuring.TopP = 1.0,
     max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Responses that decode together.")] = 64,
     seed: common.Seed = 0,
     engine_name: common.Engine = "hf",
@@ -55,7 +56,7 @@ def rollout(
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
         "prompts": [plain_prompt(prompt) for prompt in source], "n": n, "max_new_tokens": max_new_tokens,
-        "temperature": temperature, "seed": seed, "engine": engine_name, "dtype": dtype,
+        "temperature": temperature, "top_p": top_p, "seed": seed, "engine": engine_name, "dtype": dtype,
         "compression": policy.table() if policy else None, "adapter": described(adapter) if adapter else None,
     }  # fmt: skip
     rollouts = RolloutFile(out, config, n)
@@ -71,7 +72,8 @@ def rollout(
         engine.reset_report()
         sample_missing(
             engine, PromptEncoder(engine.tokenizer, chat).ids(source), rollouts,
-            max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=bars.bar("rollouts"),
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
+            on_progress=bars.bar("rollouts"),
         )  # fmt: skip
         report = engine.report()
     summary = summarise_rollouts(rollouts.rows(), source, task) | {"engine": report.table()}

@@ -22,8 +22,14 @@ MOST_REQUESTS = 1 << 22
 """Responses that one call may ask for. All of them are in memory before the first one is sampled."""
 
 
-def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
+def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int, top_p: float = 1.0) -> None:
     """Raise UserError for numbers that are out of range."""
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1, got {top_p}", "1 draws from the whole distribution")
+    if top_p < 1 and temperature == 0:
+        raise UserError(
+            f"top_p = {top_p} does nothing at temperature 0, which takes the most likely token", "leave top_p out"
+        )
     if n > MOST_SAMPLES:
         raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
     if max_new_tokens > MOST_TOKENS:

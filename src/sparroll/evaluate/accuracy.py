@@ -72,6 +72,7 @@ def grade(
     n: int = 1,
     max_new_tokens: int,
     temperature: float = 1.0,
+    top_p: float = 1.0,
     seed: int | Sequence[int] = 0,
     on_progress: OnProgress | None = None,
 ) -> list[GradedPrompt]:
@@ -80,7 +81,13 @@ def grade(
     if not prompts:
         raise UserError("there are no prompts to evaluate on", "give at least one")
     rollouts = engine.generate(
-        prompt_ids, n, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=on_progress
+        prompt_ids,
+        n,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        on_progress=on_progress,
     )
     asked = [prompt for prompt in prompts for _ in range(n)]
     verdicts = judge(task, asked, [decode(rollout.response_ids) for rollout in rollouts])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
+from sparroll.evaluate.text import CUT_TAIL
 from sparroll.report.data import Evaluated, ReportData
 from sparroll.report.evaluation_figure import accuracy
 from sparroll.report.parts import figure, items, section, table
@@ -34,6 +35,8 @@ def _evaluation(evaluated: Evaluated, number: int, where: str) -> str:
             f"token (estimator <code>{escape(results['estimator'])}</code>); the dense row has the ceiling, which no sparse "
             f"row can be expected to exceed."
         )
+        if results["top_p"] < 1:
+            text += f" {CUT_TAIL.format(top_p=results['top_p'])}"
     rows = [
         _row(label, name, found, k)
         for label, task in results["tasks"].items()

@@ -34,7 +34,8 @@ def test_the_interval_is_that_of_sparroll_evaluate() -> None:
 class Echo:
     """An engine that answers with the prompt's ids, once per sample."""
 
-    def generate(self, prompts: list[list[int]], n: int, **_: object) -> list[Rollout]:
+    def generate(self, prompts: list[list[int]], n: int, **settings: object) -> list[Rollout]:
+        self.settings = settings
         return [
             Rollout(list(ids), list(ids), torch.zeros(len(ids)), "length" if len(ids) > 2 else "stop")
             for ids in prompts
@@ -47,5 +48,8 @@ def test_each_prompt_is_graded_with_its_own_responses() -> None:
     task = SimpleNamespace(reward=lambda prompt, text: float(text == prompt.answer))
     graded = grade(Echo(), task, prompts, [[1], [2, 2, 2]], lambda ids: " ".join(map(str, ids)), n=2, max_new_tokens=4)
     assert graded == [GradedPrompt((1.0, 1.0), (1, 1), 0), GradedPrompt((0.0, 0.0), (3, 3), 2)]
+    engine = Echo()
+    grade(engine, task, prompts[:1], [[1]], str, max_new_tokens=4, temperature=0.6, top_p=0.95)
+    assert (engine.settings["temperature"], engine.settings["top_p"]) == (0.6, 0.95)
     with pytest.raises(UserError, match="no prompts"):
         grade(Echo(), task, [], [], str, max_new_tokens=4)

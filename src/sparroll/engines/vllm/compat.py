@@ -269,6 +269,11 @@ def device_of(vllm_config: Any) -> torch.device:
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
 
 
+def captures(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, so that what is called now runs again in each replay."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:
     """A copy on the device; the host does not wait for it."""
     held = torch.from_numpy(values)
