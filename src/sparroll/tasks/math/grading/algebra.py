@@ -19,9 +19,13 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, normal
 from math_verify import verify
 from sympy import Basic, Expr, Float, I, Integer, Rational, Symbol
 
+from sparroll.tasks.math.grading.splitting import depth, without_doubles
+
 DIGITS = 40
 MAX_DIGITS = 20_000
 """Numbers with more digits are not written out."""
+MAX_DEPTH = 40
+"""The parser needs too long for deeper groups."""
 MAX_TERMS = 20_000
 """Sums and products of more terms are not computed."""
 
@@ -69,7 +73,9 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
         return Rational(value.numerator, value.denominator)
     if not latex.strip():
         raise Unreadable(latex)
-    text = _with_cis(latex)
+    text = _with_cis(without_doubles(latex))
+    if depth(text) > MAX_DEPTH:
+        raise Unreadable(latex)
     text = re.sub(r"(?<![A-Za-z\\])\\ldots(?![A-Za-z])", " ", text) if text.count(r"\ldots") == 0 else text
     text = re.sub(r'"([A-Za-z])"', r"\1", text)
     text = re.sub(r'"([^"]*)"', r"\\text{\1}", text)
@@ -245,10 +251,45 @@ def _same_matrices(gold: Any, answer: Any) -> bool:
 
 
 def _same_large(gold: Expr, answer: Expr) -> bool:
-    """Whether two powers too large to be written have equal bases and exponents."""
-    if isinstance(gold, sympy.Pow) and isinstance(answer, sympy.Pow):
-        return same(gold.base, answer.base) and same(gold.exp, answer.exp)
-    return False
+    """Whether two numbers too large to be written are products of the same powers of primes."""
+    one, other = _prime_powers(gold), _prime_powers(answer)
+    return one is not None and other is not None and one == other
+
+
+def _prime_powers(expr: Basic) -> dict[int, Rational] | None:
+    """Exponents of the primes of a positive number that is made of products and powers; None for any other."""
+    if isinstance(expr, Rational):
+        if expr <= 0 or max(int(expr.p), int(expr.q)) > 10**12:
+            return None
+        return {int(prime): Rational(n) for prime, n in sympy.factorrat(expr).items()}
+    parts: list[tuple[dict[int, Rational] | None, Rational]] = []
+    if isinstance(expr, sympy.Mul):
+        parts = [(_prime_powers(arg), Rational(1)) for arg in expr.args]
+    elif isinstance(expr, sympy.Pow) and log10_size(expr.exp) < 1000 and not expr.exp.free_symbols:
+        exponent = expr.exp.doit()
+        if isinstance(exponent, Rational):
+            parts = [(_prime_powers(expr.base), exponent)]
+    if not parts:
+        return None
+    found: dict[int, Rational] = {}
+    for powers, times in parts:
+        if powers is None:
+            return None
+        for prime, n in powers.items():
+            found[prime] = found.get(prime, Rational(0)) + n * times
+    return {prime: n for prime, n in found.items() if n != 0}
+
+
+def unsolved(sides: tuple[str, str]) -> bool:
+    """Whether an equation is one that still has to be solved for its only variable, such as `2x = 7`."""
+    try:
+        left, right = parse(sides[0]), parse(sides[1])
+    except Unreadable:
+        return False
+    if not isinstance(left, Expr) or len(left.free_symbols) != 1 or not isinstance(right, Expr) or too_large(left):
+        return False
+    (variable,) = left.free_symbols
+    return left != variable and bool(left.is_polynomial(variable)) and sympy.degree(left, variable) == 1
 
 
 def _value(expr: Expr, precision: int) -> Expr | None:

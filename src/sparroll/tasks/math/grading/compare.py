@@ -9,7 +9,7 @@ from functools import lru_cache
 from sparroll.tasks.math.grading import quantities, real_sets, sentences, shapes, units, words
 from sparroll.tasks.math.grading.algebra import Unreadable, parse
 from sparroll.tasks.math.grading.numbers import continued, digits, with_decimal_comma
-from sparroll.tasks.math.grading.splitting import whole_group
+from sparroll.tasks.math.grading.splitting import split, whole_group
 from sparroll.tasks.math.grading.typography import clean
 
 _RANGE_WORD = re.compile(r'^\s*(-?[\d.]+)\s*"?\s*to\s*"?\s*(-?[\d.]+)\s*$')
@@ -90,7 +90,7 @@ def _by_clock(gold: str, answer: str) -> bool | None:
 
 def _by_words(gold: str, answer: str) -> bool | None:
     wanted, found = words.plain_words(gold), words.plain_words(answer)
-    if wanted is None or quantities.words_as_number(wanted) is not None or _is_quantity(gold):
+    if wanted is None or quantities.words_as_number(wanted) is not None or units.quantity(gold, False):
         return None
     if found is not None:
         return words.words_match(wanted, found)
@@ -98,10 +98,6 @@ def _by_words(gold: str, answer: str) -> bool | None:
         return None
     prose = words.plain_words(re.sub(r"[^A-Za-z0-9 .,;:'!?()/-]", " ", answer.replace('"', " ")))
     return prose is not None and '"' in answer and words.words_match(wanted, prose)
-
-
-def _is_quantity(text: str) -> bool:
-    return text[:1].isdigit()
 
 
 def _by_letters(gold: str, answer: str) -> bool | None:
@@ -195,7 +191,7 @@ def _parses(text: str) -> bool:
 def _item_parses(item: str) -> bool:
     if quantities.based(item) or words.plain_words(item) or re.fullmatch(r'\s*"[^"]+"\s*', item):
         return True
-    for side in re.split(r"\\approx|\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|[<>=:]", item):
+    for side in split(item, (r"\approx", r"\le", r"\ge", r"\ne", "<", ">", "=", ":")):
         terms = units.quantity(side.strip(), glued_letters=True)
         for term in terms or [units.Term(side, ())]:
             if term.value.strip():

@@ -9,7 +9,7 @@ from fractions import Fraction
 MAX_EXPONENT = 30
 """Powers of ten up to this one are written out."""
 
-_GROUPED = re.compile(r"(?<![\d.,])(?<![\d.,] )\d{1,3}(?:(?P<sign> |'|,|\{,\}|_)\d{3})(?:(?P=sign)\d{3})*(?!\d)(?! \d)(?!,\d{1,2}(?!\d))")
+_GROUPED = re.compile(r"(?<![\d.,])(?<![\d.,] )\d{1,3}(?:(?P<sign> |'|,|\{,\}|_)\d{3})(?:(?P=sign)\d{3})*(?!\d)(?! \d)")
 _DOTTED = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,(\d+))?(?![\d.,])")
 _INDIAN = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{2})+,\d{3}(?![\d,])")
 _BRACED_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")
@@ -77,10 +77,16 @@ def digits(text: str) -> str:
 
 def _joined(text: str) -> str:
     """Without signs between groups of digits, and with a point before decimals."""
-    text = _GROUPED.sub(lambda m: re.sub(r"\D", "", m.group()), text)
+    text = _GROUPED.sub(_grouped, text)
     text = _INDIAN.sub(lambda m: m.group().replace(",", ""), text)
     text = _DOTTED.sub(lambda m: re.sub(r"\.|,.*", "", m.group()) + ("." + m[1] if m[1] else ""), text)
     return _BRACED_COMMA.sub(".", text)
+
+
+def _grouped(found: re.Match[str]) -> str:
+    # 1,234,5 is a list.
+    listed = found["sign"] == "," and re.match(r",\d", found.string[found.end() :])
+    return found.group() if listed else re.sub(r"\D", "", found.group())
 
 
 def with_decimal_comma(text: str) -> str | None:
@@ -177,6 +183,8 @@ def number_of_words(words: str) -> Fraction | None:
 
 
 def _positive_words(parts: list[str]) -> Fraction | None:
+    if parts[0] == "half" and len(parts) == 3 and parts[1] in ("a", "of") and parts[2] in _LARGE:
+        return Fraction(_LARGE[parts[2]], 2)
     if parts[-1] in _PARTS:
         below = _PARTS[parts[-1]]
         if len(parts) == 1:

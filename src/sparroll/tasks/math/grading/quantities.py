@@ -19,7 +19,7 @@ from sparroll.tasks.math.grading.units import Term, Unit
 _WORDS_OF_BASES = dict(zip("two three four five six seven eight nine ten eleven twelve sixteen".split(), (*range(2, 13), 16), strict=True))
 _BASE_WORDS = {**_WORDS_OF_BASES, "binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16}
 _NUMERAL = r"\(?\s*([0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\s*\)?"
-_SUBSCRIPT = re.compile(rf"(-?)\s*{_NUMERAL}\s*_\s*\{{?\s*\(?\s*(\d+|[a-z]+)\s*\)?\s*\}}?")
+_SUBSCRIPT = re.compile(rf"(-?)\s*{_NUMERAL}\s*_\s*\{{?\s*\(?\s*(?:base\s*)?(\d+|[a-z]+)\s*\)?\s*\}}?")
 _SPELLED = re.compile(rf"(-?)\s*{_NUMERAL}\s*,?\s*\(?\s*(?:in\s+)?(?:base[\s-]*)(\d+|[a-z]+)\s*\)?")
 _NAMED_BASE = re.compile(rf"(-?)\s*{_NUMERAL}\s*\(?\s*(?:in\s+)?(binary|octal|hexadecimal|hex)\s*\)?")
 _PREFIXED = re.compile(r"(-?)0([xXbBoO])([0-9A-Fa-f]+)")
@@ -161,7 +161,9 @@ def _same_without(plain: str, terms: list[Term], chain: list[Unit], gold_first: 
     kind = {base for base, _ in chain[0].dimension}
     if len(terms) == 1:
         if equal(terms[0].value):
-            return True
+            # A plain answer up to 1 is a share: 0.75 is 75%, not 0.75%.
+            share = algebra.exact_number(plain) if gold_first and kind == {"percent"} else None
+            return share is None or abs(share) > 1 or share == 0
         if kind == {"percent"}:
             return equal(rf"\frac{{1}}{{100}}({terms[0].value})")
         # An angle without the sign of degrees is in radians where pi is in it.

@@ -92,6 +92,6 @@ def _after_prose(text: str) -> str | None:
         return None
     rest = text[given[place].start :]
     opened = text[: given[place].start].count('"') % 2 == 1
-    rest = ('"' if opened else "") + rest
+    rest = re.sub(r'"([^"A-Za-z]*)"', r" \1 ", ('"' if opened else "") + rest)
     inner = re.match(r'^(\\?[A-Za-z])\s*"?\s*(?:is|are|equals|must be)\b\s*"?\s*(.+)$', rest)
     return f"{inner[1]} = {inner[2]}" if inner else rest.strip()

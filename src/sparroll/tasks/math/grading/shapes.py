@@ -211,9 +211,9 @@ def _same_real_sets(gold: str, answer: str) -> bool | None:
 def _same_groups(one: Shape, other: Shape, gold: str, answer: str) -> bool:
     ordered = {"tuple", "closed"}
     if one.kind == "one":
-        return len(other.items) == 1 and other.kind in ("set", "list") and same(gold, other.items[0])
+        return bool(other.items) and other.kind in ("set", "list") and all(same(gold, item) for item in other.items)
     if other.kind == "one":
-        return len(one.items) == 1 and one.kind in ("set", "list") and same(one.items[0], answer)
+        return bool(one.items) and one.kind in ("set", "list") and all(same(item, answer) for item in one.items)
     if one.kind == "set" and len(one.items) == 1 and other.kind in ordered:
         return same(one.items[0], answer)
     if other.kind == "set" and len(other.items) == 1 and one.kind in ordered:
@@ -339,9 +339,9 @@ def _same_single(gold: str, answer: str) -> bool:
         return False
     if one.name and other.sides and not other.name and _variables(other.sides[0]):
         return _equations(one.sides, other.sides) if one.sides else False
+    if other.sides and not other.name and algebra.unsolved(other.sides):
+        return False
     wanted, given = one.values[-1], other.values[-1]
-    if other.name is None and len(other.values) > 1 and one.name is None and len(one.values) == 1:
-        given = other.values[-1]
     if one.approximate:
         return _rounds_to(wanted, given)
     if _group_again(wanted, given):

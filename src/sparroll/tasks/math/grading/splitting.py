@@ -62,6 +62,36 @@ def stripped(text: str) -> str:
         text = group[1]
 
 
+def without_doubles(text: str) -> str:
+    """The text with each group that holds nothing but another group of its kind reduced to one."""
+    pairs: dict[int, int] = {}
+    opened: list[tuple[str, int]] = []
+    for place, sign in enumerate(text):
+        if sign in "({" and text[place - 1 : place] != "\\":
+            opened.append((sign, place))
+        elif sign in ")}" and text[place - 1 : place] != "\\" and opened:
+            opening, start = opened.pop()
+            if opening + sign not in ("()", "{}"):
+                return text
+            pairs[start] = place
+    doubled = {
+        place
+        for start, end in pairs.items()
+        if pairs.get(start + 1) == end - 1 and text[start] == text[start + 1]
+        for place in (start, end)
+    }
+    return "".join(sign for place, sign in enumerate(text) if place not in doubled)
+
+
+def depth(text: str) -> int:
+    """How deeply groups are nested."""
+    deepest = now = 0
+    for sign in text:
+        now = max(0, now + (sign in "({[") - (sign in ")}]"))
+        deepest = max(deepest, now)
+    return deepest
+
+
 def environment(text: str) -> tuple[str, list[list[str]]] | None:
     r"""The name and the cells of a text that is one environment, such as a matrix."""
     found = re.fullmatch(r"\\begin\{(\w+)\*?\}(?:\{[lcr|\s]*\})?(.*)\\end\{\1\*?\}", text.strip(), re.DOTALL)

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import re
 
+from sparroll.tasks.math.grading.splitting import without_doubles
+
 _STYLE = re.compile(
     r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|[hH]uge|large|Large|LARGE|small|tiny|normalsize|bf|rm|it|sf|tt"
     r"|bfseries|itshape|boldmath|noindent|nonumber|centering|checkmark|blacksquare|qed|left\.|right\.|null|relax|strut"
@@ -117,6 +119,7 @@ def clean(latex: str) -> str:
     text = _unwrapped(text)
     text = re.sub(r"\\!(?<!\\\\.)", "", text)
     text = re.sub(r"\\[,;:> ](?<!\\\\.)|(?<!\\)~", " ", text)
+    text = re.sub(r"(?<=\d)\{\s*\}(?=\d)", " ", text)
     text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\_", "_").replace(r"\&", "&")
     text = re.sub(r"\^\s*\{?\s*\\prime\s*\}?|\\prime", "'", text)
     text = re.sub(r"\^\s*\{\s*('+)\s*\}", r"\1", text)
@@ -129,7 +132,8 @@ def clean(latex: str) -> str:
     text = _powers(text)
     text = re.sub(r'""|"\s+"(?=\s*$)', " ", text)
     text = " ".join(text.split())
-    text = _END.sub("", text)
+    text = _END.sub("", text).removeprefix("=").lstrip()
+    text = without_doubles(text)
     while text.startswith("{") and closing(text, 0) == len(text) - 1:
         text = _END.sub("", text[1:-1].strip())
     return text
@@ -227,6 +231,8 @@ def _unwrapped(text: str) -> str:
                 inner = r" \cis "
             elif name == "mathrm" and stripped in ("d", "e", "i"):
                 inner = stripped
+            elif stripped in ("sqrt", "pi"):
+                inner = f" {stripped}"
             elif any(sign in stripped for sign in "\\^_{}=<>|") or not re.search("[A-Za-z%]", stripped):
                 inner = f" {inner} "
             else:

@@ -190,10 +190,10 @@ def pieces(text: str) -> list[Piece]:
     return found
 
 
-def _lookup(word: str, upright: bool, glued: bool) -> list[Unit]:
+def _lookup(word: str, upright: bool, may_be_variable: bool) -> list[Unit]:
     """Readings of one word as a unit."""
     bare = word.removesuffix(".")
-    if len(bare) == 1 and bare.isalpha() and not upright and (glued or bare in _AS_VARIABLES):
+    if len(bare) == 1 and bare.isalpha() and not upright and may_be_variable:
         return []
     for name in (bare, bare.casefold() if len(bare) > 2 else bare):
         for form in (name, name.removesuffix("s") if len(name) > 2 else name, name.removesuffix("es") if len(name) > 4 else name):
@@ -277,7 +277,7 @@ class _UnitReader:
         if first and sign in ("'", "''"):
             return UNITS[sign], place + 1
         units = UNITS.get(sign, []) if not piece.is_word else _lookup(
-            sign, piece.upright, not piece.after_space and not self.glued_letters
+            sign, piece.upright, not self.glued_letters and (not piece.after_space or sign in _AS_VARIABLES)
         )  # fmt: skip
         return self._raised(units, place + 1) if units else ([], place)
 

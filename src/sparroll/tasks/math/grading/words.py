@@ -110,11 +110,18 @@ def letters_only(text: str) -> str | None:
 def may_be_a_product(letters: str) -> bool:
     """Whether letters in a row may be factors, whose order does not matter, rather than a word."""
     low = letters.casefold()
+    if _neighbours("".join(sorted(low))):
+        return True
     if low in _SHORT_WORDS or len(letters) > 4:
         return False
     if len(letters) == 2:
         return not set(low) & set("oeil")
     return any(set(low) <= group for group in _PRODUCT_LETTERS)
+
+
+def _neighbours(letters: str) -> bool:
+    """Whether letters follow each other in the alphabet, as names of variables do."""
+    return len(letters) > 2 and letters in "abcdefghijklmnopqrstuvwxyz" and letters not in ("def", "nop", "rst", "stu", "tuv")
 
 
 def choice(text: str) -> Choice | None:
