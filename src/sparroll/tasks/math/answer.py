@@ -57,7 +57,7 @@ _SIGNS = {
     "£": r"\pounds ",
     "¥": r"\yen ",
     "₹": r"\rupee ",
-    "¢": r"\textcent ",
+    "¢": r"\text{cents}",
 }
 _THIN_SPACE = re.compile(r"(?<=\d)\\[,!](?=\d{3}(?!\d))")
 _BARRED = re.compile("(?:\\d[\u0304\u0305])+")

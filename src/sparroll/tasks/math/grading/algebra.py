@@ -412,6 +412,30 @@ def same_equation(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
     )
 
 
+def same_inequality(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
+    """Whether `left < right` says the same of both pairs: the differences agree up to a positive factor."""
+    case = both_cases(*gold, *answer)
+    one, other = ([parse(side, case) for side in sides] for sides in (gold, answer))
+    if not all(isinstance(side, Expr) for side in (*one, *other)):
+        return False
+    ratios = []
+    names = sorted({symbol.name for side in (*one, *other) for symbol in side.free_symbols})
+    if not names or len(names) > len(_SAMPLES[0]):
+        return False
+    for sample in _SAMPLES:
+        values = []
+        for left, right in (one, other):
+            difference = sympy.Add(left, -right, evaluate=False)
+            point = {symbol: Rational(sample[names.index(symbol.name)]) for symbol in difference.free_symbols}
+            placed = difference.xreplace(point)
+            values.append(None if too_large(placed) else _value(placed, 30))
+        if values[0] is None or values[1] is None or abs(values[1]) < Float("1e-20"):
+            continue
+        ratios.append(values[0] / values[1])
+    positive = all(ratio.is_real and ratio > 0 for ratio in ratios)
+    return len(ratios) >= 3 and positive and all(abs(ratio / ratios[0] - 1) < Float("1e-18") for ratio in ratios)
+
+
 def _solved_alike(gold: Basic, answer: Basic) -> bool:
     """Whether rational equations have equal solutions for one of their variables, where that is quick to find out."""
     try:

@@ -12,6 +12,11 @@ from sparroll.tasks.math.grading.numbers import continued, digits, with_decimal_
 from sparroll.tasks.math.grading.splitting import split, whole_group
 from sparroll.tasks.math.grading.typography import clean
 
+_ARROW = re.compile(r"\\(?:Rightarrow|implies|Longrightarrow|therefore)(?![A-Za-z])")
+_INTEGER_CLAUSE = re.compile(
+    r'\s*[,;(]?\s*"?\s*(?:where|for|with|and)?\s*(?:any|some|all)?\s*(?:integers?)?\s*"?\s*([a-z])\s*'
+    r'(?:\\in\s*\\mathbb\s*\{?\s*Z\s*\}?|"?\s*is\s+(?:an|any)\s+integer\s*"?)\s*\)?$'
+)
 _RANGE_WORD = re.compile(r'^\s*(-?[\d.]+)\s*"?\s*to\s*"?\s*(-?[\d.]+)\s*$')
 
 
@@ -110,7 +115,9 @@ def _by_letters(gold: str, answer: str) -> bool | None:
         return True
     if quantities.words_as_number(one) or quantities.words_as_number(other):
         return None
-    product = '"' not in gold and words.may_be_a_product(one) and words.may_be_a_product(other)
+    # Factors of a product are usually written in alphabetical order.
+    ordered = len(one) == 2 or any(list(letters.casefold()) == sorted(letters.casefold()) for letters in (one, other))
+    product = '"' not in gold and words.may_be_a_product(one) and words.may_be_a_product(other) and ordered
     return product and sorted(one.casefold()) == sorted(other.casefold())
 
 
@@ -134,7 +141,11 @@ def _mathematics(cleaned: str) -> str | None:
         if plain in words.REALS:
             return r"\mathbb{R}"
     text = _RANGE_WORD.sub(r"\1:\2", cleaned)
+    text = _ARROW.split(text)[-1].strip()
+    text = _without_integer_clause(text)
     text = _digits_by_shape(text)
+    if real_sets.looks_like_set(text) and real_sets.is_set(text):
+        return text
     if real_sets.looks_like_set(text) and not sentences.refuses(text.replace(r"\ne", " ")):
         stated = sentences.value_of(text)
         return stated if stated is not None else text
@@ -144,6 +155,14 @@ def _mathematics(cleaned: str) -> str | None:
         return text
     stated = sentences.value_of(text)
     return None if stated is None else _digits_by_shape(stated)
+
+
+def _without_integer_clause(text: str) -> str:
+    """`x = 2k, k \\in \\mathbb{Z}` in one name for the integer: the clause is dropped and the letter is k."""
+    found = _INTEGER_CLAUSE.search(text)
+    if found is None or not re.search(rf"(?<![A-Za-z\\]){found[1]}(?![A-Za-z])", text[: found.start()]):
+        return text
+    return re.sub(rf"(?<![A-Za-z\\]){found[1]}(?![A-Za-z])", "k", text[: found.start()])
 
 
 def _digits_by_shape(text: str) -> str:

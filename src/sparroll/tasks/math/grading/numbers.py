@@ -44,7 +44,8 @@ _PARTS = {
 }  # fmt: skip
 _SHORT = {"k": 10**3, "K": 10**3, "M": 10**6, "m": 10**6, "B": 10**9, "b": 10**9, "bn": 10**9, "T": 10**12}
 _MAGNITUDE = re.compile(
-    r'(\d+(?:\.\d+)?|\.\d+|\\frac\{\d+\}\{\d+\}|\d+/\d+)\s*"?\s*(hundred|dozen|thousand|million|billion|trillion|quadrillion|mil|mln|bn)s?\b'
+    r'(\d+(?:\.\d+)?|\.\d+|\\frac\{\d+\}\{\d+\}|\d+/\d+)\s*"?\s*(hundred|dozen|thousand|million|billion|trillion|quadrillion|mil|mln|bn)s?\b',
+    re.IGNORECASE,
 )
 _MONEY_MAGNITUDE = re.compile(r'((?:\\\$|\\euro|\\pounds)\s*)(\d+(?:\.\d+)?)\s*"?\s*(k|K|M|B|b|T)\b')
 _ORDINAL = re.compile(r'(?<![\w.])(\d+)\s*"?\s*(?:st|nd|rd|th)\b"?')
@@ -72,6 +73,8 @@ def digits(text: str) -> str:
     text = _MIXED_FRAC.sub(lambda m: _mixed(m[1], m[2] or m[3], m[4] or m[5]), text)
     text = _MONEY_MAGNITUDE.sub(lambda m: m[1] + _times(m[2], _SHORT[m[3]]), text)
     text = _MAGNITUDE.sub(_magnitude, text)
+    # A fraction before a factor stands for itself: 4/3 pi.
+    text = re.sub(r"(?<![\w.}^)/])(\d+)\s*/\s*(\d+)\s+(?=[A-Za-z\\])", r"\\frac{\1}{\2} ", text)
     return _ORDINAL.sub(r"\1", text)
 
 
@@ -160,7 +163,7 @@ def _times(number: str, factor: int) -> str:
 
 
 def _magnitude(found: re.Match[str]) -> str:
-    word = found[2]
+    word = found[2].casefold()
     factor = {"hundred": 100, "dozen": 12, "mil": 10**6, "mln": 10**6, "bn": 10**9}.get(word) or _LARGE[word]
     try:
         number = _times(found[1], factor)
@@ -183,14 +186,16 @@ def number_of_words(words: str) -> Fraction | None:
 
 
 def _positive_words(parts: list[str]) -> Fraction | None:
-    if parts[0] == "half" and len(parts) == 3 and parts[1] in ("a", "of") and parts[2] in _LARGE:
-        return Fraction(_LARGE[parts[2]], 2)
+    if parts[-1] in _LARGE and len(parts) > 2 and parts[-2] == "a":
+        # half a million, three quarters of a million
+        share = _positive_words([part for part in parts[:-2] if part != "of"])
+        return None if share is None or share >= 1 else share * _LARGE[parts[-1]]
     if parts[-1] in _PARTS:
         below = _PARTS[parts[-1]]
         if len(parts) == 1:
             return Fraction(1, 2) if parts[0] == "half" else None
         for place in range(len(parts) - 1):
-            top = _whole_words(parts[place:-1])
+            top = Fraction(1) if parts[place:-1] in (["a"], ["an"]) else _whole_words(parts[place:-1])
             whole = Fraction(0) if place == 0 else _whole_words(parts[:place])
             if top is not None and whole is not None and top < below:
                 return whole + Fraction(top, below)

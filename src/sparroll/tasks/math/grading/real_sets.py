@@ -25,6 +25,9 @@ _EXCEPT = re.compile(
     r'^"?\s*(?:x\s*\\in\s*\\mathbb\{R\}|\\mathbb\{R\}|(?:all\s+)?(?:real\s+numbers?|reals?|real\s+values?)(?:\s+(?:x|of\s+x))?|all\s+x|all\s+real\s+x)\s*,?\s*'
     r'(?:except|excluding|but|other\s+than|not\s+equal\s+to)(?:\s+for)?\s*"?\s*(.+?)\s*"?$'
 )
+_CONDITION = re.compile(
+    r'^"?\s*(?:all|every|any|values?|numbers?|the)\b[^<>=\\]*?\b(?:with|such\s+that|where|satisfying|for\s+which)\s*"?\s*(.+)$', re.DOTALL
+)
 _NAMED = {"R": sympy.S.Reals, "N": sympy.S.Naturals, "Z": sympy.S.Integers, "Q": sympy.S.Rationals, "C": sympy.S.Complexes}
 _BLACKBOARD = re.compile(r"\\math(?:bb|bf)\s*\{?\s*([RNZQC])\s*\}?")
 
@@ -40,9 +43,21 @@ def looks_like_set(text: str) -> bool:
     )
 
 
+def is_set(text: str) -> bool:
+    """Whether a text is read as a set of real numbers."""
+    try:
+        real_set(text)
+    except Unreadable:
+        return False
+    return True
+
+
 def real_set(text: str) -> tuple[Set, str | None]:
     """The set, and the variable that it is about if the text names one freely. Raises Unreadable."""
     text = stripped(text)
+    condition = _CONDITION.match(text)
+    if condition and _RELATION.search(condition[1]):
+        text = condition[1].strip()
     excepted = _EXCEPT.match(text)
     if excepted:
         values = [_number(part) for part in _values(excepted[1])]
@@ -79,6 +94,8 @@ def real_set(text: str) -> tuple[Set, str | None]:
         parts = _split_by(_AND, text)
         if len(parts) > 1:
             parts = _with_subjects(parts)
+            if any(not _RELATION.search(part) for part in parts):
+                raise Unreadable(text)
             return _joined([real_set(part) for part in parts], sympy.Intersection)
         return _chain(text)
     single = re.fullmatch(r"(\\?[A-Za-z]+)\s*=\s*(.+)", text, re.DOTALL)
@@ -88,7 +105,11 @@ def real_set(text: str) -> tuple[Set, str | None]:
 
 
 def _split_by(pattern: re.Pattern[str], text: str) -> list[str]:
-    """Split at matches that stand outside all brackets."""
+    """Split at matches that stand outside all brackets. Brackets of intervals come in any combination, so a split at
+    every match counts if all its parts have brackets in pairs."""
+    everywhere = [part.strip() for part in pattern.split(text)]
+    if len(everywhere) > 1 and all(part and _paired(part) for part in everywhere):
+        return everywhere
     parts, last, place = [], 0, 0
     depths = _depths(text)
     while (found := pattern.search(text, place)) is not None:
@@ -98,6 +119,11 @@ def _split_by(pattern: re.Pattern[str], text: str) -> list[str]:
             last = found.end()
     parts.append(text[last:])
     return [part.strip() for part in parts if part.strip()]
+
+
+def _paired(text: str) -> bool:
+    braces = text.count("{") == text.count("}")
+    return braces and sum(map(text.count, "()[]")) % 2 == 0
 
 
 def _depths(text: str) -> list[int]:
@@ -147,7 +173,15 @@ def _with_subjects(parts: list[str]) -> list[str]:
     """`x > 2, \\ne 3` is about x throughout."""
     first = re.match(r"\s*(\\?[A-Za-z]+)", parts[0])
     name = first[1] if first else "x"
-    return [f"{name} {part}" if _INEQUALITY.match(part) else part for part in parts]
+    excluded = re.fullmatch(r"\s*\\?[A-Za-z]+\s*\\ne\s*[^<>=]+", parts[0]) is not None
+    found = []
+    for part in parts:
+        if _INEQUALITY.match(part):
+            part = f"{name} {part}"
+        elif excluded and not _RELATION.search(part):
+            part = rf"{name} \ne {part}"
+        found.append(part)
+    return found
 
 
 def _values(text: str) -> list[str]:

@@ -20,10 +20,10 @@ _REFUSED = re.compile(
 )
 _ABOUT = re.compile(r'^(?P<before>.*?)"?\s*\b(?:about|around|roughly|approximately|nearly|approx\.?)\b\s*:?\s*"?(?=[\s"]*[\d\\$.-])', re.IGNORECASE)
 _CLAUSE = re.compile(
-    r'\s*[,;.(\[]?\s*"?\s*[(\[]?\s*\b(?:since|because|where|when|whenever|provided|assuming|given|which|so\s+that|as\s+required|hence|therefore|rounded|approx|for|if|with)\b.*$',
+    r'\s*[,;.(\[]?\s*"?\s*[(\[]?\s*\b(?:since|because|where|when|whenever|provided|assuming|given|which|so\s+that|at|occurs|attained|achieved|respectively|as\s+required|hence|therefore|rounded|approx|for|if|with)\b.*$',
     re.IGNORECASE | re.DOTALL,
 )
-_ASIDE = re.compile(r'\(\s*"[^()]*\)\s*$|"\s*\([^()"]*[A-Za-z]{3,}[^()"]*\)\s*"\s*$|\s\(\s*[A-Za-z ]{6,}\.?\s*\)\s*$')
+_ASIDE = re.compile(r'\(\s*"[^()]*\)\s*$|"\s*\([^()"]*[A-Za-z]{3,}[^()"]*\)\s*"\s*$|\s\(\s*[A-Za-z -]{3,}\.?\s*\)\s*"?\s*$')
 
 
 def is_prose(piece: Piece, following: Piece | None) -> bool:
@@ -36,6 +36,12 @@ def is_prose(piece: Piece, following: Piece | None) -> bool:
     if len(word) == 1:
         return word == "a" and following is not None and following.is_word and len(following.text) > 2
     return word in _SHORT or len(word) >= 4
+
+
+def _only_named(text: str) -> bool:
+    """Whether a text is a list of named values, whose names may be words: `"length" = 5, "width" = 3`."""
+    parts = re.split(r"[,;]", text)
+    return len(parts) > 1 and all(re.match(r'\s*(?:"[^"]+"|\\?[A-Za-z]+(?:_\S+)?)\s*=', part) for part in parts)
 
 
 def refuses(text: str) -> bool:
@@ -52,7 +58,7 @@ def value_of(text: str) -> str | None:
     about = _ABOUT.match(text)
     if about and not re.search(r"[\d=]", about["before"]):
         text = r"\approx " + text[about.end() :]
-    if not _has_prose(text):
+    if not _has_prose(text) or _only_named(text):
         return text
     if refuses(text):
         return None
@@ -94,4 +100,4 @@ def _after_prose(text: str) -> str | None:
     opened = text[: given[place].start].count('"') % 2 == 1
     rest = re.sub(r'"([^"A-Za-z]*)"', r" \1 ", ('"' if opened else "") + rest)
     inner = re.match(r'^(\\?[A-Za-z])\s*"?\s*(?:is|are|equals|must be)\b\s*"?\s*(.+)$', rest)
-    return f"{inner[1]} = {inner[2]}" if inner else rest.strip()
+    return f"{inner[1]} = {inner[2]}" if inner else rest.strip().removeprefix("=").strip()

@@ -166,7 +166,7 @@ def _spread(items: list[str]) -> list[str]:
 def _list_shape(parts: list[str]) -> Shape:
     if len(parts) > MAX_ITEMS:
         raise Unreadable("a list of too many items")
-    parts = [value_of(part) or part for part in _spread(parts)]
+    parts = [part if _NAMED.match(part) else value_of(part) or part for part in _spread(parts)]
     named = [_NAMED.match(part) for part in parts]
     if all(named):
         pairs = [(_name(found[1]), found[2].strip()) for found in named if found]
@@ -311,7 +311,8 @@ def _relation(text: str) -> _Relation:
             text = (left + " = " if left else "") + text[found[-1].end() :]
         else:
             text = left
-    parts = [part for part in split(text.replace(r"\equiv", "="), ("=",))]
+    text = re.sub(r"\\(?:equiv|to|rightarrow|longrightarrow)(?![A-Za-z])", "=", text)
+    parts = split(text, ("=",))
     if len(parts) == 1 or any(not part for part in parts):
         return _Relation(None, (text,), None, approximate)
     first_is_name = _ONLY_NAME.match(parts[0]) and not units.is_numeric(parts[0])
@@ -329,7 +330,9 @@ def _same_single(gold: str, answer: str) -> bool:
         found = _same_ratio(gold, answer)
         if found is not None:
             return found
-    one, other = _relation(gold), _relation(answer)
+    if (chains := _same_chains(gold, answer)) is not None:
+        return chains
+    one, other = _relation(gold), _with_variable_of(_relation(gold), _relation(answer))
     if one.name and other.name and _function_name(one.name) != _function_name(other.name):
         assert one.sides is None or len(one.sides) == 2
         return bool(one.sides and other.sides) and _equations(one.sides, other.sides)
@@ -349,6 +352,40 @@ def _same_single(gold: str, answer: str) -> bool:
     if not one.name and other.approximate:
         return same_value(wanted, given)
     return same_value(wanted, given)
+
+
+def _with_variable_of(gold: _Relation, answer: _Relation) -> _Relation:
+    """f(t) = 2t in the variable of f(x)."""
+    one, other = (re.fullmatch(r"([A-Za-z]\w*)\(([a-z])\)", relation.name or "") for relation in (gold, answer))
+    if one is None or other is None or one[1] != other[1] or one[2] == other[2] or one[2] in "".join(answer.values):
+        return answer
+    renamed = [re.sub(rf"(?<![A-Za-z\\]){other[2]}(?![A-Za-z])", one[2], value) for value in answer.values]
+    return _Relation(gold.name, tuple(renamed), (f"{one[1]}({one[2]})", renamed[-1]) if answer.sides else None, answer.approximate)
+
+
+_ORDER = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>")
+
+
+def _same_chains(gold: str, answer: str) -> bool | None:
+    """The verdict on chains such as `a < b < c`, read from the small end; None if one side is no such chain."""
+    chains = []
+    for text in (gold, answer):
+        signs = _ORDER.findall(text)
+        sides = [side.strip() for side in _ORDER.split(text)]
+        if not signs or "=" in text or not all(sides):
+            return None
+        if set(signs) <= {">", r"\ge"}:
+            signs = [{">": "<", r"\ge": r"\le"}[sign] for sign in signs][::-1]
+            sides = sides[::-1]
+        elif not set(signs) <= {"<", r"\le"}:
+            return None
+        chains.append((signs, sides))
+    (one_signs, one), (other_signs, other) = chains
+    if one_signs != other_signs:
+        return False
+    if len(one) == 2:
+        return algebra.same_inequality((one[0], one[1]), (other[0], other[1]))
+    return all(same_value(a, b) for a, b in zip(one, other, strict=True))
 
 
 def _group_again(wanted: str, given: str) -> bool:

@@ -89,6 +89,7 @@ _FUNCTIONS = frozenset("sin cos tan cot sec csc sinh cosh tanh arcsin arccos arc
 _FUNCTION_WORD = re.compile(
     r"(?<![\\A-Za-z\"])(?<!\d )(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|gcd|lcm)(?=\s*[\d(\\^_{ a-zA-Z])(?![a-zA-Z]{2})"
 )
+_GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|sigma|omega|phi|rho|tau"
 _BRACE = re.compile(r"\\\\|\\[{}]|[{}]")
 _OUTER_MARKS = re.compile(r"^(?:\*\*|__|`+)(.*?)(?:\*\*|__|`+)([.,]?)$", re.DOTALL)
 _END = re.compile(r"(?:\s|\\[,;:!> ]|~|[.,;:](?<!\\[;,:]))+$")
@@ -107,7 +108,7 @@ def clean(latex: str) -> str:
         text = marked.group(1) + marked.group(2)
     text = text.replace('"', "''").replace("''''", "''")
     text = re.sub(r"\.\.\.+", r"\\ldots ", text)
-    text = _without_delimiters(text)
+    text = re.sub(r"(?<![A-Za-z])(?:equals|is\s+equal\s+to)(?![A-Za-z])", "=", _without_delimiters(text))
     text = _TWO_ARGUMENTS.sub("", _COLOR.sub(" ", text))
     text = _DROPPED.sub(" ", text)
     text = text.replace(r"\left\lbrace", r"\{").replace(r"\right\rbrace", r"\}")
@@ -130,6 +131,7 @@ def clean(latex: str) -> str:
     text = re.sub(r"!=", r"\\ne ", text)
     text = text.replace("**", "^")
     text = _powers(text)
+    text = re.sub(r'"?(?<![A-Za-z])(?:negative|minus)\s*"?\s*(?=\d|\\frac|\\sqrt)', "-", text)
     text = re.sub(r'""|"\s+"(?=\s*$)', " ", text)
     text = " ".join(text.split())
     text = _END.sub("", text).removeprefix("=").lstrip()
@@ -250,6 +252,9 @@ def _powers(text: str) -> str:
     """Functions, roots, pi and infinity that are written as words become commands."""
     text = re.sub(r"(?<![\\A-Za-z])(?:pi|PI|Pi)(?![A-Za-z])", r"\\pi ", text)
     text = re.sub(r'"\s*\\pi\s*"', r" \\pi ", text)
+    text = re.sub(rf"(?<![\\A-Za-z\"])({_GREEK})(?![A-Za-z\"])", r"\\\1 ", text)
+    text = re.sub(r"(?<![\\A-Za-z])abs\s*\(([^()]*)\)", r"|\1|", text)
+    text = re.sub(r"^(?:\s|\\(?:therefore|because|implies|Rightarrow|Longrightarrow|rightarrow|to)(?![A-Za-z]))+", "", text)
     text = re.sub(r"(?<![\\A-Za-z])(?:infinity|Infinity|inf|oo)(?![A-Za-z])", r"\\infty ", text)
     text = re.sub(r'"\s*([+-]?)\s*\\infty\s*"', r" \1\\infty ", text)
     text = re.sub(r"(?<![\\A-Za-z])sqrt\s*\{", r"\\sqrt{", text)

@@ -75,6 +75,8 @@ def words_match(gold: str, answer: str) -> bool:
             return True
     if (date := as_date(gold)) is not None:
         return as_date(answer) == date
+    if _parts(one) == _parts(other) and len(_parts(one)) > 1:
+        return True
     gold_words, answer_words = one.split(), re.sub(r"[.,;:!?()]", " ", other).split()
     if not gold_words or not answer_words:
         return False
@@ -89,6 +91,11 @@ def words_match(gold: str, answer: str) -> bool:
         return True
     # A kind of thing may be left out: "scalene" for "scalene triangle".
     return len(answer_words) < len(gold_words) and gold_words[: len(answer_words)] == answer_words and len(gold_words) <= 3
+
+
+def _parts(words: str) -> frozenset[str]:
+    """The names in a list of names, whose order does not matter."""
+    return frozenset(part for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", words) if part)
 
 
 def _core(words: str) -> str:
@@ -132,8 +139,11 @@ def choice(text: str) -> Choice | None:
     rest = found["rest"].replace('"', " ").strip()
     named = re.match(r'^"?\s*(?:the|correct|answer|option|choice|letter)', text, re.IGNORECASE) is not None
     marked = bool(found["open"]) and bool(found["close"]) or bool(found["close"])
-    if rest and not marked and not named:
+    said = re.match(r"\([^()]+\)$|(?:is|because|since)\b", rest)
+    if rest and not marked and not named and not said:
         return None
+    if re.match(r",\s*(?:because|since|as|the)\b", rest):
+        return Choice(found["letter"].upper(), rest)
     if rest and (rest[0] in ",;|" or re.match(r"(?:and|or|&)\b", rest)):
         return None
     return Choice(found["letter"].upper(), rest)
