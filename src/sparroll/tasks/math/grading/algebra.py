@@ -130,6 +130,21 @@ def _exact(found: Any) -> Any:
         raise Unreadable("a function without a value") from error
 
 
+def coefficients(latex: str, names: list[str]) -> list[str] | None:
+    """The coefficients of a linear combination of symbols, as LaTeX; None if the text is none."""
+    try:
+        found = parse(latex)
+    except Unreadable:
+        return None
+    if not isinstance(found, Expr) or too_large(found):
+        return None
+    symbols = [Symbol(name, real=True) for name in names]
+    expanded = sympy.expand(found.doit())
+    if expanded.as_independent(*symbols, as_Add=True)[0] != 0:
+        return None
+    return [sympy.latex(expanded.coeff(symbol)) for symbol in symbols]
+
+
 def both_cases(*texts: str) -> bool:
     """Whether some letter stands as a capital and as a small one in one of the texts, so that they are two variables."""
     for text in texts:
@@ -355,9 +370,10 @@ def _same_functions(gold: Expr, answer: Expr) -> bool | None:
         scale = max(abs(part) for part in (*one, *other))
         near = scale == 0 or all(abs(a - b) <= scale * Float("1e-20") for a, b in zip(one, other, strict=True))
         if one[1] == 0 and other[1] == 0:
-            if not near:
+            if near:
+                agreed += 1
+            elif all(_real_throughout(expr, point) for expr in (gold, answer)):
                 return False
-            agreed += 1
         elif gold.has(I) or answer.has(I):
             if not near:
                 return False
@@ -365,6 +381,21 @@ def _same_functions(gold: Expr, answer: Expr) -> bool | None:
         else:
             complex_agreed += near
     return True if agreed >= 2 else True if agreed and complex_agreed else None
+
+
+def _real_throughout(expr: Expr, point: dict[Any, Rational]) -> bool:
+    """Whether every root and logarithm in an expression is real at a point, so that the function is defined there."""
+    for part in sympy.preorder_traversal(expr):
+        inner = None
+        if isinstance(part, sympy.Pow) and isinstance(part.exp, Rational) and part.exp.q % 2 == 0:
+            inner = part.base
+        elif isinstance(part, sympy.log):
+            inner = part.args[0]
+        if inner is not None and not too_large(placed := inner.xreplace(point)):
+            value = _value(placed, 15)
+            if value is not None and not (value.is_real and value >= 0):
+                return False
+    return True
 
 
 def _verified(gold: Any, answer: Any) -> bool:

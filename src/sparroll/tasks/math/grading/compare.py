@@ -67,9 +67,13 @@ def _by_choice(gold: str, answer: str) -> bool | None:
     if wanted is None:
         return None
     stated = sentences.value_of(answer)
-    if stated is None and sentences.refuses(answer):
-        return False
     found_choice = words.choice(answer) or (words.choice(stated) if stated else None)
+    if found_choice is None and stated is None:
+        return False
+    if found_choice is not None:
+        before = answer[: len(answer) - len(found_choice.rest)] if found_choice.rest else answer
+        if sentences.denies(before) or found_choice.rest.startswith("is") and sentences.denies(found_choice.rest):
+            return False
     if not wanted.rest:
         return found_choice is not None and found_choice.letter == wanted.letter
     if found_choice is not None and (found_choice.letter <= "J"):
@@ -97,6 +101,8 @@ def _by_words(gold: str, answer: str) -> bool | None:
     wanted, found = words.plain_words(gold), words.plain_words(answer)
     if wanted is None or quantities.words_as_number(wanted) is not None or units.quantity(gold, False):
         return None
+    if found is None and (letters := words.letters_only(answer)) is not None:
+        found = letters.casefold()
     if found is not None:
         return words.words_match(wanted, found)
     if wanted in words.EMPTY or wanted in words.REALS or wanted in ("infinity", "infinite"):

@@ -9,7 +9,7 @@ from fractions import Fraction
 MAX_EXPONENT = 30
 """Powers of ten up to this one are written out."""
 
-_GROUPED = re.compile(r"(?<![\d.,])(?<![\d.,] )\d{1,3}(?:(?P<sign> |'|,|\{,\}|_)\d{3})(?:(?P=sign)\d{3})*(?!\d)(?! \d)")
+_GROUPED = re.compile(r"(?<![\d.,])(?<!\d )\d{1,3}(?:(?P<sign> |'|,|\{,\}|_)\d{3})(?:(?P=sign)\d{3})*(?!\d)(?! \d)")
 _DOTTED = re.compile(r"(?<![\d.,])\d{1,3}(?:\.\d{3}){2,}(?:,(\d+))?(?![\d.,])")
 _INDIAN = re.compile(r"(?<![\d.,])\d{1,2}(?:,\d{2})+,\d{3}(?![\d,])")
 _BRACED_COMMA = re.compile(r"(?<=\d)\{,\}(?=\d)")

@@ -81,6 +81,10 @@ def real_set(text: str) -> tuple[Set, str | None]:
     minus = re.match(r"^(\\mathbb\s*\{?R\}?)\s*(?:-|/)\s*(\\\{.+\\\})$", text)
     if minus:
         return sympy.Complement(sympy.S.Reals, real_set(minus[2])[0]), None
+    signed = re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^|_)\s*\{?\s*(\+|-|>\s*0|<\s*0|\*)\s*\}?", text)
+    if signed:
+        positive, negative = Interval.open(0, oo), Interval.open(-oo, 0)
+        return {"+": positive, ">": positive, "-": negative, "<": negative, "*": sympy.Union(negative, positive)}[signed[1][0]], None
     board = _BLACKBOARD.fullmatch(text)
     if board:
         return _NAMED[board[1]], None
@@ -96,7 +100,11 @@ def real_set(text: str) -> tuple[Set, str | None]:
             parts = _with_subjects(parts)
             if any(not _RELATION.search(part) for part in parts):
                 raise Unreadable(text)
-            return _joined([real_set(part) for part in parts], sympy.Intersection)
+            both = _joined([real_set(part) for part in parts], sympy.Intersection)
+            if both[0] is sympy.S.EmptySet and not re.search(r"and|but|\\wedge", text):
+                # x < -1, x > 3 lists two parts of one set.
+                return _joined([real_set(part) for part in parts], sympy.Union)
+            return both
         return _chain(text)
     single = re.fullmatch(r"(\\?[A-Za-z]+)\s*=\s*(.+)", text, re.DOTALL)
     if single:

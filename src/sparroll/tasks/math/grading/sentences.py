@@ -49,6 +49,11 @@ def refuses(text: str) -> bool:
     return _REFUSED.search(text) is not None
 
 
+def denies(text: str) -> bool:
+    """Whether a sentence says that something is not so."""
+    return re.search(r"\b(?:not|never|neither|nor|cannot|wrong|incorrect|false|isn't)\b", text, re.IGNORECASE) is not None
+
+
 def value_of(text: str) -> str | None:
     r"""What a sentence says the answer is; the text itself if it has no prose, None if it cannot be told.
 

@@ -20,8 +20,8 @@ Kind = Literal["one", "list", "set", "tuple", "closed", "matrix", "named"]
 MAX_ITEMS = 200
 _NAME = (
     r"(?:(?:m\s*)?\\(?:angle|triangle|measuredangle)\s*)?"
-    r"(?:\\?[A-Za-z]+'*|\\(?:overline|vec|hat|bar|overrightarrow|mathbf|tilde)\s*\{?\s*[A-Za-z]+\s*\}?|\"[^\"]*\")"
-    r"(?:_\{?[\w,+\s-]+\}?)?(?:\^\{?[\w*]+\}?)?'*(?:\s*\(\s*[^()=]*\s*\))?"
+    r"(?:\\frac\{d[^{}]*\}\{d[^{}]*\}|\\?[A-Za-z]+'*|\\(?:overline|vec|hat|bar|overrightarrow|mathbf|tilde)\s*\{?\s*[A-Za-z]+\s*\}?|\"[^\"]*\")"
+    r"(?:_\{?[\w,+\s-]+\}?)?(?:\^\{?[\w*-]+\}?)?'*(?:\s*\(\s*[^()=]*\s*\))?"
 )
 _NAMED = re.compile(rf"^\s*(\|?{_NAME}\|?)\s*(?:=|\\equiv(?![A-Za-z]))\s*(.+)$", re.DOTALL)
 _ONLY_NAME = re.compile(rf"^\s*\|?{_NAME}\|?\s*$")
@@ -87,12 +87,18 @@ def shape(text: str) -> Shape:
     if group is not None:
         inner = _items(group[1])
         if (group[0], group[2]) == (r"\{", r"\}"):
+            if (nested := whole_group(group[1])) is not None and nested[0] == "{":
+                inner = _items(nested[1])
+            if len(inner) > 1 and (named_values := _list_shape(inner)).kind == "named":
+                return named_values
             return Shape("set", tuple(_spread(inner)) if group[1] else ())
         if len(inner) > 1:
             kind: Kind = "closed" if (group[0], group[2]) == ("[", "]") else "tuple"
             return Shape(kind, tuple(inner))
         if (group[0], group[2]) in (("(", ")"), ("[", "]"), ("{", "}")) and group[1]:
             return shape(group[1])
+    if r"\vec{" in text and (vector := _of_basis_vectors(text)) is not None:
+        return vector
     members = re.match(r"^\\?[A-Za-z]\s*\\in\s*(\\\{.+\\\})$", text)
     if members:
         return shape(members[1])
@@ -109,6 +115,15 @@ def shape(text: str) -> Shape:
     if len(spread := _spread([text])) > 1:
         return Shape("list", tuple(spread))
     return Shape("one", (text,))
+
+
+def _of_basis_vectors(text: str) -> Shape | None:
+    r"""`3\vec{i} - \vec{j}` as the tuple of its coordinates."""
+    letters = "ijk" if r"\vec{k}" in text else "ij"
+    if not re.search(r"\\vec\{[ij]\}", text) or re.search(r"[=<>,;]", text):
+        return None
+    coordinates = algebra.coefficients(text, [f"vec{{{letter}}}" for letter in letters])
+    return None if coordinates is None else Shape("tuple", tuple(coordinates))
 
 
 def _without_lone_braces(text: str) -> str:

@@ -89,6 +89,10 @@ _FUNCTIONS = frozenset("sin cos tan cot sec csc sinh cosh tanh arcsin arccos arc
 _FUNCTION_WORD = re.compile(
     r"(?<![\\A-Za-z\"])(?<!\d )(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|gcd|lcm)(?=\s*[\d(\\^_{ a-zA-Z])(?![a-zA-Z]{2})"
 )
+_BASIS_VECTOR = re.compile(
+    r"\\(?:mathbf|boldsymbol|bm|hat|widehat|vec|mathbf\s*\{\s*\\hat|hat\s*\{\s*\\mathbf|hat\s*\{\s*\\boldsymbol)"
+    r"\s*\{\s*\\?([ijk])(?:math)?\s*\}(?:(?<=\}\})|\})?(?!\s*=)"
+)
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|sigma|omega|phi|rho|tau"
 _BRACE = re.compile(r"\\\\|\\[{}]|[{}]")
 _OUTER_MARKS = re.compile(r"^(?:\*\*|__|`+)(.*?)(?:\*\*|__|`+)([.,]?)$", re.DOTALL)
@@ -107,6 +111,7 @@ def clean(latex: str) -> str:
     while (marked := _OUTER_MARKS.match(text)) is not None and marked.group(1).strip():
         text = marked.group(1) + marked.group(2)
     text = text.replace('"', "''").replace("''''", "''")
+    text = _BASIS_VECTOR.sub(r"\\vec{\1}", text).replace("{:}", ":")
     text = re.sub(r"\.\.\.+", r"\\ldots ", text)
     text = re.sub(r"(?<![A-Za-z])(?:equals|is\s+equal\s+to)(?![A-Za-z])", "=", _without_delimiters(text))
     text = _TWO_ARGUMENTS.sub("", _COLOR.sub(" ", text))

@@ -304,7 +304,7 @@ class _UnitReader:
 
 
 _NUMERIC_END = re.compile(r"(?:\d|\}|\)|\\pi|!|\be)\s*$")
-_TURNS = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|cis)(?![A-Za-z])")
+_TURNS = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|cis|angle)(?![A-Za-z])")
 _NO_LETTERS = re.compile(r"\\(?:frac|sqrt|pi|cdot|times|div|pm|infty|binom|ldots|left|right|approx)(?![A-Za-z])|[\s\d.,+\-*/^(){}!\[\]:]")
 
 

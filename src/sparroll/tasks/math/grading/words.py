@@ -27,6 +27,7 @@ _SAME: list[frozenset[str]] = [
     frozenset({"false", "f"}),
     frozenset({"yes", "y"}),
 ]  # fmt: skip
+_CLASSES = frozenset({"quadrant", "type", "case", "figure", "graph", "option", "statement", "team", "box", "player", "group", "plan"})
 EMPTY, REALS = _SAME[0], _SAME[2]
 
 _MONTHS = "january february march april may june july august september october november december".split()
@@ -90,6 +91,8 @@ def words_match(gold: str, answer: str) -> bool:
     if _inside(gold_words, answer_words):
         return True
     # A kind of thing may be left out: "scalene" for "scalene triangle".
+    if len(gold_words) == 2 and gold_words[0] in _CLASSES and answer_words == gold_words[1:]:
+        return True
     return len(answer_words) < len(gold_words) and gold_words[: len(answer_words)] == answer_words and len(gold_words) <= 3
 
 
@@ -139,12 +142,10 @@ def choice(text: str) -> Choice | None:
     rest = found["rest"].replace('"', " ").strip()
     named = re.match(r'^"?\s*(?:the|correct|answer|option|choice|letter)', text, re.IGNORECASE) is not None
     marked = bool(found["open"]) and bool(found["close"]) or bool(found["close"])
-    said = re.match(r"\([^()]+\)$|(?:is|because|since)\b", rest)
+    said = re.match(r"\([^()]+\)$|(?:is|because|since)\b|,\s*(?:because|since|as|the)\b|=", rest)
     if rest and not marked and not named and not said:
         return None
-    if re.match(r",\s*(?:because|since|as|the)\b", rest):
-        return Choice(found["letter"].upper(), rest)
-    if rest and (rest[0] in ",;|" or re.match(r"(?:and|or|&)\b", rest)):
+    if rest and not said and (rest[0] in ",;|" or re.match(r"(?:and|or|&)\b", rest)):
         return None
     return Choice(found["letter"].upper(), rest)
 
