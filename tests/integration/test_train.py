@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from integration.train_runs import short_config, write_model
 from sparroll.corrections import correction
+from sparroll.engines.hf.engine import HFEngine
 from sparroll.errors import UserError
 from sparroll.train import TrainResult, train
 from sparroll.train.config.file import config_from
@@ -329,6 +330,17 @@ def test_mistakes_are_found_before_the_first_step(
 ) -> None:
     with pytest.raises(UserError, match=message):
         train(short_config(model, **changes), tmp_path / "run")
+
+
+def test_a_start_that_fails_after_the_engine_was_made_closes_it(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[HFEngine] = []
+    monkeypatch.setattr(HFEngine, "close", closed.append)
+    monkeypatch.setattr("sparroll.train.setup.PolicyUpdate", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(short_config(model), tmp_path / "run")
+    assert len(closed) == 1
 
 
 def test_a_folder_with_a_run_is_neither_overwritten_nor_made_up(
