@@ -336,7 +336,7 @@ def test_a_start_that_fails_after_the_engine_was_made_closes_it(
     model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed: list[HFEngine] = []
-    monkeypatch.setattr(HFEngine, "close", closed.append)
+    monkeypatch.setattr(HFEngine, "close", lambda engine: closed.append(engine))
     monkeypatch.setattr("sparroll.train.setup.PolicyUpdate", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         train(short_config(model), tmp_path / "run")
