@@ -89,10 +89,31 @@ def save(
     adapter: SavedAdapter | None = None,
 ) -> Path:
     """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. A frozen model is passed as
-    None; there is then no model/ and no optimizer for it."""
+    None; there is then no model/ and no optimizer for it.
+
+    If an interrupt came between writing and pointing, a second call for the same step only does what is left.
+    """
     final = folder / f"{_PREFIX}{state.step:06d}"
-    partial = folder / f".{final.name}.partial"
-    assert not final.exists(), f"{final} is there already"
+    if not final.exists():
+        _write(final, state, config, model, tokenizer, optimizer, adapter)
+    _flush(folder)
+    _point(folder, final)
+    for old in _folders(folder)[keep:]:
+        _remove(old)
+    return final
+
+
+def _write(
+    final: Path,
+    state: RunState,
+    config: dict[str, Any],
+    model: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    optimizer: torch.optim.Optimizer,
+    adapter: SavedAdapter | None,
+) -> None:
+    """Write everything under another name and then rename it, so `final` is either whole or absent."""
+    partial = final.with_name(f".{final.name}.partial")
     _remove(partial)
     partial.mkdir(parents=True)
     if model is not None:
@@ -105,11 +126,6 @@ def save(
     _write_plain(partial, state, config)
     _write_manifest(partial)
     partial.rename(final)
-    _flush(folder)
-    _point(folder, final)
-    for old in _folders(folder)[keep:]:
-        _remove(old)
-    return final
 
 
 def load_state(checkpoint: Path) -> RunState:
