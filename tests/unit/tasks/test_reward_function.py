@@ -237,7 +237,7 @@ def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatc
     [
         (
             "broken",
-            r"own_rewards:broken raised ZeroDivisionError: .* \(own_rewards\.py, line 49\), for the prompt p/1",
+            r"own_rewards:broken raised ZeroDivisionError: .* \(own_rewards\.py, line 50\), for the prompt p/1",
         ),
         (
             "async_broken",
