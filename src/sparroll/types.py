@@ -14,6 +14,9 @@ from torch import Tensor
 
 from sparroll.errors import UserError
 
+LARGEST_SEED = 2**32 - 1
+"""Largest seed of a command or a run. The seed of each request is derived from it, and larger."""
+
 
 @dataclass(frozen=True)
 class Prompt:

@@ -10,6 +10,7 @@ import typer
 from sparroll.cli import common
 from sparroll.progress import Progress
 from sparroll.rounding import rounded_down
+from sparroll.types import LARGEST_SEED
 
 
 def quickstart(
@@ -18,7 +19,7 @@ def quickstart(
         Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed to use instead of the one in the sizes.")
+        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed to use instead of the one in the sizes.")
     ] = None,
     json_output: common.Json = False,
 ) -> None:

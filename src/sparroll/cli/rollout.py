@@ -5,10 +5,9 @@ from __future__ import annotations
 import time
 from typing import Annotated
 
-import typer
-
 from sparroll import records
 from sparroll.cli import common
+from sparroll.cli.common import SAMPLING, option
 from sparroll.engines.make import check_available
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
@@ -17,10 +16,8 @@ from sparroll.tasks.prompt_file import plain_prompt, read_prompts
 def rollout(
     model: common.Model,
     out: common.Out,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; default: dense.")] = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
-    ] = None,
+    schedule: common.OneSchedule = None,
+    budget: common.OneBudget = None,
     adapter: common.Adapter = None,
     compression: common.CompressionKind = None,
     compression_set: common.CompressionSet = None,
@@ -29,10 +26,10 @@ def rollout(
     level: common.Level = 3,
     count: common.Count = 16,
     chat: common.Chat = False,
-    n: Annotated[int, typer.Option("--n", min=1, help="Responses per prompt.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 1024,
-    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 1.0,
-    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Responses that decode together.")] = 64,
+    n: Annotated[int, option(SAMPLING, "--n", min=1, help="Responses per prompt.")] = 1,
+    max_new_tokens: common.MaxNewTokens = 1024,
+    temperature: common.Temperature = 1.0,
+    max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
     engine_name: common.Engine = "hf",
     device: common.Device = None,

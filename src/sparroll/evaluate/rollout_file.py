@@ -71,12 +71,14 @@ def sample_missing(
     missing = [index for index in range(len(prompt_ids)) if index not in held]
     group = max(1, 4 * engine.max_batch // n)
     total, done = n * len(prompt_ids), n * (len(prompt_ids) - len(missing))
+    if on_progress:
+        on_progress(done, total, f"{done}/{total} rollouts")
     for start in range(0, len(missing), group):
         indices = missing[start : start + group]
 
         def on_group(finished: int, _: int, text: str = "", /, before: int = done) -> None:
             if on_progress:
-                on_progress(before + finished, total)
+                on_progress(before + finished, total, f"{before + finished}/{total} rollouts")
 
         sampled = engine.generate(
             [list(prompt_ids[index]) for index in indices],

@@ -3,7 +3,8 @@ here."""
 
 from __future__ import annotations
 
-from typing import ClassVar, get_args
+import dataclasses
+from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
@@ -22,9 +23,16 @@ class Section(BaseModel):
     """Name of the field that says which kind this is. Empty: the section has only one kind."""
 
     @classmethod
+    def further(cls) -> dict[str, Any]:
+        """For a section whose further keys are the settings of something that it names: each thing that it can name,
+        as a dataclass with its default settings."""
+        return {}
+
+    @classmethod
     def known_keys(cls) -> list[str]:
         """All keys that this kind of section can have."""
-        return list(cls.model_fields)
+        settings = (field.name for each in cls.further().values() for field in dataclasses.fields(each))
+        return list(dict.fromkeys([*cls.model_fields, *settings]))
 
 
 def kinds_of(field: FieldInfo) -> list[type[BaseModel]]:

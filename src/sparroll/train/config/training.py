@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from sparroll.corrections import Correction, check_needs, correction
+from sparroll.corrections import Correction, check_needs, correction, names
 from sparroll.train.config.base import Section
 
 TRAINER_GIVES: tuple[str, ...] = ("uniforms", "top_k")
@@ -68,7 +68,11 @@ class CorrectionSection(Section):
     model_config = ConfigDict(extra="allow", validate_default=False, allow_inf_nan=True)
     tag = "name"
     name: str = "tis"
-    """The correction for sampling from the sparse policy; see corrections/."""
+    """The correction for sampling from the sparse policy; see docs/corrections.md."""
+
+    @classmethod
+    def further(cls) -> dict[str, Any]:
+        return {name: correction(name) for name in names()}
 
     @model_validator(mode="after")
     def _exists(self) -> Self:
