@@ -10,7 +10,7 @@ import typer
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import MEASURING, OUTPUT, READING, option
-from sparroll.engines.make import check_available
+from sparroll.engines.make import check_names
 from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.rounding import rounded_down
 from sparroll.tasks.prompt_file import read_prompts
@@ -64,13 +64,13 @@ def calibrate(
     interrupted."""
     from sparroll.calibrate.measure import MeasureSettings
     from sparroll.calibrate.open_study import open_study, published_selector, study_table
+    from sparroll.calibrate.prospects import check_request
     from sparroll.calibrate.run import calibrate as run
-    from sparroll.calibrate.run import check_enough
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
-    check_available(engine)
+    check_names(engine, model, device, dtype)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
@@ -80,7 +80,7 @@ def calibrate(
     chosen = published_selector(selector, page_tokens, first_tokens, recent_tokens)
     dense = common.layer_numbers(dense_layers)
     entries = read_prompts(prompts_file, task, level, count, seed)
-    check_enough(len(entries), settings)
+    check_request(target, len(entries), samples, max_new_tokens)
     largest = Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, dense)
     quiet_transformers()
     started = time.perf_counter()

@@ -11,10 +11,11 @@ from typing import Annotated
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import MEASURING, MODEL, OUTPUT, PROMPTS, SAMPLING, option
-from sparroll.engines.make import check_available
+from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.evaluate import text
 from sparroll.progress import Progress, quiet_transformers
+from sparroll.types import LARGEST_SEED
 
 ContestDay = Annotated[
     datetime | None,
@@ -62,7 +63,10 @@ def evaluate(
         ),
     ] = None,
     problem_seed: Annotated[
-        int, option(PROMPTS, "--problem-seed", min=0, help="Seed of the problems that an endless task makes.")
+        int,
+        option(
+            PROMPTS, "--problem-seed", min=0, max=LARGEST_SEED, help="Seed of the problems that an endless task makes."
+        ),
     ] = 0,
     max_new_tokens: common.MaxNewTokens = 1024,
     temperature: Annotated[
@@ -131,7 +135,7 @@ def evaluate(
     from sparroll.report import write_report
     from sparroll.tasks.data.settings import DataSettings
 
-    check_available(engine)
+    check_names(engine, model, device, dtype)
     parquet.check_installed()
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),

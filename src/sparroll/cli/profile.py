@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import READING, option
-from sparroll.engines.make import check_available
+from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
 from sparroll.tasks.prompt_file import read_prompts
@@ -57,7 +57,7 @@ def profile(
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
-    check_available(engine)
+    check_names(engine, model, device, dtype)
     common.output_folder(out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]

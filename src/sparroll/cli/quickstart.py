@@ -14,6 +14,7 @@ from sparroll.types import LARGEST_SEED
 
 
 def quickstart(
+    context: typer.Context,
     out: common.Out = Path("runs/quickstart"),
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
@@ -36,7 +37,7 @@ def quickstart(
         common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,
     ):
-        summary = run(settings, out, bars)
+        summary = run(settings, out, bars, common.as_typed(context))
     if json_output:
         common.print_json(summary)
     else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import SAMPLING, option
-from sparroll.engines.make import check_available
+from sparroll.engines.make import check_names
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
 
@@ -39,10 +39,12 @@ def rollout(
 ) -> None:
     """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
     from sparroll.engines.adapter import described, load_adapter
+    from sparroll.engines.generate_arguments import check_counts
     from sparroll.engines.prompt_encoder import PromptEncoder
     from sparroll.evaluate.rollout_file import RolloutFile, sample_missing, summarise_rollouts
 
-    check_available(engine_name)
+    check_names(engine_name, model, device, dtype)
+    check_counts(n, max_new_tokens, temperature)
     common.output_folder(out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
@@ -79,5 +81,22 @@ def rollout(
     if json_output:
         common.print_json(summary | {"rollouts": str(rollouts.path), "record": str(path)})
     else:
+        print("\n".join(excerpts(rollouts.rows(), [prompt.text for prompt in source])), end="\n\n")
         common.print_facts(summary)
     common.wrote(rollouts.path, path, quiet=json_output)
+
+
+def excerpts(rows: list[dict[str, Any]], prompts: list[str], shown: int = 3) -> list[str]:
+    """Lines with the first response to each of the first few prompts."""
+    lines = []
+    for row in [row for row in rows if row["sample_index"] == 0][:shown]:
+        end = "stopped" if row["finish_reason"] == "stop" else "cut"
+        lines.append(f"prompt {row['prompt_index']}: {_cut(prompts[row['prompt_index']])}")
+        lines.append(f"  {_cut(row['response'])}  ({len(row['response_ids'])} tokens, {end})")
+    return lines
+
+
+def _cut(text: str, most: int = 240) -> str:
+    """The beginning and the end of a long text, on one line."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 :]}"

@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from sparroll.engines.devices import take_device
 from sparroll.errors import UserError
 from sparroll.models import resolve
 
@@ -27,11 +28,11 @@ def load_model(
     name: str | Path, dtype: torch.dtype | None, device: torch.device | str | None
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Model and tokenizer. dtype: default, as stored. device: default, CUDA where there is a GPU, else the CPU."""
-    folder = resolve(str(name))
+    folder, where = resolve(str(name)), take_device(device)
     try:
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype or "auto", use_safetensors=True)
         tokenizer = AutoTokenizer.from_pretrained(folder)
     except (OSError, ValueError) as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"cannot load the model {str(name)!r}: {reason}", "give a hub name or a folder") from None
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
+    return model.to(where), tokenizer

@@ -88,17 +88,16 @@ def sample_missing(
             seed=[request_seed(seed, index, sample) for index in indices for sample in range(n)],
             on_progress=on_group,
         )
-        rollouts.add([_row(engine, rollout, indices[rollout.prompt_index]) for rollout in sampled])
+        rollouts.add([_row(rollout, indices[rollout.prompt_index]) for rollout in sampled])
         done += len(sampled)
 
 
-def _row(engine: Engine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
-    assert engine.tokenizer is not None
+def _row(rollout: Rollout, prompt_index: int) -> dict[str, Any]:
     return {
         "prompt_index": prompt_index,
         "sample_index": rollout.sample_index,
         "seed": rollout.seed,
-        "response": engine.tokenizer.decode(rollout.response_ids),
+        "response": rollout.text,
         "finish_reason": rollout.finish_reason,
         "attention": rollout.attention,
         "schedule_name": rollout.schedule_name,

@@ -132,8 +132,8 @@ def _chunk(
         "read_tokens": sum(layer.read_tokens for layer in layers),
         "context_tokens": sum(layer.context_tokens for layer in layers),
     }
-    assert engine.tokenizer is not None
-    texts = [str(engine.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)) for rollout in rollouts]
+    texts = [rollout.text for rollout in rollouts if rollout.text is not None]
+    assert len(texts) == len(rollouts), "the engine that sampled them has a tokenizer"
     asked = [prompt for prompt in problems for _ in range(settings.samples)]
     verdicts = task.verdicts(asked, texts, rollouts)
     accepted = _acceptances(scorer, rollouts, settings)

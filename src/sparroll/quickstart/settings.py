@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
+from sparroll.types import LARGEST_SEED
 
 CALIBRATED = "calibrated"
 """Stands for the schedule that this quickstart makes, in the place of a schedule's name."""
@@ -75,7 +76,7 @@ class RunSettings(_Checked):
 
 class QuickstartSettings(_Checked):
     model: str = "tiny-reasoner"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     calibrate: CalibrateSettings
     plans: tuple[PlanSettings, ...] = ()
     train: dict[str, dict[str, Any]] = {}

@@ -39,6 +39,7 @@ from sparroll.errors import UserError
 from sparroll.mismatch import TailTable
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
+from sparroll.train.config.file import as_command
 from sparroll.train.config.run import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.result import TrainResult, summarise
@@ -343,8 +344,7 @@ class Trainer:
     def write_schedule(self, controller: Controller) -> None:
         """Write the present budgets, with what was measured under them, as a schedule that another run can start
         from."""
-        target, where = controller.rules.target, f"step {self.state.step} of {self.parts.out.name}"
-        command = f"sparroll train with control.target={target}: {where}"
+        command = f"{as_command(self.config)}  # the budgets after step {self.state.step}"
         controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
 
     def leave_resumable(self, why: str) -> None:

@@ -4,6 +4,7 @@ here."""
 from __future__ import annotations
 
 import dataclasses
+import json
 from typing import Any, ClassVar, get_args
 
 from pydantic import BaseModel, ConfigDict
@@ -53,3 +54,18 @@ def keys_of(kind: type[BaseModel]) -> list[str]:
 def may_be_absent(field: FieldInfo | None) -> bool:
     """Whether the section or field may be None, which a file writes as "none"."""
     return field is not None and type(None) in get_args(field.annotation)
+
+
+def inline(value: Any) -> str:
+    """A value as TOML has it on one line; "none" stands for null, which TOML lacks.
+
+    >>> inline([{"use": "task", "weight": 0.5}, None])
+    '[{ use = "task", weight = 0.5 }, "none"]'
+    """
+    if value is None:
+        return '"none"'
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {inline(item)}" for key, item in value.items()) + " }" if value else "{}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(inline(item) for item in value)}]"
+    return json.dumps(value)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import json
 import textwrap
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +13,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from sparroll.errors import UserError, nearest
-from sparroll.train.config.base import Section, keys_of, kinds_of, tag_of
+from sparroll.train.config.base import Section, inline, keys_of, kinds_of, tag_of
 
 _WIDTH = 110
 _PLAIN = {
@@ -70,7 +69,7 @@ def _kind(kind: type[BaseModel], kinds: list[type[BaseModel]], default: BaseMode
     further = further and (not only or only in keys_of(kind))
     if tag and default is None and (here or further):
         yield ""
-        yield from _comment(f"-- with {tag} = {_inline(kind.model_fields[tag].default)}: {_meaning(kind, tag)}")
+        yield from _comment(f"-- with {tag} = {inline(kind.model_fields[tag].default)}: {_meaning(kind, tag)}")
     if further:
         yield from _further(kind, only)
     schema = kind.model_json_schema()
@@ -90,7 +89,7 @@ def _further(kind: type[BaseModel], only: str) -> Iterator[str]:
     for name, made in kind.further().items():
         settings = {key: value for key, value in dataclasses.asdict(made).items() if not only or key == only}
         if settings or not only:
-            shown = ", ".join(f"{key} = {_inline(value)}" for key, value in settings.items()) or "no settings"
+            shown = ", ".join(f"{key} = {inline(value)}" for key, value in settings.items()) or "no settings"
             yield from _comment(f"- {name}: {shown}")
 
 
@@ -108,10 +107,10 @@ def _meaning(kind: type[BaseModel], name: str) -> str:
 def _shown(field: FieldInfo, default: BaseModel | None, name: str) -> str:
     """The value that a setting has by default, or an example where it has none."""
     if default is not None:
-        return _inline(default.model_dump(mode="json")[name])
+        return inline(default.model_dump(mode="json")[name])
     if field.is_required():
-        return _inline((field.examples or [""])[0])
-    return _inline(field.get_default(call_default_factory=True))
+        return inline((field.examples or [""])[0])
+    return inline(field.get_default(call_default_factory=True))
 
 
 def _values(schema: dict[str, Any], whole: dict[str, Any]) -> str:
@@ -135,17 +134,6 @@ def _values(schema: dict[str, Any], whole: dict[str, Any]) -> str:
 def _target(schema: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = whole["$defs"][schema["$ref"].rpartition("/")[2]]
     return found
-
-
-def _inline(value: Any) -> str:
-    """A value as TOML writes it on one line; "none" stands for null, which TOML lacks."""
-    if value is None:
-        return '"none"'
-    if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_inline(item)}" for key, item in value.items()) + " }" if value else "{}"
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(_inline(item) for item in value)}]"
-    return json.dumps(value)
 
 
 def _comment(text: str) -> list[str]:

@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sparroll.corrections import Correction, check_needs, correction, names
 from sparroll.train.config.base import Section
+from sparroll.types import LARGEST_SEED
 
 TRAINER_GIVES: tuple[str, ...] = ("uniforms", "top_k")
 """What the loop can pass to a correction in addition to dense_logp, sparse_logp and mask."""
@@ -38,7 +39,7 @@ class StepsSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and about a third more time. A model with
     dropout is an error."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     """Seed of the prompts, of sampling and of all other random draws."""
 
 
