@@ -190,9 +190,12 @@ def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
 def test_an_interrupt_right_after_the_rename_is_no_obstacle(
     tmp_path: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def interrupted(folder: Path, final: Path) -> None:
+        raise KeyboardInterrupt
+
     save(tmp_path, model, 1)
     with monkeypatch.context() as patch:
-        patch.setattr(checkpoint, "_point", lambda *_: signal.raise_signal(signal.SIGINT))
+        patch.setattr(checkpoint, "_point", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(tmp_path, model, 2)
     assert (tmp_path / "latest").resolve().name == "step-000001"
