@@ -16,7 +16,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from sparroll import records
+from sparroll import checkout, records
 from sparroll.errors import UserError
 
 USES = {
@@ -27,8 +27,6 @@ USES = {
     "wandb": "training logs for Weights & Biases",
     "trackio": "training logs for trackio",
     "triton": "kernels of sparse rollouts in vLLM on a GPU",
-    "verl": "training on many machines with verl",
-    "trl": "training with TRL",
 }
 """Optional packages and what each is for. vLLM is examined separately. The versions that are known to work come from
 the metadata of the installed package, and those from pyproject.toml."""
@@ -74,7 +72,7 @@ def _python() -> Finding:
 def _sparroll() -> Finding:
     import sparroll
 
-    code = records.commit()
+    code = checkout.commit()
     where = "installed package" if code["id"] is None else f"commit {code['id'][:12]}"
     return Finding("ok", "sparroll", sparroll.__version__, where + (", with changes" if code["dirty"] else ""))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
+from sparroll.rounding import percent_up
 
 LARGEST_SEED = 2**32 - 1
 """Largest seed of a command or a run. The seed of each request is derived from it, and larger."""
@@ -128,7 +129,7 @@ class Rollout:
         read = (
             self.attention
             if self.attention == "dense"
-            else f"{self.attention}, {self.kv_read_share:.0%} of the KV read"
+            else f"{self.attention}, {percent_up(self.kv_read_share)} of the KV read"
         )
         said = "" if self.text is None else f", {reprlib.repr(self.text)}"
         return f"Rollout(prompt {self.prompt_index}, sample {self.sample_index}: {what}, {read}{said})"

@@ -78,6 +78,6 @@ def test_a_rollout_shows_itself_on_one_line() -> None:
     assert repr(rollout) == "Rollout(prompt 2, sample 7: 100 + 20000 tokens, stop, dense)"
     sparse = replace(rollout, attention="sparse", kv_read_share=0.314, text="a word " * 500)
     assert repr(sparse).startswith(
-        "Rollout(prompt 2, sample 7: 100 + 20000 tokens, stop, sparse, 31% of the KV read, 'a word "
+        "Rollout(prompt 2, sample 7: 100 + 20000 tokens, stop, sparse, 32% of the KV read, 'a word "
     )
     assert len(repr(sparse)) < 130

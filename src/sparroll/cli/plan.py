@@ -12,6 +12,7 @@ from sparroll.cli import common
 from sparroll.cli.common import MODEL, OUTPUT, READING, option
 from sparroll.errors import UserError
 from sparroll.progress import quiet_transformers
+from sparroll.rounding import percent_up, rounded_down
 
 if TYPE_CHECKING:
     from sparroll.plan.speedup import Plan, StepTime
@@ -109,18 +110,19 @@ def text(plan: Plan) -> list[str]:
         f"{plan.kv_bytes_per_token / 1024:.0f} KiB of cache per token",
         f"device     {device.name}: {device.bandwidth_bytes_per_second / 1e12:.2f} TB/s, "
         f"{device.flops_per_second / 1e12:.0f} TFLOP/s, {device.memory_bytes / 1e9:.0f} GB",
-        f"schedule   {plan.schedule}: reads {plan.kv_read_share:.0%} of the cache",
+        f"schedule   {plan.schedule}: reads {percent_up(plan.kv_read_share)} of the cache",
         f"lengths    {plan.lengths} (mean context {plan.mean_context_tokens:,.0f}), batch {plan.batch} ({plan.batch_is})",
         "",
         f"{'':<8}{'step':>11}{'weights':>11}{'KV':>11}{'index':>11}{'compute':>11}   {'bound':<9}{'tokens/s':>10}",
         _step("dense", plan.dense),
         _step("sparse", plan.sparse),
         "",
-        f"speed-up   {plan.speedup:.2f}x",
+        f"speed-up   {rounded_down(plan.speedup, 2)}x",
         "",
         f"{'context':>9}{'budget':>9}{'read':>7}{'speed-up':>10}",
         *(
-            f"{row.context_tokens:>9,}{row.kv_budget_tokens:>9,}{row.kv_read_share:>7.0%}{row.speedup:>9.2f}x"
+            f"{row.context_tokens:>9,}{row.kv_budget_tokens:>9,}{percent_up(row.kv_read_share):>7}"
+            f"{rounded_down(row.speedup, 2):>9}x"
             for row in plan.by_length
         ),
         "",

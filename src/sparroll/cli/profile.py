@@ -11,6 +11,7 @@ from sparroll.cli.common import READING, option
 from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
+from sparroll.rounding import percent_up
 from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def profile(
 
 def _lines(entry: Entry) -> list[str]:
     measurement = entry.measurement
-    lines = [f"{measurement.name}: reads {measurement.kv_read_share:.0%} of the cache", str(measurement.tail())]
+    lines = [f"{measurement.name}: reads {percent_up(measurement.kv_read_share)} of the cache", str(measurement.tail())]
     overall = entry.fits[0]
     if overall.beta is None:
         return [*lines, f"no Beta fit: {overall.why_not}"]

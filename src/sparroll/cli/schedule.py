@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparroll.cli.common import Json, Verb, print_json
-from sparroll.rounding import rounded_down, with_interval
+from sparroll.rounding import percent_up, rounded_down, with_interval
 from sparroll.schedule import Schedule, presets
 
 app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_args_is_help=True)
@@ -91,7 +91,7 @@ def _steps(schedule: Schedule, longest: int) -> Table:
             f"{step.from_context_tokens:,}",
             "" if end is None else f"{end:,}",
             f"{step.kv_budget_tokens:,}",
-            f"{shares[0]:.0%} to {shares[1]:.0%}",
+            f"{percent_up(shares[0])} to {percent_up(shares[1])}",
             tail,
             f"{measured['tokens']:,}" if "tokens" in measured else "-",
         )

@@ -223,7 +223,8 @@ print(json.dumps(pool.process_ids()), flush=True)
 if sys.argv[1] == "killed-busy":
     import threading
     threading.Thread(target=math.grade, args=("5", r"\\boxed{9^{9^9}}"), daemon=True).start()
-    sys.stdin.readline()
+sys.stdin.readline()
+if sys.argv[1] == "killed-busy":
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] == "interrupted":
     signal.raise_signal(signal.SIGINT)

@@ -49,7 +49,7 @@ def test_a_metric_that_is_not_finite_is_our_bug(tmp_path: Path) -> None:
 
 def test_the_console_shows_one_line_and_the_events_below_it(capsys: pytest.CaptureFixture[str]) -> None:
     ConsoleLine(10).write(3, {"reward/mean": 0.5, "rollout/kv_read_share": 0.314, "other": 1.0}, ["stop: [x]"])
-    assert capsys.readouterr().err == "step 3/10  reward 0.500  KV read 31%\n  stop: [x]\n"
+    assert capsys.readouterr().err == "step 3/10  reward 0.500  KV read 32%\n  stop: [x]\n"
 
 
 @pytest.mark.parametrize("name", ["wandb", "trackio", "tensorboard"])

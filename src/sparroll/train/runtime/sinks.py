@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from sparroll import files
 from sparroll.errors import UserError
 from sparroll.progress import say
-from sparroll.rounding import rounded_down
+from sparroll.rounding import percent_up, rounded_down
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.run import TrainConfig
 from sparroll.types import StepReport
@@ -79,14 +79,14 @@ class ConsoleLine:
     """Prints one line per step with the main figures. All figures are in metrics.jsonl."""
 
     SHOWN = (
-        ("reward", "reward/mean", "{:.3f}".format),
+        ("reward", "reward/mean", rounded_down),
         ("tail q05", "mismatch/acceptance_q05", rounded_down),
         ("dense ceiling", "mismatch/dense_ceiling_q05", rounded_down),
         ("distill kl", "distill/kl", "{:.4f}".format),
         ("held-out tail q05", "distill/held_out_q05", rounded_down),
-        ("KV read", "rollout/kv_read_share", "{:.0%}".format),
+        ("KV read", "rollout/kv_read_share", percent_up),
         ("tokens", "rollout/response_tokens_mean", "{:.0f}".format),
-        ("dense accuracy", "evaluate/dense_accuracy", "{:.3f}".format),
+        ("dense accuracy", "evaluate/dense_accuracy", rounded_down),
         ("s", "time/step_seconds", "{:.1f}".format),
     )
 
