@@ -97,6 +97,7 @@ class Progress:
         )
         self.lines = ProgressLines(say)
         self._ended = threading.Event()
+        self._reporter: threading.Thread | None = None
 
     def bar(self, what: str) -> OnProgress:
         """A callback `(done, total[, text])` that draws a bar named `what`, with the text beside it."""
@@ -113,13 +114,16 @@ class Progress:
         if not self._bars.disable:
             self._bars.start()
         elif not self.silent:
-            threading.Thread(target=self._report, daemon=True).start()
+            self._reporter = threading.Thread(target=self._report, daemon=True)
+            self._reporter.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._ended.set()
+        if self._reporter is not None:
+            self._reporter.join()
         if not self._bars.disable:
             self._bars.stop()
 
