@@ -198,26 +198,38 @@ def controlled() -> str:
 
 def guard() -> str:
     """False alarms and detections of the guard in simulated runs, with exact intervals."""
-
-    def share(of: dict[str, Any], towards: Callable[[float], int]) -> str:
-        value, low, high = (towards(of[name] * 1000) / 10 for name in ("share", "low", "high"))
-        return f"{value:.1f}% [{low:.1f}%, {high:.1f}%]"
-
     rows = []
     for case in results("guard-simulation", "guard-simulation"):
         found, old = case["fallen"], case["old_rule"]
-        steps = f"{found['median_steps']:.0f}"
-        shape = [f"budget {case['shape']}", f"{case['correlation']:g}", f"{case['design_effect']:.2f}"]
-        figures = [
-            share(case["above"], math.ceil),
-            share(found, math.floor),
-            steps,
-            percent_down(old["steps_below"]),
-            percent_down(old["share"]),
-        ]
-        rows.append([*shape, *figures])
+        shape = [*_guard_case(case), f"{case['design_effect']:.2f}"]
+        figures = [_alarms(case["above"], math.ceil), _alarms(found, math.floor), _median_steps(found)]
+        rows.append([*shape, *figures, percent_down(old["steps_below"]), percent_down(old["share"])])
     head = ["shape", "correlation", "design effect", "false alarms, runs", "fall found in 10 steps", "median steps"]
     return table([*head, "old rule: steps under", "old rule: false alarms, runs"], rows)
+
+
+def guard_merged() -> str:
+    """The same for runs with so few tokens that bins are merged."""
+    rows = []
+    for case in results("guard-simulation", "guard-simulation"):
+        above, found = case["thin_above"], case["thin_fallen"]
+        figures = [_alarms(above, math.ceil), _alarms(found, math.floor), _median_steps(found)]
+        rows.append([*_guard_case(case), *figures])
+    return table(["shape", "correlation", "false alarms, runs", "fall found in 10 steps", "median steps"], rows)
+
+
+def _guard_case(case: dict[str, Any]) -> list[str]:
+    return [f"budget {case['shape']}", f"{case['correlation']:g}"]
+
+
+def _alarms(of: dict[str, Any], towards: Callable[[float], int]) -> str:
+    """The share of runs with an alarm, with its interval."""
+    value, low, high = (towards(of[name] * 1000) / 10 for name in ("share", "low", "high"))
+    return f"{value:.1f}% [{low:.1f}%, {high:.1f}%]"
+
+
+def _median_steps(found: dict[str, Any]) -> str:
+    return "-" if found["median_steps"] is None else rounded_up(found["median_steps"], 0)
 
 
 def caveats() -> str:
@@ -232,6 +244,7 @@ def caveats() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "guard": guard,
+    "guard-merged": guard_merged,
     "plans": plans,
     "quickstart-tail": quickstart_tail,
     "quickstart-runs": quickstart_runs,

@@ -14,7 +14,7 @@ import pytest
 SOURCE = Path(__file__).parents[1] / "src" / "sparroll"
 MOST_FILES = 16
 
-_GROUND = {"types", "errors", "files", "progress", "rounding"}
+_GROUND = {"types", "errors", "files", "locks", "progress", "rounding", "strict"}
 _FIRST = {"attention", "mismatch", "compression", "models", "checkout"}
 _SECOND = {"schedule", "corrections", "records", "resume"}
 _THIRD = {"control", "tasks"}
@@ -28,6 +28,7 @@ FLOORS = (_GROUND, _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 ON_THE_SAME_FLOOR: dict[str, set[str]] = {
     "types": {"errors", "rounding"},
     "files": {"errors"},
+    "locks": {"errors", "files"},
     "progress": {"errors"},
     # Corrections compare top-k lists as the acceptance does.
     "resume": {"records"},

@@ -133,7 +133,11 @@ def _vllm() -> list[Finding]:
 
     found = launch.installed_version()
     if found is None:
-        return [Finding("--", "vllm", "not installed", "fast rollouts, --engine vllm: pip install sparroll[vllm]")]
+        return [
+            Finding(
+                "--", "vllm", "not installed", "fast rollouts on a GPU, --engine vllm: pip install 'sparroll[vllm]'"
+            )
+        ]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     problem = _import_problem("vllm")
     if problem:

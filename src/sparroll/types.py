@@ -49,8 +49,9 @@ class TopK:
 
     >>> TopK(ids=torch.tensor([[7, 2, 5], [0, 3, 9]]), logp=torch.tensor([[-0.1, -2.6, -4.2], [-0.7, -1.1, -2.3]]))
 
-    This example has the 3 most likely tokens at each of 2 positions. An entry with log-probability -inf is padding. The
-    log-probabilities are over the whole vocabulary, after temperature; `mismatch` checks this when it uses them.
+    This example has the 3 most likely tokens at each of 2 positions. An entry with log-probability -inf is padding, or
+    was left out by top-p. The log-probabilities are over the whole vocabulary, after temperature and top-p; `mismatch`
+    checks this when it uses them.
     """
 
     ids: Tensor
@@ -59,6 +60,7 @@ class TopK:
     """Their log-probabilities, float32, of the same shape."""
 
     def __post_init__(self) -> None:
+        check_tensors(ids=self.ids, logp=self.logp)
         if self.ids.shape != self.logp.shape or not self.ids.ndim:
             shapes = f"{list(self.ids.shape)} and {list(self.logp.shape)}"
             raise UserError(f"the ids and log-probabilities of a top-k list must have one shape [T, K], got {shapes}")
@@ -98,8 +100,8 @@ class Rollout:
     prompt_ids: list[int]
     response_ids: list[int]
     sparse_logp: Tensor
-    """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature.
-    At temperature 0 it is the log-probability at temperature 1."""
+    """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature
+    and top-p. At temperature 0 it is the log-probability at temperature 1."""
     finish_reason: Literal["stop", "length"]
     """stop: the response ended with a stop id, which is its last id. length: it reached `max_new_tokens`."""
     prompt_index: int = 0
@@ -290,6 +292,21 @@ class TokenBatch:
         if self.now_weights is not None:
             values["now_weights"] = self.now_weights.rows(index_B, tokens_T).to(torch.device(device))
         return TokenBatch(**values)
+
+
+MOST_SAMPLES = 65_536
+"""Responses to one prompt that one call or command may ask for. Each is a request in memory before it is sampled."""
+
+
+def check_tensors(**values: object) -> None:
+    """Raise UserError for an argument that is no torch tensor, such as a numpy array or a list."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            kind = type(value)
+            raise UserError(
+                f"{name} must be a torch tensor, got a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""),
+                f"torch.as_tensor({name}) makes one of a numpy array or a list",
+            )
 
 
 def padded(values: Sequence[Tensor]) -> Tensor:

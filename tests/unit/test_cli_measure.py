@@ -10,6 +10,7 @@ import pytest
 
 from cli_runs import error_of, save_model
 from sparroll.cli import main
+from sparroll.models import fingerprint
 from sparroll.schedule import Schedule
 
 SMALL = ["--task", "synthetic", "--level", "0", "--count", "6", "--samples", "2", "--max-new-tokens", "60"]
@@ -81,6 +82,7 @@ def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.C
     assert schedule.target is not None
     assert schedule.target["at_least"] == 0.3
     assert schedule.model == "tiny-reasoner"
+    assert schedule.fingerprint == fingerprint.of_model("tiny-reasoner")
     assert schedule.made_by is not None
     assert schedule.made_by["command"] == shlex.join(["sparroll", *command])
     assert (schedule.dense_layers, schedule.selector.first_tokens, schedule.selector.recent_tokens) == ((0,), 8, 40)

@@ -14,7 +14,9 @@ from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.calibrate.verify import Bound, Verification, verify
+from sparroll.locks import locked
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 
@@ -87,7 +89,8 @@ def calibrate(
     Raises UserError before the first budget if it is clear that no schedule can be fitted (see prospects.py). If it was
     interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
     the target after the last round, the file is written with their figures, and `verification.met` is false. model and
-    made_by are written into the file as they are. For the other arguments see `sweep`, `fit_schedule` and `verify`.
+    made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
+    For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
     least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
     check_request(target, len(study.prompts), study.settings.samples, study.settings.max_new_tokens, **least)
@@ -97,31 +100,37 @@ def calibrate(
         check_ceiling(study, ceiling, target, **least)
         check_something_is_sparse(study, min(budgets), selector, dense_layers)
 
-    swept = sweep(
-        study,
-        out=out,
-        budgets=budgets,
-        selector=selector,
-        dense_layers=dense_layers,
-        on_ceiling=on_ceiling,
-        on_progress=on_progress,
-    )
-    fitted = swept.fit(
-        target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
-    )
-    verification = None
-    if verify_rounds > 0:
-        verification = verify(
+    with locked(out, "sparroll calibrate"):
+        swept = sweep(
             study,
-            fitted.schedule,
-            target=target,
-            notches=swept.budgets,
             out=out,
-            bound=bound,
-            most_rounds=verify_rounds,
-            min_tokens=min_tokens,
-            min_rollouts=min_rollouts,
+            budgets=budgets,
+            selector=selector,
+            dense_layers=dense_layers,
+            on_ceiling=on_ceiling,
             on_progress=on_progress,
         )
-    schedule = replace(verification.schedule if verification else fitted.schedule, name=name)
-    return Calibration(schedule, schedule.save(Path(out) / f"{name}.toml"), swept, fitted, verification)
+        fitted = swept.fit(
+            target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
+        )
+        verification = None
+        if verify_rounds > 0:
+            verification = verify(
+                study,
+                fitted.schedule,
+                target=target,
+                notches=swept.budgets,
+                out=out,
+                bound=bound,
+                most_rounds=verify_rounds,
+                min_tokens=min_tokens,
+                min_rollouts=min_rollouts,
+                on_progress=on_progress,
+            )
+        schedule = replace(
+            verification.schedule if verification else fitted.schedule,
+            name=name,
+            fingerprint=None if model is None else fingerprint.of_model(model),
+        )
+        path = schedule.save(Path(out) / f"{name}.toml")
+    return Calibration(schedule, path, swept, fitted, verification)

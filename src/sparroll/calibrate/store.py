@@ -77,6 +77,11 @@ class Store:
         if study.rollouts is None:
             study.rollouts = self.load_rollouts()
         found = self.load("dense")
+        if found is None and study.settings.estimator == "exact":
+            # Whole distributions are not kept, so these rollouts are scored while they are sampled.
+            found = study.ceiling(on_progress)
+            self.save_rollouts(study.dense_rollouts())
+            self.save("dense", found)
         if found is None:
             stages = Stages(on_progress, 2)
             self.save_rollouts(study.dense_rollouts(stages.next("dense rollouts")))

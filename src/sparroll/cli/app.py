@@ -26,7 +26,7 @@ from sparroll.cli import (
     train,
 )
 from sparroll.cli.common import Verb
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine
 
 app = typer.Typer(
     name="sparroll",
@@ -79,17 +79,15 @@ def run(arguments: list[str]) -> int:
         code = app(args=arguments, prog_name="sparroll", standalone_mode=False, obj=arguments)
     except UserError as error:
         return fail(error.message, error.hint)
-    except ValueError as error:
-        if not hasattr(error, "errors"):
-            raise
-        return fail(*_first_problem(error))
     except _UsageProblem as problem:
         return _usage(problem)
-    except RuntimeError as error:
-        # Recognised by its name, so that torch need not be loaded.
-        if type(error).__name__ != "OutOfMemoryError":
+    except Exception as error:
+        if isinstance(error, ValueError) and hasattr(error, "errors"):
+            return fail(*_first_problem(error))
+        known = of_machine(error)
+        if known is None:
             raise
-        return fail(f"out of memory on the device: {str(error).partition('. ')[0]}", "lower --max-batch or the lengths")
+        return fail(known.message, known.hint)
     return code if isinstance(code, int) else 0
 
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def calibrate(
-    context: typer.Context,
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     target: Annotated[
@@ -71,7 +71,7 @@ def calibrate(
     from sparroll.schedule import Schedule
 
     check_names(engine, model, device, dtype)
-    common.output_folder(out)
+    common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
@@ -102,7 +102,7 @@ def calibrate(
                 dense_layers=dense,
                 verify_rounds=verify_rounds,
                 model=model,
-                made_by=records.made_by(common.as_typed(context)),
+                made_by=records.made_by(common.as_typed(command)),
                 name=name,
                 on_progress=bars.bar("calibrate"),
             )

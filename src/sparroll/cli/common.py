@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from sparroll import files
+from sparroll import files, locks
 from sparroll.compression import Compression, compression_kinds, make_compression
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine
 from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
-from sparroll.types import LARGEST_SEED
+from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 if TYPE_CHECKING:
     from sparroll.engines import base
@@ -93,7 +93,11 @@ Adapter = Annotated[
 MaxBatch = Annotated[int, option(MODEL, "--max-batch", min=1, help="Responses that decode together.")]
 Prompts = Annotated[
     Path | None,
-    option(PROMPTS, "--prompts", help="Text file with one prompt per line, or JSONL with the key `prompt`."),
+    option(
+        PROMPTS,
+        "--prompts",
+        help="One prompt per line (.txt), or rows with the key `prompt` (JSONL, JSON, CSV, Parquet).",
+    ),
 ]
 Task = Annotated[str | None, option(PROMPTS, "--task", help="Take prompts of a built-in task, e.g. synthetic.")]
 Level = Annotated[int, option(PROMPTS, "--level", min=0, help="Difficulty of the task's prompts.")]
@@ -123,12 +127,22 @@ Mirror = Annotated[
     Path | None,
     option(PROMPTS, "--mirror", help="Folder with copies of hub sets; default: the hub and its cache."),
 ]
-Samples = Annotated[int, option(SAMPLING, "--samples", min=1, help="Rollouts per prompt.")]
+Samples = Annotated[int, option(SAMPLING, "--samples", min=1, max=MOST_SAMPLES, help="Rollouts per prompt.")]
 MaxNewTokens = Annotated[int, option(SAMPLING, "--max-new-tokens", min=1, help="Longest response, in tokens.")]
 Temperature = Annotated[
     float,
     option(
         SAMPLING, "--temperature", min=0, help="Temperature of all policies that are sampled or compared; 0 is greedy."
+    ),
+]
+TopP = Annotated[
+    float,
+    option(
+        SAMPLING,
+        "--top-p",
+        min=0,
+        max=1,
+        help="Draw from the fewest most likely tokens with at least this mass; 1: from all.",
     ),
 ]
 Seed = Annotated[int, option(SAMPLING, "--seed", min=0, max=LARGEST_SEED, help="The same seed gives the same result.")]
@@ -189,16 +203,19 @@ Mode = Annotated[
     ),
 ]
 Estimator = Annotated[
-    str, option(MEASURING, "--estimator", help="top_k_lower (the published scale), top_k_upper, exact.")
+    str,
+    option(
+        MEASURING, "--estimator", help="top_k_lower (the published scale), top_k_upper, exact (small vocabularies)."
+    ),
 ]
 BinTokens = Annotated[int, option(MEASURING, "--bin-tokens", min=1, help="Width of the context-length bins.")]
 
 # -- what verbs do alike -------------------------------------------------------------------------------------------------
 
 
-def as_typed(context: typer.Context) -> str:
+def as_typed(command: typer.Context) -> str:
     """The command line that this process runs, as a shell would take it again."""
-    return shlex.join(["sparroll", *(context.obj or [])])
+    return shlex.join(["sparroll", *(command.obj or [])])
 
 
 def print_json(value: Any) -> None:
@@ -213,8 +230,14 @@ def output_folder(path: Path) -> Path:
     return files.output_folder(path)
 
 
+def hold_folder(command: typer.Context, path: Path) -> Path:
+    """The same, for a command that goes on where it was interrupted: no other process has the folder until it ends."""
+    folder: Path = command.with_resource(locks.locked(path, command.command_path))
+    return folder
+
+
 def run_folder(path: Path | None) -> Path:
-    """The same for a training run, where --out may be missing."""
+    """The folder of a training run, where --out may be missing. The run itself holds it, in one of its processes."""
     if path is None:
         raise UserError("--out is missing", "give a folder for the results, e.g. --out runs/mine")
     return output_folder(path)
@@ -238,12 +261,18 @@ def wrote(*paths: Path, quiet: bool = False) -> None:
 
 @contextmanager
 def interruptible(what_is_kept: str) -> Iterator[None]:
-    """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue."""
+    """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue. A full disk and memory that
+    has run out are errors with the same line."""
     try:
         yield
     except KeyboardInterrupt:
         say(f"interrupted: {what_is_kept}")
         raise typer.Exit(130) from None
+    except Exception as error:
+        known = of_machine(error)
+        if known is None:
+            raise
+        raise UserError(known.message, f"{known.hint}; {what_is_kept}") from error
 
 
 def load_schedule(

@@ -8,6 +8,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import MEASURING, MODEL, OUTPUT, PROMPTS, SAMPLING, option
@@ -15,7 +17,7 @@ from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.evaluate import text
 from sparroll.progress import Progress, quiet_transformers
-from sparroll.types import LARGEST_SEED
+from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 ContestDay = Annotated[
     datetime | None,
@@ -28,6 +30,7 @@ ContestDay = Annotated[
 
 
 def evaluate(
+    command: typer.Context,
     model: Annotated[
         str | None, option(MODEL, "--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
     ] = None,
@@ -40,7 +43,9 @@ def evaluate(
         ),
     ] = None,
     out: Annotated[Path | None, option(OUTPUT, "--out", help="Folder for the results; created if missing.")] = None,
-    samples: Annotated[int, option(SAMPLING, "--samples", min=1, help="Responses per problem: the k of mean@k.")] = 16,
+    samples: Annotated[
+        int, option(SAMPLING, "--samples", min=1, max=MOST_SAMPLES, help="Responses per problem: the k of mean@k.")
+    ] = 16,
     schedule: common.OneSchedule = None,
     budget: common.OneBudget = None,
     compression: common.CompressionKind = None,
@@ -72,12 +77,23 @@ def evaluate(
     temperature: Annotated[
         float, option(SAMPLING, "--temperature", min=0, help="0 is greedy, and needs --samples 1.")
     ] = 1.0,
+    top_p: common.TopP = 1.0,
     chat: common.Chat = False,
     thinking: common.Thinking = None,
     prompt_template: common.PromptTemplate = None,
     mirror: common.Mirror = None,
     contest_from: ContestDay = None,
     contest_before: ContestDay = None,
+    test_seconds: Annotated[
+        float | None,
+        option(
+            MEASURING, "--test-seconds", help="Time for each test of a program; default: what the set's grader allows."
+        ),
+    ] = None,
+    test_memory_gib: Annotated[
+        float | None,
+        option(MEASURING, "--test-memory-gib", help="Memory for each test; default: what the set's grader allows."),
+    ] = None,
     allow_unsafe_sandbox: Annotated[
         bool,
         option(
@@ -137,11 +153,16 @@ def evaluate(
 
     check_names(engine, model, device, dtype)
     parquet.check_installed()
+    for name, value in (("--test-seconds", test_seconds), ("--test-memory-gib", test_memory_gib)):
+        if value is not None and not value > 0:
+            raise UserError(f"{name} must be above 0, got {value}", "leave it out for what the set's grader allows")
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),
         prompt_template=prompt_template,
         contest_from=contest_from and contest_from.date(),
         contest_before=contest_before and contest_before.date(),
+        test_seconds=test_seconds,
+        test_memory_gib=test_memory_gib,
         allow_unsafe_sandbox=allow_unsafe_sandbox,
     )
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
@@ -153,7 +174,7 @@ def evaluate(
         tasks=read_tasks(task_names, level, count, problem_seed, data, judge),
         policies=policies(chosen, evicting, adapter, also_dense),
         settings=EvaluationSettings(
-            samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens
+            samples, max_new_tokens, temperature, top_p, seed, tail=not no_tail, bin_tokens=bin_tokens
         ),
         judge=judge,
         problem_seed=problem_seed,
@@ -166,7 +187,7 @@ def evaluate(
         dtype=dtype,
         max_batch=max_batch,
     )
-    common.output_folder(out)
+    common.hold_folder(command, out)
     quiet_transformers()
     started = time.perf_counter()
     with (

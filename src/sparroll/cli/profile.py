@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import READING, option
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 
 def profile(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     budget: Annotated[
@@ -59,7 +62,7 @@ def profile(
     from sparroll.schedule import Schedule
 
     check_names(engine, model, device, dtype)
-    common.output_folder(out)
+    common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,

@@ -14,7 +14,7 @@ from sparroll.types import LARGEST_SEED
 
 
 def quickstart(
-    context: typer.Context,
+    command: typer.Context,
     out: common.Out = Path("runs/quickstart"),
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
@@ -32,12 +32,12 @@ def quickstart(
     settings = load_settings(config)
     if seed is not None:
         settings = settings.model_copy(update={"seed": seed})
-    common.output_folder(out)
+    common.hold_folder(command, out)
     with (
         common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,
     ):
-        summary = run(settings, out, bars, common.as_typed(context))
+        summary = run(settings, out, bars, common.as_typed(command))
     if json_output:
         common.print_json(summary)
     else:

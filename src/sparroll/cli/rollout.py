@@ -5,15 +5,19 @@ from __future__ import annotations
 import time
 from typing import Annotated, Any
 
+import typer
+
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import SAMPLING, option
 from sparroll.engines.make import check_names
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
+from sparroll.types import MOST_SAMPLES
 
 
 def rollout(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     schedule: common.OneSchedule = None,
@@ -26,9 +30,10 @@ def rollout(
     level: common.Level = 3,
     count: common.Count = 16,
     chat: common.Chat = False,
-    n: Annotated[int, option(SAMPLING, "--n", min=1, help="Responses per prompt.")] = 1,
+    n: Annotated[int, option(SAMPLING, "--n", min=1, max=MOST_SAMPLES, help="Responses per prompt.")] = 1,
     max_new_tokens: common.MaxNewTokens = 1024,
     temperature: common.Temperature = 1.0,
+    top_p: common.TopP = 1.0,
     max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
     engine_name: common.Engine = "hf",
@@ -44,15 +49,15 @@ def rollout(
     from sparroll.evaluate.rollout_file import RolloutFile, sample_missing, summarise_rollouts
 
     check_names(engine_name, model, device, dtype)
-    check_counts(n, max_new_tokens, temperature)
-    common.output_folder(out)
+    check_counts(n, max_new_tokens, temperature, top_p=top_p)
+    common.hold_folder(command, out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
         "prompts": [plain_prompt(prompt) for prompt in source], "n": n, "max_new_tokens": max_new_tokens,
-        "temperature": temperature, "seed": seed, "engine": engine_name, "dtype": dtype,
+        "temperature": temperature, "top_p": top_p, "seed": seed, "engine": engine_name, "dtype": dtype,
         "compression": policy.table() if policy else None, "adapter": described(adapter) if adapter else None,
     }  # fmt: skip
     rollouts = RolloutFile(out, config, n)
@@ -68,7 +73,8 @@ def rollout(
         engine.reset_report()
         sample_missing(
             engine, PromptEncoder(engine.tokenizer, chat).ids(source), rollouts,
-            max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=bars.bar("rollouts"),
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
+            on_progress=bars.bar("rollouts"),
         )  # fmt: skip
         report = engine.report()
     summary = summarise_rollouts(rollouts.rows(), source, task) | {"engine": report.table()}

@@ -61,6 +61,7 @@ def sample_missing(
     *,
     max_new_tokens: int,
     temperature: float,
+    top_p: float,
     seed: int,
     on_progress: OnProgress | None = None,
 ) -> None:
@@ -85,6 +86,7 @@ def sample_missing(
             n,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
+            top_p=top_p,
             seed=[request_seed(seed, index, sample) for index in indices for sample in range(n)],
             on_progress=on_group,
         )

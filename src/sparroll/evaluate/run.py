@@ -46,7 +46,7 @@ def run(
         raise UserError(
             "a scorer is needed for the tail, and for nothing else", "pass one exactly if settings.tail is set"
         )
-    check_counts(settings.samples, settings.max_new_tokens, settings.temperature, settings.top_k)
+    check_counts(settings.samples, settings.max_new_tokens, settings.temperature, settings.top_k, settings.top_p)
     for policy in policies:
         if policy.schedule is not None:
             engine.check_schedule(policy.schedule)
@@ -117,6 +117,7 @@ def _chunk(
         settings.samples,
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
+        top_p=settings.top_p,
         seed=sample_seeds(settings.seed, problems, settings.samples),
         top_k=settings.top_k if scorer else 0,
         on_progress=on_progress,
@@ -159,7 +160,7 @@ def _acceptances(
     """The acceptance of each rollout's tokens, [T]; None for each if there is no scorer."""
     if scorer is None:
         return [None] * len(rollouts)
-    scores = scorer.dense(rollouts, temperature=settings.temperature, top_k=settings.top_k)
+    scores = scorer.dense(rollouts, temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k)
     found = acceptance_of(rollouts, scores, ESTIMATOR)
     return [[round(value, 6) for value in acceptance_T.tolist()] for acceptance_T in found]
 

@@ -30,6 +30,12 @@ def resolve(name: str) -> str:
     return name
 
 
+def packaged_name(name: str) -> str:
+    """The inverse of `resolve`: the name of a packaged model, given its folder; any other name or path is returned as
+    it is."""
+    return next((short for short, folder in PACKAGED.items() if str(folder) == name.rstrip("/")), name)
+
+
 def trained_from(model: str) -> str:
     """The name of the model that the training of a checkpoint (.../step-000100/model) began with, also if several runs
     of `sparroll train` followed each other. Any other name or path is returned as it is. What was made for that model,

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from sparroll import files, records
 from sparroll.calibrate.prospects import check_request
+from sparroll.locks import locked
 from sparroll.progress import Progress, say
 from sparroll.quickstart import jobs, stages
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
@@ -26,7 +27,11 @@ def quickstart(
     there is so far. command: what the schedule says that it was made by."""
     about = settings.calibrate
     check_request(about.target, about.prompts, about.samples, about.max_new_tokens)
-    files.output_folder(out)
+    with locked(out, "sparroll quickstart"):
+        return _quickstart(settings, out, progress, command)
+
+
+def _quickstart(settings: QuickstartSettings, out: Path, progress: Progress, command: str) -> dict[str, Any]:
     begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
     for name in settings.runs:
         # Finds a mistake in a section now, instead of after the calibration.

@@ -26,6 +26,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,8 +36,9 @@ from sparroll import records
 from sparroll.control.controller import Controller
 from sparroll.control.watcher import StepEvidence, states_of
 from sparroll.engines.base import samples_densely
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine
 from sparroll.mismatch import TailTable
+from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
 from sparroll.train.config.file import as_command
@@ -50,7 +52,7 @@ from sparroll.train.runtime.randomness import generator_state, rollout_seeds
 from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
-from sparroll.train.setup import Parts, open_run
+from sparroll.train.setup import Parts, held_by_main, open_run
 from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
 from sparroll.train.update.gradient_step import autocast
@@ -69,9 +71,10 @@ def train(
     Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller also schedule.toml. On Ctrl-C
     it saves the last completed step, if the weights have not moved since, and then raises KeyboardInterrupt.
     """
-    trainer = Trainer(open_run(config, Path(out), resume))
-    with trainer.engine:
-        return trainer.run(on_progress)
+    with held_by_main(Path(out), "sparroll train", config.model.device):
+        trainer = Trainer(open_run(config, Path(out), resume))
+        with trainer.engine:
+            return trainer.run(on_progress)
 
 
 class Trainer:
@@ -114,9 +117,14 @@ class Trainer:
         except KeyboardInterrupt:
             self.leave_resumable("interrupted")
             raise
-        except UserError:
+        except Exception as error:
+            known = of_machine(error)
+            if known is None and not isinstance(error, UserError):
+                raise
             self.leave_resumable("stopped by an error")
-            raise
+            if known is None:
+                raise
+            raise known from error
         finally:
             self.interrupts.restore()
             self.parts.close()
@@ -345,7 +353,9 @@ class Trainer:
         """Write the present budgets, with what was measured under them, as a schedule that another run can start
         from."""
         command = f"{as_command(self.config)}  # the budgets after step {self.state.step}"
-        controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
+        made = controller.measured_schedule(records.made_by(command))
+        made = replace(made, fingerprint=fingerprint.of_model(self.config.model.name))
+        made.save(self.parts.out / "schedule.toml")
 
     def leave_resumable(self, why: str) -> None:
         """After Ctrl-C or an error that the user can fix: save the last completed step, unless the weights have already
@@ -355,10 +365,15 @@ class Trainer:
             cut, saved = self.state.step + 1, max(self.saved_step, 0)
             kept = f"the update of step {cut} was cut off, the last checkpoint is of step {saved}"
         else:
-            if self.saved_step != self.state.step:
-                # Do not wait for the other processes here: they may be anywhere.
-                self.save_on_main()
             kept = f"step {self.state.step} is saved"
+            try:
+                if self.saved_step != self.state.step:
+                    # Do not wait for the other processes here: they may be anywhere.
+                    self.save_on_main()
+            except Exception as error:
+                if of_machine(error) is None:
+                    raise
+                kept = f"step {self.state.step} could not be saved, the last checkpoint is of step {max(self.saved_step, 0)}"
         if self.ranks.is_main:
             print(f"{why}: {kept}; --resume goes on there", file=sys.stderr, flush=True)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from sparroll.engines.make import check_available, make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
+from sparroll.locks import locked
 from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
@@ -46,6 +48,7 @@ from sparroll.train.schedules import (
     make_controller,
     make_empty_steps,
     make_guard,
+    make_unrewarded_steps,
     starting_schedule,
 )
 from sparroll.train.update.optimizer import restore_optimizer
@@ -126,6 +129,11 @@ class Parts:
             sink.close()
 
 
+def held_by_main(out: Path, who: str, device: str) -> AbstractContextManager[object]:
+    """Hold the run's folder in the main process, for all of them. Raises UserError there if another run has it."""
+    return locked(out, who) if Ranks(device).is_main else nullcontext()
+
+
 def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, task: Task | None = None) -> Parts:
     """Build a run, or load it to continue. Raises UserError where the folder, the configuration or a name in it is
     wrong, before anything is computed.
@@ -150,7 +158,8 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
     prompts = training_prompts(task, config, encoder)
     controller = _controller(config, schedule, prompts, scorer, encoder)
-    watchers = tuple(each for each in (guard, cheaper, make_empty_steps(config), controller) if each is not None)
+    empty, unrewarded = make_empty_steps(config), make_unrewarded_steps(config, task)
+    watchers = tuple(each for each in (guard, cheaper, empty, unrewarded, controller) if each is not None)
     refuse_two_hands(watchers)
     start = controller.schedule() if controller else schedule
     state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))

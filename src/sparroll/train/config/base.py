@@ -10,8 +10,10 @@ from typing import Any, ClassVar, get_args
 from pydantic import BaseModel, ConfigDict
 from pydantic.fields import FieldInfo
 
+from sparroll.strict import Strict
 
-class Section(BaseModel):
+
+class Section(Strict):
     """One table of the file. A section with several kinds, such as [attention], has a class for each kind. One field,
     its tag, says which kind a run has."""
 

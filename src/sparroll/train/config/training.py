@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Field, model_validator
 
 from sparroll.corrections import Correction, check_needs, correction, names
 from sparroll.train.config.base import Section
-from sparroll.types import LARGEST_SEED
+from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 TRAINER_GIVES: tuple[str, ...] = ("uniforms", "top_k")
 """What the loop can pass to a correction in addition to dense_logp, sparse_logp and mask."""
@@ -20,7 +20,7 @@ class StepsSection(Section):
 
     steps: int = Field(default=100, ge=1)
     """Total number of steps. A resumed run may change it."""
-    prompts_per_step: int = Field(default=8, ge=1)
+    prompts_per_step: int = Field(default=8, ge=1, le=MOST_SAMPLES)
     """Prompts of one step, over all processes; each gets `samples_per_prompt` rollouts."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from lr / warmup_steps."""

@@ -94,8 +94,16 @@ def save(
     If an interrupt came between writing and pointing, a second call for the same step only does what is left.
     """
     final = folder / f"{_PREFIX}{state.step:06d}"
+    partial = folder / f".{final.name}.partial"
     if not final.exists():
-        _write(final, state, config, model, tokenizer, optimizer, adapter)
+        _remove(partial)
+        try:
+            _write(partial, state, config, model, tokenizer, optimizer, adapter)
+        except BaseException:
+            # What was written of it would fill the disk further.
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        partial.rename(final)
     _flush(folder)
     _point(folder, final)
     for old in _folders(folder)[keep:]:
@@ -104,7 +112,7 @@ def save(
 
 
 def _write(
-    final: Path,
+    partial: Path,
     state: RunState,
     config: dict[str, Any],
     model: PreTrainedModel | None,
@@ -112,9 +120,6 @@ def _write(
     optimizer: torch.optim.Optimizer,
     adapter: SavedAdapter | None,
 ) -> None:
-    """Write everything under another name and then rename it, so `final` is either whole or absent."""
-    partial = final.with_name(f".{final.name}.partial")
-    _remove(partial)
     partial.mkdir(parents=True)
     if model is not None:
         _write_model(partial / "model", model, tokenizer)
@@ -125,7 +130,6 @@ def _write(
         save_file(tensors, partial / "adapter_optimizer.safetensors")
     _write_plain(partial, state, config)
     _write_manifest(partial)
-    partial.rename(final)
 
 
 def load_state(checkpoint: Path) -> RunState:
@@ -139,7 +143,8 @@ def load_state(checkpoint: Path) -> RunState:
     schedule = None
     if name is not None:
         table = tomllib.loads((checkpoint / "schedule.toml").read_text(encoding="utf-8"))
-        schedule = Schedule.from_table(table, name)
+        # It was checked, or forced, when the run began.
+        schedule = dataclasses.replace(Schedule.from_table(table, name), any_model=True)
     watchers = plain.pop("watchers")
     tensors = load_file(checkpoint / _WATCHERS) if (checkpoint / _WATCHERS).is_file() else {}
     for place, tensor in tensors.items():

@@ -58,9 +58,11 @@ class JsonLines:
         if events:
             line["events"] = events
         data = (json.dumps(line) + "\n").encode()
-        written = os.write(self._handle, data)
-        assert written == len(data), "the disk is full: metrics.jsonl got half a line"
-        self.position += written
+        rest = memoryview(data)
+        while rest:
+            # On a disk that gets full, the first call may write half a line, and the second one raises OSError.
+            rest = rest[os.write(self._handle, rest) :]
+        self.position += len(data)
         return self.position
 
     def flush(self) -> None:

@@ -110,7 +110,7 @@ def test_a_contest_window_takes_rows_of_its_days_and_leaves_sets_without_dates_a
     assert left() == {"livecodebench": 8, "gsm8k": 1}
     assert left(contest_from="2024-08-01") == {"livecodebench": 5, "gsm8k": 1}
     assert left(contest_from="2024-08-15", contest_before="2024-09-15") == {"livecodebench": 2, "gsm8k": 1}
-    with pytest.raises(UserError, match="no row of livecodebench is in the contest window"):
+    with pytest.raises(UserError, match="no row of livecodebench:test is in the contest window"):
         left(contest_before="2024-07-15")
     with pytest.raises(ValidationError, match="is not before"):
         left(contest_from="2024-08-01", contest_before="2024-08-01")
