@@ -12,6 +12,7 @@ from cli_runs import error_of
 from sparroll import __version__, corrections
 from sparroll.cli import main
 from sparroll.cli.common import GROUPS, grouped
+from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.describe import describe
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.file import load_config
@@ -101,7 +102,8 @@ def test_one_section_or_one_key_is_explained_alone(capsys: pytest.CaptureFixture
     assert main(["config", "attention.kv_budget_tokens"]) == 0
     shown = capsys.readouterr().out
     assert 'with kind = "budget"' in shown
-    assert "# kv_budget_tokens = 512  # a whole number, above 0; this is an example, there is no default" in shown
+    values = f"a whole number, above 0, {MOST_TOKENS:,} or less; this is an example, there is no default"
+    assert f"# kv_budget_tokens = 512  # {values}" in shown
     assert "compression" not in shown
     assert main(["config", "correction"]) == 0
     shown = capsys.readouterr().out

@@ -385,7 +385,11 @@ def load_engine(
 
 def print_facts(facts: dict[str, Any]) -> None:
     """Print the plain values of a summary, one per line. Nested tables are only in the record."""
-    flat = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
+    flat = {
+        name: "-" if value in (None, "") else value
+        for name, value in facts.items()
+        if not isinstance(value, dict | list)
+    }
     width = max(len(name) for name in flat)
     for name, value in flat.items():
         print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")

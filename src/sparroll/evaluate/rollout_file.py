@@ -29,7 +29,7 @@ class RolloutFile:
     def __init__(self, out: Path, config: Mapping[str, Any], n: int):
         """n: rollouts per prompt."""
         self.path, self.n = out / "rollouts.jsonl", n
-        begin_or_resume(out / "config.json", config)
+        begin_or_resume(out / "config.json", config, begun=bool(self._lines()))
         if self.path.exists():
             # A kill while the rows of a prompt were written leaves some of them, or half a line. That prompt is sampled
             # again.

@@ -127,8 +127,12 @@ def _values(schema: dict[str, Any], whole: dict[str, Any]) -> str:
     if schema.get("type") == "array":
         return f"a list, each entry {_values(schema.get('items', {'type': 'string'}), whole)}"
     kind = _PLAIN.get(schema.get("type", ""), "a text")
-    bounds = [text.format(f"{schema[name]:g}") for name, text in _BOUNDS.items() if name in schema]
+    bounds = [text.format(_figure(schema[name])) for name, text in _BOUNDS.items() if name in schema]
     return ", ".join([kind, *bounds])
+
+
+def _figure(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) else f"{value:g}"
 
 
 def _target(schema: dict[str, Any], whole: dict[str, Any]) -> dict[str, Any]:
