@@ -26,7 +26,7 @@ FLOORS = (_GROUND, _FIRST, _SECOND, _THIRD, _FOURTH, _FIFTH, _SIXTH, _SEVENTH)
 """From the ground up. A part may import from every floor below its own, and from itself."""
 
 ON_THE_SAME_FLOOR: dict[str, set[str]] = {
-    "types": {"errors"},
+    "types": {"errors", "rounding"},
     "files": {"errors"},
     "locks": {"errors", "files"},
     "progress": {"errors"},

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from torch import Tensor
 
 from sparroll.engines.base import under
+from sparroll.engines.generate_arguments import check_temperature
 from sparroll.engines.sampling import request_seed
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
 from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
-from sparroll.types import MOST_SAMPLES, Rollout, TokenScores
+from sparroll.types import MOST_SAMPLES, Rollout, TokenScores, check_seed
 
 if TYPE_CHECKING:
     from sparroll.engines.base import Engine
@@ -70,6 +71,8 @@ class MeasureSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        check_temperature(self.temperature)
+        check_seed(self.seed)
         if self.samples > MOST_SAMPLES:
             raise UserError(f"samples must be at most {MOST_SAMPLES:,}, got {self.samples:,}")
         # Statistics refuse settings that they cannot use; here they do so before anything runs.

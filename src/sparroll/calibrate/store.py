@@ -41,11 +41,12 @@ class Store:
             for left_behind in self.folder.glob(".*.tmp"):
                 left_behind.unlink()
         path = self.folder / "settings.json"
-        if not path.exists() and any(self.folder.glob("*.safetensors")):
+        begun = any(self.folder.glob("*.safetensors"))
+        if not path.exists() and begun:
             raise UserError(
                 f"{self.folder} holds measurements but no settings.json", "choose another folder with --out"
             )
-        begin_or_resume(path, {"format": FORMAT, **settings})
+        begin_or_resume(path, {"format": FORMAT, **settings}, begun=begun or shared)
 
     def load(self, name: str) -> Measurement | None:
         """The finished measurement of that name; None if there is none."""

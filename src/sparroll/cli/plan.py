@@ -9,6 +9,7 @@ import typer
 
 from sparroll import records
 from sparroll.cli import common
+from sparroll.cli.common import MODEL, OUTPUT, READING, option
 from sparroll.errors import UserError
 from sparroll.progress import quiet_transformers
 from sparroll.rounding import percent_up, rounded_down
@@ -21,15 +22,16 @@ MEASURE = "measure"
 
 def plan(
     model: Annotated[
-        str, typer.Option("--model", help="A built-in name such as Qwen3-1.7B, a folder, a config.json, or a hub name.")
+        str,
+        option(MODEL, "--model", help="A built-in name such as Qwen3-1.7B, a folder, a config.json, or a hub name."),
     ],
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file.")] = None,
+    schedule: Annotated[str | None, option(READING, "--schedule", help="Preset or file.")] = None,
     budget: Annotated[
-        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+        int | None, option(READING, "--budget", help="A fixed KV budget in tokens, instead of a schedule.")
     ] = None,
     gpu: Annotated[
         str,
-        typer.Option("--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or `measure` for this machine."),
+        option(MODEL, "--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or `measure` for this machine."),
     ] = "H200",
     lengths: Annotated[
         str, typer.Option("--lengths", help="12000, 0-32768, 4000,9000, lognormal:18000,0.6,max=32768, or a JSON list.")
@@ -58,7 +60,7 @@ def plan(
             "--fit-steps", help="With --gpu measure: load the model and time real decode steps on this machine."
         ),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write OUT/plan.json.")] = None,
+    out: Annotated[Path | None, option(OUTPUT, "--out", help="Also write OUT/plan.json.")] = None,
     force_schedule: common.ForceSchedule = False,
     json_output: common.Json = False,
 ) -> None:

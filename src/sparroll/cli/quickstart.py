@@ -10,6 +10,7 @@ import typer
 from sparroll.cli import common
 from sparroll.progress import Progress
 from sparroll.rounding import percent_up, rounded_down
+from sparroll.types import LARGEST_SEED
 
 
 def quickstart(
@@ -19,7 +20,7 @@ def quickstart(
         Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed to use instead of the one in the sizes.")
+        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed to use instead of the one in the sizes.")
     ] = None,
     json_output: common.Json = False,
 ) -> None:
@@ -36,7 +37,7 @@ def quickstart(
         common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,
     ):
-        summary = run(settings, out, bars)
+        summary = run(settings, out, bars, common.as_typed(command))
     if json_output:
         common.print_json(summary)
     else:

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparroll.cli.common import Json, print_json
+from sparroll.cli.common import Json, Verb, print_json
 from sparroll.rounding import percent_up, rounded_down, with_interval
 from sparroll.schedule import Schedule, presets
 
@@ -18,7 +18,7 @@ _LONGEST_TOKENS = 32_768
 _COLUMNS, _LINES = 60, 9
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_(json: Json = False) -> None:
     """List the schedules that ship with the package."""
     loaded = [Schedule.load(name) for name in presets()]
@@ -36,7 +36,7 @@ def list_(json: Json = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Verb)
 def show(
     name: Annotated[str, typer.Argument(help="Name of a preset, or path of a schedule file.")],
     context: Annotated[

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -18,11 +19,13 @@ from sparroll.types import MOST_SAMPLES
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
+LEAST_TEMPERATURE = 1e-3
+"""Below this, logits divided by the temperature overflow. 0 is greedy."""
 MOST_REQUESTS = 1 << 22
 """Responses that one call may ask for. All of them are in memory before the first one is sampled."""
 
 
-def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int, top_p: float = 1.0) -> None:
+def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int = 0, top_p: float = 1.0) -> None:
     """Raise UserError for numbers that are out of range."""
     if not 0 < top_p <= 1:
         raise UserError(f"top_p must be above 0 and at most 1, got {top_p}", "1 draws from the whole distribution")
@@ -34,10 +37,20 @@ def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int, to
         raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
     if max_new_tokens > MOST_TOKENS:
         raise UserError(f"max_new_tokens must be at most {MOST_TOKENS:,}, got {max_new_tokens:,}")
-    if n < 1 or max_new_tokens < 1 or temperature < 0 or top_k < 0:
+    if n < 1 or max_new_tokens < 1 or top_k < 0:
         raise UserError(
-            f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "
-            f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_k={top_k}"
+            f"n and max_new_tokens must be at least 1, and top_k not negative; got n={n}, "
+            f"max_new_tokens={max_new_tokens}, top_k={top_k}"
+        )
+    check_temperature(temperature)
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise UserError for temperatures that cannot be sampled at."""
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
+        raise UserError(
+            f"the temperature must be 0 or from {LEAST_TEMPERATURE:g} up, and finite, got {temperature}",
+            "1 samples from the model as it is, 0 is greedy",
         )
 
 
@@ -86,6 +99,9 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
         return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
     if len(seed) != prompts * n:
         raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(seed)}")
+    for one in seed:
+        if not 0 <= one < 2**63:
+            raise UserError(f"the seed of a request must be from 0 to 2^63 - 1, got {one}")
     return [int(one) for one in seed]
 
 

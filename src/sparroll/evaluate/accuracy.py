@@ -90,7 +90,8 @@ def grade(
         on_progress=on_progress,
     )
     asked = [prompt for prompt in prompts for _ in range(n)]
-    verdicts = judge(task, asked, [decode(rollout.response_ids) for rollout in rollouts])
+    texts = [decode(each.response_ids) if each.text is None else each.text for each in rollouts]
+    verdicts = judge(task, asked, texts)
     graded = []
     for index in range(len(prompts)):
         mine = rollouts[index * n : (index + 1) * n]

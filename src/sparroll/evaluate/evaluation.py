@@ -41,8 +41,9 @@ def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | No
 
 
 def _begun(request: EvaluationRequest, out: Path) -> SampleLog:
-    begin_or_resume(out / "config.json", request.table())
-    return SampleLog(out / "samples.jsonl")
+    path = out / "samples.jsonl"
+    begin_or_resume(out / "config.json", request.table(), begun=path.exists() and path.stat().st_size > 0)
+    return SampleLog(path)
 
 
 def _complete(log: SampleLog, request: EvaluationRequest) -> bool:

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparroll import tasks
 from sparroll.compression import Compression
+from sparroll.engines.generate_arguments import check_temperature
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task, Verdict
 from sparroll.tasks.data.read import FORMATS
 from sparroll.tasks.reward_function import FunctionJudge
-from sparroll.types import MOST_SAMPLES, Prompt, Rollout
+from sparroll.types import MOST_SAMPLES, Prompt, Rollout, check_seed
 
 if TYPE_CHECKING:
     from sparroll.tasks.data.settings import DataSettings
@@ -79,8 +80,8 @@ class EvaluationSettings:
                 raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
         if self.samples > MOST_SAMPLES:
             raise UserError(f"samples must be at most {MOST_SAMPLES:,}, got {self.samples:,}")
-        if not self.temperature >= 0:
-            raise UserError(f"temperature must not be negative, got {self.temperature!r}", "0 is greedy")
+        check_temperature(self.temperature)
+        check_seed(self.seed)
         if self.temperature == 0 and self.top_p < 1:
             raise UserError(f"top_p = {self.top_p} does nothing at temperature 0", "leave one of them out")
         if self.temperature == 0 and self.samples > 1:

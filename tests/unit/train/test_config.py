@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sparroll.errors import UserError
 from sparroll.train.config.base import Section, kinds_of
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.file import (
+    as_command,
     as_toml,
     config_from,
     distill_config_from,
@@ -301,3 +303,22 @@ def test_every_field_says_what_it_does(config: type[Section]) -> None:
         for kind in kinds_of(section):
             for name, field in kind.model_fields.items():
                 assert field.description, f"{kind.__name__}.{name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.lr=1e-5", "train.max_gradient_norm=none", "model.device=cuda:1"],
+        [*PRESET, *CONTROLLER],
+        [*BUDGET, "correction=mis", "correction.weight_min=0.25", "distill=ppo_kl"],
+        [*R_KV, "attention.window_tokens=4", "log.sinks=[]"],
+        ['reward.terms=[{use = "mine:brief", settings = {most = 3}}]', "data.eval=['x y.jsonl']", "task.name=data"],
+    ],
+)
+def test_a_command_holds_everything_that_its_run_was_told(overrides: list[str]) -> None:
+    config = load_config(None, overrides)
+    words = shlex.split(as_command(config))
+    assert words[:2] == ["sparroll", "train"]
+    assert words[2::2] == ["--set"] * (len(words) // 2 - 1)
+    assert load_config(None, words[3::2]) == config

@@ -19,6 +19,7 @@ from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import routed
 from sparroll.engines.hf.run import GenerateSettings, Request, Run
 from sparroll.engines.load_model import load_model
+from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
@@ -202,7 +203,10 @@ class HFEngine(Engine):
         with routed(model):
             run = Run(settings, asked, self._report)
             run.all(on_progress)
-        return [run.rollout(request) for request in asked]
+        rollouts = [run.rollout(request) for request in asked]
+        for rollout in rollouts:
+            rollout.text = response_text(self.tokenizer, rollout.response_ids)
+        return rollouts
 
 
 def _exclude(schedule: Schedule | None, compression: Compression | None) -> None:

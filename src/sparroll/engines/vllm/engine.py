@@ -23,6 +23,7 @@ from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
 from sparroll.engines.load_model import check_checkpoint
+from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs
@@ -429,6 +430,7 @@ class VLLMEngine(Engine):
             kv_read_share=(whole - unread) / whole if whole else 1.0,
             wall_seconds=seconds,
             top_k=lists,
+            text=response_text(self.tokenizer, tokens),
         )
 
     def _read_tokens(self, contexts: np.ndarray) -> np.ndarray:

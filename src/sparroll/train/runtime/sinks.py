@@ -12,10 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from rich.console import Console
-
 from sparroll import files
 from sparroll.errors import UserError
+from sparroll.progress import say
 from sparroll.rounding import percent_up, rounded_down
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.run import TrainConfig
@@ -93,17 +92,14 @@ class ConsoleLine:
         ("s", "time/step_seconds", "{:.1f}".format),
     )
 
-    def __init__(self, steps: int, console: Console | None = None):
+    def __init__(self, steps: int):
         self.steps = steps
-        self.console = console or Console(stderr=True)
 
     def write(self, step: int, report: StepReport, events: list[str]) -> None:
         shown = [f"{label} {form(report[name])}" for label, name, form in self.SHOWN if name in report]
-        self.console.print(
-            f"step {step}/{self.steps}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True
-        )
+        say(f"step {step}/{self.steps}  " + "  ".join(shown))
         for event in events:
-            self.console.print(f"  {event}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            say(f"  {event}", alarm=True)
 
     def close(self) -> None:
         return

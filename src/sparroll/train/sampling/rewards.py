@@ -59,7 +59,7 @@ class Rewards:
     ) -> Graded:
         """Grade `samples_per_prompt` rollouts of each prompt, in the order of the prompts."""
         asked = [prompt for prompt in prompts for _ in range(self.samples_per_prompt)]
-        texts = [decode(rollout.response_ids) for rollout in rollouts]
+        texts = [decode(each.response_ids) if each.text is None else each.text for each in rollouts]
         assert len(asked) == len(texts), f"{len(texts)} rollouts for {len(prompts)} prompts"
         shape = (len(prompts), self.samples_per_prompt)
         found, unanswered = self._terms(task, asked, texts, rollouts)
