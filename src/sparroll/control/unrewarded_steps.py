@@ -18,8 +18,8 @@ FIRST_TOLD = 3
 class UnrewardedSteps:
     """Counts steps in a row in which no rollout was rewarded.
 
-    It speaks after FIRST_TOLD such steps, or after `steps`, the length of the run, if that is less. Where no response had
-    an answer it speaks at once. Each event doubles the number of steps before the next one, so a long run is not flooded.
+    It speaks after FIRST_TOLD such steps, or at the end of a run of fewer `steps`. Where no response had an answer it
+    speaks at once. Each event doubles the number of steps before the next one, so a long run is not flooded.
 
     answer_form: what the task reads as the answer, in words; None where the task does not say, or judges nothing.
     """
@@ -28,9 +28,8 @@ class UnrewardedSteps:
     may_switch_to: tuple[Schedule | None, ...] = ()
 
     def __init__(self, steps: int, answer_form: str | None = None):
-        self.answer_form = answer_form
-        self.first = min(FIRST_TOLD, steps)
-        self.tell_after = self.first
+        self.steps, self.answer_form = steps, answer_form
+        self.tell_after = FIRST_TOLD
         self.in_a_row = 0
         self.rollouts = 0
         """Rollouts of these steps."""
@@ -42,10 +41,12 @@ class UnrewardedSteps:
             return Decision()
         self.in_a_row += 1
         self.rollouts += int(report["rollout/count"])
-        at_once = report.get("reward/no_answer_share") == 1 and self.tell_after == self.first
-        if self.in_a_row < self.tell_after and not at_once:
+        never_told = self.tell_after == FIRST_TOLD
+        at_once = never_told and report.get("reward/no_answer_share") == 1
+        at_the_end = never_told and self.in_a_row == step.step == self.steps
+        if self.in_a_row < self.tell_after and not at_once and not at_the_end:
             return Decision()
-        self.tell_after = 2 * max(self.in_a_row, self.first)
+        self.tell_after = 2 * max(self.in_a_row, FIRST_TOLD)
         first = step.step - self.in_a_row + 1
         steps = f"step {step.step}" if self.in_a_row == 1 else f"steps {first} to {step.step}"
         said = f"no rollout of {steps} was rewarded ({self.rollouts} rollouts): {self._why(report)}"

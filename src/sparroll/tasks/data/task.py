@@ -87,8 +87,8 @@ class DataTask:
     @property
     def answer_form(self) -> str | None:
         """What the rewards of the rows read as the answer; None if not all of them say so."""
-        forms = {getattr(reward, "answer_form", None) for reward in self._rewards.values()}
-        return None if None in forms else " or ".join(sorted(forms)) or None
+        forms = [getattr(reward, "answer_form", None) for reward in self._rewards.values()]
+        return " or ".join(sorted({form for form in forms if form})) if forms and all(forms) else None
 
     def reward(self, prompt: Prompt, response_text: str) -> float:
         """The reward of one response. Raises UserError if it cannot be judged; `verdicts` reports that without an
