@@ -252,10 +252,16 @@ class Schedule:
         return relatives and trained_from(self.model) == began
 
     def check_layers(self, layers: int) -> None:
-        """Raise UserError if `dense_layers` names a layer that a model of that many layers does not have."""
+        """Raise UserError if `dense_layers` names a layer that a model of that many layers does not have, or all of its
+        layers."""
         if self.dense_layers and self.dense_layers[-1] >= layers:
             raise UserError(
                 f"dense_layers names layer {self.dense_layers[-1]}, but the model has layers 0..{layers - 1}"
+            )
+        if len(self.dense_layers) == layers:
+            raise UserError(
+                f"the schedule keeps all {layers} layers of the model dense, so nothing would be sparse",
+                "name fewer dense_layers in the schedule; `sparroll calibrate` has --dense-layers",
             )
 
 

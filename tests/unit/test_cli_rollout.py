@@ -40,12 +40,25 @@ def test_rollouts_are_written_with_the_log_probability_of_each_token(
     assert main(_command(model, prompts, tmp_path / "out", "--n", "2")) == 0
     output = capsys.readouterr()
     assert output.err.strip().splitlines()[-1] == f"wrote {tmp_path / 'out' / 'record.json'}"
+    assert output.out.startswith("prompt 0: a b c\n  ")
+    assert " tokens, stopped)\nprompt 1: d e f g 1 2 3\n" in output.out
     rows = _rows(tmp_path / "out")
+    assert f"  {rows[0]['response']}  (" in output.out
+    assert not any("<eos>" in row["response"] for row in rows)
     assert [(row["prompt_index"], row["sample_index"]) for row in rows] == [(p, s) for p in range(3) for s in range(2)]
     assert all(len(row["sparse_logp"]) == len(row["response_ids"]) for row in rows)
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert record["results"]["rollouts"] == 6
     assert record["results"]["kv_read_share"] == 1.0
+
+
+def test_a_tiny_top_p_draws_what_greedy_sampling_takes(model: Path, prompts: Path, tmp_path: Path) -> None:
+    assert main(_command(model, prompts, tmp_path / "nucleus", "--top-p", "0.000001")) == 0
+    assert main(_command(model, prompts, tmp_path / "greedy", "--temperature", "0")) == 0
+    nucleus, greedy = _rows(tmp_path / "nucleus"), _rows(tmp_path / "greedy")
+    assert [row["response_ids"] for row in nucleus] == [row["response_ids"] for row in greedy]
+    assert all(set(row["sparse_logp"]) == {0.0} for row in nucleus)
+    assert json.loads((tmp_path / "nucleus" / "config.json").read_text())["top_p"] == 1e-6
 
 
 def test_json_output_is_json_and_nothing_else(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -211,6 +212,48 @@ def test_a_single_lost_step_of_one_layer_is_an_error(
     monkeypatch.setattr(state.State, "report", without_one)
     with pytest.raises(RuntimeError, match=f"layer {0 if lost == 'dense_steps' else 3} ran"):
         engine.generate([[5] * 90], max_new_tokens=8, stop_ids=[])
+
+
+def test_a_layer_that_falls_back_to_dense_attention_shows_in_the_report_and_is_an_error(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.engines.vllm.attention.layer import SparseLayer
+
+    asked: dict[str, Any] = dict(max_new_tokens=8, stop_ids=[])
+    engine.reset_report()
+    engine.generate([[5] * 90], **asked)
+    assert engine.report().layers[3].sparse_steps == 7
+    forward = SparseLayer.forward
+
+    def falls_back(self: Any, *arguments: Any, **named: Any) -> Any:
+        *first, metadata = arguments
+        if self.number == 3 and metadata is not None:
+            metadata = copy.copy(metadata)
+            metadata.sparroll = None
+        return forward(self, *first, metadata, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SparseLayer, "forward", falls_back)
+        with pytest.raises(
+            RuntimeError, match="layer 3 ran 7 decode steps through sparroll's backend, 0 of them sparse"
+        ):
+            engine.generate([[5] * 90], **asked)
+    found = engine.report().layers
+    assert (found[3].dense_steps, found[3].sparse_steps) == (7, 7)
+    assert (found[2].dense_steps, found[2].sparse_steps) == (0, 14)
+    assert found[3].read_tokens > found[2].read_tokens
+    engine.reset_report()
+    engine.generate([[5] * 90], **asked)
+    assert engine.report().layers[3] == engine.report().layers[2]
+
+
+def test_workers_that_ran_different_things_are_an_error(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = engine.llm.collective_rpc("sparroll_report")[0]
+    other = copy.deepcopy(table)
+    other["layers"][2]["dense_steps"] += 1
+    monkeypatch.setattr(engine.llm, "collective_rpc", lambda name, *arguments: [table, other])
+    with pytest.raises(RuntimeError, match="layer 2 ran .* in worker 1"):
+        engine.report()
 
 
 def test_preempted_requests_are_reported_and_accepted(engine: VLLMEngine) -> None:

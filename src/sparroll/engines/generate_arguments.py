@@ -20,30 +20,49 @@ from sparroll.types import MOST_SAMPLES, is_whole
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
+LEAST_TEMPERATURE = 1e-3
+"""Below this, logits divided by the temperature overflow. 0 is greedy."""
 MOST_REQUESTS = 1 << 22
 """Responses that one call may ask for. All of them are in memory before the first one is sampled."""
 
 
-def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
+def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int = 0, top_p: float = 1.0) -> None:
     """Raise UserError for numbers that are out of range, and for what is no number."""
     for name, value in (("n", n), ("max_new_tokens", max_new_tokens), ("top_k", top_k)):
         if not is_whole(value):
             raise UserError(f"{name} must be a whole number, got {value!r}")
-    if not _is_finite(temperature):
-        raise UserError(f"temperature must be a finite number, got {temperature!r}", "0 is greedy")
+    for name, real in (("temperature", temperature), ("top_p", top_p)):
+        if not _is_number(real):
+            raise UserError(f"{name} must be a number, got {real!r}")
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1, got {top_p}", "1 draws from the whole distribution")
+    if top_p < 1 and temperature == 0:
+        raise UserError(
+            f"top_p = {top_p} does nothing at temperature 0, which takes the most likely token", "leave top_p out"
+        )
     if n > MOST_SAMPLES:
         raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
     if max_new_tokens > MOST_TOKENS:
         raise UserError(f"max_new_tokens must be at most {MOST_TOKENS:,}, got {max_new_tokens:,}")
-    if n < 1 or max_new_tokens < 1 or temperature < 0 or top_k < 0:
+    if n < 1 or max_new_tokens < 1 or top_k < 0:
         raise UserError(
-            f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "
-            f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_k={top_k}"
+            f"n and max_new_tokens must be at least 1, and top_k not negative; got n={n}, "
+            f"max_new_tokens={max_new_tokens}, top_k={top_k}"
+        )
+    check_temperature(temperature)
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise UserError for temperatures that cannot be sampled at."""
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
+        raise UserError(
+            f"the temperature must be 0 or from {LEAST_TEMPERATURE:g} up, and finite, got {temperature}",
+            "1 samples from the model as it is, 0 is greedy",
         )
 
 
-def _is_finite(value: object) -> bool:
-    return type(value) is not bool and isinstance(value, Real) and math.isfinite(value)
+def _is_number(value: object) -> bool:
+    return type(value) is not bool and isinstance(value, Real)
 
 
 def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[list[int]]:
@@ -94,7 +113,11 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
         raise UserError(f"seed must be a whole number or a list of them, got {seed!r}")
     if len(given) != prompts * n:
         raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(given)}")
-    return whole_numbers(given, "seed", "give one whole number, or one for each request")
+    whole = whole_numbers(given, "seed", "give one whole number, or one for each request")
+    for each in whole:
+        if not 0 <= each < 2**63:
+            raise UserError(f"the seed of a request must be from 0 to 2^63 - 1, got {each}")
+    return whole
 
 
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:

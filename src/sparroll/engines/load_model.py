@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
+from sparroll.engines.devices import take_device
 from sparroll.errors import UserError, of_machine, reason_of
 from sparroll.models import resolve
 
@@ -39,9 +40,10 @@ def load_model(
     """
     if not isinstance(name, (str, Path)):
         raise UserError(f"a model is a name or a folder, got {name!r}", "give a name, a folder or a transformers model")
+    where = take_device(device)
     model = _from_checkpoint(name, dtype=dtype or "auto")
     tokenizer = load_tokenizer(name)
-    return model.to(device or ("cuda" if torch.cuda.is_available() else "cpu")), tokenizer
+    return model.to(where), tokenizer
 
 
 def check_checkpoint(name: str | Path) -> None:
@@ -50,10 +52,11 @@ def check_checkpoint(name: str | Path) -> None:
 
 
 def _from_checkpoint(name: str | Path, **options: Any) -> PreTrainedModel:
+    folder = resolve(str(name))
     try:
         # With ignore_mismatched_sizes the loading goes on to its end, and what was wrong is told as a whole below.
         model, found = AutoModelForCausalLM.from_pretrained(
-            resolve(str(name)),
+            folder,
             use_safetensors=True,
             # Without this line transformers asks on a terminal whether code of the model may run.
             trust_remote_code=False,

@@ -1,5 +1,5 @@
 """Turns prompts into the token ids of the model's own tokenizer: as plain text, or as a chat in its template, with or
-without thinking.
+without thinking. Turns the ids of a response back into text.
 
 Nothing here depends on a model's name. What the tokenizer's template cannot do is an error.
 """
@@ -91,6 +91,11 @@ def text_ids(tokenizer: Any, text: str, what: str) -> list[int]:
     """Token ids of a text, without a template. what: name of the text in an error."""
     check_unicode(text, what)
     return list(tokenizer(text)["input_ids"])
+
+
+def response_text(tokenizer: Any, response_ids: list[int]) -> str | None:
+    """A response as text, without special tokens; None without a tokenizer."""
+    return None if tokenizer is None else str(tokenizer.decode(response_ids, skip_special_tokens=True))
 
 
 def check_unicode(text: str, what: str) -> None:

@@ -1,8 +1,8 @@
 """How far the sparse policy is from the dense one, token by token. Pure functions: nothing here runs a model,
 summarises over tokens (see tail.py) or picks a budget.
 
-Both policies must have the same support: apply the temperature first, and never truncate (top-p, top-k) only one of
-them.
+Both policies must be distributions of the same kind: apply the temperature first, and never truncate (top-p, top-k)
+only one of them.
 """
 
 # *T any leading dimensions, one entry a token; V vocabulary, Kd and Ks entries of the dense and the sparse top-k list

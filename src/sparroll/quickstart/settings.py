@@ -13,6 +13,7 @@ from sparroll.attention.selectors import Selector, make_selector
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 from sparroll.strict import Strict
+from sparroll.types import LARGEST_SEED
 
 CALIBRATED = "calibrated"
 """Stands for the schedule that this quickstart makes, in the place of a schedule's name."""
@@ -76,7 +77,7 @@ class RunSettings(_Checked):
 
 class QuickstartSettings(_Checked):
     model: str = "tiny-reasoner"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     calibrate: CalibrateSettings
     plans: tuple[PlanSettings, ...] = ()
     train: dict[str, dict[str, Any]] = Field(default_factory=dict)

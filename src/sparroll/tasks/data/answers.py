@@ -1,4 +1,4 @@
-"""Gold answers as text, from the types in which data sets keep them. Judges no answers."""
+"""Gold answers of rows as text, and the reasons why a row has none. Types are converted in tasks/math/golds.py."""
 
 from __future__ import annotations
 
@@ -7,26 +7,22 @@ import re
 from typing import Any
 
 from sparroll.tasks.data.rows import Skipped
+from sparroll.tasks.math.golds import gold_text
 
 NO_ANSWER = "no answer"
-_WHOLE = re.compile(r"[-+]?\d+\.0*")
 
 
 def answer_text(value: Any) -> str:
     """A gold answer as text. Whole numbers lose the zeros after the point: 142.0 and "142.0" become "142".
 
-    Raises Skipped for None, NaN and empty text.
+    Raises Skipped for None, NaN, empty text and types that are no answers.
     """
-    if value is None or (isinstance(value, float) and math.isnan(value)):
+    text = gold_text(value)
+    if text is not None:
+        return text
+    if value is None or isinstance(value, str) or (isinstance(value, float) and math.isnan(value)):
         raise Skipped(NO_ANSWER)
-    if isinstance(value, float) and value.is_integer():
-        return str(int(value))
-    if not isinstance(value, (str, int, float)) or isinstance(value, bool):
-        raise Skipped(f"answer is a {type(value).__name__}")
-    text = str(value).strip()
-    if not text:
-        raise Skipped(NO_ANSWER)
-    return text.partition(".")[0] if _WHOLE.fullmatch(text) else text
+    raise Skipped(f"answer is a {type(value).__name__}")
 
 
 def after_hashes(solution: Any) -> str:

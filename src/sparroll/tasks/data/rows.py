@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.data.code_tests import CodeTests
 
 Raw = dict[str, Any]
@@ -32,13 +33,13 @@ class Row:
     """Gold answer of a math row."""
     tests: CodeTests | None = None
     """The tests that the program for a code row must pass."""
+    limits: SandboxLimits | None = None
+    """What the official grader of the set allows for one test; None: no grader says it."""
     template: str = "math"
     """Name of the packaged template that is used unless another one is asked for."""
     starter_code: str = ""
     difficulty: str = ""
     """As it is in the data: a number, a fraction such as "3/8", or a name. Empty if the data has none."""
-    contest_day: str = ""
-    """The day of the problem's contest, such as 2024-08-03. Empty if the data has none."""
 
     @property
     def text(self) -> str:

@@ -1,7 +1,7 @@
 r"""The answer in a response: the content of its last box, found in linear time, in characters that a LaTeX parser
 knows. Nothing here does mathematics.
 
-`last_boxed` reads `\boxed{...}`, `\boxed 5` and `\fbox{...}`. `plain_signs` replaces characters that look like ASCII or
+`last_boxed` reads `\boxed{...}`, `\boxed 5` and `\fbox{...}` behind the thinking part. `plain_signs` replaces characters that look like ASCII or
 have a LaTeX name (full-width digits, other minus signs, superscripts, fractions in one character) and drops invisible
 ones.
 """
@@ -13,6 +13,16 @@ import unicodedata
 
 SCAN_CHARS = 1_000_000
 """Only this much at the end of a response is searched for a box."""
+
+THINKING_MARKS = (
+    ("<think>", "</think>"),
+    ("<thinking>", "</thinking>"),
+    ("<thought>", "</thought>"),
+    ("<reasoning>", "</reasoning>"),
+    ("[THINK]", "[/THINK]"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+)
+"""How models mark their thinking. A box inside it is a thought, not an answer."""
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
@@ -41,10 +51,17 @@ _SIGNS = {
     "⁄": "/",
     "∕": "/",
     "′": "'",
-    "€": "",
-    "£": "",
+    "…": r"\ldots ",
+    "″": "''",
+    "€": r"\euro ",
+    "£": r"\pounds ",
+    "¥": r"\yen ",
+    "₹": r"\rupee ",
+    "¢": r"\text{cents}",
 }
 _THIN_SPACE = re.compile(r"(?<=\d)\\[,!](?=\d{3}(?!\d))")
+_BARRED = re.compile("(?:\\d[\u0304\u0305])+")
+_DOTTED = re.compile("(\\d)\u0307")
 _ROOT = re.compile(r"√\s*(\d+|[A-Za-z]|\((?:[^()]*)\))")
 _RAISED = re.compile(f"[{''.join(_SUPERSCRIPTS)}]+")
 _LOWERED = re.compile(f"[{''.join(_SUBSCRIPTS)}]+")
@@ -54,12 +71,12 @@ def last_boxed(response_text: str) -> str | None:
     r"""The content of the last box that is not empty; None if there is none.
 
     A box inside a box belongs to the outer one. If the last box never closes, there is no answer, not even that of a
-    box before it, because the response was cut while it gave its answer.
+    box before it, because the response was cut while it gave its answer. Boxes inside the thinking part do not count.
 
     >>> last_boxed(r"so \boxed{3}, no: \boxed{\frac{1}{2}}")
     '\\frac{1}{2}'
     """
-    text = response_text[-SCAN_CHARS:]
+    text = after_thinking(response_text)[-SCAN_CHARS:]
     found: str | None = None
     place = 0
     while (box := _BOX.search(text, place)) is not None:
@@ -68,6 +85,8 @@ def last_boxed(response_text: str) -> str | None:
             rest += 1
         if text[rest : rest + 1] == "{":
             end = _closing_brace(text, rest)
+            if end is None:
+                end = _closing_brace(text, rest, escaped=True)
             if end is None:
                 return None
             content, place = text[rest + 1 : end], end + 1
@@ -79,12 +98,30 @@ def last_boxed(response_text: str) -> str | None:
     return found
 
 
-def _closing_brace(text: str, opening: int) -> int | None:
+def after_thinking(response_text: str) -> str:
+    """What a response says behind its thinking part: nothing if the thinking never ends, all of it if there is none.
+
+    >>> after_thinking("<think>5 or 6</think>It is 6.")
+    'It is 6.'
+    """
+    text = response_text
+    for opening, closing in THINKING_MARKS:
+        end = text.rfind(closing)
+        if end >= 0:
+            text = text[end + len(closing) :]
+        start = text.find(opening)
+        if start >= 0:
+            text = text[:start]
+    return text
+
+
+def _closing_brace(text: str, opening: int, escaped: bool = False) -> int | None:
+    """Where the brace closes. `escaped` also counts braces behind a backslash, for answers that mix them up."""
     depth = 0
     for sign in _BRACE.finditer(text, opening):
-        depth += {"{": 1, "}": -1}.get(sign.group(), 0)
+        depth += {"{": 1, "}": -1}.get(sign.group()[-1] if escaped else sign.group(), 0)
         if depth == 0:
-            return sign.start()
+            return sign.end() - 1
     return None
 
 
@@ -102,6 +139,8 @@ def _unboxed(content: str) -> str:
 def plain_signs(text: str) -> str:
     """The same answer in ASCII and LaTeX commands. Characters that may mean several things stay as they are."""
     if not (text.isascii() and text.isprintable()):
+        text = _BARRED.sub(lambda run: r"\overline{" + re.sub(r"\D", "", run.group()) + "}", text)
+        text = _DOTTED.sub(r"\\dot{\1}", text)
         text = _RAISED.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[sign] for sign in run.group()) + "}", text)
         text = _LOWERED.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[sign] for sign in run.group()) + "}", text)
         text = _ROOT.sub(lambda root: r"\sqrt{" + root.group(1).removeprefix("(").removesuffix(")") + "}", text)

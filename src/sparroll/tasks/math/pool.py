@@ -25,7 +25,8 @@ from typing import Any, Literal
 
 from sparroll.errors import UserError
 
-WORKER = Path(__file__).with_name("worker.py")
+FOLDER = Path(__file__).parent
+WORKER = FOLDER / "worker.py"
 START_SECONDS = 300.0
 REPLY_BYTES = 4096
 
@@ -185,7 +186,7 @@ class _Worker:
         numbers = (os.getpid(), limits.cpu_seconds, limits.wall_seconds, limits.memory_mib * 2**20)
         self.process = subprocess.Popen(
             # -P, because the program's folder may hold files with the names of standard modules.
-            [sys.executable, "-P", str(WORKER), *map(str, numbers)],
+            [sys.executable, "-P", str(WORKER), *map(str, numbers), str(FOLDER)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

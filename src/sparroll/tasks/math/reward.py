@@ -1,22 +1,22 @@
 r"""Whether the boxed answer of a response is the gold answer. Verdicts have a status, come in batches, and are cached.
 
-math-verify compares the answers, the gold one first, in worker processes (pool.py). Answers in words are compared here.
+grading/ compares the answers, the gold one first, in worker processes (pool.py).
 """
 
 from __future__ import annotations
 
 import importlib.util
-import re
 import threading
 from collections import Counter, OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from sparroll.errors import UserError
 from sparroll.tasks.math.answer import last_boxed, plain_signs
+from sparroll.tasks.math.golds import gold_text
 from sparroll.tasks.math.pool import Pool, Reply
 from sparroll.types import Prompt
 
@@ -26,9 +26,6 @@ STATUSES: tuple[str, ...] = get_args(Status)
 ANSWER_CHARS = 1000
 """Longer answers are not read: no gold answer is nearly as long, and parsers are slow on long input."""
 CACHED_VERDICTS = 200_000
-
-_TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s*\{([^{}\\]*)\}")
-_WORDS = re.compile(r"[A-Za-z][A-Za-z .'-]*")
 
 
 @dataclass(frozen=True)
@@ -54,7 +51,7 @@ class MathVerdict:
 
 
 class MathReward:
-    """Verdicts by math-verify, with one process per core. Each pair of gold and answer is compared once. Any thread may
+    """Verdicts by grading/ and math-verify, with one process per core. Each pair of gold and answer is compared once. Any thread may
     ask.
 
     >>> MathReward().grade("0.5", r"... so the answer is \boxed{\frac{1}{2}}.").status
@@ -71,21 +68,22 @@ class MathReward:
         self._parsed_gold: set[bytes] = set()
         self._lock = threading.Lock()
 
-    def grade(self, gold: str, response_text: str) -> MathVerdict:
+    def grade(self, gold: Any, response_text: str) -> MathVerdict:
+        """The verdict on one response. The gold answer may be text or a number of any type (golds.py)."""
         return self.grade_all([(gold, response_text)])[0]
 
-    def grade_all(self, pairs: Sequence[tuple[str, str]]) -> list[MathVerdict]:
+    def grade_all(self, pairs: Sequence[tuple[Any, str]]) -> list[MathVerdict]:
         """A verdict for each (gold, response text), in order; all cores work on them."""
         answers = [last_boxed(response) for _, response in pairs]
-        return self._record(answers, [gold for gold, _ in pairs])
+        return self._record(answers, [_gold(gold) for gold, _ in pairs])
 
-    def grade_answers(self, pairs: Sequence[tuple[str, str]]) -> list[MathVerdict]:
+    def grade_answers(self, pairs: Sequence[tuple[Any, str]]) -> list[MathVerdict]:
         """The same for pairs of gold and answer, where the answer is given alone and without a box."""
-        return self._record([answer for _, answer in pairs], [gold for gold, _ in pairs])
+        return self._record([answer for _, answer in pairs], [_gold(gold) for gold, _ in pairs])
 
-    def unparsable_gold(self, golds: Sequence[str]) -> list[bool]:
+    def unparsable_gold(self, golds: Sequence[Any]) -> list[bool]:
         """Whether each gold answer fails to parse, so that nothing can be compared with it."""
-        return [status == "unparsable_gold" for status in self._statuses([(gold, None) for gold in golds])]
+        return [status == "unparsable_gold" for status in self._statuses([(_gold(gold), None) for gold in golds])]
 
     def with_parsable_gold(self, prompts: Sequence[Prompt]) -> tuple[list[Prompt], int]:
         """The prompts whose gold answer parses, and how many were dropped."""
@@ -119,7 +117,7 @@ class MathReward:
                     self._cache.move_to_end(key)
                     known[key] = self._cache[key]
         for key, pair in zip(keys, plain, strict=True):
-            if key not in known and (status := _without_mathematics(*pair)) is not None:
+            if key not in known and (status := _without_worker(pair[0])) is not None:
                 known[key] = status
         unknown = {key: pair for key, pair in zip(keys, plain, strict=True) if key not in known}
         replies = self.pool.ask([{"gold": gold, "answer": answer} for gold, answer in unknown.values()])
@@ -157,28 +155,17 @@ def shared_pool() -> Pool:
     return Pool()
 
 
-def as_text(latex: str) -> str | None:
-    r"""The lower-case words of an answer such as `\text{east}` or `Tuesday`; None for anything that may be
-    mathematics."""
-    inner, wrapped = _TEXT.subn(r"\1", latex)
-    inner = " ".join(inner.strip("$ .").split())
-    if not _WORDS.fullmatch(inner):
-        return None
-    longest = max(map(len, re.findall("[A-Za-z]+", inner)))
-    return inner.casefold() if wrapped or longest >= 4 else None
-
-
 _STATUS: dict[str, Status] = {"right": "right", "wrong": "wrong", "unparsable_gold": "unparsable_gold"}
 
 
-def _without_mathematics(gold: str, answer: str | None) -> Status | None:
-    """The status if it needs no parser, because the gold answer is empty, too long, or in words; otherwise None."""
-    if not gold or len(gold) > ANSWER_CHARS:
-        return "unparsable_gold"
-    words = as_text(gold)
-    if words is None or (answer is not None and as_text(answer) is None):
-        return None
-    return "right" if answer is None or as_text(answer) == words else "wrong"
+def _gold(value: Any) -> str:
+    """A gold answer as text; empty text, which does not parse, for what is no answer."""
+    return gold_text(value) or ""
+
+
+def _without_worker(gold: str) -> Status | None:
+    """The status if nobody has to read the answer, because the gold one is empty or too long; otherwise None."""
+    return "unparsable_gold" if not gold or len(gold) > ANSWER_CHARS else None
 
 
 def _readable(answer: str | None) -> bool:

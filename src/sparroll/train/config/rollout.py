@@ -3,7 +3,6 @@ step reads."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
@@ -120,10 +119,8 @@ class CompressionAttention(Section):
     """Which tokens leave the KV cache for good: r_kv, snap_kv or streaming; see docs/compression.md."""
 
     @classmethod
-    def known_keys(cls) -> list[str]:
-        policies = [type(make_compression(name)) for name in compression_kinds()]
-        settings = (field.name for policy in policies for field in dataclasses.fields(policy))
-        return list(dict.fromkeys([*cls.model_fields, *settings]))
+    def further(cls) -> dict[str, Any]:
+        return {name: make_compression(name) for name in compression_kinds()}
 
     @model_validator(mode="before")
     @classmethod

@@ -7,9 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from sparroll.corrections import Correction, check_needs, correction
+from sparroll.corrections import Correction, check_needs, correction, names
 from sparroll.train.config.base import Section
-from sparroll.types import MOST_SAMPLES
+from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 TRAINER_GIVES: tuple[str, ...] = ("uniforms", "top_k")
 """What the loop can pass to a correction in addition to dense_logp, sparse_logp and mask."""
@@ -39,7 +39,7 @@ class StepsSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and about a third more time. A model with
     dropout is an error."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     """Seed of the prompts, of sampling and of all other random draws."""
 
 
@@ -69,7 +69,11 @@ class CorrectionSection(Section):
     model_config = ConfigDict(extra="allow", validate_default=False, allow_inf_nan=True)
     tag = "name"
     name: str = "tis"
-    """The correction for sampling from the sparse policy; see corrections/."""
+    """The correction for sampling from the sparse policy; see docs/corrections.md."""
+
+    @classmethod
+    def further(cls) -> dict[str, Any]:
+        return {name: correction(name) for name in names()}
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

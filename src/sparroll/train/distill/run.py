@@ -93,7 +93,7 @@ class DistillRun(Trainer):
     """A run whose step has no policy update, and whose evaluation is the tail of held-out prompts."""
 
     def step(self) -> StepReport:
-        number, clock = self.state.step + 1, Clock()
+        number, clock = self.state.step + 1, Clock(self.tell_part)
         prompts = self.next_prompts()
         with clock("ceiling"):
             self.measure_ceiling_when_due()

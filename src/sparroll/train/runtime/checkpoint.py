@@ -89,18 +89,21 @@ def save(
     adapter: SavedAdapter | None = None,
 ) -> Path:
     """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. A frozen model is passed as
-    None; there is then no model/ and no optimizer for it."""
+    None; there is then no model/ and no optimizer for it.
+
+    If an interrupt came between writing and pointing, a second call for the same step only does what is left.
+    """
     final = folder / f"{_PREFIX}{state.step:06d}"
     partial = folder / f".{final.name}.partial"
-    assert not final.exists(), f"{final} is there already"
-    _remove(partial)
-    try:
-        _write(partial, state, config, model, tokenizer, optimizer, adapter)
-    except BaseException:
-        # What was written of it would fill the disk further.
-        shutil.rmtree(partial, ignore_errors=True)
-        raise
-    partial.rename(final)
+    if not final.exists():
+        _remove(partial)
+        try:
+            _write(partial, state, config, model, tokenizer, optimizer, adapter)
+        except BaseException:
+            # What was written of it would fill the disk further.
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        partial.rename(final)
     _flush(folder)
     _point(folder, final)
     for old in _folders(folder)[keep:]:

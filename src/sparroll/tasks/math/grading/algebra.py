@@ -1,0 +1,482 @@
+r"""Expressions and equations: parsed by the grammar of math-verify, compared exactly.
+
+Numbers are compared as rationals, or by 40 digits and more where they are irrational; a decimal is the number that it
+says, never an approximation of another one. Expressions with variables are compared at points and then by math-verify.
+Numbers too large to be written are compared by form. Nothing here knows units, lists or words.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import sympy
+from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
+from latex2sympy2_extended.math_normalization import NormalizationConfig, normalize_latex
+from math_verify import verify
+from sympy import Basic, Expr, Float, I, Integer, Rational, Symbol
+
+from sparroll.tasks.math.grading.splitting import depth, without_doubles
+
+DIGITS = 40
+MAX_DIGITS = 20_000
+"""Numbers with more digits are not written out."""
+MAX_DEPTH = 40
+"""The parser needs too long for deeper groups."""
+MAX_TERMS = 20_000
+"""Sums and products of more terms are not computed."""
+
+_NORMAL = NormalizationConfig(
+    basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
+)
+_NUMBER = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)")
+_FRACTION = re.compile(r"([+-]?)\s*(?:\\frac\s*\{\s*([+-]?\s*\d+)\s*\}\s*\{\s*([+-]?\s*\d+)\s*\}|(\d+)\s*/\s*(\d+))")
+_CIS = re.compile(r"\\cis\s*(\(?)")
+_SAMPLES = (
+    ("37/23", "11/7", "29/13", "53/31", "19/17", "41/29", "67/43", "73/47"),
+    ("5/3", "13/19", "43/17", "7/5", "31/11", "23/37", "47/41", "3/7"),
+    ("-17/11", "19/5", "-5/13", "29/7", "-3/2", "13/3", "-7/9", "11/8"),
+    ("23/29", "-31/19", "17/7", "-11/5", "8/3", "-13/11", "5/9", "-2/7"),
+    ("-3/11", "-7/5", "-19/23", "-5/2", "-13/7", "-1/3", "-9/4", "-6/5"),
+)
+
+
+class Unreadable(ValueError):
+    """A text that math-verify's grammar does not parse."""
+
+
+def exact_number(latex: str) -> Fraction | None:
+    """The value of a plain number or fraction of numbers, without a parser; None for anything else."""
+    text = latex.strip()
+    if (found := _NUMBER.fullmatch(text)) is not None:
+        if len(found[2]) > MAX_DIGITS:
+            return None
+        value = Fraction(found[2])
+        return -value if found[1] == "-" else value
+    if (found := _FRACTION.fullmatch(text)) is not None:
+        top = int((found[2] or found[4]).replace(" ", ""))
+        bottom = int((found[3] or found[5]).replace(" ", ""))
+        if bottom == 0:
+            return None
+        return Fraction(-top if found[1] == "-" else top, bottom)
+    return None
+
+
+@lru_cache(maxsize=4096)
+def parse(latex: str, keeps_case: bool = False) -> Basic:
+    """The expression, with decimals as exact rationals and i as the imaginary unit. Raises Unreadable."""
+    value = exact_number(latex)
+    if value is not None:
+        return Rational(value.numerator, value.denominator)
+    if not latex.strip():
+        raise Unreadable(latex)
+    text = _with_cis(without_doubles(latex))
+    if depth(text) > MAX_DEPTH:
+        raise Unreadable(latex)
+    text = re.sub(r"(?<![A-Za-z\\])\\ldots(?![A-Za-z])", " ", text) if text.count(r"\ldots") == 0 else text
+    text = re.sub(r'"([A-Za-z])"', r"\1", text)
+    text = re.sub(r'"([^"]*)"', r"\\text{\1}", text)
+    text = re.sub(r"(?<=[A-Za-z)\]}])\s*'+", "", text) if "(" not in text else text.replace("'", "")
+    text = normalize_latex(text, _NORMAL)
+    try:
+        found = latex2sympy(
+            text,
+            is_real=True,
+            convert_degrees=True,
+            normalization_config=None,
+            conversion_config=ConversionConfig(lowercase_symbols=not keeps_case),
+        )
+    except RecursionError:
+        raise Unreadable(latex) from None
+    except Exception as error:
+        raise Unreadable(latex) from error
+    if not isinstance(found, Basic) and not isinstance(found, sympy.MatrixBase):
+        raise Unreadable(latex)
+    return _exact(found)
+
+
+def _with_cis(latex: str) -> str:
+    r"""`r\cis\theta` and `r\angle\theta` as `r(\cos\theta + i\sin\theta)`."""
+    text = re.sub(r"(?<=[\d}\s])\\angle\s*", r"\\cis ", latex)
+    while (found := _CIS.search(text)) is not None:
+        if found[1]:
+            depth, end = 1, found.end()
+            while end < len(text) and depth:
+                depth += {"(": 1, ")": -1}.get(text[end], 0)
+                end += 1
+            inner = text[found.end() : end - 1]
+        else:
+            inner, end = text[found.end() :], len(text)
+        text = rf"{text[: found.start()]}(\cos({inner})+i\sin({inner})){text[end:]}"
+    return text
+
+
+def _exact(found: Any) -> Any:
+    floats = found.atoms(Float)
+    changes: dict[Basic, Basic] = {number: Rational(str(number)) for number in floats}
+    bound = {limit[0] for one in found.atoms(sympy.Sum, sympy.Product) for limit in one.limits}
+    for symbol in found.atoms(Symbol):
+        if symbol.name == "i" and symbol not in bound:
+            changes[symbol] = I
+    # UnevaluatedExpr is how percent signs are parsed; 50% is a half here.
+    for one in found.atoms(sympy.UnevaluatedExpr):
+        changes[one] = one.args[0]
+    try:
+        return found.xreplace(changes) if changes else found
+    except Exception as error:
+        raise Unreadable("a function without a value") from error
+
+
+def coefficients(latex: str, names: list[str]) -> list[str] | None:
+    """The coefficients of a linear combination of symbols, as LaTeX; None if the text is none."""
+    try:
+        found = parse(latex)
+    except Unreadable:
+        return None
+    if not isinstance(found, Expr) or too_large(found):
+        return None
+    symbols = [Symbol(name, real=True) for name in names]
+    expanded = sympy.expand(found.doit())
+    if expanded.as_independent(*symbols, as_Add=True)[0] != 0:
+        return None
+    return [sympy.latex(expanded.coeff(symbol)) for symbol in symbols]
+
+
+def both_cases(*texts: str) -> bool:
+    """Whether some letter stands as a capital and as a small one in one of the texts, so that they are two variables."""
+    for text in texts:
+        letters = set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+|\"[^\"]*\"", " ", text)))
+        if any(letter.islower() and letter.upper() in letters for letter in letters):
+            return True
+    return False
+
+
+def log10_size(expr: Basic) -> float:
+    """About the decimal logarithm of how large a number is, or infinity for one beyond all writing. Computes nothing
+    large."""
+    if isinstance(expr, Rational):
+        top = abs(int(expr.p))
+        return max(len(str(top)) if top.bit_length() < 60_000 else top.bit_length() * 0.30103, len(str(expr.q)) if int(expr.q).bit_length() < 60_000 else expr.q.bit_length() * 0.30103)
+    if not expr.args:
+        return 1.0
+    sizes = [log10_size(arg) for arg in expr.args]
+    if isinstance(expr, (sympy.Pow, sympy.exp)):
+        base, exponent = (sizes[0], sizes[1]) if isinstance(expr, sympy.Pow) and len(sizes) == 2 else (0.4343, sizes[-1])
+        if exponent > 15:
+            return math.inf
+        power = expr.args[-1]
+        value = _estimate(power)
+        return (base if base > 0.5 else 0.5) * (abs(value) if value is not None else 10**exponent)
+    if isinstance(expr, (sympy.factorial, sympy.gamma)):
+        if sizes[0] > 12:
+            return math.inf
+        value = _estimate(expr.args[0])
+        return 1.0 if value is None or value < 2 else value * math.log10(value)
+    if isinstance(expr, sympy.binomial):
+        return math.inf if max(sizes) > 6 else min(10 ** sizes[0], 10**sizes[1]) * max(sizes)
+    return sum(sizes) if isinstance(expr, sympy.Mul) else max(sizes) + 1
+
+
+def _estimate(expr: Basic) -> float | None:
+    if isinstance(expr, Rational):
+        return abs(float(expr)) if max(abs(int(expr.p)).bit_length(), int(expr.q).bit_length()) < 1000 else None
+    if log10_size(expr) > 200:
+        return None
+    try:
+        return abs(float(expr.evalf(15)))
+    except Exception:
+        return None
+
+
+def too_large(expr: Any) -> bool:
+    """Whether computing an expression could take all day: towers of powers, long sums, large matrices' powers."""
+    for part in sympy.preorder_traversal(expr):
+        if isinstance(part, (sympy.Sum, sympy.Product)):
+            for limit in part.limits:
+                if len(limit) == 3 and not limit[1].free_symbols and not limit[2].free_symbols:
+                    ends = [_estimate(end) for end in limit[1:] if end.is_finite]
+                    if any(end is None or end > MAX_TERMS for end in ends):
+                        return True
+        elif isinstance(part, (sympy.MatPow,)):
+            exponent = _estimate(part.args[1])
+            if exponent is None or exponent > 1000:
+                return True
+        elif isinstance(part, (sympy.Pow, sympy.exp, sympy.factorial, sympy.binomial, sympy.gamma)):
+            if log10_size(part) > 10 * MAX_DIGITS:
+                return True
+        elif isinstance(part, sympy.Mod) and any(log10_size(arg) > MAX_DIGITS for arg in part.args):
+            return True
+    return False
+
+
+def equal(gold_latex: str, answer_latex: str) -> bool:
+    """Whether two expressions are the same number or the same function of their variables. Raises Unreadable if the
+    gold one is; an answer that cannot be read is not equal."""
+    one, other = exact_number(gold_latex), exact_number(answer_latex)
+    if one is not None and other is not None:
+        return one == other
+    case = both_cases(gold_latex, answer_latex)
+    gold = parse(gold_latex, case)
+    try:
+        answer = parse(answer_latex, case)
+    except Unreadable:
+        return False
+    return same(gold, answer)
+
+
+def same(gold: Any, answer: Any) -> bool:
+    """Whether two parsed expressions are equal."""
+    if isinstance(gold, Rational) and isinstance(answer, Rational):
+        return bool(gold == answer)
+    if isinstance(gold, sympy.MatrixBase) or isinstance(answer, sympy.MatrixBase):
+        return _same_matrices(gold, answer)
+    if _infinite(gold) or _infinite(answer):
+        return bool(_infinite(gold) == _infinite(answer)) and _infinite(gold) != 0
+    if not isinstance(gold, Expr) or not isinstance(answer, Expr):
+        if isinstance(gold, Expr) != isinstance(answer, Expr):
+            return False
+        return bool(gold == answer) or _verified(gold, answer)
+    if too_large(gold) or too_large(answer):
+        return bool(gold == answer) or _same_large(gold, answer)
+    if gold == answer:
+        return True
+    if not gold.free_symbols and not answer.free_symbols:
+        found = _same_numbers(gold, answer)
+        return _verified(gold, answer) if found is None else found
+    found = _same_functions(gold, answer)
+    return _verified(gold, answer) if found is None else found
+
+
+def _infinite(expr: Any) -> int:
+    if expr == sympy.oo:
+        return 1
+    return -1 if expr == -sympy.oo or (isinstance(expr, sympy.Mul) and set(expr.args) == {sympy.oo, Integer(-1)}) else 0
+
+
+def _same_matrices(gold: Any, answer: Any) -> bool:
+    if too_large(gold) or too_large(answer):
+        return bool(gold == answer)
+    gold, answer = (one.doit() if hasattr(one, "doit") else one for one in (gold, answer))
+    if not (isinstance(gold, sympy.MatrixBase) and isinstance(answer, sympy.MatrixBase)) or gold.shape != answer.shape:
+        return False
+    return all(same(one, other) for one, other in zip(gold.flat(), answer.flat(), strict=True))
+
+
+def _same_large(gold: Expr, answer: Expr) -> bool:
+    """Whether two numbers too large to be written are products of the same powers of primes."""
+    one, other = _prime_powers(gold), _prime_powers(answer)
+    return one is not None and other is not None and one == other
+
+
+def _prime_powers(expr: Basic) -> dict[int, Rational] | None:
+    """Exponents of the primes of a positive number that is made of products and powers; None for any other."""
+    if isinstance(expr, Rational):
+        if expr <= 0 or max(int(expr.p), int(expr.q)) > 10**12:
+            return None
+        return {int(prime): Rational(n) for prime, n in sympy.factorrat(expr).items()}
+    parts: list[tuple[dict[int, Rational] | None, Rational]] = []
+    if isinstance(expr, sympy.Mul):
+        parts = [(_prime_powers(arg), Rational(1)) for arg in expr.args]
+    elif isinstance(expr, sympy.Pow) and log10_size(expr.exp) < 1000 and not expr.exp.free_symbols:
+        exponent = expr.exp.doit()
+        if isinstance(exponent, Rational):
+            parts = [(_prime_powers(expr.base), exponent)]
+    if not parts:
+        return None
+    found: dict[int, Rational] = {}
+    for powers, times in parts:
+        if powers is None:
+            return None
+        for prime, n in powers.items():
+            found[prime] = found.get(prime, Rational(0)) + n * times
+    return {prime: n for prime, n in found.items() if n != 0}
+
+
+def unsolved(sides: tuple[str, str]) -> bool:
+    """Whether an equation is one that still has to be solved for its only variable, such as `2x = 7`."""
+    try:
+        left, right = parse(sides[0]), parse(sides[1])
+    except Unreadable:
+        return False
+    if not isinstance(left, Expr) or len(left.free_symbols) != 1 or not isinstance(right, Expr) or too_large(left):
+        return False
+    (variable,) = left.free_symbols
+    return left != variable and bool(left.is_polynomial(variable)) and sympy.degree(left, variable) == 1
+
+
+def _value(expr: Expr, precision: int) -> Expr | None:
+    try:
+        found = expr.evalf(precision, maxn=max(4 * precision, 400))
+    except Exception:
+        return None
+    if found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or found.free_symbols:
+        return None
+    real, imaginary = found.as_real_imag()
+    return found if real.is_number and imaginary.is_number and real.is_comparable is not False else None
+
+
+def _parts(value: Expr) -> list[Any] | None:
+    found = []
+    for part in value.as_real_imag():
+        if part.is_zero or (isinstance(part, Float) and part._prec < 10):
+            found.append(Integer(0))
+        elif isinstance(part, (Float, Rational)):
+            found.append(part)
+        else:
+            return None
+    return found
+
+
+def _same_numbers(gold: Expr, answer: Expr, least: int = DIGITS) -> bool | None:
+    """Whether two numbers agree in all digits that are computed; None if they cannot be computed."""
+    size = max(log10_size(gold), log10_size(answer))
+    precision = least if size < least / 2 else int(min(size, MAX_DIGITS)) + least
+    one, other = _value(gold, precision), _value(answer, precision)
+    if one is None or other is None:
+        return None
+    one_parts, other_parts = _parts(one), _parts(other)
+    if one_parts is None or other_parts is None:
+        return None
+    scale = max(abs(part) for part in (*one_parts, *other_parts))
+    if scale == 0:
+        return True
+    tolerance = Float(10, precision) ** (8 - precision)
+    close = all(abs(a - b) <= scale * tolerance for a, b in zip(one_parts, other_parts, strict=True))
+    if not close or (one_parts[1] == 0 and other_parts[1] == 0):
+        return bool(close)
+    return True
+
+
+def _same_functions(gold: Expr, answer: Expr) -> bool | None:
+    """Whether two functions agree at every point where both have a real value; None if there are too few points."""
+    names = sorted({symbol.name for symbol in gold.free_symbols | answer.free_symbols})
+    if len(names) > len(_SAMPLES[0]) or gold.has(sympy.Integral, sympy.Derivative, sympy.core.function.AppliedUndef):
+        return None
+    agreed, complex_agreed = 0, 0
+    for sample in _SAMPLES:
+        point = {symbol: Rational(sample[names.index(symbol.name)]) for symbol in gold.free_symbols | answer.free_symbols}
+        values = []
+        for expr in (gold, answer):
+            placed = expr.xreplace(point)
+            values.append(None if too_large(placed) else _value(placed, 30))
+        if values[0] is None or values[1] is None:
+            continue
+        one, other = (_parts(value) for value in values)
+        if one is None or other is None:
+            continue
+        scale = max(abs(part) for part in (*one, *other))
+        near = scale == 0 or all(abs(a - b) <= scale * Float("1e-20") for a, b in zip(one, other, strict=True))
+        if one[1] == 0 and other[1] == 0:
+            if near:
+                agreed += 1
+            elif all(_real_throughout(expr, point) for expr in (gold, answer)):
+                return False
+        elif gold.has(I) or answer.has(I):
+            if not near:
+                return False
+            agreed += 1
+        else:
+            complex_agreed += near
+    return True if agreed >= 2 else True if agreed and complex_agreed else None
+
+
+def _real_throughout(expr: Expr, point: dict[Any, Rational]) -> bool:
+    """Whether every root and logarithm in an expression is real at a point, so that the function is defined there."""
+    for part in sympy.preorder_traversal(expr):
+        inner = None
+        if isinstance(part, sympy.Pow) and isinstance(part.exp, Rational) and part.exp.q % 2 == 0:
+            inner = part.base
+        elif isinstance(part, sympy.log):
+            inner = part.args[0]
+        if inner is not None and not too_large(placed := inner.xreplace(point)):
+            value = _value(placed, 15)
+            if value is not None and not (value.is_real and value >= 0):
+                return False
+    return True
+
+
+def _verified(gold: Any, answer: Any) -> bool:
+    """math-verify's own verdict, for what has no value at points."""
+    if too_large(gold) or too_large(answer):
+        return False
+    return bool(verify(gold, answer, float_rounding=30, numeric_precision=30, timeout_seconds=None))
+
+
+def same_equation(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
+    """Whether two equations, each a left and a right side, have the same solutions because one is a multiple of the
+    other. Raises Unreadable if the gold one is."""
+    texts = (*gold, *answer)
+    case = both_cases(*texts)
+    gold_sides = [parse(side, case) for side in gold]
+    try:
+        answer_sides = [parse(side, case) for side in answer]
+    except Unreadable:
+        return False
+    if not all(isinstance(side, Expr) for side in (*gold_sides, *answer_sides)):
+        return all(same(a, b) for a, b in zip(gold_sides, answer_sides, strict=True))
+    one = sympy.Add(gold_sides[0], -gold_sides[1], evaluate=False)
+    other = sympy.Add(answer_sides[0], -answer_sides[1], evaluate=False)
+    if too_large(one) or too_large(other):
+        return all(same(a, b) for a, b in zip(gold_sides, answer_sides, strict=True))
+    if {s.name for s in one.free_symbols} != {s.name for s in other.free_symbols}:
+        return False
+    names = sorted(symbol.name for symbol in one.free_symbols)
+    if len(names) > len(_SAMPLES[0]):
+        return False
+    ratios = []
+    for sample in _SAMPLES:
+        point = {symbol: Rational(sample[names.index(symbol.name)]) for symbol in one.free_symbols | other.free_symbols}
+        a, b = _value(one.xreplace(point), 30), _value(other.xreplace(point), 30)
+        if a is None or b is None or abs(b) < Float("1e-20") or abs(a) < Float("1e-20"):
+            continue
+        ratios.append(a / b)
+    if len(ratios) >= 3:
+        if all(abs(ratio - ratios[0]) <= abs(ratios[0]) * Float("1e-18") for ratio in ratios):
+            return True
+        eq = [sympy.Eq(*sides, evaluate=False) for sides in (gold_sides, answer_sides)]
+        return len(names) <= 2 and _solved_alike(eq[0], eq[1])
+    return all(same(a, b) for a, b in zip(gold_sides, answer_sides, strict=True)) or all(
+        same(a, b) for a, b in zip(gold_sides, reversed(answer_sides), strict=True)
+    )
+
+
+def same_inequality(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
+    """Whether `left < right` says the same of both pairs: the differences agree up to a positive factor."""
+    case = both_cases(*gold, *answer)
+    one, other = ([parse(side, case) for side in sides] for sides in (gold, answer))
+    if not all(isinstance(side, Expr) for side in (*one, *other)):
+        return False
+    ratios = []
+    names = sorted({symbol.name for side in (*one, *other) for symbol in side.free_symbols})
+    if not names or len(names) > len(_SAMPLES[0]):
+        return False
+    for sample in _SAMPLES:
+        values = []
+        for left, right in (one, other):
+            difference = sympy.Add(left, -right, evaluate=False)
+            point = {symbol: Rational(sample[names.index(symbol.name)]) for symbol in difference.free_symbols}
+            placed = difference.xreplace(point)
+            values.append(None if too_large(placed) else _value(placed, 30))
+        if values[0] is None or values[1] is None or abs(values[1]) < Float("1e-20"):
+            continue
+        ratios.append(values[0] / values[1])
+    positive = all(ratio.is_real and ratio > 0 for ratio in ratios)
+    return len(ratios) >= 3 and positive and all(abs(ratio / ratios[0] - 1) < Float("1e-18") for ratio in ratios)
+
+
+def _solved_alike(gold: Basic, answer: Basic) -> bool:
+    """Whether rational equations have equal solutions for one of their variables, where that is quick to find out."""
+    try:
+        tops = []
+        for equation in (gold, answer):
+            top = sympy.fraction(sympy.together(equation.lhs - equation.rhs))[0]
+            poly = sympy.Poly(sympy.expand(top), *sorted(equation.free_symbols, key=str))
+            if poly.total_degree() > 6:
+                return False
+            tops.append(poly.primitive()[1].monic())
+        return bool(tops[0] == tops[1])
+    except Exception:
+        return False

@@ -1,0 +1,232 @@
+"""Answers that are no mathematics: words, choice letters, times of day and dates. Works on cleaned text."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_WORDS = re.compile(r"[A-Za-z][A-Za-z0-9 .,;:'!?()/-]*")
+_LETTER = r'[("\s]*([A-Za-z])[)"\s]*'
+_CHOICE = re.compile(
+    r'^"?\s*(?:(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:answer|option|choice|letter|statement|part)s?(?:\s+is)?\s*:?\s*)*'
+    r'(?P<open>\(|\[)?\s*"?\s*(?P<letter>[A-Za-z])\s*"?\s*(?P<close>[)\].:])*\s*"?(?P<rest>.*)$',
+    re.IGNORECASE | re.DOTALL,
+)
+_NOT_WORDS = frozenset({"the", "a", "an", "due", "is", "it", "are", "they", "on", "in", "of", "at"})
+_NEGATIONS = frozenset({"not", "never", "neither", "nor", "cannot", "isn't", "doesn't", "aren't", "don't", "without", "non"})
+_SAME: list[frozenset[str]] = [
+    frozenset({"no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none", "no roots", "no real roots",
+               "no such value", "null set", "no value", "no values", "has no solution", "there is no solution",
+               "there are no solutions", "no solution exists"}),
+    frozenset({"dne", "does not exist", "doesn't exist", "undefined", "not defined", "do not exist"}),
+    frozenset({"all real numbers", "all reals", "all real values", "reals", "real numbers", "the real numbers", "all x", "every real number", "any real number",
+               "all real x", "all real numbers x", "all values of x"}),
+    frozenset({"infinitely many", "infinitely many solutions", "infinite solutions", "infinite number of solutions",
+               "infinite", "an infinite number"}),
+    frozenset({"true", "t"}),
+    frozenset({"false", "f"}),
+    frozenset({"yes", "y"}),
+]  # fmt: skip
+_CLASSES = frozenset({"quadrant", "type", "case", "figure", "graph", "option", "statement", "team", "box", "player", "group", "plan"})
+EMPTY, REALS = _SAME[0], _SAME[2]
+
+_MONTHS = "january february march april may june july august september october november december".split()
+_DATE_WORDS = re.compile(r"[A-Za-z]+|\d+")
+_TIME = re.compile(r"^(\d{1,2})(?:\s*:\s*(\d{2}))?(?:\s*:\s*(\d{2}))?\s*([ap])?\.?\s*(m)?\.?$")
+_PRODUCT_LETTERS = (
+    frozenset("abcdxyz"), frozenset("klmn"), frozenset("abmnxyz"), frozenset("pqrst"), frozenset("uvwxyz"), frozenset("abckmn"),
+    frozenset("rstuv"), frozenset("abcpqr"), frozenset("hrbw"), frozenset("mgh"), frozenset("knpqr"), frozenset("abcrst"),
+)  # fmt: skip
+_SHORT_WORDS = frozenset(
+    "no on yes up so go do to of in is it at an as or if by he we me my us be am ok odd one two six ten tie win red sun mon"
+    " tue wed thu fri sat cat act dog god tap pat apt bad dab cab tan ant nat rat art tar was saw war raw now own won net ten not ton"
+    " nor dne all any may day are ear era arm mar ram map amp max min new old big low top dry wet mad dam bat tab stab".split()
+)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A choice letter, and what stands behind it."""
+
+    letter: str
+    rest: str
+
+
+def plain_words(text: str) -> str | None:
+    """The lower-case words of an answer that is nothing but words; None for anything that may be mathematics."""
+    bare = " ".join(text.replace('"', " ").replace("$", " ").split()).strip(" .,;:!?")
+    if not _WORDS.fullmatch(bare + "") or "=" in bare:
+        return None
+    longest = max(map(len, re.findall("[A-Za-z]+", bare)), default=0)
+    upright = text.count('"') >= 2
+    if not (upright or longest >= 4 or bare.casefold() in _SHORT_WORDS or " " in bare and longest >= 3):
+        return None
+    return " ".join(bare.casefold().split())
+
+
+def words_match(gold: str, answer: str) -> bool:
+    """Whether words say the gold words: the same ones, or a sentence that states them without denying them."""
+    one, other = _core(gold), _core(answer)
+    if one == other or one.replace("-", " ") == other.replace("-", " "):
+        return True
+    for same in _SAME:
+        if (gold in same or one in same) and (
+            answer in same or other in same or any(f" {w} " in f" {other} " for w in same if len(w) > 5)
+        ):
+            return True
+    if (date := as_date(gold)) is not None:
+        return as_date(answer) == date
+    if _parts(one) == _parts(other) and len(_parts(one)) > 1:
+        return True
+    gold_words, answer_words = one.split(), re.sub(r"[.,;:!?()]", " ", other).split()
+    if not gold_words or not answer_words:
+        return False
+    # "Yes, it does not depend on n" says yes.
+    if re.match(rf"{re.escape(one)}\s*[,.;:!(-]", answer):
+        return True
+    if any(word in _NEGATIONS for word in answer_words) != any(word in _NEGATIONS for word in gold_words):
+        return False
+    if "or" in answer_words and "or" not in gold_words or "and" in answer_words and "and" not in gold_words:
+        return False
+    if _inside(gold_words, answer_words):
+        return True
+    # A kind of thing may be left out: "scalene" for "scalene triangle".
+    if len(gold_words) == 2 and gold_words[0] in _CLASSES and answer_words == gold_words[1:]:
+        return True
+    return len(answer_words) < len(gold_words) and gold_words[: len(answer_words)] == answer_words and len(gold_words) <= 3
+
+
+def _parts(words: str) -> frozenset[str]:
+    """The names in a list of names, whose order does not matter."""
+    return frozenset(part for part in re.split(r"\s*,\s*(?:and\s+)?|\s+and\s+", words) if part)
+
+
+def _core(words: str) -> str:
+    words = re.sub(r"\bdoesn't\b", "does not", words.strip(" .,;:!?()"))
+    kept = [word for word in words.split() if word not in ("the", "a", "an", "due")]
+    return " ".join(kept) if kept else words
+
+
+def _inside(needle: list[str], hay: list[str]) -> bool:
+    return any(hay[place : place + len(needle)] == needle for place in range(len(hay) - len(needle) + 1))
+
+
+def letters_only(text: str) -> str | None:
+    """The letters of an answer that is one run of at least two letters, such as `no` or `xy`; otherwise None."""
+    bare = text.replace('"', " ").strip()
+    return bare if re.fullmatch(r"[A-Za-z]{2,}", bare) else None
+
+
+def may_be_a_product(letters: str) -> bool:
+    """Whether letters in a row may be factors, whose order does not matter, rather than a word."""
+    low = letters.casefold()
+    if _neighbours("".join(sorted(low))):
+        return True
+    if low in _SHORT_WORDS or len(letters) > 4:
+        return False
+    if len(letters) == 2:
+        return not set(low) & set("oeil")
+    return any(set(low) <= group for group in _PRODUCT_LETTERS)
+
+
+def _neighbours(letters: str) -> bool:
+    """Whether letters follow each other in the alphabet, as names of variables do."""
+    return len(letters) > 2 and letters in "abcdefghijklmnopqrstuvwxyz" and letters not in ("def", "nop", "rst", "stu", "tuv")
+
+
+def choice(text: str) -> Choice | None:
+    """The choice letter that an answer starts with, as in `B`, `(B)`, `Option B`, `B. 12` and `(B) 12`."""
+    found = _CHOICE.match(text)
+    if found is None:
+        return None
+    rest = found["rest"].replace('"', " ").strip()
+    named = re.match(r'^"?\s*(?:the|correct|answer|option|choice|letter)', text, re.IGNORECASE) is not None
+    marked = bool(found["open"]) and bool(found["close"]) or bool(found["close"])
+    said = re.match(r"\([^()]+\)$|(?:is|because|since)\b|,\s*(?:because|since|as|the)\b|=", rest)
+    if rest and not marked and not named and not said:
+        return None
+    if rest and not said and (rest[0] in ",;|" or re.match(r"(?:and|or|&)\b", rest)):
+        return None
+    return Choice(found["letter"].upper(), rest)
+
+
+def gold_choice(text: str) -> Choice | None:
+    """The choice letter of a gold answer: one of A to J, alone or in parentheses before its value."""
+    bare = text.replace('"', " ").strip()
+    alone = re.fullmatch(r"\(?\s*([A-J])\s*\)?\s*\.?", bare)
+    if alone:
+        return Choice(alone[1], "")
+    valued = re.match(r"\(\s*([A-J])\s*\)\s*(.+)$", bare, re.DOTALL)
+    if valued is None:
+        valued = re.match(r"([A-J])\s*[).:]\s*(.+)$", bare, re.DOTALL)
+    return Choice(valued[1], valued[2].strip()) if valued and valued[2].strip()[0] not in ",;=^_" else None
+
+
+def letter_set(text: str) -> frozenset[str] | None:
+    """Several choice letters: `A, C`, `A and C`, `ACD`. Letters that run together are in alphabetical order."""
+    bare = re.sub(r'["$(){}\\]', " ", text)
+    bare = re.sub(r"^\s*(?:options?|choices?|answers?|statements?)\b\s*:?", " ", bare, flags=re.IGNORECASE)
+    parts = [part for part in re.split(r"\s*(?:,|;|\band\b|&)\s*|\s+", bare) if part]
+    if len(parts) > 1 and all(re.fullmatch(r"[A-J]", part) for part in parts):
+        return frozenset(parts)
+    if len(parts) == 1 and re.fullmatch(r"[A-H]{2,6}", parts[0]) and list(parts[0]) == sorted(set(parts[0])):
+        return frozenset(parts[0])
+    return None
+
+
+def separated(text: str) -> bool:
+    return bool(re.search(r",|;|\band\b|&", text))
+
+
+def as_time(text: str) -> tuple[int, str] | None:
+    """A time of day: minutes of a clock's twelve or 24 hours, and "am", "pm", or "" if that is not said."""
+    bare = re.sub(r"[\"\s]+", " ", text).strip().casefold().replace("o'clock", "").strip()
+    if bare in ("noon", "12 noon", "12:00 noon"):
+        return 720, "pm"
+    if bare in ("midnight", "12 midnight"):
+        return 0, "am"
+    bare = re.sub(r"\s*(?:in the morning)$", " am", re.sub(r"\s*(?:in the (?:afternoon|evening)|at night)$", " pm", bare))
+    found = _TIME.match(bare)
+    if found is None or not (found[2] or found[4]) or (found[4] and not found[5]):
+        return None
+    hour, minute = int(found[1]), int(found[2] or 0)
+    if hour > 24 or minute > 59:
+        return None
+    half = {"a": "am", "p": "pm", None: ""}[found[4]]
+    if half and not 1 <= hour <= 12:
+        return None
+    if half:
+        hour = hour % 12 + (12 if half == "pm" else 0)
+    elif hour > 12:
+        half = "pm"
+    return hour * 60 + minute, half
+
+
+def same_time(one: tuple[int, str], other: tuple[int, str]) -> bool:
+    """Whether two times of day agree. Where one does not say am or pm, the other may."""
+    if one[1] and other[1]:
+        return one[0] == other[0]
+    return one[0] % 720 == other[0] % 720
+
+
+def as_date(text: str) -> tuple[int, int, int | None] | None:
+    """Month, day and year of a date such as `July 4, 1776`, `4 July 1776` or `1776-07-04`."""
+    bare = text.replace('"', " ").strip(" .").casefold()
+    iso = re.fullmatch(r"(\d{4})-(\d{1,2})-(\d{1,2})", bare)
+    if iso:
+        return int(iso[2]), int(iso[3]), int(iso[1])
+    bare = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|\bthe\b|\b(?:on|mon|tues|wednes|thurs|fri|satur|sun)(?:day)?\b", " ", bare)
+    parts = _DATE_WORDS.findall(bare)
+    months = [_month(part) for part in parts if part.isalpha()]
+    numbers = [int(part) for part in parts if part.isdigit()]
+    if len(months) != 1 or months[0] is None or not 1 <= len(numbers) <= 2 or re.search(r"[^\w\s,.]", bare):
+        return None
+    if len(numbers) == 1:
+        return (months[0], numbers[0], None) if numbers[0] <= 31 else None
+    day, year = (numbers[0], numbers[1]) if numbers[0] <= 31 else (numbers[1], numbers[0])
+    return (months[0], day, year) if day <= 31 < year else None
+
+
+def _month(word: str) -> int | None:
+    found = [number for number, name in enumerate(_MONTHS, 1) if name == word or len(word) >= 3 and name.startswith(word)]
+    return found[0] if found else None
