@@ -94,7 +94,7 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
             f"{prompts:,} prompts with {n:,} responses each are more than {MOST_REQUESTS:,} responses",
             "ask for fewer at a time",
         )
-    if isinstance(seed, Integral):
+    if isinstance(seed, int | Integral):
         seed = int(seed)
         return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
     if len(seed) != prompts * n:
