@@ -11,6 +11,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import render_math
 import render_study
 from record_tables import RESULTS, ROOT, before_and_after, results, spread, table
 
@@ -27,6 +28,7 @@ PAGES = tuple(
         "docs/controller.md",
         "docs/training.md",
         "docs/study.md",
+        "docs/math.md",
     )
 )
 MEASURED_IN_THE_PAPER = {"Qwen3-1.7B": 2.21, "Qwen3-4B": 2.41, "Qwen3-8B": 2.06, "Qwen3-14B": 1.49}
@@ -384,6 +386,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-eviction": render_study.study_eviction,
     "study-uniform": render_study.study_uniform,
     "controlled": controlled,
+    "math-first-sight": render_math.first_sight,
+    "math-now": render_math.now,
 }
 
 

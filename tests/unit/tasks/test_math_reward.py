@@ -92,8 +92,14 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that never finish an answer that is ENDLESS, as no answer does by itself."""
     worker = tmp_path / "worker.py"
     text = math_pool.WORKER.read_text(encoding="utf-8")
-    busy = text.replace("            if not readable", '            while "ENDLESS" in gold_latex:\n                pass\n            if not readable')
-    busy = busy.replace("            return \"right\" if same", '            while "ENDLESS" in answer_latex:\n                pass\n            return "right" if same')
+    busy = text.replace(
+        "            if not readable",
+        '            while "ENDLESS" in gold_latex:\n                pass\n            if not readable',
+    )
+    busy = busy.replace(
+        '            return "right" if same',
+        '            while "ENDLESS" in answer_latex:\n                pass\n            return "right" if same',
+    )
     assert busy.count("ENDLESS") == 2
     worker.write_text(busy)
     monkeypatch.setattr(math_pool, "WORKER", worker)
@@ -137,7 +143,23 @@ def test_golds_of_every_type_of_number_are_compared_as_numbers(math: MathReward)
     assert [verdict.status for verdict in wrong] == ["wrong"] * len(GOLDS)
 
 
-UNUSABLE = [None, float("nan"), np.nan, "nan", float("inf"), "", "  ", [], [5], {}, True, (1, 2), 10**5000, b"5", 1 + 2j]
+UNUSABLE = [
+    None,
+    float("nan"),
+    np.nan,
+    "nan",
+    float("inf"),
+    "",
+    "  ",
+    [],
+    [5],
+    {},
+    True,
+    (1, 2),
+    10**5000,
+    b"5",
+    1 + 2j,
+]
 
 
 def test_golds_that_no_answer_can_equal_give_no_reward(math: MathReward) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from sparroll.tasks.math.grading.splitting import words_in
+
 MAX_EXPONENT = 30
 """Powers of ten up to this one are written out."""
 
@@ -29,13 +31,15 @@ _MIXED_FRAC = re.compile(
 
 _SMALL = dict(
     zip(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-        " eighteen nineteen".split(),
+        words_in(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+            "sixteen seventeen eighteen nineteen"
+        ),
         range(20),
         strict=True,
     )
 )
-_TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10), strict=True))
+_TENS = dict(zip(words_in("twenty thirty forty fifty sixty seventy eighty ninety"), range(20, 100, 10), strict=True))
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "quadrillion": 10**15}
 _PARTS = {
     "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4, "fifth": 5,
@@ -209,7 +213,7 @@ def _whole_words(parts: list[str]) -> Fraction | None:
     for word in parts:
         if word in ("a", "an") and not seen:
             group = 1
-        elif word in _SMALL and (group % 100 == 0 or group % 10 == 0 and group % 100 >= 20 and 0 < _SMALL[word] < 10):
+        elif word in _SMALL and (group % 100 == 0 or (group % 10 == 0 and group % 100 >= 20 and 0 < _SMALL[word] < 10)):
             group += _SMALL[word]
         elif word in _TENS and group % 100 == 0:
             group += _TENS[word]
