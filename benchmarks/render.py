@@ -388,6 +388,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "controlled": controlled,
     "math-first-sight": render_math.first_sight,
     "math-now": render_math.now,
+    "math-misjudged": render_math.misjudged,
 }
 
 

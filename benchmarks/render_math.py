@@ -37,3 +37,15 @@ def now() -> str:
     graded: dict[str, Any] = results("verdicts-math-cpu", "verdicts-math")["graded"]
     head = ["pairs", "right answers", "refused", "wrong answers", "accepted", "as graded"]
     return table(head, [_row(f"`{name}.toml`", _total(found["families"])) for name, found in graded.items()])
+
+
+def misjudged() -> str:
+    """The graded pairs on which today's grader disagrees."""
+    graded: dict[str, Any] = results("verdicts-math-cpu", "verdicts-math")["graded"]
+    word = {True: "right", False: "wrong"}
+    rows = [
+        [f"`{one['gold']}`", f"`{one['response']}`", word[one["right"]], one["status"]]
+        for found in graded.values()
+        for one in found["misjudged"]
+    ]
+    return table(["gold", "response", "as graded", "verdict"], rows)

@@ -174,7 +174,11 @@ def _same_without(plain: str, terms: list[Term], chain: list[Unit], gold_first: 
         if kind == {"percent"}:
             return equal(rf"\frac{{1}}{{100}}({terms[0].value})")
         # An angle without the sign of degrees is in radians where pi is in it.
-        return kind == {"angle"} and r"\pi" in plain and equal(rf"\frac{{\pi}}{{180}}({terms[0].value})")
+        return (
+            kind == {"angle"}
+            and (r"\pi" in plain or r"\arc" in plain)
+            and equal(rf"\frac{{\pi}}{{180}}({terms[0].value})")
+        )
     value = algebra.parse(plain)
     total = _total(terms, chain)
     return any(

@@ -76,6 +76,13 @@ def real_set(text: str) -> tuple[Set, str | None]:
     if excepted:
         values = [_number(part) for part in _values(excepted[1])]
         return sympy.Complement(sympy.S.Reals, FiniteSet(*values)), None
+    twice = re.fullmatch(r"(\\?[A-Za-z]+)\s*\\ne\s*([^,;=<>]*\\pm[^,;=<>]*)", text)
+    if twice:
+        values = [_number(part) for part in _values(twice[2])]
+        return sympy.Complement(sympy.S.Reals, FiniteSet(*values)), twice[1]
+    conditions = _split_by(_AND, text)
+    if len(conditions) > 1 and _MEMBER.match(conditions[0]) and all(_RELATION.search(part) for part in conditions[1:]):
+        return _joined([real_set(part) for part in conditions], sympy.Intersection)
     member = _MEMBER.match(text)
     if member and not _INEQUALITY.search(member[1]):
         inner, _ = real_set(member[3])
@@ -95,12 +102,17 @@ def real_set(text: str) -> tuple[Set, str | None]:
     minus = re.match(r"^(\\mathbb\s*\{?R\}?)\s*(?:-|/)\s*(\\\{.+\\\})$", text)
     if minus:
         return sympy.Complement(sympy.S.Reals, real_set(minus[2])[0]), None
-    signed = re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^|_)\s*\{?\s*(\+|-|>\s*0|<\s*0|\*)\s*\}?", text)
+    signed = re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^|_)\s*\{?\s*(\+|-|>\s*0|<\s*0|\\ge\s*0|\*)\s*\}?", text)
     if signed:
         positive, negative = Interval.open(0, oo), Interval.open(-oo, 0)
-        return {"+": positive, ">": positive, "-": negative, "<": negative, "*": sympy.Union(negative, positive)}[
-            signed[1][0]
-        ], None
+        return {
+            "+": positive,
+            ">": positive,
+            "-": negative,
+            "<": negative,
+            "\\": Interval(0, oo),
+            "*": sympy.Union(negative, positive),
+        }[signed[1][0]], None
     board = _BLACKBOARD.fullmatch(text)
     if board:
         return _NAMED[board[1]], None
@@ -264,9 +276,10 @@ def _chain(text: str) -> tuple[Set, str | None]:
     parsed = [algebra.parse(side) for side in sides]
     symbols = {symbol for side in parsed for symbol in side.free_symbols}
     subjects = [side for side in parsed if isinstance(side, Symbol)]
-    if len(symbols) != 1 and len(subjects) != 1:
+    between = len(parsed) == 3 and isinstance(parsed[1], Symbol)
+    if len(symbols) != 1 and len(subjects) != 1 and not between:
         raise Unreadable(text)
-    variable = subjects[0] if subjects else next(iter(symbols))
+    variable = parsed[1] if between else subjects[0] if subjects else next(iter(symbols))
     found: Set = sympy.S.Reals
     for sign, left, right in zip(signs, parsed[:-1], parsed[1:], strict=True):
         found = sympy.Intersection(found, _solutions(sign, left, right, variable))

@@ -77,7 +77,8 @@ def shape(text: str) -> Shape:
     table = environment(text)
     if table is not None:
         name, cells = table
-        if "matrix" in name or name == "array":
+        equations = all("=" in "".join(row) for row in cells)
+        if "matrix" in name or (name == "array" and not equations):
             return Shape("matrix", tuple(cell for row in cells for cell in row), rows=len(cells))
         return shape(",".join(" ".join(row).strip(" ,;") for row in cells))
     text = _without_lone_braces(text)
@@ -93,6 +94,8 @@ def shape(text: str) -> Shape:
     if group is not None:
         inner = _items(group[1])
         if (group[0], group[2]) == (r"\{", r"\}"):
+            if environment(group[1]) is not None:
+                return shape(group[1])
             if (nested := whole_group(group[1])) is not None and nested[0] == "{":
                 inner = _items(nested[1])
             if len(inner) > 1 and (named_values := _list_shape(inner)).kind == "named":

@@ -145,6 +145,11 @@ def clean(latex: str) -> str:
         lambda m: r"^\circ " if m.group(1) == "o" else f'"{m.group(1)}"',
         text,
     )
+    text = re.sub(
+        r'(?<=[\d})])\s*(?:"\s*degrees?\s*"|degrees?\b)(?!\s*"?\s*(?:[CFcf]\b|[Cc]el|[Ff]ahr|[Cc]ent))',
+        r"^\\circ ",
+        text,
+    )
     text = re.sub(r"<=(?!>)|=<", r"\\le ", text)
     text = re.sub(r">=|=>(?=\s*[-\d])", r"\\ge ", text)
     text = re.sub(r"!=", r"\\ne ", text)

@@ -70,8 +70,8 @@ def _metric(dimension: str, factor: str | int | Fraction, short: str, words: str
 
 
 _metric("length", 1, "m", "meter|metre", "k c m d n kilo centi milli deci micro nano")
-_u("length", Fraction(254, 10000), "in|inch|inche")
-_u("length", Fraction(3048, 10000), "ft|foot|feet")
+_u("length", Fraction(254, 10000), "in|inch|inche|''")
+_u("length", Fraction(3048, 10000), "ft|foot|feet|'")
 _u("length", Fraction(9144, 10000), "yd|yard")
 _u("length", Fraction(1609344, 1000), "mi|mile")
 _u("length", 1852, "nmi|nautical mile")
