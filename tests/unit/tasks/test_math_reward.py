@@ -110,6 +110,31 @@ def test_a_question_beyond_its_processor_time_is_a_timeout_without_reward(endles
     verdict = MathReward(pool).grade("5", r"\boxed{ENDLESS}")
     assert (verdict.status, verdict.reward, verdict.answer) == ("timeout", 0.0, "ENDLESS")
     assert MathReward(pool).grade("ENDLESS", r"\boxed{7}").status == "unparsable_gold"
+    # The question was given up, and the worker lives.
+    (worker,) = pool.process_ids()
+    assert MathReward(pool).grade("7", r"\boxed{7.0}").status == "right"
+    assert pool.process_ids() == [worker]
+    pool.close()
+
+
+def test_a_worker_that_python_cannot_interrupt_is_stopped_by_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker.py"
+    text = math_pool.WORKER.read_text(encoding="utf-8")
+    deaf = text.replace(
+        '            return "right" if same',
+        "            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGVTALRM})\n"
+        "            while True:\n"
+        "                pass\n"
+        '            return "right" if same',
+    )
+    assert deaf != text
+    worker.write_text(deaf)
+    monkeypatch.setattr(math_pool, "WORKER", worker)
+    pool = Pool(1, PoolLimits(cpu_seconds=0.5))
+    assert MathReward(pool).grade("5", r"\boxed{5}").status == "timeout"
+    assert pool.process_ids() == []
     pool.close()
 
 
