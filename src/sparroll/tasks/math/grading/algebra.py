@@ -152,7 +152,7 @@ def coefficients(latex: str, names: list[str]) -> list[str] | None:
 
 
 def both_cases(*texts: str) -> bool:
-    """Whether some letter stands as a capital and as a small one in one of the texts, so that they are two variables."""
+    """Whether some letter stands as a capital and as a small one in one text, so that they are two variables."""
     for text in texts:
         letters = set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+|\"[^\"]*\"", " ", text)))
         if any(letter.islower() and letter.upper() in letters for letter in letters):

@@ -26,7 +26,8 @@ _REPEATING = re.compile(r'(\d*)\.(\d+)\s*(?:\\ldots|\.\.\.+)?\s*"?\(?\s*(?:repea
 _ELLIPSIS = re.compile(r"(?<![\d.])(\d*)\.(\d+)\s*(?:\\ldots|\.\.\.+)(?!\d)")
 _MIXED = re.compile(r"(?<![\d.,^_}\w/])(\d+)\s+(?:\"?and\"?\s+)?(\d+)\s*/\s*(\d+)(?![\d.\w^(!])")
 _MIXED_FRAC = re.compile(
-    r"(?<![\d.,^_}\w/])(\d+)\s*(?:\"?and\"?\s*)?\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\s*[\^!])"
+    r"(?<![\d.,^_}\w/])(\d+)\s*(?:\"?and\"?\s*)?\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}"
+    r"|(\d))(?!\s*[\^!])"
 )
 
 _SMALL = dict(
@@ -48,7 +49,8 @@ _PARTS = {
 }  # fmt: skip
 _SHORT = {"k": 10**3, "K": 10**3, "M": 10**6, "m": 10**6, "B": 10**9, "b": 10**9, "bn": 10**9, "T": 10**12}
 _MAGNITUDE = re.compile(
-    r'(\d+(?:\.\d+)?|\.\d+|\\frac\{\d+\}\{\d+\}|\d+/\d+)\s*"?\s*(hundred|dozen|thousand|million|billion|trillion|quadrillion|mil|mln|bn)s?\b',
+    r'(\d+(?:\.\d+)?|\.\d+|\\frac\{\d+\}\{\d+\}|\d+/\d+)\s*"?\s*(hundred|dozen|thousand|million|billion'
+    r"|trillion|quadrillion|mil|mln|bn)s?\b",
     re.IGNORECASE,
 )
 _MONEY_MAGNITUDE = re.compile(r'((?:\\\$|\\euro|\\pounds)\s*)(\d+(?:\.\d+)?)\s*"?\s*(k|K|M|B|b|T)\b')
@@ -118,7 +120,7 @@ def _repeating(found: re.Match[str]) -> str:
 
 
 def continued(text: str) -> list[str]:
-    r"""Readings of `0.1666\ldots`: each end of the digits may be the block that goes on. Empty without such a number."""
+    r"""Readings of `0.1666\ldots`: each end of the digits may be the block that goes on. Empty without one."""
     found = _ELLIPSIS.search(text)
     if found is None:
         return []

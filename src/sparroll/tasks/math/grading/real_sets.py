@@ -27,11 +27,13 @@ _AND = re.compile(
     r'\s*,?\s*(?:"\s*(?:and|AND|but)\s*,?\s*"|\\wedge(?![A-Za-z])|(?<![A-Za-z\\])(?:and|but)(?![A-Za-z])|,|;)\s*'
 )
 _EXCEPT = re.compile(
-    r'^"?\s*(?:x\s*\\in\s*\\mathbb\{R\}|\\mathbb\{R\}|(?:all\s+)?(?:real\s+numbers?|reals?|real\s+values?)(?:\s+(?:x|of\s+x))?|all\s+x|all\s+real\s+x)\s*,?\s*'
+    r'^"?\s*(?:x\s*\\in\s*\\mathbb\{R\}|\\mathbb\{R\}|(?:all\s+)?(?:real\s+numbers?|reals?'
+    r"|real\s+values?)(?:\s+(?:x|of\s+x))?|all\s+x|all\s+real\s+x)\s*,?\s*"
     r'(?:except|excluding|but|other\s+than|not\s+equal\s+to)(?:\s+for)?\s*"?\s*(.+?)\s*"?$'
 )
 _CONDITION = re.compile(
-    r'^"?\s*(?:all|every|any|values?|numbers?|the)\b[^<>=\\]*?\b(?:with|such\s+that|where|satisfying|for\s+which)\s*"?\s*(.+)$',
+    r'^"?\s*(?:all|every|any|values?|numbers?|the)\b[^<>=\\]*?\b(?:with|such\s+that|where|satisfying'
+    r'|for\s+which)\s*"?\s*(.+)$',
     re.DOTALL,
 )
 _NAMED = {

@@ -1,5 +1,5 @@
-r"""Equations, chains of inequalities, approximations, ratios and congruences between single values: how they are read, and
-whether two of them agree. Works on cleaned text; what a value is made of is in shapes.py."""
+r"""Equations, chains of inequalities, approximations, ratios and congruences between single values: how they are read,
+and whether two of them agree. Works on cleaned text; what a value is made of is in shapes.py."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from sparroll.tasks.math.grading.splitting import split
 
 _NAME = (
     r"(?:(?:m\s*)?\\(?:angle|triangle|measuredangle)\s*)?"
-    r"(?:\\frac\{d[^{}]*\}\{d[^{}]*\}|\\?[A-Za-z]+'*|\\(?:overline|vec|hat|bar|overrightarrow|mathbf|tilde)\s*\{?\s*[A-Za-z]+\s*\}?|\"[^\"]*\")"
+    r"(?:\\frac\{d[^{}]*\}\{d[^{}]*\}|\\?[A-Za-z]+'*|\\(?:overline|vec|hat|bar|overrightarrow|mathbf"
+    r"|tilde)\s*\{?\s*[A-Za-z]+\s*\}?|\"[^\"]*\")"
     r"(?:_\{?[\w,+\s-]+\}?)?(?:\^\{?[\w*-]+\}?)?'*(?:\s*\(\s*[^()=]*\s*\))?"
 )
 

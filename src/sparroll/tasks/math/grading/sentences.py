@@ -1,5 +1,5 @@
-"""The answer inside a sentence: `The answer is 5.` says 5, `5 (since x > 0)` too, `not 5` and `at least 5` do not. Works on
-cleaned text; what it cannot take apart it gives back as nothing."""
+"""The answer inside a sentence: `The answer is 5.` says 5, `5 (since x > 0)` too, `not 5` and `at least 5` do not.
+Works on cleaned text; what it cannot take apart it gives back as nothing."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _SHORT = frozenset(
     )
 )
 _REFUSED = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|n't|isn't|least|most|except|greater|less|fewer|larger|smaller|unknown|impossible|wrong|incorrect)\b"
-    r"|\b(?:more|other|rather)\s+than\b|\b(?:over|under|above|below|about|around|roughly|approximately|nearly|almost|up\s+to|between)\b(?=[\s\"]*[\d\\$-])"
+    r"\b(?:not|never|neither|nor|cannot|n't|isn't|least|most|except|greater|less|fewer|larger|smaller|unknown"
+    r"|impossible|wrong|incorrect)\b"
+    r"|\b(?:more|other|rather)\s+than\b|\b(?:over|under|above|below|about|around|roughly|approximately|nearly"
+    r"|almost|up\s+to|between)\b(?=[\s\"]*[\d\\$-])"
     r"|n't\b",
     re.IGNORECASE,
 )
@@ -26,7 +28,9 @@ _ABOUT = re.compile(
     re.IGNORECASE,
 )
 _CLAUSE = re.compile(
-    r'\s*[,;.(\[]?\s*"?\s*[(\[]?\s*\b(?:since|because|where|when|whenever|provided|assuming|given|which|so\s+that|at|occurs|attained|achieved|respectively|as\s+required|hence|therefore|rounded|approx|for|if|with)\b.*$',
+    r'\s*[,;.(\[]?\s*"?\s*[(\[]?\s*\b(?:since|because|where|when|whenever|provided|assuming|given|which'
+    r"|so\s+that|at|occurs|attained|achieved|respectively|as\s+required|hence|therefore|rounded|approx|for|if"
+    r"|with)\b.*$",
     re.IGNORECASE | re.DOTALL,
 )
 _ASIDE = re.compile(

@@ -11,7 +11,8 @@ import re
 from sparroll.tasks.math.grading.splitting import without_doubles, words_in
 
 _STYLE = re.compile(
-    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|[hH]uge|large|Large|LARGE|small|tiny|normalsize|bf|rm|it|sf|tt"
+    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|[hH]uge|large|Large|LARGE|small|tiny|normalsize"
+    r"|bf|rm|it|sf|tt"
     r"|bfseries|itshape|boldmath|noindent|nonumber|centering|checkmark|blacksquare|qed|left\.|right\.|null|relax|strut"
     r"|mathstrut|middle|hfill|par|newline|cr)(?![A-Za-z])"
 )

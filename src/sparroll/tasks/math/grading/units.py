@@ -1,5 +1,5 @@
-r"""Quantities: a value with a unit, or several that add up (`2 hours 30 minutes`). A unit has a dimension and a factor to
-the base unit, so that 5 cm is 0.05 m and no second. Works on the text of typography.clean; compares nothing."""
+r"""Quantities: a value with a unit, or several that add up (`2 hours 30 minutes`). A unit has a dimension and a factor
+to the base unit, so that 5 cm is 0.05 m and no second. Works on the text of typography.clean; compares nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ _AS_VARIABLES = frozenset({"A", "B", "C", "F", "K", "N", "V", "W", "L", "u", "l"
 """Single letters that are units only where they are upright, because they are variables more often."""
 
 _PIECE = re.compile(
-    r"\\\$|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]+\.?(?![A-Za-z])|[A-Za-z]+|''|\^\s*\{\s*[+-]?\s*\d+\s*\}|\^\s*-?\d|\^\s*\\circ|\s+|."
+    r"\\\$|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]+\.?(?![A-Za-z])|[A-Za-z]+|''|\^\s*\{\s*[+-]?\s*\d+\s*\}"
+    r"|\^\s*-?\d|\^\s*\\circ|\s+|."
 )
 
 

@@ -10,7 +10,8 @@ from sparroll.tasks.math.grading.splitting import words_in
 _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9 .,;:'!?()/-]*")
 _LETTER = r'[("\s]*([A-Za-z])[)"\s]*'
 _CHOICE = re.compile(
-    r'^"?\s*(?:(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:answer|option|choice|letter|statement|part)s?(?:\s+is)?\s*:?\s*)*'
+    r'^"?\s*(?:(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:answer|option|choice|letter|statement'
+    r"|part)s?(?:\s+is)?\s*:?\s*)*"
     r'(?P<open>\(|\[)?\s*"?\s*(?P<letter>[A-Za-z])\s*"?\s*(?P<close>[)\].:])*\s*"?(?P<rest>.*)$',
     re.IGNORECASE | re.DOTALL,
 )
@@ -21,7 +22,8 @@ _NEGATIONS = frozenset(
 _SAME = [
     frozenset(phrases.split("|"))
     for phrases in (
-        "no solution|no solutions|no real solution|no real solutions|empty set|none|no roots|no real roots|no such value"
+        "no solution|no solutions|no real solution|no real solutions|empty set|none|no roots|no real roots"
+        "|no such value"
         "|null set|no value|no values|has no solution|there is no solution|there are no solutions|no solution exists",
         "dne|does not exist|doesn't exist|undefined|not defined|do not exist",
         "all real numbers|all reals|all real values|reals|real numbers|the real numbers|all x|every real number"
