@@ -1,4 +1,5 @@
 # make quickstart | test | lint | docs. Each installs what it needs into .venv first (about 75 s, once).
+# make stamp. The commit into .commit.json, for a machine that gets the files without their history.
 # make test-vllm. The vLLM tests, in an environment of their own (about two minutes, once).
 PYTHON ?= python3
 VENV ?= .venv
@@ -12,7 +13,7 @@ export TOKENIZERS_PARALLELISM = false
 VENV_VLLM ?= .venv-vllm
 STAMP_VLLM = $(VENV_VLLM)/.sparroll-installed
 
-.PHONY: quickstart test test-vllm lint docs install
+.PHONY: quickstart test test-vllm lint docs stamp install
 
 install: $(STAMP)
 
@@ -62,3 +63,6 @@ lint: $(STAMP)
 docs: export NO_MKDOCS_2_WARNING = 1
 docs: $(STAMP)
 	$(BIN)/mkdocs build --strict --quiet
+
+stamp: $(CORE)
+	$(BIN)/python benchmarks/stamp.py

@@ -1,11 +1,16 @@
 """Time of one decode step in vLLM, dense (stock FlashAttention 3) against sparse, over batch and context. One GPU.
 
     python benchmarks/decode_step.py --model qwen3-1.7b --out benchmarks/results/decode-step-qwen3-1.7b-h200.json
+    python benchmarks/decode_step.py --model qwen3-1.7b --within-budget \\
+        --out benchmarks/results/decode-step-within-budget-qwen3-1.7b-h200.json
 
 The engines run one after the other in one process with the same settings (--separate: a process each). A time is the mean
 over --steps steps in a row, measured --repeats times (see vllm_engines.py). Cells of at most --short tokens, where sparse
 differs from dense by a few percent at most, are measured in three rounds: before, among and after the others, so that what
 drifts shows between the rounds. Cells that an engine's cache does not hold are in the record with the reason.
+
+--within-budget takes contexts that the schedule reads whole from the first to the last step of a measurement: half of
+the longest such context, and the longest. There sparse mode has nothing to gain, so what it takes more is its overhead.
 """
 
 from __future__ import annotations
@@ -16,14 +21,28 @@ from pathlib import Path
 from typing import Any
 
 import vllm_engines
-from vllm_engines import DoesNotFit, Engine
+from vllm_engines import STEPS_TO_START, WARM_STEPS, DoesNotFit, Engine
 
 from sparroll import records
+from sparroll.schedule import Schedule
 
 BATCHES = [1, 8, 32, 64]
 CONTEXTS = [1024, 4096, 8192, 16384, 32768]
 ENGINES: dict[str, str | None] = {"dense": None, "triton": "triton", "fa3_pages": "fa3_pages"}
 Cell = dict[str, Any]
+
+
+def contexts_within_budget(schedule: Schedule, measured_tokens: int) -> list[int]:
+    """Half of the longest context that the schedule reads whole, and the longest that stays whole while a request decodes
+    what is measured."""
+    whole = 1
+    while schedule.read_tokens(whole + 1) == whole + 1:
+        whole += 1
+    if whole <= 2 * measured_tokens:
+        raise SystemExit(
+            f"the schedule reads contexts up to {whole} whole, and measuring decodes {measured_tokens} tokens"
+        )
+    return [whole // 2, whole - measured_tokens]
 
 
 def rounds(options: argparse.Namespace) -> list[tuple[int, int]]:
@@ -62,6 +81,9 @@ def main() -> None:
     parser.add_argument("--engines", nargs="+", default=["dense", "triton"], choices=list(ENGINES))
     parser.add_argument("--batches", nargs="+", type=int, default=BATCHES)
     parser.add_argument("--contexts", nargs="+", type=int, default=CONTEXTS)
+    parser.add_argument(
+        "--within-budget", action="store_true", help="contexts that the schedule reads whole, in place of --contexts"
+    )
     parser.add_argument("--short", type=int, default=1024, help="contexts up to this are measured in three rounds")
     parser.add_argument("--steps", type=int, default=16, help="decode steps that are timed as one")
     parser.add_argument("--repeats", type=int, default=3, help="how often they are timed in each cell and round")
@@ -69,6 +91,9 @@ def main() -> None:
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
     options = parser.parse_args()
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
+    if options.within_budget:
+        decoded = STEPS_TO_START + 2 + WARM_STEPS + options.steps * options.repeats
+        options.contexts = contexts_within_budget(Schedule.load(options.schedule), decoded)
     began, cells, engines = time.perf_counter(), [], {}
     for name in options.engines:
         found = vllm_engines.own_process(measure, options, name) if options.separate else measure(options, name)

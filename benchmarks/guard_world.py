@@ -6,7 +6,8 @@ through a Gaussian copula with correlation `correlation`; rollouts, bins and ste
 
 A run of 1,000 steps has 18 million tokens, so they are drawn from the top down: first, for each step and bin, how many
 tokens are under the target (exactly as their sum is distributed), then, only where somebody asks, every single token given
-that count.
+that count. Where a step has few tokens they are drawn at once, and those of a rollout depend on each other across bins, too
+(`cells_of_all_bins`).
 """
 
 # B bins, T tokens of one rollout in one bin, U rollouts of a step, C histogram cells, R bootstrap replicates
@@ -88,9 +89,7 @@ class Tail:
         uniform_UT = rng.random(under_UT.shape)
         uniform_UT = np.where(under_UT, uniform_UT * border_U, border_U + uniform_UT * (1 - border_U))
         latent_UT = shared * level_U[:, None] + own * special.ndtri(uniform_UT)
-        cells_UT = np.searchsorted(self._edges, latent_UT, side="right")
-        places = cells_UT + CELLS * np.arange(self.rollouts)[:, None]
-        return np.bincount(places.ravel(), minlength=self.rollouts * CELLS).reshape(self.rollouts, CELLS)
+        return histograms_of(np.searchsorted(self._edges, latent_UT, side="right"))
 
     @property
     def design_effect(self) -> float:
@@ -124,11 +123,31 @@ class Tail:
         """[T + 1] probability that so many tokens of one rollout are under the target."""
         return self._grid[1].sum(1)
 
+    def cells_of_all_bins(self, rng: np.random.Generator, bins: int) -> np.ndarray:
+        """[B, U, T] cell of each token of a step, where the tokens of a rollout depend on each other across its bins,
+        too."""
+        own, shared = np.sqrt(1 - self.correlation), np.sqrt(self.correlation)
+        level_U = rng.standard_normal(self.rollouts)
+        latent_BUT = shared * level_U[:, None] + own * rng.standard_normal((bins, self.rollouts, self.tokens))
+        return np.searchsorted(self._edges, latent_BUT, side="right")
+
+    @property
+    def border_cell(self) -> int:
+        """The last cell under the target."""
+        return round(self.target * INNER_CELLS)
+
     def _levels(self, rng: np.random.Generator, below_U: np.ndarray) -> np.ndarray:
         levels, joint = self._grid
         cumulative_UL = joint[below_U].cumsum(1)
         drawn_U = rng.random(len(below_U)) * cumulative_UL[:, -1]
         return levels[(cumulative_UL < drawn_U[:, None]).sum(1).clip(max=len(levels) - 1)]
+
+
+def histograms_of(cells_UT: np.ndarray) -> np.ndarray:
+    """[U, C] from the cells of the tokens of each rollout."""
+    rollouts = len(cells_UT)
+    places_UT = cells_UT + CELLS * np.arange(rollouts)[:, None]
+    return np.bincount(places_UT.ravel(), minlength=rollouts * CELLS).reshape(rollouts, CELLS)
 
 
 def statistics_of(histograms: dict[int, np.ndarray], rollout_ids: list[str], replicates: int = 200) -> TailStatistics:
@@ -138,6 +157,7 @@ def statistics_of(histograms: dict[int, np.ndarray], rollout_ids: list[str], rep
     counts_BUC = torch.from_numpy(np.stack([histograms[place] for place in sorted(histograms)]))
     state = TailStatistics(BIN_TOKENS, replicates=replicates).state()
     tokens_BU = counts_BUC.sum(2)
+    tokens_U = tokens_BU.sum(0)
     sums_B5 = torch.zeros(len(histograms), 5, dtype=torch.int64)
     sums_B5[:, 0], sums_B5[:, 1] = (tokens_BU > 0).sum(1), (tokens_BU**2).sum(1)
     state |= {
@@ -145,5 +165,6 @@ def statistics_of(histograms: dict[int, np.ndarray], rollout_ids: list[str], rep
         "counts": counts_BUC.sum(1),
         "replicates": (weights_RU @ counts_BUC.float()).to(torch.int32),
         "sums": sums_B5,
+        "overall": torch.stack([(tokens_U > 0).sum(), (tokens_U**2).sum()]),
     }
     return TailStatistics.from_state(state)

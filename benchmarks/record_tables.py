@@ -1,20 +1,24 @@
-"""What the tables of the docs are made with: a record's results, markdown, and how figures are rounded."""
+"""What the tables of the docs are made with: a record's results, markdown, and how figures are rounded: towards the
+miss, as sparroll.rounding says."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from sparroll import records
-from sparroll.rounding import rounded_down, with_interval
+from sparroll.rounding import rounded_down, rounded_up, with_interval
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 
 
+@cache
 def results(name: str, kind: str) -> Any:
+    """What a record found. Nobody may change it: every caller gets the same one."""
     return records.read(RESULTS / f"{name}.json", kind)["results"]
 
 
@@ -23,10 +27,16 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def times(speedup: float) -> str:
+    """How many times as fast."""
+    return rounded_down(speedup, 2) + "x"
+
+
 def spread(values: Sequence[float]) -> str:
+    """Mean and standard deviation of what should be high."""
     if len(values) == 1:
-        return f"{values[0]:.3f}"
-    return f"{statistics.mean(values):.3f} +- {statistics.stdev(values):.3f}"
+        return rounded_down(values[0])
+    return f"{rounded_down(statistics.mean(values))} +- {rounded_up(statistics.stdev(values))}"
 
 
 def before_and_after(record: str) -> str:
@@ -36,5 +46,5 @@ def before_and_after(record: str) -> str:
     for name in ("before", "after"):
         of = found[name]
         interval = with_interval(of["q05"], of["q05_low"], of["q05_high"])
-        rows.append([name, str(of["step"]), interval, rounded_down(of["mean"]), f"{of['kl']:.3f}"])
+        rows.append([name, str(of["step"]), interval, rounded_down(of["mean"]), rounded_up(of["kl"])])
     return table(["adapter", "steps", "tail", "mean acceptance", "KL to dense"], rows)

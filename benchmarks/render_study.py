@@ -3,13 +3,36 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from record_tables import RESULTS, before_and_after, results, table
 
 from sparroll import records
-from sparroll.rounding import rounded_down
+from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up
+
+
+def gain(change: float) -> str:
+    """A change of accuracy, which should be high."""
+    return rounded_down(change, sign=True)
+
+
+FORMS: dict[str, Callable[[float], str]] = {
+    "reward_last": lambda reward: rounded_down(reward, 2),
+    "kl": rounded_up,
+    "masked_share": lambda share: percent_up(share, 1),
+    "response_tokens": "{:.0f}".format,
+    "kv_read_share": percent_up,
+}
+"""How figures of the table are written; the others are rounded down to three decimals."""
+
+
+STUDIES = {25: "mismatch-study-h200", 60: "mismatch-study-60-steps-h200"}
+"""The records of the study by the steps of its runs."""
+DEFECTS = {"distill": "with a defect"}
+"""Rows whose runs say nothing of what they are named after: one token could outweigh a whole step of the loss."""
+AGAIN = {25: "mismatch-study-published-loss-h200", 60: "mismatch-study-published-loss-60-steps-h200"}
+"""The records of those rows without the defect, and of what ran beside them, by steps."""
 
 
 def study_frozen() -> str:
@@ -17,22 +40,36 @@ def study_frozen() -> str:
     return before_and_after("mismatch-study-distill-h200")
 
 
+def _label(row: str) -> str:
+    return f"`{row}`, {DEFECTS[row]}" if row in DEFECTS else f"`{row}`"
+
+
+def _again(steps: int) -> dict[str, Any]:
+    """The study's rows that were run again without their defect; no rows where nobody has."""
+    name = AGAIN[steps]
+    return results(name, "mismatch-study") if (RESULTS / f"{name}.json").exists() else {"table": [], "runs": []}
+
+
 def study() -> str:
     """A line for each row of the study."""
     found = results("mismatch-study-h200", "mismatch-study")
-    names = ("reward_last", "tail_last", "worst_tail_last", "kl", "masked_share", "response_tokens", "kv_read_share")
-    rows = []
-    for row in found["table"]:
-        if _whole_runs(found, row["row"]):
-            change = row["accuracy_change"]
-            between = f" ({change['low']:+.3f} to {change['high']:+.3f})" if row["seeds"] > 1 else ""
-            stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
-            gained = f"{change['mean']:+.3f}{between}" + (f"; {stopped} more stopped early" if stopped else "")
-        else:
-            gained = _how_it_ended(found, row)
-        rows.append([f"`{row['row']}`", str(row["seeds"]), gained, *_means(row, names)])
+    rows = [_study_line(found, row, _label(row["row"])) for row in found["table"]]
+    again = _again(25)
+    rows += [_study_line(again, row, f"`{row['row']}`, again") for row in again["table"]]
     head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
     return table([*head, "tokens masked", "response tokens", "KV read"], rows)
+
+
+def _study_line(found: dict[str, Any], row: dict[str, Any], label: str) -> list[str]:
+    names = ("reward_last", "tail_last", "worst_tail_last", "kl", "masked_share", "response_tokens", "kv_read_share")
+    if _whole_runs(found, row["row"]):
+        change = row["accuracy_change"]
+        between = f" ({gain(change['low'])} to {gain(change['high'])})" if row["seeds"] > 1 else ""
+        stopped = sum(run["row"] == row["row"] and bool(run["stopped"]) for run in found["runs"])
+        gained = gain(change["mean"]) + between + (f"; {stopped} more stopped early" if stopped else "")
+    else:
+        gained = _how_it_ended(found, row)
+    return [label, str(row["seeds"]), gained, *_means(row, names)]
 
 
 def _whole_runs(found: dict[str, Any], row: str) -> list[dict[str, Any]]:
@@ -51,23 +88,23 @@ def _how_it_ended(found: dict[str, Any], row: dict[str, Any]) -> str:
 
 def _means(row: dict[str, Any], names: Sequence[str]) -> list[str]:
     """Figures of a row of the study; empty where it has none."""
-    forms = {"reward_last": "{:.2f}", "kl": "{:.3f}", "masked_share": "{:.1%}"}
-    forms |= {"response_tokens": "{:.0f}", "kv_read_share": "{:.0%}"}
     means = {name: row[name]["mean"] for name in names if row.get(name)}
-    made = {name: forms[name].format(mean) if name in forms else rounded_down(mean) for name, mean in means.items()}
+    made = {name: FORMS.get(name, rounded_down)(mean) for name, mean in means.items()}
     return [made.get(name, "") for name in names]
 
 
 def study_longer() -> str:
     """The rows that were trained for 60 steps: change of dense accuracy half way and at the end."""
     found = results("mismatch-study-60-steps-h200", "mismatch-study")
-    names, rows = ("reward_last", "tail_last", "worst_tail_last", "kl", "kv_read_share"), []
-    for row in found["table"]:
-        runs = [run["dense_accuracy"] for run in _whole_runs(found, row["row"])]
+    names, rows, again = ("reward_last", "tail_last", "worst_tail_last", "kl", "kv_read_share"), [], _again(60)
+    lines = [(found, row, _label(row["row"])) for row in found["table"]]
+    lines += [(again, row, f"`{row['row']}`, again") for row in again["table"]]
+    for study, row, label in lines:
+        runs = [run["dense_accuracy"] for run in _whole_runs(study, row["row"])]
         half, whole = ([run[place][1] - run[0][1] for run in runs] for place in (1, 2))
-        changes = [f"{statistics.mean(of):+.3f} ({min(of):+.3f} to {max(of):+.3f})" for of in (half, whole) if of]
-        changes = changes or ["", _how_it_ended(found, row)]
-        rows.append([f"`{row['row']}`", *changes, *_means(row, names)])
+        changes = [f"{gain(statistics.mean(of))} ({gain(min(of))} to {gain(max(of))})" for of in (half, whole) if of]
+        changes = changes or ["", _how_it_ended(study, row)]
+        rows.append([label, *changes, *_means(row, names)])
     steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
     changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
     return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
@@ -79,33 +116,77 @@ def study_uniform() -> str:
     about = {"calibrated-0.86": "128, then 1,072 and 1,248 tokens", "uniform": "800 tokens"}
     runs = {name: [run for run in found["runs"] if run["row"] == name] for name in about}
     steps = min(run["steps"] for each in runs.values() for run in each)
-    names = {"rollout/kv_read_share": "{:.0%}", "mismatch/acceptance_q05/3840-4096": "{:.3f}"}
-    names |= {"mismatch/acceptance_q05/4096-4352": "{:.3f}", "mismatch/acceptance_mean": "{:.3f}"}
-    names |= {"mismatch/kl_sparse_to_dense": "{:.3f}", "reward/mean": "{:.2f}"}
+    names: dict[str, Callable[[float], str]] = {
+        "rollout/kv_read_share": percent_up,
+        "mismatch/acceptance_q05/3840-4096": rounded_down,
+        "mismatch/acceptance_q05/4096-4352": rounded_down,
+        "mismatch/acceptance_mean": rounded_down,
+        "mismatch/kl_sparse_to_dense": rounded_up,
+        "reward/mean": FORMS["reward_last"],
+    }
     rows = []
     for name, what in about.items():
         means = [
             statistics.mean(value for run in runs[name] for value in run["series"][each][:steps]) for each in names
         ]
-        figures = [form.format(mean) for form, mean in zip(names.values(), means, strict=True)]
+        figures = [form(mean) for form, mean in zip(names.values(), means, strict=True)]
         rows.append([f"`{name}`: {what}", *figures])
     head = ["KV read", "tail, 3,840 to 4,096", "4,096 to 4,352", "mean acceptance", "KL", "reward"]
     return table([f"row, steps 1 to {steps}", *head], rows)
+
+
+def study_targets() -> str:
+    """Did the calibrated schedules hold their targets? The worst bin of each: as replay measured it, in the runs under
+    it, and in rollouts that were sampled to verify it, where that was done."""
+    studies = {steps: results(name, "mismatch-study") for steps, name in STUDIES.items()}
+    checked = _verified()
+    rows = []
+    for name, made in studies[25]["calibration"].items():
+        target = made["schedule"]["target"]["at_least"]
+        replayed = min(step["measured"]["value"] for step in made["schedule"]["steps"] if step.get("measured"))
+        tails = [worst_bin(found, name) for found in studies.values()]
+        tails += [checked[name]] if checked else []
+        missed = any(tail is not None and tail < target for tail in tails)
+        figures = ["" if tail is None else rounded_down(tail) for tail in (replayed, *tails)]
+        rows.append([f"`{name}`", f"{target:.2f}", *figures, "no" if missed else "yes"])
+    head = ["schedule", "target", "worst bin in replay", *(f"in its runs of {steps} steps" for steps in studies)]
+    return table([*head, *(["sampled to verify it"] if checked else []), "held"], rows)
+
+
+def worst_bin(found: dict[str, Any], row: str) -> float | None:
+    """Tail of the length bin in which the row's is lowest, mean over its steps and seeds; None without a run."""
+    bins: dict[str, list[float]] = {}
+    for run in _whole_runs(found, row):
+        for name, series in run["series"].items():
+            if name.startswith("mismatch/acceptance_q05/"):
+                bins.setdefault(name, []).extend(value for value in series if value is not None)
+    return min((statistics.mean(values) for values in bins.values()), default=None)
+
+
+def _verified() -> dict[str, float]:
+    """Worst bin of each schedule in rollouts of its own, before any budget was raised; empty where nobody sampled them."""
+    if not (RESULTS / "mismatch-study-verified-h200.json").exists():
+        return {}
+    found = results("mismatch-study-verified-h200", "study-verification")["schedules"]
+    return {each["schedule"]: min(cell["value"] for cell in each["rounds"][0]["bins"]) for each in found}
 
 
 def study_distilled() -> str:
     """Tail in groups of five steps, mean over the seeds that got there, under one schedule with and without an adapter."""
     found = records.read(RESULTS / "mismatch-study-h200.json", "mismatch-study")
     starts, rows = range(0, found["config"]["steps"] - 4, 5), []
-    for name in ("calibrated-0.75", "distill", "distill-kl"):
-        runs = [run for run in found["results"]["runs"] if run["row"] == name]
+    again = _again(25)
+    lines = [(_label(name), name, found["results"]) for name in ("calibrated-0.75", "distill", "distill-kl")]
+    lines += [(f"`{row['row']}`, again", row["row"], again) for row in again["table"]]
+    for label, name, of in lines:
+        runs = [run for run in of["runs"] if run["row"] == name]
         tails = [run["series"].get("mismatch/acceptance_q05", []) for run in runs]
         groups = [[tail[start : start + 5] for tail in tails if len(tail) >= start + 5] for start in starts]
         means = [
             rounded_down(statistics.mean(value for part in group for value in part)) if group else ""
             for group in groups
         ]
-        rows.append([f"`{name}`", *means])
+        rows.append([label, *means])
     return table(["tail, steps", *(f"{start + 1} to {start + 5}" for start in starts)], rows)
 
 
@@ -114,5 +195,5 @@ def study_eviction() -> str:
     for run in results("mismatch-study-eviction-cpu", "study-eviction")["runs"]:
         policy = run["policy"]
         name = [f"`{policy['kind']}`", f"{policy['budget_tokens']:,}"] if policy else ["dense", ""]
-        rows.append([*name, f"{run['kv_saved_share']:.0%}", f"{run['solved_share']:.2f}"])
+        rows.append([*name, percent_down(run["kv_saved_share"]), rounded_down(run["solved_share"], 2)])
     return table(["policy", "tokens that stay", "KV memory saved", "problems solved"], rows)

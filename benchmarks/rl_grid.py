@@ -1,9 +1,11 @@
 """Many short CPU training runs of the tiny model side by side, one thread each: schedules x corrections x seeds.
 
-    python benchmarks/rl_grid.py --out benchmarks/results/rl-grid-tiny.json --seeds 0 1 2
+    python benchmarks/rl_grid.py --out benchmarks/results/rl-grid-tiny.json --corrections tis --seeds 0 1 2
+    python benchmarks/rl_grid.py --out benchmarks/results/rl-grid-lr-2e-4.json --corrections tis --seeds 0 1 \\
+        --schedules dense calibrated --lr 2e-4
 
 One run is `sparroll train` on synthetic_add level 3 at temperature 1.2 (contexts of 130 to 610 tokens), 14 steps of 4
-prompts x 8 rollouts, lr 1e-4, as in the quickstart. The record holds, per run, the reward of every step, dense accuracy
+prompts x 8 rollouts, lr 1e-4 unless --lr says otherwise. The record holds, per run, the reward of every step, dense accuracy
 before and after (256 held-out prompts), the 5th percentile of the acceptance per bin and step, and the share of the
 KV cache read.
 """
@@ -40,7 +42,6 @@ SETTINGS = [
     "rollout.max_batch=32",
     "train.steps=14",
     "train.prompts_per_step=4",
-    "train.lr=1e-4",
     "train.beta2=0.95",
     "mismatch.bin_tokens=100",
     "evaluate.prompts=256",
@@ -50,8 +51,13 @@ SETTINGS = [
 ]
 
 
-def command(folder: Path, schedule: str, correction: str, seed: int) -> list[str]:
-    overrides = [*SETTINGS, f"train.seed={seed}", f"correction.name={correction}"]
+def settings(lr: str) -> list[str]:
+    """What all runs share."""
+    return [*SETTINGS, f"train.lr={lr}"]
+
+
+def command(folder: Path, schedule: str, correction: str, seed: int, lr: str) -> list[str]:
+    overrides = [*settings(lr), f"train.seed={seed}", f"correction.name={correction}"]
     made = SCHEDULES[schedule]
     if made is not None:
         overrides += ["attention.kind=schedule", f"attention.name={made.save(folder / f'{schedule}.toml')}"]
@@ -81,6 +87,7 @@ def main() -> None:
     parser.add_argument("--schedules", nargs="+", default=list(SCHEDULES), choices=list(SCHEDULES))
     parser.add_argument("--corrections", nargs="+", default=["none", "tis", "icepop"])
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
+    parser.add_argument("--lr", default="1e-4", help="learning rate of all runs")
     parser.add_argument("--at-once", type=int, default=os.cpu_count() or 1)
     options = parser.parse_args()
     started = time.perf_counter()
@@ -98,7 +105,9 @@ def main() -> None:
         while waiting or running:
             while waiting and len(running) < options.at_once:
                 run = waiting.pop(0)
-                running[run] = subprocess.Popen(command(folder, *run), env=environment, stdout=subprocess.DEVNULL)
+                running[run] = subprocess.Popen(
+                    command(folder, *run, options.lr), env=environment, stdout=subprocess.DEVNULL
+                )
             for run, process in list(running.items()):
                 if process.poll() is None:
                     continue
@@ -111,7 +120,8 @@ def main() -> None:
                 on_progress(len(results), len(wanted))
             time.sleep(0.5)
     results.sort(key=lambda run: (run["schedule"], run["correction"], run["seed"]))
-    config = {"settings": SETTINGS, "schedules": {key: made and made.table() for key, made in SCHEDULES.items()}}
+    made = {key: schedule and schedule.table() for key, schedule in SCHEDULES.items()}
+    config = {"settings": settings(options.lr), "schedules": made}
     wall = time.perf_counter() - started
     print(f"wrote {records.write(options.out, 'rl-grid', results, config=config, wall_seconds=wall)}")
 

@@ -218,8 +218,20 @@ class Engine:
             run(WARM_STEPS)
             return [run(steps) / steps for _ in range(repeats)]
 
-    def whole_run(self, prompt_tokens: int, response_tokens_B: Sequence[int]) -> dict[str, Any]:
-        """All requests from the first token to the last of the longest; prompts are filled in like any other context."""
+    def whole_run(
+        self,
+        prompt_tokens: int,
+        response_tokens_B: Sequence[int],
+        *,
+        uncounted_steps: int = 0,
+        on_progress: Callable[[int, float], None] | None = None,
+        every_steps: int = 500,
+    ) -> dict[str, Any]:
+        """All requests from the first token to the last of the longest; prompts are filled in like any other context.
+
+        The clock starts with the requests, or after `uncounted_steps`. on_progress gets the steps, those included, and
+        the seconds so far, after every `every_steps`.
+        """
         engine, scheduler = self.llm.llm_engine, self._scheduler
         for number, tokens in enumerate(response_tokens_B):
             self._add(number, prompt_tokens, int(tokens))
@@ -230,6 +242,10 @@ class Engine:
                 made += len(output.outputs[0].token_ids)
             steps += 1
             put_off += steps > 1 and len(scheduler.waiting) > 0
+            if steps == uncounted_steps:
+                began = time.perf_counter()
+            if on_progress is not None and steps % every_steps == 0:
+                on_progress(steps, time.perf_counter() - began)
         seconds = time.perf_counter() - began
         if made != sum(response_tokens_B):
             raise RuntimeError(f"the run gave {made} tokens, {sum(response_tokens_B)} were asked for")

@@ -9,14 +9,17 @@ from typing import Any
 from typer.main import get_command
 
 from sparroll.cli.app import app
+from sparroll.cli.common import grouped
 
 PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 _HEAD = """# Command line
 
-Every verb has `--help`. A mistake gives one line with a hint on standard error, and exit code 2. Ctrl-C ends a long
-verb with exit code 130 and keeps what is finished; the same command continues (`train`: with `--resume`). With
-`--json`, standard output holds the result as JSON and nothing else. Long verbs write under `--out` and end by naming
-the files they wrote.
+Every verb has `--help`, or `-h`; `sparroll --version` says what is installed. A mistake gives one line with a hint on
+standard error, and exit code 2. Ctrl-C ends a long verb with exit code 130 and keeps what is finished; the same command
+continues (`train`: with `--resume`). With `--json`, standard output holds the result as JSON and nothing else. Long
+verbs write under `--out` and end by naming the files they wrote. A terminal shows bars while they work, and a log file
+gets a line every 30 seconds. While one of them works in a folder, a second one is refused there, with the name of the
+first; a killed one holds nothing. A full disk, and memory that has run out, are errors that say what is kept.
 """
 
 
@@ -36,11 +39,13 @@ def page() -> str:
 
 def _verb(name: str, command: Any) -> str:
     lines = [f"## sparroll {name}", "", command.help.strip(), "", "| option | default | |", "|---|---|---|"]
-    for parameter in command.params:
-        if parameter.name != "help":
-            lines.append(
-                f"| {_names(parameter)} | {_default(parameter)} | {_cell(getattr(parameter, 'help', '') or '')} |"
-            )
+    headings = grouped(command.params)
+    for heading, parameters in headings.items():
+        if len(headings) > 2:
+            lines.append(f"| **{heading}** | | |")
+        lines += [
+            f"| {_names(each)} | {_default(each)} | {_cell(getattr(each, 'help', '') or '')} |" for each in parameters
+        ]
     return "\n".join([*lines, ""])
 
 

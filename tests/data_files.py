@@ -120,6 +120,7 @@ FILES: dict[str, dict[str, Rows]] = {
         "data/test-00000-of-00001.parquet": [
             {
                 "task_id": 1, "prompt": "Write a function that doubles.", "test": "assert double(2) == 4\n",
+                "test_list": ["assert double(2) == 4", "assert double(3) == 6"],
                 "code": "def helper(x):\n    return x\ndef double(x):\n    return 2 * helper(x)\n",
             }
         ]

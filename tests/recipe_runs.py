@@ -10,11 +10,9 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 import data_files
 from byte_model import write_model
-from sparroll.tasks.code import sandbox
+from sandboxes import need_sandbox
 from sparroll.tasks.data.catalog import SETS
 
 ROOT = Path(__file__).parents[1]
@@ -97,9 +95,9 @@ def evaluation(folder: Path, model: str, out: Path) -> list[str]:
     return words[1:]
 
 
-def skip_without_sandbox(folder: Path) -> None:
-    if "taco" in folder.name and not any(probe.holds for probe in sandbox.probes().values()):
-        pytest.skip("; ".join(f"{name}: {probe.detail}" for name, probe in sandbox.probes().items()))
+def need_sandbox_for_programs(folder: Path) -> None:
+    if "taco" in folder.name:
+        need_sandbox()
 
 
 def answer(prompt: str, sample: int, sparse: bool) -> str:

@@ -116,7 +116,7 @@ def tails(model, level: int, pairs: list, settings: list, bin_tokens: int, deadl
         if time.time() > deadline:
             break
         selector = PageMean(page_tokens=page, first_tokens=16, recent_tokens=32)
-        found = torch.stack(scorer.exact_acceptance(rollouts, Schedule.fixed(budget, selector)))
+        found = torch.stack(scorer.exact_replay(rollouts, Schedule.fixed(budget, selector)))
         for start in [None, *(context_T // bin_tokens).unique().tolist()]:
             inside_T = (
                 torch.ones_like(context_T, dtype=torch.bool) if start is None else context_T // bin_tokens == start

@@ -16,7 +16,7 @@ from typing import Literal
 
 from packaging.requirements import Requirement
 
-from sparroll import records
+from sparroll import checkout, records
 from sparroll.errors import UserError
 
 USES = {
@@ -27,8 +27,6 @@ USES = {
     "wandb": "training logs for Weights & Biases",
     "trackio": "training logs for trackio",
     "triton": "kernels of sparse rollouts in vLLM on a GPU",
-    "verl": "training on many machines with verl",
-    "trl": "training with TRL",
 }
 """Optional packages and what each is for. vLLM is examined separately. The versions that are known to work come from
 the metadata of the installed package, and those from pyproject.toml."""
@@ -74,7 +72,7 @@ def _python() -> Finding:
 def _sparroll() -> Finding:
     import sparroll
 
-    code = records.commit()
+    code = checkout.commit()
     where = "installed package" if code["id"] is None else f"commit {code['id'][:12]}"
     return Finding("ok", "sparroll", sparroll.__version__, where + (", with changes" if code["dirty"] else ""))
 
@@ -135,7 +133,11 @@ def _vllm() -> list[Finding]:
 
     found = launch.installed_version()
     if found is None:
-        return [Finding("--", "vllm", "not installed", "fast rollouts, --engine vllm: pip install sparroll[vllm]")]
+        return [
+            Finding(
+                "--", "vllm", "not installed", "fast rollouts on a GPU, --engine vllm: pip install 'sparroll[vllm]'"
+            )
+        ]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     problem = _import_problem("vllm")
     if problem:

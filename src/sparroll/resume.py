@@ -16,10 +16,14 @@ from sparroll import files, records
 from sparroll.errors import UserError
 
 
-def begin_or_resume(path: Path, asked: Mapping[str, Any], *, free: Sequence[str] = ()) -> None:
-    """Write what is asked for to `path`. If the file exists, raise UserError unless it says the same."""
+def begin_or_resume(path: Path, asked: Mapping[str, Any], *, free: Sequence[str] = (), begun: bool = True) -> None:
+    """Write what is asked for to `path`. If the file exists, raise UserError unless it says the same.
+
+    begun: whether the folder holds results of what the file says. If it holds none, because the command failed before
+    the first one, what is asked for now takes the file's place.
+    """
     asked = json.loads(json.dumps(records.plain(dict(asked))))
-    if path.exists():
+    if begun and path.exists():
         refuse_changes(path.parent, files.read_table(path, "choose another folder with --out"), asked, free=free)
     else:
         files.write_json(path, asked)

@@ -23,11 +23,16 @@ from sparroll import files
 from sparroll.attention.selectors import PageMean, Selector, make_selector
 from sparroll.attention.selectors.base import Counts
 from sparroll.errors import UserError, nearest
-from sparroll.models import trained_from
+from sparroll.mismatch.acceptance import ESTIMATORS
+from sparroll.models import packaged_name, trained_from
+from sparroll.models.fingerprint import ModelFingerprint, of_model, weights_of
 
 FORMAT = 1
-_KEYS = ["format", "model", "selector", "dense_layers", "target", "made_by", "steps"]
+MOST_TOKENS = 2**30
+"""No context is longer than this, and no budget can be larger: lengths are 32-bit numbers on a GPU."""
+_KEYS = ["format", "model", "fingerprint", "selector", "dense_layers", "target", "made_by", "steps"]
 _STEP_KEYS = ["from_context_tokens", "kv_budget_tokens", "measured"]
+_FORCED = "Schedule.load(..., force=True)"
 
 
 @dataclass(frozen=True)
@@ -56,10 +61,14 @@ class Schedule:
     """Layers that always read the whole context."""
     model: str | None = None
     """The model it was measured on; None fits any."""
+    fingerprint: ModelFingerprint | None = None
+    """What is known about that model. None: only its name."""
     target: dict[str, Any] | None = None
     """What it was calibrated to hold, e.g. {"estimator": "top_k_lower", "quantile": 0.05, "at_least": 0.86, ...}."""
     made_by: dict[str, Any] | None = None
     name: str = "unnamed"
+    any_model: bool = field(default=False, compare=False)
+    """Whether `check_model` accepts every model, because the user forced the schedule. Not saved."""
     _starts: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _budgets: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
 
@@ -132,7 +141,9 @@ class Schedule:
             schedule = Schedule.from_table(table, name)
         except UserError as error:
             raise UserError(f"schedule {name_or_path}: {error.message}", error.hint) from None
-        if model is not None and not force:
+        if force:
+            return dataclasses.replace(schedule, any_model=True)
+        if model is not None:
             schedule.check_model(model)
         return schedule
 
@@ -150,11 +161,17 @@ class Schedule:
         for key, kind in (("selector", dict), ("steps", list), ("dense_layers", list)):
             if not isinstance(table.get(key), kind):
                 raise UserError(f"{key!r} is missing or not a {'table' if kind is dict else 'list'}")
+        for key, kind in (("model", str), ("fingerprint", dict), ("target", dict), ("made_by", dict)):
+            if not isinstance(table.get(key, kind()), kind):
+                raise UserError(f"{key} must be {'a table' if kind is dict else 'text'}, got {table[key]!r}")
+        fingerprint = table.get("fingerprint")
+        _check_target(table.get("target") or {})
         return Schedule(
             steps=tuple(_step(entry) for entry in table["steps"]),
             selector=make_selector(table["selector"]),
             dense_layers=tuple(table["dense_layers"]),
             model=table.get("model"),
+            fingerprint=None if fingerprint is None else ModelFingerprint.from_table(fingerprint),
             target=table.get("target"),
             made_by=table.get("made_by"),
             name=name,
@@ -168,6 +185,7 @@ class Schedule:
         table = {
             "format": FORMAT,
             "model": self.model,
+            "fingerprint": self.fingerprint.table() if self.fingerprint else None,
             "selector": self.selector.table(),
             "dense_layers": list(self.dense_layers),
             "target": self.target,
@@ -180,21 +198,62 @@ class Schedule:
         """Write the TOML file, atomically."""
         return files.write_text(path, tomli_w.dumps(self.table()))
 
-    def check_model(self, model: str) -> None:
-        """Raise UserError if the schedule was made for another model. Names are compared without folder and case. A
-        checkpoint counts as the model that its training began with."""
-        began = trained_from(model)
-        if self.model is not None and _short(trained_from(self.model)) not in (_short(began), _short(model)):
+    def check_model(self, model: str, found: ModelFingerprint | None = None) -> None:
+        """Raise UserError if the schedule was made for another model.
+
+        Where the schedule has a fingerprint, it is compared with that of the model: `found`, or what the model's files
+        on this machine say. Weights are compared where the fingerprint names them; a checkpoint then counts as the
+        model that its training began with. Where one of the two fingerprints is not known, names are compared, without
+        folder and case. An empty `model` stands for a module without a name, and no name is compared.
+        """
+        if self.any_model or (self.model is None and self.fingerprint is None):
+            return
+        if self.fingerprint is not None and found is None:
+            found = of_model(model)
+        if self.fingerprint is None or found is None:
+            reason = None if not model or self._same_name(model) else ""
+        else:
+            reason = dataclasses.replace(self.fingerprint, weights=None).difference(found)
+            if reason is None and not self._same_weights(model):
+                reason = "its weights are others"
+        if reason is not None:
             raise UserError(
-                f"schedule {self.name!r} was made for {self.model}, not for {began}",
-                "calibrate a schedule for this model, or use this one with --force-schedule",
+                f"schedule {self.name!r} was made for {self.model or 'another model'}, not for "
+                f"{trained_from(model) or 'this one'}{': ' if reason else ''}{reason}",
+                f"calibrate a schedule for this model, or use this one with --force-schedule (in Python {_FORCED})",
             )
 
+    def _same_name(self, model: str) -> bool:
+        return self.model is None or _short(trained_from(self.model)) in (_short(trained_from(model)), _short(model))
+
+    def _same_weights(self, model: str) -> bool:
+        """Whether the model has the weights that the fingerprint names, or its training began with them. True where the
+        fingerprint names none, and for a module without a name."""
+        assert self.fingerprint is not None
+        if self.fingerprint.weights is None or not model:
+            return True
+        began = trained_from(model)
+        known = [digest for name in (model, began) if (digest := weights_of(name)) is not None]
+        if self.fingerprint.weights in known:
+            return True
+        if self.model is None:
+            return not known
+        # The schedule was made on a checkpoint of the same training, or the model that the training began with is not
+        # on this machine any more.
+        relatives = trained_from(self.model) != self.model or weights_of(began) is None
+        return relatives and trained_from(self.model) == began
+
     def check_layers(self, layers: int) -> None:
-        """Raise UserError if `dense_layers` names a layer that a model of that many layers does not have."""
+        """Raise UserError if `dense_layers` names a layer that a model of that many layers does not have, or all of its
+        layers."""
         if self.dense_layers and self.dense_layers[-1] >= layers:
             raise UserError(
                 f"dense_layers names layer {self.dense_layers[-1]}, but the model has layers 0..{layers - 1}"
+            )
+        if len(self.dense_layers) == layers:
+            raise UserError(
+                f"the schedule keeps all {layers} layers of the model dense, so nothing would be sparse",
+                "name fewer dense_layers in the schedule; `sparroll calibrate` has --dense-layers",
             )
 
 
@@ -219,6 +278,33 @@ def _is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
+def _is_share(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+
+
+def _check_target(target: dict[str, Any]) -> None:
+    """Raise UserError for a target that no run could be held to. It may lack any of its keys."""
+    for key, good, what in (
+        ("estimator", lambda value: value in ESTIMATORS, f"one of {', '.join(ESTIMATORS)}"),
+        ("top_k", lambda value: _is_count(value) and value > 0, "a whole number of 1 or more"),
+        ("quantile", lambda value: _is_share(value) and 0 < value < 1, "between 0 and 1"),
+        ("at_least", lambda value: _is_share(value) and value > 0, "above 0 and at most 1"),
+    ):
+        if key in target and not good(target[key]):
+            raise UserError(f"target.{key} must be {what}, got {target[key]!r}")
+
+
+def _check_measured(measured: object) -> None:
+    """Raise UserError for figures that no measurement gives."""
+    if not isinstance(measured, dict):
+        raise UserError(f"measured must be a table of figures, got {measured!r}")
+    for key, value in measured.items():
+        if key in ("value", "low", "high") and not _is_share(value):
+            raise UserError(f"measured.{key} must lie in [0, 1], got {value!r}")
+        if key in ("tokens", "rollouts") and not _is_count(value):
+            raise UserError(f"measured.{key} must be a whole number, got {value!r}")
+
+
 def _step(entry: Any) -> Step:
     if not isinstance(entry, dict):
         raise UserError(f"each entry of 'steps' must be a table, got {entry!r}")
@@ -228,6 +314,10 @@ def _step(entry: Any) -> Step:
     for key in _STEP_KEYS[:2]:
         if not _is_count(entry.get(key)):
             raise UserError(f"{key} must be a whole number of tokens, got {entry.get(key)!r}")
+        if entry[key] > MOST_TOKENS:
+            raise UserError(f"{key} must be at most {MOST_TOKENS:,}, got {entry[key]:,}")
+    if "measured" in entry:
+        _check_measured(entry["measured"])
     return Step(**entry)
 
 
@@ -250,6 +340,11 @@ def check_budget(kv_budget_tokens: int, selector: Selector) -> None:
     """Raise UserError unless the budget is a multiple of the unit and leaves one unit to choose beside those always
     read."""
     unit, least = selector.unit_tokens, selector.least_budget_tokens
+    if kv_budget_tokens > MOST_TOKENS:
+        raise UserError(
+            f"kv_budget_tokens must be at most {MOST_TOKENS:,}, got {kv_budget_tokens:,}",
+            "a budget as large as the context is dense",
+        )
     if kv_budget_tokens % unit:
         below = max(least, kv_budget_tokens // unit * unit)
         raise UserError(
@@ -265,4 +360,4 @@ def check_budget(kv_budget_tokens: int, selector: Selector) -> None:
 
 
 def _short(model: str) -> str:
-    return model.rstrip("/").rsplit("/", 1)[-1].lower()
+    return packaged_name(model).rstrip("/").rsplit("/", 1)[-1].lower()

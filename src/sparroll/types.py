@@ -5,6 +5,7 @@ and a step's metrics. Data only: nothing here runs a model or computes a weight.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
@@ -13,6 +14,16 @@ import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
+from sparroll.rounding import percent_up
+
+LARGEST_SEED = 2**32 - 1
+"""Largest seed of a command or a run. The seed of each request is derived from it, and larger."""
+
+
+def check_seed(seed: int) -> None:
+    """Raise UserError for a seed that a command or a run cannot have."""
+    if not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"a seed must be from 0 to {LARGEST_SEED}, got {seed}")
 
 
 @dataclass(frozen=True)
@@ -38,8 +49,9 @@ class TopK:
 
     >>> TopK(ids=torch.tensor([[7, 2, 5], [0, 3, 9]]), logp=torch.tensor([[-0.1, -2.6, -4.2], [-0.7, -1.1, -2.3]]))
 
-    This example has the 3 most likely tokens at each of 2 positions. An entry with log-probability -inf is padding. The
-    log-probabilities are over the whole vocabulary, after temperature; `mismatch` checks this when it uses them.
+    This example has the 3 most likely tokens at each of 2 positions. An entry with log-probability -inf is padding, or
+    was left out by top-p. The log-probabilities are over the whole vocabulary, after temperature and top-p; `mismatch`
+    checks this when it uses them.
     """
 
     ids: Tensor
@@ -48,6 +60,7 @@ class TopK:
     """Their log-probabilities, float32, of the same shape."""
 
     def __post_init__(self) -> None:
+        check_tensors(ids=self.ids, logp=self.logp)
         if self.ids.shape != self.logp.shape or not self.ids.ndim:
             shapes = f"{list(self.ids.shape)} and {list(self.logp.shape)}"
             raise UserError(f"the ids and log-probabilities of a top-k list must have one shape [T, K], got {shapes}")
@@ -74,20 +87,21 @@ class TopK:
         return TopK(torch.cat([part.ids for part in parts]), torch.cat([part.logp for part in parts]))
 
 
-@dataclass
+@dataclass(repr=False)
 class Rollout:
     """One sampled response, with the log-probabilities of the policy that sampled it.
 
     >>> Rollout(prompt_ids=[1, 5, 9], response_ids=[7, 2], sparse_logp=torch.tensor([-0.1, -2.3]), finish_reason="stop",
     ...         prompt_index=0, sample_index=3, seed=11, weight_version=4, schedule_name="qwen3-1.7b-0.86",
-    ...         attention="sparse", kv_read_share=0.31, wall_seconds=1.8)
+    ...         attention="sparse", kv_read_share=0.31, wall_seconds=1.8, text="4")
+    Rollout(prompt 0, sample 3: 3 + 2 tokens, stop, sparse, 31% of the KV read, '4')
     """
 
     prompt_ids: list[int]
     response_ids: list[int]
     sparse_logp: Tensor
-    """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature.
-    At temperature 0 it is the log-probability at temperature 1."""
+    """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature
+    and top-p. At temperature 0 it is the log-probability at temperature 1."""
     finish_reason: Literal["stop", "length"]
     """stop: the response ended with a stop id, which is its last id. length: it reached `max_new_tokens`."""
     prompt_index: int = 0
@@ -107,6 +121,20 @@ class Rollout:
     top_k: TopK | None = None
     """The K most likely tokens under the sampling distribution at each response token; None if they were not asked
     for."""
+    text: str | None = None
+    """The response as text, without special tokens; None where the engine has no tokenizer, or the rollout comes from
+    elsewhere."""
+
+    def __repr__(self) -> str:
+        """One line, since the ids and log-probabilities of a response fill pages."""
+        what = f"{len(self.prompt_ids)} + {len(self.response_ids)} tokens, {self.finish_reason}"
+        read = (
+            self.attention
+            if self.attention == "dense"
+            else f"{self.attention}, {percent_up(self.kv_read_share)} of the KV read"
+        )
+        said = "" if self.text is None else f", {reprlib.repr(self.text)}"
+        return f"Rollout(prompt {self.prompt_index}, sample {self.sample_index}: {what}, {read}{said})"
 
     @property
     def context_tokens(self) -> Tensor:
@@ -264,6 +292,21 @@ class TokenBatch:
         if self.now_weights is not None:
             values["now_weights"] = self.now_weights.rows(index_B, tokens_T).to(torch.device(device))
         return TokenBatch(**values)
+
+
+MOST_SAMPLES = 65_536
+"""Responses to one prompt that one call or command may ask for. Each is a request in memory before it is sampled."""
+
+
+def check_tensors(**values: object) -> None:
+    """Raise UserError for an argument that is no torch tensor, such as a numpy array or a list."""
+    for name, value in values.items():
+        if not isinstance(value, Tensor):
+            kind = type(value)
+            raise UserError(
+                f"{name} must be a torch tensor, got a {kind.__module__}.{kind.__qualname__}".replace("builtins.", ""),
+                f"torch.as_tensor({name}) makes one of a numpy array or a list",
+            )
 
 
 def padded(values: Sequence[Tensor]) -> Tensor:

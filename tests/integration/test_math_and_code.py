@@ -12,10 +12,10 @@ import torch
 
 import data_files
 from byte_model import follow, tokenizer, write_model
+from sandboxes import need_sandbox
 from sparroll.cli import main
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
-from sparroll.tasks.code import sandbox
 from sparroll.tasks.data.catalog import SETS
 from sparroll.tasks.data.rows import Row
 from sparroll.tasks.data.templates import filled
@@ -234,8 +234,7 @@ def triple_row() -> dict[str, Any]:
 
 
 def test_code_from_training_to_evaluation(model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if not any(probe.holds for probe in sandbox.probes().values()):
-        pytest.skip("; ".join(f"{name}: {probe.detail}" for name, probe in sandbox.probes().items()))
+    need_sandbox()
 
     def sums(number: int) -> dict[str, Any]:
         return {"inputs": ["1\n", "2\n", "3\n"], "outputs": [f"{given + number}\n" for given in (1, 2, 3)]}

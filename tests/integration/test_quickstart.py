@@ -130,7 +130,9 @@ def test_an_interrupted_quickstart_goes_on_and_ends_like_a_straight_one(
     page = (out / "report.html").read_text()
     assert "src=" not in page
     assert "http" not in page
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 8
+    for question in ("Is this schedule safe here?", "What does it save?", "Did training hold?"):
+        assert question in page
     assert "aggressive" in page
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from byte_model import END, follow
-from recipe_runs import CHANGED, RECIPES, answer, overrides, recipe, skip_without_sandbox
+from recipe_runs import CHANGED, RECIPES, answer, need_sandbox_for_programs, overrides, recipe
 from sparroll.cli import main
 from sparroll.compression import make_compression
 from sparroll.corrections.sparse_rl_released import SparseRLReleased
@@ -36,7 +36,7 @@ def test_there_is_a_recipe_for_each_published_setting() -> None:
 
 @recipes
 def test_a_recipe_trains_as_it_is_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_without_sandbox(folder)
+    need_sandbox_for_programs(folder)
     prompts: set[str] = set()
     follow(lambda *asked: prompts.add(asked[0]) or answer(*asked), monkeypatch)
     out, config = tmp_path / "run", folder / "train.toml"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from byte_model import follow, write_model
-from recipe_runs import NEW_TOKENS, RECIPES, answer, evaluation, padded_mirror, recipe, skip_without_sandbox
+from recipe_runs import NEW_TOKENS, RECIPES, answer, evaluation, need_sandbox_for_programs, padded_mirror, recipe
 from sparroll.cli import main
 
 pytest.importorskip("math_verify")
@@ -17,7 +17,7 @@ pytest.importorskip("pyarrow")
 
 @pytest.mark.parametrize("folder", RECIPES, ids=lambda folder: folder.name)
 def test_a_recipe_is_evaluated_as_it_is_written(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    skip_without_sandbox(folder)
+    need_sandbox_for_programs(folder)
     follow(lambda *asked: answer(*asked) if "hens" in asked[0] else "none", monkeypatch)
     model, out = write_model(tmp_path, name="model"), tmp_path / "out"
     # As beside a checkpoint of the recipe's run, whose schedule fits it.
@@ -31,6 +31,7 @@ def test_a_recipe_is_evaluated_as_it_is_written(folder: Path, tmp_path: Path, mo
     assert list(found["results"]["tasks"]) == tasks
     samples = int(given["--samples"])
     assert found["results"]["samples"] == samples and found["config"]["temperature"] == float(given["--temperature"])
+    assert found["config"]["top_p"] == float(given["--top-p"])
     for label, task in found["results"]["tasks"].items():
         sparse = task["policies"].get("sparse")
         assert ("--also-dense" in command) == (sparse is not None)

@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from integration.train_runs import short_config, write_model
 from sparroll.corrections import correction
+from sparroll.engines.hf.engine import HFEngine
 from sparroll.errors import UserError
 from sparroll.train import TrainResult, train
 from sparroll.train.config.file import config_from
@@ -314,7 +315,7 @@ def test_a_gradient_that_is_not_finite_stops_before_a_weight_moves(model: str, t
         ({"attention": {"kind": "schedule", "name": "qwen3-1.7b-0.86"}}, "was made for Qwen/Qwen3-1.7B"),
         pytest.param(
             {"model": {"device": "cuda"}},
-            r"(?s)no CUDA device.*model\.device=cpu",
+            "there is no device .cuda. here, only the CPU",
             marks=pytest.mark.skipif(torch.cuda.is_available(), reason="there is one"),
         ),
         (
@@ -329,6 +330,17 @@ def test_mistakes_are_found_before_the_first_step(
 ) -> None:
     with pytest.raises(UserError, match=message):
         train(short_config(model, **changes), tmp_path / "run")
+
+
+def test_a_start_that_fails_after_the_engine_was_made_closes_it(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[HFEngine] = []
+    monkeypatch.setattr(HFEngine, "close", lambda engine: closed.append(engine))
+    monkeypatch.setattr("sparroll.train.setup.PolicyUpdate", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(short_config(model), tmp_path / "run")
+    assert len(closed) == 1
 
 
 def test_a_folder_with_a_run_is_neither_overwritten_nor_made_up(
@@ -367,6 +379,13 @@ def test_progress_is_told_after_every_step(model: str, tmp_path: Path) -> None:
     told: list[tuple[int, int, str]] = []
     config = config_from(short_config(model).model_dump() | {"evaluate": {"prompts": 0}})
     result = train(config, tmp_path / "run", on_progress=lambda *about: told.append(about))
-    assert [about[:2] for about in told] == [(0, 4), (1, 4), (2, 4), (3, 4), (4, 4)]
-    assert "reward 0." in told[1][2]
+    assert {total for _, total, _ in told} == {4}
+    assert [done for done, _, _ in told] == sorted(done for done, _, _ in told)
+    after = {done: text for done, _, text in told if "reward 0." in text}
+    assert list(after) == [1, 2, 3, 4]
+    assert after[1].startswith("step 1/4  reward 0.")
+    # A long step says what it is at.
+    within = [text for done, _, text in told if done == 1 and text.startswith("step 2/4: ")]
+    assert {"step 2/4: rollout", "step 2/4: score", "step 2/4: update"} <= set(within)
+    assert any(text.endswith(" rollouts") for text in within)
     assert result.dense_accuracy_first is None

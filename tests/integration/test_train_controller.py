@@ -72,7 +72,7 @@ def test_a_run_moves_its_budgets_and_leaves_a_schedule_for_the_next_one(model: s
     assert logged[-1]["rollout/kv_read_share"] > logged[0]["rollout/kv_read_share"]
     written = Schedule.load(out / "schedule.toml", model=model)
     assert written.selector == SELECTOR
-    assert written.made_by is not None and "control.target=0.8: step 4" in written.made_by["command"]
+    assert written.made_by is not None and "--set control.target=0.8" in written.made_by["command"]
     kept = Schedule.load(out / "checkpoints" / "step-000004" / "schedule.toml")
     contexts = torch.arange(150)
     assert written.kv_budget_tokens(contexts).equal(kept.kv_budget_tokens(contexts))

@@ -112,3 +112,28 @@ def test_a_run_that_cannot_find_its_reward_leaves_nothing(model: str, tmp_path: 
     with pytest.raises(UserError, match="the module no_such_rewards of the reward"):
         train(short_config(model, reward={"terms": [{"use": "no_such_rewards:reward"}]}), tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def nothing(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
+    return -1.0
+
+
+def test_a_run_without_any_reward_says_so_and_why(model: str, tmp_path: Path) -> None:
+    """The random model never says "answer", the word before which the task looks for nothing."""
+    task = {"name": "synthetic_add", "level": 0, "train_prompts": 10}
+    result = train(short_config(model, **SHORT | {"train": {"steps": 1}}, task=task), tmp_path / "unanswered")
+    (line,) = steps(tmp_path / "unanswered")
+    assert (line["reward/rewarded_share"], line["reward/no_answer_share"]) == (0.0, 1.0)
+    (event,) = result.events
+    assert event.startswith(
+        "step 1: no rollout of step 1 was rewarded (16 rollouts): no answer was found in any response; the task reads the "
+        'words after the last "answer"'
+    )
+    own = {"terms": [{"use": "integration.test_train_rewards:nothing"}]}
+    result = train(short_config(model, **SHORT, reward=own), tmp_path / "unrewarded")
+    assert [line["reward/rewarded_share"] for line in steps(tmp_path / "unrewarded")] == [0.0, 0.0]
+    assert "reward/no_answer_share" not in steps(tmp_path / "unrewarded")[0]
+    (event,) = result.events
+    assert event.startswith(
+        "step 2: no rollout of steps 1 to 2 was rewarded (32 rollouts): every response got the lowest reward; choose"
+    )

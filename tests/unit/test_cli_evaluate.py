@@ -15,7 +15,6 @@ from integration.train_runs import short_config, write_model
 from sparroll.cli import main
 from sparroll.cli.common import load_judge
 from sparroll.evaluate.estimators import pass_at_k
-from sparroll.evaluate.log import SampleLog
 from sparroll.train import train
 
 pq = pytest.importorskip("pyarrow.parquet")
@@ -91,6 +90,19 @@ def test_a_budget_that_holds_everything_makes_no_difference(model: str, tmp_path
         assert task["policies"]["dense"]["tail"] is None
     left, right = (_rows(tmp_path, "vowels:0", policy) for policy in ("dense", "sparse"))
     assert [row["response_ids"] for row in left] == [row["response_ids"] for row in right]
+
+
+def test_top_p_cuts_both_sides_of_the_tail_and_the_summary_says_so(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = evaluate(model, tmp_path, "--top-p", "0.5")
+    printed = capsys.readouterr().out
+    assert found["top_p"] == 0.5 and "as top-p 0.5 cuts them; targets such as 0.86 are for whole policies" in printed
+    assert "as top-p 0.5 cuts them" in (tmp_path / "report.html").read_text()
+    # With half of the mass, lists of 20 tokens out of 28 hold all of it, so the ceiling is 1.
+    assert found["tasks"]["vowels:0"]["policies"]["dense"]["tail"]["overall"]["mean"] == pytest.approx(1, abs=0.01)
+    message, _ = error_of([*command(model, tmp_path / "other"), "--top-p", "0"], capsys)
+    assert "top_p must be above 0 and at most 1, got 0.0" in message
 
 
 def test_a_finished_evaluation_is_read_again_without_a_model(
@@ -201,12 +213,6 @@ def test_settings_of_a_function_are_values_not_words() -> None:
     judge = load_judge("integration.evaluation_runs:anything", words)
     assert judge is not None
     assert judge.function.settings == {"a": 3, "b": 0.5, "c": False, "d": [1, 2], "e": "as it is", "f": "7"}
-
-
-def test_two_processes_do_not_share_a_folder(model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with SampleLog(tmp_path / "samples.jsonl"):
-        message, _ = error_of(command(model, tmp_path), capsys)
-    assert "another process is evaluating" in message
 
 
 def test_without_model_tasks_and_out_nothing_starts(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,7 @@ def test_thinking_is_the_template_s(
         ("aime25,aime25", [], "is named twice"),
         ("data", [], 'task.name = "data" needs data.train or data.eval'),
         ("gsm8k", ["--contest-from", "2024-08-01"], "a contest window is asked for, but no row has a contest date"),
+        ("gsm8k", ["--test-seconds", "0"], "--test-seconds must be above 0, got 0.0"),
         ("gsm8k", ["--thinking"], "--thinking and --no-thinking need --chat"),
         ("gsm8k", ["--prompt-template", "nothing"], "unknown prompt template 'nothing'"),
         ("synthetic_add:0", ["--prompt-template", "math"], "prompt templates are for sets and files"),
@@ -130,6 +131,11 @@ def test_other_tests_of_the_same_problem_are_not_gone_on_with(
     write("1\n")
     assert main(command) == 0
     assert main(command) == 0
+    limits = record(tmp_path / "out")["config"]["test_limits"]
+    assert limits == {str(file): [{"seconds": 10.0, "memory_gib": 1.0}]}
+    capsys.readouterr()
+    message, _ = error_of([*command, "--test-seconds", "2"], capsys)
+    assert "was made with test_limits" in message
     write("2\n")
     capsys.readouterr()
     message, _ = error_of(command, capsys)

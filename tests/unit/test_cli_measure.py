@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 
 import pytest
 
 from cli_runs import error_of, save_model
 from sparroll.cli import main
+from sparroll.models import fingerprint
 from sparroll.schedule import Schedule
 
 SMALL = ["--task", "synthetic", "--level", "0", "--count", "6", "--samples", "2", "--max-new-tokens", "60"]
@@ -70,7 +72,9 @@ def test_profile_prints_and_plots_each_budget_and_resumes(
 def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     command = ["calibrate", *TINY, "--target", "0.3", "--out", str(out), "--name", "mine", "--verify-rounds", "1"]
-    assert main([*command, *(part for budget in (52, 72, 96) for part in ("--budget", str(budget)))]) == 0
+    command += ["--dense-layers", "0", "--first-tokens", "8", "--recent-tokens", "40"]
+    command += [part for budget in (52, 72, 96) for part in ("--budget", str(budget))]
+    assert main(command) == 0
     output = capsys.readouterr()
     assert "dense ceiling" in output.out
     assert output.err.splitlines()[-1] == f"wrote {out / 'mine.toml'}"
@@ -78,7 +82,10 @@ def test_calibrate_writes_a_schedule_that_loads(tmp_path: Path, capsys: pytest.C
     assert schedule.target is not None
     assert schedule.target["at_least"] == 0.3
     assert schedule.model == "tiny-reasoner"
+    assert schedule.fingerprint == fingerprint.of_model("tiny-reasoner")
     assert schedule.made_by is not None
+    assert schedule.made_by["command"] == shlex.join(["sparroll", *command])
+    assert (schedule.dense_layers, schedule.selector.first_tokens, schedule.selector.recent_tokens) == ((0,), 8, 40)
     assert main(["schedule", "show", str(out / "mine.toml")]) == 0
     assert "0.3" in capsys.readouterr().out
     assert main(["report", "--run", str(out)]) == 0
@@ -101,6 +108,25 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
     message, hint = error_of(["calibrate", *there, "--mode", "cheap"], capsys)
     assert message == "unknown mode 'cheap'"
     assert "faithful" in hint
+    message, hint = error_of(["calibrate", *there, "--dense-layers", "0,x"], capsys)
+    assert (message, hint) == ("--dense-layers takes numbers of layers, got '0,x'", "for example 0,1, or none")
+    message, _ = error_of(["calibrate", *there, "--count", "3", "--samples", "2"], capsys)
+    assert "needs 8 rollouts, and 3 prompts with 2 samples each give 6" in message
+
+
+def test_a_model_of_two_layers_has_none_that_would_be_sparse(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save_model(tmp_path / "two", num_hidden_layers=2)
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("a b c\n" * 8)
+    about = ["--model", str(folder), "--prompts", str(prompts), "--max-new-tokens", "100", "--page-tokens", "4"]
+    capsys.readouterr()
+    message, hint = error_of(["calibrate", *about, "--budget", "52", "--out", str(tmp_path / "out")], capsys)
+    assert message == "the schedule keeps all 2 layers of the model dense, so nothing would be sparse"
+    assert "--dense-layers" in hint
+    message, _ = error_of(["rollout", *about[:-2], "--budget", "64", "--out", str(tmp_path / "rollouts")], capsys)
+    assert message.startswith("the schedule keeps all 2 layers")
 
 
 def test_report_needs_something_to_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

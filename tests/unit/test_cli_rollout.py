@@ -11,8 +11,6 @@ from safetensors.torch import load_file, save_file
 
 from cli_runs import CONTEXT_TOKENS, error_of, save_model
 from sparroll.cli import main
-from sparroll.errors import UserError
-from sparroll.tasks.prompt_file import plain_prompt, read_prompts
 
 
 @pytest.fixture(scope="module")
@@ -42,12 +40,25 @@ def test_rollouts_are_written_with_the_log_probability_of_each_token(
     assert main(_command(model, prompts, tmp_path / "out", "--n", "2")) == 0
     output = capsys.readouterr()
     assert output.err.strip().splitlines()[-1] == f"wrote {tmp_path / 'out' / 'record.json'}"
+    assert output.out.startswith("prompt 0: a b c\n  ")
+    assert " tokens, stopped)\nprompt 1: d e f g 1 2 3\n" in output.out
     rows = _rows(tmp_path / "out")
+    assert f"  {rows[0]['response']}  (" in output.out
+    assert not any("<eos>" in row["response"] for row in rows)
     assert [(row["prompt_index"], row["sample_index"]) for row in rows] == [(p, s) for p in range(3) for s in range(2)]
     assert all(len(row["sparse_logp"]) == len(row["response_ids"]) for row in rows)
     record = json.loads((tmp_path / "out" / "record.json").read_text())
     assert record["results"]["rollouts"] == 6
     assert record["results"]["kv_read_share"] == 1.0
+
+
+def test_a_tiny_top_p_draws_what_greedy_sampling_takes(model: Path, prompts: Path, tmp_path: Path) -> None:
+    assert main(_command(model, prompts, tmp_path / "nucleus", "--top-p", "0.000001")) == 0
+    assert main(_command(model, prompts, tmp_path / "greedy", "--temperature", "0")) == 0
+    nucleus, greedy = _rows(tmp_path / "nucleus"), _rows(tmp_path / "greedy")
+    assert [row["response_ids"] for row in nucleus] == [row["response_ids"] for row in greedy]
+    assert all(set(row["sparse_logp"]) == {0.0} for row in nucleus)
+    assert json.loads((tmp_path / "nucleus" / "config.json").read_text())["top_p"] == 1e-6
 
 
 def test_json_output_is_json_and_nothing_else(
@@ -94,31 +105,6 @@ def test_a_folder_with_other_rollouts_is_not_mixed(
     message, hint = error_of(_command(model, prompts, tmp_path / "out", "--seed", "1"), capsys)
     assert "was made with seed = 0, and seed = 1 is asked for now" in message
     assert "--out" in hint
-
-
-def test_jsonl_prompts_are_read_and_a_line_without_one_is_named(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "prompts.jsonl"
-    path.write_text('{"prompt": "a b", "answer": "c"}\n{"question": "d"}\n')
-    message, hint = error_of(_command(model, path, tmp_path / "out"), capsys)
-    assert message == f"line 2 of {path} has no prompt"
-    assert '"prompt"' in hint
-    path.write_text('{"prompt": "a b", "answer": "c"}\n')
-    assert main(_command(model, path, tmp_path / "out")) == 0
-
-
-def test_jsonl_chats_are_prompts_with_messages_and_none_of_their_keys_is_lost(tmp_path: Path) -> None:
-    chat = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "a b"}]
-    path = tmp_path / "prompts.jsonl"
-    path.write_text(json.dumps({"prompt": chat}) + "\n")
-    (found,) = read_prompts(path, None, 0, 9, 0)
-    assert (found.text, found.messages) == ("be brief\na b", (("system", "be brief"), ("user", "a b")))
-    assert plain_prompt(found) == chat
-    for bad in ([], [{"role": "user"}], [{"role": "user", "content": 1}], [chat[0] | {"tool_calls": []}]):
-        path.write_text(json.dumps({"prompt": bad}) + "\n")
-        with pytest.raises(UserError, match="line 1 .* has no prompt\nhint: .* without other keys"):
-            read_prompts(path, None, 0, 9, 0)
 
 
 def test_empty_prompts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
 from pathlib import Path
 
@@ -37,6 +38,28 @@ def test_a_run_ends_with_its_report_and_can_be_taken_further(
     assert "--resume" in hint
     assert main(_command(out, "--resume", "--set", "train.steps=3", "--json")) == 0
     assert json.loads(capsys.readouterr().out)["steps"] == 3
+
+
+def test_sigterm_right_after_a_checkpoint_is_renamed_leaves_a_run_that_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.train.runtime import checkpoint
+
+    point = checkpoint._point
+
+    def terminated(folder: Path, final: Path) -> None:
+        signal.raise_signal(signal.SIGTERM)
+        point(folder, final)
+
+    command = _command(tmp_path, "--set", "checkpoint.every_steps=1", "--set", "evaluate.prompts=0")
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_point", terminated)
+        assert main(command) == 130
+    errors = capsys.readouterr().err
+    assert "Traceback" not in errors
+    assert errors.splitlines()[-1] == "interrupted: step 1 is saved; --resume goes on there"
+    assert main([*command, "--resume"]) == 0
+    assert "resuming from step-000001" in capsys.readouterr().err
 
 
 def test_rewards_lie_beside_the_configuration_and_what_they_raise_is_one_line(

@@ -24,6 +24,7 @@ import plots  # noqa: E402
 import study  # noqa: E402
 import study_distill  # noqa: E402
 import study_jobs  # noqa: E402
+import study_verify  # noqa: E402
 import study_worker  # noqa: E402
 import table_sums  # noqa: E402
 from study_jobs import Job, Outcome, run_jobs  # noqa: E402
@@ -270,6 +271,20 @@ def test_an_adapter_alone_is_trained_under_the_studys_settings(dry_study, tmp_pa
     assert record["config"]["rollout"]["temperature"] == settings.temperature
     assert (tmp_path / "adapter/adapter/adapter_model.safetensors").is_file()
     assert "before: tail" in capsys.readouterr().out
+
+
+def test_calibrated_schedules_are_held_against_their_targets(dry_study, tmp_path, monkeypatch, capsys) -> None:
+    settings, out = dry_study
+    record = make_record(settings, out, chosen(settings, ["dense"]), [0], {})
+    asked = ["--model", settings.model, "--schedules-of", str(record), "--out", str(tmp_path), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["study_verify.py", *asked, "--prompts", "8", "--rounds", "1"])
+    study_verify.main()
+    [found] = records.read(tmp_path / "verified.json", "study-verification")["results"]["schedules"]
+    [measured] = found["rounds"]
+    lowest = min(cell["value"] for cell in measured["bins"])
+    assert found["target"] == 0.75 and found["held_as_made"] == (lowest >= 0.75) == found["met"]
+    assert {"kv_budget_tokens", "low", "tokens", "rollouts"} <= measured["bins"][0].keys()
+    assert f"calibrated-0.75: worst bin {lowest:.4f} for a target of 0.75, 1 rounds" in capsys.readouterr().out
 
 
 def test_finished_runs_are_not_run_again_and_the_calibration_comes_first(dry_study) -> None:

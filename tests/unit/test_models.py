@@ -12,7 +12,7 @@ import pytest
 from cli_runs import error_of
 from sparroll.cli import main
 from sparroll.errors import UserError
-from sparroll.models import trained_from
+from sparroll.models import resolve, trained_from
 from sparroll.schedule import Schedule
 
 
@@ -74,3 +74,35 @@ def test_every_verb_takes_the_schedule_of_a_checkpoints_model(
     for verb in ("profile", "rollout"):
         message, _ = error_of([verb, *chosen, "--prompts", str(tmp_path / "none.txt"), "--out", str(tmp_path)], capsys)
         assert message.startswith("cannot read the prompts file")
+
+
+@pytest.mark.parametrize("name", ["tiny-resoner", "tiny_reasoner", "TinyReasoner", "reasoner"])
+def test_a_typo_of_a_packaged_name_is_told_at_once(name: str) -> None:
+    with pytest.raises(
+        UserError, match=f"no packaged model and no folder '{name}'\nhint: did you mean 'tiny-reasoner'"
+    ):
+        resolve(name)
+
+
+def test_folders_and_names_of_the_hub_are_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("Qwen/Qwen3-1.7B", "someone/tiny-reasoner", "gpt2", str(tmp_path / "tiny-reasoner2")):
+        assert resolve(name) == name
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-reasoner2").mkdir()
+    assert resolve("tiny-reasoner2") == "tiny-reasoner2"
+
+
+def test_names_are_checked_before_a_command_writes_its_first_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    command = ["rollout", "--task", "synthetic", "--out", str(out)]
+    assert "tiny-reasoner" in error_of([*command, "--model", "tiny-resoner"], capsys)[1]
+    for option, value, message in (
+        ("--device", "foo", "unknown device 'foo'"),
+        ("--dtype", "int3", "unknown --dtype 'int3'"),
+        ("--temperature", "inf", "the temperature must be 0"),
+        ("--seed", "4294967296", "Invalid value for '--seed'"),
+    ):
+        assert error_of([*command, "--model", "tiny-reasoner", option, value], capsys)[0].startswith(message)
+    assert not out.exists()

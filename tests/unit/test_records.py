@@ -21,7 +21,7 @@ def test_a_record_says_what_code_machine_and_seed_made_it(tmp_path: Path) -> Non
     assert record["seed"] == 7
     assert record["wall_seconds"] == 1.235
     assert record["results"] == {"q05": 0.5}
-    assert set(record["commit"]) == {"id", "dirty"}
+    assert set(record["commit"]) == {"id", "dirty", "said_by"}
     assert record["versions"]["torch"] == torch.__version__
     assert record["hardware"]["cores"] >= 1
     assert record["date"].endswith("+00:00")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import re
+import subprocess
+from datetime import datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -22,14 +24,24 @@ def tables() -> ModuleType:
         return importlib.import_module("render")
 
 
-def test_tables_are_rendered_from_the_records(tables: ModuleType) -> None:
-    marked = [
-        path for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")) if "<!-- table: " in path.read_text()
-    ]
-    assert sorted(marked) == sorted(tables.PAGES)
-    for page in marked:
-        text = page.read_text(encoding="utf-8")
-        assert tables.render(text) == text, "run: python benchmarks/render.py"
+def test_tables_and_figures_are_those_of_the_records(tables: ModuleType) -> None:
+    assert {"README.md", "docs/results.md", "docs/study.md"} <= set(tables.pages())
+    for page in tables.pages():
+        text = (ROOT / page).read_text(encoding="utf-8")
+        assert tables.render(page, text) == text, "run: python benchmarks/render.py"
+
+
+def test_a_claim_writes_its_figures_wherever_the_lines_break(tables: ModuleType) -> None:
+    claims = importlib.import_module("claims")
+    claim = claims.Claim(
+        "page.md", "is {fast} times as fast, at {share} % of\nit", lambda: {"fast": "1.39", "share": "73"}
+    )
+    assert (
+        claim.written("It is 1.4\n  times as fast, at 1,000 %\nof it.")
+        == "It is 1.39\n  times as fast, at 73 %\nof it."
+    )
+    with pytest.raises(ValueError, match=r"page.md holds 0 times: is \{fast\}"):
+        claim.written("It was fast.")
 
 
 def lines_of(table: str) -> dict[str, list[str]]:
@@ -91,15 +103,19 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
     )
     study = tables.render_study
     monkeypatch.setattr(study, "results", lambda name, kind: found)
+    again = study_of(distill=("finished", 4, ""))
+    monkeypatch.setattr(study, "_again", lambda steps: again)
     ended = {"whole": "+0.500", "stopped": "stopped itself by step 3", "cut": "cut at step 2"}
     ended |= {"waiting": "waiting", "failed": "failed"}
     lines = lines_of(study.study())
+    assert lines.pop("distill`, again")[1] == "+0.500"
     assert {name: line[1] for name, line in lines.items()} == ended
     assert lines["cut"][2:] == ["0.50", "0.500", "0.500", "0.500", "50.0%", "0", "50%"]
     assert set(lines["waiting"][2:]) == {""}
     found["runs"].append(found["runs"][0] | {"steps": 2, "stopped": "no token kept"})
     assert lines_of(study.study())["whole"][1] == "+0.500; 1 more stopped early"
     longer = lines_of(study.study_longer())
+    assert longer.pop("distill`, again")[1] == "+0.400 (+0.400 to +0.400)"
     assert longer["whole"][:2] == ["+0.200 (+0.200 to +0.200)", "+0.400 (+0.400 to +0.400)"]
     assert {name: line[:2] for name, line in longer.items() if name != "whole"} == {
         name: ["", how] for name, how in ended.items() if name != "whole"
@@ -118,10 +134,52 @@ def test_paths_of_one_machine_are_seen_wherever_they_stand(text: str) -> None:
     )
 
 
+RECORDS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+DEVELOPERS_CORES = 2
+"""Of the machine where git held the history before records said who named their commit; GPU hosts have more."""
+
+
+def test_a_record_says_what_code_made_it_or_that_it_cannot() -> None:
+    assert RECORDS
+    for path in RECORDS:
+        record = records.read(path)
+        told = record["commit"]
+        known = told.get("said_by") is not None or record["hardware"]["cores"] <= DEVELOPERS_CORES
+        proven = known and told["id"] is not None and told["dirty"] is False
+        assert proven or record.get("caveat"), f"{path.name} cannot show what code made it: say so in `caveat`"
+        assert known or told["dirty"] is not False, f"{path.name} claims what nothing recorded"
+
+
+def test_no_two_records_took_the_same_seconds() -> None:
+    """Runs never do, so one of them was filled in by hand."""
+    found: dict[float, list[str]] = {}
+    for path in RECORDS:
+        record = records.read(path)
+        if record["wall_seconds"] is not None and not record.get("caveat"):
+            found.setdefault(record["wall_seconds"], []).append(path.name)
+    assert [names for names in found.values() if len(names) > 1] == []
+
+
+def test_a_record_is_younger_than_the_commit_that_made_it() -> None:
+    def git(*arguments: str) -> str | None:
+        done = subprocess.run(["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    if git("rev-parse", "--is-shallow-repository") != "false":
+        pytest.skip("git does not hold the history here")
+    made = {}
+    for path in RECORDS:
+        record = records.read(path)
+        made.setdefault(record["commit"]["id"], []).append((datetime.fromisoformat(record["date"]), path.name))
+    for commit, dates in made.items():
+        committed = git("show", "-s", "--format=%cI", f"{commit}^{{commit}}")
+        assert committed is not None, f"{dates[0][1]} names {commit}, which is no commit"
+        for date, name in dates:
+            assert datetime.fromisoformat(committed) <= date, f"{name} is older than the code that made it"
+
+
 def test_every_record_is_whole() -> None:
-    paths = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
-    assert paths
-    for path in paths:
+    for path in RECORDS:
         record = records.read(path)
         text = path.read_text(encoding="utf-8").replace("\\n", " ")
         assert not ABSOLUTE_PATH.search(text), f"{path.name} has a path of one machine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,6 +102,24 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
         ("page_tokens = 16", "page_tokens = true", "page_tokens must be a whole number"),
         ("recent_tokens = 32", "recent_tokens = 40", "recent_tokens must be a multiple"),
         ("recent_tokens = 32", "recent_tokens = 0", "at least 16, got 0"),
+        ("kv_budget_tokens = 512", "kv_budget_tokens = true", "kv_budget_tokens must be a whole number of tokens, got True"),
+        ("kv_budget_tokens = 512", f"kv_budget_tokens = {4 * 10**21}", "kv_budget_tokens must be at most 1,073,741,824"),
+        ("kv_budget_tokens = 512", "kv_budget_tokens = 4e21", "must be a whole number of tokens, got 4e+21"),
+        ("context_tokens = 2000", f"context_tokens = {4 * 10**21}", "from_context_tokens must be at most 1,073,741,824"),
+        ("at_least = 0.86", "at_least = 5", "target.at_least must be above 0 and at most 1, got 5"),
+        ("at_least = 0.86", "at_least = nan", "target.at_least must be above 0 and at most 1, got nan"),
+        ("at_least = 0.86", "at_least = true", "target.at_least must be above 0 and at most 1, got True"),
+        ("quantile = 0.05", "quantile = 5", "target.quantile must be between 0 and 1, got 5"),
+        ("top_k = 20", "top_k = 0", "target.top_k must be a whole number of 1 or more, got 0"),
+        ('"top_k_lower"', '"top_k"', "target.estimator must be one of exact, top_k_lower"),
+        ("value = 0.866", "value = nan", "measured.value must lie in [0, 1], got nan"),
+        ("low = 0.861", "low = -inf", "measured.low must lie in [0, 1], got -inf"),
+        ("tokens = 81234", "tokens = 1.5", "measured.tokens must be a whole number, got 1.5"),
+        ("measured = {", "measured = 3 # {", "measured must be a table of figures, got 3"),
+        ('model = "Qwen/Qwen3-1.7B"', "model = 5", "model must be text, got 5"),
+        ("target = {", "target = 5 # {", "target must be a table, got 5"),
+        ("format = 1", "format = 1\nfingerprint = { layer = 2 }", "unknown key 'layer' in the fingerprint\nhint: did you"),
+        ("format = 1", "format = 1\nfingerprint = { layers = true }", "fingerprint.layers must be a whole number, got True"),
     ],
 )  # fmt: skip
 def test_each_broken_invariant_is_a_clear_error(tmp_path: Path, before: str, after: str, message: str) -> None:
@@ -127,6 +146,14 @@ def test_a_schedule_for_another_model_is_refused_unless_forced(tmp_path: Path) -
     assert Schedule.load(path, model="Qwen/Qwen3-4B", force=True).name == "schedule"
     with pytest.raises(UserError, match="names layer 1, but the model has layers 0..0"):
         Schedule.load(path).check_layers(1)
+    forced = Schedule.load(path, force=True)
+    forced.check_model("Qwen/Qwen3-4B")
+    replace(forced, name="another").check_model("Qwen/Qwen3-4B")
+
+
+def test_a_budget_of_a_command_has_the_same_limit() -> None:
+    with pytest.raises(UserError, match="kv_budget_tokens must be at most 1,073,741,824, got 4,000,000,000,000"):
+        Schedule.fixed(4 * 10**21)
 
 
 def test_budgets_are_whole_units_of_the_selector() -> None:

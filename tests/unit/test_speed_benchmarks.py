@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -23,7 +24,16 @@ def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
     try:
         yield {
             name: importlib.import_module(name)
-            for name in ("vllm_engines", "rollout", "decode_step", "profile_step", "sparse_training")
+            for name in (
+                "vllm_engines",
+                "rollout",
+                "decode_step",
+                "profile_step",
+                "sparse_training",
+                "whole_run",
+                "render_speed",
+                "rl_grid",
+            )
         }
     finally:
         sys.path.remove(BENCHMARKS)
@@ -109,6 +119,122 @@ def test_short_contexts_are_measured_before_among_and_after_the_others(
     options = argparse.Namespace(contexts=[1024, 4096, 8192], batches=[1, 8], short=1024)
     order = [context for context, _ in benchmark_modules["decode_step"].rounds(options)]
     assert order == [1024, 1024, 4096, 4096, 1024, 1024, 8192, 8192, 1024, 1024]
+
+
+@pytest.mark.parametrize("size", ["1.7b", "4b", "8b", "14b"])
+def test_contexts_within_the_budget_are_read_whole_to_the_end_of_a_measurement(
+    benchmark_modules: dict[str, ModuleType], size: str
+) -> None:
+    schedule = Schedule.load(f"qwen3-{size}-0.86")
+    contexts = benchmark_modules["decode_step"].contexts_within_budget(schedule, measured_tokens=64)
+    assert contexts == [256, 448]
+    assert all(schedule.read_tokens(context + 64) == context + 64 for context in contexts)
+    assert schedule.read_tokens(513) < 513
+
+
+def test_a_budget_that_a_measurement_would_leave_is_refused(benchmark_modules: dict[str, ModuleType]) -> None:
+    with pytest.raises(SystemExit, match="reads contexts up to 128 whole, and measuring decodes 64 tokens"):
+        benchmark_modules["decode_step"].contexts_within_budget(Schedule.fixed(128), measured_tokens=64)
+
+
+class StubEngine:
+    """Takes half a second a run, and keeps what it was asked for."""
+
+    asked: ClassVar[list[tuple[int, list[int], int]]] = []
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.start_seconds, self.capacity_tokens = 1.0, 1000
+
+    def __enter__(self) -> StubEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def settings(self) -> dict[str, object]:
+        return {}
+
+    def whole_run(self, context: int, left: list[int], *, uncounted_steps: int, on_progress, every_steps: int):
+        self.asked.append((context, left, uncounted_steps))
+        on_progress(every_steps, 0.25)
+        return {"seconds": 0.5, "tokens": sum(left), "steps_with_requests_put_off": 0}
+
+
+def test_a_whole_run_that_was_cut_goes_on_where_it_was(
+    benchmark_modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole_run = benchmark_modules["whole_run"]
+    monkeypatch.setattr(whole_run, "Engine", StubEngine)
+    monkeypatch.setattr(StubEngine, "asked", [])
+    options = argparse.Namespace(
+        engine="dense", model="tiny", schedule="s", folder="f", max_seqs=8, every=10, continue_from=None
+    )
+    lengths, progress = [40, 12, 30], tmp_path / "progress.jsonl"
+    first = whole_run.run(options, lengths, progress)
+    assert (first["seconds"], first["pieces"], first["tokens"]) == (0.5, 1, 82)
+    # The last line was cut in the middle.
+    progress.write_text(progress.read_text() + '{"step": 20')
+    options.continue_from = progress
+    second = whole_run.run(options, lengths, tmp_path / "more.jsonl")
+    assert (second["seconds"], second["pieces"]) == (0.75, 2)
+    # Of the ten steps that are done, three fill the caches again.
+    assert StubEngine.asked == [(150, lengths, 0), (157, [33, 5, 23], 3)]
+    assert whole_run.last_line(tmp_path / "more.jsonl", lengths)["step"] == 17
+    with pytest.raises(SystemExit, match="holds no progress of these requests"):
+        whole_run.last_line(progress, [1, 2])
+
+
+def cells_of(dense: float, sparse: float) -> list[dict[str, object]]:
+    times = {"dense": dense, "triton": sparse}
+    return [
+        {"engine": name, "batch": 8, "context_tokens": 256, "seconds": [seconds]} for name, seconds in times.items()
+    ]
+
+
+def test_the_overhead_within_the_budget_is_held_against_three_percent(
+    benchmark_modules: dict[str, ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render_speed = benchmark_modules["render_speed"]
+    found = {"1.7b": cells_of(2e-3, 2.06e-3), "4b": cells_of(2e-3, 2.0602e-3)}
+    for size in found:
+        (tmp_path / f"decode-step-within-budget-qwen3-{size}-h200.json").touch()
+    monkeypatch.setattr(render_speed, "RESULTS", tmp_path)
+    monkeypatch.setattr(render_speed, "results", lambda name, kind: found[name.split("-")[5]])
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in render_speed.within_budget().splitlines()[2:]]
+    assert lines == [
+        ["Qwen3-1.7B", "256", "8", "2.000", "2.060", "+3.0%", "yes"],
+        ["Qwen3-4B", "256", "8", "2.000", "2.061", "+3.1%", "no"],
+    ]
+    monkeypatch.setattr(render_speed, "RESULTS", tmp_path / "empty")
+    assert render_speed.within_budget() == "Not measured yet."
+
+
+def test_the_page_says_whether_the_full_lengths_were_run(
+    benchmark_modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    render_speed = benchmark_modules["render_speed"]
+    found = {"windows": [0] * 14, "sparse_engine": "triton"}
+    measured = [("1.7b", "drained", found), ("1.7b", "steady", found | {"windows": [0] * 5})]
+    monkeypatch.setattr(render_speed, "rollout_records", lambda: measured)
+    short = render_speed.WholeRun("1.7b", "dense", 0.125, 100, 10.0, 9.931)
+    monkeypatch.setattr(render_speed, "found_whole", lambda: [short])
+    assert "Nobody has run the full lengths whole yet" in " ".join(render_speed.interpolated().split())
+    full = [render_speed.WholeRun("1.7b", name, 1.0, 800, *of) for name, of in FULL.items()]
+    monkeypatch.setattr(render_speed, "found_whole", lambda: [short, *full])
+    said = " ".join(render_speed.interpolated().split())
+    assert said.endswith("this is off by: at full lengths 1.2 to 2.0 %, with an eighth of the lengths 0.7 %.")
+    assert "Nobody" not in said
+    assert render_speed.whole_runs().splitlines()[-1] == "| Qwen3-1.7B | speed-up | full |  | 2.00x | 2.06x |  |"
+
+
+FULL = {"dense": (100.0, 101.2), "sparse": (50.0, 49.0)}
+"""(seconds, what the moments say) of a made-up run."""
+
+
+def test_a_grid_runs_with_the_learning_rate_that_it_is_given(benchmark_modules: dict[str, ModuleType]) -> None:
+    rl_grid = benchmark_modules["rl_grid"]
+    assert "train.lr=2e-4" in rl_grid.settings("2e-4")
+    assert "train.lr=2e-4" in rl_grid.command(Path("folder"), "dense", "tis", 0, "2e-4")
 
 
 def test_overlapping_kernels_count_once(profile_step: ModuleType) -> None:

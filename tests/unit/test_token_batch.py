@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
 
 import torch
 
@@ -70,3 +70,14 @@ def test_a_process_without_rollouts_has_a_batch_of_none() -> None:
 
 def test_padding_is_zeros_on_the_right() -> None:
     assert padded([torch.tensor([1.0]), torch.tensor([2.0, 3.0])]).tolist() == [[1.0, 0.0], [2.0, 3.0]]
+
+
+def test_a_rollout_shows_itself_on_one_line() -> None:
+    ids = list(range(20_000))
+    rollout = Rollout(ids[:100], ids, torch.zeros(20_000), "stop", prompt_index=2, sample_index=7)
+    assert repr(rollout) == "Rollout(prompt 2, sample 7: 100 + 20000 tokens, stop, dense)"
+    sparse = replace(rollout, attention="sparse", kv_read_share=0.314, text="a word " * 500)
+    assert repr(sparse).startswith(
+        "Rollout(prompt 2, sample 7: 100 + 20000 tokens, stop, sparse, 32% of the KV read, 'a word "
+    )
+    assert len(repr(sparse)) < 130

@@ -118,6 +118,17 @@ def test_sampled_log_probs_are_those_of_the_sampling_policy(engine: Any, tempera
         assert clear.any() and torch.equal(rollout.top_k.ids[clear], score.top_k.ids[clear])
 
 
+def test_top_p_cuts_and_renormalises_alike(engine: Any) -> None:
+    settings: dict[str, Any] = dict(temperature=0.8, top_p=0.7, top_k=5)
+    rollouts = engine.generate(prompts([12, 40, 90]), n=2, max_new_tokens=40, stop_ids=[], **settings)
+    for rollout, score in zip(rollouts, Scorer(oracle().model).dense(rollouts, **settings), strict=True):
+        torch.testing.assert_close(rollout.sparse_logp, score.logp, atol=1e-4, rtol=0)
+        torch.testing.assert_close(rollout.top_k.logp, score.top_k.logp, atol=1e-4, rtol=0)
+    assert any((rollout.top_k.logp == -torch.inf).any() for rollout in rollouts)
+    with pytest.raises(UserError, match="top_p must be above 0 and at most 1, got 2"):
+        engine.generate([[5]], max_new_tokens=2, top_p=2)
+
+
 def test_sparse_samples_replay_to_the_same_log_probs(engine: Any) -> None:
     engine.set_schedule(SPARSE)
     rollouts = engine.generate(prompts([30, 120]), n=2, max_new_tokens=60, seed=4, stop_ids=[])
@@ -184,6 +195,22 @@ def test_new_weights_give_the_new_models_responses(engine: Any) -> None:
         for rollout, other in zip(rollouts, expected, strict=True):
             torch.testing.assert_close(rollout.sparse_logp, other.sparse_logp, atol=1e-4, rtol=0)
             assert rollout.weight_version == version
+
+
+@pytest.mark.parametrize("schedule", [None, SPARSE], ids=["dense", "sparse"])
+def test_the_exact_acceptance_measures_the_engine(engine: Any, schedule: Schedule | None) -> None:
+    asked, scorer = prompts([100, 130]), Scorer(oracle().model)
+    engine.set_schedule(schedule)
+    settings: dict[str, Any] = dict(max_new_tokens=20, stop_ids=[], top_k=engine.vocabulary)
+    rollouts = engine.generate(asked, **settings)
+    found = torch.cat(scorer.exact_acceptance(rollouts))
+    # A replay shares nothing with the engine but the tokens.
+    expected = torch.ones(40) if schedule is None else torch.cat(scorer.exact_replay(rollouts, schedule))
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=0)
+    change(engine, perturbed())
+    assert torch.cat(scorer.exact_acceptance(engine.generate(asked, **settings))).mean() < found.mean() - 0.01
+    with pytest.raises(UserError, match="a rollout holds 5"):
+        scorer.exact_acceptance(engine.generate(asked, max_new_tokens=3, top_k=5))
 
 
 def test_a_module_is_loaded_as_its_tensors_are(engine: Any) -> None:

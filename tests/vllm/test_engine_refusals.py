@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
+from cli_runs import save_model
 from sparroll.attention.selectors import PageMean
 from sparroll.engines.vllm import launch
 from sparroll.engines.vllm.launch import installed_version
@@ -43,6 +47,27 @@ def test_a_schedule_that_cannot_run_is_refused_before_vllm_starts(
     monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
     with pytest.raises(UserError, match=reason):
         VLLMEngine("tiny-reasoner", schedule=schedule, capacity=Schedule.fixed(64), dtype=torch.float32)
+
+
+def test_the_schedule_of_another_model_is_refused_before_vllm_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launch, "prepare_process", lambda: None)
+    monkeypatch.setattr(launch, "start", lambda *arguments: pytest.fail("vLLM was started"))
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match="was made for Qwen/Qwen3-1.7B, not for tiny-reasoner: the number of layers"):
+        VLLMEngine("tiny-reasoner", schedule="qwen3-1.7b-0.86", dtype=torch.float32)
+
+
+def test_a_checkpoint_without_a_tensor_is_refused_before_vllm_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, name = save_model(tmp_path / "model"), "model.layers.1.mlp.down_proj.weight"
+    weights = load_file(folder / "model.safetensors")
+    del weights[name]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    monkeypatch.setattr(launch, "start", lambda *arguments: pytest.fail("vLLM was started"))
+    monkeypatch.setattr("sparroll.engines.vllm.engine._open", [])
+    with pytest.raises(UserError, match=f"does not fit its config: it lacks {name}"):
+        VLLMEngine(folder, dtype=torch.float32)
 
 
 def test_stages_of_a_pipeline_are_refused() -> None:
@@ -187,6 +212,48 @@ def test_a_single_lost_step_of_one_layer_is_an_error(
     monkeypatch.setattr(state.State, "report", without_one)
     with pytest.raises(RuntimeError, match=f"layer {0 if lost == 'dense_steps' else 3} ran"):
         engine.generate([[5] * 90], max_new_tokens=8, stop_ids=[])
+
+
+def test_a_layer_that_falls_back_to_dense_attention_shows_in_the_report_and_is_an_error(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sparroll.engines.vllm.attention.layer import SparseLayer
+
+    asked: dict[str, Any] = dict(max_new_tokens=8, stop_ids=[])
+    engine.reset_report()
+    engine.generate([[5] * 90], **asked)
+    assert engine.report().layers[3].sparse_steps == 7
+    forward = SparseLayer.forward
+
+    def falls_back(self: Any, *arguments: Any, **named: Any) -> Any:
+        *first, metadata = arguments
+        if self.number == 3 and metadata is not None:
+            metadata = copy.copy(metadata)
+            metadata.sparroll = None
+        return forward(self, *first, metadata, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SparseLayer, "forward", falls_back)
+        with pytest.raises(
+            RuntimeError, match="layer 3 ran 7 decode steps through sparroll's backend, 0 of them sparse"
+        ):
+            engine.generate([[5] * 90], **asked)
+    found = engine.report().layers
+    assert (found[3].dense_steps, found[3].sparse_steps) == (7, 7)
+    assert (found[2].dense_steps, found[2].sparse_steps) == (0, 14)
+    assert found[3].read_tokens > found[2].read_tokens
+    engine.reset_report()
+    engine.generate([[5] * 90], **asked)
+    assert engine.report().layers[3] == engine.report().layers[2]
+
+
+def test_workers_that_ran_different_things_are_an_error(engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = engine.llm.collective_rpc("sparroll_report")[0]
+    other = copy.deepcopy(table)
+    other["layers"][2]["dense_steps"] += 1
+    monkeypatch.setattr(engine.llm, "collective_rpc", lambda name, *arguments: [table, other])
+    with pytest.raises(RuntimeError, match="layer 2 ran .* in worker 1"):
+        engine.report()
 
 
 def test_preempted_requests_are_reported_and_accepted(engine: VLLMEngine) -> None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
 
 from sparroll.attention.selectors import PageMean, Quest
 from sparroll.engines.vllm import compat
@@ -70,15 +73,24 @@ def test_layers_that_are_not_plain_attention_are_refused(arguments: dict[str, An
 
 
 def test_untested_versions_need_a_word_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    compat.check_version((0, 26), "cuda")
+    for tested in ((0, 26), (0, 29), (0, 33)):
+        compat.check_version(tested, "cuda")
     compat.check_version(compat.parse_version("0.32.0+cpu"), "cpu")
     for found, device in (((0, 23), "cuda"), ((0, 34), "cuda"), ((0, 0), "cpu"), ((0, 26), "tpu")):
         with pytest.raises(UserError, match="does not work"):
             compat.check_version(found, device)
-    with pytest.raises(UserError, match=compat.UNTESTED_VARIABLE):
+    with pytest.raises(UserError, match=compat.UNTESTED_VARIABLE) as caught:
         compat.check_version((0, 32), "cuda")
+    assert str(caught.value.hint).startswith('pip install "sparroll[vllm]"')
     monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
     compat.check_version((0, 32), "cuda")
+
+
+def test_the_extra_allows_the_versions_that_ran_on_cuda_and_no_others() -> None:
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    (required,) = project["optional-dependencies"]["vllm"]
+    allowed = [minor for minor in range(50) if Requirement(required).specifier.contains(f"0.{minor}.0")]
+    assert tuple((0, minor) for minor in allowed) == compat.TESTED["cuda"]
 
 
 def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> None:

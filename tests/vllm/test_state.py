@@ -13,8 +13,9 @@ import torch
 
 from sparroll import Schedule
 from sparroll.attention.selectors import PageMean
+from sparroll.engines.report import LayerReport
 from sparroll.engines.vllm.attention.batch import Rows
-from sparroll.engines.vllm.attention.state import UNLIMITED, State
+from sparroll.engines.vllm.attention.state import UNLIMITED, DecodeRows, State
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
@@ -110,10 +111,9 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     assert rows.some_are_sparse(state)
     rows.count(state)
     counted = state.counters
-    assert (counted.decode_rows, counted.sparse_rows, counted.tail_tokens) == (2, 1, 1)
-    assert counted.prefill_tokens == 81
+    assert (counted.tail_tokens, counted.prefill_tokens) == (1, 81)
     # 300 tokens are 19 units of 16, of which the last holds 12.
-    assert (counted.context_tokens, counted.read_tokens) == (340, 40 + 128 - 4)
+    assert counted.decode == DecodeRows(rows=2, sparse=1, context_tokens=340, read_tokens=40 + 128 - 4)
 
 
 def test_rows_within_their_budget_padding_and_the_ends_of_prompts_are_not_sparse() -> None:
@@ -128,13 +128,19 @@ def test_padding_rows_of_a_graph_count_nothing() -> None:
     assert (rows.decodes, rows.prefills) == (4, 0)
     state = started()
     rows.count(state)
-    assert state.counters.decode_rows == 2
+    assert state.counters.decode.rows == 2
+
+
+def run_step(state: State, contexts: list[int], ran: dict[int, str], may_replay: bool = False) -> None:
+    """A step of decode rows, in which these layers are entered."""
+    Rows.of(Common.of([1] * len(contexts), contexts, [False] * len(contexts))).count(state, may_replay)
+    for layer, attention in ran.items():
+        state.layer_ran(layer, attention)
 
 
 def test_layers_that_never_ran_report_no_steps() -> None:
     state = started()
-    Rows.of(Common.of([1], [300], [False])).count(state)
-    state.ran.update({0: "dense", 2: "triton"})
+    run_step(state, [300], {0: "dense", 2: "triton"})
     layers = state.report().layers
     assert [layer.sparse_steps + layer.dense_steps for layer in layers] == [1, 0, 1, 0, 0, 0]
     assert (layers[0].sparse_steps, layers[2].sparse_steps) == (0, 1)
@@ -142,12 +148,66 @@ def test_layers_that_never_ran_report_no_steps() -> None:
 
 def test_a_sparse_layer_that_ran_dense_is_not_reported_sparse() -> None:
     state = started()
-    Rows.of(Common.of([1, 1], [300, 310], [False, False])).count(state)
-    state.ran.update({2: "dense", 3: "triton"})
+    run_step(state, [300, 310], {2: "dense", 3: "triton"})
     layers = state.report().layers
     assert (layers[2].dense_steps, layers[2].sparse_steps) == (2, 0)
     assert layers[2].read_tokens == layers[2].context_tokens == 610
     assert layers[3].sparse_steps == 2
+
+
+def test_one_dense_step_of_a_layer_shows_among_sparse_ones_until_the_report_is_reset() -> None:
+    state = started()
+    for attention in ("triton", "dense", "triton"):
+        run_step(state, [300], {2: attention, 3: "triton"})
+    layers = state.report().layers
+    assert (layers[2].dense_steps, layers[2].sparse_steps) == (1, 2)
+    assert layers[2].read_tokens == 300 + 2 * 124 and layers[3].read_tokens == 3 * 124
+    assert state.ran == {2: "dense", 3: "triton"}
+    state.reset_report()
+    assert state.ran == {} and state.report().layers == [LayerReport()] * 6
+    run_step(state, [300], {2: "triton"})
+    assert state.ran == {2: "triton"}
+
+
+def test_steps_within_every_budget_do_not_make_a_sparse_layer_dense() -> None:
+    state = started()
+    run_step(state, [40], {2: "dense"})
+    run_step(state, [300], {2: "triton"})
+    assert state.ran == {2: "triton"}
+    assert (state.report().layers[2].dense_steps, state.report().layers[2].sparse_steps) == (1, 1)
+
+
+def test_a_replayed_graph_runs_what_was_captured() -> None:
+    state = started()
+    # Two graphs were captured. In one of them layer 4 fell back to dense attention.
+    for number, attention in ((0, "dense"), (3, "triton"), (4, "dense"), (3, "triton"), (4, "triton")):
+        state.layer_captured(number, attention)
+    run_step(state, [300], {}, may_replay=True)
+    run_step(state, [301], {}, may_replay=True)
+    layers = state.report().layers
+    assert [layer.sparse_steps for layer in layers] == [0, 0, 0, 2, 0, 0]
+    assert [layer.dense_steps for layer in layers] == [2, 0, 0, 0, 2, 0]
+    assert state.ran == {0: "dense", 3: "triton", 4: "dense"}
+    state.reset_report()
+    run_step(state, [302], {}, may_replay=True)
+    assert state.ran == {0: "dense", 3: "triton", 4: "dense"}
+
+
+def test_a_captured_layer_that_is_not_entered_in_a_step_without_graphs_ran_something_else() -> None:
+    state = started()
+    for number in (2, 3):
+        state.layer_captured(number, "triton")
+    run_step(state, [300], {2: "triton"}, may_replay=True)
+    run_step(state, [301], {}, may_replay=False)
+    layers = state.report().layers
+    assert (layers[2].sparse_steps, layers[3].sparse_steps, layers[3].dense_steps) == (1, 0, 0)
+
+
+def test_rows_that_only_repeat_a_token_count_for_no_layer() -> None:
+    state = started()
+    state.take_back(DecodeRows(1, 1, 300, 124))
+    run_step(state, [300, 310], {2: "triton"})
+    assert state.report().layers[2].sparse_steps == state.counters.decode.rows == 1
 
 
 def test_the_prefix_cache_is_emptied_without_assertions_too() -> None:

@@ -11,7 +11,7 @@ from sparroll import Schedule
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention import preemptions as steps
 from sparroll.engines.vllm.attention.preemptions import Follower
-from sparroll.engines.vllm.attention.state import State
+from sparroll.engines.vllm.attention.state import DecodeRows, State
 from sparroll.errors import UserError
 
 
@@ -118,9 +118,9 @@ def test_a_last_token_alone_is_a_decode_row_to_the_v1_runner_and_prefill_to_v2(s
 def test_a_row_of_the_v1_runner_that_only_repeats_a_token_is_no_decode_row(state: State) -> None:
     follower = Follower()
     follower.prompts["a"] = 100
-    state.counters.decode_rows, state.counters.sparse_rows = 7, 7
+    state.counters.decode = DecodeRows(rows=7, sparse=7, context_tokens=700, read_tokens=400)
     follower.follow(came_back(1, "a", 100, 20, 112, 1), state)
-    assert (state.counters.decode_rows, state.counters.sparse_rows, state.counters.recomputed_tokens) == (6, 6, 1)
+    assert (state.counters.decode.rows, state.counters.decode.sparse, state.counters.recomputed_tokens) == (6, 6, 1)
     assert follower.resumed
 
 

@@ -77,8 +77,7 @@ def fit_schedule(
     length that nobody measured never reads less than the measurements support; `notes` names these bins.
     Raises UserError if the dense ceiling, or the largest budget, misses the target.
     """
-    if not 0 < target < 1:
-        raise UserError(f"the target must lie between 0 and 1, got {target}")
+    check_target(target)
     if not cells:
         raise UserError("there are no measured cells to fit")
     needs = _Needs(target, min_tokens, min_rollouts, max(cell.kv_budget_tokens for cell in cells))
@@ -86,7 +85,7 @@ def fit_schedule(
     needs.check_ceiling(list(ceilings.values()))
     curves = _curves(cells, ceilings, _bin_tokens([*cells, *ceiling]), needs, selector)
     if not any(curve for _, curve in curves):
-        raise needs.nothing_measured(cells)
+        raise too_little_data(cells, min_tokens, min_rollouts)
     bins, notes = _walk(curves, ceilings, needs, selector)
     schedule = Schedule(
         steps=_steps(bins),
@@ -98,6 +97,21 @@ def fit_schedule(
         name=name,
     )
     return FittedSchedule(schedule, tuple(bins), tuple(notes))
+
+
+def check_target(target: float) -> None:
+    if not 0 < target < 1:
+        raise UserError(f"the target must lie between 0 and 1, got {target}")
+
+
+def too_little_data(cells: Sequence[Cell], min_tokens: int, min_rollouts: int) -> UserError:
+    """The error where no cell has enough tokens and rollouts to be fitted."""
+    best = max(cells, key=lambda cell: (cell.rollouts, cell.tokens))
+    return UserError(
+        f"no bin can be fitted: a cell needs {min_tokens} tokens from {min_rollouts} rollouts, and the fullest one has "
+        f"{best.tokens} from {best.rollouts}",
+        "take more prompts, more samples or wider bins",
+    )
 
 
 def _curves(
@@ -177,8 +191,9 @@ class _Needs:
                 lowest = rounded_down(min(each.value for each in ceilings))
                 raise UserError(
                     f"the dense ceiling at {cell.name} is {rounded_down(cell.value)}, below the target of {self.target}: "
-                    "even dense rollouts miss it, because engine and trainer differ by more than any budget can repair",
-                    f"lower the target to {lowest} or less, or raise the engine's precision",
+                    "even dense rollouts miss it. Engine and trainer differ, or too much of the probability is on tokens "
+                    "that the estimator does not count",
+                    f"lower the target to {lowest} or less, raise the engine's precision, or lower the temperature",
                 )
 
     def missed(self, curve: Curve, where: str, ceiling: Cell | None) -> UserError:
@@ -188,14 +203,6 @@ class _Needs:
             f"no budget meets the target of {self.target} at {where}: the best lower bound is {rounded_down(best.low)} "
             f"(value {rounded_down(best.value)}) at {best.kv_budget_tokens} tokens{dense}",
             "measure larger budgets, take more rollouts if the value itself meets the target, or lower the target",
-        )
-
-    def nothing_measured(self, cells: Sequence[Cell]) -> UserError:
-        best = max(cells, key=lambda cell: (cell.rollouts, cell.tokens))
-        return UserError(
-            f"no bin can be fitted: a cell needs {self.min_tokens} tokens from {self.min_rollouts} rollouts, and the "
-            f"fullest one has {best.tokens} from {best.rollouts}",
-            "take more prompts, more samples or wider bins",
         )
 
     def lacking(self, bins: Sequence[FittedBin], budget: str) -> str:

@@ -12,17 +12,19 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
 from sparroll.engines.base import under
+from sparroll.engines.generate_arguments import check_temperature
+from sparroll.engines.sampling import request_seed
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
 from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout, TokenScores
+from sparroll.types import MOST_SAMPLES, Rollout, TokenScores, check_seed
 
 if TYPE_CHECKING:
     from sparroll.engines.base import Engine
@@ -32,6 +34,11 @@ Mode = Literal["faithful", "replay"]
 MODES = ["faithful", "replay"]
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
+
+WHOLE_BYTES = 1 << 30
+"""Most bytes of whole distributions that exist at one time, in the engine's result."""
+_ENTRY_BYTES = 12
+"""An id and its log-probability."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +53,8 @@ class MeasureSettings:
     """Rollouts per prompt."""
     temperature: float = 1.0
     estimator: str = "top_k_lower"
-    """One of mismatch.ESTIMATORS. The published target of 0.86 is for top_k_lower with k = 20."""
+    """One of mismatch.ESTIMATORS. The published target of 0.86 is for top_k_lower with k = 20. exact: the engine returns
+    its whole distribution at each token, which only small vocabularies allow."""
     top_k: int = 20
     bin_tokens: int = 2000
     quantile: float = 0.05
@@ -63,6 +71,10 @@ class MeasureSettings:
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
+        check_temperature(self.temperature)
+        check_seed(self.seed)
+        if self.samples > MOST_SAMPLES:
+            raise UserError(f"samples must be at most {MOST_SAMPLES:,}, got {self.samples:,}")
         # Statistics refuse settings that they cannot use; here they do so before anything runs.
         self.statistics()
 
@@ -139,6 +151,9 @@ class Study:
     def ceiling(self, on_progress: OnProgress | None = None) -> Measurement:
         """The tail of dense rollouts under the scorer: the ceiling that no budget can beat."""
         started = time.perf_counter()
+        if self.settings.estimator == "exact":
+            statistics = self._exact_ceiling(on_progress)
+            return self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
         stages = Stages(on_progress, 2)
         rollouts = self.dense_rollouts(stages.next("dense rollouts"))
         statistics = self._statistics(rollouts, None, "faithful", stages.next("dense scores"))
@@ -156,6 +171,10 @@ class Study:
         rollouts."""
         started = time.perf_counter()
         mode, seed = mode or self.settings.mode, self.settings.seed if seed is None else seed
+        if mode == "faithful" and self.settings.estimator == "exact":
+            _, statistics = self._sample_exactly(schedule, seed, on_progress)
+            share = self.engine.report().kv_read_share
+            return self._measurement(schedule, statistics, share, mode, seed, started)
         stages = Stages(on_progress, 2)
         if mode == "replay":
             rollouts = self.dense_rollouts(stages.next("dense rollouts"))
@@ -195,13 +214,65 @@ class Study:
                 on_progress=counted(on_progress, "rollouts"),
             )
 
+    def _exact_ceiling(self, on_progress: OnProgress | None) -> TailStatistics:
+        if self.given_rollouts is not None:
+            raise UserError(
+                "the estimator exact needs the engine's whole distributions, which the given rollouts do not hold",
+                "leave the rollouts out, so that the engine samples them, or use top_k_lower",
+            )
+        self.rollouts, statistics = self._sample_exactly(None, self.settings.seed, on_progress)
+        return statistics
+
+    def _sample_exactly(
+        self, schedule: Schedule | None, seed: int, on_progress: OnProgress | None
+    ) -> tuple[list[Rollout], TailStatistics]:
+        """Rollouts, and their acceptance from the whole distributions that the engine drew from. These are large, so
+        prompts are taken in groups, and each group's distributions are dropped once they are compared."""
+        settings, samples = self.settings, self.settings.samples
+        group, progress = self._prompts_at_a_time(), counted(on_progress, "rollouts sampled and scored")
+        statistics, rollouts = settings.statistics(), list[Rollout]()
+        with under(self.engine, schedule=schedule):
+            self.engine.reset_report()
+            for start in range(0, len(self.prompts), group):
+                numbers = range(start, min(start + group, len(self.prompts)))
+                sampled = self.engine.generate(
+                    [self.prompts[number] for number in numbers],  # type: ignore[arg-type]
+                    samples,
+                    max_new_tokens=settings.max_new_tokens,
+                    temperature=settings.temperature,
+                    # The seeds that a single call would have.
+                    seed=[request_seed(seed, number, sample) for number in numbers for sample in range(samples)],
+                    top_k=self.engine.vocabulary,
+                )
+                found = self.scorer.exact_acceptance(sampled, temperature=settings.temperature)
+                for rollout, acceptance_T in zip(sampled, found, strict=True):
+                    rollouts.append(replace(rollout, prompt_index=start + rollout.prompt_index, top_k=None))
+                    statistics.add(acceptance_T, rollout.context_tokens, _name(rollouts[-1]))
+                if progress:
+                    progress(len(rollouts), samples * len(self.prompts))
+        return rollouts, statistics
+
+    def _prompts_at_a_time(self) -> int:
+        """How many prompts' whole distributions fit into WHOLE_BYTES. Raises UserError where one prompt's do not."""
+        settings, vocabulary = self.settings, self.engine.vocabulary
+        prompt_bytes = settings.samples * settings.max_new_tokens * vocabulary * _ENTRY_BYTES
+        if prompt_bytes > WHOLE_BYTES:
+            raise UserError(
+                f"the estimator exact needs whole distributions: {settings.samples} responses of "
+                f"{settings.max_new_tokens:,} tokens over {vocabulary:,} ids are {prompt_bytes / 2**30:.1f} GiB for each "
+                f"prompt, and {WHOLE_BYTES / 2**30:.0f} GiB is the most",
+                "use the estimator top_k_lower; or fewer or shorter samples; or the mode replay, which compares the "
+                "scorer with itself and measures no engine",
+            )
+        return WHOLE_BYTES // prompt_bytes
+
     def _statistics(
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
     ) -> TailStatistics:
         statistics = self.settings.statistics()
         values = self._acceptances(rollouts, schedule, mode, counted(on_progress, "rollouts scored"))
         for rollout, acceptance_T in zip(rollouts, values, strict=True):
-            statistics.add(acceptance_T, rollout.context_tokens, f"{rollout.prompt_index}#{rollout.sample_index}")
+            statistics.add(acceptance_T, rollout.context_tokens, _name(rollout))
         return statistics
 
     def _acceptances(
@@ -212,11 +283,11 @@ class Study:
         on_progress: OnProgress | None,
     ) -> list[Tensor]:
         temperature, estimator = self.settings.temperature, self.settings.estimator
-        if estimator == "exact":
-            return self.scorer.exact_acceptance(rollouts, schedule, temperature=temperature, on_progress=on_progress)
         if mode == "faithful":
             return acceptance_of(rollouts, self._dense(rollouts, on_progress), estimator)
         assert schedule is not None, "a replay needs a schedule"
+        if estimator == "exact":
+            return self.scorer.exact_replay(rollouts, schedule, temperature=temperature, on_progress=on_progress)
         dense, width = self._dense(rollouts, None), self.settings.list_tokens
         sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, top_k=width, on_progress=on_progress)
         if estimator == "sampled":
@@ -233,6 +304,10 @@ class Study:
         if rollouts is self.rollouts:
             self._dense_scores = scores
         return scores
+
+
+def _name(rollout: Rollout) -> str:
+    return f"{rollout.prompt_index}#{rollout.sample_index}"
 
 
 def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> float:

@@ -62,8 +62,13 @@ def study_table(
     return {"model": model, "engines": engines, **settings.table(), **more, "chat": chat, "prompts": asked}
 
 
-def published_selector(kind: str, page_tokens: int) -> Selector:
-    """A selector that always reads at least the first 16 and the last 32 tokens, in whole pages, as published."""
+def published_selector(
+    kind: str, page_tokens: int, first_tokens: int | None = None, recent_tokens: int | None = None
+) -> Selector:
+    """A selector that always reads the first and the last tokens. By default it reads at least the first 16 and the
+    last 32, in whole pages, as published."""
     first, recent = (-(-tokens // page_tokens) * page_tokens for tokens in (16, 32))
     table: dict[str, Any] = {"kind": kind, "page_tokens": page_tokens}
-    return make_selector(table | {"first_tokens": first, "recent_tokens": max(recent, 2 * page_tokens)})
+    table["first_tokens"] = first if first_tokens is None else first_tokens
+    table["recent_tokens"] = max(recent, 2 * page_tokens) if recent_tokens is None else recent_tokens
+    return make_selector(table)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.errors import UserError
+from sparroll.locks import locked
 from sparroll.mismatch import BetaFit
 from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule
@@ -76,16 +78,17 @@ def profile(
     loaded = [_schedule(each, selector or PageMean(), dense_layers) for each in schedules]
     for schedule in loaded:
         schedule.check_layers(study.layers)
-    store = None if out is None else Store(out, fingerprint(study))
     stages = Stages(on_progress, 1 + len(loaded))
-    progress = stages.next("dense ceiling")
-    ceiling = study.ceiling(progress) if store is None else store.ceiling(study, progress)
-    entries = []
-    for schedule in loaded:
-        measure = partial(study.measure, schedule, on_progress=stages.next(schedule.name))
-        # The digest tells apart two schedules with the same name, and a file before and after an edit.
-        name = f"{schedule.name.replace('/', '-')}-{digest(schedule.table())}"
-        entries.append(_entry(measure() if store is None else store.measured(name, measure)))
+    with nullcontext() if out is None else locked(out, "sparroll profile"):
+        store = None if out is None else Store(out, fingerprint(study))
+        progress = stages.next("dense ceiling")
+        ceiling = study.ceiling(progress) if store is None else store.ceiling(study, progress)
+        entries = []
+        for schedule in loaded:
+            measure = partial(study.measure, schedule, on_progress=stages.next(schedule.name))
+            # The digest tells apart two schedules with the same name, and a file before and after an edit.
+            name = f"{schedule.name.replace('/', '-')}-{digest(schedule.table())}"
+            entries.append(_entry(measure() if store is None else store.measured(name, measure)))
     stages.end()
     return Profile(_entry(ceiling), tuple(entries))
 

@@ -8,12 +8,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from sparroll.attention.selectors import Selector
+from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
-from sparroll.calibrate.measure import Study
+from sparroll.calibrate.measure import Measurement, Study
+from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.calibrate.verify import Bound, Verification, verify
+from sparroll.locks import locked
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 
@@ -83,29 +86,51 @@ def calibrate(
 ) -> Calibration:
     """Measure `budgets`, fit the cheapest schedule that meets `target`, verify it, and write OUT/NAME.toml.
 
-    If it was interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
+    Raises UserError before the first budget if it is clear that no schedule can be fitted (see prospects.py). If it was
+    interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
     the target after the last round, the file is written with their figures, and `verification.met` is false. model and
-    made_by are written into the file as they are. For the other arguments see `sweep`, `fit_schedule` and `verify`.
+    made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
+    For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
-    swept = sweep(
-        study, out=out, budgets=budgets, selector=selector, dense_layers=dense_layers, on_progress=on_progress
-    )
-    fitted = swept.fit(
-        target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
-    )
-    verification = None
-    if verify_rounds > 0:
-        verification = verify(
+    least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
+    check_request(target, len(study.prompts), study.settings.samples, study.settings.max_new_tokens, **least)
+    selector = selector or PageMean()
+
+    def on_ceiling(ceiling: Measurement) -> None:
+        check_ceiling(study, ceiling, target, **least)
+        check_something_is_sparse(study, min(budgets), selector, dense_layers)
+
+    with locked(out, "sparroll calibrate"):
+        swept = sweep(
             study,
-            fitted.schedule,
-            target=target,
-            notches=swept.budgets,
             out=out,
-            bound=bound,
-            most_rounds=verify_rounds,
-            min_tokens=min_tokens,
-            min_rollouts=min_rollouts,
+            budgets=budgets,
+            selector=selector,
+            dense_layers=dense_layers,
+            on_ceiling=on_ceiling,
             on_progress=on_progress,
         )
-    schedule = replace(verification.schedule if verification else fitted.schedule, name=name)
-    return Calibration(schedule, schedule.save(Path(out) / f"{name}.toml"), swept, fitted, verification)
+        fitted = swept.fit(
+            target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
+        )
+        verification = None
+        if verify_rounds > 0:
+            verification = verify(
+                study,
+                fitted.schedule,
+                target=target,
+                notches=swept.budgets,
+                out=out,
+                bound=bound,
+                most_rounds=verify_rounds,
+                min_tokens=min_tokens,
+                min_rollouts=min_rollouts,
+                on_progress=on_progress,
+            )
+        schedule = replace(
+            verification.schedule if verification else fitted.schedule,
+            name=name,
+            fingerprint=None if model is None else fingerprint.of_model(model),
+        )
+        path = schedule.save(Path(out) / f"{name}.toml")
+    return Calibration(schedule, path, swept, fitted, verification)

@@ -41,11 +41,12 @@ class Store:
             for left_behind in self.folder.glob(".*.tmp"):
                 left_behind.unlink()
         path = self.folder / "settings.json"
-        if not path.exists() and any(self.folder.glob("*.safetensors")):
+        begun = any(self.folder.glob("*.safetensors"))
+        if not path.exists() and begun:
             raise UserError(
                 f"{self.folder} holds measurements but no settings.json", "choose another folder with --out"
             )
-        begin_or_resume(path, {"format": FORMAT, **settings})
+        begin_or_resume(path, {"format": FORMAT, **settings}, begun=begun or shared)
 
     def load(self, name: str) -> Measurement | None:
         """The finished measurement of that name; None if there is none."""
@@ -77,6 +78,11 @@ class Store:
         if study.rollouts is None:
             study.rollouts = self.load_rollouts()
         found = self.load("dense")
+        if found is None and study.settings.estimator == "exact":
+            # Whole distributions are not kept, so these rollouts are scored while they are sampled.
+            found = study.ceiling(on_progress)
+            self.save_rollouts(study.dense_rollouts())
+            self.save("dense", found)
         if found is None:
             stages = Stages(on_progress, 2)
             self.save_rollouts(study.dense_rollouts(stages.next("dense rollouts")))

@@ -3,7 +3,7 @@ and is not measured again. Fitting is in fit.py."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -86,9 +86,12 @@ def sweep(
     budgets: Sequence[int],
     selector: Selector | None = None,
     dense_layers: tuple[int, ...] = (0, 1),
+    on_ceiling: Callable[[Measurement], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Sweep:
     """Measure `budgets` (tokens) and the dense ceiling into the folder `out`.
+
+    on_ceiling: called with the dense ceiling before the first budget is measured; what it raises ends the sweep there.
 
     A second call with the same settings continues where the first was interrupted, and may add budgets. Another model,
     other prompts or other settings are refused. A budget that is as large as the longest context of the study is dense
@@ -99,6 +102,8 @@ def sweep(
     store = Store(out, sweep_fingerprint(study, selector, dense_layers))
     stages = Stages(on_progress, 1 + len(grid))
     ceiling = store.ceiling(study, stages.next("dense ceiling"))
+    if on_ceiling is not None:
+        on_ceiling(ceiling)
     longest = _longest_context(study)
     measurements = []
     for budget in grid:

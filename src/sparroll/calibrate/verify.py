@@ -36,6 +36,8 @@ class Verification:
     """Names of the bins that missed it."""
     rounds: tuple[Measurement, ...]
     notes: tuple[str, ...]
+    bound: Bound
+    """What had to meet the target."""
 
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
@@ -43,6 +45,7 @@ class Verification:
             "schedule": self.schedule.table(),
             "met": self.met,
             "missed": list(self.missed),
+            "bound": self.bound,
             "notes": list(self.notes),
             "rounds": [measurement_table(each) for each in self.rounds],
         }
@@ -82,7 +85,9 @@ def verify(
             break
         schedule = raised
     names = tuple(cell.name for cell in missed)
-    return Verification(_with_figures(schedule, cells), measurement, not missed, names, tuple(rounds), tuple(notes))
+    return Verification(
+        _with_figures(schedule, cells), measurement, not missed, names, tuple(rounds), tuple(notes), bound
+    )
 
 
 def _round(study: Study, schedule: Schedule, number: int, store: Store, on_progress: OnProgress | None) -> Measurement:

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-import signal
 import sys
-import threading
+from typing import Annotated
 
 import typer
 
+import sparroll
 from sparroll.cli import (
     calibrate,
+    config,
     data,
     distill,
     doctor,
@@ -24,7 +25,8 @@ from sparroll.cli import (
     serve_args,
     train,
 )
-from sparroll.errors import UserError
+from sparroll.cli.common import Verb
+from sparroll.errors import UserError, of_machine
 
 app = typer.Typer(
     name="sparroll",
@@ -33,18 +35,20 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("quickstart")(quickstart.quickstart)
-app.command("doctor")(doctor.doctor)
-app.command("rollout")(rollout.rollout)
-app.command("plan")(plan.plan)
-app.command("profile")(profile.profile)
-app.command("calibrate")(calibrate.calibrate)
-app.command("train")(train.train)
-app.command("distill")(distill.distill)
-app.command("evaluate")(evaluate.evaluate)
-app.command("serve-args")(serve_args.serve_args)
-app.command("report")(report.report)
+app.command("quickstart", cls=Verb)(quickstart.quickstart)
+app.command("doctor", cls=Verb)(doctor.doctor)
+app.command("rollout", cls=Verb)(rollout.rollout)
+app.command("plan", cls=Verb)(plan.plan)
+app.command("profile", cls=Verb)(profile.profile)
+app.command("calibrate", cls=Verb)(calibrate.calibrate)
+app.command("train", cls=Verb)(train.train)
+app.command("config", cls=Verb)(config.config)
+app.command("distill", cls=Verb)(distill.distill)
+app.command("evaluate", cls=Verb)(evaluate.evaluate)
+app.command("serve-args", cls=Verb)(serve_args.serve_args)
+app.command("report", cls=Verb)(report.report)
 app.add_typer(schedule.app, name="schedule")
 app.add_typer(data.app, name="data")
 
@@ -54,28 +58,36 @@ _UsageProblem: type[Exception] = next(
 )
 
 
-def main(arguments: list[str] | None = None) -> int:
-    """Run one command line. Returns the exit code: 0, 2 after a UserError, 130 when interrupted."""
-    if threading.current_thread() is threading.main_thread():
-        # Job schedulers end a job with SIGTERM; it leaves the same resumable state as Ctrl-C.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"sparroll {sparroll.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _everywhere(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """RL for reasoning models with sparse-attention rollouts held close enough to dense ones to train on."""
+
+
+def run(arguments: list[str]) -> int:
+    """Run one command line. Returns the exit code: 0, or 2 after a UserError."""
     try:
-        code = app(args=arguments, prog_name="sparroll", standalone_mode=False)
+        code = app(args=arguments, prog_name="sparroll", standalone_mode=False, obj=arguments)
     except UserError as error:
         return fail(error.message, error.hint)
-    except ValueError as error:
-        if not hasattr(error, "errors"):
-            raise
-        return fail(*_first_problem(error))
     except _UsageProblem as problem:
         return _usage(problem)
-    except KeyboardInterrupt:
-        return 130
-    except RuntimeError as error:
-        # Recognised by its name, so that torch need not be loaded.
-        if type(error).__name__ != "OutOfMemoryError":
+    except Exception as error:
+        if isinstance(error, ValueError) and hasattr(error, "errors"):
+            return fail(*_first_problem(error))
+        known = of_machine(error)
+        if known is None:
             raise
-        return fail(f"out of memory on the device: {str(error).partition('. ')[0]}", "lower --max-batch or the lengths")
+        return fail(known.message, known.hint)
     return code if isinstance(code, int) else 0
 
 

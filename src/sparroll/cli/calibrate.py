@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparroll import records
-from sparroll.cli import common, measuring
-from sparroll.engines.make import check_available
+from sparroll.cli import common
+from sparroll.cli.common import MEASURING, OUTPUT, READING, option
+from sparroll.engines.make import check_names
 from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.rounding import rounded_down
 from sparroll.tasks.prompt_file import read_prompts
@@ -17,37 +18,42 @@ from sparroll.tasks.prompt_file import read_prompts
 if TYPE_CHECKING:
     from sparroll.calibrate.run import Calibration
 
-DENSE_LAYERS = (0, 1)
-
 
 def calibrate(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     target: Annotated[
-        float, typer.Option("--target", min=0, max=1, help="The tail must be at least this at every length.")
+        float, option(MEASURING, "--target", min=0, max=1, help="The tail must be at least this at every length.")
     ] = 0.86,
     budget: Annotated[
         list[int] | None,
-        typer.Option("--budget", help="A budget of the grid, in tokens; repeatable. Default: the published grid."),
+        option(READING, "--budget", help="A budget of the grid, in tokens; repeatable. Default: the published grid."),
     ] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: common.Level = 3,
     count: common.Count = 64,
     chat: common.Chat = False,
-    samples: measuring.Samples = 8,
-    max_new_tokens: measuring.MaxNewTokens = 1024,
-    temperature: measuring.Temperature = 1.0,
-    mode: measuring.Mode = "faithful",
-    estimator: measuring.Estimator = "top_k_lower",
-    bin_tokens: measuring.BinTokens = 2000,
-    selector: measuring.Kind = "page_mean",
-    page_tokens: measuring.PageTokens = 16,
+    samples: common.Samples = 8,
+    max_new_tokens: common.MaxNewTokens = 1024,
+    temperature: common.Temperature = 1.0,
+    mode: common.Mode = "faithful",
+    estimator: common.Estimator = "top_k_lower",
+    bin_tokens: common.BinTokens = 2000,
+    selector: common.SelectorKind = "page_mean",
+    page_tokens: common.PageTokens = 16,
+    first_tokens: common.FirstTokens = None,
+    recent_tokens: common.RecentTokens = None,
+    dense_layers: common.DenseLayers = "0,1",
     verify_rounds: Annotated[
-        int, typer.Option("--verify-rounds", min=0, help="At most this many rounds check the fitted schedule; 0: none.")
+        int,
+        option(
+            MEASURING, "--verify-rounds", min=0, help="At most this many rounds check the fitted schedule; 0: none."
+        ),
     ] = 4,
-    name: Annotated[str, typer.Option("--name", help="The schedule file is OUT/NAME.toml.")] = "schedule",
-    max_batch: measuring.MaxBatch = 64,
+    name: Annotated[str, option(OUTPUT, "--name", help="The schedule file is OUT/NAME.toml.")] = "schedule",
+    max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
     engine: common.Engine = "hf",
     device: common.Device = None,
@@ -58,21 +64,24 @@ def calibrate(
     interrupted."""
     from sparroll.calibrate.measure import MeasureSettings
     from sparroll.calibrate.open_study import open_study, published_selector, study_table
+    from sparroll.calibrate.prospects import check_request
     from sparroll.calibrate.run import calibrate as run
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
-    check_available(engine)
-    common.output_folder(out)
+    check_names(engine, model, device, dtype)
+    common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
     budgets = budget or [pages * 16 for pages in PUBLISHED_PAGES]
-    chosen = published_selector(selector, page_tokens)
+    chosen = published_selector(selector, page_tokens, first_tokens, recent_tokens)
+    dense = common.layer_numbers(dense_layers)
     entries = read_prompts(prompts_file, task, level, count, seed)
-    largest = Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, DENSE_LAYERS)
+    check_request(target, len(entries), samples, max_new_tokens)
+    largest = Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, dense)
     quiet_transformers()
     started = time.perf_counter()
     with (
@@ -90,12 +99,10 @@ def calibrate(
                 budgets=budgets,
                 target=target,
                 selector=chosen,
-                dense_layers=DENSE_LAYERS,
+                dense_layers=dense,
                 verify_rounds=verify_rounds,
                 model=model,
-                made_by=records.made_by(
-                    f"sparroll calibrate --model {model} --engine {engine} --mode {mode} --target {target}"
-                ),
+                made_by=records.made_by(common.as_typed(command)),
                 name=name,
                 on_progress=bars.bar("calibrate"),
             )

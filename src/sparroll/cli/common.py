@@ -1,9 +1,10 @@
-"""What the verbs share: options with the same name and meaning, the objects that options name, the output folder,
-Ctrl-C."""
+"""What the verbs share: options with the same name and meaning, how the help is laid out, the objects that options
+name, the output folder, Ctrl-C."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,76 +12,210 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
-from sparroll import files
+from sparroll import files, locks
 from sparroll.compression import Compression, compression_kinds, make_compression
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine
 from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
+from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 if TYPE_CHECKING:
     from sparroll.engines import base
     from sparroll.tasks.reward_function import FunctionJudge
     from sparroll.train.config.base import Section
 
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON, and nothing else, on standard output.")]
-Out = Annotated[Path, typer.Option("--out", help="Folder for the results; created if missing.")]
+# -- how the help is laid out --------------------------------------------------------------------------------------------
+
+MODEL, PROMPTS, SAMPLING = "Model and device", "Prompts", "Sampling"
+READING, MEASURING, RUN, OUTPUT = "What a decode step reads", "Measuring", "The run", "Output"
+GROUPS = ("Arguments", MODEL, PROMPTS, SAMPLING, READING, MEASURING, RUN, OUTPUT, "Options")
+"""The headings of a verb's options, in the order of the help. Options without one are under "Options"."""
+
+
+def option(group: str, *names: str, **settings: Any) -> Any:
+    """A typer option that the help has under this heading."""
+    return typer.Option(*names, rich_help_panel=group, **settings)
+
+
+class Verb(TyperCommand):
+    """A command whose help has its options under headings, and whose summary in the list of verbs is never cut."""
+
+    def get_short_help_str(self, limit: int = 0) -> str:
+        """The first sentence of the command's docstring."""
+        words = " ".join((self.help or "").split())
+        return f"{words.partition('. ')[0].removesuffix('.')}."
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        for heading, parameters in grouped(self.get_params(ctx)).items():
+            rows = [record for record in (each.get_help_record(ctx) for each in parameters) if record is not None]
+            if rows:
+                with formatter.section(heading):
+                    formatter.write_dl(rows)
+
+
+def grouped(parameters: list[Any]) -> dict[str, list[Any]]:
+    """The options and arguments of a verb under their headings, in the order of GROUPS."""
+    found: dict[str, list[Any]] = {heading: [] for heading in GROUPS}
+    for parameter in parameters:
+        other = "Arguments" if parameter.param_type_name == "argument" else "Options"
+        found[getattr(parameter, "rich_help_panel", None) or other].append(parameter)
+    return {heading: members for heading, members in found.items() if members}
+
+
+# -- options -------------------------------------------------------------------------------------------------------------
+
+Json = Annotated[bool, option(OUTPUT, "--json", help="Print the result as JSON, and nothing else, on standard output.")]
+Out = Annotated[Path, option(OUTPUT, "--out", help="Folder for the results; created if missing.")]
 RunOut = Annotated[
     Path | None,
-    typer.Option("--out", help="Folder for the results; created if missing. Needed unless --print-config is given."),
+    option(OUTPUT, "--out", help="Folder for the results; created if missing. Needed unless --print-config is given."),
 ]
 PrintConfig = Annotated[
-    bool, typer.Option("--print-config", help="Print every setting as TOML (with --json as JSON), and run nothing.")
+    bool,
+    option(OUTPUT, "--print-config", help="Print every setting as TOML (with --json as JSON), and run nothing."),
 ]
-Model = Annotated[str, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="The same seed gives the same result.")]
-Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1; default: cuda if there is one.")]
-Dtype = Annotated[
-    str | None, typer.Option("--dtype", help="Precision of the weights: fp32, bf16 or fp16; default: as stored.")
-]
-Prompts = Annotated[
-    Path | None, typer.Option("--prompts", help="Text file with one prompt per line, or JSONL with the key `prompt`.")
-]
-Task = Annotated[str | None, typer.Option("--task", help="Take prompts of a built-in task, e.g. synthetic.")]
-Level = Annotated[int, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")]
-Count = Annotated[
-    int, typer.Option("--count", min=1, help="How many prompts to take of the task, or at most of the file.")
-]
-Chat = Annotated[
-    bool, typer.Option("--chat", help="Put each text prompt into the model's chat template as a user message.")
-]
+Model = Annotated[str, option(MODEL, "--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")]
 Engine = Annotated[
-    str, typer.Option("--engine", help="Who samples. hf: transformers. vllm: vLLM, which must be installed.")
+    str, option(MODEL, "--engine", help="Who samples. hf: transformers. vllm: vLLM, which must be installed.")
 ]
-CompressionKind = Annotated[
-    str | None, typer.Option("--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
+Device = Annotated[
+    str | None, option(MODEL, "--device", help="cpu, cuda or cuda:1; default: cuda if there is one, else cpu.")
 ]
-CompressionSet = Annotated[
-    list[str] | None,
-    typer.Option("--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
+Dtype = Annotated[
+    str | None, option(MODEL, "--dtype", help="Precision of the weights: fp32, bf16 or fp16; default: as stored.")
 ]
 Adapter = Annotated[
     Path | None,
-    typer.Option("--adapter", help="Folder of a LoRA adapter for sparse responses, made by distill or train."),
+    option(MODEL, "--adapter", help="Folder of a LoRA adapter for sparse responses, made by distill or train."),
 ]
-Mirror = Annotated[
-    Path | None, typer.Option("--mirror", help="Folder with copies of hub sets; default: the hub and its cache.")
+MaxBatch = Annotated[int, option(MODEL, "--max-batch", min=1, help="Responses that decode together.")]
+Prompts = Annotated[
+    Path | None,
+    option(
+        PROMPTS,
+        "--prompts",
+        help="One prompt per line (.txt), or rows with the key `prompt` (JSONL, JSON, CSV, Parquet).",
+    ),
+]
+Task = Annotated[str | None, option(PROMPTS, "--task", help="Take prompts of a built-in task, e.g. synthetic.")]
+Level = Annotated[int, option(PROMPTS, "--level", min=0, help="Difficulty of the task's prompts.")]
+Count = Annotated[
+    int, option(PROMPTS, "--count", min=1, help="How many prompts to take of the task, or at most of the file.")
+]
+Chat = Annotated[
+    bool, option(PROMPTS, "--chat", help="Put each text prompt into the model's chat template as a user message.")
 ]
 Thinking = Annotated[
     bool | None,
-    typer.Option(
-        "--thinking/--no-thinking", help="Thinking mode of the chat template, on or off; default: the template's own."
+    option(
+        PROMPTS,
+        "--thinking/--no-thinking",
+        help="Thinking mode of the chat template, on or off; default: the template's own.",
     ),
 ]
 PromptTemplate = Annotated[
     str | None,
-    typer.Option(
-        "--prompt-template", help="Name of a packaged template, or a file; default: the one that fits each row."
+    option(
+        PROMPTS,
+        "--prompt-template",
+        help="Name of a packaged template, or a file; default: the one that fits each row.",
     ),
 ]
-ForceSchedule = Annotated[
-    bool, typer.Option("--force-schedule", help="Use a schedule although it was made for another model.")
+Mirror = Annotated[
+    Path | None,
+    option(PROMPTS, "--mirror", help="Folder with copies of hub sets; default: the hub and its cache."),
 ]
+Samples = Annotated[int, option(SAMPLING, "--samples", min=1, max=MOST_SAMPLES, help="Rollouts per prompt.")]
+MaxNewTokens = Annotated[int, option(SAMPLING, "--max-new-tokens", min=1, help="Longest response, in tokens.")]
+Temperature = Annotated[
+    float,
+    option(
+        SAMPLING, "--temperature", min=0, help="Temperature of all policies that are sampled or compared; 0 is greedy."
+    ),
+]
+TopP = Annotated[
+    float,
+    option(
+        SAMPLING,
+        "--top-p",
+        min=0,
+        max=1,
+        help="Draw from the fewest most likely tokens with at least this mass; 1: from all.",
+    ),
+]
+Seed = Annotated[int, option(SAMPLING, "--seed", min=0, max=LARGEST_SEED, help="The same seed gives the same result.")]
+OneSchedule = Annotated[
+    str | None, option(READING, "--schedule", help="A preset or a schedule file; default: dense, the whole context.")
+]
+OneBudget = Annotated[
+    int | None,
+    option(READING, "--budget", min=1, help="A fixed KV budget in tokens, instead of a schedule."),
+]
+ForceSchedule = Annotated[
+    bool, option(READING, "--force-schedule", help="Use a schedule although it was made for another model.")
+]
+CompressionKind = Annotated[
+    str | None, option(READING, "--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
+]
+CompressionSet = Annotated[
+    list[str] | None,
+    option(READING, "--compression-set", help="A setting of the compression, e.g. budget_tokens=256; repeatable."),
+]
+SelectorKind = Annotated[
+    str, option(READING, "--selector", help="page_mean, quest, head_softmax, streaming, oracle_page, ...")
+]
+PageTokens = Annotated[
+    int,
+    option(READING, "--page-tokens", min=1, max=128, help="Tokens in a page, which are read or left out together."),
+]
+FirstTokens = Annotated[
+    int | None,
+    option(
+        READING,
+        "--first-tokens",
+        min=0,
+        help="First tokens of a context that are always read; default: 16, in whole pages.",
+    ),
+]
+RecentTokens = Annotated[
+    int | None,
+    option(
+        READING,
+        "--recent-tokens",
+        min=0,
+        help="Last tokens of a context that are always read; default: 32, in at least two whole pages.",
+    ),
+]
+DenseLayers = Annotated[
+    str,
+    option(
+        READING, "--dense-layers", help="Layers that always read the whole context, e.g. 0,1; none: all are sparse."
+    ),
+]
+Mode = Annotated[
+    str,
+    option(
+        MEASURING,
+        "--mode",
+        help="faithful: generate with every budget. replay: read one set of dense rollouts again, which is cheaper.",
+    ),
+]
+Estimator = Annotated[
+    str,
+    option(
+        MEASURING, "--estimator", help="top_k_lower (the published scale), top_k_upper, exact (small vocabularies)."
+    ),
+]
+BinTokens = Annotated[int, option(MEASURING, "--bin-tokens", min=1, help="Width of the context-length bins.")]
+
+# -- what verbs do alike -------------------------------------------------------------------------------------------------
+
+
+def as_typed(command: typer.Context) -> str:
+    """The command line that this process runs, as a shell would take it again."""
+    return shlex.join(["sparroll", *(command.obj or [])])
 
 
 def print_json(value: Any) -> None:
@@ -95,8 +230,14 @@ def output_folder(path: Path) -> Path:
     return files.output_folder(path)
 
 
+def hold_folder(command: typer.Context, path: Path) -> Path:
+    """The same, for a command that goes on where it was interrupted: no other process has the folder until it ends."""
+    folder: Path = command.with_resource(locks.locked(path, command.command_path))
+    return folder
+
+
 def run_folder(path: Path | None) -> Path:
-    """The same for a training run, where --out may be missing."""
+    """The folder of a training run, where --out may be missing. The run itself holds it, in one of its processes."""
     if path is None:
         raise UserError("--out is missing", "give a folder for the results, e.g. --out runs/mine")
     return output_folder(path)
@@ -120,12 +261,18 @@ def wrote(*paths: Path, quiet: bool = False) -> None:
 
 @contextmanager
 def interruptible(what_is_kept: str) -> Iterator[None]:
-    """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue."""
+    """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue. A full disk and memory that
+    has run out are errors with the same line."""
     try:
         yield
     except KeyboardInterrupt:
         say(f"interrupted: {what_is_kept}")
         raise typer.Exit(130) from None
+    except Exception as error:
+        known = of_machine(error)
+        if known is None:
+            raise
+        raise UserError(known.message, f"{known.hint}; {what_is_kept}") from error
 
 
 def load_schedule(
@@ -192,6 +339,16 @@ def _toml(raw: str) -> Any:
     return tomllib.loads(f"value = {raw}")["value"]
 
 
+def layer_numbers(text: str) -> tuple[int, ...]:
+    """The layers that --dense-layers names."""
+    if text.strip() == "none":
+        return ()
+    try:
+        return tuple(sorted({int(part) for part in text.split(",")}))
+    except ValueError:
+        raise UserError(f"--dense-layers takes numbers of layers, got {text!r}", "for example 0,1, or none") from None
+
+
 def fixed_budget(kv_budget_tokens: int, layers: int | None = None) -> Schedule:
     """One budget at every length. Layers 0 and 1 stay dense, as published, if the model has that many."""
     return Schedule.fixed(kv_budget_tokens, dense_layers=tuple(range(min(2, layers if layers is not None else 2))))
@@ -228,7 +385,11 @@ def load_engine(
 
 def print_facts(facts: dict[str, Any]) -> None:
     """Print the plain values of a summary, one per line. Nested tables are only in the record."""
-    flat = {name: value for name, value in facts.items() if not isinstance(value, (dict, list))}
+    flat = {
+        name: "-" if value in (None, "") else value
+        for name, value in facts.items()
+        if not isinstance(value, dict | list)
+    }
     width = max(len(name) for name in flat)
     for name, value in flat.items():
         print(f"{name:<{width}}  {value:.4g}" if isinstance(value, float) else f"{name:<{width}}  {value}")

@@ -24,7 +24,7 @@ _BINS, _BAR = 12, 40
 _SAMPLE_CHARACTERS = 600
 
 
-@app.command("list")
+@app.command("list", cls=common.Verb)
 def list_(json: common.Json = False) -> None:
     """List the known sets, where each is on the hub, and its splits."""
     from sparroll.tasks.data.catalog import SETS
@@ -41,7 +41,7 @@ def list_(json: common.Json = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=common.Verb)
 def show(
     source: Annotated[str, typer.Argument(metavar="NAME", help="A set (gsm8k, gsm8k:test) or a file.")],
     model: Annotated[
@@ -87,7 +87,7 @@ def show(
     console.print(_histogram(lengths, unit))
 
 
-@app.command()
+@app.command(cls=common.Verb)
 def check(
     train: Annotated[str, typer.Option("--train", help="Set or file to train on.")],
     evaluation: Annotated[list[str], typer.Option("--eval", help="Set or file to evaluate on; repeatable.")],

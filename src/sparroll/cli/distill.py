@@ -6,9 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
 from sparroll.cli import common
+from sparroll.cli.common import MODEL, PROMPTS, READING, RUN, option
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
 
@@ -18,25 +17,27 @@ if TYPE_CHECKING:
 
 def distill(
     model: Annotated[
-        str | None, typer.Option("--model", help="tiny-reasoner (the default), a folder, or a hub name.")
+        str | None, option(MODEL, "--model", help="tiny-reasoner (the default), a folder, or a hub name.")
     ] = None,
     out: common.RunOut = None,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or schedule file to sample under.")] = None,
+    schedule: Annotated[
+        str | None, option(READING, "--schedule", help="Preset or schedule file to sample under.")
+    ] = None,
     budget: Annotated[
-        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+        int | None, option(READING, "--budget", help="A fixed KV budget in tokens, instead of a schedule.")
     ] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
-    level: Annotated[int | None, typer.Option("--level", min=0, help="Difficulty of the task's prompts.")] = None,
+    level: Annotated[int | None, option(PROMPTS, "--level", min=0, help="Difficulty of the task's prompts.")] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="TOML file like the one that --print-config shows; default: all defaults."),
+        option(RUN, "--config", help="TOML file like the one that --print-config shows; default: all defaults."),
     ] = None,
     overrides: Annotated[
-        list[str] | None, typer.Option("--set", help="section.key=value, e.g. --set train.steps=500; repeatable.")
+        list[str] | None, option(RUN, "--set", help="section.key=value, e.g. --set train.steps=500; repeatable.")
     ] = None,
     print_config: common.PrintConfig = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
+    resume: Annotated[bool, option(RUN, "--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
     json_output: common.Json = False,
 ) -> None:
     """Train a LoRA adapter that brings a frozen model's sparse rollouts back to its dense policy, into OUT/adapter."""

@@ -11,88 +11,117 @@ from typing import Annotated
 import typer
 
 from sparroll import records
-from sparroll.cli import common, measuring
-from sparroll.engines.make import check_available
+from sparroll.cli import common
+from sparroll.cli.common import MEASURING, MODEL, OUTPUT, PROMPTS, SAMPLING, option
+from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.evaluate import text
 from sparroll.progress import Progress, quiet_transformers
+from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 ContestDay = Annotated[
     datetime | None,
-    typer.Option(
-        formats=["%Y-%m-%d"], help="Only problems of contests from (or before) this day; for sets that have dates."
+    option(
+        PROMPTS,
+        formats=["%Y-%m-%d"],
+        help="Only problems of contests from (or before) this day; for sets that have dates.",
     ),
 ]
 
 
 def evaluate(
+    command: typer.Context,
     model: Annotated[
-        str | None, typer.Option("--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
+        str | None, option(MODEL, "--model", help="tiny-reasoner, a folder, or a name on the Hugging Face hub.")
     ] = None,
     task_names: Annotated[
         str | None,
-        typer.Option(
-            "--tasks", help="One or more, separated by commas: name, name:level, set:split, or a file of problems."
+        option(
+            PROMPTS,
+            "--tasks",
+            help="One or more, separated by commas: name, name:level, set:split, or a file of problems.",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder for the results; created if missing.")] = None,
-    samples: Annotated[int, typer.Option("--samples", min=1, help="Responses per problem: the k of mean@k.")] = 16,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; default: dense.")] = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", min=1, help="A fixed KV budget in tokens, instead of a schedule.")
-    ] = None,
+    out: Annotated[Path | None, option(OUTPUT, "--out", help="Folder for the results; created if missing.")] = None,
+    samples: Annotated[
+        int, option(SAMPLING, "--samples", min=1, max=MOST_SAMPLES, help="Responses per problem: the k of mean@k.")
+    ] = 16,
+    schedule: common.OneSchedule = None,
+    budget: common.OneBudget = None,
     compression: common.CompressionKind = None,
     compression_set: common.CompressionSet = None,
     adapter: common.Adapter = None,
     also_dense: Annotated[
         bool,
-        typer.Option("--also-dense", help="Evaluate dense responses too, with the same seeds, for paired differences."),
+        option(
+            MEASURING, "--also-dense", help="Evaluate dense responses too, with the same seeds, for paired differences."
+        ),
     ] = False,
     level: common.Level = 3,
     count: Annotated[
         int | None,
-        typer.Option(
+        option(
+            PROMPTS,
             "--count",
             min=1,
             help="At most this many problems per task. Default: all of a finite set, 64 of an endless one.",
         ),
     ] = None,
     problem_seed: Annotated[
-        int, typer.Option("--problem-seed", min=0, help="Seed of the problems that an endless task makes.")
+        int,
+        option(
+            PROMPTS, "--problem-seed", min=0, max=LARGEST_SEED, help="Seed of the problems that an endless task makes."
+        ),
     ] = 0,
-    max_new_tokens: measuring.MaxNewTokens = 1024,
+    max_new_tokens: common.MaxNewTokens = 1024,
     temperature: Annotated[
-        float, typer.Option("--temperature", min=0, help="0 is greedy, and needs --samples 1.")
+        float, option(SAMPLING, "--temperature", min=0, help="0 is greedy, and needs --samples 1.")
     ] = 1.0,
+    top_p: common.TopP = 1.0,
     chat: common.Chat = False,
     thinking: common.Thinking = None,
     prompt_template: common.PromptTemplate = None,
     mirror: common.Mirror = None,
     contest_from: ContestDay = None,
     contest_before: ContestDay = None,
+    test_seconds: Annotated[
+        float | None,
+        option(
+            MEASURING, "--test-seconds", help="Time for each test of a program; default: what the set's grader allows."
+        ),
+    ] = None,
+    test_memory_gib: Annotated[
+        float | None,
+        option(MEASURING, "--test-memory-gib", help="Memory for each test; default: what the set's grader allows."),
+    ] = None,
     allow_unsafe_sandbox: Annotated[
         bool,
-        typer.Option("--allow-unsafe-sandbox", help="Run programs without a sandbox if none works on this machine."),
+        option(
+            MEASURING, "--allow-unsafe-sandbox", help="Run programs without a sandbox if none works on this machine."
+        ),
     ] = False,
     reward: Annotated[
         str | None,
-        typer.Option(
+        option(
+            MEASURING,
             "--reward",
             help="module:function that judges responses instead of the tasks, from 0 to 1; see docs/rewards.md.",
         ),
     ] = None,
     reward_set: Annotated[
         list[str] | None,
-        typer.Option("--reward-set", help="A setting of that function, e.g. target_tokens=200; repeatable."),
+        option(MEASURING, "--reward-set", help="A setting of that function, e.g. target_tokens=200; repeatable."),
     ] = None,
     no_tail: Annotated[
         bool,
-        typer.Option(
-            "--no-tail", help="Leave out the acceptance, which needs a dense forward pass over each response."
+        option(
+            MEASURING,
+            "--no-tail",
+            help="Leave out the acceptance, which needs a dense forward pass over each response.",
         ),
     ] = False,
-    bin_tokens: measuring.BinTokens = 2000,
-    max_batch: measuring.MaxBatch = 64,
+    bin_tokens: common.BinTokens = 2000,
+    max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
     engine: common.Engine = "hf",
     device: common.Device = None,
@@ -100,7 +129,7 @@ def evaluate(
     force_schedule: common.ForceSchedule = False,
     comparison: Annotated[
         tuple[Path, Path] | None,
-        typer.Option("--compare", help="Compare two finished folders, the second minus the first; samples nothing."),
+        option(OUTPUT, "--compare", help="Compare two finished folders, the second minus the first; samples nothing."),
     ] = None,
     json_output: common.Json = False,
 ) -> None:
@@ -122,13 +151,18 @@ def evaluate(
     from sparroll.report import write_report
     from sparroll.tasks.data.settings import DataSettings
 
-    check_available(engine)
+    check_names(engine, model, device, dtype)
     parquet.check_installed()
+    for name, value in (("--test-seconds", test_seconds), ("--test-memory-gib", test_memory_gib)):
+        if value is not None and not value > 0:
+            raise UserError(f"{name} must be above 0, got {value}", "leave it out for what the set's grader allows")
     data = DataSettings(
         mirror=None if mirror is None else str(mirror),
         prompt_template=prompt_template,
         contest_from=contest_from and contest_from.date(),
         contest_before=contest_before and contest_before.date(),
+        test_seconds=test_seconds,
+        test_memory_gib=test_memory_gib,
         allow_unsafe_sandbox=allow_unsafe_sandbox,
     )
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
@@ -140,7 +174,7 @@ def evaluate(
         tasks=read_tasks(task_names, level, count, problem_seed, data, judge),
         policies=policies(chosen, evicting, adapter, also_dense),
         settings=EvaluationSettings(
-            samples, max_new_tokens, temperature, seed, tail=not no_tail, bin_tokens=bin_tokens
+            samples, max_new_tokens, temperature, top_p, seed, tail=not no_tail, bin_tokens=bin_tokens
         ),
         judge=judge,
         problem_seed=problem_seed,
@@ -153,14 +187,14 @@ def evaluate(
         dtype=dtype,
         max_batch=max_batch,
     )
-    common.output_folder(out)
+    common.hold_folder(command, out)
     quiet_transformers()
     started = time.perf_counter()
     with (
         common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,
     ):
-        results = run(request, out, bars.bar("problems"))
+        results = run(request, out, bars.bar("evaluate"))
     path = records.write(
         out / "evaluation.json", "evaluation", results, config=request.table(), seed=seed,
         wall_seconds=time.perf_counter() - started,

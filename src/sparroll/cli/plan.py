@@ -9,8 +9,10 @@ import typer
 
 from sparroll import records
 from sparroll.cli import common
+from sparroll.cli.common import MODEL, OUTPUT, READING, option
 from sparroll.errors import UserError
 from sparroll.progress import quiet_transformers
+from sparroll.rounding import percent_up, rounded_down
 
 if TYPE_CHECKING:
     from sparroll.plan.speedup import Plan, StepTime
@@ -20,15 +22,16 @@ MEASURE = "measure"
 
 def plan(
     model: Annotated[
-        str, typer.Option("--model", help="A built-in name such as Qwen3-1.7B, a folder, a config.json, or a hub name.")
+        str,
+        option(MODEL, "--model", help="A built-in name such as Qwen3-1.7B, a folder, a config.json, or a hub name."),
     ],
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file.")] = None,
+    schedule: Annotated[str | None, option(READING, "--schedule", help="Preset or file.")] = None,
     budget: Annotated[
-        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+        int | None, option(READING, "--budget", help="A fixed KV budget in tokens, instead of a schedule.")
     ] = None,
     gpu: Annotated[
         str,
-        typer.Option("--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or `measure` for this machine."),
+        option(MODEL, "--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or `measure` for this machine."),
     ] = "H200",
     lengths: Annotated[
         str, typer.Option("--lengths", help="12000, 0-32768, 4000,9000, lognormal:18000,0.6,max=32768, or a JSON list.")
@@ -57,7 +60,7 @@ def plan(
             "--fit-steps", help="With --gpu measure: load the model and time real decode steps on this machine."
         ),
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", help="Also write OUT/plan.json.")] = None,
+    out: Annotated[Path | None, option(OUTPUT, "--out", help="Also write OUT/plan.json.")] = None,
     force_schedule: common.ForceSchedule = False,
     json_output: common.Json = False,
 ) -> None:
@@ -107,18 +110,19 @@ def text(plan: Plan) -> list[str]:
         f"{plan.kv_bytes_per_token / 1024:.0f} KiB of cache per token",
         f"device     {device.name}: {device.bandwidth_bytes_per_second / 1e12:.2f} TB/s, "
         f"{device.flops_per_second / 1e12:.0f} TFLOP/s, {device.memory_bytes / 1e9:.0f} GB",
-        f"schedule   {plan.schedule}: reads {plan.kv_read_share:.0%} of the cache",
+        f"schedule   {plan.schedule}: reads {percent_up(plan.kv_read_share)} of the cache",
         f"lengths    {plan.lengths} (mean context {plan.mean_context_tokens:,.0f}), batch {plan.batch} ({plan.batch_is})",
         "",
         f"{'':<8}{'step':>11}{'weights':>11}{'KV':>11}{'index':>11}{'compute':>11}   {'bound':<9}{'tokens/s':>10}",
         _step("dense", plan.dense),
         _step("sparse", plan.sparse),
         "",
-        f"speed-up   {plan.speedup:.2f}x",
+        f"speed-up   {rounded_down(plan.speedup, 2)}x",
         "",
         f"{'context':>9}{'budget':>9}{'read':>7}{'speed-up':>10}",
         *(
-            f"{row.context_tokens:>9,}{row.kv_budget_tokens:>9,}{row.kv_read_share:>7.0%}{row.speedup:>9.2f}x"
+            f"{row.context_tokens:>9,}{row.kv_budget_tokens:>9,}{percent_up(row.kv_read_share):>7}"
+            f"{rounded_down(row.speedup, 2):>9}x"
             for row in plan.by_length
         ),
         "",

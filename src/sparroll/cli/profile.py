@@ -8,10 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sparroll import records
-from sparroll.cli import common, measuring
-from sparroll.engines.make import check_available
+from sparroll.cli import common
+from sparroll.cli.common import READING, option
+from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers
+from sparroll.rounding import percent_up
 from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
@@ -19,28 +21,32 @@ if TYPE_CHECKING:
 
 
 def profile(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
     budget: Annotated[
-        list[int] | None, typer.Option("--budget", help="A fixed KV budget in tokens; repeatable.")
+        list[int] | None, option(READING, "--budget", help="A fixed KV budget in tokens; repeatable.")
     ] = None,
     schedule: Annotated[
-        list[str] | None, typer.Option("--schedule", help="A preset or schedule file; repeatable.")
+        list[str] | None, option(READING, "--schedule", help="A preset or schedule file; repeatable.")
     ] = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: common.Level = 3,
     count: common.Count = 16,
     chat: common.Chat = False,
-    samples: measuring.Samples = 4,
-    max_new_tokens: measuring.MaxNewTokens = 1024,
-    temperature: measuring.Temperature = 1.0,
-    mode: measuring.Mode = "faithful",
-    estimator: measuring.Estimator = "top_k_lower",
-    bin_tokens: measuring.BinTokens = 2000,
-    selector: measuring.Kind = "page_mean",
-    page_tokens: measuring.PageTokens = 16,
-    max_batch: measuring.MaxBatch = 64,
+    samples: common.Samples = 4,
+    max_new_tokens: common.MaxNewTokens = 1024,
+    temperature: common.Temperature = 1.0,
+    mode: common.Mode = "faithful",
+    estimator: common.Estimator = "top_k_lower",
+    bin_tokens: common.BinTokens = 2000,
+    selector: common.SelectorKind = "page_mean",
+    page_tokens: common.PageTokens = 16,
+    first_tokens: common.FirstTokens = None,
+    recent_tokens: common.RecentTokens = None,
+    dense_layers: common.DenseLayers = "0,1",
+    max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
     engine: common.Engine = "hf",
     device: common.Device = None,
@@ -55,15 +61,16 @@ def profile(
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
-    check_available(engine)
-    common.output_folder(out)
+    check_names(engine, model, device, dtype)
+    common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
         estimator=estimator, bin_tokens=bin_tokens, seed=seed,
     )  # fmt: skip
-    chosen = published_selector(selector, page_tokens)
+    chosen = published_selector(selector, page_tokens, first_tokens, recent_tokens)
+    dense = common.layer_numbers(dense_layers)
     asked = [Schedule.load(name, model=model, force=force_schedule) for name in schedule or []]
-    asked = [*(Schedule.fixed(tokens, chosen) for tokens in budget or []), *asked]
+    asked = [*(Schedule.fixed(tokens, chosen, dense) for tokens in budget or []), *asked]
     if not asked:
         raise UserError(
             "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
@@ -97,7 +104,7 @@ def profile(
 
 def _lines(entry: Entry) -> list[str]:
     measurement = entry.measurement
-    lines = [f"{measurement.name}: reads {measurement.kv_read_share:.0%} of the cache", str(measurement.tail())]
+    lines = [f"{measurement.name}: reads {percent_up(measurement.kv_read_share)} of the cache", str(measurement.tail())]
     overall = entry.fits[0]
     if overall.beta is None:
         return [*lines, f"no Beta fit: {overall.why_not}"]

@@ -9,16 +9,18 @@ import typer
 
 from sparroll.cli import common
 from sparroll.progress import Progress
-from sparroll.rounding import rounded_down
+from sparroll.rounding import percent_up, rounded_down
+from sparroll.types import LARGEST_SEED
 
 
 def quickstart(
+    command: typer.Context,
     out: common.Out = Path("runs/quickstart"),
     config: Annotated[
         Path | None, typer.Option("--config", help="TOML file with other sizes; default: the packaged ones.")
     ] = None,
     seed: Annotated[
-        int | None, typer.Option("--seed", min=0, help="Seed to use instead of the one in the sizes.")
+        int | None, typer.Option("--seed", min=0, max=LARGEST_SEED, help="Seed to use instead of the one in the sizes.")
     ] = None,
     json_output: common.Json = False,
 ) -> None:
@@ -30,12 +32,12 @@ def quickstart(
     settings = load_settings(config)
     if seed is not None:
         settings = settings.model_copy(update={"seed": seed})
-    common.output_folder(out)
+    common.hold_folder(command, out)
     with (
         common.interruptible(f"{out} keeps what is finished; run the same command to continue"),
         Progress(json_output) as bars,
     ):
-        summary = run(settings, out, bars)
+        summary = run(settings, out, bars, common.as_typed(command))
     if json_output:
         common.print_json(summary)
     else:
@@ -52,11 +54,11 @@ def text(summary: dict[str, Any]) -> list[str]:
         lines.append(f"{row['from_context_tokens']:>12,}{row['kv_budget_tokens']:>11,}{figures}")
     lines += ["", f"{'run':<12}{'reward':>18}{'dense accuracy':>18}{'lowest tail':>13}"]
     for name, run in summary["runs"].items():
-        reward = f"{run['reward_first']:.3f} to {run['reward_last']:.3f}"
+        reward = f"{rounded_down(run['reward_first'])} to {rounded_down(run['reward_last'])}"
         accuracy = "-"
         if run["dense_accuracy_first"] is not None:
-            accuracy = f"{run['dense_accuracy_first']:.3f} to {run['dense_accuracy_last']:.3f}"
+            accuracy = f"{rounded_down(run['dense_accuracy_first'])} to {rounded_down(run['dense_accuracy_last'])}"
         lines.append(f"{name:<12}{reward:>18}{accuracy:>18}{rounded_down(run['tail_q05_min']):>13}")
     share = summary["kv_read_share"]
-    read = "" if share is None else f"calibrated rollouts read {share:.0%} of the KV cache; "
+    read = "" if share is None else f"calibrated rollouts read {percent_up(share)} of the KV cache; "
     return ["", *lines, "", f"{read}target {summary['target']:g}, {summary['wall_seconds']:.0f} s in all"]

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import time
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from sparroll import records
 from sparroll.cli import common
-from sparroll.engines.make import check_available
+from sparroll.cli.common import SAMPLING, option
+from sparroll.engines.make import check_names
 from sparroll.progress import Progress
 from sparroll.tasks.prompt_file import plain_prompt, read_prompts
+from sparroll.types import MOST_SAMPLES
 
 
 def rollout(
+    command: typer.Context,
     model: common.Model,
     out: common.Out,
-    schedule: Annotated[str | None, typer.Option("--schedule", help="Preset or file; default: dense.")] = None,
-    budget: Annotated[
-        int | None, typer.Option("--budget", help="A fixed KV budget in tokens, instead of a schedule.")
-    ] = None,
+    schedule: common.OneSchedule = None,
+    budget: common.OneBudget = None,
     adapter: common.Adapter = None,
     compression: common.CompressionKind = None,
     compression_set: common.CompressionSet = None,
@@ -29,10 +30,11 @@ def rollout(
     level: common.Level = 3,
     count: common.Count = 16,
     chat: common.Chat = False,
-    n: Annotated[int, typer.Option("--n", min=1, help="Responses per prompt.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1)] = 1024,
-    temperature: Annotated[float, typer.Option("--temperature", min=0, help="0 is greedy.")] = 1.0,
-    max_batch: Annotated[int, typer.Option("--max-batch", min=1, help="Responses that decode together.")] = 64,
+    n: Annotated[int, option(SAMPLING, "--n", min=1, max=MOST_SAMPLES, help="Responses per prompt.")] = 1,
+    max_new_tokens: common.MaxNewTokens = 1024,
+    temperature: common.Temperature = 1.0,
+    top_p: common.TopP = 1.0,
+    max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
     engine_name: common.Engine = "hf",
     device: common.Device = None,
@@ -42,18 +44,20 @@ def rollout(
 ) -> None:
     """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
     from sparroll.engines.adapter import described, load_adapter
+    from sparroll.engines.generate_arguments import check_counts
     from sparroll.engines.prompt_encoder import PromptEncoder
     from sparroll.evaluate.rollout_file import RolloutFile, sample_missing, summarise_rollouts
 
-    check_available(engine_name)
-    common.output_folder(out)
+    check_names(engine_name, model, device, dtype)
+    check_counts(n, max_new_tokens, temperature, top_p=top_p)
+    common.hold_folder(command, out)
     chosen = common.load_schedule(schedule, budget, model, force_schedule)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
     config = {
         "model": model, "schedule": chosen.table() if chosen else None, "task": task, "level": level, "chat": chat,
         "prompts": [plain_prompt(prompt) for prompt in source], "n": n, "max_new_tokens": max_new_tokens,
-        "temperature": temperature, "seed": seed, "engine": engine_name, "dtype": dtype,
+        "temperature": temperature, "top_p": top_p, "seed": seed, "engine": engine_name, "dtype": dtype,
         "compression": policy.table() if policy else None, "adapter": described(adapter) if adapter else None,
     }  # fmt: skip
     rollouts = RolloutFile(out, config, n)
@@ -69,7 +73,8 @@ def rollout(
         engine.reset_report()
         sample_missing(
             engine, PromptEncoder(engine.tokenizer, chat).ids(source), rollouts,
-            max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=bars.bar("rollouts"),
+            max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed,
+            on_progress=bars.bar("rollouts"),
         )  # fmt: skip
         report = engine.report()
     summary = summarise_rollouts(rollouts.rows(), source, task) | {"engine": report.table()}
@@ -82,5 +87,22 @@ def rollout(
     if json_output:
         common.print_json(summary | {"rollouts": str(rollouts.path), "record": str(path)})
     else:
+        print("\n".join(excerpts(rollouts.rows(), [prompt.text for prompt in source])), end="\n\n")
         common.print_facts(summary)
     common.wrote(rollouts.path, path, quiet=json_output)
+
+
+def excerpts(rows: list[dict[str, Any]], prompts: list[str], shown: int = 3) -> list[str]:
+    """Lines with the first response to each of the first few prompts."""
+    lines = []
+    for row in [row for row in rows if row["sample_index"] == 0][:shown]:
+        end = "stopped" if row["finish_reason"] == "stop" else "cut"
+        lines.append(f"prompt {row['prompt_index']}: {_cut(prompts[row['prompt_index']])}")
+        lines.append(f"  {_cut(row['response'])}  ({len(row['response_ids'])} tokens, {end})")
+    return lines
+
+
+def _cut(text: str, most: int = 240) -> str:
+    """The beginning and the end of a long text, on one line, without characters that a terminal would obey."""
+    line = "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+    return line if len(line) <= most else f"{line[: most * 2 // 3]} ... {line[-most // 3 :]}"

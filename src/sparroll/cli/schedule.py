@@ -8,8 +8,8 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparroll.cli.common import Json, print_json
-from sparroll.rounding import rounded_down, with_interval
+from sparroll.cli.common import Json, Verb, print_json
+from sparroll.rounding import percent_up, rounded_down, with_interval
 from sparroll.schedule import Schedule, presets
 
 app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_args_is_help=True)
@@ -18,7 +18,7 @@ _LONGEST_TOKENS = 32_768
 _COLUMNS, _LINES = 60, 9
 
 
-@app.command("list")
+@app.command("list", cls=Verb)
 def list_(json: Json = False) -> None:
     """List the schedules that ship with the package."""
     loaded = [Schedule.load(name) for name in presets()]
@@ -36,7 +36,7 @@ def list_(json: Json = False) -> None:
     Console().print(table)
 
 
-@app.command()
+@app.command(cls=Verb)
 def show(
     name: Annotated[str, typer.Argument(help="Name of a preset, or path of a schedule file.")],
     context: Annotated[
@@ -91,7 +91,7 @@ def _steps(schedule: Schedule, longest: int) -> Table:
             f"{step.from_context_tokens:,}",
             "" if end is None else f"{end:,}",
             f"{step.kv_budget_tokens:,}",
-            f"{shares[0]:.0%} to {shares[1]:.0%}",
+            f"{percent_up(shares[0])} to {percent_up(shares[1])}",
             tail,
             f"{measured['tokens']:,}" if "tokens" in measured else "-",
         )

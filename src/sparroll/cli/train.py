@@ -5,21 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
-import typer
-
 from sparroll.cli import common
+from sparroll.cli.common import RUN, option
 from sparroll.progress import Progress, quiet_transformers
 
 
 def train(
     out: common.RunOut = None,
-    config: Annotated[Path | None, typer.Option("--config", help="TOML file; default: all defaults.")] = None,
+    config: Annotated[Path | None, option(RUN, "--config", help="TOML file; default: all defaults.")] = None,
     overrides: Annotated[
         list[str] | None,
-        typer.Option("--set", help="section.key=value, or a whole section such as attention=dense; repeatable."),
+        option(RUN, "--set", help="section.key=value, or a whole section such as attention=dense; repeatable."),
     ] = None,
     print_config: common.PrintConfig = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
+    resume: Annotated[bool, option(RUN, "--resume", help="Go on from the newest whole checkpoint in OUT.")] = False,
     json_output: common.Json = False,
 ) -> None:
     """Train a model with GRPO on sparse or dense rollouts. After Ctrl-C, --resume continues the run."""

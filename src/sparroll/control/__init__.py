@@ -1,7 +1,7 @@
 """Who may change the schedule while a run trains, or end the run: the guard (guard.py), the controller (controller.py),
-cheaper schedules (cheaper_schedules.py), and the watch on empty steps (empty_steps.py). All of them are watchers with
-one protocol (watcher.py). They only decide, from what a step measured, so any trainer can use them. tail_window.py and
-length_bins.py hold what they decide on.
+cheaper schedules (cheaper_schedules.py), and the watch on empty steps (empty_steps.py). unrewarded_steps.py only says
+that nothing is rewarded. All of them are watchers with one protocol (watcher.py). They only decide, from what a step
+measured, so any trainer can use them. tail_window.py and length_bins.py hold what they decide on.
 
 Not here: measuring the tail (mismatch/), and carrying a decision out, which the training loop does. No engine runs
 here.

@@ -1,29 +1,53 @@
 """Raises an alarm where the measured tail is surely under its target. Noise alone should almost never raise one.
 
-Evidence is pooled per length bin over the last `window_steps` steps under one schedule. A bin is tested once it has
-`least_tokens` tokens from 8 rollouts. An alarm is raised where the upper confidence bound of a bin's 5th percentile
-(estimator top_k_lower, clustered by rollouts, see mismatch/bootstrap.py) is under the target. Every step tests every
-bin, which makes thousands of tests in a run, so each test is strict: all bins of one step together may raise a false
-alarm with probability FALSE_ALARM_A_STEP, shared equally among them. benchmarks/guard_simulation.py simulates how many
-runs have a false alarm, and how fast a low tail is found.
+Evidence is pooled per length bin over the last `window_steps` steps under one schedule. A bin with fewer than
+`least_tokens` tokens or 8 rollouts in this window is not tested alone but merged with its neighbours until they have as
+many together (see TailWindow.groups). Where even all bins together have fewer, nothing can be tested, and an event says
+so. An alarm is raised where the upper confidence bound of the 5th percentile of a bin, or of merged bins, is under the
+target (estimator top_k_lower, clustered by rollouts, see mismatch/bootstrap.py). Bins whose tails all hold the target
+hold it together, too, so merging raises no false alarm; a low tail among better ones is found later.
+
+Every step tests every bin, which makes thousands of tests in a run, so each test is strict: all tests of one step
+together may raise a false alarm with probability FALSE_ALARM_AT where every tail is exactly at the target, and with
+FALSE_ALARM_ABOVE where every tail is a MARGIN above it, shared equally among them. The second one is what keeps a run
+with few tokens a step quiet: there, a tail at the target and one a little above it look alike.
+benchmarks/guard_simulation.py simulates how many runs have a false alarm, and how fast a low tail is found.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from typing import Any, Literal
 
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.schedule import Schedule
 
-FALSE_ALARM_A_STEP = 5e-3
+FALSE_ALARM_AT = 5e-3
 """Largest probability that a step raises an alarm although every bin's tail is exactly at the target."""
+MARGIN = 0.01
+FALSE_ALARM_ABOVE = 1e-5
+"""The same where every tail is MARGIN or more above the target. In 1,000 steps that is at most one run in a hundred,
+however few tokens a step has. With many tokens the first probability is the stricter one."""
 
 
-def confidence_of(bins: int) -> float:
-    """Confidence of the two-sided interval whose upper end is a bin's bound, for the number of bins that are tested."""
-    return 1 - 2 * FALSE_ALARM_A_STEP / bins
+def confidence_of(tests: int, false_alarm: float = FALSE_ALARM_AT) -> float:
+    """Confidence of the two-sided interval whose upper end is the bound of one test, where so many tests share the
+    probability of a false alarm."""
+    return 1 - 2 * false_alarm / tests
+
+
+def surely_low(window: TailWindow, starts: Sequence[int], tests: int, at_least: float) -> TailRow | None:
+    """The tail of these bins together with its upper bound, if that is one of `tests` tests that find it surely low;
+    otherwise None."""
+    row = window.merged_row(starts, confidence_of(tests))
+    if row is None or row.high >= at_least:
+        return None
+    stricter = window.merged_row(starts, confidence_of(tests, FALSE_ALARM_ABOVE))
+    return row if stricter is not None and stricter.high < at_least + MARGIN else None
 
 
 class Guard:
@@ -50,6 +74,8 @@ class Guard:
         self.quiet_until = 0
         """No alarm before this step. It keeps a warning from being repeated every step: the next one has to wait until
         the window is full of later steps."""
+        self.blind_until = 0
+        """Before this step it is not said again that nothing can be tested."""
         self.switches = 0
 
     @property
@@ -71,13 +97,20 @@ class Guard:
             return Decision()
         self._start_anew_under_another(step.schedule)
         self.window.add(step.step, step.tail)
-        low = self._surely_low(self.at_least) if step.step >= self.quiet_until else None
+        if step.step < self.quiet_until or not self.window.starts:
+            return Decision()
+        groups = self.window.groups(self.least_tokens)
+        if not groups:
+            return self._blind(step.step)
+        low = self._surely_low(groups, self.at_least)
         if low is None:
             return Decision()
+        row, merged = low
         first = self.window.evidence[0][0]
+        where = row.name if merged == 1 else f"{row.name} ({merged} bins together, which alone have too few tokens)"
         reason = (
-            f"the tail (5th percentile of the acceptance) at {low.name} is {low.q05:.3f}, surely under {self.at_least:.3f}: "
-            f"upper bound {low.high:.3f} by {low.tokens} tokens of {low.rollouts} rollouts (steps {first} to {step.step})"
+            f"the tail (5th percentile of the acceptance) at {where} is {row.q05:.3f}, surely under {self.at_least:.3f}: "
+            f"upper bound {row.high:.3f} by {row.tokens} tokens of {row.rollouts} rollouts (steps {first} to {step.step})"
         )
         self.window.clear()
         return self._respond(reason, step)
@@ -90,14 +123,35 @@ class Guard:
             self.window.clear()
         self.budgets = budgets
 
-    def _surely_low(self, at_least: float) -> TailRow | None:
-        """The bin with the lowest upper bound, or None where no bound is under the target."""
-        rows = [row for start in self.window.starts if (row := self.window.row(start)) is not None]
-        tested = [row for row in rows if row.counts(self.least_tokens)]
-        # An upper bound is never under the percentile itself, so bins whose percentile is at the target need no bound.
-        starts = [row.from_context_tokens for row in tested if row.q05 < at_least]
-        bounds = [self.window.row(start, confidence=confidence_of(len(tested))) for start in starts]
-        return min((row for row in bounds if row and row.high < at_least), key=lambda row: row.high, default=None)
+    def _surely_low(self, groups: list[list[int]], at_least: float) -> tuple[TailRow, int] | None:
+        """The bin, single or merged, with the lowest upper bound, and how many bins it is made of; None where no bound
+        is under the target."""
+        found = [(surely_low(self.window, starts, len(groups), at_least), len(starts)) for starts in groups]
+        low = [(row, merged) for row, merged in found if row is not None]
+        return min(low, key=lambda each: each[0].high, default=None)
+
+    def _blind(self, step: int) -> Decision:
+        """Say that all bins together have too little data for a test; again after a whole window of such steps."""
+        if step < self.blind_until:
+            return Decision()
+        self.blind_until = step + self.window.steps
+        tokens, rollouts = self.window.amount(self.window.starts)
+        seen = len(self.window.evidence)
+        needed = math.ceil(seen * max(self.least_tokens / tokens, LEAST_ROLLOUTS / rollouts))
+        if needed <= self.window.steps:
+            outlook = f"the first test comes after about {needed} such steps"
+        else:
+            outlook = (
+                f"at this rate no test ever comes, because guard.window_steps = {self.window.steps}; --set "
+                f"guard.window_steps={needed}, sample more rollouts a step, or lower mismatch.least_tokens"
+            )
+        return Decision(
+            "warn",
+            (
+                f"the guard cannot test the tail yet: all lengths together have {tokens} tokens of {rollouts} rollouts so "
+                f"far, and a test needs {self.least_tokens} tokens of {LEAST_ROLLOUTS} rollouts; {outlook}",
+            ),
+        )
 
     def _respond(self, reason: str, step: StepEvidence) -> Decision:
         """Switch to the next stricter schedule as long as there is one; after that do what `action` says."""
@@ -115,10 +169,13 @@ class Guard:
         return Decision("warn", (reason,))
 
     def state(self) -> dict[str, Any]:
-        plain = {"budgets": self.budgets, "quiet_until": self.quiet_until, "switches": self.switches}
-        return plain | self.window.state()
+        return {name: getattr(self, name) for name in _PLAIN} | self.window.state()
 
     def restore(self, state: dict[str, Any]) -> None:
-        plain = ("budgets", "quiet_until", "switches")
-        self.budgets, self.quiet_until, self.switches = (state[name] for name in plain)
-        self.window.restore({name: value for name, value in state.items() if name not in plain})
+        for name in _PLAIN:
+            setattr(self, name, state[name])
+        self.window.restore({name: value for name, value in state.items() if name not in _PLAIN})
+
+
+_PLAIN = ("budgets", "quiet_until", "blind_until", "switches")
+"""The parts of the state that are plain data, by the names of their attributes."""

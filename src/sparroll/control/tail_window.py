@@ -5,6 +5,9 @@ single measurement over all of these rollouts. Nothing is decided here."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -12,7 +15,7 @@ from torch import Tensor
 
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.bootstrap import CONFIDENCE
-from sparroll.mismatch.table import TailRow
+from sparroll.mismatch.table import TailRow, enough
 
 Packed = dict[str, Tensor]
 """The state of TailStatistics with only those histogram cells that hold a token, usually a few hundred of 2002."""
@@ -43,14 +46,45 @@ class TailWindow:
     def row(self, from_context_tokens: int, after_step: int = 0, confidence: float = CONFIDENCE) -> TailRow | None:
         """One bin's tail over the window's steps after `after_step`, with an interval of that confidence; None where
         these steps have no token in the bin."""
-        here = [
-            each for step, each in self.evidence if step > after_step and _place(each, from_context_tokens) is not None
-        ]
-        return (
-            TailStatistics.pooled_row([_pooled(here, from_context_tokens)], from_context_tokens, confidence)
-            if here
-            else None
-        )
+        return self._row([from_context_tokens], after_step, confidence)
+
+    def merged_row(self, starts: Sequence[int], confidence: float = CONFIDENCE) -> TailRow | None:
+        """The tail of several bins as if they were one, over the whole window. starts: where they start, in ascending
+        order."""
+        return self._row(starts, 0, confidence)
+
+    def amount(self, starts: Sequence[int]) -> tuple[int, int]:
+        """-> (tokens, rollouts) of these bins together over the whole window; see `_sums` for the rollouts."""
+        found = [(each, places) for _, each in self.evidence if (places := _places(each, starts))]
+        tokens = sum(int(each["counts"][places].sum()) for each, places in found)
+        return tokens, sum(int(_sums(each, places)[0]) for each, places in found)
+
+    def groups(self, least_tokens: int) -> list[list[int]]:
+        """The starts of all bins with tokens, in groups of neighbours that have enough tokens and rollouts to decide
+        anything; empty where all of them together have too few.
+
+        From the shortest contexts on, bins are merged until they have enough. What is left at the end joins the last
+        group. So a bin with enough data is alone, unless shorter ones before it or the last ones after it have too
+        little.
+        """
+        groups: list[list[int]] = []
+        waiting: list[int] = []
+        for start in self.starts:
+            waiting.append(start)
+            if enough(*self.amount(waiting), least_tokens):
+                groups.append(waiting)
+                waiting = []
+        if groups:
+            groups[-1] += waiting
+        return groups
+
+    def _row(self, starts: Sequence[int], after_step: int, confidence: float) -> TailRow | None:
+        here = [each for step, each in self.evidence if step > after_step and _places(each, starts)]
+        if not here:
+            return None
+        row = TailStatistics.pooled_row([_pooled(here, starts)], starts[0], confidence)
+        assert row is not None, "pooled bins without a token"
+        return dataclasses.replace(row, to_context_tokens=row.to_context_tokens + starts[-1] - starts[0])
 
     def state(self) -> dict[str, Any]:
         """The evidence as tensors, named "step/name"."""
@@ -74,23 +108,42 @@ def _of_step(state: dict[str, Any], step: int) -> Packed:
     return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
 
 
-def _place(each: Packed, from_context_tokens: int) -> int | None:
-    """The row of the bin that starts there; None where there is none."""
-    places = (each["bins"] * each["settings"][2] == from_context_tokens).nonzero().flatten().tolist()
-    return places[0] if places else None
+def _places(each: Packed, starts: Sequence[int]) -> list[int]:
+    """The rows of those bins that have tokens in this step."""
+    known = (each["bins"] * each["settings"][2]).tolist()
+    return [place for place, start in enumerate(known) if start in starts]
 
 
-def _pooled(here: list[Packed], from_context_tokens: int) -> TailStatistics:
-    """The statistics of one bin over all of these. Only this bin's row can be taken from them; figures over all bins
-    are not set."""
+def _pooled(here: list[Packed], starts: Sequence[int]) -> TailStatistics:
+    """The statistics of these bins as one bin, over all of these steps. Only this bin's row can be taken from them;
+    figures over all bins are not set."""
     _, cells, bin_tokens, replicates, _ = here[0]["settings"].tolist()
     counts_C = torch.zeros(cells, dtype=torch.int64)
     replicates_RC = torch.zeros(replicates, cells, dtype=torch.int32)
     sums_5 = torch.zeros(5, dtype=torch.int64)
     for each in here:
-        place = _place(each, from_context_tokens)
-        counts_C[each["cells"]] += each["counts"][place]
-        replicates_RC[:, each["cells"]] += each["replicates"][place]
-        sums_5 += each["sums"][place]
+        places = _places(each, starts)
+        counts_C[each["cells"]] += each["counts"][places].sum(0)
+        replicates_RC[:, each["cells"]] += each["replicates"][places].sum(0, dtype=torch.int32)
+        sums_5 += _sums(each, places)
     one_bin = {"counts": counts_C[None], "replicates": replicates_RC[None], "sums": sums_5[None]}
-    return TailStatistics.from_state(here[0] | one_bin | {"bins": torch.tensor([from_context_tokens // bin_tokens])})
+    return TailStatistics.from_state(here[0] | one_bin | {"bins": torch.tensor([starts[0] // bin_tokens])})
+
+
+def _sums(each: Packed, places: list[int]) -> Tensor:
+    """The `sums` of a step's bins as if they were one bin.
+
+    A step does not keep which rollouts have tokens in which bins. So of several bins, the number of rollouts is a lower
+    bound, and the sum of their squared tokens is an upper one: the merged bin counts as at most as certain as it is.
+    Both are exact where all rollouts have the same share of their tokens in each bin, and where no rollout has tokens
+    in two.
+    """
+    sums_B5 = each["sums"]
+    sums_5 = sums_B5[places].sum(0)
+    if len(places) > 1:
+        rollouts, tokens_squared = each["overall"].tolist()
+        beside_5 = sums_B5.sum(0) - sums_5
+        together = sum(math.sqrt(squared) for squared in sums_B5[places, 1].tolist()) ** 2
+        sums_5[0] = max(int(sums_B5[places, 0].max()), rollouts - int(beside_5[0]))
+        sums_5[1] = min(round(together), tokens_squared - int(beside_5[1]))
+    return sums_5

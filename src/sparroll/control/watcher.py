@@ -1,8 +1,8 @@
 """The protocol of watchers. After each step every watcher is shown the same evidence and answers with a decision, which
 the loop carries out. Watchers measure nothing, switch nothing and know no engine, so any trainer can use them.
 
-Guard, CheaperSchedules, EmptySteps and Controller are watchers. Your own watcher needs the properties and methods of
-`Watcher`.
+Guard, CheaperSchedules, EmptySteps, UnrewardedSteps and Controller are watchers. Your own needs the properties
+and methods of `Watcher`.
 """
 
 from __future__ import annotations

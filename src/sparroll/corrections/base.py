@@ -16,7 +16,7 @@ from torch import Tensor
 
 from sparroll.errors import UserError
 from sparroll.mismatch.acceptance import check_logp
-from sparroll.types import NowWeights, StepReport
+from sparroll.types import NowWeights, StepReport, check_tensors
 
 LOG_RATIO_CLAMP = 20.0
 """Largest |log ratio| that is ever exponentiated. Comparisons use the raw log ratio."""
@@ -67,6 +67,7 @@ class LogRatio:
     def of(dense_logp: Tensor, sparse_logp: Tensor, mask: Tensor) -> LogRatio:
         """Raises UserError for unequal shapes, NaN, values above 0, and a sampled token to which the sparse policy
         gives probability 0."""
+        check_tensors(dense_logp=dense_logp, sparse_logp=sparse_logp, mask=mask)
         if not dense_logp.shape == sparse_logp.shape == mask.shape or mask.dim() != 2:
             shapes = ", ".join(str(tuple(tensor.shape)) for tensor in (dense_logp, sparse_logp, mask))
             raise UserError(

@@ -21,7 +21,7 @@ from sparroll.corrections.base import (
     result,
 )
 from sparroll.errors import UserError
-from sparroll.types import NowWeights
+from sparroll.types import NowWeights, check_tensors
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ class Jackpot:
             hint = "pass top_k=TopKLists(...), the most likely tokens of both policies at each position"
             raise UserError("correction 'jackpot' needs top_k, which it was not given", hint)
         ratio = LogRatio.of(dense_logp, sparse_logp, mask)
+        check_tensors(uniforms=uniforms, now_logp=dense_logp if now_logp is None else now_logp)
         mass = self._mass(top_k, ratio.mask_BT)
         _check(ratio, uniforms, mass, now_logp)
         keep_BT = ratio.mask_BT & (uniforms < (ratio.values_BT.double() - math.log(self.scale)).exp())

@@ -73,6 +73,7 @@ class Engine(Protocol):
         *,
         max_new_tokens: int,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
@@ -81,6 +82,8 @@ class Engine(Protocol):
         """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch.
 
         prompts: strings, which are tokenized as they are, or token ids.  temperature: 0 is greedy.
+        top_p: below 1, each token is drawn from the fewest most likely ones with at least this mass.
+        The log-probabilities of rollouts are those of the distribution that was drawn from, after temperature and top_p.
         stop_ids: default, the model's end-of-sequence ids.  seed: one for all, or one per request, prompt by prompt.
         top_k: also return the k most likely tokens at each step and their log-probabilities.
         on_progress: called with (rollouts finished, rollouts in all) after each rollout that ends.

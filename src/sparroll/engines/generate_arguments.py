@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from numbers import Integral
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
@@ -11,16 +13,44 @@ from sparroll.engines import sampling
 from sparroll.engines.base import Engine
 from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
+from sparroll.schedule import MOST_TOKENS
+from sparroll.types import MOST_SAMPLES
 
 Prompts = Sequence[str] | Sequence[Sequence[int]]
 
 
-def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int) -> None:
+LEAST_TEMPERATURE = 1e-3
+"""Below this, logits divided by the temperature overflow. 0 is greedy."""
+MOST_REQUESTS = 1 << 22
+"""Responses that one call may ask for. All of them are in memory before the first one is sampled."""
+
+
+def check_counts(n: int, max_new_tokens: int, temperature: float, top_k: int = 0, top_p: float = 1.0) -> None:
     """Raise UserError for numbers that are out of range."""
-    if n < 1 or max_new_tokens < 1 or temperature < 0 or top_k < 0:
+    if not 0 < top_p <= 1:
+        raise UserError(f"top_p must be above 0 and at most 1, got {top_p}", "1 draws from the whole distribution")
+    if top_p < 1 and temperature == 0:
         raise UserError(
-            f"n and max_new_tokens must be at least 1, temperature and top_k not negative; got n={n}, "
-            f"max_new_tokens={max_new_tokens}, temperature={temperature}, top_k={top_k}"
+            f"top_p = {top_p} does nothing at temperature 0, which takes the most likely token", "leave top_p out"
+        )
+    if n > MOST_SAMPLES:
+        raise UserError(f"at most {MOST_SAMPLES:,} responses per prompt are possible, got {n:,}")
+    if max_new_tokens > MOST_TOKENS:
+        raise UserError(f"max_new_tokens must be at most {MOST_TOKENS:,}, got {max_new_tokens:,}")
+    if n < 1 or max_new_tokens < 1 or top_k < 0:
+        raise UserError(
+            f"n and max_new_tokens must be at least 1, and top_k not negative; got n={n}, "
+            f"max_new_tokens={max_new_tokens}, top_k={top_k}"
+        )
+    check_temperature(temperature)
+
+
+def check_temperature(temperature: float) -> None:
+    """Raise UserError for temperatures that cannot be sampled at."""
+    if temperature != 0 and not LEAST_TEMPERATURE <= temperature < math.inf:
+        raise UserError(
+            f"the temperature must be 0 or from {LEAST_TEMPERATURE:g} up, and finite, got {temperature}",
+            "1 samples from the model as it is, 0 is greedy",
         )
 
 
@@ -28,7 +58,7 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
     """Token ids of each prompt. Raises UserError for empty prompts, for unknown token ids, and for prompts that leave
     no room for `max_new_tokens`."""
     vocabulary, context_limit = engine.vocabulary, engine.context_limit
-    if isinstance(prompts, str):
+    if isinstance(prompts, (str, bytes)):
         raise UserError("prompts must be a list", "pass [prompt] for a single one")
     if not len(prompts):
         raise UserError("there are no prompts", "give at least one")
@@ -38,7 +68,7 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
         if isinstance(prompt, str):
             if engine.tokenizer is None:
                 raise UserError("string prompts need a tokenizer", "pass tokenizer=, or prompts as token ids")
-            ids = text_ids(engine.tokenizer, prompt)
+            ids = text_ids(engine.tokenizer, prompt, f"prompt {number}")
         else:
             ids = [int(token) for token in prompt]
         if not ids:
@@ -57,11 +87,21 @@ def prompt_ids(engine: Engine, prompts: Prompts, max_new_tokens: int) -> list[li
 
 
 def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
-    """One seed per request, prompt by prompt. From a single `seed`, each request's seed is derived."""
-    if isinstance(seed, int):
+    """One seed per request, prompt by prompt. From a single `seed`, each request's seed is derived. Raises UserError
+    for more requests than memory could hold."""
+    if prompts * n > MOST_REQUESTS:
+        raise UserError(
+            f"{prompts:,} prompts with {n:,} responses each are more than {MOST_REQUESTS:,} responses",
+            "ask for fewer at a time",
+        )
+    if isinstance(seed, Integral):
+        seed = int(seed)
         return [sampling.request_seed(seed, index, sample) for index in range(prompts) for sample in range(n)]
     if len(seed) != prompts * n:
         raise UserError(f"a list of seeds needs one per request, {prompts * n} in all, got {len(seed)}")
+    for one in seed:
+        if not 0 <= one < 2**63:
+            raise UserError(f"the seed of a request must be from 0 to 2^63 - 1, got {one}")
     return [int(one) for one in seed]
 
 

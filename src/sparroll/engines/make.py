@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 
 from sparroll.engines.base import Engine
+from sparroll.engines.devices import take_device
 from sparroll.errors import UserError, nearest
+from sparroll.models import resolve
 from sparroll.schedule import Schedule
 
 ENGINES = ["hf", "vllm"]
@@ -53,6 +55,18 @@ def dtype_named(name: str | None) -> torch.dtype | None:
     return DTYPES[name] if name else None
 
 
+def check_names(kind: str, model: str, device: str | None, dtype: str | None) -> None:
+    """Raise UserError for names that `make_engine` would refuse. Loads nothing, so it can come before a command writes
+    its first file."""
+    check_available(kind)
+    resolve(model)
+    if kind == "vllm":
+        _check_device(device)
+    else:
+        take_device(device)
+    dtype_named(dtype)
+
+
 def check_available(kind: str) -> None:
     """Raise UserError where there is no such engine, or a package that it needs is not installed. Loads nothing."""
     if kind not in ENGINES:
@@ -68,7 +82,7 @@ def _check_device(device: torch.device | str | None) -> None:
     if device is None:
         return
     own = torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
-    asked = torch.device(device)
+    asked = take_device(device)
     if asked.type != own.type or (asked.index or 0) != (own.index or 0):
         raise UserError(
             f"the engine vllm runs on {own}, got device {asked}",

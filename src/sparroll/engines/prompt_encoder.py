@@ -1,5 +1,5 @@
 """Turns prompts into the token ids of the model's own tokenizer: as plain text, or as a chat in its template, with or
-without thinking.
+without thinking. Turns the ids of a response back into text.
 
 Nothing here depends on a model's name. What the tokenizer's template cannot do is an error.
 """
@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparroll.errors import UserError
+from sparroll.errors import UserError, reason_of
 from sparroll.types import Prompt
 
 SWITCH = "enable_thinking"
@@ -69,18 +69,44 @@ class PromptEncoder:
 
     def _ids(self, prompt: Prompt) -> list[int]:
         if not self.chat_template and not prompt.messages:
-            return text_ids(self.tokenizer, prompt.text)
+            return text_ids(self.tokenizer, prompt.text, f"the prompt {prompt.prompt_id!r}")
         turns = prompt.messages or (("user", prompt.text),)
+        for _, content in turns:
+            check_unicode(content, f"the prompt {prompt.prompt_id!r}")
         messages = [{"role": role, "content": content} for role, content in turns]
         options = {} if self.thinking is None else {SWITCH: self.thinking}
-        return list(
-            self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
-        )
+        try:
+            return list(
+                self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
+            )
+        except Exception as error:
+            # Templates raise errors of their own, for example where a model knows no system message.
+            raise UserError(
+                f"the model's chat template does not take the prompt {prompt.prompt_id!r}: {reason_of(error)}",
+                "change the messages, or the template in the model's folder",
+            ) from error
 
 
-def text_ids(tokenizer: Any, text: str) -> list[int]:
-    """Token ids of a text, without a template."""
+def text_ids(tokenizer: Any, text: str, what: str) -> list[int]:
+    """Token ids of a text, without a template. what: name of the text in an error."""
+    check_unicode(text, what)
     return list(tokenizer(text)["input_ids"])
+
+
+def response_text(tokenizer: Any, response_ids: list[int]) -> str | None:
+    """A response as text, without special tokens; None without a tokenizer."""
+    return None if tokenizer is None else str(tokenizer.decode(response_ids, skip_special_tokens=True))
+
+
+def check_unicode(text: str, what: str) -> None:
+    """Raise UserError for a lone surrogate. JSON can write one, but it is no character, and no tokenizer takes it."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise UserError(
+            f"{what} has a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}",
+            "it is half a character, often of an emoji that was cut in two; leave it out",
+        ) from None
 
 
 def knows_thinking(template: str | dict[str, str]) -> bool:

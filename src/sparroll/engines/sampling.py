@@ -1,4 +1,5 @@
-"""Draws tokens so that each request has its own randomness: the same seed gives the same response in any batch."""
+"""The distribution that tokens are drawn from, and draws in which each request has its own randomness: the same seed
+gives the same response in any batch."""
 
 # A active rows, V vocabulary
 
@@ -23,10 +24,24 @@ def uniforms(seed: int, count: int) -> Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def log_probs(logits: Tensor, temperature: float) -> Tensor:
-    """[.., V] float32 log-probabilities of the sampling distribution; temperature 0 gives those at temperature 1."""
+def log_probs(logits: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:
+    """[.., V] float32 log-probabilities of the sampling distribution; temperature 0 gives those at temperature 1.
+
+    top_p: below 1, only the fewest most likely tokens with at least this mass can be drawn. They share the whole mass,
+    and every other token has -inf.
+    """
     logits = logits.float()
-    return torch.log_softmax(logits if temperature in (0, 1) else logits / temperature, dim=-1)
+    logp = torch.log_softmax(logits if temperature in (0, 1) else logits / temperature, dim=-1)
+    return logp if top_p == 1 else _nucleus(logp, top_p)
+
+
+def _nucleus(logp: Tensor, top_p: float) -> Tensor:
+    ordered, ids = logp.sort(dim=-1, descending=True, stable=True)
+    mass = ordered.double().exp()
+    # A token is left out if those before it hold enough. Nothing is before the first.
+    out = mass.cumsum(-1) - mass >= top_p
+    out[..., 0] = False
+    return torch.empty_like(logp).scatter_(-1, ids, ordered.masked_fill(out, -torch.inf)).log_softmax(-1)
 
 
 def sample(logp: Tensor, uniform: Tensor, greedy: bool) -> Tensor:

@@ -76,13 +76,15 @@ class Scorer:
         rollouts: list[Rollout],
         *,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         top_k: int = 0,
         at_ids: list[Tensor] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[TokenScores]:
         """Scores under the dense policy, in the rollouts' order. at_ids: also the log-probabilities of these tokens,
-        [T, K] ids for each rollout, such as the engine's own list."""
-        return self._scores(rollouts, None, temperature, top_k, at_ids, on_progress)
+        [T, K] ids for each rollout, such as the engine's own list. top_p: as in the engine's `generate`; a sampled token
+        that the dense policy would leave out has -inf."""
+        return self._scores(rollouts, None, temperature, top_p, top_k, at_ids, on_progress)
 
     def sparse(
         self,
@@ -95,23 +97,43 @@ class Scorer:
     ) -> list[TokenScores]:
         """Scores under sparse decoding: each response token as an engine with this schedule would have seen it."""
         schedule.check_layers(self.model.config.num_hidden_layers)
-        return self._scores(rollouts, schedule, temperature, top_k, None, on_progress)
+        return self._scores(rollouts, schedule, temperature, 1.0, top_k, None, on_progress)
 
     @torch.inference_mode()
     def exact_acceptance(
+        self, rollouts: list[Rollout], *, temperature: float = 1.0, on_progress: OnProgress | None = None
+    ) -> list[Tensor]:
+        """Acceptance [T] per rollout from whole distributions: this model's dense one, and the one that the engine drew
+        from, which it returns with `generate(top_k=engine.vocabulary)`."""
+        _check_whole(rollouts, int(self.model.get_output_embeddings().weight.shape[0]))
+        results: dict[int, Tensor] = {}
+        for members, batch in self._batches(rollouts):
+            dense_NE = self._hidden(batch, None)[_scored(batch)]
+            engines = TopK.cat([whole for number in members if (whole := rollouts[number].top_k) is not None])
+            parts = []
+            for hidden, ids, logp in zip(
+                *(column.split(self.logit_chunk_tokens) for column in (dense_NE, engines.ids, engines.logp)),
+                strict=True,
+            ):
+                dense_NV = self._logits(hidden, temperature).gather(-1, ids.to(hidden.device))
+                parts.append(acceptance(dense_NV, logp.to(hidden.device)).cpu())
+            results |= dict(zip(members, torch.cat(parts).split(batch.response_tokens_B.tolist()), strict=True))
+            if on_progress:
+                on_progress(len(results), len(rollouts))
+        return [results[number] for number in range(len(rollouts))]
+
+    @torch.inference_mode()
+    def exact_replay(
         self,
         rollouts: list[Rollout],
-        schedule: Schedule | None,
+        schedule: Schedule,
         *,
         temperature: float = 1.0,
         on_progress: OnProgress | None = None,
     ) -> list[Tensor]:
-        """Acceptance [T] per rollout from the full distributions of both sides, sparse attention replayed.
-
-        With schedule None both sides are dense, and every value is 1 up to rounding.
-        """
-        if schedule is not None:
-            schedule.check_layers(self.model.config.num_hidden_layers)
+        """Acceptance [T] per rollout from the whole distributions of this model, dense and under the schedule. It says
+        nothing about the engine that sampled the rollouts."""
+        schedule.check_layers(self.model.config.num_hidden_layers)
         results: dict[int, Tensor] = {}
         for members, batch in self._batches(rollouts):
             dense_NE = self._hidden(batch, None)[_scored(batch)]
@@ -133,6 +155,7 @@ class Scorer:
         rollouts: list[Rollout],
         schedule: Schedule | None,
         temperature: float,
+        top_p: float,
         top_k: int,
         at_ids: list[Tensor] | None,
         on_progress: OnProgress | None,
@@ -146,7 +169,7 @@ class Scorer:
             for hidden, tokens, others in zip(
                 *(column.split(self.logit_chunk_tokens) for column in (hidden_NE, tokens_N, asked_NK)), strict=True
             ):
-                logp = log_probs(self.model.get_output_embeddings()(hidden), temperature)
+                logp = log_probs(self.model.get_output_embeddings()(hidden), temperature, top_p)
                 sampled = logp.gather(-1, tokens[:, None])[:, 0]
                 best = logp.topk(min(top_k, logp.shape[-1]), dim=-1)
                 parts.append((sampled.cpu(), best.indices.cpu(), best.values.cpu(), logp.gather(-1, others).cpu()))
@@ -301,6 +324,17 @@ def _checked_ids(rollouts: list[Rollout], at_ids: list[Tensor] | None) -> list[T
             "pass the lists that the engine returned: [rollout.top_k.ids for rollout in rollouts]",
         )
     return at_ids
+
+
+def _check_whole(rollouts: list[Rollout], vocabulary: int) -> None:
+    for rollout in rollouts:
+        width = 0 if rollout.top_k is None else rollout.top_k.k
+        if width != vocabulary:
+            raise UserError(
+                f"the exact acceptance needs the engine's distribution over all {vocabulary:,} ids, and a rollout holds "
+                f"{width:,}",
+                "sample with generate(top_k=engine.vocabulary), or use the estimator top_k_lower",
+            )
 
 
 def _scored(batch: TokenBatch) -> Tensor:

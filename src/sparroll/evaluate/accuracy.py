@@ -11,12 +11,11 @@ import numpy as np
 
 from sparroll.engines.base import Engine
 from sparroll.errors import UserError
+from sparroll.evaluate.intervals import mean_share
 from sparroll.progress import OnProgress
 from sparroll.tasks import Task
 from sparroll.tasks.verdicts import judge
 from sparroll.types import Prompt
-
-REPLICATES = 1000
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,7 @@ class GradedPrompt:
 
 @dataclass(frozen=True)
 class Accuracy:
-    """Mean reward over prompts, with the 95 % interval of a bootstrap over prompts, because responses to one prompt
-    depend on each other."""
+    """Mean reward over prompts, with a 95 % interval (intervals.mean_share), the same as that of `sparroll evaluate`."""
 
     value: float
     low: float
@@ -51,12 +49,12 @@ class Accuracy:
         if not graded:
             raise UserError("no response could be graded", "`sparroll doctor` says whether a sandbox works here")
         per_prompt_P = np.array([np.mean(one.rewards) for one in graded])
-        low, high = percentile_interval(per_prompt_P)
+        estimate = mean_share(per_prompt_P)
         lengths = [length for one in graded for length in one.response_tokens]
         return Accuracy(
-            value=float(per_prompt_P.mean()),
-            low=low,
-            high=high,
+            value=estimate.value,
+            low=estimate.low,
+            high=estimate.high,
             prompts=len(graded),
             samples_per_prompt=len(graded[0].response_tokens),
             response_tokens=float(np.mean(lengths)),
@@ -74,6 +72,7 @@ def grade(
     n: int = 1,
     max_new_tokens: int,
     temperature: float = 1.0,
+    top_p: float = 1.0,
     seed: int | Sequence[int] = 0,
     on_progress: OnProgress | None = None,
 ) -> list[GradedPrompt]:
@@ -82,10 +81,17 @@ def grade(
     if not prompts:
         raise UserError("there are no prompts to evaluate on", "give at least one")
     rollouts = engine.generate(
-        prompt_ids, n, max_new_tokens=max_new_tokens, temperature=temperature, seed=seed, on_progress=on_progress
+        prompt_ids,
+        n,
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_p=top_p,
+        seed=seed,
+        on_progress=on_progress,
     )
     asked = [prompt for prompt in prompts for _ in range(n)]
-    verdicts = judge(task, asked, [decode(rollout.response_ids) for rollout in rollouts])
+    texts = [decode(each.response_ids) if each.text is None else each.text for each in rollouts]
+    verdicts = judge(task, asked, texts)
     graded = []
     for index in range(len(prompts)):
         mine = rollouts[index * n : (index + 1) * n]
@@ -93,11 +99,3 @@ def grade(
         lengths = tuple(len(r.response_ids) for r in mine)
         graded.append(GradedPrompt(rewards, lengths, sum(r.finish_reason == "length" for r in mine)))
     return graded
-
-
-def percentile_interval(values_P: np.ndarray) -> tuple[float, float]:
-    """95 % plain percentile interval of the mean; the same values always give the same interval. It is for the log of a
-    run, and too narrow if there are few prompts. For figures that are published, use intervals.py."""
-    draws = np.random.default_rng(0).integers(0, len(values_P), size=(REPLICATES, len(values_P)))
-    low, high = np.quantile(values_P[draws].mean(axis=1), [0.025, 0.975])
-    return float(low), float(high)

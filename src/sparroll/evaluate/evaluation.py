@@ -22,6 +22,7 @@ from sparroll.evaluate.parquet import write_parquet
 from sparroll.evaluate.request import EvaluationRequest
 from sparroll.evaluate.run import run
 from sparroll.evaluate.summary import summarise
+from sparroll.locks import locked
 from sparroll.progress import OnProgress
 from sparroll.resume import begin_or_resume
 
@@ -31,13 +32,18 @@ SAMPLES = "samples.parquet"
 def evaluate(request: EvaluationRequest, out: Path, on_progress: OnProgress | None = None) -> dict[str, Any]:
     """Sample what is missing in `out`, and return the figures of all samples, see summary.py. Continues where it was
     interrupted."""
-    begin_or_resume(out / "config.json", request.table())
-    with SampleLog(out / "samples.jsonl") as log:
+    with locked(out, "sparroll evaluate"), _begun(request, out) as log:
         if not _complete(log, request):
             _sample(request, log, on_progress)
         results = summarise(log, request.tasks, request.policies, request.settings)
         write_parquet(log, out / SAMPLES)
     return results
+
+
+def _begun(request: EvaluationRequest, out: Path) -> SampleLog:
+    path = out / "samples.jsonl"
+    begin_or_resume(out / "config.json", request.table(), begun=path.exists() and path.stat().st_size > 0)
+    return SampleLog(path)
 
 
 def _complete(log: SampleLog, request: EvaluationRequest) -> bool:

@@ -8,7 +8,6 @@ log.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 from collections.abc import Iterator
@@ -16,11 +15,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from sparroll.errors import UserError
-
 
 class SampleLog:
-    """The log file, open in one process at a time.
+    """The log file. Whoever opens it must hold its folder (locks.py).
 
     >>> with SampleLog(Path("out/samples.jsonl")) as log:
     ...     log.add([{"task": "aime24", "policy": "dense", "problem": 0, "samples": []}], {"seconds": 1.5})
@@ -29,14 +26,6 @@ class SampleLog:
     def __init__(self, path: Path):
         self.path = path
         self._handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(self._handle)
-            raise UserError(
-                f"another process is evaluating into {path.parent}",
-                "wait until it ends, or choose another folder with --out",
-            ) from None
         os.ftruncate(self._handle, _committed_bytes(path))
 
     def add(self, groups: list[dict[str, Any]], commit: dict[str, Any]) -> None:

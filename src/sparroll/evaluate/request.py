@@ -45,6 +45,7 @@ class EvaluationRequest:
         """Everything that the samples depend on, as plain data."""
         # A problem's digest covers its text and answer, but not the tests that a program must pass.
         rows = {each.label: each.task.fingerprint() for each in self.tasks if isinstance(each.task, DataTask)}
+        limits = {each.label: each.task.limits_of_tests() for each in self.tasks if isinstance(each.task, DataTask)}
         window = [day and day.isoformat() for day in self.contest_window]
         return {
             "model": self.model,
@@ -60,6 +61,7 @@ class EvaluationRequest:
             "dtype": self.dtype,
             "problem_seed": self.problem_seed,
             "contest_window": window if any(window) else None,
+            "test_limits": {label: found for label, found in limits.items() if found} or None,
             "reward": self.judge.function.table() if self.judge else None,
         }
 

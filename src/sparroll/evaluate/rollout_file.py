@@ -29,7 +29,7 @@ class RolloutFile:
     def __init__(self, out: Path, config: Mapping[str, Any], n: int):
         """n: rollouts per prompt."""
         self.path, self.n = out / "rollouts.jsonl", n
-        begin_or_resume(out / "config.json", config)
+        begin_or_resume(out / "config.json", config, begun=bool(self._lines()))
         if self.path.exists():
             # A kill while the rows of a prompt were written leaves some of them, or half a line. That prompt is sampled
             # again.
@@ -61,6 +61,7 @@ def sample_missing(
     *,
     max_new_tokens: int,
     temperature: float,
+    top_p: float,
     seed: int,
     on_progress: OnProgress | None = None,
 ) -> None:
@@ -71,32 +72,34 @@ def sample_missing(
     missing = [index for index in range(len(prompt_ids)) if index not in held]
     group = max(1, 4 * engine.max_batch // n)
     total, done = n * len(prompt_ids), n * (len(prompt_ids) - len(missing))
+    if on_progress:
+        on_progress(done, total, f"{done}/{total} rollouts")
     for start in range(0, len(missing), group):
         indices = missing[start : start + group]
 
         def on_group(finished: int, _: int, text: str = "", /, before: int = done) -> None:
             if on_progress:
-                on_progress(before + finished, total)
+                on_progress(before + finished, total, f"{before + finished}/{total} rollouts")
 
         sampled = engine.generate(
             [list(prompt_ids[index]) for index in indices],
             n,
             max_new_tokens=max_new_tokens,
             temperature=temperature,
+            top_p=top_p,
             seed=[request_seed(seed, index, sample) for index in indices for sample in range(n)],
             on_progress=on_group,
         )
-        rollouts.add([_row(engine, rollout, indices[rollout.prompt_index]) for rollout in sampled])
+        rollouts.add([_row(rollout, indices[rollout.prompt_index]) for rollout in sampled])
         done += len(sampled)
 
 
-def _row(engine: Engine, rollout: Rollout, prompt_index: int) -> dict[str, Any]:
-    assert engine.tokenizer is not None
+def _row(rollout: Rollout, prompt_index: int) -> dict[str, Any]:
     return {
         "prompt_index": prompt_index,
         "sample_index": rollout.sample_index,
         "seed": rollout.seed,
-        "response": engine.tokenizer.decode(rollout.response_ids),
+        "response": rollout.text,
         "finish_reason": rollout.finish_reason,
         "attention": rollout.attention,
         "schedule_name": rollout.schedule_name,

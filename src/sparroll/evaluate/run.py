@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparroll.engines.base import Engine, under
@@ -45,14 +46,17 @@ def run(
         raise UserError(
             "a scorer is needed for the tail, and for nothing else", "pass one exactly if settings.tail is set"
         )
-    check_counts(settings.samples, settings.max_new_tokens, settings.temperature, settings.top_k)
+    check_counts(settings.samples, settings.max_new_tokens, settings.temperature, settings.top_k, settings.top_p)
     for policy in policies:
         if policy.schedule is not None:
             engine.check_schedule(policy.schedule)
     # Every prompt is checked before time is spent on the first response.
     ids = {task.label: prompt_ids(engine, encoder.ids(task.problems), settings.max_new_tokens) for task in tasks}
     done = {(line["task"], line["policy"], line["problem"]) for line in log.lines() if line["kind"] == "group"}
-    total = len(policies) * sum(len(task.problems) for task in tasks)
+    counter = _Counter(
+        on_progress, settings.samples, len(done), len(policies) * sum(len(task.problems) for task in tasks)
+    )
+    counter.tell("")
     step = max(1, 4 * engine.max_batch // settings.samples)
     assert not any(policy.adapter for policy in policies[:-1]), "an engine cannot give up its adapter"
     for policy in policies:
@@ -66,10 +70,32 @@ def run(
                 ]
                 for start in range(0, len(missing), step):
                     numbers = missing[start : start + step]
-                    log.add(*_chunk(engine, scorer, task, policy, settings, numbers, ids[task.label]))
-                    done |= {(task.label, policy.name, number) for number in numbers}
-                    if on_progress:
-                        on_progress(len(done), total, f"{task.label}, {policy.name}")
+                    progress = counter.within(f"{task.label}, {policy.name}")
+                    log.add(*_chunk(engine, scorer, task, policy, settings, numbers, ids[task.label], progress))
+                    counter.problems += len(numbers)
+                    progress(0, 0)
+
+
+@dataclass
+class _Counter:
+    """Counts responses, because the first problems take long to finish."""
+
+    on_progress: OnProgress | None
+    samples: int
+    problems: int
+    """Finished problems, over all policies."""
+    total: int
+    """All problems, over all policies."""
+
+    def tell(self, what: str, responses: int = 0) -> None:
+        """`responses` more than those of the finished problems are there."""
+        done, total = self.samples * self.problems + responses, self.samples * self.total
+        if self.on_progress:
+            self.on_progress(done, total, f"{done}/{total} responses" + (f", {what}" if what else ""))
+
+    def within(self, what: str) -> OnProgress:
+        """The callback of an engine that samples some problems."""
+        return lambda done, _total, _text="": self.tell(what, done)
 
 
 def _chunk(
@@ -80,6 +106,7 @@ def _chunk(
     settings: EvaluationSettings,
     numbers: list[int],
     ids: list[list[int]],
+    on_progress: OnProgress,
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The log lines of some problems, and the commit line with what was read and how long sampling took."""
     problems = [task.problems[number] for number in numbers]
@@ -90,8 +117,10 @@ def _chunk(
         settings.samples,
         max_new_tokens=settings.max_new_tokens,
         temperature=settings.temperature,
+        top_p=settings.top_p,
         seed=sample_seeds(settings.seed, problems, settings.samples),
         top_k=settings.top_k if scorer else 0,
+        on_progress=on_progress,
     )
     seconds = time.perf_counter() - began
     layers = engine.report().layers
@@ -104,8 +133,8 @@ def _chunk(
         "read_tokens": sum(layer.read_tokens for layer in layers),
         "context_tokens": sum(layer.context_tokens for layer in layers),
     }
-    assert engine.tokenizer is not None
-    texts = [str(engine.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)) for rollout in rollouts]
+    texts = [rollout.text for rollout in rollouts if rollout.text is not None]
+    assert len(texts) == len(rollouts), "the engine that sampled them has a tokenizer"
     asked = [prompt for prompt in problems for _ in range(settings.samples)]
     verdicts = task.verdicts(asked, texts, rollouts)
     accepted = _acceptances(scorer, rollouts, settings)
@@ -131,7 +160,7 @@ def _acceptances(
     """The acceptance of each rollout's tokens, [T]; None for each if there is no scorer."""
     if scorer is None:
         return [None] * len(rollouts)
-    scores = scorer.dense(rollouts, temperature=settings.temperature, top_k=settings.top_k)
+    scores = scorer.dense(rollouts, temperature=settings.temperature, top_p=settings.top_p, top_k=settings.top_k)
     found = acceptance_of(rollouts, scores, ESTIMATOR)
     return [[round(value, 6) for value in acceptance_T.tolist()] for acceptance_T in found]
 

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from sparroll import tasks
 from sparroll.compression import Compression
+from sparroll.engines.generate_arguments import check_temperature
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task, Verdict
 from sparroll.tasks.data.read import FORMATS
 from sparroll.tasks.reward_function import FunctionJudge
-from sparroll.types import Prompt, Rollout
+from sparroll.types import MOST_SAMPLES, Prompt, Rollout, check_seed
 
 if TYPE_CHECKING:
     from sparroll.tasks.data.settings import DataSettings
@@ -60,6 +61,9 @@ class EvaluationSettings:
     """Responses per problem."""
     max_new_tokens: int = 1024
     temperature: float = 1.0
+    top_p: float = 1.0
+    """Below 1, each token is drawn from the fewest most likely ones with at least this mass. The acceptance then compares
+    both policies as they are cut, and no target was set for that."""
     seed: int = 0
     tail: bool = True
     """Whether every response is scored under the dense policy, for the acceptance and its tail."""
@@ -68,12 +72,18 @@ class EvaluationSettings:
     bin_tokens: int = 2000
 
     def __post_init__(self) -> None:
+        if not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must be above 0 and at most 1, got {self.top_p!r}", "1 cuts nothing")
         for name in ("samples", "max_new_tokens", "top_k", "bin_tokens"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise UserError(f"{name} must be a whole number of 1 or more, got {value!r}")
-        if not self.temperature >= 0:
-            raise UserError(f"temperature must not be negative, got {self.temperature!r}", "0 is greedy")
+        if self.samples > MOST_SAMPLES:
+            raise UserError(f"samples must be at most {MOST_SAMPLES:,}, got {self.samples:,}")
+        check_temperature(self.temperature)
+        check_seed(self.seed)
+        if self.temperature == 0 and self.top_p < 1:
+            raise UserError(f"top_p = {self.top_p} does nothing at temperature 0", "leave one of them out")
         if self.temperature == 0 and self.samples > 1:
             raise UserError(f"at temperature 0 all {self.samples} samples of a problem are equal", "use --samples 1")
 
@@ -98,10 +108,11 @@ class EvalTask:
         return self.judge is None and tasks.has_answers(self.task)
 
     def verdicts(self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout]) -> list[Verdict]:
-        """A verdict for each response to the prompt at the same place."""
+        """A verdict for each response to the prompt at the same place. Answers that mean the same have one string; so
+        give it all responses to a prompt at once."""
         if self.judge is not None:
             return self.judge.verdicts(prompts, texts, rollouts)
-        return tasks.judge(self.task, prompts, texts)
+        return tasks.pooled(self.task, prompts, tasks.judge(self.task, prompts, texts))
 
 
 def read_tasks(

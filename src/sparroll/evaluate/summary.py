@@ -60,7 +60,12 @@ def summarise(
             "policies": {name: _policy_table(cell, settings) for name, cell in found.items()},
             "paired": _against_dense({name: cell.problems for name, cell in found.items()}),
         }
-    return {"samples": settings.samples, "estimator": ESTIMATOR if settings.tail else None, "tasks": table}
+    return {
+        "samples": settings.samples,
+        "top_p": settings.top_p,
+        "estimator": ESTIMATOR if settings.tail else None,
+        "tasks": table,
+    }
 
 
 def _take(cell: _Cell, group: dict[str, Any], settings: EvaluationSettings, votes: bool) -> None:

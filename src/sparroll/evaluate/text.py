@@ -7,6 +7,9 @@ from typing import Any
 
 from sparroll.rounding import rounded_down
 
+CUT_TAIL = "The tail compares both policies as top-p {top_p:g} cuts them; targets such as 0.86 are for whole policies."
+"""What a tail means if the samples were drawn with top-p."""
+
 
 def summary(results: dict[str, Any]) -> list[str]:
     """A line for each task and policy, then the differences."""
@@ -40,6 +43,8 @@ def summary(results: dict[str, Any]) -> list[str]:
             lines += [f"  left out: {count} x {status}" for status, count in found["excluded_samples"].items()]
     for label, task in results["tasks"].items():
         lines += [_difference(label, name, table) for name, table in task["paired"].items()]
+    if results["top_p"] < 1 and results["estimator"]:
+        lines.append(CUT_TAIL.format(top_p=results["top_p"]))
     return lines
 
 

@@ -1,8 +1,8 @@
 """How far the sparse policy is from the dense one, token by token. Pure functions: nothing here runs a model,
 summarises over tokens (see tail.py) or picks a budget.
 
-Both policies must have the same support: apply the temperature first, and never truncate (top-p, top-k) only one of
-them.
+Both policies must be distributions of the same kind: apply the temperature first, and never truncate (top-p, top-k)
+only one of them.
 """
 
 # *T any leading dimensions, one entry a token; V vocabulary, Kd and Ks entries of the dense and the sparse top-k list
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sparroll.errors import UserError
+from sparroll.types import check_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -164,6 +165,7 @@ def _bounds(dense_ids: Tensor, dense_logp: Tensor, sparse_ids: Tensor, sparse_lo
 def check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None:
     """Raise UserError unless these are top-k lists [.., K]: distinct ids, and log-probabilities with a total mass of 1
     at most. Entries of -inf are padding."""
+    check_tensors(**{ids_name: ids, logp_name: logp})
     if ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool:
         raise UserError(f"{ids_name} must be integers, got {ids.dtype}", f"was {logp_name} passed in its place?")
     if ids.shape != logp.shape or ids.ndim == 0 or ids.shape[-1] == 0:
@@ -216,6 +218,7 @@ def check_logp(logp: Tensor, name: str) -> None:
 
 
 def _check_pair(dense: Tensor, sparse: Tensor, dense_name: str, sparse_name: str) -> None:
+    check_tensors(**{dense_name: dense, sparse_name: sparse})
     for value, name in ((dense, dense_name), (sparse, sparse_name)):
         if not value.is_floating_point():
             raise UserError(f"{name} must be floating point, got {value.dtype}", "were token ids passed in its place?")

@@ -10,6 +10,7 @@ from torch import Tensor
 from sparroll.errors import UserError
 from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.sums import MOST_CONTEXT_TOKENS
+from sparroll.types import check_tensors
 
 _SETTING_HINTS = {
     "bin_tokens": "use 2000 for contexts of tens of thousands of tokens, and 250 for contexts of a thousand",
@@ -51,6 +52,7 @@ def check_state(state: dict[str, Tensor], expected_format: int) -> None:
 
 def checked_rollout(acceptance_T: Tensor, context_T: Tensor, rollout_id: int | str) -> tuple[Tensor, Tensor]:
     """Both tensors on the CPU, in float64 and int64. Raises UserError if they cannot be the tokens of a rollout."""
+    check_tensors(acceptance=acceptance_T, context_tokens=context_T)
     acceptance_T, context_T = acceptance_T.detach().cpu(), context_T.detach().cpu()
     where = f"rollout {rollout_id!r}"
     if acceptance_T.ndim != 1 or acceptance_T.shape != context_T.shape:

@@ -18,11 +18,11 @@ def acceptance_of(rollouts: Sequence[Rollout], scores: Sequence[TokenScores], es
     """Acceptance [T] of each rollout's tokens. scores: the dense policy's, in the rollouts' order.
 
     estimator: "top_k_lower" or "top_k_upper", which need the top-k lists of both sides, or "sampled". The estimator
-    "exact" needs whole distributions, which rollouts do not hold: see `Scorer.exact_acceptance`.
+    "exact" needs whole distributions: see `Scorer.exact_acceptance`.
     """
     if estimator == "exact":
         raise UserError(
-            'the estimator "exact" needs the whole distributions of both policies, which rollouts do not hold',
+            'the estimator "exact" needs the whole distributions of both policies, and top-k lists hold a part',
             "use Scorer.exact_acceptance, or the estimator top_k_lower",
         )
     if estimator not in ESTIMATORS:

@@ -21,6 +21,11 @@ def bin_name(from_context_tokens: int, to_context_tokens: int) -> str:
     return "-".join(f"{end // 1000}k" if end else "0" for end in ends)
 
 
+def enough(tokens: int, rollouts: int, least_tokens: int, least_rollouts: int = LEAST_ROLLOUTS) -> bool:
+    """Whether so much data is enough to decide anything."""
+    return tokens >= least_tokens and rollouts >= least_rollouts
+
+
 class TailFigures:
     """What a row of a table, a cell of a sweep and a point of a plot have in common: the tail of one bin of context
     lengths, its interval, and the amount of data behind it."""
@@ -50,7 +55,7 @@ class TailFigures:
 
     def counts(self, least_tokens: int, least_rollouts: int = LEAST_ROLLOUTS) -> bool:
         """Whether there is enough data to decide anything. Guard, controller, calibration and metrics use this."""
-        return self.tokens >= least_tokens and self.rollouts >= least_rollouts
+        return enough(self.tokens, self.rollouts, least_tokens, least_rollouts)
 
     def summary(self) -> dict[str, Any]:
         """The figures that a schedule file keeps."""

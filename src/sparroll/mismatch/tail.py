@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -23,6 +24,7 @@ from sparroll.mismatch.checks import check_settings, check_state, checked_rollou
 from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.sums import UNIT, added, bin_sums, moments, pearson
 from sparroll.mismatch.table import TailRow, TailTable
+from sparroll.types import check_tensors
 
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
@@ -287,6 +289,7 @@ def tail(
     rollout_ids: which tokens belong to one rollout, and so depend on each other. estimator: how `acceptance` was
     computed.
     """
+    check_tensors(acceptance=acceptance, context_tokens=context_tokens)
     if not len(acceptance) == len(context_tokens) == len(rollout_ids):
         raise UserError(
             f"acceptance, context_tokens and rollout_ids must have one entry per token, got {len(acceptance)}, "
@@ -302,7 +305,7 @@ def tail(
 
 def _by_rollout(rollout_ids: Tensor | Sequence[int | str]) -> Iterator[tuple[int | str, Tensor]]:
     """Each id with the positions of its tokens, in the order in which the ids first appear."""
-    ids = rollout_ids.tolist() if isinstance(rollout_ids, Tensor) else list(rollout_ids)
+    ids = rollout_ids.tolist() if isinstance(rollout_ids, (Tensor, np.ndarray)) else list(rollout_ids)
     numbers: dict[int | str, int] = {}
     number_N = torch.tensor([numbers.setdefault(each, len(numbers)) for each in ids], dtype=torch.int64)
     order = torch.argsort(number_N, stable=True)

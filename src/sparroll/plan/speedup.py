@@ -153,7 +153,7 @@ def plan(
         mix = mix.decode_contexts(prompt_tokens)
     elif lengths_are != "contexts":
         raise UserError(f"lengths_are must be 'contexts' or 'rollouts', got {lengths_are!r}")
-    reads = StepReads(shape, _schedule(schedule, shape, force_schedule), element_bytes)
+    reads = StepReads(shape, _schedule(schedule, model, shape, force_schedule), element_bytes)
     kv_bytes = shape.layers * reads.token_bytes
     room = memory_share * device.memory_bytes - reserved_bytes
     size = batch if batch is not None else _batch(shape, device, mix, kv_bytes, shape.parameters * element_bytes, room)
@@ -178,14 +178,15 @@ def plan(
     )
 
 
-def _schedule(schedule: Schedule | str | Path | int, shape: ModelShape, force: bool) -> Schedule:
+def _schedule(schedule: Schedule | str | Path | int, model: Any, shape: ModelShape, force: bool) -> Schedule:
     if isinstance(schedule, int):
         # The published recipe keeps layers 0 and 1 dense; a model of one layer has no layer 1.
         loaded = Schedule.fixed(schedule, dense_layers=tuple(range(min(2, shape.layers))))
     else:
         loaded = schedule if isinstance(schedule, Schedule) else Schedule.load(schedule)
     if not force:
-        loaded.check_model(shape.name)
+        is_folder = isinstance(model, (str, Path)) and Path(model).is_dir()
+        loaded.check_model(str(model) if is_folder else shape.name)
     loaded.check_layers(shape.layers)
     return loaded
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine
 from sparroll.progress import OnProgress
 
 # A fork server imports torch and transformers once for all jobs.
@@ -123,8 +123,11 @@ def _child(job: Job, messages: Any) -> None:
             messages.put((job.name, "user_error", (error.message, error.hint)))
         except KeyboardInterrupt:
             sys.exit(130)
-        except Exception:
-            messages.put((job.name, "failure", traceback.format_exc()))
+        except Exception as error:
+            if known := of_machine(error):
+                messages.put((job.name, "user_error", (known.message, known.hint)))
+            else:
+                messages.put((job.name, "failure", traceback.format_exc()))
 
 
 def _end_with_parent() -> None:

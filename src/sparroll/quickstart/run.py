@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from sparroll import files, records
+from sparroll.calibrate.prospects import check_request
+from sparroll.locks import locked
 from sparroll.progress import Progress, say
 from sparroll.quickstart import jobs, stages
 from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
@@ -18,10 +20,18 @@ from sparroll.report import write_report
 from sparroll.resume import begin_or_resume
 
 
-def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> dict[str, Any]:
+def quickstart(
+    settings: QuickstartSettings, out: Path, progress: Progress, command: str = "sparroll quickstart"
+) -> dict[str, Any]:
     """Run the quickstart into `out`, and return what summary.json holds. From the first tail on, report.html shows what
-    there is so far."""
-    files.output_folder(out)
+    there is so far. command: what the schedule says that it was made by."""
+    about = settings.calibrate
+    check_request(about.target, about.prompts, about.samples, about.max_new_tokens)
+    with locked(out, "sparroll quickstart"):
+        return _quickstart(settings, out, progress, command)
+
+
+def _quickstart(settings: QuickstartSettings, out: Path, progress: Progress, command: str) -> dict[str, Any]:
     begin_or_resume(out / "settings.json", settings.model_dump(mode="json"))
     for name in settings.runs:
         # Finds a mistake in a section now, instead of after the calibration.
@@ -29,7 +39,7 @@ def quickstart(settings: QuickstartSettings, out: Path, progress: Progress) -> d
     clock = _Clock(out / "seconds.json")
     with clock.running():
         _profiled(settings, out, progress)
-        _trained(settings, out, progress)
+        _trained(settings, out, progress, command)
         stages.make_plans(settings, out)
     summary = summarise(settings, out, clock.seconds)
     files.write_json(out / "summary.json", summary)
@@ -63,12 +73,12 @@ def _profiled(settings: QuickstartSettings, out: Path, progress: Progress) -> No
         _run(progress, settings, out, work)
 
 
-def _trained(settings: QuickstartSettings, out: Path, progress: Progress) -> None:
+def _trained(settings: QuickstartSettings, out: Path, progress: Progress, command: str) -> None:
     """Make the schedule, and train. A run that needs no schedule starts while the schedule is made, so that no core is
     idle.
     The others share the cores: on two cores three equal runs side by side end sooner than two and then one."""
     calibrated = stages.is_calibrated(out)
-    work = [] if calibrated else [_Work("fit and verify", stages.fit_and_verify)]
+    work = [] if calibrated else [_Work("fit and verify", stages.fit_and_verify, command)]
     missing = [name for name in settings.runs if not (out / name / "result.json").exists()]
     early = next((name for name in missing if settings.runs[name].schedule != CALIBRATED), None)
     for name in sorted(missing, key=lambda name: name != early):

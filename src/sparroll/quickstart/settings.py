@@ -7,17 +7,19 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import ConfigDict, Field, ValidationError, model_validator
 
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
+from sparroll.strict import Strict
+from sparroll.types import LARGEST_SEED
 
 CALIBRATED = "calibrated"
 """Stands for the schedule that this quickstart makes, in the place of a schedule's name."""
 
 
-class _Checked(BaseModel):
+class _Checked(Strict):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
@@ -75,12 +77,12 @@ class RunSettings(_Checked):
 
 class QuickstartSettings(_Checked):
     model: str = "tiny-reasoner"
-    seed: int = Field(0, ge=0)
+    seed: int = Field(0, ge=0, le=LARGEST_SEED)
     calibrate: CalibrateSettings
     plans: tuple[PlanSettings, ...] = ()
-    train: dict[str, dict[str, Any]] = {}
+    train: dict[str, dict[str, Any]] = Field(default_factory=dict)
     """Sections of a `sparroll train` file that all runs share."""
-    runs: dict[str, RunSettings] = {}
+    runs: dict[str, RunSettings] = Field(default_factory=dict)
 
     def aggressive_schedule(self, run: RunSettings) -> Schedule:
         """The schedule of a run with a fixed budget, with the selector and dense layers of the calibration."""

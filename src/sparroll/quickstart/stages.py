@@ -9,6 +9,7 @@ from typing import Any
 
 from sparroll import records, tasks
 from sparroll.calibrate.measure import MeasureSettings, Study
+from sparroll.calibrate.prospects import check_ceiling
 from sparroll.calibrate.run import calibrate
 from sparroll.calibrate.store import Store
 from sparroll.calibrate.sweep import budget_name, sweep_budget, sweep_fingerprint
@@ -43,9 +44,11 @@ def study(settings: QuickstartSettings) -> Study:
 
 
 def measure_ceiling(settings: QuickstartSettings, out: Path, *, on_progress: OnProgress) -> None:
-    """Generate the dense rollouts and measure their tail, the dense ceiling."""
+    """Generate the dense rollouts and measure their tail, the dense ceiling. Raises UserError if it is below the
+    target."""
     measured = study(settings)
-    _store(settings, out, measured).ceiling(measured, on_progress)
+    ceiling = _store(settings, out, measured).ceiling(measured, on_progress)
+    check_ceiling(measured, ceiling, settings.calibrate.target)
 
 
 def measure_budgets(settings: QuickstartSettings, out: Path, budgets: list[int], *, on_progress: OnProgress) -> None:
@@ -104,8 +107,8 @@ def _store(settings: QuickstartSettings, out: Path, measured: Study, shared: boo
     return Store(out / CALIBRATION, asked, shared=shared)
 
 
-def fit_and_verify(settings: QuickstartSettings, out: Path, *, on_progress: OnProgress) -> None:
-    """From the measured grid to schedule.toml and its record."""
+def fit_and_verify(settings: QuickstartSettings, out: Path, command: str, *, on_progress: OnProgress) -> None:
+    """From the measured grid to schedule.toml and its record. command: the one that made them, for the schedule."""
     about, started = settings.calibrate, time.perf_counter()
     found = calibrate(
         study(settings),
@@ -117,7 +120,7 @@ def fit_and_verify(settings: QuickstartSettings, out: Path, *, on_progress: OnPr
         verify_rounds=about.verify_rounds,
         bound=about.bound,
         model=settings.model,
-        made_by=records.made_by("sparroll quickstart"),
+        made_by=records.made_by(command),
         on_progress=on_progress,
     )
     config = {"model": settings.model, **about.model_dump(mode="json")}
@@ -146,6 +149,8 @@ def train_config(settings: QuickstartSettings, out: Path, name: str) -> TrainCon
     sections.setdefault("model", {}).setdefault("name", settings.model)
     sections["model"].setdefault("device", "cpu")
     sections.setdefault("train", {}).setdefault("seed", settings.seed)
+    # The guard watches all sparse runs, also those whose schedule has no target of its own.
+    sections.setdefault("guard", {}).setdefault("at_least", settings.calibrate.target)
     sections["attention"] = _attention(settings, out, name, run)
     return config_from(sections)
 

@@ -10,8 +10,19 @@ from typing import Any
 from sparroll import files
 from sparroll.errors import UserError
 from sparroll.mismatch.table import TailRow
-from sparroll.report.data import AccuracyPoint, Provenance, ReportData, TailCurve, TrainingRun, thin
-from sparroll.rounding import rounded_down
+from sparroll.report.answers import answers
+from sparroll.report.data import (
+    Evaluated,
+    Measured,
+    PlannedDecoding,
+    Provenance,
+    ReportData,
+    TailCurve,
+    TrainingRun,
+    thin,
+)
+from sparroll.report.training_runs import read_run
+from sparroll.rounding import percent_up, rounded_down
 from sparroll.schedule import Schedule
 
 _WHAT = {
@@ -21,6 +32,9 @@ _WHAT = {
     "train": "training run",
     "evaluation": "evaluation",
 }
+
+_Found = list[tuple[Path, dict[str, Any]]]
+"""Records with their paths."""
 
 
 def collect(folder: Path | str) -> ReportData:
@@ -32,29 +46,39 @@ def collect(folder: Path | str) -> ReportData:
             f"there is nothing to report in {folder}",
             "it holds no profile.json, calibration.json, plan.json, evaluation.json or training run",
         )
-    calibrations = [record for _, record in found if record["kind"] == "calibration"]
-    profiles = [record for _, record in found if record["kind"] == "profile"]
-    runs = [_run(path.parent, record) for path, record in found if record["kind"] == "train"]
+
+    def inside(path: Path) -> str:
+        return str(path.parent.relative_to(folder))
+
     summary = next((record for _, record in found if record["kind"] == "quickstart"), None)
-    # A calibration has more measurements than a profile in the same folder, so its curves are shown.
-    tails = calibrations or profiles
-    parts: dict[str, Any] = {}
-    if tails:
-        parts |= _tails(tails[-1])
-    if calibrations:
-        parts |= _calibrated(calibrations[-1]["results"])
+    measured = tuple(_measured(inside(path), record) for path, record in _measurements(found))
+    plans = tuple(PlannedDecoding(_model(record), record["results"]) for _, record in found if record["kind"] == "plan")
+    runs = [
+        read_run(path.parent, path.parent.name if inside(path) == "." else inside(path), record)
+        for path, record in found
+        if record["kind"] == "train"
+    ]
+    runs.sort(key=_order)
+    models = tuple(dict.fromkeys(_model(record) for _, record in found if record["kind"] not in ("plan", "quickstart")))
+    models = models or tuple(dict.fromkeys(plan.model for plan in plans))
     return ReportData(
-        title=f"sparroll {'quickstart' if summary else folder.name}",
-        plans=tuple(record["results"] for _, record in found if record["kind"] == "plan"),
-        runs=tuple(sorted(runs, key=_order)),
-        evaluations=tuple(record["results"] for _, record in found if record["kind"] == "evaluation"),
-        facts=_facts(parts, runs, found, summary),
+        title=f"sparroll {'quickstart' if summary else folder.resolve().name}",
+        models=tuple(model for model in models if model),
+        answers=answers(measured, runs, plans),
+        measured=measured,
+        plans=plans,
+        runs=tuple(runs),
+        evaluations=tuple(
+            Evaluated(inside(path), _model(record), record["results"])
+            for path, record in found
+            if record["kind"] == "evaluation"
+        ),
+        facts=_facts(measured, plans, runs, models, summary),
         provenance=tuple(
             Provenance(_WHAT[record["kind"]], str(path.relative_to(folder)), record)
             for path, record in found
             if record["kind"] in _WHAT
         ),
-        **({"model": _model(found)} | parts),
     )
 
 
@@ -70,29 +94,48 @@ def _records(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield path, record
 
 
-def _model(found: list[tuple[Path, dict[str, Any]]]) -> str:
-    for _, record in found:
-        config = record.get("config") or {}
-        name = config.get("model")
-        name = name.get("name") if isinstance(name, dict) else name
-        if name:
-            return str(name)
-    return ""
+def _model(record: dict[str, Any]) -> str:
+    name = (record.get("config") or {}).get("model")
+    return str((name.get("name") if isinstance(name, dict) else name) or "")
 
 
-def _tails(record: dict[str, Any]) -> dict[str, Any]:
+def _measurements(found: _Found) -> _Found:
+    """The calibrations and profiles, without profiles that a calibration of the same model, in the same folder or in one
+    of its folders, has superseded: it has more measurements."""
+    calibrations = [(path, record) for path, record in found if record["kind"] == "calibration"]
+    superseded = {
+        path
+        for path, record in found
+        for other, its in calibrations
+        if path.parent in (other.parent, other.parent.parent) and _model(record) == _model(its)
+    }
+    profiles = [(path, record) for path, record in found if record["kind"] == "profile" and path not in superseded]
+    return sorted([*calibrations, *profiles], key=lambda each: each[0])
+
+
+def _measured(folder: str, record: dict[str, Any]) -> Measured:
     results = record["results"]
     sweep = results.get("sweep", results)
-    measured = sweep.get("budgets") or sweep.get("schedules") or []
+    budgets = sweep.get("budgets") or sweep.get("schedules") or []
     ceiling = sweep["dense_ceiling"]
-    curves = [_curve(each) for each in measured if each["mode"] != "dense"]
+    curves = [_curve(each) for each in budgets if each["mode"] != "dense"]
     verification = results.get("verification")
     if verification:
-        last = verification["rounds"][-1]
-        curves.append(_curve(last, name="calibrated schedule", kind="schedule"))
+        curves.append(_curve(verification["rounds"][-1], name="calibrated schedule", kind="schedule"))
     curves.append(_curve(ceiling, name="dense ceiling", kind="ceiling"))
-    tail = ceiling["tail"]
-    return {"curves": tuple(curves), "estimator": tail["estimator"], "quantile": tail["quantile"]}
+    schedule = Schedule.from_table(results["schedule"], "calibrated") if "schedule" in results else None
+    return Measured(
+        folder=folder,
+        model=_model(record),
+        curves=tuple(curves),
+        estimator=ceiling["tail"]["estimator"],
+        quantile=ceiling["tail"]["quantile"],
+        target=(schedule.target or {}).get("at_least") if schedule else None,
+        schedule=schedule,
+        # Every record without the field was verified by the value, which is the default.
+        bound=verification.get("bound", "value") if verification else None,
+        notes=tuple(results.get("notes", ())),
+    )
 
 
 def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budget") -> TailCurve:
@@ -102,79 +145,38 @@ def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budge
     return TailCurve(name or (f"budget {budget}" if budget is not None else measured["name"]), kind, points, budget)
 
 
-def _calibrated(results: dict[str, Any]) -> dict[str, Any]:
-    schedule = results["schedule"]
-    target = (schedule.get("target") or {}).get("at_least")
-    return {"schedule": schedule, "schedule_name": "calibrated", "notes": tuple(results["notes"]), "target": target}
-
-
-def _run(folder: Path, record: dict[str, Any]) -> TrainingRun:
-    path = folder / "metrics.jsonl"
-    try:
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    except OSError as error:
-        raise UserError(
-            f"cannot read {path}: {error.strerror}", f"{folder / 'result.json'} is there, so this file should be, too"
-        ) from None
-    steps = [line for line in lines if "reward/mean" in line]
-    name = "evaluate/dense_accuracy"
-    accuracy = [
-        AccuracyPoint(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"])
-        for line in lines
-        if name in line
-    ]
-    return TrainingRun(
-        name=folder.name,
-        steps=tuple(line["step"] for line in steps),
-        reward=tuple(line["reward/mean"] for line in steps),
-        tail_q05=tuple(line.get("mismatch/acceptance_q05") for line in steps),
-        kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
-        accuracy=tuple(accuracy),
-        rollouts=_how(folder, record["config"]["attention"]),
-        events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
-    )
-
-
-def _how(folder: Path, attention: dict[str, Any]) -> str:
-    """What the rollouts read, in words."""
-    kind = attention["kind"]
-    # The last checkpoint holds the schedule that ran, even if its file is gone or a watcher has changed it.
-    saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
-    if saved:
-        budgets = sorted({step.kv_budget_tokens for step in Schedule.load(saved[-1]).steps})
-        return f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
-    if kind == "compression":
-        return f"{attention['policy']}, {attention['budget_tokens']} tokens"
-    if kind == "budget":
-        return f"budget {attention['kv_budget_tokens']}"
-    return "whole context" if kind == "dense" else f"schedule {Path(attention['name']).stem}"
-
-
 def _order(run: TrainingRun) -> tuple[int, str]:
     known = ("dense", "calibrated", "aggressive")
     return (known.index(run.name) if run.name in known else len(known), run.name)
 
 
 def _facts(
-    parts: dict[str, Any],
+    measured: tuple[Measured, ...],
+    plans: tuple[PlannedDecoding, ...],
     runs: list[TrainingRun],
-    found: list[tuple[Path, dict[str, Any]]],
+    models: tuple[str, ...],
     summary: dict[str, Any] | None,
 ) -> dict[str, str]:
+    """Short figures about the one model of the page; none if there are several."""
     facts: dict[str, str] = {}
-    held = [curve for curve in parts.get("curves", ()) if curve.kind == "schedule"]
-    solid = [point.value for point in held[0].points if not thin(point)] if held else []
-    if solid and parts.get("target") is not None:
-        facts[f"lowest tail of the schedule (target {parts['target']:g})"] = rounded_down(min(solid))
-    plans = [record["results"] for _, record in found if record["kind"] == "plan"]
+    if len(models) != 1:
+        return facts
+    for each in measured if len(measured) == 1 else ():
+        points = [point.value for point in each.verified.points if not thin(point)] if each.verified else []
+        if points and each.target is not None:
+            facts[f"lowest tail of the schedule in any bin (target {each.target:g})"] = rounded_down(min(points))
     for plan in plans[:2]:
-        facts[f"{plan['model']['name']} on {plan['hardware']['name']}, planned"] = f"{plan['speedup']:.2f}x"
+        if plan.model in models:
+            facts[f"as fast as dense on {plan.results['hardware']['name']}, predicted"] = (
+                f"{rounded_down(plan.results['speedup'], 2)}x"
+            )
     if summary is not None:
         results = summary["results"]
-        facts["of the KV cache read by calibrated rollouts"] = f"{results['kv_read_share']:.0%}"
+        if results["kv_read_share"] is not None:
+            facts["of the KV cache is read by the calibrated rollouts"] = percent_up(results["kv_read_share"])
         minutes, seconds = divmod(round(results["wall_seconds"]), 60)
         facts["for all of it"] = f"{minutes} min {seconds:02d} s"
     elif len(runs) == 1 and runs[0].accuracy:
-        facts["dense accuracy, before"] = f"{runs[0].accuracy[0].value:.3f}"
-        facts["dense accuracy, after"] = f"{runs[0].accuracy[-1].value:.3f}"
+        facts["dense accuracy, before"] = rounded_down(runs[0].accuracy[0].value)
+        facts["dense accuracy, after"] = rounded_down(runs[0].accuracy[-1].value)
     return facts

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.mismatch.table import TailRow
+from sparroll.schedule import Schedule
 
 
 def thin(row: TailRow) -> bool:
@@ -25,6 +27,31 @@ class TailCurve:
 
 
 @dataclass(frozen=True)
+class Measured:
+    """What one profile or calibration measured."""
+
+    folder: str
+    """Relative to the folder of the report; "." is that folder itself."""
+    model: str
+    curves: tuple[TailCurve, ...]
+    estimator: str
+    quantile: float = 0.05
+    target: float | None = None
+    """None for a profile, which has no target."""
+    schedule: Schedule | None = None
+    """None for a profile."""
+    bound: Literal["value", "low"] | None = None
+    """What had to meet the target in the verification: the measured tail, or the lower end of its interval. None: there
+    was no verification."""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def verified(self) -> TailCurve | None:
+        """What rollouts with the schedule itself measured; None where nobody did."""
+        return next((curve for curve in self.curves if curve.kind == "schedule"), None)
+
+
+@dataclass(frozen=True)
 class AccuracyPoint:
     """Dense accuracy after a step, with its 95 % interval."""
 
@@ -32,6 +59,7 @@ class AccuracyPoint:
     value: float
     low: float
     high: float
+    prompts: int
 
 
 @dataclass(frozen=True)
@@ -41,12 +69,74 @@ class TrainingRun:
     name: str
     steps: tuple[int, ...]
     reward: tuple[float, ...]
+    reward_first: float
+    """Mean over the first `reward_window_steps` steps, as `sparroll train` prints it."""
+    reward_last: float
+    reward_window_steps: int
     tail_q05: tuple[float | None, ...]
+    """Over the tokens of all lengths together."""
+    worst_bin_q05: tuple[float | None, ...]
+    """Of the bin of lengths with the lowest tail; None in a step in which no bin had enough tokens."""
     kv_read_share: tuple[float, ...]
     accuracy: tuple[AccuracyPoint, ...]
+    config: dict[str, Any] = field(default_factory=dict)
+    """The resolved configuration: section -> field -> value."""
     rollouts: str = ""
     """What its rollouts read, in words."""
+    schedule: Schedule | None = None
+    """The schedule that its last checkpoint holds."""
+    target: float | None = None
+    """Target of its guard: what the worst bin's tail should hold."""
     events: tuple[str, ...] = ()
+
+    @property
+    def model(self) -> str:
+        return str(self.config.get("model", {}).get("name", ""))
+
+    @property
+    def dense(self) -> bool:
+        """Whether its rollouts read the whole context."""
+        kind = self.config.get("attention", {}).get("kind")
+        return kind == "dense" and self.config.get("control", {}).get("by", "nobody") == "nobody"
+
+    @property
+    def read_share(self) -> float:
+        """Share of the KV cache that its rollouts read, mean over steps."""
+        return sum(self.kv_read_share) / len(self.kv_read_share)
+
+    @property
+    def alarms(self) -> tuple[str, ...]:
+        """The guard's alarms among the events."""
+        return tuple(event for event in self.events if "surely under" in event)
+
+
+@dataclass(frozen=True)
+class PlannedDecoding:
+    """A prediction of `sparroll plan`."""
+
+    model: str
+    """As it was asked for; the results may have another form of the name."""
+    results: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """Results of `sparroll evaluate`."""
+
+    folder: str
+    model: str
+    results: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer in words to one of the reader's questions."""
+
+    question: str
+    level: Literal["yes", "probably", "no", "unknown"]
+    answer: str
+    reasons: tuple[str, ...] = ()
+    """What the answer rests on, and what it leaves open."""
 
 
 @dataclass(frozen=True)
@@ -63,18 +153,34 @@ class ReportData:
     """Everything on the page. A part that is empty, because the folder has no such results, is left out."""
 
     title: str
-    model: str = ""
-    target: float | None = None
-    estimator: str = ""
-    quantile: float = 0.05
-    curves: tuple[TailCurve, ...] = ()
-    schedule: dict[str, Any] | None = None
-    schedule_name: str = ""
-    notes: tuple[str, ...] = ()
-    plans: tuple[dict[str, Any], ...] = ()
+    models: tuple[str, ...] = ()
+    """The models that were measured, trained or evaluated; those of plans only where nothing else is there."""
+    answers: tuple[Answer, ...] = ()
+    measured: tuple[Measured, ...] = ()
+    plans: tuple[PlannedDecoding, ...] = ()
     runs: tuple[TrainingRun, ...] = ()
-    evaluations: tuple[dict[str, Any], ...] = ()
-    """Results of `sparroll evaluate`, as in their records."""
+    evaluations: tuple[Evaluated, ...] = ()
     facts: dict[str, str] = field(default_factory=dict)
     """Short figures for the top of the page, by name."""
     provenance: tuple[Provenance, ...] = ()
+
+
+def differences(runs: Sequence[TrainingRun], without: Sequence[str] = ()) -> dict[str, tuple[Any, ...]]:
+    """Fields of the configurations in which the runs differ: "train.seed" -> (0, 1). Sections in `without` are left
+    out."""
+    tables = [_flat(run.config) for run in runs]
+    names = dict.fromkeys(name for table in tables for name in table)
+    values = {name: tuple(table.get(name) for table in tables) for name in names}
+    return {
+        name: found
+        for name, found in values.items()
+        if name.partition(".")[0] not in without and any(value != found[0] for value in found)
+    }
+
+
+def _flat(config: dict[str, Any]) -> dict[str, Any]:
+    return {
+        f"{section}.{name}": value
+        for section, fields in config.items()
+        for name, value in (fields.items() if isinstance(fields, dict) else {"": fields}.items())
+    }

@@ -5,30 +5,38 @@ from __future__ import annotations
 from html import escape
 from typing import Any
 
-from sparroll.report.data import ReportData
+from sparroll.evaluate.text import CUT_TAIL
+from sparroll.report.data import Evaluated, ReportData
 from sparroll.report.evaluation_figure import accuracy
-from sparroll.report.parts import items, section, table
-from sparroll.rounding import rounded_down
+from sparroll.report.parts import figure, items, section, table
+from sparroll.rounding import percent_up, rounded_down
 
 
 def evaluations(data: ReportData) -> str:
     """One section for each evaluation in the folder; empty if there is none."""
-    return "\n".join(_evaluation(results, number) for number, results in enumerate(data.evaluations))
+    several = len(data.evaluations) > 1
+    parts = enumerate(data.evaluations)
+    return "\n".join(_evaluation(each, number, f": {each.folder}" if several else "") for number, each in parts)
 
 
-def _evaluation(results: dict[str, Any], number: int) -> str:
+def _evaluation(evaluated: Evaluated, number: int, where: str) -> str:
+    results = evaluated.results
     k = results["samples"]
     text = (
-        f"Each problem has {k} samples. Intervals are 95 % intervals of a bootstrap over problems. pass@k is the unbiased "
-        f"estimate of the chance that at least one of k samples is right. majority@k is the reward of the most frequent "
-        f"answer of k samples; if several answers tie, it is their mean reward. Dense and sparse samples with the same "
-        f"number used the same random numbers."
+        f"Model <b>{escape(evaluated.model)}</b>. Each problem has {k} samples. Intervals are 95 % intervals of a bootstrap "
+        f"over problems. pass@k is the unbiased estimate of the chance that at least one of k samples is right. majority@k "
+        f"is the reward of the most frequent answer of k samples; if several answers tie, it is their mean reward. Dense "
+        f"and sparse samples with the same number used the same random numbers. KV read is the share of the KV cache that "
+        f"was read, cut the share of responses that reached the length limit."
     )
     if results["estimator"]:
         text += (
-            f" The tail is the 5th percentile of the acceptance (estimator <code>{escape(results['estimator'])}</code>); "
-            f"the dense row has the ceiling."
+            f" The tail is the 5th percentile of the acceptance, the probability that sparse and dense decoding share at a "
+            f"token (estimator <code>{escape(results['estimator'])}</code>); the dense row has the ceiling, which no sparse "
+            f"row can be expected to exceed."
         )
+        if results["top_p"] < 1:
+            text += f" {CUT_TAIL.format(top_p=results['top_p'])}"
     rows = [
         _row(label, name, found, k)
         for label, task in results["tasks"].items()
@@ -47,7 +55,7 @@ def _evaluation(results: dict[str, Any], number: int) -> str:
         "tokens/s",
         "tail",
     ]
-    parts = [accuracy(results, number), table(head, rows)]
+    parts = [figure(lambda narrow: accuracy(results, number, narrow)), table(head, rows)]
     differences = [
         _difference(label, name, found)
         for label, task in results["tasks"].items()
@@ -56,7 +64,7 @@ def _evaluation(results: dict[str, Any], number: int) -> str:
     ]
     if differences:
         parts.append(table(["task", "difference", "mean [95 %]", "p", "test", "problems that differ"], differences))
-    return section("What the model gets right", text, *parts, items(_left_out(results)))
+    return section(f"What the model gets right{where}", text, *parts, items(_left_out(results)))
 
 
 def _row(label: str, name: str, found: dict[str, Any], k: int) -> list[str]:
@@ -68,8 +76,8 @@ def _row(label: str, name: str, found: dict[str, Any], k: int) -> list[str]:
         "-" if mean is None else str(mean["problems"]),
         *(_estimate(found.get(f"{metric}@{k}")) for metric in ("mean", "pass", "majority")),
         f"{found['response_tokens']['mean']:,.0f}",
-        f"{found['truncated_share']:.0%}",
-        f"{found['kv_read_share']:.0%}",
+        percent_up(found["truncated_share"]),
+        percent_up(found["kv_read_share"]),
         f"{found['tokens_per_second']:,.0f}",
         rounded_down(tail and tail["quantile_value"]),
     ]

@@ -17,16 +17,21 @@ _TASKS = (GOOD, *OTHERS, BAD)
 _LABEL_SIGNS = 28
 
 
-def accuracy(results: dict[str, Any], number: int) -> str:
+def accuracy(results: dict[str, Any], number: int, narrow: bool = False) -> str:
     """The figure as SVG. On the left colours are policies. On the right colours are tasks, and dense lines are
-    dashed."""
+    dashed. narrow: for a phone, with the right part below the left one."""
     with mpl.rc_context(STYLE):
         tasks = results["tasks"]
-        figure = Figure(figsize=(11.4, 1.9 + 0.42 * max(4, len(tasks))), layout="constrained")
-        left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
+        height = 1.9 + 0.42 * max(4, len(tasks))
+        if narrow:
+            figure = Figure(figsize=(4.4, 2 * height + 0.22 * len(tasks)), layout="constrained")
+            left, right = figure.subplots(2, 1)
+        else:
+            figure = Figure(figsize=(11.4, height), layout="constrained")
+            left, right = figure.subplots(1, 2, width_ratios=[1.15, 1])
         _means(left, tasks, results["samples"])
-        _passes(right, tasks)
-        return svg(figure, f"evaluation-{number}")
+        _passes(right, tasks, narrow)
+        return svg(figure, f"evaluation-{number}{'-narrow' if narrow else ''}")
 
 
 def _means(axes: Axes, tasks: dict[str, Any], k: int) -> None:
@@ -58,7 +63,7 @@ def _short(label: str) -> str:
     return label if len(label) <= _LABEL_SIGNS else f"...{label[3 - _LABEL_SIGNS :]}"
 
 
-def _passes(axes: Axes, tasks: dict[str, Any]) -> None:
+def _passes(axes: Axes, tasks: dict[str, Any], narrow: bool) -> None:
     ks: list[int] = []
     for index, task in enumerate(tasks.values()):
         for name, found in task["policies"].items():
@@ -81,4 +86,9 @@ def _passes(axes: Axes, tasks: dict[str, Any]) -> None:
     handles = [
         Line2D([], [], color=_TASKS[index % len(_TASKS)], label=_short(label)) for index, label in enumerate(tasks)
     ]
-    axes.legend(handles=handles, loc="center left", bbox_to_anchor=(1.01, 0.5))
+    place = (
+        {"loc": "upper center", "bbox_to_anchor": (0.5, -0.2)}
+        if narrow
+        else {"loc": "center left", "bbox_to_anchor": (1.01, 0.5)}
+    )
+    axes.legend(handles=handles, **place)

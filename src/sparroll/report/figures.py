@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from sparroll.report.data import TailCurve, TrainingRun, thin
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
 INK, QUIET, GRID = "#1f2933", "#66727f", "#e4e7eb"
@@ -48,10 +49,13 @@ def run_color(name: str, index: int) -> str:
     return {"dense": DENSE, "calibrated": GOOD, "aggressive": BAD}.get(name, OTHERS[index % len(OTHERS)])
 
 
-def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic: str) -> str:
-    """Tail against context length: a line for each budget and schedule, the dense ceiling, and the target."""
+def tail_by_length(
+    curves: Sequence[TailCurve], target: float | None, statistic: str, number: int = 0, narrow: bool = False
+) -> str:
+    """Tail against context length: a line for each budget and schedule, the dense ceiling, and the target. number: of
+    the figure among its like on the page. narrow: for a phone."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.4, 4.4), layout="constrained")
+        figure = Figure(figsize=(4.4, 4.9) if narrow else (10.4, 4.4), layout="constrained")
         axes = figure.subplots()
         budgets = sorted({curve.kv_budget_tokens for curve in curves if curve.kv_budget_tokens is not None})
         for curve in curves:
@@ -68,8 +72,11 @@ def tail_by_length(curves: Sequence[TailCurve], target: float | None, statistic:
         axes.set_ylim(max(0.0, min([*values, target or 1.0]) - 0.04), 1.01)
         axes.set_xlim(0, max(point.to_context_tokens for curve in curves for point in curve.points))
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
-        axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-        return svg(figure, "tail")
+        if narrow:
+            figure.legend(loc="outside lower center", ncols=2)
+        else:
+            axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+        return svg(figure, _name("tail", number, narrow))
 
 
 def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
@@ -98,10 +105,12 @@ def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
     )  # fmt: skip
 
 
-def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule] = ()) -> str:
+def schedule_budgets(
+    schedule: Schedule, longest: int, others: Sequence[Schedule] = (), number: int = 0, narrow: bool = False
+) -> str:
     """Budget against context length, below the diagonal that dense attention reads."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.4, 3.7), layout="constrained")
+        figure = Figure(figsize=(4.4, 3.9) if narrow else (10.4, 3.7), layout="constrained")
         axes = figure.subplots()
         unit = schedule.selector.unit_tokens
         # Contexts whose last unit is complete, because incomplete ones would give the curve a sawtooth edge.
@@ -124,42 +133,46 @@ def schedule_budgets(schedule: Schedule, longest: int, others: Sequence[Schedule
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.legend(loc="upper left")
-        return svg(figure, "schedule")
+        return svg(figure, _name("schedule", number, narrow))
 
 
-def planned_speedups(plans: Sequence[dict[str, Any]]) -> str:
+def planned_speedups(plans: Sequence[dict[str, Any]], narrow: bool = False) -> str:
     """Predicted speed-up of decoding against context length, a line for each plan."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(10.4, 3.7), layout="constrained")
+        figure = Figure(figsize=(4.4, 4.4) if narrow else (10.4, 3.7), layout="constrained")
         axes = figure.subplots()
         for index, plan in enumerate(plans):
             rows = plan["by_length"]
-            label = f"{plan['model']['name']} on {plan['hardware']['name']}: {plan['speedup']:.2f}x over the mix"
+            name = f"{plan['model']['name']} on {plan['hardware']['name']}"
+            label = f"{name}: {rounded_down(plan['speedup'], 2)}x at lengths {plan['lengths']}"
             axes.plot(
                 [row["context_tokens"] for row in rows], [row["speedup"] for row in rows],
                 marker="o", markersize=4, color=(GOOD, *OTHERS)[index % (1 + len(OTHERS))], label=label,
             )  # fmt: skip
-        axes.axhline(1, color=DENSE, linestyle="--", linewidth=1.4)
+        axes.axhline(1, color=DENSE, linestyle="--", linewidth=1.4, label="dense")
         axes.set_ylim(0, None)
         axes.set_xlim(0, None)
         axes.set_xlabel("context length (tokens)")
-        axes.set_ylabel("speed-up of decoding")
+        axes.set_ylabel("predicted speed-up of decoding")
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
-        axes.legend(loc="lower right")
-        return svg(figure, "plan")
+        if narrow:
+            figure.legend(loc="outside lower center", ncols=1)
+        else:
+            axes.legend(loc="lower right")
+        return svg(figure, _name("plan", 0, narrow))
 
 
-def training(runs: Sequence[TrainingRun], target: float | None) -> str:
-    """Reward, tail and dense accuracy by step, side by side, with a colour for each run."""
+def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int = 0, narrow: bool = False) -> str:
+    """Reward, tail and dense accuracy by step, with a colour for each run: side by side, or below each other."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(11.4, 3.7), layout="constrained")
-        reward, tail, accuracy = figure.subplots(1, 3)
+        figure = Figure(figsize=(4.4, 8.6) if narrow else (11.4, 3.7), layout="constrained")
+        reward, tail, accuracy = figure.subplots(3, 1) if narrow else figure.subplots(1, 3)
         for index, run in enumerate(runs):
             color = run_color(run.name, index)
             reward.plot(run.steps, run.reward, color=color, alpha=0.28, linewidth=1.1)
             reward.plot(run.steps, _smooth(run.reward), color=color, label=run.name)
-            seen = [(step, value) for step, value in zip(run.steps, run.tail_q05, strict=True) if value is not None]
-            tail.plot([step for step, _ in seen], [value for _, value in seen], color=color, label=run.name)
+            tail.plot(*_seen(run.steps, run.tail_q05), color=color, linewidth=1.2, linestyle=":")
+            tail.plot(*_seen(run.steps, run.worst_bin_q05), color=color)
             # Moved sideways a little, so that the intervals of equal runs can be told apart.
             offset = 0.012 * max(run.steps) * (index - (len(runs) - 1) / 2)
             accuracy.errorbar(
@@ -170,10 +183,10 @@ def training(runs: Sequence[TrainingRun], target: float | None) -> str:
                 ],
                 color=color, marker="o", markersize=4.5, elinewidth=1, capsize=2.5, label=run.name,
             )  # fmt: skip
-        if target is not None:
+        for target in targets:
             tail.axhline(target, color=TARGET, linewidth=1.4, linestyle=(0, (5, 3)))
         reward.set_title("mean reward of the rollouts")
-        tail.set_title("tail of the rollouts: 5th percentile")
+        tail.set_title("tail: worst bin, and all lengths (dotted)")
         accuracy.set_title("dense accuracy, with 95 % intervals")
         for axes in (reward, tail, accuracy):
             axes.set_xlabel("step")
@@ -183,8 +196,20 @@ def training(runs: Sequence[TrainingRun], target: float | None) -> str:
         for axes in (reward, accuracy):
             axes.set_ylim(max(0.0, min(shares) - 0.05), min(1.0, max(shares) + 0.05))
         handles, labels = reward.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(runs), fontsize=10.5)
-        return svg(figure, "training")
+        columns = min(len(runs), 3) if narrow else len(runs)
+        figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=10.5)
+        return svg(figure, _name("training", number, narrow))
+
+
+def _seen(steps: Sequence[int], values: Sequence[float | None]) -> tuple[list[int], list[float]]:
+    """The steps that have a value, and the values."""
+    found = [(step, value) for step, value in zip(steps, values, strict=True) if value is not None]
+    return [step for step, _ in found], [value for _, value in found]
+
+
+def _name(what: str, number: int, narrow: bool) -> str:
+    """A name that no other figure of the page has."""
+    return f"{what}{number or ''}{'-narrow' if narrow else ''}"
 
 
 def _smooth(values: Sequence[float], window: int = 5) -> list[float]:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from html import escape
 
 
 def section(title: str, text: str, *parts: str) -> str:
     return f"<section>\n<h2>{escape(title)}</h2>\n<p>{text}</p>\n{''.join(parts)}\n</section>"
+
+
+def figure(draw: Callable[[bool], str]) -> str:
+    """A figure for wide screens and one for phones, of which a reader sees one. draw: narrow or not -> SVG."""
+    return f'<div class="wide">{draw(False)}</div>\n<div class="narrow">{draw(True)}</div>\n'
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -19,3 +24,8 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def items(lines: Sequence[str]) -> str:
     return "<ul>" + "".join(f"<li>{escape(line)}</li>" for line in lines) + "</ul>" if lines else ""
+
+
+def note(html: str) -> str:
+    """A line under a figure or table that explains it."""
+    return f'<p class="note">{html}</p>'

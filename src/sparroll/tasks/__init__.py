@@ -10,7 +10,7 @@ from sparroll.tasks.base import Split, Task, get, names, register
 from sparroll.tasks.data.catalog import set_names as _set_names
 from sparroll.tasks.reward_function import batch_reward
 from sparroll.tasks.synthetic import task as _synthetic
-from sparroll.tasks.verdicts import Verdict, has_answers, judge
+from sparroll.tasks.verdicts import Verdict, has_answers, judge, pooled
 
 
 def is_data(name: str) -> bool:
@@ -29,4 +29,16 @@ _synthetic.register_all()
 for _name in ("data", *_set_names()):
     register(_name, _partial(_data_task, _name))
 
-__all__ = ["Split", "Task", "Verdict", "batch_reward", "get", "has_answers", "is_data", "judge", "names", "register"]
+__all__ = [
+    "Split",
+    "Task",
+    "Verdict",
+    "batch_reward",
+    "get",
+    "has_answers",
+    "is_data",
+    "judge",
+    "names",
+    "pooled",
+    "register",
+]

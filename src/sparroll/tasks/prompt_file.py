@@ -1,20 +1,34 @@
 """Reads prompts to sample from: from a file that the user wrote, or from a built-in task. engines/prompt_encoder.py
-turns them into token ids."""
+turns them into token ids.
+
+A file of rows is read as `sparroll data show` reads it, so one file means the same prompts to every command. Answers
+may be missing, because nothing judges the responses.
+"""
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from sparroll.errors import UserError
 from sparroll.tasks.base import get
+from sparroll.tasks.data.local import asked
+from sparroll.tasks.data.read import FORMATS, bounded_lines, rows
+from sparroll.tasks.data.rows import Skipped, check_text
+from sparroll.tasks.data.templates import filled
 from sparroll.types import Prompt
 
 Message = dict[str, str]
 
-_WHAT_A_PROMPT_IS = (
-    'each line needs the key "prompt": a string, or chat messages {"role": ..., "content": ...} without other keys'
+TEXT = (".txt", ".text", ".md", "")
+"""Suffixes of files with one prompt per line."""
+LONGEST_LINE = 1 << 24
+"""Characters of the longest prompt in a text file. No model's context holds as many."""
+
+_WHAT_A_ROW_IS = (
+    "a row needs prompt, problem or question: a text, or chat messages with role and content and no other keys, the "
+    "last one from the user"
 )
 
 
@@ -26,12 +40,12 @@ def read_prompts(path: Path | None, task: str | None, level: int, count: int, se
     if task is not None:
         return get(task).prompts("eval", level, seed, count)
     assert path is not None
-    entries = _jsonl(path) if path.suffix == ".jsonl" else _lines(path)
-    if not entries:
+    found = list(islice(_prompts(path), count))
+    if not found:
         raise UserError(
-            f"there are no prompts in {path}", "a text file has one prompt per line; JSONL has the key 'prompt'"
+            f"there are no prompts in {path}", "a text file has one prompt per line; rows have the key 'prompt'"
         )
-    return entries[:count]
+    return found
 
 
 def plain_prompt(prompt: Prompt) -> str | list[Message]:
@@ -39,47 +53,35 @@ def plain_prompt(prompt: Prompt) -> str | list[Message]:
     return [{"role": role, "content": content} for role, content in prompt.messages] or prompt.text
 
 
-def _text(path: Path) -> str:
+def _prompts(path: Path) -> Iterator[Prompt]:
+    suffix = path.suffix.lower()
+    if suffix in TEXT:
+        return _lines(path)
+    if suffix in FORMATS:
+        return _rows(path)
+    raise UserError(
+        f"cannot read prompts from {path}: unknown format {path.suffix!r}",
+        f"known: .txt with one prompt per line, {', '.join(FORMATS)}",
+    )
+
+
+def _lines(path: Path) -> Iterator[Prompt]:
     try:
-        return path.read_text(encoding="utf-8")
+        with path.open(encoding="utf-8-sig") as source:
+            for number, line in enumerate(bounded_lines(path, source, LONGEST_LINE), 1):
+                if line.strip():
+                    yield Prompt(f"{path.name}:{number}", line.strip(), answer="")
     except OSError as error:
         raise UserError(f"cannot read the prompts file {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
-        raise UserError(f"the prompts file {path} is not UTF-8: {error.reason} at byte {error.start}") from None
+        raise UserError(f"the prompts file {path} is not UTF-8: {error.reason}") from None
 
 
-def _lines(path: Path) -> list[Prompt]:
-    lines = [line.strip() for line in _text(path).splitlines()]
-    return [Prompt(f"{path.name}:{number}", line, answer="") for number, line in enumerate(lines, 1) if line]
-
-
-def _jsonl(path: Path) -> list[Prompt]:
-    entries: list[Prompt] = []
-    for number, line in enumerate(_text(path).splitlines(), 1):
-        if not line.strip():
-            continue
-        where = f"line {number} of {path}"
+def _rows(path: Path) -> Iterator[Prompt]:
+    for number, raw in enumerate(rows(path), 1):
         try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{where} is not valid JSON: {error}") from None
-        prompt = row.get("prompt") if isinstance(row, dict) else None
-        turns = _turns(prompt)
-        text = prompt if isinstance(prompt, str) else "\n".join(content for _, content in turns)
-        if not text:
-            raise UserError(f"{where} has no prompt", _WHAT_A_PROMPT_IS)
-        entries.append(Prompt(f"{path.name}:{number}", text, answer=str(row.get("answer", "")), messages=turns))
-    return entries
-
-
-def _turns(messages: Any) -> tuple[tuple[str, str], ...]:
-    """(role, content) of each message; empty if this is not a chat."""
-    if not isinstance(messages, list) or not all(_is_message(message) for message in messages):
-        return ()
-    return tuple((message["role"], message["content"]) for message in messages)
-
-
-def _is_message(message: Any) -> bool:
-    # Messages with other keys, such as tool calls, are refused, because those keys would be lost silently.
-    whole = isinstance(message, dict) and message.keys() == {"role", "content"}
-    return whole and all(isinstance(text, str) for text in message.values())
+            row = filled(asked(raw, f"{path.name}:{number}"), None)
+            check_text(row)
+        except Skipped as skipped:
+            raise UserError(f"row {number} of {path} is no prompt: {skipped.reason}", _WHAT_A_ROW_IS) from None
+        yield Prompt(row.row_id, row.text, answer=row.answer, messages=row.messages)

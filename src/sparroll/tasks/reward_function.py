@@ -27,6 +27,7 @@ from pydantic_core import to_jsonable_python
 from sparroll import files
 from sparroll.errors import UserError
 from sparroll.tasks.async_calls import SECONDS, AsyncCalls, Expired, is_being_cancelled
+from sparroll.tasks.containment import contained
 from sparroll.tasks.verdicts import Verdict
 from sparroll.types import Prompt, Rollout
 
@@ -35,7 +36,8 @@ LARGEST = 1e6
 _BATCH = "takes_batches"
 _CALL = "function(prompt, response_text, rollout{settings})"
 _FAILURES = (Exception, SystemExit, asyncio.CancelledError)
-"""Exceptions that are reported as failures of the function. Without this sys.exit() in it would look like success."""
+"""Exceptions that are reported as failures of the function. Without this sys.exit() in it would look like success.
+Within `contained`, os._exit() raises SystemExit as well."""
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -87,10 +89,17 @@ class RewardFunction:
     ) -> list[float]:
         """The reward of each response to the prompt at the same place; NaN for a response that cannot be judged.
 
-        Raises UserError if the function raises, takes too long, or returns something that is not a reward.
+        What the function prints goes to standard error. Raises UserError if it raises, ends the process, takes too long,
+        or returns something that is not a reward.
         """
         if not prompts:
             return []
+        with contained():
+            return self._rewards(prompts, texts, rollouts, calls)
+
+    def _rewards(
+        self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls
+    ) -> list[float]:
         if self.takes_batches:
             return self._batch(prompts, texts, rollouts, calls)
         rows = list(zip(prompts, texts, rollouts, strict=True))
@@ -221,7 +230,8 @@ class FunctionJudge:
 def _find(path: str) -> Callable[..., Any]:
     module_name, _, name = path.partition(":")
     try:
-        found: Any = importlib.import_module(module_name)
+        with contained():
+            found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
             raise UserError(

@@ -3,7 +3,8 @@
 A task that only has a `reward` needs nothing from here. A task has `verdicts(prompts, responses) -> list[Verdict]` if
 it grades many responses at a time, or if its checker can fail for reasons that are not the model's, such as a gold
 answer that does not parse or a broken sandbox. A task whose answers can be compared as strings has
-`answer_key(response_text) -> str | None`, which is all that a majority vote needs.
+`answer_key(response_text) -> str | None`, which is all that a majority vote needs. If one answer can be written in
+several ways, the task has `pooled(prompts, verdicts) -> list[Verdict]`, which gives equal answers equal strings.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ class Verdict:
     status: str = GRADED
     """A word that the task chooses. For a response without a reward it says why."""
     answer: str | None = None
-    """Equivalent answers to one prompt have equal strings. None: the response gave no answer, and does not vote."""
+    """The answer as a string; `pooled` gives one string to all answers to a prompt that mean the same. None: the response
+    gave no answer, and does not vote."""
 
 
 def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Verdict]:
@@ -57,7 +59,21 @@ def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> li
     return verdicts
 
 
+def pooled(task: Task, prompts: Sequence[Prompt], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts for a vote: all answers to a prompt that mean the same, right or wrong, have one string. Give it all
+    verdicts on a prompt at once. Calls `task.pooled` if the task has it; other answers are compared as strings."""
+    pool = getattr(task, "pooled", None)
+    return list(verdicts) if pool is None else list(pool(prompts, verdicts))
+
+
 def has_answers(task: Task) -> bool:
     """Whether responses can vote: the task's `gives_answers` if it has that, otherwise whether it has an
     `answer_key`."""
     return bool(getattr(task, "gives_answers", hasattr(task, "answer_key")))
+
+
+def answer_form(task: Task) -> str | None:
+    r"""What the task reads as a response's answer, in words such as "the last \boxed{...}"; None if it does not say. It
+    is the task's `answer_form`, and completes the sentence "the task reads ..."."""
+    form = getattr(task, "answer_form", None)
+    return form if isinstance(form, str) else None

@@ -46,6 +46,7 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
                 n=settings.samples_per_prompt,
                 max_new_tokens=parts.sampling.max_new_tokens,
                 temperature=settings.temperature,
+                top_p=settings.top_p,
                 # Every evaluation uses the same draws, so two of them differ by the weights alone.
                 seed=rollout_seeds(seed, "evaluate", 0, list(mine), settings.samples_per_prompt),
             )

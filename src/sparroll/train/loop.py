@@ -24,8 +24,9 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -35,10 +36,12 @@ from sparroll import records
 from sparroll.control.controller import Controller
 from sparroll.control.watcher import StepEvidence, states_of
 from sparroll.engines.base import samples_densely
-from sparroll.errors import UserError
+from sparroll.errors import UserError, of_machine
 from sparroll.mismatch import TailTable
+from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
+from sparroll.train.config.file import as_command
 from sparroll.train.config.run import TrainConfig
 from sparroll.train.dense_checks import dense_accuracy, dense_ceiling
 from sparroll.train.result import TrainResult, summarise
@@ -49,7 +52,7 @@ from sparroll.train.runtime.randomness import generator_state, rollout_seeds
 from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
-from sparroll.train.setup import Parts, open_run
+from sparroll.train.setup import Parts, held_by_main, open_run
 from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
 from sparroll.train.update.gradient_step import autocast
@@ -68,9 +71,10 @@ def train(
     Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller also schedule.toml. On Ctrl-C
     it saves the last completed step, if the weights have not moved since, and then raises KeyboardInterrupt.
     """
-    trainer = Trainer(open_run(config, Path(out), resume))
-    with trainer.engine:
-        return trainer.run(on_progress)
+    with held_by_main(Path(out), "sparroll train", config.model.device):
+        trainer = Trainer(open_run(config, Path(out), resume))
+        with trainer.engine:
+            return trainer.run(on_progress)
 
 
 class Trainer:
@@ -82,6 +86,7 @@ class Trainer:
         """Where the run stood after its last completed step."""
         self.ceiling = dict(parts.state.dense_ceiling)
         self.interrupts = Interrupts()
+        self.on_progress: OnProgress | None = None
         self.weights_moved = False
         """Whether the weights are ahead of `state`: true from the first update of a step until the step is complete."""
         self.saved_step = parts.state.step if parts.resumed_from else -1
@@ -98,8 +103,8 @@ class Trainer:
     def advance(self, on_progress: OnProgress | None = None) -> None:
         """Run all remaining steps, with evaluations and checkpoints between them."""
         steps = self.config.train.steps
-        if on_progress:
-            on_progress(self.state.step, steps, "")
+        self.on_progress = on_progress
+        self.tell("")
         try:
             self.evaluate_when_due()
             while self.state.step < steps and not self.state.stopped:
@@ -107,21 +112,25 @@ class Trainer:
                 self.interrupts.release()
                 self.evaluate_when_due()
                 self.save_when_due()
-                if on_progress:
-                    on_progress(self.state.step, steps, self.in_words(report))
+                self.tell(f"step {self.state.step}/{steps}  {self.in_words(report)}")
             self.save()
         except KeyboardInterrupt:
             self.leave_resumable("interrupted")
             raise
-        except UserError:
+        except Exception as error:
+            known = of_machine(error)
+            if known is None and not isinstance(error, UserError):
+                raise
             self.leave_resumable("stopped by an error")
-            raise
+            if known is None:
+                raise
+            raise known from error
         finally:
             self.interrupts.restore()
             self.parts.close()
 
     def step(self) -> StepReport:
-        number, clock = self.state.step + 1, Clock()
+        number, clock = self.state.step + 1, Clock(self.tell_part)
         with clock("ceiling"):
             self.measure_ceiling_when_due()
         groups = self.sample_groups(number, clock)
@@ -152,6 +161,19 @@ class Trainer:
         events, stopped = self.watch(evidence, report)
         self.complete(number, report | clock.report(), groups.events + events, stopped)
         return report
+
+    def tell(self, text: str) -> None:
+        """Report how many steps are done; the text says what is going on."""
+        if self.on_progress:
+            self.on_progress(self.state.step, self.config.train.steps, text)
+
+    def tell_part(self, part: str) -> None:
+        """Say which part of a step has begun."""
+        self.tell(f"step {self.state.step + 1}/{self.config.train.steps}: {part}")
+
+    def tell_rollouts(self, done: int, total: int, _text: str = "", /) -> None:
+        """The callback of the engine while it samples the rollouts of a step."""
+        self.tell_part(f"{done}/{total} rollouts")
 
     def in_words(self, report: StepReport) -> str:
         """One step in short, for the progress bar."""
@@ -194,7 +216,7 @@ class Trainer:
         numbers, sampling = list(prompts), self.parts.sampling
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
         prompt_ids = self.parts.encoder.ids(list(prompts.values()))
-        rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling)
+        rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling, self.tell_rollouts)
         self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts
 
@@ -286,6 +308,7 @@ class Trainer:
         regular = settings.every_steps and step % settings.every_steps == 0
         due = step in (0, self.config.train.steps) or regular or self.state.stopped
         if settings.prompts and due and self.state.evaluated_step != step:
+            self.tell("evaluation")
             began = time.perf_counter()
             report = self.evaluate()
             report["time/evaluate_seconds"] = time.perf_counter() - began
@@ -303,7 +326,9 @@ class Trainer:
     def save(self) -> None:
         """Write a checkpoint of the last completed step, unless there is one already."""
         if self.saved_step != self.state.step:
+            self.interrupts.hold()
             self.save_on_main()
+            self.interrupts.release()
             self.ranks.wait()
 
     def save_on_main(self) -> None:
@@ -327,9 +352,10 @@ class Trainer:
     def write_schedule(self, controller: Controller) -> None:
         """Write the present budgets, with what was measured under them, as a schedule that another run can start
         from."""
-        target, where = controller.rules.target, f"step {self.state.step} of {self.parts.out.name}"
-        command = f"sparroll train with control.target={target}: {where}"
-        controller.measured_schedule(records.made_by(command)).save(self.parts.out / "schedule.toml")
+        command = f"{as_command(self.config)}  # the budgets after step {self.state.step}"
+        made = controller.measured_schedule(records.made_by(command))
+        made = replace(made, fingerprint=fingerprint.of_model(self.config.model.name))
+        made.save(self.parts.out / "schedule.toml")
 
     def leave_resumable(self, why: str) -> None:
         """After Ctrl-C or an error that the user can fix: save the last completed step, unless the weights have already
@@ -339,10 +365,15 @@ class Trainer:
             cut, saved = self.state.step + 1, max(self.saved_step, 0)
             kept = f"the update of step {cut} was cut off, the last checkpoint is of step {saved}"
         else:
-            if self.saved_step != self.state.step:
-                # Do not wait for the other processes here: they may be anywhere.
-                self.save_on_main()
             kept = f"step {self.state.step} is saved"
+            try:
+                if self.saved_step != self.state.step:
+                    # Do not wait for the other processes here: they may be anywhere.
+                    self.save_on_main()
+            except Exception as error:
+                if of_machine(error) is None:
+                    raise
+                kept = f"step {self.state.step} could not be saved, the last checkpoint is of step {max(self.saved_step, 0)}"
         if self.ranks.is_main:
             print(f"{why}: {kept}; --resume goes on there", file=sys.stderr, flush=True)
 
@@ -358,14 +389,19 @@ class Trainer:
 
 
 class Clock:
-    """Seconds per part of a step; those of a part that runs several times are added up."""
+    """Seconds per part of a step; those of a part that runs several times are added up.
 
-    def __init__(self) -> None:
+    on_part: told the name of each part when it begins.
+    """
+
+    def __init__(self, on_part: Callable[[str], None]):
+        self._on_part = on_part
         self._seconds: dict[str, float] = {}
         self._began = time.perf_counter()
 
     @contextmanager
     def __call__(self, part: str) -> Iterator[None]:
+        self._on_part(part)
         began = time.perf_counter()
         yield
         self._seconds[part] = self._seconds.get(part, 0.0) + time.perf_counter() - began

@@ -1,6 +1,6 @@
 """From a configuration to the schedule that a run starts under and to its watchers: the guard, the controller, the
-cheaper schedules of DistillSparse, and the watch on empty steps. Mistakes in these settings are reported here, before
-anything is computed."""
+cheaper schedules of DistillSparse, and the watches on empty and on unrewarded steps. Mistakes in these settings are
+reported here, before anything is computed."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ from sparroll.control.controller import Controller, Rules
 from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
 from sparroll.control.length_bins import LengthBins
+from sparroll.control.unrewarded_steps import UnrewardedSteps
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
+from sparroll.tasks import Task
+from sparroll.tasks.verdicts import answer_form
 from sparroll.train.config.control import ByCheaperSection, ByControllerSection, ByGuardSection
+from sparroll.train.config.reward import TASK
 from sparroll.train.config.rollout import BudgetAttention, ScheduleAttention
 from sparroll.train.config.run import TrainConfig
 from sparroll.train.tail_metrics import ESTIMATOR
@@ -78,6 +82,11 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
 
 def make_empty_steps(config: TrainConfig) -> EmptySteps:
     return EmptySteps(config.guard.empty_steps)
+
+
+def make_unrewarded_steps(config: TrainConfig, task: Task) -> UnrewardedSteps:
+    asked = any(term.use == TASK for term in config.reward.terms)
+    return UnrewardedSteps(config.train.steps, answer_form(task) if asked else None)
 
 
 def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> CheaperSchedules | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from sparroll.engines.make import check_available, make_engine
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
+from sparroll.locks import locked
 from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
@@ -46,6 +48,7 @@ from sparroll.train.schedules import (
     make_controller,
     make_empty_steps,
     make_guard,
+    make_unrewarded_steps,
     starting_schedule,
 )
 from sparroll.train.update.optimizer import restore_optimizer
@@ -126,6 +129,11 @@ class Parts:
             sink.close()
 
 
+def held_by_main(out: Path, who: str, device: str) -> AbstractContextManager[object]:
+    """Hold the run's folder in the main process, for all of them. Raises UserError there if another run has it."""
+    return locked(out, who) if Ranks(device).is_main else nullcontext()
+
+
 def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, task: Task | None = None) -> Parts:
     """Build a run, or load it to continue. Raises UserError where the folder, the configuration or a name in it is
     wrong, before anything is computed.
@@ -150,49 +158,54 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     encoder = PromptEncoder(scorer.tokenizer, config.task.chat_template, config.task.thinking)
     prompts = training_prompts(task, config, encoder)
     controller = _controller(config, schedule, prompts, scorer, encoder)
-    watchers = tuple(each for each in (guard, cheaper, make_empty_steps(config), controller) if each is not None)
+    empty, unrewarded = make_empty_steps(config), make_unrewarded_steps(config, task)
+    watchers = tuple(each for each in (guard, cheaper, empty, unrewarded, controller) if each is not None)
     refuse_two_hands(watchers)
     start = controller.schedule() if controller else schedule
     state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))
     later = [each for watcher in watchers for each in watcher.may_switch_to]
     # The first one decides the engine's size: the controller's widest schedule, or else the schedule that is in force.
     engine = _engine(config, state.schedule, later if controller else [state.schedule, *later], ranks)
-    distill = _distill(config, scorer.model, ranks)
-    adapter = distill.adapter if distill else None
-    parts = Parts(
-        asked=asked,
-        config=config,
-        out=out,
-        ranks=ranks,
-        task=task,
-        prompts=prompts,
-        scorer=scorer,
-        reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
-        encoder=encoder,
-        engine=engine,
-        weights=EngineWeights(scorer.model, engine, adapter, _DTYPE[config.rollout.dtype]),
-        correction=config.correction.make(),
-        update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
-        distill=distill,
-        sampling=_sampling(config, engine.vocabulary),
-        rewards=rewards,
-        watchers=watchers,
-        controller=controller,
-        cheaper=cheaper,
-        replay=_replay(config, adapter),
-        state=state,
-        resumed_from=found,
-        notices=[] if found else guard.notice(samples_densely(engine)),
-        frozen=frozen,
-    )
-    seed_everything(config.train.seed)
-    if found:
-        _restore(parts, found)
-    else:
-        state.generators = ranks.gather([generator_state()])
-    ranks.wait()
-    if ranks.is_main:
-        _begin_writing(parts)
+    with ExitStack() as unless_opened:
+        # Whoever gets the run closes its engine; until then an error must not leave it open.
+        unless_opened.callback(engine.close)
+        distill = _distill(config, scorer.model, ranks)
+        adapter = distill.adapter if distill else None
+        parts = Parts(
+            asked=asked,
+            config=config,
+            out=out,
+            ranks=ranks,
+            task=task,
+            prompts=prompts,
+            scorer=scorer,
+            reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
+            encoder=encoder,
+            engine=engine,
+            weights=EngineWeights(scorer.model, engine, adapter, _DTYPE[config.rollout.dtype]),
+            correction=config.correction.make(),
+            update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
+            distill=distill,
+            sampling=_sampling(config, engine.vocabulary),
+            rewards=rewards,
+            watchers=watchers,
+            controller=controller,
+            cheaper=cheaper,
+            replay=_replay(config, adapter),
+            state=state,
+            resumed_from=found,
+            notices=[] if found else guard.notice(samples_densely(engine)),
+            frozen=frozen,
+        )
+        seed_everything(config.train.seed)
+        if found:
+            _restore(parts, found)
+        else:
+            state.generators = ranks.gather([generator_state()])
+        ranks.wait()
+        if ranks.is_main:
+            _begin_writing(parts)
+        unless_opened.pop_all()
     return parts
 
 

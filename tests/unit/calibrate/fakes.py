@@ -7,6 +7,7 @@ from torch import nn
 
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.engines.report import EngineReport, LayerReport
+from sparroll.engines.sampling import request_seed
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores, TopK
 
@@ -42,6 +43,7 @@ class FakeEngine:
         self.schedule = None
         self.compression = None
         self.weight_version = 0
+        self.vocabulary = 3
         self.generated = []
         """(schedule name, seed) of each call."""
         self.fail = False
@@ -65,7 +67,7 @@ class FakeEngine:
         if self.fail:
             raise RuntimeError("the engine broke")
         rollouts = [
-            self._rollout(prompt, index, sample, seed, max_new_tokens, top_k)
+            self._rollout(prompt, index, sample, _own(seed, index, sample, n), max_new_tokens, top_k)
             for index, prompt in enumerate(prompts)
             for sample in range(n)
         ]
@@ -75,8 +77,7 @@ class FakeEngine:
             on_progress(len(rollouts), len(rollouts))
         return rollouts
 
-    def _rollout(self, prompt, index, sample, seed, max_new_tokens, top_k):
-        own = 10_007 * seed + 101 * index + sample
+    def _rollout(self, prompt, index, sample, own, max_new_tokens, top_k):
         tokens = min(max_new_tokens, 50 + (own * 7919) % 351)
         context_T = len(prompt) + torch.arange(tokens)
         acceptance_T = (law(context_T, self.schedule) + jitter(own, tokens)).clamp(0.01, 0.999)
@@ -90,6 +91,11 @@ class FakeEngine:
             seed=own,
             top_k=lists(acceptance_T) if top_k else None,
         )
+
+
+def _own(seed, index, sample, n):
+    """A number for one rollout, from its seed as real engines derive it."""
+    return (request_seed(seed, index, sample) if isinstance(seed, int) else seed[index * n + sample]) % 10_007
 
 
 class FakeModel(nn.Module):
@@ -120,8 +126,12 @@ class FakeScorer:
         accepted = [self._accepted(rollout, schedule) for rollout in rollouts]
         return [TokenScores(each.log(), lists(each)) for each in accepted]
 
-    def exact_acceptance(self, rollouts, schedule, *, temperature=1.0, on_progress=None):
+    def exact_acceptance(self, rollouts, *, temperature=1.0, on_progress=None):
         self.calls.append("exact")
+        return [rollout.top_k.logp[:, 0].exp() for rollout in rollouts]
+
+    def exact_replay(self, rollouts, schedule, *, temperature=1.0, on_progress=None):
+        self.calls.append("exact replay")
         return [self._accepted(rollout, schedule) for rollout in rollouts]
 
     def _accepted(self, rollout, schedule):

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from sparroll.calibrate import measure
 from sparroll.calibrate.measure import MeasureSettings, Study, read_share
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
@@ -62,12 +63,37 @@ def test_the_engine_gets_its_schedule_back_even_when_it_breaks():
     assert bench.engine.schedule is before
 
 
-@pytest.mark.parametrize("mode", ["faithful", "replay"])
-def test_exact_needs_no_top_k_lists(mode):
-    bench = study(mode=mode, estimator="exact")
-    got = bench.measure(FIXED)
-    assert bench.scorer.calls == ["exact"]
-    assert got.tail().estimator == "exact"
+def test_exact_reads_the_engines_own_distributions_and_a_replay_the_scorers():
+    for mode, calls in (("faithful", ["exact"]), ("replay", ["exact replay"])):
+        bench = study(mode=mode, estimator="exact")
+        assert bench.measure(FIXED).tail().estimator == "exact"
+        assert bench.scorer.calls == calls
+    bench = study(mode="replay", estimator="exact")
+    # The ceiling is of the engine, in both modes.
+    assert bench.ceiling().tail().overall.quantile_value == pytest.approx(CEILING - 0.009, abs=0.002)
+    assert bench.scorer.calls == ["exact"] and all(rollout.top_k is None for rollout in bench.rollouts)
+
+
+def test_exact_takes_as_many_prompts_at_a_time_as_fit_and_draws_what_one_call_would(monkeypatch):
+    whole = study(estimator="exact")
+    expected = whole.measure(FIXED)
+    per_prompt = 4 * 400 * 3 * 12
+    monkeypatch.setattr(measure, "WHOLE_BYTES", 2 * per_prompt + 1)
+    parts = study(estimator="exact")
+    found = parts.measure(FIXED)
+    assert len(parts.engine.generated) == 3 and len(whole.engine.generated) == 1
+    assert found.tail().table() == expected.tail().table()
+    monkeypatch.setattr(measure, "WHOLE_BYTES", per_prompt - 1)
+    with pytest.raises(
+        UserError, match=r"(?s)4 responses of 400 tokens over 3 ids.*hint: use the estimator top_k_lower"
+    ):
+        study(estimator="exact").ceiling()
+
+
+def test_exact_needs_rollouts_of_its_own():
+    bench = Study(FakeEngine(), FakeScorer(), [[1] * 20], study(estimator="exact").settings, study().dense_rollouts())
+    with pytest.raises(UserError, match="which the given rollouts do not hold"):
+        bench.ceiling()
 
 
 @pytest.mark.parametrize("mode", ["faithful", "replay"])

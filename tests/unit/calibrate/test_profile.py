@@ -1,11 +1,15 @@
 """The profile: tails, fits and the ceiling as plain data, and a run on a real engine."""
 
 import json
+from copy import deepcopy
 
 import pytest
+import torch
 
 from sparroll.calibrate.measure import MeasureSettings, Study, read_share
 from sparroll.calibrate.profile import profile
+from sparroll.engines import HFEngine
+from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
@@ -59,7 +63,6 @@ def test_what_cannot_be_profiled_is_refused_before_anything_runs(schedules, mess
 
 @pytest.fixture(scope="module")
 def model():
-    import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
     torch.manual_seed(0)
@@ -78,9 +81,6 @@ def model():
 
 
 def real_study(model, **settings):
-    from sparroll.engines import HFEngine
-    from sparroll.engines.scoring import Scorer
-
     prompts = [[3 + (7 * row + place) % 60 for place in range(40 + row)] for row in range(2)]
     defaults = {"max_new_tokens": 90, "samples": 2, "bin_tokens": 50, "replicates": 20, "top_k": 20}
     return Study(HFEngine(model), Scorer(model), prompts, MeasureSettings(**{**defaults, **settings}))
@@ -95,6 +95,31 @@ def test_a_real_engine_full_budget_is_the_ceiling_and_a_small_one_is_not(model, 
     assert small.quantile_value < ceiling.quantile_value - 0.01
     assert got.entries[1].measurement.kv_read_share == 1
     assert got.entries[0].measurement.kv_read_share < 1
+
+
+def test_exact_is_the_overlap_of_the_engines_and_the_scorers_distributions(model):
+    """Not of the scorer's with itself: an engine with other weights has another ceiling."""
+    ceiling = real_study(model, estimator="exact").ceiling().tail().overall
+    assert ceiling.quantile_value == pytest.approx(1, abs=1e-3)
+    bench = real_study(model, estimator="exact")
+    other = deepcopy(model)
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in other.parameters():
+            weight += 0.03 * torch.randn(weight.shape, generator=generator)
+    bench.engine = HFEngine(other)
+    found = bench.ceiling().tail().overall
+    with torch.inference_mode():
+        overlaps = torch.cat([overlap(rollout, model, other) for rollout in bench.rollouts])
+    assert found.mean == pytest.approx(float(overlaps.mean()), abs=1e-5)
+    assert found.mean < 0.97
+
+
+def overlap(rollout, model, other):
+    """sum_v min(p_v, q_v) at each response token, by two forward passes."""
+    ids = torch.tensor([rollout.prompt_ids + rollout.response_ids])
+    p, q = (each(ids).logits[0, len(rollout.prompt_ids) - 1 : -1].softmax(-1) for each in (model, other))
+    return torch.minimum(p, q).sum(-1)
 
 
 def test_the_schedules_arithmetic_is_what_the_engine_reports(model):

@@ -27,6 +27,15 @@ def shown(
     return evidence(step, measured(step, {0: tail}, rollouts=rollouts), schedule, dense=dense)
 
 
+def alike(step: int, acceptance: float, *, bins: int = 1, rollouts: int, tokens: int) -> StepEvidence:
+    """A step whose tokens all have the same acceptance; so many of each rollout in each bin."""
+    statistics = TailStatistics(bin_tokens=BIN, replicates=20)
+    context = torch.arange(bins).repeat_interleave(tokens) * BIN
+    for rollout in range(rollouts):
+        statistics.add(torch.full((bins * tokens,), acceptance), context, f"{step}/{rollout}")
+    return evidence(step, statistics, LOOSE)
+
+
 def actions(guard: Guard, tails: list[float], schedule: Schedule | None = LOOSE) -> list[str]:
     return [guard.watch(shown(step, tail, schedule)).action for step, tail in enumerate(tails, start=1)]
 
@@ -60,11 +69,39 @@ def test_the_window_forgets_what_is_older() -> None:
 
 
 def test_seven_rollouts_raise_no_alarm_however_many_tokens_they_have() -> None:
-    for rollouts, action in ((7, "none"), (8, "stop")):
+    for rollouts, action in ((7, "warn"), (8, "stop")):
         tail = measured(1, {0: 0.3}, rollouts=rollouts, tokens=1000)
         assert Guard("stop", 0.86).watch(evidence(1, tail, LOOSE)).action == action
     few = measured(1, {0: 0.3}, rollouts=20, tokens=10)
-    assert Guard("stop", 0.86, least_tokens=201).watch(evidence(1, few, LOOSE)).action == "none"
+    assert "cannot test" in Guard("stop", 0.86, least_tokens=201).watch(evidence(1, few, LOOSE)).events[0]
+
+
+def test_bins_with_too_few_tokens_alone_are_tested_together() -> None:
+    """100 tokens in each bin: two of them are enough for a test, and the third joins them."""
+    decision = Guard("stop", 0.86).watch(alike(1, 0.01, bins=3, rollouts=10, tokens=10))
+    assert decision.action == "stop"
+    assert "at 0-6k (3 bins together, which alone have too few tokens) is 0.0" in decision.events[0]
+    assert "by 300 tokens of 10 rollouts" in decision.events[0]
+    assert Guard("stop", 0.86).watch(alike(1, 0.9, bins=3, rollouts=10, tokens=10)) == Decision()
+
+
+def test_what_cannot_be_tested_is_said_at_the_first_step_and_tested_as_soon_as_it_can_be() -> None:
+    guard = Guard("stop", 0.86)
+    said = [guard.watch(alike(step, 0.01, rollouts=4, tokens=12)) for step in range(1, 6)]
+    assert [decision.action for decision in said] == ["warn", "none", "none", "none", "stop"]
+    assert said[0].events[0] == (
+        "the guard cannot test the tail yet: all lengths together have 48 tokens of 4 rollouts so far, and a test needs "
+        "200 tokens of 8 rollouts; the first test comes after about 5 such steps"
+    )
+    assert "by 240 tokens of 20 rollouts (steps 1 to 5)" in said[4].events[0]
+
+
+def test_a_guard_that_never_has_enough_says_so_once_a_window() -> None:
+    guard = Guard("stop", 0.86, window_steps=3)
+    said = [guard.watch(alike(step, 0.01, rollouts=4, tokens=10)) for step in range(1, 8)]
+    assert [decision.action for decision in said] == ["warn", "none", "none", "warn", "none", "none", "warn"]
+    (event,) = said[0].events
+    assert "at this rate no test ever comes, because guard.window_steps = 3; --set guard.window_steps=5" in event
 
 
 def test_the_more_bins_are_tested_the_surer_each_must_be() -> None:

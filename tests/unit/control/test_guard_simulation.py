@@ -47,6 +47,37 @@ def test_a_bin_that_falls_is_found_within_ten_steps(simulation: ModuleType, worl
     assert all(each[0] >= simulation.WINDOW_STEPS for each in found if each)
 
 
+def test_merged_bins_raise_no_false_alarm_either_and_find_a_low_tail(simulation: ModuleType, world: ModuleType) -> None:
+    """No bin ever has the tokens for a test alone, and the tokens of a rollout depend on each other across its bins."""
+    assert [len(group) for group in simulation.groups_of(18, 8, 2, 1)] == [18]
+    assert [len(group) for group in simulation.groups_of(18, 8, 2, 10)] == [2] * 9
+    shape = world.SHAPES[0]
+    assert [simulation.thin(shape, [0.87] * 300, 0.1, number).alarms() for number in range(20)] == [[]] * 20
+    found = [simulation.thin(shape, [0.87] * 10 + [0.7] * 10, 0.1, number).alarms() for number in range(20)]
+    assert sum(bool(each) and each[0] >= 10 for each in found) >= 19
+
+
+@pytest.mark.parametrize("tail", [0.7, 0.87])
+def test_the_short_cut_is_the_guard_where_bins_are_merged(
+    simulation: ModuleType, world: ModuleType, tail: float
+) -> None:
+    for number in range(2):
+        run = simulation.thin(world.SHAPES[0], [tail] * 12, 0.2, number, bins=5)
+        assert run.alarms() == run.alarms_by_guard()
+        assert bool(run.alarms()) == (tail < 0.86)
+
+
+def test_another_seed_gives_other_runs_and_the_same_one_the_same(simulation: ModuleType, world: ModuleType) -> None:
+    def tokens(seed: int, number: int) -> bytes:
+        run = simulation.steady(world.SHAPES[0], 0.87, 0.1, 3, number, bins=2, seed=seed)
+        scant = simulation.thin(world.SHAPES[0], [0.87], 0.1, number, bins=2, seed=seed)
+        parts = [run.below_BS, run.histograms(0, 0), scant.histograms(0, 0)]
+        return b"".join(part.tobytes() for part in parts)
+
+    assert tokens(0, 1) == tokens(0, 1)
+    assert len({tokens(seed, number) for seed in (0, 1) for number in (0, 1)}) == 4
+
+
 @pytest.mark.parametrize("tail", [0.83, 0.88])
 def test_the_short_cut_is_the_guard(simulation: ModuleType, world: ModuleType, tail: float) -> None:
     for number in range(2):

@@ -21,7 +21,7 @@ from sparroll.schedule import Schedule
 SOURCE = Path(base.__file__).parents[1]
 FIELDS = set(Engine.__annotations__)
 METHODS = {name for name, value in vars(Engine).items() if inspect.isfunction(value) and not name.startswith("_")}
-SCHEDULE, OTHER = Schedule.fixed(64), Schedule.fixed(96)
+SCHEDULE, OTHER = Schedule.fixed(64, dense_layers=(0,)), Schedule.fixed(96, dense_layers=(0,))
 EVICTION = compression.make_compression("streaming", budget_tokens=64)
 
 

@@ -57,7 +57,7 @@ def test_unsupported_attention_is_refused_with_the_reason(architecture: str, cha
         (["text"], {}, "string prompts need a tokenizer"),
         ("text", {}, "prompts must be a list"),
         ([[1]], {"n": 0}, "n=0"),
-        ([[1]], {"temperature": -1.0}, "temperature=-1.0"),
+        ([[1]], {"temperature": -1.0}, "the temperature must be 0 or from 0.001 up, and finite, got -1.0"),
         ([[1]], {"seed": [1, 2]}, "a list of seeds needs one per request, 1 in all, got 2"),
     ],
 )
@@ -87,7 +87,7 @@ def test_a_schedule_that_does_not_fit_the_model_is_refused() -> None:
 
 
 def test_a_schedule_and_a_compression_exclude_each_other_and_a_refusal_changes_nothing() -> None:
-    schedule, policy = Schedule.fixed(64), make_compression("r_kv")
+    schedule, policy = Schedule.fixed(64, dense_layers=(0,)), make_compression("r_kv")
     with pytest.raises(UserError, match=r"(?s)schedule \(fixed-64\) and a compression \(r_kv-512\) exclude each other"):
         HFEngine(build(), schedule=schedule, compression=policy)
     engine = HFEngine(build(), compression="r_kv")
@@ -123,7 +123,7 @@ def test_weights_must_fit_and_their_version_must_rise() -> None:
 def test_the_model_is_left_as_it_was() -> None:
     model = build().train()
     before = model.config._attn_implementation
-    HFEngine(model, schedule=Schedule.fixed(64)).generate([[1, 2]], max_new_tokens=3)
+    HFEngine(model, schedule=Schedule.fixed(64, dense_layers=(0,))).generate([[1, 2]], max_new_tokens=3)
     assert model.training and model.config._attn_implementation == before
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from cli_runs import tokenizer
 from sparroll.engines.prompt_encoder import PromptEncoder, knows_thinking
 from sparroll.errors import UserError
 from sparroll.types import Prompt
@@ -74,3 +75,11 @@ def test_thinking_is_refused_where_nothing_would_come_of_it() -> None:
         PromptEncoder(Characters(TEMPLATE), thinking=False)
     assert not knows_thinking("{{ enable_thinking_long }}")
     assert knows_thinking({"default": TEMPLATE, "tools": ""}) and not knows_thinking({"tools": TEMPLATE})
+
+
+def test_a_template_that_refuses_a_chat_names_the_prompt() -> None:
+    words = tokenizer()
+    words.chat_template = "{{ raise_exception('System role not supported') }}"
+    chat = Prompt("mine:3", "a b", "", messages=(("system", "a"), ("user", "b")))
+    with pytest.raises(UserError, match="does not take the prompt 'mine:3': TemplateError: System role not supported"):
+        PromptEncoder(words).ids([chat])

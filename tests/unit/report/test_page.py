@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
 
-from report_data import full
-from sparroll.report.data import ReportData
-from sparroll.report.figures import schedule_budgets, tail_by_length
+from report_data import config, full, measured, row, run, runs
+from sparroll.mismatch import TailRow
+from sparroll.report import figures
+from sparroll.report.data import ReportData, TailCurve
+from sparroll.report.figures import TARGET, schedule_budgets, tail_by_length
 from sparroll.report.page import render
 from sparroll.schedule import Schedule
 
@@ -48,6 +50,13 @@ def page() -> str:
     return render(full())
 
 
+@pytest.fixture
+def words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaves the figures out, which take most of the time of a page."""
+    for name in ("tail_by_length", "schedule_budgets", "planned_speedups", "training"):
+        monkeypatch.setattr(figures, name, lambda *_, **__: "")
+
+
 def test_nothing_is_loaded_from_elsewhere(page: str) -> None:
     reader = _Reader(page)
     assert reader.open == []
@@ -71,24 +80,127 @@ def test_every_part_stands_on_the_page(page: str) -> None:
     text = " ".join(_Reader(page).text)
     for part in ("dense ceiling", "target 0.86", "The schedule", "3.40x", "calibrated", "aggressive", "torch"):
         assert part in text
-    assert page.count("<svg") == 4
+    assert page.count("<svg") == 8
 
 
-def test_a_tail_whose_lower_bound_misses_the_target_is_marked_and_rounded_down() -> None:
-    data = full()
-    near = dataclasses.replace(data.curves[0].points[0], quantile_value=0.8599, low=0.8599, high=0.9)
-    curve = dataclasses.replace(data.curves[0], points=(near,))
-    page = render(ReportData(title="t", curves=(curve,), target=0.86, estimator="exact"))
-    assert '<span class="missed">0.859 <small>[0.859, 0.900]' in page
+def test_every_figure_is_there_for_wide_screens_and_for_phones(page: str) -> None:
+    names = re.findall(r'data-figure="([^"]+)"', page)
+    assert sorted(names) == sorted(
+        f"{name}{width}" for name in ("tail", "schedule", "plan", "training") for width in ("", "-narrow")
+    )
+    assert page.count('<div class="wide">') == page.count('<div class="narrow">') == 4
+    assert "@media (max-width: 700px)" in page
+
+
+def test_the_answers_stand_on_top_and_the_tiles_are_about_this_model(page: str) -> None:
+    questions = ["Is this schedule safe here?", "What does it save?", "Did training hold?"]
+    places = [page.index(each) for each in [*questions, 'class="facts"', "<section>"]]
+    assert places == sorted(places)
+    assert "Other models than that of this page:</b> Qwen/Qwen3-1.7B, Qwen/Qwen3-8B" in page
+
+
+@pytest.mark.parametrize(
+    "term", ["acceptance is", "its tail, the 5th percentile", "<b>budget</b> is", "<b>dense ceiling</b>", "Colours:",
+             "spread evenly over it", "<b>Reward</b> is", "the worst bin", "<b>Dense accuracy</b> is", "(its KV budget)"],
+)  # fmt: skip
+def test_every_term_is_explained(page: str, term: str) -> None:
+    assert term in page
+
+
+def with_point(point: TailRow) -> str:
+    return render(ReportData(title="t", measured=(measured(curves=(TailCurve("a", "budget", (point,), 64),)),)))
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize(
+    ("value", "low", "shown"),
+    [
+        (0.87, 0.86, '<span class="met">0.870 <small>[0.860, 0.900]'),
+        (0.87, 0.8599, '<span class="near">0.870 <small>[0.859, 0.900]'),
+        (0.8599, 0.85, '<span class="missed">0.859 <small>[0.850, 0.900]'),
+    ],
+)
+def test_a_tail_is_marked_by_its_value_and_its_lower_bound_and_rounded_down(
+    value: float, low: float, shown: str
+) -> None:
+    assert shown in with_point(row(0, value, low, 0.9))
 
 
 def test_a_bin_with_few_data_is_grey_and_does_not_stretch_the_axis() -> None:
-    data = full()
-    thin = dataclasses.replace(data.curves[0].points[0], quantile_value=0.001, low=0.0, high=1.0, rollouts=2)
-    curve = dataclasses.replace(data.curves[-1], points=(thin, *data.curves[-1].points[1:]))
-    page = render(ReportData(title="t", curves=(curve,), target=0.86, estimator="exact"))
+    curve = measured().curves[-1]
+    thin = TailCurve(curve.name, curve.kind, (row(0, 0.001, 0.0, 1.0, rollouts=2), *curve.points[1:]))
+    page = render(ReportData(title="t", measured=(measured(curves=(thin,), schedule=None),)))
     assert '<span class="thin">0.001 <small>[0.000, 1.000]' in page
     assert ">0.2<" not in page
+
+
+@pytest.mark.usefixtures("words")
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("value", "a budget was raised where the measured tail itself, not the lower end of its interval, missed"),
+        ("low", "a budget was raised where that lower end missed"),
+        (None, "Nobody has sampled with the schedule itself, so it is not verified."),
+    ],
+)
+def test_what_the_schedule_had_to_meet_is_what_the_record_says(bound: str | None, said: str) -> None:
+    page = render(ReportData(title="t", measured=(measured(bound=bound),)))
+    assert said in page
+    assert "smallest KV budget whose tail meets the target" not in page
+
+
+@pytest.mark.usefixtures("words")
+def test_rewards_are_the_means_that_the_terminal_prints() -> None:
+    """The single first and last step would tell the opposite story."""
+    steps = (0.9, 0.1, 0.2, 0.5, 0.6, 0.3)
+    one = run("one", "", 0.0, 0.9, 0.5, reward_first=0.4, reward_last=0.46666, reward_window_steps=3)
+    page = render(ReportData(title="t", runs=(replace(one, steps=(1, 2, 3, 4, 5, 6), reward=steps, tail_q05=(0.9,) * 6,
+                                                      worst_bin_q05=(0.7,) * 6),)))  # fmt: skip
+    assert "reward, first to last 3 steps" in page
+    assert "<td>0.400 to 0.466</td>" in page
+    assert "0.900 to 0.300" not in page
+
+
+@pytest.mark.usefixtures("words")
+def test_a_run_shows_its_worst_bin_beside_the_pooled_tail_and_its_target() -> None:
+    one = run("one", "", 0.0, 0.95, 0.5, worst_bin_q05=(*[0.9] * 18, None, 0.8599))
+    page = render(ReportData(title="t", runs=(one,)))
+    assert "<th>lowest tail, worst bin</th><th>lowest tail, all lengths</th><th>target</th>" in page
+    assert "<td>0.859</td><td>0.930</td><td>0.86</td>" in page
+
+
+def test_the_target_of_a_run_is_a_line_in_its_figure() -> None:
+    drawn, without = (figures.training(runs()[1:2], targets) for targets in ([0.86], []))
+    assert drawn.count(TARGET) > without.count(TARGET) == 0
+
+
+@pytest.mark.usefixtures("words")
+def test_runs_that_differ_in_more_than_their_rollouts_say_so() -> None:
+    alike = render(ReportData(title="t", runs=runs()))
+    assert "The runs have the same model, prompts, seed and other settings" in alike
+    other = replace(runs()[0], name="other", config=config("dense", seed=1))
+    page = render(ReportData(title="t", runs=(*runs(), other)))
+    assert "The runs differ in more than what their rollouts read" in page
+    assert "<code>train.seed</code> (0, 1)" in page
+    assert "The runs have the same" not in page
+
+
+@pytest.mark.usefixtures("words")
+def test_two_models_have_a_section_each_and_no_common_claim() -> None:
+    other = replace(runs()[0], name="other", config=config("dense", model="another"))
+    both = (measured(), measured(folder="b", model="another"))
+    page = render(ReportData(title="t", models=("tiny-reasoner", "another"), runs=(runs()[0], other), measured=both))
+    assert "2 models: tiny-reasoner, another. Each section names its own" in page
+    for title in ("rollouts: tiny-reasoner", "rollouts: another", "from dense: calibration", "The schedule: b"):
+        assert f"{title}</h2>" in page
+    assert "have the same model" not in page
+
+
+def test_figures_of_two_measurements_do_not_share_their_ids() -> None:
+    curves = measured().curves[:1]
+    drawn = [tail_by_length(curves, 0.86, "q05", number, narrow) for number in (0, 1) for narrow in (False, True)]
+    ids = [found for each in drawn for found in re.findall(r'\bid="([^"]+)"', each)]
+    assert len(ids) == len(set(ids))
 
 
 def test_parts_without_data_are_left_out() -> None:
@@ -97,13 +209,14 @@ def test_parts_without_data_are_left_out() -> None:
     assert "only a title" in page
 
 
+@pytest.mark.usefixtures("words")
 def test_names_are_escaped() -> None:
-    page = render(dataclasses.replace(full(), model="<b>&", notes=("<i>",)))
+    page = render(replace(full(), models=("<b>&",), measured=(measured(notes=("<i>",), model="<u>"),)))
     assert "&lt;b&gt;&amp;" in page
-    assert "<i>" not in page
+    assert "<i>" not in page and "<u>" not in page
 
 
 def test_the_same_data_draws_the_same_figure() -> None:
-    data = full()
-    assert tail_by_length(data.curves, 0.86, "q05") == tail_by_length(data.curves, 0.86, "q05")
+    curves = measured().curves
+    assert tail_by_length(curves, 0.86, "q05") == tail_by_length(curves, 0.86, "q05")
     assert "tokens read" in schedule_budgets(Schedule.load("qwen3-1.7b-0.86"), 32_768)

@@ -61,6 +61,10 @@ def test_values_are_compared_as_livecodebench_and_taco_do() -> None:
     assert not same_value(0.1 + 0.2, 0.3)
     assert same_value(5, [5], wrapped=True) and not same_value(5, [5])
     assert not same_value(5, [], wrapped=True)
+    # TACO's grader takes tuples inside for lists where it unwraps; LiveCodeBench's does not.
+    assert same_value([(1, 2), (3,)], [[[1, 2], [3]]], wrapped=True)
+    assert same_value(((1, 2),), [[[1, 2]]], wrapped=True) and not same_value([(1, 2)], [[1, 2]], wrapped=True)
+    assert not same_value([[1, 2], (3,)], [[[1, 2], [3]]], wrapped=True)
 
 
 STDIN_ENDS = [

@@ -324,7 +324,8 @@ if sys.argv[1] == "killed-busy":
     import threading
     nested = r"\\frac{1}{1+x" * 39 + "}" * 39
     threading.Thread(target=math.grade, args=("5", rf"\\boxed{{{nested}}}"), daemon=True).start()
-    sys.stdin.readline()
+sys.stdin.readline()
+if sys.argv[1] == "killed-busy":
     os.kill(os.getpid(), signal.SIGKILL)
 if sys.argv[1] == "interrupted":
     signal.raise_signal(signal.SIGINT)

@@ -22,6 +22,7 @@ from sparroll.types import Prompt, Rollout
 
 SOURCE = """
 import asyncio
+import os
 import sys
 from sparroll.tasks import Verdict, batch_reward
 
@@ -88,6 +89,17 @@ def leaves(prompt, response_text, rollout):
 async def async_leaves(prompt, response_text, rollout):
     sys.exit("no key for the judge")
 
+def vanishes(prompt, response_text, rollout):
+    os._exit(0)
+
+async def async_vanishes(prompt, response_text, rollout):
+    os._exit(3)
+
+def wanders(prompt, response_text, rollout):
+    os.chdir("/")
+    print("I am in", os.getcwd())
+    return 1.0
+
 async def cancels(prompt, response_text, rollout):
     raise asyncio.CancelledError
 
@@ -132,6 +144,7 @@ def _module(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     (folder / "cannot_import.py").write_text("import there_is_no_such_package\n")
     (folder / "cannot_parse.py").write_text("def reward(:\n")
     (folder / "a_script.py").write_text("import sys\nsys.exit(2)\n")
+    (folder / "ends_it_all.py").write_text("import os\nprint('bye')\nos._exit(0)\n")
     before = list(sys.path)
     look_in(folder)
     yield
@@ -170,6 +183,16 @@ def test_a_path_may_lead_to_any_callable() -> None:
 def test_batch_functions_get_lists() -> None:
     assert rewards("place", first=7) == [7, 8, 9]
     assert rewards("async_place") == [0, 1, 2]
+
+
+def test_what_a_function_prints_is_no_result_and_the_run_stays_in_its_folder(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    before = Path.cwd()
+    assert rewards("wanders") == [1, 1, 1]
+    assert Path.cwd() == before
+    output = capsys.readouterr()
+    assert (output.out, output.err) == ("", "I am in /\n" * 3)
 
 
 def test_nothing_is_called_for_no_responses() -> None:
@@ -214,7 +237,7 @@ def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatc
     [
         (
             "broken",
-            r"own_rewards:broken raised ZeroDivisionError: .* \(own_rewards\.py, line 49\), for the prompt p/1",
+            r"own_rewards:broken raised ZeroDivisionError: .* \(own_rewards\.py, line 50\), for the prompt p/1",
         ),
         (
             "async_broken",
@@ -228,6 +251,8 @@ def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatc
         ("number", r"gave float 1\.0 instead of a list"),
         ("leaves", r"own_rewards:leaves raised SystemExit \(own_rewards\.py, line \d+\), for the prompt p/0"),
         ("async_leaves", r"raised SystemExit: no key for the judge \(own_rewards\.py"),
+        ("vanishes", r"own_rewards:vanishes raised SystemExit: os\._exit\(0\) \(own_rewards\.py, line \d+\)"),
+        ("async_vanishes", r"raised SystemExit: os\._exit\(3\) \(own_rewards\.py"),
         ("cancels", r"own_rewards:cancels raised CancelledError \(own_rewards\.py, line \d+\), for the prompt p/0"),
         ("astronomical", r"gave int 10+\.\.\. instead of a number"),
         ("unspeakable", r"gave int that cannot be shown instead of a number"),
@@ -295,6 +320,7 @@ def test_async_rewards_in_a_running_loop_are_refused() -> None:
         ("cannot_import:reward", {}, r"cannot be imported: ModuleNotFoundError: .*there_is_no_such_package"),
         ("cannot_parse:reward", {}, r"cannot be imported: SyntaxError"),
         ("a_script:reward", {}, r"a_script of the reward .* cannot be imported: SystemExit: 2"),
+        ("ends_it_all:reward", {}, r"ends_it_all of the reward .* cannot be imported: SystemExit: os\._exit\(0\)"),
         ("own_rewards:lenght", {}, r"own_rewards\.py\) has no lenght"),
         ("own_rewards:constant", {}, r"own_rewards:constant is not a function, but int 3"),
         (

@@ -185,3 +185,20 @@ def test_a_damaged_newest_folder_is_named_and_the_one_before_is_used(
 def test_no_checkpoint_at_all_is_none(tmp_path: Path) -> None:
     assert newest(tmp_path / "checkpoints") == (None, [])
     tidy(tmp_path / "checkpoints", None)
+
+
+def test_an_interrupt_right_after_the_rename_is_no_obstacle(
+    tmp_path: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(folder: Path, final: Path) -> None:
+        raise KeyboardInterrupt
+
+    save(tmp_path, model, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(checkpoint, "_point", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            save(tmp_path, model, 2)
+    assert (tmp_path / "latest").resolve().name == "step-000001"
+    assert save(tmp_path, model, 2).name == "step-000002"
+    assert (tmp_path / "latest").resolve().name == "step-000002"
+    assert damage(tmp_path / "step-000002") is None

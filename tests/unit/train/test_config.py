@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 import tomllib
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from sparroll.errors import UserError
 from sparroll.train.config.base import Section, kinds_of
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.file import (
+    as_command,
     as_toml,
     config_from,
     distill_config_from,
@@ -88,12 +90,15 @@ def test_a_file_may_name_a_kind_alone(tmp_path: Path) -> None:
     [
         (["train.lrr=1"], r"(?s)unknown key train\.lrr.*did you mean 'lr'"),
         (["trian.lr=1"], r"(?s)unknown section \[trian\].*did you mean 'train'"),
-        (["train.lr=fast"], r"train\.lr: input should be a valid number.*'fast'"),
+        (["train.lr=fast"], r"train\.lr: must be a number, not text.*'fast'"),
         (["train.clip_low=2"], r"train\.clip_low: input should be less than 1, got 2"),
         (["train.steps=0"], r"train\.steps"),
         (["train=3"], r"\[train\] must be a section, got 3"),
         (["rollout.samples_per_prompt=1"], r"rollout\.samples_per_prompt"),
         (["rollout.temperature=0"], r"rollout\.temperature"),
+        (["rollout.top_p=0.9"], r"(?s)unknown key rollout\.top_p.*from the whole distribution.*evaluate\.top_p is for"),
+        (["evaluate.top_p=0"], r"evaluate\.top_p: input should be greater than 0"),
+        (["evaluate.top_p=0.9", "evaluate.temperature=0"], r"evaluate\.top_p = 0\.9 does nothing with evaluate\.temp"),
         (["correction.name=tsi"], r"(?s)unknown correction 'tsi'.*known: .*icepop.*none.*tis"),
         (["correction.weight_mx=2"], r"(?s)no setting 'weight_mx'.*weight_max"),
         (["correction.weight_max=-1"], r"weight_max must be a positive number"),
@@ -298,3 +303,22 @@ def test_every_field_says_what_it_does(config: type[Section]) -> None:
         for kind in kinds_of(section):
             for name, field in kind.model_fields.items():
                 assert field.description, f"{kind.__name__}.{name} has no docstring"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["train.lr=1e-5", "train.max_gradient_norm=none", "model.device=cuda:1"],
+        [*PRESET, *CONTROLLER],
+        [*BUDGET, "correction=mis", "correction.weight_min=0.25", "distill=ppo_kl"],
+        [*R_KV, "attention.window_tokens=4", "log.sinks=[]"],
+        ['reward.terms=[{use = "mine:brief", settings = {most = 3}}]', "data.eval=['x y.jsonl']", "task.name=data"],
+    ],
+)
+def test_a_command_holds_everything_that_its_run_was_told(overrides: list[str]) -> None:
+    config = load_config(None, overrides)
+    words = shlex.split(as_command(config))
+    assert words[:2] == ["sparroll", "train"]
+    assert words[2::2] == ["--set"] * (len(words) // 2 - 1)
+    assert load_config(None, words[3::2]) == config

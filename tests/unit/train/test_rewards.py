@@ -100,6 +100,7 @@ def test_the_report_says_more_than_the_sum_only_where_there_is_more() -> None:
             "reward/mean": 2 / 3,
             "reward/std": math.sqrt(2) / 3,
             "reward/groups_all_equal_share": 0.5,
+            "reward/rewarded_share": 2 / 3,
             "reward/ungraded_share": 0.25,
         }
     )
@@ -114,6 +115,32 @@ def test_the_report_says_more_than_the_sum_only_where_there_is_more() -> None:
     assert report["reward/overlong_penalty_mean"] == pytest.approx(0.5 / 4)
     # "!" has no `short`, which has no weight: the task's 0 counts.
     assert report["reward/mean"] == pytest.approx((1 - 0.5 + 1 + 0) / 4)
+
+
+def test_rewarded_means_above_zero_and_above_the_lowest_negative_reward() -> None:
+    def share(*totals: float) -> float:
+        total_GN = torch.tensor([totals])
+        return reward_report([Graded({}, total_GN, torch.zeros_like(total_GN))], RewardSection(), Ranks("cpu"))[
+            "reward/rewarded_share"
+        ]
+
+    assert share(0.0, 0.0, 0.0) == share(-1.0, -1.0) == 0.0
+    assert share(1.0, 0.0, math.nan, 0.5) == pytest.approx(2 / 3)
+    assert share(-1.0, -0.5, -0.2, -1.0) == 0.5
+    assert share(1.0, 1.0) == 1.0
+
+
+def test_the_penalty_for_length_is_no_reward() -> None:
+    made = graded("bb bbbbbbbbbb", overlong_buffer_tokens=4)
+    report = reward_report([made], RewardSection(overlong_buffer_tokens=4), Ranks("cpu"))
+    assert report["reward/std"] > 0 and report["reward/rewarded_share"] == 0
+
+
+def test_responses_without_an_answer_are_counted_where_the_task_has_answers() -> None:
+    total_GN, none_GN = torch.zeros(1, 2), torch.tensor([[True, False]])
+    parts = [Graded({}, total_GN, total_GN, none_GN), Graded({}, total_GN, total_GN, torch.tensor([[True, True]]))]
+    assert reward_report(parts, RewardSection(), Ranks("cpu"))["reward/no_answer_share"] == 0.75
+    assert "reward/no_answer_share" not in reward_report([graded("a b")], RewardSection(), Ranks("cpu"))
 
 
 def test_a_step_that_nobody_can_grade_is_an_error() -> None:

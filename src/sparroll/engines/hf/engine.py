@@ -19,9 +19,11 @@ from sparroll.engines.base import Engine
 from sparroll.engines.hf.attention import routed
 from sparroll.engines.hf.run import GenerateSettings, Request, Run
 from sparroll.engines.load_model import load_model
+from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import check_supported
 from sparroll.errors import UserError
+from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
@@ -62,6 +64,8 @@ class HFEngine(Engine):
         self._model: PreTrainedModel | None = loaded
         config = loaded.config
         self.model_name = str(getattr(config, "_name_or_path", "") or model)
+        self._asked_for = str(getattr(config, "_name_or_path", "") if isinstance(model, PreTrainedModel) else model)
+        self._fingerprint = fingerprint.of_config(config)
         self.layers = int(config.num_hidden_layers)
         self.vocabulary = int(config.vocab_size)
         self.context_limit = getattr(config, "max_position_embeddings", None)
@@ -88,7 +92,8 @@ class HFEngine(Engine):
 
     def set_schedule(self, schedule: Schedule | str | Path | None) -> None:
         """Takes effect with the next `generate`. None reads the whole cache, and leaves a compression in force. Raises
-        UserError for a schedule with layers that the model does not have, and while a compression is set."""
+        UserError for a schedule of another model, unless it was loaded with force=True, for one with layers that the
+        model does not have, and while a compression is set."""
         if isinstance(schedule, (str, Path)):
             schedule = Schedule.load(schedule)
         if schedule is not None:
@@ -105,6 +110,7 @@ class HFEngine(Engine):
 
     def check_schedule(self, schedule: Schedule) -> None:
         """Raise UserError where the engine could not run this schedule."""
+        schedule.check_model(self._asked_for, self._fingerprint)
         schedule.check_layers(self.layers)
 
     # -- weights and memory ----------------------------------------------------------------------------------------------
@@ -158,6 +164,7 @@ class HFEngine(Engine):
         *,
         max_new_tokens: int,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
@@ -165,13 +172,14 @@ class HFEngine(Engine):
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order.
 
-        prompts: strings (needs a tokenizer) or token ids. temperature 0 is greedy. stop_ids: default, the model's
-        end-of-sequence ids. seed: one for all (each request derives its own), or one per request. top_k: also return
-        the k most likely tokens and their log-probabilities. Raises UserError for empty prompts, prompts that do not
-        leave room for `max_new_tokens` in the model's context, and NaN logits.
+        prompts: strings (needs a tokenizer) or token ids. temperature 0 is greedy. top_p: below 1, each token is drawn
+        from the fewest most likely ones with at least this mass, and log-probabilities are those of what was drawn
+        from. stop_ids: default, the model's end-of-sequence ids. seed: one for all (each request derives its own), or
+        one per request. top_k: also return the k most likely tokens and their log-probabilities. Raises UserError for
+        empty prompts, prompts that do not leave room for `max_new_tokens` in the model's context, and NaN logits.
         """
         model = self.model
-        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)
+        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
         prompt_ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(prompt_ids), n)
         asked = [
@@ -188,13 +196,17 @@ class HFEngine(Engine):
             weight_version=self.weight_version,
             max_batch=self.max_batch,
             temperature=temperature,
+            top_p=top_p,
             stop_ids=frozenset(stop_ids),
             top_k=min(top_k, self.vocabulary),
         )
         with routed(model):
             run = Run(settings, asked, self._report)
             run.all(on_progress)
-        return [run.rollout(request) for request in asked]
+        rollouts = [run.rollout(request) for request in asked]
+        for rollout in rollouts:
+            rollout.text = response_text(self.tokenizer, rollout.response_ids)
+        return rollouts
 
 
 def _exclude(schedule: Schedule | None, compression: Compression | None) -> None:

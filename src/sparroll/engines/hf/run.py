@@ -88,6 +88,7 @@ class GenerateSettings:
     weight_version: int
     max_batch: int
     temperature: float
+    top_p: float
     stop_ids: frozenset[int]
     top_k: int
 
@@ -102,6 +103,7 @@ class Run:
         self.settings, self.report = settings, report
         self.model, self.schedule, self.compression = settings.model, settings.schedule, settings.compression
         self.temperature, self.stops, self.top_k = settings.temperature, settings.stop_ids, settings.top_k
+        self.top_p = settings.top_p
         self.device = self.model.device
         self.layers = int(self.model.config.num_hidden_layers)
         self.total = len(requests)
@@ -237,7 +239,7 @@ class Run:
             position_ids=positions,
         )
         hidden = output.last_hidden_state[torch.arange(len(prompts), device=device), last]
-        logp = sampling.log_probs(self.model.get_output_embeddings()(hidden), self.temperature)
+        logp = sampling.log_probs(self.model.get_output_embeddings()(hidden), self.temperature, self.top_p)
         self.first_logp |= dict(zip(indices, logp, strict=True))
         self.report.prefill_tokens += sum(lengths)
 
@@ -268,7 +270,7 @@ class Run:
         )
         ids = torch.tensor([[request.response_ids[-1]] for request in self.active], device=device)
         output = run_step(self.model, step, self.layers, input_ids=ids, position_ids=(context_tokens - 1)[:, None])
-        self._draw(sampling.log_probs(output.logits[:, -1], self.temperature), 0)
+        self._draw(sampling.log_probs(output.logits[:, -1], self.temperature, self.top_p), 0)
         self._count(step, contexts, read)
         if step.evicting is not None:
             self._evicted(step.evicting)

@@ -41,7 +41,7 @@ def llm_arguments(
         "max_model_len": context_limit,
         "max_num_seqs": max_batch,
         "max_logprobs": -1,
-        # Log-probabilities of the distribution that was sampled from, temperature included.
+        # Log-probabilities of the distribution that was sampled from, after temperature and top-p.
         "logprobs_mode": "processed_logprobs",
         "generation_config": "vllm",
         "worker_extension_cls": EXTENSION,

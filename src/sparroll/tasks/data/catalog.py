@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from sparroll.errors import UserError, nearest
+from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.data import code_sets, math_sets
 from sparroll.tasks.data.rows import Raw, Row
 
@@ -28,6 +29,10 @@ class DataSet:
     """The files of the split, if their names do not contain the split's name."""
     also: tuple[str, ...] = ()
     """Columns that are read if they are there."""
+    day: str = ""
+    """The column with the day of a problem's contest; empty if the set has none."""
+    limits: SandboxLimits | None = None
+    """What the official grader allows a program for one test; None for sets without programs."""
     note: str = ""
 
 
@@ -35,6 +40,10 @@ _LCB_FILES = ("test.jsonl", *(f"test{number}.jsonl" for number in range(2, 7)))
 _LCB_COLUMNS = ("question_content", "public_test_cases", "private_test_cases")
 _LCB_ALSO = ("starter_code", "metadata", "difficulty", "contest_date", "question_id")
 _QA = ("problem", "answer")
+# LiveCodeBench: `--timeout 6`, "max memory is set to 4GB". evalplus: 4 s at least for each call of the function, 4 GiB.
+# TACO: TIMEOUT = 4; it limits no memory, and 4 GiB are what the others allow.
+_LIMITS = SandboxLimits()
+_LCB_LIMITS, _EVALPLUS_LIMITS, _TACO_LIMITS = (_LIMITS.with_test(seconds, 4) for seconds in (6, 4, 4))
 
 _SETS = (
     DataSet(
@@ -55,6 +64,7 @@ _SETS = (
         code_sets.taco,
         train="train",
         also=("starter_code", "difficulty"),
+        limits=_TACO_LIMITS,
     ),
     *(
         DataSet(
@@ -65,14 +75,27 @@ _SETS = (
             eval="test",
             files=_LCB_FILES[:release],
             also=_LCB_ALSO,
+            day="contest_date",
+            limits=_LCB_LIMITS,
         )
         for release in range(1, 7)
     ),
     DataSet(
-        "humaneval_plus", "evalplus/humanevalplus", ("prompt", "entry_point", "test"), code_sets.humaneval, eval="test"
+        "humaneval_plus",
+        "evalplus/humanevalplus",
+        ("prompt", "entry_point", "test"),
+        code_sets.humaneval,
+        eval="test",
+        limits=_EVALPLUS_LIMITS,
     ),
     DataSet(
-        "mbpp_plus", "evalplus/mbppplus", ("prompt", "test"), code_sets.mbpp, eval="test", also=("code", "test_imports")
+        "mbpp_plus",
+        "evalplus/mbppplus",
+        ("prompt", "test", "test_list"),
+        code_sets.mbpp,
+        eval="test",
+        also=("code", "test_imports"),
+        limits=_EVALPLUS_LIMITS,
     ),
 )
 SETS = {each.name: each for each in _SETS}

@@ -74,7 +74,6 @@ def livecodebench(raw: Raw, row_id: str) -> Row:
         template="code_function" if function else "code_stdin",
         starter_code=starter,
         difficulty=str(raw.get("difficulty") or ""),
-        contest_day=str(raw.get("contest_date") or "")[:10],
     )
 
 
@@ -88,17 +87,19 @@ def humaneval(raw: Raw, row_id: str) -> Row:
 
 
 def mbpp(raw: Raw, row_id: str) -> Row:
-    """`prompt` is a sentence, and `test` a program of assertions. The function's name is taken from the reference
-    solution."""
-    program = required(raw, "test")
+    """`prompt` is a sentence, `test_list` has assertions about the function, and `test` is a program of many more. As in
+    evalplus, the model gets a docstring of the sentence and the first assertion. The function's name is taken from the
+    reference solution."""
+    program, assertions = required(raw, "test"), raw.get("test_list")
+    if not isinstance(assertions, list) or not assertions or not isinstance(assertions[0], str):
+        raise Skipped("no assertion for the prompt")
     names = re.findall(r"^def\s+(\w+)", str(raw.get("code") or ""), flags=re.M)
     called = [name for name in names if re.search(rf"\b{name}\b", program)]
     if not called:
         raise Skipped("no function that the test calls")
-    question = f"{required(raw, 'prompt').strip()}\n\nThe function's name is `{called[-1]}`."
-    return Row(
-        row_id, question, "code", tests=CodeTests.of("program", [Case(program)], called[-1]), template="code_complete"
-    )
+    docstring = f'"""\n{required(raw, "prompt").strip()}\n{assertions[0].strip()}\n"""'
+    tests = CodeTests.of("program", [Case(program)], called[-1])
+    return Row(row_id, f"```python\n{docstring}\n```", "code", tests=tests, template="code_complete")
 
 
 def _stdin_case(test: Raw) -> Case:

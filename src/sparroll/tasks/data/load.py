@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
@@ -12,7 +12,7 @@ from sparroll.errors import UserError
 from sparroll.tasks.data import hub, read
 from sparroll.tasks.data.catalog import DataSet, named
 from sparroll.tasks.data.local import QUESTIONS, VERDICTS, own
-from sparroll.tasks.data.rows import Raw, Row, Skipped
+from sparroll.tasks.data.rows import Raw, Row, Skipped, check_text
 
 Role = Literal["train", "eval"]
 Columns = dict[str, tuple[str, ...]]
@@ -32,18 +32,27 @@ class Loaded:
     rows: list[Row] = field(default_factory=list)
     skipped: Counter[str] = field(default_factory=Counter)
     """How many rows cannot be used, by reason."""
+    outside: int = 0
+    """How many rows are of contests outside of the window."""
+    dated: bool = False
+    """Whether any row has the day of its contest."""
 
 
 def load(
-    source: str, role: Role | None = None, mirror: str | None = None, keep: Callable[[Row], Row] = lambda row: row
+    source: str,
+    role: Role | None = None,
+    mirror: str | None = None,
+    keep: Callable[[Row], Row] = lambda row: row,
+    in_window: Callable[[str], bool] = lambda day: True,
 ) -> Loaded:
     """The rows of a source, which is a set's name ("gsm8k", "gsm8k:test"), its hub id, or a file.
 
     role: which split a plain name means; by default the one that the set is made for. keep: applied to each row when it
-    is read, to make it smaller. Raises UserError for an unknown name, for a file of another schema, and if no row can
-    be used.
+    is read, to make it smaller. in_window: whether a contest's day counts. Rows of other days are dropped before
+    anything is made of them, since their private tests can be hundreds of MB. Raises UserError for an unknown name, for
+    a file of another schema, and if no row can be used.
     """
-    if Path(source).suffix in read.FORMATS or Path(source).is_file():
+    if Path(source).suffix.lower() in read.FORMATS or Path(source).is_file():
         return _file(Path(source), keep)
     name, _, split = source.partition(":")
     chosen = named(name)
@@ -58,7 +67,15 @@ def load(
     raw = (row for path in files for row in read.rows(path, (*chosen.columns, *chosen.also)))
     loaded = Loaded(f"{chosen.name}:{split}")
     columns: Columns = {name: (name,) for name in chosen.columns}
-    return _collect(loaded, raw, chosen.read, columns, keep, f"{chosen.repository} ({files[0].name})")
+
+    def reader(row: Raw, row_id: str) -> Row | None:
+        day = str(row.get(chosen.day) or "")[:10]
+        loaded.dated |= bool(day)
+        if day and not in_window(day):
+            return None
+        return replace(chosen.read(row, row_id), limits=chosen.limits)
+
+    return _collect(loaded, raw, reader, columns, keep, f"{chosen.repository} ({files[0].name})")
 
 
 def _file(path: Path, keep: Callable[[Row], Row]) -> Loaded:
@@ -80,11 +97,12 @@ def _split(chosen: DataSet, role: Role | None) -> str:
 def _collect(
     loaded: Loaded,
     raw: Iterator[Raw],
-    reader: Callable[[Raw, str], Row],
+    reader: Callable[[Raw, str], Row | None],
     columns: Columns,
     keep: Callable[[Row], Row],
     where: str,
 ) -> Loaded:
+    """Fill `loaded`. reader: makes a row, or None if the row is not wanted."""
     seen: dict[str, None] = {}
     place = -1
     for place, row in enumerate(raw):
@@ -92,12 +110,19 @@ def _collect(
         if place + 1 == _ROWS_TO_JUDGE:
             _check_columns(columns, list(seen), where)
         try:
-            loaded.rows.append(keep(reader(row, f"{loaded.source}/{place}")))
+            made = reader(row, f"{loaded.source}/{place}")
+            if made is None:
+                loaded.outside += 1
+            else:
+                check_text(made)
+                loaded.rows.append(keep(made))
         except Skipped as skipped:
             loaded.skipped[skipped.reason] += 1
     if place < 0:
         raise UserError(f"there are no rows in {where}")
     _check_columns(columns, list(seen), where)
+    if not loaded.rows and loaded.outside:
+        raise UserError(f"no row of {loaded.source} is in the contest window", "change contest_from or contest_before")
     if not loaded.rows:
         raise UserError(f"none of the {place + 1} rows in {where} can be used", f"reasons: {counted(loaded.skipped)}")
     return loaded

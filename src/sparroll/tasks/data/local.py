@@ -23,10 +23,7 @@ def own(raw: Raw, row_id: str) -> Row:
     code that raises if the solution is wrong, with the function's name in `entry_point`. A row with tests is a code
     problem.
     """
-    column = next((name for name in QUESTIONS if raw.get(name)), None)
-    if column is None:
-        raise Skipped(f"no {' or '.join(QUESTIONS)}")
-    question = _question(raw[column])
+    column, question = _asked(raw)
     starter, difficulty = str(raw.get("starter_code") or ""), raw.get("difficulty")
     named = "" if difficulty is None else str(difficulty)
     if not raw.get("tests"):
@@ -43,15 +40,42 @@ def own(raw: Raw, row_id: str) -> Row:
     return Row(row_id, question, "code", tests=tests, template=template, starter_code=starter, difficulty=named)
 
 
+def asked(raw: Raw, row_id: str) -> Row:
+    """A row of a file of prompts, which nothing judges: the same question in the same template, but the answer may be
+    missing."""
+    if raw.get("tests"):
+        return own(raw, row_id)
+    column, question = _asked(raw)
+    answer = raw.get("answer")
+    template = "plain" if column == "prompt" else "math"
+    return Row(row_id, question, "math", answer="" if answer is None else str(answer), template=template)
+
+
+def _asked(raw: Raw) -> tuple[str, str | tuple[Message, ...]]:
+    """(name of the column with the question, the question)"""
+    column = next((name for name in QUESTIONS if raw.get(name)), None)
+    if column is None:
+        raise Skipped(f"no {' or '.join(QUESTIONS)}")
+    return column, _question(raw[column])
+
+
 def _question(value: Any) -> str | tuple[Message, ...]:
     if isinstance(value, str) and value.strip():
         return value
     if not isinstance(value, list) or not value:
         raise Skipped("a prompt that is neither text nor a chat")
+    if any(_further_keys(turn) for turn in value):
+        # Tool calls, for example, would be lost silently.
+        raise Skipped("a chat whose messages have more than role and content")
     turns = [(turn.get("role"), turn.get("content")) if isinstance(turn, dict) else (None, None) for turn in value]
     if any(role not in _ROLES or not isinstance(content, str) for role, content in turns) or turns[-1][0] != "user":
         raise Skipped("a chat that is not a list of {role, content} ending with the user")
     return tuple((str(role), str(content)) for role, content in turns)
+
+
+def _further_keys(turn: Any) -> bool:
+    # A column of Parquet has the keys of all rows in each of them.
+    return isinstance(turn, dict) and any(turn[key] is not None for key in turn.keys() - {"role", "content"})
 
 
 def _tests(value: Any, entry_point: Any) -> CodeTests:

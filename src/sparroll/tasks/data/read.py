@@ -2,8 +2,8 @@
 schema.
 
 It holds one row in memory (for Parquet one batch of rows), so a JSON array of 2 GB is streamed like JSONL. The library
-`datasets` would load such an array completely, and write a second copy of all data to its cache. pyarrow is needed only
-for Parquet.
+`datasets` would load such an array completely, and write a second copy of all data to its cache. A row has a largest
+size, so that a broken file cannot fill the memory. pyarrow is needed only for Parquet.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ FORMATS = (".parquet", ".jsonl", ".json", ".csv")
 """Known formats. If a folder holds several, the first of them is preferred."""
 
 _BATCH_ROWS = 256
+_ONE_ROW_A_LINE = "a file has one row a line; is this another kind of file?"
 _CHUNK_CHARACTERS = 1 << 20
+LONGEST_ROW = 1 << 28
+"""Characters of the longest row: far more than the largest published problem has with all its tests."""
 _LONGEST_CELL = 1 << 27
 
 
@@ -30,18 +33,30 @@ def rows(path: Path, columns: tuple[str, ...] | None = None) -> Iterator[Raw]:
 
     Raises UserError if the file is missing, has another format, or is damaged; then the message names the place.
     """
-    if path.suffix not in FORMATS:
+    suffix = path.suffix.lower()
+    if suffix not in FORMATS:
         raise UserError(f"cannot read {path}: unknown format {path.suffix!r}", f"known: {', '.join(FORMATS)}")
-    if path.suffix == ".parquet":
+    if suffix == ".parquet":
         yield from _parquet(path, columns)
         return
     try:
         with path.open(encoding="utf-8-sig", newline="") as source:
-            yield from _TEXT[path.suffix](path, source)
+            yield from _TEXT[suffix](path, source)
     except OSError as error:
         raise UserError(f"cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError as error:
         raise UserError(f"{path} is not UTF-8: {error.reason}") from None
+
+
+def bounded_lines(path: Path, source: TextIO, most: int) -> Iterator[str]:
+    """The lines of an open file. Raises UserError for one with more than `most` characters, and does not read it to its
+    end."""
+    number = 0
+    while line := source.readline(most + 1):
+        number += 1
+        if len(line) > most:
+            raise UserError(f"line {number} of {path} is longer than {most:,} characters", _ONE_ROW_A_LINE)
+        yield line
 
 
 def _parquet(path: Path, columns: tuple[str, ...] | None) -> Iterator[Raw]:
@@ -60,11 +75,11 @@ def _parquet(path: Path, columns: tuple[str, ...] | None) -> Iterator[Raw]:
 
 
 def _jsonl(path: Path, source: TextIO) -> Iterator[Raw]:
-    for number, line in enumerate(source, 1):
+    for number, line in enumerate(bounded_lines(path, source, LONGEST_ROW), 1):
         if line.strip():
             try:
                 row = json.loads(line)
-            except ValueError as error:
+            except (ValueError, RecursionError) as error:
                 raise UserError(f"line {number} of {path} is not valid JSON: {error}") from None
             yield _object(row, f"line {number} of {path}")
 
@@ -82,14 +97,21 @@ def _json(path: Path, source: TextIO) -> Iterator[Raw]:
             at += inside_array
             continue
         if at < len(text) and inside_array and text[at] == "]":
-            if _skip(text, at + 1, " \t\r\n") < len(text) or source.read().strip():
+            rest = iter(lambda: source.read(_CHUNK_CHARACTERS), "")
+            if _skip(text, at + 1, " \t\r\n") < len(text) or any(part.strip() for part in rest):
                 raise UserError(f"{path} goes on after the end of its array")
             return
         try:
             if at == len(text):
                 raise ValueError("the end")
             row, after = decoder.raw_decode(text, at)
+        except RecursionError as error:
+            raise UserError(f"{path} is not valid JSON after row {number}: {error}") from None
         except ValueError as error:
+            if len(text) - at > LONGEST_ROW:
+                raise UserError(
+                    f"row {number + 1} of {path} is longer than {LONGEST_ROW:,} characters, or its JSON never ends"
+                ) from None
             if not read_all:
                 # Read as much again as the row has so far, so that a long row is not parsed too often.
                 more = source.read(max(_CHUNK_CHARACTERS, len(text) - at))
@@ -111,7 +133,8 @@ def _skip(text: str, at: int, characters: str) -> int:
 def _csv(path: Path, source: TextIO) -> Iterator[Raw]:
     limit = csv.field_size_limit(_LONGEST_CELL)
     try:
-        for number, row in enumerate(csv.DictReader(source, strict=True), 1):
+        lines = bounded_lines(path, source, LONGEST_ROW)
+        for number, row in enumerate(csv.DictReader(lines, strict=True), 1):
             if None in row or None in row.values():
                 raise UserError(f"row {number} of {path} has more or fewer cells than the header")
             yield dict(row)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any, Literal
 
+from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.data.code_tests import CodeTests
 
 Raw = dict[str, Any]
@@ -32,13 +33,13 @@ class Row:
     """Gold answer of a math row."""
     tests: CodeTests | None = None
     """The tests that the program for a code row must pass."""
+    limits: SandboxLimits | None = None
+    """What the official grader of the set allows for one test; None: no grader says it."""
     template: str = "math"
     """Name of the packaged template that is used unless another one is asked for."""
     starter_code: str = ""
     difficulty: str = ""
     """As it is in the data: a number, a fraction such as "3/8", or a name. Empty if the data has none."""
-    contest_day: str = ""
-    """The day of the problem's contest, such as 2024-08-03. Empty if the data has none."""
 
     @property
     def text(self) -> str:
@@ -65,6 +66,15 @@ class Skipped(Exception):
     def __init__(self, reason: str):
         self.reason = reason
         super().__init__(reason)
+
+
+def check_text(row: Row) -> None:
+    """Raise Skipped if the question or the answer has a lone surrogate: JSON can write one, but it is no character, so
+    no tokenizer takes it and no file can hold it."""
+    try:
+        f"{row.text}{row.answer}".encode()
+    except UnicodeEncodeError:
+        raise Skipped("text with a lone surrogate, which is not Unicode") from None
 
 
 def required(raw: Raw, column: str) -> str:

@@ -34,14 +34,10 @@ def by_difficulty(rows: list[Row], settings: DataSettings, removed: Counter[str]
     return _keep(rows, fits, "difficulty", removed)
 
 
-def in_window(rows: list[Row], settings: DataSettings, removed: Counter[str]) -> list[Row]:
-    """Rows whose contest lies in the wanted window. Rows without a date stay."""
-    first, end = (day and day.isoformat() for day in (settings.contest_from, settings.contest_before))
-    fits = [
-        not row.contest_day or ((not first or row.contest_day >= first) and (not end or row.contest_day < end))
-        for row in rows
-    ]
-    return rows if all(fits) else _keep(rows, fits, "contest", removed)
+def in_window(day: str, settings: DataSettings) -> bool:
+    """Whether a contest's day, such as 2024-08-03, lies in the wanted window."""
+    first, end = settings.contest_from, settings.contest_before
+    return (first is None or day >= first.isoformat()) and (end is None or day < end.isoformat())
 
 
 def refuse_window_without_dates(settings: DataSettings, dated: bool) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import date
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field, model_validator
+
+from sparroll.strict import Strict
 
 
-class DataSettings(BaseModel):
+class DataSettings(Strict):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True, validate_default=True)
 
     train: str | None = None
@@ -48,6 +50,12 @@ class DataSettings(BaseModel):
     """At most so many tests of each training row are kept, spread evenly. Fewer are faster, but let more wrong programs
     pass."""
 
+    test_seconds: float | None = Field(default=None, gt=0)
+    """Time for each test of a program. None: what the set's official grader allows (LiveCodeBench 6, evalplus and TACO
+    4), and 10 for your own files."""
+    test_memory_gib: float | None = Field(default=None, gt=0)
+    """Memory for each test of a program, in GiB. None: 4 for the published sets, and 1 for your own files. As many tests
+    run at the same time as there are cores."""
     allow_unsafe_sandbox: bool = False
     """Run programs of code rows as plain processes if no sandbox works. They can then read and write whatever you
     can."""

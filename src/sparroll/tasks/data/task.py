@@ -14,7 +14,7 @@ from sparroll.tasks.base import Split
 from sparroll.tasks.data.catalog import named
 from sparroll.tasks.data.contamination import Overlap, overlaps
 from sparroll.tasks.data.load import Loaded, counted, load
-from sparroll.tasks.data.rewards import RowReward, reward_for
+from sparroll.tasks.data.rewards import RowReward, limits_for, reward_for
 from sparroll.tasks.data.rows import Row
 from sparroll.tasks.data.select import by_difficulty, held_out, in_window, once_each
 from sparroll.tasks.data.settings import DataSettings
@@ -84,6 +84,12 @@ class DataTask:
         """Whether responses can vote on an answer."""
         return all(reward.gives_answers for reward in self._rewards.values())
 
+    @property
+    def answer_form(self) -> str | None:
+        """What the rewards of the rows read as the answer; None if not all of them say so."""
+        forms = [getattr(reward, "answer_form", None) for reward in self._rewards.values()]
+        return " or ".join(sorted({form for form in forms if form})) if forms and all(forms) else None
+
     def reward(self, prompt: Prompt, response_text: str) -> float:
         """The reward of one response. Raises UserError if it cannot be judged; `verdicts` reports that without an
         error."""
@@ -100,6 +106,16 @@ class DataTask:
             places = [place for place, row in enumerate(rows) if row.kind == kind]
             texts = [response_texts[place] for place in places]
             found |= zip(places, self._rewards[kind].judge([rows[place] for place in places], texts), strict=True)
+        return [found[place] for place in range(len(rows))]
+
+    def pooled(self, prompts: Sequence[Prompt], verdicts: Sequence[Verdict]) -> list[Verdict]:
+        """The verdicts with one string for all answers to a prompt that mean the same, for a vote."""
+        rows = [self.row(prompt) for prompt in prompts]
+        found: dict[int, Verdict] = {}
+        for kind in dict.fromkeys(row.kind for row in rows):
+            places = [place for place, row in enumerate(rows) if row.kind == kind]
+            mine = [rows[place] for place in places], [verdicts[place] for place in places]
+            found |= zip(places, self._rewards[kind].pooled(*mine), strict=True)
         return [found[place] for place in range(len(rows))]
 
     def row(self, prompt: Prompt) -> Row:
@@ -121,6 +137,13 @@ class DataTask:
         self._check_left(kept)
         self._rows["train"] = kept
 
+    def limits_of_tests(self) -> list[dict[str, float]]:
+        """What programs may use for one test, as plain data; one entry for each grader. Empty if no row has tests."""
+        rows = [row for rows in self._rows.values() for row in rows if row.tests is not None]
+        found = {limits_for(row, self.settings) for row in rows}
+        table = [{"seconds": each.wall_seconds, "memory_gib": each.memory_bytes / 2**30} for each in found]
+        return sorted(table, key=lambda each: sorted(each.items()))
+
     def fingerprint(self) -> str:
         """A digest of all rows that are left, in order. A run cannot be resumed on data with another fingerprint."""
         digest = hashlib.sha256()
@@ -140,18 +163,24 @@ class DataTask:
             "contaminated": len(self.overlaps),
             "train_rows": len(self._rows["train"]),
             "eval_rows": len(self._rows["eval"]),
+            "test_limits": self.limits_of_tests(),
             "fingerprint": self.fingerprint(),
         }
 
     def _read(self, source: str, role: Split) -> Loaded:
         most = self.settings.max_tests if role == "train" else None
-        loaded = load(source, role, self.settings.mirror, lambda row: _fewer_tests(row, most))
+        loaded = load(
+            source,
+            role,
+            self.settings.mirror,
+            keep=lambda row: _fewer_tests(row, most),
+            in_window=lambda day: in_window(day, self.settings),
+        )
         self.sources.append(loaded)
-        self.dated |= any(row.contest_day for row in loaded.rows)
-        kept = in_window(loaded.rows, self.settings, self.removed)
-        if not kept:
-            raise UserError(f"no row of {source} is in the contest window", "change contest_from or contest_before")
-        return replace(loaded, rows=kept)
+        self.dated |= loaded.dated
+        if loaded.outside:
+            self.removed["contest"] += loaded.outside
+        return loaded
 
     def _train_rows(self, source: str) -> list[Row]:
         rows = by_difficulty(self._read(source, "train").rows, self.settings, self.removed)

@@ -1,5 +1,8 @@
-"""The four kinds of synthetic problem: how each is drawn, and a correct chain of thought for it. Only words; task.py
-makes the splits.
+"""The kinds of synthetic problem: how each is drawn, and a correct chain of thought for it. Only words; task.py makes
+the splits.
+
+The packaged model was trained on four kinds (recipes/tiny-reasoner) and learned two of them, walk and add. Only these
+are tasks. chain and sort stay here because they are half of that model's training data and words of its vocabulary.
 
 Every kind needs tokens from far back in the context. Each reference chain leaves some choices open: which variable
 comes next, which item of a bucket, which operand, which earlier result to check. The reference chooses at random, so
@@ -15,6 +18,9 @@ from typing import Protocol
 PAD, BOS, EOS, UNKNOWN = "<pad>", "<bos>", "<eos>", "<unk>"
 ANSWER = "answer"
 KINDS = ("chain", "walk", "sort", "add")
+"""Kinds of the packaged model's training data."""
+TASK_KINDS = ("walk", "add")
+"""Kinds that the packaged model can solve, which are tasks."""
 MARKS = (*";:=+->,?", "find", "check", ANSWER, "start", "steps", "sum", "tens", "col", "put", "carry")
 DIGITS = tuple("0123456789")
 NAMES = tuple(consonant + vowel for consonant in "bcdfghjklmnpqrstvwyz" for vowel in "aeiou")

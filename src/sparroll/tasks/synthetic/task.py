@@ -14,7 +14,7 @@ from zlib import crc32
 
 from sparroll.errors import UserError
 from sparroll.tasks import base
-from sparroll.tasks.synthetic.kinds import ANSWER, EOS, KIND, KINDS, PAD, Problem
+from sparroll.tasks.synthetic.kinds import ANSWER, EOS, KIND, KINDS, PAD, TASK_KINDS, Problem
 from sparroll.types import Prompt
 
 LEVELS = range(9)
@@ -33,6 +33,7 @@ RESPONSE_TOKENS = (
 )
 """For each level the fewest and the most tokens of a reference response, over all kinds, end-of-sequence included."""
 
+MOST_PROMPTS = 1_000_000
 EVAL_SHARE = 8
 """One prompt in so many belongs to the eval split."""
 
@@ -73,12 +74,17 @@ def marked_answer(response_text: str) -> str | None:
 class SyntheticTask:
     """Problems of the given kinds in turn: prompt i has kind number i modulo the number of kinds."""
 
-    def __init__(self, name: str = "synthetic", kinds: tuple[str, ...] = KINDS) -> None:
+    answer_form = f'the words after the last "{ANSWER}"'
+
+    def __init__(self, name: str = "synthetic", kinds: tuple[str, ...] = TASK_KINDS) -> None:
         self.name = name
         self.kinds = kinds
 
     def prompts(self, split: base.Split, level: int, seed: int, count: int, start: int = 0) -> list[Prompt]:
-        """Prompts `start` to `start + count` of the stream (split, level, seed)."""
+        """Prompts `start` to `start + count` of the stream (split, level, seed). The stream has no end, so more than
+        MOST_PROMPTS at once are refused."""
+        if count > MOST_PROMPTS:
+            raise UserError(f"the task {self.name} makes at most {MOST_PROMPTS:,} prompts, got a count of {count:,}")
         return [self._prompt(split, level, seed, index) for index in range(start, start + count)]
 
     def _prompt(self, split: base.Split, level: int, seed: int, index: int) -> Prompt:
@@ -96,10 +102,10 @@ class SyntheticTask:
 
 
 def register_all() -> None:
-    """Register the tasks: `synthetic` mixes all kinds; `synthetic_chain`, `_walk`, `_sort` and `_add` have one kind
+    """Register the tasks: `synthetic` takes walks and sums in turn; `synthetic_walk` and `synthetic_add` have one kind
     each."""
     base.register("synthetic", SyntheticTask)
-    for kind in KINDS:
+    for kind in TASK_KINDS:
         name = f"synthetic_{kind}"
         base.register(name, partial(SyntheticTask, name, (kind,)))
 

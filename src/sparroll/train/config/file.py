@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import shlex
 import tomllib
 from pathlib import Path
 from typing import Any
 
 import tomli_w
+from pydantic_core import to_jsonable_python
 
 from sparroll import files
 from sparroll.errors import UserError
 from sparroll.resume import refuse_changes
-from sparroll.train.config.base import Section
+from sparroll.train.config.base import Section, inline, tag_of
 from sparroll.train.config.check import Config, as_table, checked
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.run import TrainConfig
@@ -57,6 +59,23 @@ def as_toml(config: Section) -> str:
             for name, section in sections.items()
         }
     )
+
+
+def as_command(config: TrainConfig) -> str:
+    """The command of a run with this configuration, with every setting that differs from its default."""
+    words = ["sparroll", "train"]
+    plain, defaults = config.model_dump(mode="json"), TrainConfig().model_dump(mode="json")
+    for name, table in plain.items():
+        if table is None or table == defaults[name]:
+            continue
+        kind, before = type(getattr(config, name)), defaults[name] or {}
+        fields = {key: field for key, field in kind.model_fields.items() if not field.is_required()}
+        own = {key: to_jsonable_python(field.get_default(call_default_factory=True)) for key, field in fields.items()}
+        if tag_of(kind) and table[tag_of(kind)] != before.get(tag_of(kind)):
+            own.pop(tag_of(kind), None)
+        changed = [(key, value) for key, value in table.items() if key not in own or value != own[key]]
+        words += [word for key, value in changed for word in ("--set", f"{name}.{key}={inline(value)}")]
+    return shlex.join(words)
 
 
 def refuse_other_config(out: Path, before: dict[str, Any], config: Section) -> None:

@@ -1,4 +1,5 @@
-"""Where keys of version 0.1 are now, so that the error about an old file can say more than that a key is unknown."""
+"""Where keys of version 0.1 are now, and why there is no such key as one may expect, so that an error can say more than
+that a key is unknown."""
 
 from __future__ import annotations
 
@@ -28,6 +29,13 @@ MOVED = {
 """From an old section, section.key or section.key=value to what it is now."""
 
 
+MISSING = {
+    "rollout.top_p": "leave it out: rollouts for training are drawn from the whole distribution, because the acceptance "
+    "and the corrections compare whole policies; evaluate.top_p is for the responses of the evaluation",
+}
+"""Why there is no such key."""
+
+
 def way_out(key: str) -> str | None:
-    """A hint for a key of version 0.1; None for other keys."""
-    return f"it is now {MOVED[key]}" if key in MOVED else None
+    """A hint for a key of version 0.1, or one that is missing on purpose; None for other keys."""
+    return f"it is now {MOVED[key]}" if key in MOVED else MISSING.get(key)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from sparroll.train.config.base import Section
+from sparroll.types import MOST_SAMPLES
 
 
 class MismatchSection(Section):
@@ -27,7 +28,7 @@ class HeldOutSection(Section):
 
     prompts: int = Field(default=64, ge=0)
     """How many prompts of the eval split are used, the same ones each time; 0 turns the evaluation off."""
-    samples_per_prompt: int = Field(default=1, ge=1)
+    samples_per_prompt: int = Field(default=1, ge=1, le=MOST_SAMPLES)
     """Responses per prompt. More of them narrow the interval, but less than more prompts do."""
     every_steps: int = Field(default=0, ge=0)
     """Evaluate after every this many steps. The run is always evaluated before its first and after its last step."""
@@ -38,6 +39,16 @@ class HeldOutSection(Section):
 class EvaluateSection(HeldOutSection):
     temperature: float = Field(default=1.0, ge=0)
     """Sampling temperature of the dense responses; 0 is greedy."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Below 1, each token of these responses is drawn from the fewest most likely ones with at least this mass."""
+
+    @model_validator(mode="after")
+    def _top_p_has_an_effect(self) -> Self:
+        if self.temperature == 0 and self.top_p < 1:
+            raise ValueError(
+                f"evaluate.top_p = {self.top_p} does nothing with evaluate.temperature = 0, which is greedy"
+            )
+        return self
 
 
 class CheckpointSection(Section):

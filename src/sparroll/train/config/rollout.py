@@ -3,13 +3,14 @@ step reads."""
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, model_validator
 
 from sparroll.compression import Compression, compression_kinds, make_compression
+from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.base import Section
+from sparroll.types import MOST_SAMPLES
 
 
 class HFEngineSection(Section):
@@ -52,7 +53,7 @@ EngineSection = HFEngineSection | VLLMEngineSection
 class SamplingSection(Section):
     """The fields of every run that samples. `sparroll distill` has no other fields in [rollout]."""
 
-    samples_per_prompt: int = Field(default=2, ge=2)
+    samples_per_prompt: int = Field(default=2, ge=2, le=MOST_SAMPLES)
     """Rollouts of each prompt."""
     temperature: float = Field(default=1.0, gt=0)
     """Temperature of sampling, and of every log-probability in the run."""
@@ -67,7 +68,7 @@ class SamplingSection(Section):
 
 
 class RolloutSection(SamplingSection):
-    samples_per_prompt: int = Field(default=8, ge=2)
+    samples_per_prompt: int = Field(default=8, ge=2, le=MOST_SAMPLES)
     """Rollouts of each prompt, which are compared with each other. More of them give steadier advantages and cost
     rollout time."""
     dynamic_sampling: bool = False
@@ -102,7 +103,7 @@ class BudgetAttention(Section):
     tag = "kind"
     kind: Literal["budget"] = "budget"
     """The same budget at every length."""
-    kv_budget_tokens: int = Field(gt=0, examples=[512])
+    kv_budget_tokens: int = Field(gt=0, le=MOST_TOKENS, examples=[512])
     """Tokens that a decode step reads, in whole pages of 16. Lower is faster and further from the dense policy."""
 
 
@@ -118,10 +119,8 @@ class CompressionAttention(Section):
     """Which tokens leave the KV cache for good: r_kv, snap_kv or streaming; see docs/compression.md."""
 
     @classmethod
-    def known_keys(cls) -> list[str]:
-        policies = [type(make_compression(name)) for name in compression_kinds()]
-        settings = (field.name for policy in policies for field in dataclasses.fields(policy))
-        return list(dict.fromkeys([*cls.model_fields, *settings]))
+    def further(cls) -> dict[str, Any]:
+        return {name: make_compression(name) for name in compression_kinds()}
 
     @model_validator(mode="before")
     @classmethod

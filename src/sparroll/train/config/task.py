@@ -3,7 +3,7 @@ tasks/data/settings.py."""
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Self
 
 from pydantic import Field, model_validator
 
@@ -13,8 +13,9 @@ from sparroll.train.config.base import Section
 class ModelSection(Section):
     name: str = "tiny-reasoner"
     """Packaged name, hub name or folder of the model to train. The KL term's reference is loaded from here, too."""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the policy. auto: the GPU of this process if there is one, else the CPU."""
+    device: str = Field(default="auto", pattern=r"^(auto|cpu|cuda(:\d+)?)$")
+    """Device of policy and engine: auto, cpu, cuda, or a certain GPU as in cuda:1. auto: the GPU of this process if
+    there is one, else the CPU."""
 
 
 class TaskSection(Section):

@@ -7,8 +7,9 @@ from typing import Any, Literal, Self
 
 from pydantic import ConfigDict, Field, model_validator
 
-from sparroll.corrections import Correction, check_needs, correction
+from sparroll.corrections import Correction, check_needs, correction, names
 from sparroll.train.config.base import Section
+from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 TRAINER_GIVES: tuple[str, ...] = ("uniforms", "top_k")
 """What the loop can pass to a correction in addition to dense_logp, sparse_logp and mask."""
@@ -19,7 +20,7 @@ class StepsSection(Section):
 
     steps: int = Field(default=100, ge=1)
     """Total number of steps. A resumed run may change it."""
-    prompts_per_step: int = Field(default=8, ge=1)
+    prompts_per_step: int = Field(default=8, ge=1, le=MOST_SAMPLES)
     """Prompts of one step, over all processes; each gets `samples_per_prompt` rollouts."""
     warmup_steps: int = Field(default=0, ge=0)
     """Steps over which the learning rate rises linearly from lr / warmup_steps."""
@@ -38,7 +39,7 @@ class StepsSection(Section):
     gradient_checkpointing: bool = False
     """Recompute activations in the backward pass, which takes less memory and about a third more time. A model with
     dropout is an error."""
-    seed: int = Field(default=0, ge=0)
+    seed: int = Field(default=0, ge=0, le=LARGEST_SEED)
     """Seed of the prompts, of sampling and of all other random draws."""
 
 
@@ -68,7 +69,11 @@ class CorrectionSection(Section):
     model_config = ConfigDict(extra="allow", validate_default=False, allow_inf_nan=True)
     tag = "name"
     name: str = "tis"
-    """The correction for sampling from the sparse policy; see corrections/."""
+    """The correction for sampling from the sparse policy; see docs/corrections.md."""
+
+    @classmethod
+    def further(cls) -> dict[str, Any]:
+        return {name: correction(name) for name in names()}
 
     @model_validator(mode="after")
     def _exists(self) -> Self:

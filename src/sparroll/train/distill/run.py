@@ -25,7 +25,7 @@ from sparroll.train.loop import Clock, Trainer
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
-from sparroll.train.setup import open_run
+from sparroll.train.setup import held_by_main, open_run
 from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
 from sparroll.types import StepReport, TokenBatch
 
@@ -47,10 +47,11 @@ def distill(
             f"the configuration names the task {config.task.name!r}, but the prompts given are of {task.name!r}",
             f"set task.name to {task.name!r}: the record and --resume identify the prompts by it",
         )
-    run = DistillRun(open_run(config, Path(out), resume, task=task))
-    with run.engine:
-        run.advance(on_progress)
-        return run.result()
+    with held_by_main(Path(out), "sparroll distill", config.model.device):
+        run = DistillRun(open_run(config, Path(out), resume, task=task))
+        with run.engine:
+            run.advance(on_progress)
+            return run.result()
 
 
 @dataclass(frozen=True)
@@ -92,7 +93,7 @@ class DistillRun(Trainer):
     """A run whose step has no policy update, and whose evaluation is the tail of held-out prompts."""
 
     def step(self) -> StepReport:
-        number, clock = self.state.step + 1, Clock()
+        number, clock = self.state.step + 1, Clock(self.tell_part)
         prompts = self.next_prompts()
         with clock("ceiling"):
             self.measure_ceiling_when_due()

@@ -89,11 +89,37 @@ def save(
     adapter: SavedAdapter | None = None,
 ) -> Path:
     """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. A frozen model is passed as
-    None; there is then no model/ and no optimizer for it."""
+    None; there is then no model/ and no optimizer for it.
+
+    If an interrupt came between writing and pointing, a second call for the same step only does what is left.
+    """
     final = folder / f"{_PREFIX}{state.step:06d}"
     partial = folder / f".{final.name}.partial"
-    assert not final.exists(), f"{final} is there already"
-    _remove(partial)
+    if not final.exists():
+        _remove(partial)
+        try:
+            _write(partial, state, config, model, tokenizer, optimizer, adapter)
+        except BaseException:
+            # What was written of it would fill the disk further.
+            shutil.rmtree(partial, ignore_errors=True)
+            raise
+        partial.rename(final)
+    _flush(folder)
+    _point(folder, final)
+    for old in _folders(folder)[keep:]:
+        _remove(old)
+    return final
+
+
+def _write(
+    partial: Path,
+    state: RunState,
+    config: dict[str, Any],
+    model: PreTrainedModel | None,
+    tokenizer: PreTrainedTokenizerBase | None,
+    optimizer: torch.optim.Optimizer,
+    adapter: SavedAdapter | None,
+) -> None:
     partial.mkdir(parents=True)
     if model is not None:
         _write_model(partial / "model", model, tokenizer)
@@ -104,12 +130,6 @@ def save(
         save_file(tensors, partial / "adapter_optimizer.safetensors")
     _write_plain(partial, state, config)
     _write_manifest(partial)
-    partial.rename(final)
-    _flush(folder)
-    _point(folder, final)
-    for old in _folders(folder)[keep:]:
-        _remove(old)
-    return final
 
 
 def load_state(checkpoint: Path) -> RunState:
@@ -123,7 +143,8 @@ def load_state(checkpoint: Path) -> RunState:
     schedule = None
     if name is not None:
         table = tomllib.loads((checkpoint / "schedule.toml").read_text(encoding="utf-8"))
-        schedule = Schedule.from_table(table, name)
+        # It was checked, or forced, when the run began.
+        schedule = dataclasses.replace(Schedule.from_table(table, name), any_model=True)
     watchers = plain.pop("watchers")
     tensors = load_file(checkpoint / _WATCHERS) if (checkpoint / _WATCHERS).is_file() else {}
     for place, tensor in tensors.items():

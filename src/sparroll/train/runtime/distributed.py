@@ -13,14 +13,15 @@ from accelerate import PartialState
 from accelerate.utils import gather_object
 from torch import Tensor
 
+from sparroll.engines.devices import take_device
 from sparroll.errors import UserError
 
 Item = TypeVar("Item")
 
 
 class Ranks:
-    """The processes that `accelerate launch` or `torchrun` started, or this one alone. device: "auto", "cpu" or
-    "cuda"."""
+    """The processes that `accelerate launch` or `torchrun` started, or this one alone. device: "auto", "cpu", "cuda", or
+    for one process a certain GPU as in "cuda:1"."""
 
     def __init__(self, device: str = "auto"):
         self._state = PartialState(cpu=True) if device == "cpu" else PartialState()
@@ -30,11 +31,14 @@ class Ranks:
 
     def _own_device(self, device: str) -> torch.device:
         # Accelerate's own choice is made once per Python process, so it does not fit a second run in it.
-        if device == "cuda" and not torch.cuda.is_available():
-            raise UserError("model.device is 'cuda', but there is no CUDA device", "--set model.device=cpu")
-        if device == "cpu" or not torch.cuda.is_available():
-            return torch.device("cpu")
-        return torch.device("cuda", self._state.local_process_index)
+        if device in ("auto", "cuda") and torch.cuda.is_available():
+            return take_device(torch.device("cuda", self._state.local_process_index))
+        if ":" in device and self._state.num_processes > 1:
+            raise UserError(
+                f"model.device is {device!r}, but this run has {self._state.num_processes} processes",
+                "--set model.device=cuda: each process takes its own GPU; CUDA_VISIBLE_DEVICES chooses among them",
+            )
+        return take_device("cpu" if device == "auto" else device)
 
     @property
     def is_main(self) -> bool:

@@ -12,11 +12,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
-from rich.console import Console
-
 from sparroll import files
 from sparroll.errors import UserError
-from sparroll.rounding import rounded_down
+from sparroll.progress import say
+from sparroll.rounding import percent_up, rounded_down
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.run import TrainConfig
 from sparroll.types import StepReport
@@ -59,9 +58,11 @@ class JsonLines:
         if events:
             line["events"] = events
         data = (json.dumps(line) + "\n").encode()
-        written = os.write(self._handle, data)
-        assert written == len(data), "the disk is full: metrics.jsonl got half a line"
-        self.position += written
+        rest = memoryview(data)
+        while rest:
+            # On a disk that gets full, the first call may write half a line, and the second one raises OSError.
+            rest = rest[os.write(self._handle, rest) :]
+        self.position += len(data)
         return self.position
 
     def flush(self) -> None:
@@ -80,28 +81,25 @@ class ConsoleLine:
     """Prints one line per step with the main figures. All figures are in metrics.jsonl."""
 
     SHOWN = (
-        ("reward", "reward/mean", "{:.3f}".format),
+        ("reward", "reward/mean", rounded_down),
         ("tail q05", "mismatch/acceptance_q05", rounded_down),
         ("dense ceiling", "mismatch/dense_ceiling_q05", rounded_down),
         ("distill kl", "distill/kl", "{:.4f}".format),
         ("held-out tail q05", "distill/held_out_q05", rounded_down),
-        ("KV read", "rollout/kv_read_share", "{:.0%}".format),
+        ("KV read", "rollout/kv_read_share", percent_up),
         ("tokens", "rollout/response_tokens_mean", "{:.0f}".format),
-        ("dense accuracy", "evaluate/dense_accuracy", "{:.3f}".format),
+        ("dense accuracy", "evaluate/dense_accuracy", rounded_down),
         ("s", "time/step_seconds", "{:.1f}".format),
     )
 
-    def __init__(self, steps: int, console: Console | None = None):
+    def __init__(self, steps: int):
         self.steps = steps
-        self.console = console or Console(stderr=True)
 
     def write(self, step: int, report: StepReport, events: list[str]) -> None:
         shown = [f"{label} {form(report[name])}" for label, name, form in self.SHOWN if name in report]
-        self.console.print(
-            f"step {step}/{self.steps}  " + "  ".join(shown), highlight=False, markup=False, soft_wrap=True
-        )
+        say(f"step {step}/{self.steps}  " + "  ".join(shown))
         for event in events:
-            self.console.print(f"  {event}", style="yellow", highlight=False, markup=False, soft_wrap=True)
+            say(f"  {event}", alarm=True)
 
     def close(self) -> None:
         return

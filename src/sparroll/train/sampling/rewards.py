@@ -18,7 +18,7 @@ from sparroll.errors import UserError
 from sparroll.tasks import Task
 from sparroll.tasks.async_calls import AsyncCalls
 from sparroll.tasks.reward_function import LARGEST, RewardFunction
-from sparroll.tasks.verdicts import judge
+from sparroll.tasks.verdicts import has_answers, judge
 from sparroll.train.config.reward import TASK, RewardSection
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.types import Prompt, Rollout, StepReport
@@ -34,6 +34,8 @@ class Graded:
     """The terms, weighted and added up; NaN where a term with a weight is NaN."""
     penalty_GN: Tensor
     """What each response loses for its length, 0 or more."""
+    unanswered_GN: Tensor | None = None
+    """Whether the task found no answer in a response; None where its verdicts carry no answers, or are not asked for."""
 
     @property
     def reward_GN(self) -> Tensor:
@@ -57,10 +59,11 @@ class Rewards:
     ) -> Graded:
         """Grade `samples_per_prompt` rollouts of each prompt, in the order of the prompts."""
         asked = [prompt for prompt in prompts for _ in range(self.samples_per_prompt)]
-        texts = [decode(rollout.response_ids) for rollout in rollouts]
+        texts = [decode(each.response_ids) if each.text is None else each.text for each in rollouts]
         assert len(asked) == len(texts), f"{len(texts)} rollouts for {len(prompts)} prompts"
         shape = (len(prompts), self.samples_per_prompt)
-        terms = {name: values.view(shape) for name, values in self._terms(task, asked, texts, rollouts).items()}
+        found, unanswered = self._terms(task, asked, texts, rollouts)
+        terms = {name: values.view(shape) for name, values in found.items()}
         total_GN = torch.zeros(shape, dtype=torch.float64)
         for term in self.settings.terms:
             # A term of weight 0 is only measured. It must not be added, because 0 * NaN would make the response
@@ -77,18 +80,25 @@ class Rewards:
             {name: values.float() for name, values in terms.items()},
             total_GN.float(),
             torch.tensor(lost, dtype=torch.float32).view(shape),
+            None if unanswered is None else torch.tensor(unanswered, dtype=torch.bool).view(shape),
         )
 
-    def _terms(self, task: Task, asked: list[Prompt], texts: list[str], rollouts: list[Rollout]) -> dict[str, Tensor]:
-        found = {}
+    def _terms(
+        self, task: Task, asked: list[Prompt], texts: list[str], rollouts: list[Rollout]
+    ) -> tuple[dict[str, Tensor], list[bool] | None]:
+        """-> (the values of each term, whether each response has no answer: see Graded)"""
+        found: dict[str, Tensor] = {}
+        unanswered = None
         for term in self.settings.terms:
             if term.use == TASK:
                 verdicts = judge(task, asked, texts) if texts else []
                 values = [math.nan if verdict.reward is None else verdict.reward for verdict in verdicts]
+                if has_answers(task):
+                    unanswered = [verdict.answer is None for verdict in verdicts]
             else:
                 values = self.functions[term.name](asked, texts, rollouts, self.calls)
             found[term.name] = torch.tensor(values, dtype=torch.float64)
-        return found
+        return found, unanswered
 
     def record(self) -> list[dict[str, Any]]:
         """For each of your own functions: its term, import path, settings, file and the file's digest."""
@@ -155,8 +165,7 @@ def _why_ungraded(graded: list[Graded], settings: RewardSection, ranks: Ranks) -
 def reward_report(graded: list[Graded], settings: RewardSection, ranks: Ranks) -> StepReport:
     """Metrics of all sampled rollouts, over all processes. Terms are reported where there is more than the task's
     verdict, the penalty where there is one."""
-    rows = ranks.gather([row for part in graded for row in part.reward_GN.tolist()])
-    groups = np.array(rows)
+    groups = _gathered([part.reward_GN for part in graded], ranks)
     known = groups[~np.isnan(groups)]
     if not len(known):
         raise UserError("no response of this step could be graded", _why_ungraded(graded, settings, ranks))
@@ -165,17 +174,33 @@ def reward_report(graded: list[Graded], settings: RewardSection, ranks: Ranks) -
         "reward/mean": float(known.mean()),
         "reward/std": float(known.std()),
         "reward/groups_all_equal_share": float(np.mean(equal)),
+        "reward/rewarded_share": _rewarded_share(_gathered([part.total_GN for part in graded], ranks)),
         "reward/ungraded_share": 1 - len(known) / groups.size,
     }
+    if graded[0].unanswered_GN is not None:
+        without = [part.unanswered_GN for part in graded if part.unanswered_GN is not None]
+        report["reward/no_answer_share"] = float(_gathered(without, ranks).mean())
     if settings.terms != RewardSection().terms:
         for term in settings.terms:
-            values = np.array(ranks.gather([row for part in graded for row in part.terms_GN[term.name].tolist()]))
+            values = _gathered([part.terms_GN[term.name] for part in graded], ranks)
             if not np.isnan(values).all():
                 report[f"reward/term/{term.name}"] = float(np.nanmean(values))
     if settings.overlong_buffer_tokens:
-        lost = np.array(ranks.gather([row for part in graded for row in part.penalty_GN.tolist()]))
+        lost = _gathered([part.penalty_GN for part in graded], ranks)
         report |= {
             "reward/overlong_share": float((lost > 0).mean()),
             "reward/overlong_penalty_mean": float(lost.mean()),
         }
     return report
+
+
+def _rewarded_share(total_GN: np.ndarray) -> float:
+    """Share of the graded responses whose terms add up to more than 0. Where a function gives negative rewards alone, to
+    more than the least of them."""
+    known = total_GN[~np.isnan(total_GN)]
+    return float((known > min(0.0, known.min())).mean()) if len(known) else 0.0
+
+
+def _gathered(parts: list[Tensor], ranks: Ranks) -> np.ndarray:
+    """[G, N] of all processes and rounds."""
+    return np.array(ranks.gather([row for part in parts for row in part.tolist()]))

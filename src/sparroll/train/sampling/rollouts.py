@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sparroll.engines.base import Engine
+from sparroll.progress import OnProgress
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.types import Rollout, StepReport
 
@@ -23,7 +24,12 @@ class Sampling:
 
 
 def sample(
-    engine: Engine, prompt_ids: Sequence[Sequence[int]], numbers: list[int], seeds: list[int], sampling: Sampling
+    engine: Engine,
+    prompt_ids: Sequence[Sequence[int]],
+    numbers: list[int],
+    seeds: list[int],
+    sampling: Sampling,
+    on_progress: OnProgress | None = None,
 ) -> list[Rollout]:
     """Rollouts of this process's prompts. `prompt_index` becomes the prompt's number within the step, over all
     processes."""
@@ -36,6 +42,7 @@ def sample(
         temperature=sampling.temperature,
         seed=seeds,
         top_k=sampling.top_k,
+        on_progress=on_progress,
     )
     for rollout in rollouts:
         rollout.prompt_index = numbers[rollout.prompt_index]

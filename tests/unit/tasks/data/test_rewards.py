@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 
 import data_files
-from sparroll.tasks.code import sandbox
+from sandboxes import need_sandbox
+from sparroll.evaluate.estimators import Vote, majority
+from sparroll.evaluate.settings import read_tasks
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask
-from sparroll.tasks.verdicts import has_answers, judge
+from sparroll.tasks.verdicts import has_answers, judge, pooled
 from sparroll.types import Prompt
 
 
@@ -37,8 +39,7 @@ def test_math_rows_are_judged_together_and_right_answers_vote_as_one(tmp_path: P
 def test_code_rows_are_run_and_a_broken_sandbox_is_nobodys_failure(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    if not any(probe.holds for probe in sandbox.probes().values()):
-        pytest.skip("no sandbox works on this machine")
+    need_sandbox()
     tests = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
     made, (prompt,) = task(tmp_path, [{"prompt": "add", "tests": tests}])
     good = "```python\nprint(sum(map(int, input().split())))\n```"
@@ -54,3 +55,31 @@ def test_code_rows_are_run_and_a_broken_sandbox_is_nobodys_failure(
     monkeypatch.setattr(code_reward, "run", broken)
     (verdict,) = judge(made, [prompt], [good.replace("print", "print ")])
     assert (verdict.reward, verdict.status) == (None, "sandbox error")
+
+
+def test_wrong_answers_vote_by_meaning_like_right_ones(tmp_path: Path) -> None:
+    """Three right, four spellings of 1/4: the majority is wrong."""
+    pytest.importorskip("math_verify")
+    made, (half, seven) = task(
+        tmp_path, [{"prompt": "a half?", "answer": "1/2"}, {"prompt": "three and four?", "answer": "7"}]
+    )
+    right = [r"\boxed{0.5}", r"\boxed{\frac12}", r"\boxed{2/4}"]
+    wrong = [r"\boxed{1/4}", r"\boxed{0.25}", r"\boxed{\frac{2}{8}}", r"\boxed{.250}"]
+    other = [r"\boxed{8}", "no box", r"\boxed{08}", r"\boxed{1/4}", r"\boxed{9}"]
+    asked = [half] * 7 + [seven] * 5
+    verdicts = pooled(made, asked, judge(made, asked, right + wrong + other))
+    answers, rewards = [verdict.answer for verdict in verdicts], [verdict.reward for verdict in verdicts]
+    assert answers[:3] == ["1/2"] * 3 and len(set(answers[3:7])) == 1
+    assert rewards == [1.0] * 3 + [0.0] * 9
+    assert majority(answers[:7], rewards[:7]) == Vote(0.0, False)
+    # An answer belongs to its own prompt, and what cannot be equal stays apart.
+    assert answers[7] == answers[9] == "8" and answers[8] is None and answers[11] == "9"
+
+
+def test_an_evaluation_pools_answers_before_they_vote(tmp_path: Path) -> None:
+    pytest.importorskip("math_verify")
+    rows = [{"prompt": "a half?", "answer": "1/2"}]
+    (chosen,) = read_tasks(str(data_files.write(tmp_path / "rows.jsonl", rows)), level=0, count=None)
+    texts = [r"\boxed{1/2}", r"\boxed{1/4}", r"\boxed{0.25}"]
+    verdicts = chosen.verdicts(chosen.problems * 3, texts, [])
+    assert [verdict.answer for verdict in verdicts] == ["1/2", "1/4", "1/4"]

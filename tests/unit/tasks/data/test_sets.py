@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,13 @@ import pytest
 
 import data_files
 from sparroll.errors import UserError
+from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.data import hub
 from sparroll.tasks.data.catalog import SETS
 from sparroll.tasks.data.code_tests import Case
 from sparroll.tasks.data.load import Loaded, load
+from sparroll.tasks.data.rewards import limits_for
+from sparroll.tasks.data.settings import DataSettings
 
 ROWS = {
     "polaris": 10, "deepscaler": 2, "aime24": 1, "aime25": 2, "aime26": 1, "amc": 2, "amc12_2024": 1, "math500": 1,
@@ -114,7 +118,48 @@ def test_evalplus_rows_check_the_function_by_name(mirror: str) -> None:
     human, mbpp = load("humaneval_plus", mirror=mirror).rows[0], load("mbpp_plus", mirror=mirror).rows[0]
     assert human.tests is not None and human.tests.entry_point == "one"
     assert human.tests.cases()[0].given.endswith("check(one)\n")
-    assert mbpp.tests is not None and mbpp.tests.entry_point == "double" and "`double`" in mbpp.text
+    assert mbpp.tests is not None and mbpp.tests.entry_point == "double"
+
+
+def test_mbpp_prompts_are_evalplus_docstrings_with_one_assertion(mirror: str, tmp_path: Path) -> None:
+    (row,) = load("mbpp_plus", mirror=mirror).rows
+    assert row.text == '```python\n"""\nWrite a function that doubles.\nassert double(2) == 4\n"""\n```'
+    raw = data_files.FILES["mbpp_plus"]["data/test-00000-of-00001.parquet"][0]
+    path = tmp_path / SETS["mbpp_plus"].repository / "test.jsonl"
+    data_files.write(path, [raw, raw | {"test_list": []}])
+    loaded = load("mbpp_plus", mirror=str(tmp_path))
+    assert len(loaded.rows) == 1 and loaded.skipped == {"no assertion for the prompt": 1}
+
+
+def test_rows_outside_of_the_contest_window_are_dropped_before_their_tests_are_read(tmp_path: Path) -> None:
+    inside, outside = data_files.livecodebench_rows(1)[0], data_files.livecodebench_rows(2)[0]
+    assert (inside["contest_date"][:7], outside["contest_date"][:7]) == ("2024-08", "2024-09")
+    large = outside | {"private_test_cases": "x" * 4_000_000}
+    rows = [large, outside | {"private_test_cases": 7}, inside, *[large] * 8]
+    path = data_files.write(tmp_path / SETS["livecodebench"].repository / "test.jsonl", rows)
+    tracemalloc.start()
+    loaded = load("livecodebench_v1", mirror=str(tmp_path), in_window=lambda day: day < "2024-09-01")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    # The id is the place in the file, whatever the window.
+    assert [row.row_id for row in loaded.rows] == ["livecodebench_v1:test/2"]
+    assert (loaded.outside, loaded.dated, loaded.skipped) == (10, True, {})
+    assert path.stat().st_size > 36_000_000 and peak < 24_000_000
+    with pytest.raises(UserError, match=r"no row of livecodebench_v1:test is in the contest window"):
+        load("livecodebench_v1", mirror=str(tmp_path), in_window=lambda day: False)
+
+
+def test_programs_have_the_limits_of_the_sets_official_graders(mirror: str, tmp_path: Path) -> None:
+    settings = DataSettings()
+    expected = {"livecodebench": (6, 4), "taco": (4, 4), "humaneval_plus": (4, 4), "mbpp_plus": (4, 4)}
+    for name, (seconds, gib) in expected.items():
+        limits = limits_for(load(name, mirror=mirror).rows[0], settings)
+        assert (limits.wall_seconds, limits.cpu_seconds, limits.memory_bytes) == (seconds, seconds, gib << 30)
+    tests = {"inputs": ["1\n"], "outputs": ["2\n"]}
+    (own,) = load(str(data_files.write(tmp_path / "own.jsonl", [{"prompt": "add one", "tests": tests}]))).rows
+    assert limits_for(own, settings) == SandboxLimits()
+    asked = limits_for(own, DataSettings(test_seconds=2.5, test_memory_gib=0.5))
+    assert (asked.wall_seconds, asked.cpu_seconds, asked.memory_bytes) == (2.5, 3, 1 << 29)
 
 
 def test_an_unknown_name_gets_the_nearest_one() -> None:

@@ -19,7 +19,7 @@ from sparroll.tasks.data.rows import Row
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask, task_settings
 from sparroll.tasks.data.templates import filled, template_names
-from sparroll.tasks.verdicts import Verdict
+from sparroll.tasks.verdicts import Verdict, answer_form
 from sparroll.train.sampling.prompts import PromptStream
 
 
@@ -110,7 +110,7 @@ def test_a_contest_window_takes_rows_of_its_days_and_leaves_sets_without_dates_a
     assert left() == {"livecodebench": 8, "gsm8k": 1}
     assert left(contest_from="2024-08-01") == {"livecodebench": 5, "gsm8k": 1}
     assert left(contest_from="2024-08-15", contest_before="2024-09-15") == {"livecodebench": 2, "gsm8k": 1}
-    with pytest.raises(UserError, match="no row of livecodebench is in the contest window"):
+    with pytest.raises(UserError, match="no row of livecodebench:test is in the contest window"):
         left(contest_before="2024-07-15")
     with pytest.raises(ValidationError, match="is not before"):
         left(contest_from="2024-08-01", contest_before="2024-08-01")
@@ -246,3 +246,13 @@ def test_templates_fill_once_and_refuse_what_does_not_fit(tmp_path: Path) -> Non
     (tmp_path / "bad.txt").write_text("no place")
     with pytest.raises(UserError, match=r"has no \{problem\}"):
         filled(row, str(tmp_path / "bad.txt"))
+
+
+class BoxReader(ExactMatch):
+    answer_form = "the last box"
+
+
+def test_a_task_says_what_it_reads_where_the_rewards_of_all_its_rows_do(tmp_path: Path) -> None:
+    path = str(data_files.write(tmp_path / "train.jsonl", rows(3)))
+    assert answer_form(DataTask("data", DataSettings(train=path), {"math": BoxReader()})) == "the last box"
+    assert answer_form(DataTask("data", DataSettings(train=path), STAND_INS)) is None

@@ -12,7 +12,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import State
+from sparroll.engines.vllm.attention.state import DecodeRows, State
 
 
 @dataclass
@@ -73,16 +73,13 @@ class Rows:
         contexts = self.contexts_R[~self.whole_R]
         return bool((state.read_tokens(contexts) < contexts).any())
 
-    def count(self, state: State) -> None:
-        """Add the step to the state's counters."""
+    def count(self, state: State, may_replay: bool = False) -> None:
+        """Tell the state about the step. may_replay: whether a full CUDA graph may run it."""
         decoding = ~self.whole_R & (self.contexts_R > 0)
         tail = int((self.whole_R & (self.contexts_R > 0)).sum())
         contexts = self.contexts_R[decoding]
         read = state.read_tokens(contexts)
-        counters = state.counters
-        counters.decode_rows += len(contexts)
-        counters.sparse_rows += int((read < contexts).sum())
-        counters.context_tokens += int(contexts.sum())
-        counters.read_tokens += int(read.sum())
-        counters.prefill_tokens += self.prefill_tokens + tail
-        counters.tail_tokens += tail
+        state.counters.prefill_tokens += self.prefill_tokens + tail
+        state.counters.tail_tokens += tail
+        sparse, context_tokens, read_tokens = (int(each.sum()) for each in (read < contexts, contexts, read))
+        state.begin_step(DecodeRows(len(contexts), sparse, context_tokens, read_tokens), may_replay)

@@ -142,12 +142,16 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashAttentionMetadata:
         rows = Rows.of(common_attn_metadata)
-        rows.count(STATE)
+        rows.count(STATE, may_replay=self._may_replay(rows))
         return self._plan(common_prefix_len, common_attn_metadata, fast_build, rows, captures=False)
 
     def build_for_cudagraph_capture(self, common_attn_metadata: Any) -> FlashAttentionMetadata:
         rows = Rows.of(common_attn_metadata)
         return self._plan(0, common_attn_metadata, False, rows, captures=True)
+
+    def _may_replay(self, rows: Rows) -> bool:
+        """Whether a full CUDA graph may run the step. Those of sparse layers only decode."""
+        return bool(self.use_full_cuda_graph) and not (self.sparse and rows.prefills)
 
     def _plan(
         self, common_prefix_len: int, common: Any, fast_build: bool, rows: Rows, captures: bool
@@ -157,7 +161,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         if not self.sparse or not rows.decodes:
             return whole
         # A full graph does what was captured. Only where none may run can the step choose dense attention.
-        free = not captures and (rows.prefills > 0 or not self.use_full_cuda_graph)
+        free = not captures and not self._may_replay(rows)
         if free and not rows.some_are_sparse(STATE):
             return whole
         assert _workspace is not None, "metadata is built before any layer exists"

@@ -82,7 +82,7 @@ class SparseLayer:
             if plan is not None and self.number in STATE.sparse_layers:
                 raise RuntimeError(f"layer {self.number} has to run sparse and has no index; start the engine anew")
             if attn_metadata is not None:
-                STATE.ran.setdefault(self.number, "dense")
+                self._note("dense")
             return parent.forward(
                 layer, query, key, value, kv_cache, attn_metadata, output, output_scale, output_block_scale
             )
@@ -91,8 +91,15 @@ class SparseLayer:
         if plan.prefills is not None:
             parent.forward(layer, query[count:], key[count:], value[count:], kv_cache, plan.prefills, output[count:])
         self._decode(query[:count], kv_cache, plan, output[:count])
-        STATE.ran[self.number] = self.attends_with()
+        self._note(self.attends_with())
         return output
+
+    def _note(self, attention: str) -> None:
+        """Tell the state what this layer just ran, or put into a CUDA graph."""
+        if compat.captures(STATE.device):
+            STATE.layer_captured(self.number, attention)
+        else:
+            STATE.layer_ran(self.number, attention)
 
     def attends_with(self) -> str:
         """What the report calls the attention of a sparse step."""

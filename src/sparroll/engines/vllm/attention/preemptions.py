@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparroll.engines.vllm.attention.state import State
+from sparroll.engines.vllm.attention.state import DecodeRows, State
 
 
 @dataclass
@@ -81,10 +81,7 @@ def count(request: Resumed, start: int, end: int, state: State) -> None:
     if end - start == 1 and start >= request.prefill_tokens:
         # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.
         if not samples:
-            counters.decode_rows -= 1
-            counters.sparse_rows -= read < end
-            counters.context_tokens -= end
-            counters.read_tokens -= read
+            state.take_back(DecodeRows(1, int(read < end), end, read))
             counters.prefill_tokens += 1
             counters.recomputed_tokens += 1
         return

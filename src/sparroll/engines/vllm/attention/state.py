@@ -1,11 +1,15 @@
-"""One object per worker process: the schedule as tensors on the device, and counters of what ran. vLLM is not
-imported."""
+"""One object per worker process: the schedule as tensors on the device, and what each layer ran. vLLM is not imported.
+
+Each step's rows are counted once, when its metadata is built. Which attention read them is said by the layers: a layer
+that is entered says so itself. A step that is replayed from a full CUDA graph enters no layer, and runs what the layers
+ran when the graph was captured; they said so then.
+"""
 
 # R rows of a step, S schedule steps
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -22,15 +26,33 @@ UNLIMITED = 1 << 30
 
 
 @dataclass
-class Counters:
-    """Sums over the rows of all steps. A decode row is one new token of one request."""
+class DecodeRows:
+    """Decode rows of a step, or of several. A decode row is one new token of one request."""
 
-    decode_rows: int = 0
-    sparse_rows: int = 0
-    """Decode rows that read a part of their context in the sparse layers."""
+    rows: int = 0
+    sparse: int = 0
+    """Rows that read a part of their context in the sparse layers."""
     context_tokens: int = 0
     read_tokens: int = 0
     """Tokens attended in each sparse layer; a dense layer attends to all `context_tokens`."""
+
+    def __add__(self, other: DecodeRows) -> DecodeRows:
+        return DecodeRows(
+            self.rows + other.rows,
+            self.sparse + other.sparse,
+            self.context_tokens + other.context_tokens,
+            self.read_tokens + other.read_tokens,
+        )
+
+    def __neg__(self) -> DecodeRows:
+        return DecodeRows(-self.rows, -self.sparse, -self.context_tokens, -self.read_tokens)
+
+
+@dataclass
+class Counters:
+    """Sums over the rows of all steps, whatever the layers did with them."""
+
+    decode: DecodeRows = field(default_factory=DecodeRows)
     prefill_tokens: int = 0
     tail_tokens: int = 0
     """Of those, one-token ends of chunked prompts. They ran among the decode rows and read everything."""
@@ -43,6 +65,17 @@ class Counters:
     """Response tokens sampled at the end of such a prefill, and not in a decode row."""
     resumed_sparse_tokens: int = 0
     """How many of those would have been sparse rows if a decode row had sampled them."""
+
+
+@dataclass
+class StepUnderWay:
+    """The step whose metadata was built last."""
+
+    rows: DecodeRows
+    may_replay: bool
+    """Whether a full CUDA graph may run it."""
+    ran: dict[int, str] = field(default_factory=dict)
+    """Layer -> the attention that it ran, of the layers that were entered."""
 
 
 @dataclass
@@ -60,12 +93,18 @@ class State:
     has_workspace: bool = False
     """Whether the CUDA backend allocated memory for this engine."""
     counters: Counters = field(default_factory=Counters)
-    _steps_2S: Tensor | None = None
-    ran: dict[int, str] = field(default_factory=dict)
-    """Layer -> how its attention last ran: "dense", "triton", ... A layer that is absent never used our backend. Layers
-    that are replayed from a CUDA graph were entered when it was captured."""
+    captured: dict[int, str] = field(default_factory=dict)
+    """Layer -> the attention that it ran while CUDA graphs were captured; "dense" if it was dense in any of them."""
     index_read_share: dict[int, float] = field(default_factory=dict)
+    _steps_2S: Tensor | None = None
     _started_with: Schedule | None = None
+    _step: StepUnderWay | None = None
+    _counted: dict[int, LayerReport] = field(default_factory=dict)
+    """What each layer ran in the steps before the one under way. A layer that is absent never used our backend."""
+    _sparse_rows_ran: dict[int, str] = field(default_factory=dict)
+    """Layer -> the attention that read rows which leave out a part of their context; "dense" if it ever was."""
+    _not_decoding: DecodeRows = field(default_factory=DecodeRows)
+    """Rows of the next step that look like decode rows and are none."""
 
     def configure(
         self,
@@ -82,7 +121,7 @@ class State:
         self._started_with = schedule
         self._steps_2S = None
         self.index_read_share = {}
-        self.ran = {}
+        self.captured = {}
         self.reset_report()
         self.set_schedule(schedule)
 
@@ -149,15 +188,46 @@ class State:
         knows."""
         return contexts if self.schedule is None else self.schedule.read_tokens(contexts)
 
+    def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
+        """The metadata of a step was built: these are its decode rows. may_replay: whether a full CUDA graph may run
+        it."""
+        self._end_step()
+        self.counters.decode += rows
+        self._step = StepUnderWay(rows + -self._not_decoding, may_replay)
+        self._not_decoding = DecodeRows()
+
+    def take_back(self, rows: DecodeRows) -> None:
+        """These rows of the next step will look like decode rows, and are none."""
+        self.counters.decode += -rows
+        self._not_decoding += rows
+
+    def layer_ran(self, layer: int, attention: str) -> None:
+        """A layer was entered in the step under way, and ran this attention."""
+        if self._step is not None:
+            self._step.ran[layer] = attention
+
+    def layer_captured(self, layer: int, attention: str) -> None:
+        """A layer was entered while a CUDA graph was captured. Replays of the graph run this attention again."""
+        if attention == "dense" or layer not in self.captured:
+            self.captured[layer] = attention
+
+    @property
+    def ran(self) -> dict[int, str]:
+        """Layer -> the attention that it ran since `reset_report`: of the steps in which the layer left out a part of
+        some context or should have, "dense" if any was. A layer that is absent never used our backend."""
+        self._end_step()
+        return {layer: self._sparse_rows_ran.get(layer, "dense") for layer in sorted(self._counted)}
+
     def report(self) -> EngineReport:
         """What ran since the last `reset_report`. A layer that never used our backend shows no steps at all."""
+        self._end_step()
         return EngineReport(
             engine="vllm",
             model=self.model,
             schedule_name=self.schedule.name if self.schedule else None,
             weight_version=0,
             prefill_tokens=self.counters.prefill_tokens,
-            generated_tokens=self.counters.decode_rows,
+            generated_tokens=self.counters.decode.rows,
             preemptions=self.counters.preemptions,
             recomputed_tokens=self.counters.recomputed_tokens,
             resumed_tokens=self.counters.resumed_tokens,
@@ -166,23 +236,32 @@ class State:
         )
 
     def reset_report(self) -> None:
-        """Start counting anew."""
+        """Start counting anew. Must not be called while a step runs."""
         self.counters = Counters()
+        self._step, self._not_decoding = None, DecodeRows()
+        self._counted, self._sparse_rows_ran = {}, {}
 
     def _layer(self, layer: int) -> LayerReport:
-        counted = self.counters
-        if layer not in self.ran:
-            return LayerReport()
-        # Rows are counted before any layer runs. Only `ran` says what a layer did with them.
-        sparse = layer in self.sparse_layers and self.ran[layer] != "dense"
-        sparse_rows = counted.sparse_rows if sparse else 0
-        return LayerReport(
-            dense_steps=counted.decode_rows - sparse_rows,
-            sparse_steps=sparse_rows,
-            context_tokens=counted.context_tokens,
-            read_tokens=counted.read_tokens if sparse else counted.context_tokens,
-            index_read_share=self.index_read_share.get(layer, 0.0) if self.schedule else 0.0,
-        )
+        share = self.index_read_share.get(layer, 0.0) if self.schedule else 0.0
+        return replace(self._counted.get(layer, LayerReport()), index_read_share=share)
+
+    def _end_step(self) -> None:
+        """Count for each layer what it ran in the step under way."""
+        step, self._step = self._step, None
+        if step is None or not step.rows.rows:
+            return
+        # Where one layer was entered, no graph ran the step: a layer that was not entered ran something else.
+        ran = self.captured if step.may_replay and not step.ran else step.ran
+        for layer, attention in ran.items():
+            sparse = step.rows.sparse if attention != "dense" else 0
+            read = step.rows.read_tokens if attention != "dense" else step.rows.context_tokens
+            counted = self._counted.setdefault(layer, LayerReport())
+            counted.dense_steps += step.rows.rows - sparse
+            counted.sparse_steps += sparse
+            counted.context_tokens += step.rows.context_tokens
+            counted.read_tokens += read
+            if step.rows.sparse and self._sparse_rows_ran.get(layer) != "dense":
+                self._sparse_rows_ran[layer] = attention
 
 
 def _check_same(schedule: Schedule, started: Schedule) -> None:

@@ -1,0 +1,233 @@
+"""The tables of rollouts, steps and kernels in vLLM, from their records. Measures nothing; render.py writes them.
+
+Ours are rounded up and the dense ones, which they are held against, down.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+import textwrap
+from dataclasses import dataclass
+from typing import Any
+
+from record_tables import RESULTS, results, table, times
+
+from sparroll.rounding import percent_down, rounded_down, rounded_up
+
+SIZES = ("1.7b", "4b", "8b", "14b")
+REQUEST_SETS = ("drained", "steady")
+PAPER_SPEEDUP = {"1.7b": 2.21, "4b": 2.41, "8b": 2.06, "14b": 1.49}
+"""Rollouts with the 0.86 presets on an H200 (Sparrow, arXiv 2606.08446)."""
+STEADY_GOAL = {"1.7b": 2.8, "4b": 2.8, "8b": 2.6, "14b": 1.95}
+"""Speed-ups that were asked for with the steady request sets."""
+OVERHEAD_GOAL = 0.03
+"""Most that a sparse step may take more than a dense one where the schedule reads the whole context."""
+NOT_YET = "Not measured yet."
+
+
+def rollout_records() -> list[tuple[str, str, dict[str, Any]]]:
+    """(size, request set, results) of what was measured."""
+    return [
+        (size, request_set, results(f"rollout-qwen3-{size}-{request_set}-h200", "rollout"))
+        for size in SIZES
+        for request_set in REQUEST_SETS
+        if (RESULTS / f"rollout-qwen3-{size}-{request_set}-h200.json").exists()
+    ]
+
+
+def rollouts() -> str:
+    """Sparse against stock vLLM, a line per model and request set that was measured."""
+    rows = []
+    for size, request_set, found in rollout_records():
+        drained = request_set == "drained"
+        rows.append(
+            [
+                f"Qwen3-{size.upper()}",
+                request_set,
+                f"{math.ceil(found['dense_tokens_per_second']):,}",
+                f"{math.floor(found['sparse_tokens_per_second']):,}",
+                times(found["speedup"]),
+                rounded_up(found["attainable_speedup"], 2) + "x",
+                percent_down(found["attainable_share"]),
+                rounded_up(found["attainable_speedup_fit"], 2) + "x",
+                percent_down(found["attainable_share_fit"]),
+                times(PAPER_SPEEDUP[size]) if drained else "",
+            ]
+        )
+    head = ["model", "requests", "dense, tokens/s", "sparse", "speed-up", "attainable", "share of it"]
+    return table([*head, "attainable, fitted", "share of it", "paper"], rows)
+
+
+def steady_goals() -> str:
+    """Speed-ups that were asked for with the steady sets, and whether the bytes to read allow them."""
+    rows = []
+    for size, request_set, found in rollout_records():
+        if request_set == "steady":
+            goal = STEADY_GOAL[size]
+            allowed = [
+                "no" if found[name] < goal else "yes" for name in ("attainable_speedup", "attainable_speedup_fit")
+            ]
+            reached = "yes" if found["speedup"] >= goal else "no"
+            rows.append([f"Qwen3-{size.upper()}", times(goal), times(found["speedup"]), reached, *allowed])
+    head = ["model, steady", "goal", "speed-up", "reached", "attainable", "attainable, fitted"]
+    return table(head, rows)
+
+
+@dataclass(frozen=True)
+class WholeRun:
+    """The drained set from the first token to the last, by one engine, and what the measured moments say of it."""
+
+    size: str
+    engine: str
+    scale: float
+    """Of the response lengths; 1 are the full ones."""
+    tokens: int
+    seconds: float
+    estimated_seconds: float
+
+    @property
+    def lengths(self) -> str:
+        return "full" if self.scale == 1 else f"1/{1 / self.scale:g}"
+
+    @property
+    def error_percent(self) -> str:
+        """Rounded away from 0: an error is no smaller than it reads."""
+        error = 100 * (self.estimated_seconds / self.seconds - 1)
+        return (rounded_down if error < 0 else rounded_up)(error, 1, sign=True)
+
+
+def found_whole() -> list[WholeRun]:
+    """The whole runs that were recorded: with shortened lengths beside the moments, at full lengths by whole_run.py."""
+    runs = []
+    for size, request_set, found in rollout_records():
+        shorter = found.get("whole_run") if request_set == "drained" else None
+        for engine in ("dense", "sparse") if shorter is not None else ():
+            of = shorter[engine]
+            runs.append(WholeRun(size, engine, shorter["scale"], of["tokens"], of["seconds"], of["estimated_seconds"]))
+        for engine, name in (
+            (("dense", "dense"), ("sparse", found["sparse_engine"])) if request_set == "drained" else ()
+        ):
+            path = f"whole-run-qwen3-{size}-{name}-h200"
+            if (RESULTS / f"{path}.json").exists():
+                of = results(path, "whole-run")
+                estimated = of["tokens"] / found[f"{engine}_tokens_per_second"]
+                runs.append(WholeRun(size, engine, 1.0, of["tokens"], of["seconds"], estimated))
+    return runs
+
+
+def interpolated() -> str:
+    """What is measured of the request sets and what is not, in words."""
+    moments = {
+        which: [len(found["windows"]) for _, request_set, found in rollout_records() if request_set == which]
+        for which in REQUEST_SETS
+    }
+    drained, steady = (f"{min(counts)} to {max(counts)}" for counts in moments.values())
+    runs, said = found_whole(), []
+    for lengths, words in (("full", "at full lengths"), ("1/8", "with an eighth of the lengths")):
+        errors = sorted((run.error_percent.lstrip("+-") for run in runs if run.lengths == lengths), key=float)
+        if errors:
+            said.append(f"{words} {' to '.join(dict.fromkeys((errors[0], errors[-1])))} %")
+    only = "" if any(run.scale == 1 for run in runs) else "Nobody has run the full lengths whole yet. "
+    text = (
+        f"**The times are interpolated.** Decode steps were measured at {drained} evenly spaced moments of the drained run "
+        f"and at {steady} of the steady one, and the time between is a line. {only}Against whole runs of the drained set "
+        f"(Qwen3-1.7B) this is off by: {', '.join(said)}."
+    )
+    return textwrap.fill(text, 120, break_long_words=False, break_on_hyphens=False)
+
+
+def whole_runs() -> str:
+    """Whole runs of the drained set beside what the measured moments say of the same requests, and their speed-ups."""
+    rows = []
+    for (size, lengths), pair in _by_lengths(found_whole()).items():
+        for run in pair.values():
+            seconds = [rounded_up(run.seconds, 1), rounded_up(run.estimated_seconds, 1), f"{run.error_percent}%"]
+            rows.append([f"Qwen3-{size.upper()}", run.engine, lengths, f"{run.tokens:,}", *seconds])
+        if len(pair) == 2:
+            dense, sparse = pair["dense"], pair["sparse"]
+            speedups = [dense.seconds / sparse.seconds, dense.estimated_seconds / sparse.estimated_seconds]
+            rows.append([f"Qwen3-{size.upper()}", "speed-up", lengths, "", *(times(each) for each in speedups), ""])
+    return table(["model", "engine", "lengths", "tokens", "run, s", "moments say, s", "error"], rows)
+
+
+def _by_lengths(runs: list[WholeRun]) -> dict[tuple[str, str], dict[str, WholeRun]]:
+    found: dict[tuple[str, str], dict[str, WholeRun]] = {}
+    for run in runs:
+        found.setdefault((run.size, run.lengths), {})[run.engine] = run
+    return found
+
+
+def decode_cells(name: str = "decode-step-qwen3-1.7b-h200") -> dict[tuple[int, int, str], float]:
+    """(batch, context, engine) -> milliseconds of a step, where it was measured."""
+    return {
+        (cell["batch"], cell["context_tokens"], cell["engine"]): 1e3 * statistics.median(cell["seconds"])
+        for cell in results(name, "decode-step")
+        if "seconds" in cell
+    }
+
+
+def pairs(cells: dict[tuple[int, int, str], float]) -> dict[tuple[int, int], tuple[float, float]]:
+    """(batch, context) -> milliseconds of a dense and of a sparse step, where both were measured."""
+    found = {}
+    for batch, context in sorted({key[:2] for key in cells}):
+        dense, sparse = (cells.get((batch, context, engine)) for engine in ("dense", "triton"))
+        if dense is not None and sparse is not None:
+            found[batch, context] = (dense, sparse)
+    return found
+
+
+def decode_steps() -> str:
+    """Milliseconds of one decode step in vLLM, dense / sparse."""
+    cells = decode_cells()
+    found, contexts = pairs(cells), sorted({context for _, context, _ in cells})
+    rows = []
+    for batch in sorted({batch for batch, _, _ in cells}):
+        row = [str(batch)]
+        for context in contexts:
+            took = found.get((batch, context))
+            row.append("" if took is None else f"{rounded_down(took[0], 2)} / {rounded_up(took[1], 2)}")
+        rows.append(row)
+    return table(["batch", *(f"{context:,}" for context in contexts)], rows)
+
+
+def short_steps() -> str:
+    """The shortest context of the decode steps: it lies above its budget, and there is little to gain."""
+    found = pairs(decode_cells())
+    shortest = min(context for _, context in found)
+    rows = [[str(batch), *_compared(*took)] for (batch, context), took in found.items() if context == shortest]
+    return table([f"batch, {shortest:,} tokens each", "dense, ms", "sparse, ms", "difference"], rows)
+
+
+def within_budget() -> str:
+    """Contexts that the schedule reads whole: what sparse mode costs where it has nothing to gain."""
+    rows = []
+    for size in SIZES:
+        name = f"decode-step-within-budget-qwen3-{size}-h200"
+        if not (RESULTS / f"{name}.json").exists():
+            continue
+        for (batch, context), took in pairs(decode_cells(name)).items():
+            holds = "yes" if took[1] <= (1 + OVERHEAD_GOAL) * took[0] else "no"
+            rows.append([f"Qwen3-{size.upper()}", f"{context:,}", str(batch), *_compared(*took), holds])
+    if not rows:
+        return NOT_YET
+    goal = percent_down(OVERHEAD_GOAL)
+    return table(["model", "tokens each", "batch", "dense, ms", "sparse, ms", "difference", f"within {goal}"], rows)
+
+
+def _compared(dense_ms: float, sparse_ms: float) -> list[str]:
+    difference = rounded_up(100 * (sparse_ms / dense_ms - 1), 1, sign=True)
+    return [rounded_down(dense_ms), rounded_up(sparse_ms), f"{difference}%"]
+
+
+def kernels() -> str:
+    """Microseconds of each kernel beside the time that its bytes take at copy bandwidth."""
+    rows = []
+    for row in results("kernels-h200", "kernels")["rows"]:
+        if row["context_tokens"] not in ("30000", "93 mixed"):
+            continue
+        budget = row.get("kv_budget_tokens")
+        requests = "32 of 30,000 tokens" if row["context_tokens"] == "30000" else "93 of mixed lengths"
+        took = [rounded_up(row["graph_us"], 1), rounded_down(row["floor_us"], 1)]
+        rows.append([requests, row["kernel"], str(budget or ""), *took])
+    return table(["requests", "kernel", "KV budget", "time, us", "floor, us"], rows)

@@ -1,0 +1,218 @@
+"""The reader's questions, answered in words: is this schedule safe here, what does it save, and did training hold? The
+answers follow from figures of the page by fixed rules; nothing is measured or estimated here."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from sparroll.mismatch.table import TailRow
+from sparroll.report.data import Answer, Measured, PlannedDecoding, TrainingRun, differences, thin
+from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
+
+SAFE, SAVES, HELD = "Is this schedule safe here?", "What does it save?", "Did training hold?"
+FINE = 0.05
+"""A difference of accuracies that a yes about training must be able to see."""
+
+
+def answers(
+    measured: Sequence[Measured], runs: Sequence[TrainingRun], plans: Sequence[PlannedDecoding]
+) -> tuple[Answer, ...]:
+    """Answers about the one schedule that the folder is about; empty where there is none, or more than one."""
+    schedules = [each for each in measured if each.schedule is not None]
+    if len(schedules) != 1 or len({schedules[0].model, *(run.model for run in runs)}) > 1:
+        return ()
+    about = schedules[0]
+    under_it = [run for run in runs if _same_budgets(run, about)]
+    return (_safe(about, under_it), _saves(about, under_it, plans), _held(under_it, runs))
+
+
+def _same_budgets(run: TrainingRun, about: Measured) -> bool:
+    if run.schedule is None or about.schedule is None:
+        return False
+    plain = [
+        [(step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps]
+        for schedule in (run.schedule, about.schedule)
+    ]
+    return plain[0] == plain[1]
+
+
+# -- is it safe ------------------------------------------------------------------------------------------------------------
+
+
+def _safe(about: Measured, under_it: Sequence[TrainingRun]) -> Answer:
+    alarms = [f"In training ({run.name}), {alarm}." for run in under_it for alarm in run.alarms]
+    bins = [point for point in about.verified.points if not thin(point)] if about.verified else []
+    if about.target is None or not bins:
+        answer = "Not known: nobody has sampled enough with the schedule itself."
+        return Answer(SAFE, "no" if alarms else "unknown", answer, tuple(alarms))
+    target = f"{about.target:g}"
+    missed = [point for point in bins if point.value < about.target]
+    near = [point for point in bins if point.low < about.target]
+    worst = min(bins, key=lambda point: point.value)
+    span = f"{bins[0].from_context_tokens:,} to {bins[-1].to_context_tokens:,} tokens"
+    lowest = f"the lowest is {_tail(worst)}, at contexts of {_at(worst)}"
+    reasons = [
+        _meaning(about),
+        *alarms,
+        *(_in_steps(run) for run in under_it if run.target is not None and not run.alarms),
+    ]
+    reasons.append(
+        f"Contexts outside of {span} had too little data to judge. Another model, another kind of problem or longer "
+        f"responses need their own calibration."
+    )
+    if missed:
+        where = ", ".join(_at(point) for point in missed)
+        answer = f"No: the tail misses its target {target} at contexts of {where}; {lowest}."
+        return Answer(SAFE, "no", answer, tuple(reasons))
+    if alarms:
+        answer = f"No: it held the target {target} when it was measured, but the guard raised an alarm in training."
+        return Answer(SAFE, "no", answer, tuple(reasons))
+    if near:
+        answer = (
+            f"Probably: the tail is above its target {target} in all {len(bins)} measured bins of {span}, but in "
+            f"{len(near)} of them the interval reaches below it; {lowest}."
+        )
+        return Answer(SAFE, "probably", answer, tuple(reasons))
+    answer = f"Yes: from {span}, the tail is above its target {target} with its whole interval; {lowest}."
+    return Answer(SAFE, "yes", answer, tuple(reasons))
+
+
+def _meaning(about: Measured) -> str:
+    """What the tail is, for a reader who has not seen the page yet."""
+    said = (
+        f"The tail says how much of its probability sparse decoding shares with dense decoding at a token, where 1 is the "
+        f"same: {percent_down(1 - about.quantile)} of the tokens share more."
+    )
+    if about.estimator == "top_k_lower" and about.quantile == 0.05:
+        said += " In published runs of Qwen3 a tail of .86 trained stably, .80 drifted, and .75 collapsed."
+    return said
+
+
+def _tail(point: TailRow) -> str:
+    return with_interval(point.value, point.low, point.high)
+
+
+def _at(point: TailRow) -> str:
+    return f"{point.from_context_tokens:,} to {point.to_context_tokens:,}"
+
+
+def _in_steps(run: TrainingRun) -> str:
+    """What single steps of a run without an alarm showed."""
+    assert run.target is not None
+    known = [value for value in run.worst_bin_q05 if value is not None]
+    if not known:
+        return f"In training ({run.name}) no step had enough tokens in a bin to show its tail."
+    under = sum(value < run.target for value in known)
+    if not under:
+        return f"In training ({run.name}) the worst bin of every step was above {run.target:g} as well."
+    return (
+        f"In training ({run.name}) the worst bin of {under} of {len(known)} single steps was under {run.target:g}, at the "
+        f"lowest {rounded_down(min(known))}. A step has few rollouts; the guard, which judges several steps together, found "
+        f"no bin surely under it."
+    )
+
+
+# -- what it saves ---------------------------------------------------------------------------------------------------------
+
+
+def _saves(about: Measured, under_it: Sequence[TrainingRun], plans: Sequence[PlannedDecoding]) -> Answer:
+    own = [plan for plan in plans if plan.model == about.model]
+    others = [plan for plan in plans if plan.model != about.model]
+    reasons = [f"Predicted for this model{_speedup(plan)}." for plan in own]
+    reasons += [f"For comparison, another model: predicted for {plan.model}{_speedup(plan)}." for plan in others]
+    if not under_it:
+        return Answer(SAVES, "unknown", "Not known yet: no training run has sampled with it.", tuple(reasons))
+    share = max(run.read_share for run in under_it)
+    points = [point for curve in about.curves for point in curve.points]
+    longest = max(point.to_context_tokens for point in [each for each in points if not thin(each)] or points)
+    fewer, read = percent_down(max(0.0, 1 - share)), percent_up(share)
+    answer = (
+        f"{fewer} of what attention reads: its rollouts read {read} of the KV cache, dense ones all of it, at contexts up "
+        f"to {longest:,} tokens."
+    )
+    if longest <= 4096:
+        reasons.insert(
+            0,
+            "At such short contexts that saves hardly any time. What a schedule saves grows with the context, and on a GPU "
+            "with the batch.",
+        )
+    return Answer(SAVES, "yes" if share < 1 else "no", answer, tuple(reasons))
+
+
+def _speedup(plan: PlannedDecoding) -> str:
+    found = plan.results
+    return (
+        f" on {found['hardware']['name']}, schedule {found['schedule']}, contexts {found['lengths']}: decoding "
+        f"{rounded_down(found['speedup'], 2)} times as fast as dense"
+    )
+
+
+# -- did training hold -----------------------------------------------------------------------------------------------------
+
+
+def _held(under_it: Sequence[TrainingRun], runs: Sequence[TrainingRun]) -> Answer:
+    dense = [run for run in runs if run.dense and run.accuracy]
+    done = [run for run in under_it if run.accuracy]
+    if not done:
+        return Answer(HELD, "unknown", "Not known yet: no finished run with an evaluation has trained with it.")
+    run = done[0]
+    last = run.accuracy[-1]
+    if not dense or differences([run, dense[0]], without=("attention", "log", "checkpoint", "guard")):
+        return _held_alone(run)
+    like = dense[0].accuracy[-1]
+    figures = (
+        f"after {len(run.steps)} steps the dense accuracy is {_accuracy(run)} with it and {_accuracy(dense[0])} with dense "
+        f"rollouts, from {rounded_down(run.accuracy[0].value)} at the start"
+    )
+    visible = math.hypot((last.high - last.low) / 2, (like.high - like.low) / 2)
+    limits = (
+        f"With {last.prompts} problems, a difference of less than about {rounded_up(visible, 2)} cannot be seen, and in "
+        f"{len(run.steps)} steps a slow drift does not show."
+    )
+    reasons = (_rewards(run, dense[0]), limits, *_contrast(run, runs))
+    if last.high < like.low:
+        return Answer(HELD, "no", f"No: {figures}.", reasons)
+    if visible <= FINE:
+        return Answer(HELD, "yes", f"Yes: {figures}.", reasons)
+    return Answer(HELD, "probably", f"Nothing speaks against it: {figures}.", reasons)
+
+
+def _held_alone(run: TrainingRun) -> Answer:
+    """Without a dense run to compare with."""
+    first, last = run.accuracy[0], run.accuracy[-1]
+    figures = f"the dense accuracy went from {rounded_down(first.value)} to {_accuracy(run)} in {len(run.steps)} steps"
+    if last.high < first.low:
+        return Answer(HELD, "no", f"No: {figures}.")
+    without = ("There is no run with dense rollouts and the same settings here to compare with.",)
+    return Answer(HELD, "unknown", f"Not known: {figures}.", without)
+
+
+def _accuracy(run: TrainingRun) -> str:
+    point = run.accuracy[-1]
+    return with_interval(point.value, point.low, point.high)
+
+
+def _rewards(run: TrainingRun, dense: TrainingRun) -> str:
+    def means(of: TrainingRun) -> str:
+        return f"{rounded_down(of.reward_first)} to {rounded_down(of.reward_last)}"
+
+    return (
+        f"Rewards of the training rollouts, first to last {run.reward_window_steps} steps: {means(run)} with the schedule, "
+        f"{means(dense)} dense."
+    )
+
+
+def _contrast(run: TrainingRun, runs: Sequence[TrainingRun]) -> tuple[str, ...]:
+    """What runs that read less show."""
+    others = [each for each in runs if each.schedule is not None and each.read_share < run.read_share]
+    said = []
+    for each in others:
+        known = [value for value in each.worst_bin_q05 if value is not None]
+        tail = f", and its worst bin's tail fell to {rounded_down(min(known))}" if known else ""
+        alarm = "; the guard raised an alarm" if each.alarms else ""
+        rewards = f"{rounded_down(each.reward_first)} to {rounded_down(each.reward_last)}"
+        said.append(
+            f"What reading less does: the run {each.name} ({each.rollouts}) has rewards of {rewards}{tail}{alarm}."
+        )
+    return tuple(said)

@@ -1,0 +1,141 @@
+"""The sections of the page about what a profile or calibration measured: the tail by length, and the schedule. Shows the
+figures of the records; it computes none."""
+
+from __future__ import annotations
+
+from html import escape
+from typing import Any
+
+from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.mismatch.table import TailRow
+from sparroll.report import figures
+from sparroll.report.data import Measured, thin
+from sparroll.report.parts import figure, items, note, section, table
+from sparroll.rounding import with_interval
+
+
+def measurements(all_measured: tuple[Measured, ...]) -> str:
+    """Two sections for each calibration, and one for each profile. Where there are several, titles name their
+    folders."""
+    parts = []
+    for number, measured in enumerate(all_measured):
+        where = f": {measured.folder}" if len(all_measured) > 1 else ""
+        parts += [_tail(measured, number, where), _schedule(measured, number, where)]
+    return "\n".join(part for part in parts if part)
+
+
+def _tail(measured: Measured, number: int, where: str) -> str:
+    rank = f"{100 * measured.quantile:g}th percentile"
+    text = (
+        f"Model <b>{escape(measured.model)}</b>. At each token, the acceptance is the probability that sparse and dense "
+        f"decoding share: 1 means that both would say the same, 0 that they never would. Its mean hides the few bad tokens "
+        f"that make training unstable. So this is its tail, the {rank}: 95 of 100 tokens have a higher acceptance. It is "
+        f"shown by context length, which is the number of tokens that a decoding step could read (estimator "
+        f"<code>{escape(measured.estimator)}</code>)."
+    )
+    said = (
+        "A <b>budget</b> is a fixed number of tokens that each step reads, darker lines read more. The <b>dense ceiling</b> "
+        "(dashed) is the same statistic with rollouts that read everything: what is missing to 1 there is the noise of the "
+        "measurement and of the engine, and no budget can be expected to do better. "
+    )
+    if measured.verified is not None:
+        said += "The <b>calibrated schedule</b> (thick, green) was sampled with the schedule itself. "
+    said += "Bands and brackets are 95 % intervals of a bootstrap over rollouts. Hollow points have too little data."
+    bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in measured.curves for p in curve.points})
+    rows = []
+    for curve in measured.curves:
+        found = {point.from_context_tokens: point for point in curve.points}
+        rows.append([escape(curve.name), *(_cell(found.get(start), measured.target) for start, _ in bins)])
+    few = f"fewer than {MIN_TOKENS} tokens or {LEAST_ROLLOUTS} rollouts, which is too little to judge"
+    colours = f'<span class="thin">Grey, slanted</span>: {few}.'
+    if measured.target is not None:
+        colours = (
+            f'Colours: <span class="met">green</span>: even the lower end of the interval is at the target '
+            f'{measured.target:g} or above; <span class="near">ochre</span>: the tail is, but the lower end of its interval '
+            f'is not; <span class="missed">red</span>: the tail misses the target. {colours}'
+        )
+    return section(
+        f"How far sparse decoding is from dense{where}",
+        text,
+        figure(
+            lambda narrow: figures.tail_by_length(measured.curves, measured.target, f"tail ({rank})", number, narrow)
+        ),
+        note(said),
+        table(["tail at contexts of", *(f"{start:,} to {end:,}" for start, end in bins)], rows),
+        note(colours),
+    )
+
+
+def _cell(point: TailRow | None, target: float | None) -> str:
+    if point is None:
+        return "-"
+    value, _, interval = with_interval(point.value, point.low, point.high).partition(" ")
+    text = f"{value} <small>{interval}</small>"
+    if thin(point):
+        return f'<span class="thin">{text}</span>'
+    if target is None:
+        return text
+    kind = "met" if point.low >= target else "near" if point.value >= target else "missed"
+    return f'<span class="{kind}">{text}</span>'
+
+
+def _schedule(measured: Measured, number: int, where: str) -> str:
+    schedule = measured.schedule
+    if schedule is None:
+        return ""
+    ends = [step.from_context_tokens for step in schedule.steps[1:]]
+    points = [point.to_context_tokens for curve in measured.curves for point in curve.points]
+    longest = max([*points, *ends]) if points or ends else 32_768
+    rows = []
+    for step, end in zip(schedule.steps, [*ends, None], strict=True):
+        found = step.measured or {}
+        tail = with_interval(found["value"], found["low"], found["high"]) if found else "-"
+        context = f"{step.from_context_tokens:,} to {'...' if end is None else f'{end:,}'}"
+        rows.append([context, f"{step.kv_budget_tokens:,}", tail, _origin(found)])
+    selector = schedule.selector.table()
+    text = (
+        f"A schedule says how many tokens of the KV cache a decoding step reads at each context length (its KV budget). "
+        f"{_how_chosen(measured)} Which tokens these are is chosen anew at each step by the selector "
+        f"<code>{escape(selector['kind'])}</code>, in pages of {selector['page_tokens']} tokens. Layers that always read "
+        f"everything: {', '.join(map(str, schedule.dense_layers)) or 'none'}."
+    )
+    return section(
+        f"The schedule{where}",
+        text,
+        figure(lambda narrow: figures.schedule_budgets(schedule, longest, number=number, narrow=narrow)),
+        note("The distance between the green line and the dashed one is what a step need not read."),
+        table(["context", "KV budget", "tail [95 % interval]", "where the tail is from"], rows),
+        items(measured.notes),
+    )
+
+
+def _how_chosen(measured: Measured) -> str:
+    """What the budgets had to meet, as it was in this calibration."""
+    target = f"the target {measured.target:g}"
+    first = (
+        f"For each length it is the smallest budget whose tail, with the lower end of its interval, met {target} among "
+    )
+    first += "the budgets that were measured, or between two of them."
+    if measured.bound is None:
+        return f"{first} Nobody has sampled with the schedule itself, so it is not verified."
+    what = (
+        "the measured tail itself, not the lower end of its interval,"
+        if measured.bound == "value"
+        else "that lower end"
+    )
+    return (
+        f"{first} Then new rollouts were sampled with the schedule itself, and a budget was raised where {what} missed the "
+        f"target there."
+    )
+
+
+def _origin(measured: dict[str, Any]) -> str:
+    """Where a step's tail is from, in words."""
+    if not measured:
+        return "not measured: see the notes below"
+    if measured.get("dense"):
+        return "dense: the budget is as large as every context"
+    if measured.get("verified"):
+        return "measured with this schedule"
+    return "interpolated between measured budgets" if measured.get("interpolated") else "measured at this budget"

@@ -1,0 +1,74 @@
+"""Reads a training run from its folder: its metrics, its configuration and the schedule of its last checkpoint."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from sparroll.errors import UserError
+from sparroll.report.data import AccuracyPoint, TrainingRun
+from sparroll.schedule import Schedule
+
+
+def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
+    """The run whose result.json holds `record`. Raises UserError if its metrics.jsonl cannot be read."""
+    path = folder / "metrics.jsonl"
+    try:
+        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    except OSError as error:
+        raise UserError(
+            f"cannot read {path}: {error.strerror}", f"{folder / 'result.json'} is there, so this file should be, too"
+        ) from None
+    steps = [line for line in lines if "reward/mean" in line]
+    results, config, schedule = record["results"], record["config"], _last_schedule(folder)
+    return TrainingRun(
+        name=name,
+        steps=tuple(line["step"] for line in steps),
+        reward=tuple(line["reward/mean"] for line in steps),
+        reward_first=results["reward_first"],
+        reward_last=results["reward_last"],
+        reward_window_steps=results["reward_window_steps"],
+        tail_q05=tuple(line.get("mismatch/acceptance_q05") for line in steps),
+        worst_bin_q05=tuple(line.get("mismatch/acceptance_q05_worst_bin") for line in steps),
+        kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
+        accuracy=tuple(_accuracy(line) for line in lines if "evaluate/dense_accuracy" in line),
+        config=config,
+        rollouts=_what_they_read(config["attention"], schedule),
+        schedule=schedule,
+        target=_target(config, schedule),
+        events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
+    )
+
+
+def _accuracy(line: dict[str, Any]) -> AccuracyPoint:
+    name = "evaluate/dense_accuracy"
+    prompts = int(line["evaluate/prompts"])
+    return AccuracyPoint(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"], prompts)
+
+
+def _last_schedule(folder: Path) -> Schedule | None:
+    """The schedule that ran last, even if its file is gone or a watcher has changed it; None without one."""
+    saved = sorted(folder.glob("checkpoints/step-*/schedule.toml"))
+    return Schedule.load(saved[-1]) if saved else None
+
+
+def _what_they_read(attention: dict[str, Any], schedule: Schedule | None) -> str:
+    """What the rollouts read, in words."""
+    if schedule is not None:
+        budgets = sorted({step.kv_budget_tokens for step in schedule.steps})
+        return f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
+    kind = attention["kind"]
+    if kind == "compression":
+        return f"{attention['policy']}, {attention['budget_tokens']} tokens"
+    if kind == "budget":
+        return f"budget {attention['kv_budget_tokens']}"
+    return "whole context" if kind == "dense" else f"schedule {Path(attention['name']).stem}"
+
+
+def _target(config: dict[str, Any], schedule: Schedule | None) -> float | None:
+    """The guard's target, in the order in which train/schedules.py looks for it."""
+    given = config.get("guard", {}).get("at_least") or config.get("control", {}).get("target")
+    own = (schedule.target or {}).get("at_least") if schedule is not None else None
+    target = given if given is not None else own
+    return None if target is None else float(target)

@@ -1,0 +1,149 @@
+"""The reader's questions, answered by fixed rules from figures whose answer is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from report_data import measured, plans, row, run, runs, schedule
+from sparroll.control.guard import Guard
+from sparroll.report.answers import HELD, SAFE, SAVES, answers
+from sparroll.report.data import AccuracyPoint, Answer, Measured, TailCurve, TrainingRun
+from sparroll.schedule import Schedule
+from tail_worlds import evidence
+from tail_worlds import measured as tails
+
+LIKE = schedule(64, 128, 192)
+
+
+def about(points: list[tuple[float, float]], **changes: object) -> Measured:
+    """A calibration whose verification measured these values, with their lower bounds."""
+    curve = TailCurve(
+        "calibrated schedule", "schedule", tuple(row(250 * k, v, low, 0.99) for k, (v, low) in enumerate(points))
+    )
+    return measured(curves=(curve,), **changes)
+
+
+def answer(question: str, of: Measured, its_runs: tuple[TrainingRun, ...] | None = None) -> Answer:
+    found = answers([of], runs() if its_runs is None else its_runs, plans())
+    (one,) = (each for each in found if each.question == question)
+    return one
+
+
+def test_all_three_questions_are_answered_in_their_order() -> None:
+    assert [each.question for each in answers([measured()], runs(), plans())] == [SAFE, SAVES, HELD]
+
+
+@pytest.mark.parametrize(
+    ("points", "level", "said"),
+    [
+        (
+            [(0.9, 0.88), (0.95, 0.86)],
+            "yes",
+            "Yes: from 0 to 500 tokens, the tail is above its target 0.86 with its whole",
+        ),
+        (
+            [(0.9, 0.8599), (0.95, 0.9)],
+            "probably",
+            "but in 1 of them the interval reaches below it; the lowest is 0.900",
+        ),
+        (
+            [(0.9, 0.88), (0.8599, 0.85)],
+            "no",
+            "No: the tail misses its target 0.86 at contexts of 250 to 500; the",
+        ),
+    ],
+)
+def test_a_schedule_is_safe_where_its_whole_interval_is_above_the_target(
+    points: list[tuple[float, float]], level: str, said: str
+) -> None:
+    found = answer(SAFE, about(points))
+    assert found.level == level
+    assert said in found.answer
+
+
+def test_an_alarm_of_the_guard_outweighs_the_calibration() -> None:
+    decision = Guard("warn", 0.86).watch(evidence(1, tails(1, {0: 0.7}), Schedule.fixed(64)))
+    alarmed = run(
+        "calibrated", "", 0.008, 0.7, 0.5, LIKE, events=tuple(f"step 1: {event}" for event in decision.events)
+    )
+    found = answer(SAFE, about([(0.9, 0.88)]), (alarmed,))
+    assert found.level == "no"
+    assert "the guard raised an alarm in training" in found.answer
+    assert any("0.700, surely under 0.860" in reason for reason in found.reasons)
+
+
+def test_low_single_steps_are_told_with_what_they_are_worth() -> None:
+    low = run("calibrated", "", 0.008, 0.9, 0.5, LIKE, worst_bin_q05=(0.9, 0.8599, 0.95, None, *[0.9] * 16))
+    found = answer(SAFE, about([(0.9, 0.88)]), (low,))
+    assert found.level == "yes"
+    assert any(
+        "the worst bin of 1 of 19 single steps was under 0.86, at the lowest 0.859" in each for each in found.reasons
+    )
+
+
+def test_what_nobody_measured_is_not_known() -> None:
+    unverified = measured(curves=measured().curves[:1], bound=None)
+    assert answer(SAFE, unverified).level == "unknown"
+    thin = TailCurve("calibrated schedule", "schedule", (row(0, 0.99, 0.98, 1.0, rollouts=7),))
+    assert answer(SAFE, measured(curves=(thin,))).level == "unknown"
+    assert answer(SAVES, measured(), ()).level == answer(HELD, measured(), ()).level == "unknown"
+
+
+def test_savings_are_rounded_towards_the_miss_and_name_other_models_as_such() -> None:
+    found = answer(SAVES, measured())
+    assert found.answer.startswith("53% of what attention reads: its rollouts read 47% of the KV cache")
+    assert any(
+        reason.startswith("For comparison, another model: predicted for Qwen/Qwen3-1.7B") for reason in found.reasons
+    )
+    own = replace(plans()[0], model="tiny-reasoner")
+    (shown,) = (each for each in answers([measured()], runs(), [own]) if each.question == SAVES)
+    assert any(reason.startswith("Predicted for this model on H200") for reason in shown.reasons)
+
+
+def with_accuracy(name: str, under: Schedule | None, value: float, half: float) -> TrainingRun:
+    before, after = (AccuracyPoint(step, at, at - half, at + half, 128) for step, at in ((0, 0.5), (20, value)))
+    return run(name, "", 0.0, 0.9, 0.5, under, accuracy=(before, after))
+
+
+@pytest.mark.parametrize(
+    ("value", "half", "level", "said"),
+    [
+        (
+            0.52,
+            0.08,
+            "probably",
+            "Nothing speaks against it: after 20 steps the dense accuracy is 0.520 [0.440",
+        ),
+        (0.54, 0.02, "yes", "Yes: after 20 steps"),
+        (
+            0.42,
+            0.05,
+            "no",
+            "No: after 20 steps the dense accuracy is 0.420 [0.370, 0.470] with it and 0.5",
+        ),
+    ],
+)
+def test_training_held_unless_the_dense_run_is_surely_better(value: float, half: float, level: str, said: str) -> None:
+    pair = (with_accuracy("dense", None, 0.55, half), with_accuracy("calibrated", LIKE, value, half))
+    found = answer(HELD, measured(), pair)
+    assert found.level == level
+    assert found.answer.startswith(said)
+
+
+def test_a_dense_run_with_other_settings_is_no_comparison() -> None:
+    other = {"model": {"name": "tiny-reasoner"}, "attention": {"kind": "dense"}, "train": {"seed": 1, "lr": 1e-4}}
+    pair = (
+        replace(with_accuracy("dense", None, 0.9, 0.01), config=other),
+        with_accuracy("calibrated", LIKE, 0.5, 0.05),
+    )
+    found = answer(HELD, measured(), pair)
+    assert found.level == "unknown"
+    assert found.reasons == ("There is no run with dense rollouts and the same settings here to compare with.",)
+
+
+def test_there_are_no_answers_about_two_schedules_or_two_models() -> None:
+    assert answers([measured(), measured(folder="other")], runs(), ()) == ()
+    assert answers([measured(model="another")], runs(), ()) == ()
+    assert answers([], runs(), plans()) == ()

@@ -1,0 +1,106 @@
+"""What a report takes from a folder of records, and what it keeps apart."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from report_data import row, schedule
+from sparroll import records
+from sparroll.errors import UserError
+from sparroll.report import collect
+
+REWARDS = (0.9, 0.1, 0.2, 0.5, 0.6, 0.3)
+
+
+def write_run(folder: Path, model: str = "tiny-reasoner", **sections: dict[str, Any]) -> None:
+    """A run of six steps; the fourth has no bin with enough tokens."""
+    folder.mkdir(parents=True)
+    lines: list[dict[str, Any]] = [
+        {"step": 0, "evaluate/dense_accuracy": 0.0, "evaluate/dense_accuracy_low": 0.0,
+         "evaluate/dense_accuracy_high": 0.265, "evaluate/prompts": 12.0},
+    ]  # fmt: skip
+    for step, reward in enumerate(REWARDS, 1):
+        line = {"step": step, "reward/mean": reward, "rollout/kv_read_share": 0.5, "mismatch/acceptance_q05": 0.9}
+        lines.append(line | ({} if step == 4 else {"mismatch/acceptance_q05_worst_bin": 0.8}))
+    lines[-1]["events"] = ["something happened"]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    config = {"model": {"name": model}, "attention": {"kind": "dense"}, "train": {"seed": 0}} | sections
+    results = {"reward_first": 0.4, "reward_last": 0.4667, "reward_window_steps": 3}
+    records.write(folder / "result.json", "train", results, config=config)
+
+
+def write_profile(path: Path, model: str, kind: str = "profile") -> None:
+    rows = [dataclasses.asdict(row(0, 0.9, 0.88, 0.92))]
+    tail = {"estimator": "top_k_lower", "quantile": 0.05, "rows": rows}
+    dense = {"mode": "dense", "name": "dense", "schedule": None, "tail": tail}
+    fixed = {"mode": "faithful", "name": "fixed-64", "schedule": {"steps": [{"kv_budget_tokens": 64}]}, "tail": tail}
+    results: dict[str, Any] = {"dense_ceiling": dense, "schedules": [fixed, dense]}
+    if kind == "calibration":
+        verification = {"rounds": [fixed], "bound": "low"}
+        results |= {"schedule": schedule(64).table(), "notes": ["a note"], "verification": verification}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    records.write(path, kind, results, config={"model": model})
+
+
+def test_a_run_has_the_means_of_its_record_its_worst_bin_and_its_target(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", guard={"at_least": 0.86})
+    (run,) = collect(tmp_path).runs
+    assert (run.reward_first, run.reward_last, run.reward_window_steps) == (0.4, 0.4667, 3)
+    assert run.worst_bin_q05 == (0.8, 0.8, 0.8, None, 0.8, 0.8)
+    assert run.tail_q05 == (0.9,) * 6
+    assert (run.target, run.model, run.dense, run.read_share) == (0.86, "tiny-reasoner", True, 0.5)
+    assert run.events == ("step 6: something happened",)
+    (point,) = run.accuracy
+    assert (point.value, point.high, point.prompts) == (0.0, 0.265, 12)
+
+
+@pytest.mark.parametrize(
+    ("sections", "target"),
+    [
+        ({"guard": {"at_least": None}}, 0.86),
+        ({"guard": {"at_least": None}, "control": {"by": "controller", "target": 0.9}}, 0.9),
+        ({"guard": {"at_least": 0.8}, "control": {"by": "controller", "target": 0.9}}, 0.8),
+    ],
+)
+def test_the_target_of_a_run_is_the_guards(sections: dict[str, Any], target: float, tmp_path: Path) -> None:
+    write_run(tmp_path / "run", **sections)
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000006"
+    checkpoint.mkdir(parents=True)
+    schedule(64).save(checkpoint / "schedule.toml")
+    (run,) = collect(tmp_path).runs
+    assert run.target == target
+    assert run.rollouts == "budget 64"
+
+
+def test_a_folder_of_two_models_is_told_apart(tmp_path: Path) -> None:
+    write_run(tmp_path / "a" / "run", "first")
+    write_run(tmp_path / "b" / "run", "second")
+    write_profile(tmp_path / "a" / "profile.json", "first")
+    write_profile(tmp_path / "b" / "profile.json", "second")
+    data = collect(tmp_path)
+    assert data.models == ("first", "second")
+    assert [run.name for run in data.runs] == ["a/run", "b/run"]
+    assert [(each.folder, each.model) for each in data.measured] == [("a", "first"), ("b", "second")]
+    assert data.facts == {} and data.answers == ()
+
+
+def test_a_calibration_supersedes_the_profile_that_it_began_with_and_no_other(tmp_path: Path) -> None:
+    write_profile(tmp_path / "profile.json", "first")
+    write_profile(tmp_path / "calibration" / "calibration.json", "first", "calibration")
+    write_profile(tmp_path / "other" / "profile.json", "first")
+    found = collect(tmp_path).measured
+    assert [each.folder for each in found] == ["calibration", "other"]
+    (about, _) = found
+    assert (about.target, about.bound, about.notes) == (0.86, "low", ("a note",))
+    assert [curve.name for curve in about.curves] == ["budget 64", "calibrated schedule", "dense ceiling"]
+
+
+def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "other.json").write_text("{}")
+    with pytest.raises(UserError, match="there is nothing to report"):
+        collect(tmp_path)

@@ -1,0 +1,53 @@
+"""The first moments of a command: Ctrl-C while modules are imported, and terminals that know only ASCII."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[2] / "src"
+MAIN = "import sys; from sparroll.cli import main; sys.exit(main())"
+
+
+def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code, *words],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(SOURCE), **environment},
+        # What a shell puts in the background is deaf to SIGINT, and so are its children.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+
+
+@pytest.mark.parametrize(
+    ("module", "number"), [("typer", "SIGINT"), ("sparroll.schedule", "SIGTERM"), ("sparroll.doctor", "SIGINT")]
+)
+def test_an_interrupt_during_an_import_shows_no_traceback(module: str, number: str) -> None:
+    press = f"""
+import os, signal, sys
+
+class Press:
+    def find_spec(self, name, path=None, target=None):
+        if name == {module!r}:
+            os.kill(os.getpid(), signal.{number})
+
+sys.meta_path.insert(0, Press())
+"""
+    result = run(press + MAIN, "doctor")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+
+
+def test_a_terminal_that_knows_only_ascii_gets_plots_in_ascii() -> None:
+    ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    result = run(MAIN, "schedule", "show", "qwen3-1.7b-0.86", **ascii_only)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout.isascii()
+    assert "4,096 |" in result.stdout
+    assert "####" in result.stdout
