@@ -12,7 +12,7 @@ import os
 import socket
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
@@ -28,11 +28,13 @@ _held: dict[tuple[int, Path], int] = {}
 
 @contextmanager
 def locked(folder: Path | str, who: str) -> Iterator[Path]:
-    """Hold the folder while the block runs; it is created if it is missing. Raises UserError if another process has it.
+    """Hold the folder while the block runs; it is created if it is missing, and removed again if the block left it empty.
+    Raises UserError if another process has it.
 
     who: what to tell other processes, such as "sparroll train". A process may take a folder again that it holds
     already, so a command and the function that it calls can both ask for it.
     """
+    made = not Path(folder).exists()
     path = files.output_folder(folder).resolve() / NAME
     place = os.getpid(), path
     handle = None if place in _held else _take(path, who, Path(folder))
@@ -47,12 +49,19 @@ def locked(folder: Path | str, who: str) -> Iterator[Path]:
             # Whoever waits for this file finds that it is gone, and makes another one.
             path.unlink(missing_ok=True)
             os.close(handle)
+            if made:
+                _remove_empty(path.parent)
 
 
 def _take(path: Path, who: str, folder: Path) -> int:
     """The handle of the locked file. folder: as the user wrote it."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        # Whoever held the folder before may just have removed it.
+        files.output_folder(folder)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:
+            continue
         try:
             fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -74,6 +83,12 @@ def _take(path: Path, who: str, folder: Path) -> int:
     os.ftruncate(handle, 0)
     os.write(handle, f"{who} (process {os.getpid()} on {socket.gethostname()}, since {now})\n".encode())
     return handle
+
+
+def _remove_empty(folder: Path) -> None:
+    """A command that was refused leaves no folder behind."""
+    with suppress(OSError):
+        folder.rmdir()
 
 
 def _still_there(handle: int, path: Path) -> bool:

@@ -101,3 +101,16 @@ def busy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("busy")
     with held_elsewhere(folder):
         yield folder
+
+
+def test_a_folder_that_the_lock_made_goes_if_nothing_was_written(tmp_path: Path) -> None:
+    new, kept = tmp_path / "new", tmp_path / "kept"
+    with locked(new, "sparroll train"):
+        assert new.is_dir()
+    with locked(kept, "sparroll train"):
+        (kept / "config.json").write_text("{}")
+    assert not new.exists() and [path.name for path in kept.iterdir()] == ["config.json"]
+    (tmp_path / "own").mkdir()
+    with locked(tmp_path / "own", "sparroll train"):
+        pass
+    assert (tmp_path / "own").is_dir()
