@@ -63,11 +63,14 @@ def quickstart() -> Figures:
 def guard() -> Figures:
     """Runs with the tail above the target, and how many of them raised an alarm."""
     found = results("guard-simulation", "guard-simulation")
-    alarms = sum(case["above"]["alarms"] for case in found)
-    assert alarms == 0, "the page says that no run raised an alarm"
     at_target = [case["at"] for case in found if case["at"]]
     shares = [100 * case["alarms"] / case["runs"] for case in at_target]
-    return {"runs": f"{sum(case['above']['runs'] for case in found):,}", "at_target": down(min(shares))}
+    counts = {
+        f"{name}_{what}": f"{sum(case[which][what] for case in found):,}"
+        for name, which in (("all", "above"), ("thin", "thin_above"))
+        for what in ("runs", "alarms")
+    }
+    return counts | {"at_target": down(min(shares))}
 
 
 def replay() -> Figures:
@@ -92,7 +95,8 @@ PAGES: Mapping[str, Claims] = {
         "The fixed budget loses {lost} % of the reward": rl_grid,
     },
     "docs/training.md": {
-        "not one of the {runs} runs with the tail .01 above the target raised an alarm": guard,
+        "What this means: {all_alarms} of the {all_runs} runs with the tail .01 above the target raised an alarm": guard,
+        "Of these {thin_runs} runs with the tail .01 above the target {thin_alarms} raised an alarm.": guard,
         "an alarm in at least {at_target} of 100 runs (correlation .1)": guard,
     },
     "docs/study.md": {

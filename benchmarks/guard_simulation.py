@@ -15,8 +15,9 @@ The old rule, for comparison: the lowest 5th percentile of a step's bins is unde
 
 The guard and its statistics are the real ones. What cannot end in an alarm is left out: an upper bound is under the target
 only if more of the window's tokens are under it than the bound for independent tokens asks for, so only such windows are
-tested. tests/unit/control/test_guard_simulation.py shows that this is the guard, step by step. All draws follow from --seed;
-another seed gives other runs.
+tested. tests/unit/control/test_guard_simulation.py shows that this is the guard, step by step. All draws follow from --seed
+and the number of the run; another seed gives other runs. Run n of every shape and correlation has the same random numbers,
+so cases can be compared with each other, but their alarms must not be added up as if they were independent.
 """
 
 from __future__ import annotations
