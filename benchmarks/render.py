@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import render_math
 import render_speed
 import render_study
 from claims import CLAIMS, write_figures
@@ -273,6 +274,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-targets": render_study.study_targets,
     "controlled": controlled,
     "caveats": caveats,
+    "math-first-sight": render_math.first_sight,
+    "math-now": render_math.now,
+    "math-misjudged": render_math.misjudged,
 }
 
 

@@ -2,7 +2,8 @@
 in tests/graded_pairs/ is the known one, by family.
 
     python benchmarks/verdicts.py --workers 2 --out benchmarks/results/verdicts-math-cpu.json
-    python benchmarks/verdicts.py --verdicts 0 --pairs first_sight --out benchmarks/results/verdicts-math-first-sight-cpu.json
+    python benchmarks/verdicts.py --verdicts 0 --pairs first_sight \\
+        --out benchmarks/results/verdicts-math-first-sight-cpu.json
 
 The timed pairs are generated and all differ, so none is cached. Every one has a known verdict; the run fails if one is
 otherwise. Workers are not replaced on the way, so what they keep shows.
@@ -24,7 +25,6 @@ import psutil
 from sparroll import records
 from sparroll.tasks.math.pool import Pool, PoolLimits
 from sparroll.tasks.math.reward import MathReward
-
 
 PAIRS = Path(__file__).parents[1] / "tests" / "graded_pairs"
 FILES = ("ordinary", "families", "unseen", "first_sight", "more")

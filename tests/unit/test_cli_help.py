@@ -122,5 +122,6 @@ def test_json_is_the_schema_of_the_configuration(capsys: pytest.CaptureFixture[s
 
 def test_a_misspelt_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of(["config", "trian"], capsys) == ("there is no section [trian]", "did you mean 'train'?")
+    assert error_of(["config", "lr"], capsys)[1] == "it is a key: train.lr, distill.lr"
     assert error_of(["config", "train.learning_rate"], capsys)[0] == "[train] has no key learning_rate"
     assert error_of(["config", "rollout.max_new_token"], capsys)[1] == "did you mean 'max_new_tokens'?"

@@ -321,6 +321,14 @@ def test_progress_counts_every_rollout(engine: Any) -> None:
     assert seen[-1] == (4, 4) and [done for done, _ in seen] == sorted(done for done, _ in seen)
 
 
+def test_rollouts_carry_their_text_without_special_tokens(engine: Any) -> None:
+    (rollout,) = engine.generate(prompts([5]), max_new_tokens=6, stop_ids=[])
+    if engine.tokenizer is None:
+        assert rollout.text is None
+    else:
+        assert rollout.text == engine.tokenizer.decode(rollout.response_ids, skip_special_tokens=True)
+
+
 def test_an_interrupted_generate_leaves_nothing_running(engine: Any) -> None:
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt

@@ -60,7 +60,8 @@ class UnrewardedSteps:
             reason = f"no answer was found in any response{form}"
             remedy = "ask for that form in the prompt, or read some responses with `sparroll rollout`"
         elif unanswered:
-            reason = f"{percent_down(unanswered)} of the last step's responses had no answer, and the others' were wrong{form}"
+            share = percent_down(unanswered)
+            reason = f"{share} of the last step's responses had no answer, and the others' were wrong{form}"
             remedy = "choose easier prompts, or a model that solves some of them"
         else:
             reason = "every answer was wrong" if unanswered == 0 else "every response got the lowest reward"

@@ -92,8 +92,14 @@ def endless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Workers that never finish an answer that is ENDLESS, as no answer does by itself."""
     worker = tmp_path / "worker.py"
     text = math_pool.WORKER.read_text(encoding="utf-8")
-    busy = text.replace("            if not readable", '            while "ENDLESS" in gold_latex:\n                pass\n            if not readable')
-    busy = busy.replace("            return \"right\" if same", '            while "ENDLESS" in answer_latex:\n                pass\n            return "right" if same')
+    busy = text.replace(
+        "            if not readable",
+        '            while "ENDLESS" in gold_latex:\n                pass\n            if not readable',
+    )
+    busy = busy.replace(
+        '            return "right" if same',
+        '            while "ENDLESS" in answer_latex:\n                pass\n            return "right" if same',
+    )
     assert busy.count("ENDLESS") == 2
     worker.write_text(busy)
     monkeypatch.setattr(math_pool, "WORKER", worker)
@@ -104,6 +110,31 @@ def test_a_question_beyond_its_processor_time_is_a_timeout_without_reward(endles
     verdict = MathReward(pool).grade("5", r"\boxed{ENDLESS}")
     assert (verdict.status, verdict.reward, verdict.answer) == ("timeout", 0.0, "ENDLESS")
     assert MathReward(pool).grade("ENDLESS", r"\boxed{7}").status == "unparsable_gold"
+    # The question was given up, and the worker lives.
+    (worker,) = pool.process_ids()
+    assert MathReward(pool).grade("7", r"\boxed{7.0}").status == "right"
+    assert pool.process_ids() == [worker]
+    pool.close()
+
+
+def test_a_worker_that_python_cannot_interrupt_is_stopped_by_the_kernel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = tmp_path / "worker.py"
+    text = math_pool.WORKER.read_text(encoding="utf-8")
+    deaf = text.replace(
+        '            return "right" if same',
+        "            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGVTALRM})\n"
+        "            while True:\n"
+        "                pass\n"
+        '            return "right" if same',
+    )
+    assert deaf != text
+    worker.write_text(deaf)
+    monkeypatch.setattr(math_pool, "WORKER", worker)
+    pool = Pool(1, PoolLimits(cpu_seconds=0.5))
+    assert MathReward(pool).grade("5", r"\boxed{5}").status == "timeout"
+    assert pool.process_ids() == []
     pool.close()
 
 
@@ -137,7 +168,23 @@ def test_golds_of_every_type_of_number_are_compared_as_numbers(math: MathReward)
     assert [verdict.status for verdict in wrong] == ["wrong"] * len(GOLDS)
 
 
-UNUSABLE = [None, float("nan"), np.nan, "nan", float("inf"), "", "  ", [], [5], {}, True, (1, 2), 10**5000, b"5", 1 + 2j]
+UNUSABLE = [
+    None,
+    float("nan"),
+    np.nan,
+    "nan",
+    float("inf"),
+    "",
+    "  ",
+    [],
+    [5],
+    {},
+    True,
+    (1, 2),
+    10**5000,
+    b"5",
+    1 + 2j,
+]
 
 
 def test_golds_that_no_answer_can_equal_give_no_reward(math: MathReward) -> None:

@@ -129,26 +129,31 @@ def _offline(repository: str, revision: str | None) -> Path | None:
 
 def _remote_listing(repository: str, revision: str | None) -> list[str]:
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         return _data_files(HfApi().list_repo_files(repository, repo_type="dataset", revision=revision))
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:
         raise _unreachable(repository, error) from None
 
 
 def _download(repository: str, names: list[str], revision: str | None) -> list[Path]:
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError
 
     try:
         folder = snapshot_download(repository, repo_type="dataset", revision=revision, allow_patterns=names)
-    except (HfHubHTTPError, OSError) as error:
+    except Exception as error:
         raise _unreachable(repository, error) from None
     return [Path(folder) / name for name in names]
 
 
 def _unreachable(repository: str, error: Exception) -> UserError:
+    """The error for what the hub's client raised. Any other error than one of the network is raised as it is."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    # The client's HTTP library is its own affair: which one it is, and under which name, differs between versions.
+    of_network = type(error).__module__.partition(".")[0].rstrip("2") in ("httpx", "httpcore", "requests", "urllib3")
+    if not of_network and not isinstance(error, HfHubHTTPError | OSError):
+        raise error
     first = str(error).strip().partition("\n")[0]
     return UserError(
         f"cannot get {repository} from the hub: {first or type(error).__name__}",

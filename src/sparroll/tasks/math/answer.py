@@ -1,9 +1,9 @@
 r"""The answer in a response: the content of its last box, found in linear time, in characters that a LaTeX parser
 knows. Nothing here does mathematics.
 
-`last_boxed` reads `\boxed{...}`, `\boxed 5` and `\fbox{...}` behind the thinking part. `plain_signs` replaces characters that look like ASCII or
-have a LaTeX name (full-width digits, other minus signs, superscripts, fractions in one character) and drops invisible
-ones.
+`last_boxed` reads `\boxed{...}`, `\boxed 5` and `\fbox{...}` behind the thinking part. `plain_signs` replaces
+characters that look like ASCII or have a LaTeX name (full-width digits, other minus signs, superscripts, fractions in
+one character) and drops invisible ones.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def gold_text(value: Any) -> str | None:
         return gold_text(value.numerator) if value.denominator == 1 else f"{value.numerator}/{value.denominator}"
     if isinstance(value, Real):
         # The text of a 32-bit float has its own digits, not those of the double next to it.
-        return _float(value if isinstance(value, float) else float(str(value)))
+        return _float(float(value) if type(value).__name__ in ("float", "float64") else float(str(value)))
     return None
 
 

@@ -51,8 +51,8 @@ class MathVerdict:
 
 
 class MathReward:
-    """Verdicts by grading/ and math-verify, with one process per core. Each pair of gold and answer is compared once. Any thread may
-    ask.
+    """Verdicts by grading/ and math-verify, with one process per core. Each pair of gold and answer is compared once.
+    Any thread may ask.
 
     >>> MathReward().grade("0.5", r"... so the answer is \boxed{\frac{1}{2}}.").status
     'right'
@@ -155,7 +155,12 @@ def shared_pool() -> Pool:
     return Pool()
 
 
-_STATUS: dict[str, Status] = {"right": "right", "wrong": "wrong", "unparsable_gold": "unparsable_gold"}
+_STATUS: dict[str, Status] = {
+    "right": "right",
+    "wrong": "wrong",
+    "timeout": "timeout",
+    "unparsable_gold": "unparsable_gold",
+}
 
 
 def _gold(value: Any) -> str:

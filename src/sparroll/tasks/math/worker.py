@@ -3,8 +3,9 @@ sparroll, so that it starts without torch.
 
 pool.py starts it as a file. Standard input has one JSON line per question: {"gold", "answer" or null}. Standard output
 has the line "ready" once, and then for each question the line "gold" when its gold answer has parsed, and "= right", "=
-wrong" or "= unparsable_gold". Timers of the kernel end a question that takes too long, whatever Python is doing at that
-moment: SIGPROF after cpu_seconds of this process's own time, and SIGALRM in case the parent is gone.
+wrong", "= timeout" or "= unparsable_gold". A question that takes too long is given up by an exception at half of its
+time. Where that cannot interrupt Python, timers of the kernel end the process: SIGPROF after cpu_seconds of its own
+time, and SIGALRM in case the parent is gone.
 """
 
 import json
@@ -16,6 +17,19 @@ import types
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
+
+
+SOFT_SHARE = 0.5
+"""After this share of the processor time a question is given up without ending the worker, if Python can be
+interrupted."""
+
+
+class OutOfTime(BaseException):
+    """A question has used its soft share of the time. Not an Exception, which libraries would swallow."""
+
+
+def give_up(number: int, frame: object) -> None:
+    raise OutOfTime
 
 
 def die_with_parent(parent: int) -> None:
@@ -52,6 +66,7 @@ def main(parent: int, cpu_seconds: float, wall_seconds: float, memory_bytes: int
     os.dup2(2, 1)
     for number in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGVTALRM, give_up)
 
     import logging
 
@@ -69,22 +84,36 @@ def main(parent: int, cpu_seconds: float, wall_seconds: float, memory_bytes: int
         try:
             if not readable(gold_latex):
                 return "unparsable_gold"
-        except (ArithmeticError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError, RecursionError):
+        except OutOfTime:
+            return "unparsable_gold"
+        except MemoryError:
+            raise
+        except Exception:
             return "unparsable_gold"
         say("gold")
         if answer_latex is None:
             return "right"
         try:
             return "right" if same_answer(gold_latex, answer_latex) else "wrong"
-        except (ArithmeticError, ValueError, TypeError, AttributeError, LookupError, NotImplementedError, RecursionError):
+        except OutOfTime:
+            return "timeout"
+        except MemoryError:
+            raise
+        except Exception:
             return "wrong"
 
     say("ready")
     for line in sys.stdin:
         question = json.loads(line)
+        signal.setitimer(signal.ITIMER_VIRTUAL, SOFT_SHARE * cpu_seconds)
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)
         signal.setitimer(signal.ITIMER_REAL, 2 * wall_seconds)
-        verdict = judge(question["gold"], question["answer"])
+        try:
+            verdict = judge(question["gold"], question["answer"])
+        except OutOfTime:
+            # It came between a verdict and its return.
+            verdict = "timeout"
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.setitimer(signal.ITIMER_REAL, 0)
         say(f"= {verdict}")

@@ -35,7 +35,7 @@ def describe(config: type[Section], key: str | None = None) -> str:
     """All settings of a configuration, those of one section ("train"), or a single one ("train.lr")."""
     section, _, name = (key or "").partition(".")
     if section and section not in config.model_fields:
-        raise UserError(f"there is no section [{section}]", nearest(section, list(config.model_fields)))
+        raise UserError(f"there is no section [{section}]", _elsewhere(config, section))
     known = sorted(
         {each for kind in kinds_of(config.model_fields[section]) for each in keys_of(kind)} if section else ()
     )
@@ -43,6 +43,16 @@ def describe(config: type[Section], key: str | None = None) -> str:
         raise UserError(f"[{section}] has no key {name}", nearest(name, known))
     wanted = [section] if section else list(config.model_fields)
     return "\n\n".join("\n".join(_section(config, each, name)) + "\n" for each in wanted)
+
+
+def _elsewhere(config: type[Section], name: str) -> str:
+    """A hint for a name that is no section: the keys of that name, or else the nearest section."""
+    sections = {
+        section: {key for kind in kinds_of(field) for key in keys_of(kind)}
+        for section, field in config.model_fields.items()
+    }
+    found = [f"{section}.{name}" for section, keys in sections.items() if name in keys]
+    return f"it is a key: {', '.join(found)}" if found else nearest(name, list(sections))
 
 
 def _section(config: type[Section], section: str, only: str) -> Iterator[str]:

@@ -198,3 +198,18 @@ def test_files_are_chosen_by_split_configuration_and_format() -> None:
     assert hub.choose(there, "train", "main") == ["main/train-0.parquet"]
     assert hub.choose(["trainable.json", "polaris.json"], "train") == ["polaris.json", "trainable.json"]
     assert hub.choose(["a.json"], "test") == []
+
+
+def test_a_hub_that_cannot_be_reached_is_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    from huggingface_hub import HfApi
+
+    from sparroll.tasks.data import hub
+
+    unreachable = type("ConnectError", (Exception,), {"__module__": "httpx2"})
+
+    def fails(*_: object, **__: object) -> None:
+        raise unreachable("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(HfApi, "list_repo_files", fails)
+    with pytest.raises(UserError, match=r"cannot get openai/gsm8k from the hub: \[Errno -2\].*\nhint: HF_HUB_OFFLINE"):
+        hub._remote_listing("openai/gsm8k", None)

@@ -7,7 +7,6 @@ Numbers too large to be written are compared by form. Nothing here knows units, 
 
 from __future__ import annotations
 
-import math
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -19,21 +18,22 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, normal
 from math_verify import verify
 from sympy import Basic, Expr, Float, I, Integer, Rational, Symbol
 
+from sparroll.tasks.math.grading.magnitude import MAX_DIGITS, log10_size, prime_powers, too_large
 from sparroll.tasks.math.grading.splitting import depth, without_doubles
 
 DIGITS = 40
-MAX_DIGITS = 20_000
-"""Numbers with more digits are not written out."""
+MAX_CIS = 4
+MAX_BARS = 12
 MAX_DEPTH = 40
 """The parser needs too long for deeper groups."""
-MAX_TERMS = 20_000
-"""Sums and products of more terms are not computed."""
 
 _NORMAL = NormalizationConfig(
     basic_latex=True, units=False, malformed_operators=True, nits=True, boxed="none", equations=False
 )
 _NUMBER = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([+-]?)\s*(?:\\frac\s*\{\s*([+-]?\s*\d+)\s*\}\s*\{\s*([+-]?\s*\d+)\s*\}|(\d+)\s*/\s*(\d+))")
+_SHORT_FRACTION = re.compile(r"\\(?:frac|binom)\s*\d\s+\d")
+_NUMBERS_IN_A_ROW = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d")
 _CIS = re.compile(r"\\cis\s*(\(?)")
 _SAMPLES = (
     ("37/23", "11/7", "29/13", "53/31", "19/17", "41/29", "67/43", "73/47"),
@@ -74,7 +74,11 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
     if not latex.strip():
         raise Unreadable(latex)
     text = _with_cis(without_doubles(latex))
-    if depth(text) > MAX_DEPTH:
+    if (
+        depth(text) > MAX_DEPTH
+        or text.count("|") > MAX_BARS
+        or _NUMBERS_IN_A_ROW.search(_SHORT_FRACTION.sub(" ", text))
+    ):
         raise Unreadable(latex)
     text = re.sub(r"(?<![A-Za-z\\])\\ldots(?![A-Za-z])", " ", text) if text.count(r"\ldots") == 0 else text
     text = re.sub(r'"([A-Za-z])"', r"\1", text)
@@ -101,6 +105,8 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
 def _with_cis(latex: str) -> str:
     r"""`r\cis\theta` and `r\angle\theta` as `r(\cos\theta + i\sin\theta)`."""
     text = re.sub(r"(?<=[\d}\s])\\angle\s*", r"\\cis ", latex)
+    if len(_CIS.findall(text)) > MAX_CIS:
+        raise Unreadable(latex)
     while (found := _CIS.search(text)) is not None:
         if found[1]:
             depth, end = 1, found.end()
@@ -146,68 +152,10 @@ def coefficients(latex: str, names: list[str]) -> list[str] | None:
 
 
 def both_cases(*texts: str) -> bool:
-    """Whether some letter stands as a capital and as a small one in one of the texts, so that they are two variables."""
+    """Whether some letter stands as a capital and as a small one in one text, so that they are two variables."""
     for text in texts:
         letters = set(re.findall("[A-Za-z]", re.sub(r"\\[A-Za-z]+|\"[^\"]*\"", " ", text)))
         if any(letter.islower() and letter.upper() in letters for letter in letters):
-            return True
-    return False
-
-
-def log10_size(expr: Basic) -> float:
-    """About the decimal logarithm of how large a number is, or infinity for one beyond all writing. Computes nothing
-    large."""
-    if isinstance(expr, Rational):
-        top = abs(int(expr.p))
-        return max(len(str(top)) if top.bit_length() < 60_000 else top.bit_length() * 0.30103, len(str(expr.q)) if int(expr.q).bit_length() < 60_000 else expr.q.bit_length() * 0.30103)
-    if not expr.args:
-        return 1.0
-    sizes = [log10_size(arg) for arg in expr.args]
-    if isinstance(expr, (sympy.Pow, sympy.exp)):
-        base, exponent = (sizes[0], sizes[1]) if isinstance(expr, sympy.Pow) and len(sizes) == 2 else (0.4343, sizes[-1])
-        if exponent > 15:
-            return math.inf
-        power = expr.args[-1]
-        value = _estimate(power)
-        return (base if base > 0.5 else 0.5) * (abs(value) if value is not None else 10**exponent)
-    if isinstance(expr, (sympy.factorial, sympy.gamma)):
-        if sizes[0] > 12:
-            return math.inf
-        value = _estimate(expr.args[0])
-        return 1.0 if value is None or value < 2 else value * math.log10(value)
-    if isinstance(expr, sympy.binomial):
-        return math.inf if max(sizes) > 6 else min(10 ** sizes[0], 10**sizes[1]) * max(sizes)
-    return sum(sizes) if isinstance(expr, sympy.Mul) else max(sizes) + 1
-
-
-def _estimate(expr: Basic) -> float | None:
-    if isinstance(expr, Rational):
-        return abs(float(expr)) if max(abs(int(expr.p)).bit_length(), int(expr.q).bit_length()) < 1000 else None
-    if log10_size(expr) > 200:
-        return None
-    try:
-        return abs(float(expr.evalf(15)))
-    except Exception:
-        return None
-
-
-def too_large(expr: Any) -> bool:
-    """Whether computing an expression could take all day: towers of powers, long sums, large matrices' powers."""
-    for part in sympy.preorder_traversal(expr):
-        if isinstance(part, (sympy.Sum, sympy.Product)):
-            for limit in part.limits:
-                if len(limit) == 3 and not limit[1].free_symbols and not limit[2].free_symbols:
-                    ends = [_estimate(end) for end in limit[1:] if end.is_finite]
-                    if any(end is None or end > MAX_TERMS for end in ends):
-                        return True
-        elif isinstance(part, (sympy.MatPow,)):
-            exponent = _estimate(part.args[1])
-            if exponent is None or exponent > 1000:
-                return True
-        elif isinstance(part, (sympy.Pow, sympy.exp, sympy.factorial, sympy.binomial, sympy.gamma)):
-            if log10_size(part) > 10 * MAX_DIGITS:
-                return True
-        elif isinstance(part, sympy.Mod) and any(log10_size(arg) > MAX_DIGITS for arg in part.args):
             return True
     return False
 
@@ -267,32 +215,8 @@ def _same_matrices(gold: Any, answer: Any) -> bool:
 
 def _same_large(gold: Expr, answer: Expr) -> bool:
     """Whether two numbers too large to be written are products of the same powers of primes."""
-    one, other = _prime_powers(gold), _prime_powers(answer)
+    one, other = prime_powers(gold), prime_powers(answer)
     return one is not None and other is not None and one == other
-
-
-def _prime_powers(expr: Basic) -> dict[int, Rational] | None:
-    """Exponents of the primes of a positive number that is made of products and powers; None for any other."""
-    if isinstance(expr, Rational):
-        if expr <= 0 or max(int(expr.p), int(expr.q)) > 10**12:
-            return None
-        return {int(prime): Rational(n) for prime, n in sympy.factorrat(expr).items()}
-    parts: list[tuple[dict[int, Rational] | None, Rational]] = []
-    if isinstance(expr, sympy.Mul):
-        parts = [(_prime_powers(arg), Rational(1)) for arg in expr.args]
-    elif isinstance(expr, sympy.Pow) and log10_size(expr.exp) < 1000 and not expr.exp.free_symbols:
-        exponent = expr.exp.doit()
-        if isinstance(exponent, Rational):
-            parts = [(_prime_powers(expr.base), exponent)]
-    if not parts:
-        return None
-    found: dict[int, Rational] = {}
-    for powers, times in parts:
-        if powers is None:
-            return None
-        for prime, n in powers.items():
-            found[prime] = found.get(prime, Rational(0)) + n * times
-    return {prime: n for prime, n in found.items() if n != 0}
 
 
 def unsolved(sides: tuple[str, str]) -> bool:
@@ -357,7 +281,9 @@ def _same_functions(gold: Expr, answer: Expr) -> bool | None:
         return None
     agreed, complex_agreed = 0, 0
     for sample in _SAMPLES:
-        point = {symbol: Rational(sample[names.index(symbol.name)]) for symbol in gold.free_symbols | answer.free_symbols}
+        point = {
+            symbol: Rational(sample[names.index(symbol.name)]) for symbol in gold.free_symbols | answer.free_symbols
+        }
         values = []
         for expr in (gold, answer):
             placed = expr.xreplace(point)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
-from sparroll.tasks.math.grading import quantities, real_sets, sentences, shapes, units, words
+from sparroll.tasks.math.grading import quantities, real_sets, relations, sentences, shapes, units, words
 from sparroll.tasks.math.grading.algebra import Unreadable, parse
 from sparroll.tasks.math.grading.numbers import continued, digits, with_decimal_comma
 from sparroll.tasks.math.grading.splitting import split, whole_group
@@ -72,7 +72,7 @@ def _by_choice(gold: str, answer: str) -> bool | None:
         return False
     if found_choice is not None:
         before = answer[: len(answer) - len(found_choice.rest)] if found_choice.rest else answer
-        if sentences.denies(before) or found_choice.rest.startswith("is") and sentences.denies(found_choice.rest):
+        if sentences.denies(before) or (found_choice.rest.startswith("is") and sentences.denies(found_choice.rest)):
             return False
     if not wanted.rest:
         return found_choice is not None and found_choice.letter == wanted.letter
@@ -116,7 +116,11 @@ def _by_letters(gold: str, answer: str) -> bool | None:
     if one is None:
         return None
     if other is None:
-        return False if not words.may_be_a_product(one) and quantities.words_as_number(one) is None and not _special(one) else None
+        return (
+            False
+            if not words.may_be_a_product(one) and quantities.words_as_number(one) is None and not _special(one)
+            else None
+        )
     if one.casefold() == other.casefold():
         return True
     if quantities.words_as_number(one) or quantities.words_as_number(other):
@@ -214,7 +218,13 @@ def _parses(text: str) -> bool:
 
 
 def _item_parses(item: str) -> bool:
-    if quantities.based(item) or words.plain_words(item) or re.fullmatch(r'\s*"[^"]+"\s*', item):
+    if (
+        item == r"\ldots"
+        or relations.congruence(item)
+        or quantities.based(item)
+        or words.plain_words(item)
+        or re.fullmatch(r'\s*"[^"]+"\s*', item)
+    ):
         return True
     for side in split(item, (r"\approx", r"\le", r"\ge", r"\ne", "<", ">", "=", ":")):
         terms = units.quantity(side.strip(), glued_letters=True)

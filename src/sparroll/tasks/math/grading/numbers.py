@@ -6,6 +6,8 @@ from __future__ import annotations
 import re
 from fractions import Fraction
 
+from sparroll.tasks.math.grading.splitting import words_in
+
 MAX_EXPONENT = 30
 """Powers of ten up to this one are written out."""
 
@@ -24,18 +26,21 @@ _REPEATING = re.compile(r'(\d*)\.(\d+)\s*(?:\\ldots|\.\.\.+)?\s*"?\(?\s*(?:repea
 _ELLIPSIS = re.compile(r"(?<![\d.])(\d*)\.(\d+)\s*(?:\\ldots|\.\.\.+)(?!\d)")
 _MIXED = re.compile(r"(?<![\d.,^_}\w/])(\d+)\s+(?:\"?and\"?\s+)?(\d+)\s*/\s*(\d+)(?![\d.\w^(!])")
 _MIXED_FRAC = re.compile(
-    r"(?<![\d.,^_}\w/])(\d+)\s*(?:\"?and\"?\s*)?\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}|(\d))(?!\s*[\^!])"
+    r"(?<![\d.,^_}\w/])(\d+)\s*(?:\"?and\"?\s*)?\\frac\s*(?:\{\s*(\d+)\s*\}|(\d))\s*(?:\{\s*(\d+)\s*\}"
+    r"|(\d))(?!\s*[\^!])"
 )
 
 _SMALL = dict(
     zip(
-        "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen"
-        " eighteen nineteen".split(),
+        words_in(
+            "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+            "sixteen seventeen eighteen nineteen"
+        ),
         range(20),
         strict=True,
     )
 )
-_TENS = dict(zip("twenty thirty forty fifty sixty seventy eighty ninety".split(), range(20, 100, 10), strict=True))
+_TENS = dict(zip(words_in("twenty thirty forty fifty sixty seventy eighty ninety"), range(20, 100, 10), strict=True))
 _LARGE = {"thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12, "quadrillion": 10**15}
 _PARTS = {
     "half": 2, "halves": 2, "third": 3, "thirds": 3, "quarter": 4, "quarters": 4, "fourth": 4, "fourths": 4, "fifth": 5,
@@ -44,7 +49,8 @@ _PARTS = {
 }  # fmt: skip
 _SHORT = {"k": 10**3, "K": 10**3, "M": 10**6, "m": 10**6, "B": 10**9, "b": 10**9, "bn": 10**9, "T": 10**12}
 _MAGNITUDE = re.compile(
-    r'(\d+(?:\.\d+)?|\.\d+|\\frac\{\d+\}\{\d+\}|\d+/\d+)\s*"?\s*(hundred|dozen|thousand|million|billion|trillion|quadrillion|mil|mln|bn)s?\b',
+    r'(\d+(?:\.\d+)?|\.\d+|\\frac\{\d+\}\{\d+\}|\d+/\d+)\s*"?\s*(hundred|dozen|thousand|million|billion'
+    r"|trillion|quadrillion|mil|mln|bn)s?\b",
     re.IGNORECASE,
 )
 _MONEY_MAGNITUDE = re.compile(r'((?:\\\$|\\euro|\\pounds)\s*)(\d+(?:\.\d+)?)\s*"?\s*(k|K|M|B|b|T)\b')
@@ -114,7 +120,7 @@ def _repeating(found: re.Match[str]) -> str:
 
 
 def continued(text: str) -> list[str]:
-    r"""Readings of `0.1666\ldots`: each end of the digits may be the block that goes on. Empty without such a number."""
+    r"""Readings of `0.1666\ldots`: each end of the digits may be the block that goes on. Empty without one."""
     found = _ELLIPSIS.search(text)
     if found is None:
         return []
@@ -209,7 +215,7 @@ def _whole_words(parts: list[str]) -> Fraction | None:
     for word in parts:
         if word in ("a", "an") and not seen:
             group = 1
-        elif word in _SMALL and (group % 100 == 0 or group % 10 == 0 and group % 100 >= 20 and 0 < _SMALL[word] < 10):
+        elif word in _SMALL and (group % 100 == 0 or (group % 10 == 0 and group % 100 >= 20 and 0 < _SMALL[word] < 10)):
             group += _SMALL[word]
         elif word in _TENS and group % 100 == 0:
             group += _TENS[word]

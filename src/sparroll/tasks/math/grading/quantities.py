@@ -14,9 +14,15 @@ import sympy
 
 from sparroll.tasks.math.grading import algebra, units
 from sparroll.tasks.math.grading.numbers import number_of_words
-from sparroll.tasks.math.grading.units import Term, Unit
+from sparroll.tasks.math.grading.splitting import words_in
+from sparroll.tasks.math.grading.unit_table import Unit
+from sparroll.tasks.math.grading.units import Term
 
-_WORDS_OF_BASES = dict(zip("two three four five six seven eight nine ten eleven twelve sixteen".split(), (*range(2, 13), 16), strict=True))
+_WORDS_OF_BASES = dict(
+    zip(
+        words_in("two three four five six seven eight nine ten eleven twelve sixteen"), (*range(2, 13), 16), strict=True
+    )
+)
 _BASE_WORDS = {**_WORDS_OF_BASES, "binary": 2, "octal": 8, "decimal": 10, "hexadecimal": 16, "hex": 16}
 _NUMERAL = r"\(?\s*([0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)\s*\)?"
 _SUBSCRIPT = re.compile(rf"(-?)\s*{_NUMERAL}\s*_\s*\{{?\s*\(?\s*(?:base\s*)?(\d+|[a-z]+)\s*\)?\s*\}}?")
@@ -24,8 +30,11 @@ _SPELLED = re.compile(rf"(-?)\s*{_NUMERAL}\s*,?\s*\(?\s*(?:in\s+)?(?:base[\s-]*)
 _NAMED_BASE = re.compile(rf"(-?)\s*{_NUMERAL}\s*\(?\s*(?:in\s+)?(binary|octal|hexadecimal|hex)\s*\)?")
 _PREFIXED = re.compile(r"(-?)0([xXbBoO])([0-9A-Fa-f]+)")
 _GENERIC = frozenset(
-    "way possibilitie possibility arrangement combination outcome solution time people person unit thing total value number answer"
-    " different in total distinct possible integer element object item case choice option pair of them point permutation".split()
+    words_in(
+        "way possibilitie possibility arrangement combination outcome solution time people person unit thing "
+        "total value number answer different in total distinct possible integer element object item case "
+        "choice option pair of them point permutation"
+    )
 )
 
 
@@ -77,7 +86,7 @@ def _same_in_bases(
         return gold_base[1:] == answer_base[1:]
     if gold_base:
         bare = re.sub(r"[\s()\"]", "", answer).upper()
-        return (bare.lstrip("0") or "0") == gold_base[0] and gold_base[1] != 10 or (
+        return ((bare.lstrip("0") or "0") == gold_base[0] and gold_base[1] != 10) or (
             gold_base[1] == 10 and algebra.equal(str(gold_base[2]), answer)
         )
     assert answer_base is not None
@@ -97,9 +106,7 @@ def _nouns_agree(gold: list[Term], answer: list[Term]) -> bool:
 def _same_quantities(gold: list[Term], answer: list[Term]) -> bool:
     gold_units, answer_units = units.aligned(gold), units.aligned(answer)
     if gold_units and answer_units:
-        return any(
-            _same_with_units(gold, one, answer, other) for one, other in product(gold_units, answer_units)
-        )
+        return any(_same_with_units(gold, one, answer, other) for one, other in product(gold_units, answer_units))
     if gold_units:
         return any(_same_without(answer[0].value, gold, chain, gold_first=False) for chain in gold_units)
     if answer_units:
@@ -167,7 +174,11 @@ def _same_without(plain: str, terms: list[Term], chain: list[Unit], gold_first: 
         if kind == {"percent"}:
             return equal(rf"\frac{{1}}{{100}}({terms[0].value})")
         # An angle without the sign of degrees is in radians where pi is in it.
-        return kind == {"angle"} and r"\pi" in plain and equal(rf"\frac{{\pi}}{{180}}({terms[0].value})")
+        return (
+            kind == {"angle"}
+            and (r"\pi" in plain or r"\arc" in plain)
+            and equal(rf"\frac{{\pi}}{{180}}({terms[0].value})")
+        )
     value = algebra.parse(plain)
     total = _total(terms, chain)
     return any(

@@ -8,27 +8,41 @@ import re
 import sympy
 from sympy import Basic, FiniteSet, Interval, Set, Symbol, oo
 
-from sparroll.tasks.math.grading import algebra
+from sparroll.tasks.math.grading import algebra, magnitude
 from sparroll.tasks.math.grading.algebra import Unreadable
-from sparroll.tasks.math.grading.splitting import split, stripped, whole_group
+from sparroll.tasks.math.grading.splitting import split, stripped
 
 _RELATIONS = (r"\le", r"\ge", r"\ne", "<", ">", "=")
 _RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|<|>|=")
 _INEQUALITY = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|<|>")
 _MEMBER = re.compile(r"^\s*(\\?[A-Za-z]+(?:_\{?\w+\}?)?)\s*\\(not)?\\?in(?![A-Za-z])\s*(.+)$", re.DOTALL)
 _BUILDER = re.compile(
-    r"^\s*(\\?[A-Za-z]+)\s*(?:\\in\s*(\\mathbb\s*\{?\s*[A-Z]\s*\}?|[^|:]+?))?\s*(?:\||:|\"such that\")\s*(.+)$", re.DOTALL
+    r"^\s*(\\?[A-Za-z]+)\s*(?:\\in\s*(\\mathbb\s*\{?\s*[A-Z]\s*\}?|[^|:]+?))?\s*(?:\||:|\"such that\")\s*(.+)$",
+    re.DOTALL,
 )
-_OR = re.compile(r'\s*,?\s*(?:"\s*(?:or|OR|Or)\s*,?\s*"|\\vee(?![A-Za-z])|\\cup(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z]))\s*')
-_AND = re.compile(r'\s*,?\s*(?:"\s*(?:and|AND|but)\s*,?\s*"|\\wedge(?![A-Za-z])|(?<![A-Za-z\\])(?:and|but)(?![A-Za-z])|,|;)\s*')
+_OR = re.compile(
+    r'\s*,?\s*(?:"\s*(?:or|OR|Or)\s*,?\s*"|\\vee(?![A-Za-z])|\\cup(?![A-Za-z])|(?<![A-Za-z\\])or(?![A-Za-z]))\s*'
+)
+_AND = re.compile(
+    r'\s*,?\s*(?:"\s*(?:and|AND|but)\s*,?\s*"|\\wedge(?![A-Za-z])|(?<![A-Za-z\\])(?:and|but)(?![A-Za-z])|,|;)\s*'
+)
 _EXCEPT = re.compile(
-    r'^"?\s*(?:x\s*\\in\s*\\mathbb\{R\}|\\mathbb\{R\}|(?:all\s+)?(?:real\s+numbers?|reals?|real\s+values?)(?:\s+(?:x|of\s+x))?|all\s+x|all\s+real\s+x)\s*,?\s*'
+    r'^"?\s*(?:x\s*\\in\s*\\mathbb\{R\}|\\mathbb\{R\}|(?:all\s+)?(?:real\s+numbers?|reals?'
+    r"|real\s+values?)(?:\s+(?:x|of\s+x))?|all\s+x|all\s+real\s+x)\s*,?\s*"
     r'(?:except|excluding|but|other\s+than|not\s+equal\s+to)(?:\s+for)?\s*"?\s*(.+?)\s*"?$'
 )
 _CONDITION = re.compile(
-    r'^"?\s*(?:all|every|any|values?|numbers?|the)\b[^<>=\\]*?\b(?:with|such\s+that|where|satisfying|for\s+which)\s*"?\s*(.+)$', re.DOTALL
+    r'^"?\s*(?:all|every|any|values?|numbers?|the)\b[^<>=\\]*?\b(?:with|such\s+that|where|satisfying'
+    r'|for\s+which)\s*"?\s*(.+)$',
+    re.DOTALL,
 )
-_NAMED = {"R": sympy.S.Reals, "N": sympy.S.Naturals, "Z": sympy.S.Integers, "Q": sympy.S.Rationals, "C": sympy.S.Complexes}
+_NAMED = {
+    "R": sympy.S.Reals,
+    "N": sympy.S.Naturals,
+    "Z": sympy.S.Integers,
+    "Q": sympy.S.Rationals,
+    "C": sympy.S.Complexes,
+}
 _BLACKBOARD = re.compile(r"\\math(?:bb|bf)\s*\{?\s*([RNZQC])\s*\}?")
 
 
@@ -36,7 +50,9 @@ def looks_like_set(text: str) -> bool:
     """Whether a text has the signs of a set of real numbers other than a plain list."""
     return bool(
         _INEQUALITY.search(text)
-        or re.search(r"\\(?:cup|cap|setminus|in|mathbb|notin)(?![A-Za-z])|^\s*\][^\[\]]*[\[\]]$|^\s*\[[^\[\]]*\[$", text)
+        or re.search(
+            r"\\(?:cup|cap|setminus|in|mathbb|notin)(?![A-Za-z])|^\s*\][^\[\]]*[\[\]]$|^\s*\[[^\[\]]*\[$", text
+        )
         or re.match(r"^\s*(?:\[[^\[\]]*\)|\([^\[\]]*\])\s*$", text)
         or _EXCEPT.match(text)
         or re.match(r"^\\\{.*(?:\||:).*\\\}$", text)
@@ -62,12 +78,19 @@ def real_set(text: str) -> tuple[Set, str | None]:
     if excepted:
         values = [_number(part) for part in _values(excepted[1])]
         return sympy.Complement(sympy.S.Reals, FiniteSet(*values)), None
+    twice = re.fullmatch(r"(\\?[A-Za-z]+)\s*\\ne\s*([^,;=<>]*\\pm[^,;=<>]*)", text)
+    if twice:
+        values = [_number(part) for part in _values(twice[2])]
+        return sympy.Complement(sympy.S.Reals, FiniteSet(*values)), twice[1]
+    conditions = _split_by(_AND, text)
+    if len(conditions) > 1 and _MEMBER.match(conditions[0]) and all(_RELATION.search(part) for part in conditions[1:]):
+        return _joined([real_set(part) for part in conditions], sympy.Intersection)
     member = _MEMBER.match(text)
     if member and not _INEQUALITY.search(member[1]):
         inner, _ = real_set(member[3])
         variable = member[1]
         return (sympy.Complement(sympy.S.Reals, inner) if member[2] else inner), variable
-    unions = [part for part in _split_by(_OR, text)]
+    unions = _split_by(_OR, text)
     if len(unions) > 1:
         return _joined([real_set(part) for part in unions], sympy.Union)
     for sign, operation in ((r"\cap", sympy.Intersection), (r"\setminus", sympy.Complement)):
@@ -81,10 +104,17 @@ def real_set(text: str) -> tuple[Set, str | None]:
     minus = re.match(r"^(\\mathbb\s*\{?R\}?)\s*(?:-|/)\s*(\\\{.+\\\})$", text)
     if minus:
         return sympy.Complement(sympy.S.Reals, real_set(minus[2])[0]), None
-    signed = re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^|_)\s*\{?\s*(\+|-|>\s*0|<\s*0|\*)\s*\}?", text)
+    signed = re.fullmatch(r"\\mathbb\s*\{?\s*R\s*\}?\s*(?:\^|_)\s*\{?\s*(\+|-|>\s*0|<\s*0|\\ge\s*0|\*)\s*\}?", text)
     if signed:
         positive, negative = Interval.open(0, oo), Interval.open(-oo, 0)
-        return {"+": positive, ">": positive, "-": negative, "<": negative, "*": sympy.Union(negative, positive)}[signed[1][0]], None
+        return {
+            "+": positive,
+            ">": positive,
+            "-": negative,
+            "<": negative,
+            "\\": Interval(0, oo),
+            "*": sympy.Union(negative, positive),
+        }[signed[1][0]], None
     board = _BLACKBOARD.fullmatch(text)
     if board:
         return _NAMED[board[1]], None
@@ -210,7 +240,7 @@ def _number(latex: str) -> Basic:
     found = algebra.parse(stripped(latex))
     if not isinstance(found, sympy.Expr):
         raise Unreadable(latex)
-    if algebra.too_large(found):
+    if magnitude.too_large(found):
         raise Unreadable(latex)
     return found.doit()
 
@@ -220,7 +250,7 @@ def _interval(text: str) -> Set | None:
     if found is None:
         return None
     ends = split(found[2], (",", ";"))
-    if len(ends) != 2 or (found[1], found[3]) in (("]", ")"), ("(", "[")) and "]" not in text:
+    if len(ends) != 2 or ((found[1], found[3]) in (("]", ")"), ("(", "[")) and "]" not in text):
         return None
     low, high = (_number(end) for end in ends)
     return Interval(low, high, left_open=found[1] in "(]", right_open=found[3] in ")[")
@@ -248,9 +278,10 @@ def _chain(text: str) -> tuple[Set, str | None]:
     parsed = [algebra.parse(side) for side in sides]
     symbols = {symbol for side in parsed for symbol in side.free_symbols}
     subjects = [side for side in parsed if isinstance(side, Symbol)]
-    if len(symbols) != 1 and len(subjects) != 1:
+    between = len(parsed) == 3 and isinstance(parsed[1], Symbol)
+    if len(symbols) != 1 and len(subjects) != 1 and not between:
         raise Unreadable(text)
-    variable = subjects[0] if subjects else next(iter(symbols))
+    variable = parsed[1] if between else subjects[0] if subjects else next(iter(symbols))
     found: Set = sympy.S.Reals
     for sign, left, right in zip(signs, parsed[:-1], parsed[1:], strict=True):
         found = sympy.Intersection(found, _solutions(sign, left, right, variable))
@@ -259,7 +290,7 @@ def _chain(text: str) -> tuple[Set, str | None]:
 
 
 def _solutions(sign: str, left: Basic, right: Basic, variable: Basic) -> Set:
-    if algebra.too_large(left) or algebra.too_large(right):
+    if magnitude.too_large(left) or magnitude.too_large(right):
         raise Unreadable("too large")
     if right == variable and variable not in left.free_symbols:
         left, right = right, left

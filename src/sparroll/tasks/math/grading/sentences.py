@@ -1,29 +1,41 @@
-"""The answer inside a sentence: `The answer is 5.` says 5, `5 (since x > 0)` too, `not 5` and `at least 5` do not. Works on
-cleaned text; what it cannot take apart it gives back as nothing."""
+"""The answer inside a sentence: `The answer is 5.` says 5, `5 (since x > 0)` too, `not 5` and `at least 5` do not.
+Works on cleaned text; what it cannot take apart it gives back as nothing."""
 
 from __future__ import annotations
 
 import re
 
 from sparroll.tasks.math.grading.numbers import number_words
+from sparroll.tasks.math.grading.splitting import words_in
 from sparroll.tasks.math.grading.units import Piece, is_numeric, pieces
 
 _SHORT = frozenset(
-    "is so we the are get has can be in of to it its was for all ans our has had you and let by then thus as at if that this these"
-    " sum set one two only there here with per no not".split()
+    words_in(
+        "is so we the are get has can be in of to it its was for all ans our has had you and let by then thus "
+        "as at if that this these sum set one two only there here with per no not"
+    )
 )
 _REFUSED = re.compile(
-    r"\b(?:not|never|neither|nor|cannot|n't|isn't|least|most|except|greater|less|fewer|larger|smaller|unknown|impossible|wrong|incorrect)\b"
-    r"|\b(?:more|other|rather)\s+than\b|\b(?:over|under|above|below|about|around|roughly|approximately|nearly|almost|up\s+to|between)\b(?=[\s\"]*[\d\\$-])"
+    r"\b(?:not|never|neither|nor|cannot|n't|isn't|least|most|except|greater|less|fewer|larger|smaller|unknown"
+    r"|impossible|wrong|incorrect)\b"
+    r"|\b(?:more|other|rather)\s+than\b|\b(?:over|under|above|below|about|around|roughly|approximately|nearly"
+    r"|almost|up\s+to|between)\b(?=[\s\"]*[\d\\$-])"
     r"|n't\b",
     re.IGNORECASE,
 )
-_ABOUT = re.compile(r'^(?P<before>.*?)"?\s*\b(?:about|around|roughly|approximately|nearly|approx\.?)\b\s*:?\s*"?(?=[\s"]*[\d\\$.-])', re.IGNORECASE)
+_ABOUT = re.compile(
+    r'^(?P<before>.*?)"?\s*\b(?:about|around|roughly|approximately|nearly|approx\.?)\b\s*:?\s*"?(?=[\s"]*[\d\\$.-])',
+    re.IGNORECASE,
+)
 _CLAUSE = re.compile(
-    r'\s*[,;.(\[]?\s*"?\s*[(\[]?\s*\b(?:since|because|where|when|whenever|provided|assuming|given|which|so\s+that|at|occurs|attained|achieved|respectively|as\s+required|hence|therefore|rounded|approx|for|if|with)\b.*$',
+    r'\s*[,;.(\[]?\s*"?\s*[(\[]?\s*\b(?:since|because|where|when|whenever|provided|assuming|given|which'
+    r"|so\s+that|at|occurs|attained|achieved|respectively|as\s+required|hence|therefore|rounded|approx|for|if"
+    r"|with)\b.*$",
     re.IGNORECASE | re.DOTALL,
 )
-_ASIDE = re.compile(r'\(\s*"[^()]*\)\s*$|"\s*\([^()"]*[A-Za-z]{3,}[^()"]*\)\s*"\s*$|\s\(\s*[A-Za-z -]{3,}\.?\s*\)\s*"?\s*$')
+_ASIDE = re.compile(
+    r'\(\s*"[^()]*\)\s*$|"\s*\([^()"]*[A-Za-z]{3,}[^()"]*\)\s*"\s*$|\s\(\s*[A-Za-z -]{3,}\.?\s*\)\s*"?\s*$'
+)
 
 
 def is_prose(piece: Piece, following: Piece | None) -> bool:
@@ -51,7 +63,9 @@ def refuses(text: str) -> bool:
 
 def denies(text: str) -> bool:
     """Whether a sentence says that something is not so."""
-    return re.search(r"\b(?:not|never|neither|nor|cannot|wrong|incorrect|false|isn't)\b", text, re.IGNORECASE) is not None
+    return (
+        re.search(r"\b(?:not|never|neither|nor|cannot|wrong|incorrect|false|isn't)\b", text, re.IGNORECASE) is not None
+    )
 
 
 def value_of(text: str) -> str | None:
@@ -74,7 +88,9 @@ def value_of(text: str) -> str | None:
 
 def _has_prose(text: str) -> bool:
     given = pieces(text)
-    return any(is_prose(piece, given[place + 1] if place + 1 < len(given) else None) for place, piece in enumerate(given))
+    return any(
+        is_prose(piece, given[place + 1] if place + 1 < len(given) else None) for place, piece in enumerate(given)
+    )
 
 
 def _without_clause(text: str) -> str:
@@ -96,9 +112,9 @@ def _after_prose(text: str) -> str | None:
             break
         # A variable that the words are about: "the value of x is 5".
         place += 1
-        if following is not None and len(following.text) == 1 and following.is_word and place + 1 < len(given):
-            if given[place + 1].text.casefold() in ("is", "are", "equals", "must", "be", ":"):
-                place += 1
+        named = following is not None and len(following.text) == 1 and following.is_word and place + 1 < len(given)
+        if named and given[place + 1].text.casefold() in ("is", "are", "must", "be", ":"):
+            place += 1
     if place == len(given):
         return None
     rest = text[given[place].start :]

@@ -6,29 +6,33 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from sparroll.tasks.math.grading import algebra, real_sets, units
 from sparroll.tasks.math.grading.algebra import Unreadable
 from sparroll.tasks.math.grading.quantities import same_value
+from sparroll.tasks.math.grading.relations import (
+    NAMED,
+    RATIO,
+    congruence,
+    consistent,
+    function_name,
+    plain_name,
+    rounds_to,
+    same_chains,
+    same_classes,
+    same_ratio,
+    statement,
+    variables,
+    with_variable_of,
+)
 from sparroll.tasks.math.grading.sentences import value_of
-from sparroll.tasks.math.grading.splitting import environment, has_top, split, stripped, whole_group
+from sparroll.tasks.math.grading.splitting import environment, has_top, split, whole_group
 
 Kind = Literal["one", "list", "set", "tuple", "closed", "matrix", "named"]
 
 MAX_ITEMS = 200
-_NAME = (
-    r"(?:(?:m\s*)?\\(?:angle|triangle|measuredangle)\s*)?"
-    r"(?:\\frac\{d[^{}]*\}\{d[^{}]*\}|\\?[A-Za-z]+'*|\\(?:overline|vec|hat|bar|overrightarrow|mathbf|tilde)\s*\{?\s*[A-Za-z]+\s*\}?|\"[^\"]*\")"
-    r"(?:_\{?[\w,+\s-]+\}?)?(?:\^\{?[\w*-]+\}?)?'*(?:\s*\(\s*[^()=]*\s*\))?"
-)
-_NAMED = re.compile(rf"^\s*(\|?{_NAME}\|?)\s*(?:=|\\equiv(?![A-Za-z]))\s*(.+)$", re.DOTALL)
-_ONLY_NAME = re.compile(rf"^\s*\|?{_NAME}\|?\s*$")
-_JOIN = re.compile(r'\s*,?\s*(?:"\s*(?:and|or|AND|OR)\s*,?\s*"|(?<![A-Za-z\\"])(?:and|or)(?![A-Za-z"])|\\vee(?![A-Za-z])|\\wedge(?![A-Za-z])|\\text\{ or \})\s*')
-_INNER_JOIN = re.compile(r'\b(?:and|or)\b')
-_APPROX = re.compile(r"\\approx(?![A-Za-z])|\\sim(?![A-Za-z])|\\doteq(?![A-Za-z])")
-_RATIO = re.compile(r"^[^:]+(?::[^:]+)+$")
+_INNER_JOIN = re.compile(r"\b(?:and|or)\b")
 
 
 @dataclass(frozen=True)
@@ -49,8 +53,10 @@ class Shape:
 def same(gold: str, answer: str) -> bool:
     """Whether two cleaned answers are equal. Raises Unreadable if the gold one cannot be read."""
     gold, answer = gold.strip(), answer.strip()
-    if not answer:
-        return False
+    if not answer or r"\ldots" in (gold, answer):
+        return gold == answer
+    if (classes := (congruence(gold), congruence(answer)))[0] is not None:
+        return same_classes(*classes)
     if real_sets.looks_like_set(gold) or real_sets.looks_like_set(answer):
         found = _same_real_sets(gold, answer)
         if found is not None:
@@ -71,7 +77,8 @@ def shape(text: str) -> Shape:
     table = environment(text)
     if table is not None:
         name, cells = table
-        if "matrix" in name or name == "array":
+        equations = all("=" in "".join(row) for row in cells)
+        if "matrix" in name or (name == "array" and not equations):
             return Shape("matrix", tuple(cell for row in cells for cell in row), rows=len(cells))
         return shape(",".join(" ".join(row).strip(" ,;") for row in cells))
     text = _without_lone_braces(text)
@@ -87,6 +94,8 @@ def shape(text: str) -> Shape:
     if group is not None:
         inner = _items(group[1])
         if (group[0], group[2]) == (r"\{", r"\}"):
+            if environment(group[1]) is not None:
+                return shape(group[1])
             if (nested := whole_group(group[1])) is not None and nested[0] == "{":
                 inner = _items(nested[1])
             if len(inner) > 1 and (named_values := _list_shape(inner)).kind == "named":
@@ -102,7 +111,7 @@ def shape(text: str) -> Shape:
     members = re.match(r"^\\?[A-Za-z]\s*\\in\s*(\\\{.+\\\})$", text)
     if members:
         return shape(members[1])
-    named = _NAMED.match(text)
+    named = NAMED.match(text)
     if named and not has_top(named[2], ("=",)):
         values = shape(named[2])
         if values.kind != "one":
@@ -181,10 +190,10 @@ def _spread(items: list[str]) -> list[str]:
 def _list_shape(parts: list[str]) -> Shape:
     if len(parts) > MAX_ITEMS:
         raise Unreadable("a list of too many items")
-    parts = [part if _NAMED.match(part) else value_of(part) or part for part in _spread(parts)]
-    named = [_NAMED.match(part) for part in parts]
+    parts = [part if NAMED.match(part) else value_of(part) or part for part in _spread(parts)]
+    named = [NAMED.match(part) for part in parts]
     if all(named):
-        pairs = [(_name(found[1]), found[2].strip()) for found in named if found]
+        pairs = [(plain_name(found[1]), found[2].strip()) for found in named if found]
         if len({name for name, _ in pairs}) == 1:
             return Shape("list", tuple(value for _, value in pairs))
         if len({name for name, _ in pairs}) == len(pairs):
@@ -197,14 +206,10 @@ def _list_shape(parts: list[str]) -> Shape:
 
 def _tuple_of_names(names: str, values: str) -> Shape:
     found = shape(values)
-    given = [_name(name) for name in split(names, (",",))]
+    given = [plain_name(name) for name in split(names, (",",))]
     if found.kind == "tuple" and len(found.items) == len(given) and len(set(given)) == len(given):
         return Shape("named", found.items, tuple(given))
     return found
-
-
-def _name(text: str) -> str:
-    return re.sub(r"[\s{}\"]", "", text)
 
 
 def _same_real_sets(gold: str, answer: str) -> bool | None:
@@ -218,7 +223,7 @@ def _same_real_sets(gold: str, answer: str) -> bool | None:
         other, other_variable = real_sets.real_set(answer)
     except Unreadable:
         return None if not real_sets.looks_like_set(gold) or shape(answer).kind in ("list", "set") else False
-    if variable and other_variable and _name(variable) != _name(other_variable):
+    if variable and other_variable and plain_name(variable) != plain_name(other_variable):
         return False
     return real_sets.same_sets(one, other)
 
@@ -285,7 +290,7 @@ def _same_matrices(one: Shape, other: Shape) -> bool:
         return alike and all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
     table, plain = (one, other) if one.kind == "matrix" else (other, one)
     vector = table.rows in (1, len(table.items))
-    if vector and plain.kind in ("tuple", "list") or vector and plain.kind == "closed" and len(plain.items) > 2:
+    if (vector and plain.kind in ("tuple", "list")) or (vector and plain.kind == "closed" and len(plain.items) > 2):
         alike = len(one.items) == len(other.items)
         return alike and all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
     if plain.kind == "one":
@@ -306,62 +311,28 @@ def _whole_matrices(one: Shape, other: Shape) -> bool:
     return algebra.equal(latex(one), latex(other))
 
 
-@dataclass(frozen=True)
-class _Relation:
-    """An equation or a value: the name before the sign of equality, the values, and whether they are approximate."""
-
-    name: str | None
-    values: tuple[str, ...]
-    sides: tuple[str, str] | None
-    approximate: bool
-
-
-def _relation(text: str) -> _Relation:
-    approximate = False
-    found = list(_APPROX.finditer(text))
-    if found:
-        left = text[: found[0].start()].strip(" =")
-        if not left or _ONLY_NAME.match(left) and algebra.exact_number(left) is None and not units.is_numeric(left):
-            approximate = True
-            text = (left + " = " if left else "") + text[found[-1].end() :]
-        else:
-            text = left
-    text = re.sub(r"\\(?:equiv|to|rightarrow|longrightarrow)(?![A-Za-z])", "=", text)
-    parts = split(text, ("=",))
-    if len(parts) == 1 or any(not part for part in parts):
-        return _Relation(None, (text,), None, approximate)
-    first_is_name = _ONLY_NAME.match(parts[0]) and not units.is_numeric(parts[0])
-    last_is_name = _ONLY_NAME.match(parts[-1]) and not units.is_numeric(parts[-1])
-    sides = (parts[0], parts[-1]) if len(parts) == 2 else None
-    if first_is_name and parts[0].strip() not in ("e", "i", r"\pi"):
-        return _Relation(_name(parts[0]), tuple(parts[1:]), sides, approximate)
-    if last_is_name and parts[-1].strip() not in ("e", "i", r"\pi") and len(parts) == 2:
-        return _Relation(_name(parts[-1]), (parts[0],), sides, approximate)
-    return _Relation(None, tuple(parts), sides, approximate)
-
-
 def _same_single(gold: str, answer: str) -> bool:
-    if _RATIO.match(gold) or _RATIO.match(answer):
-        found = _same_ratio(gold, answer)
+    if RATIO.match(gold) or RATIO.match(answer):
+        found = same_ratio(gold, answer)
         if found is not None:
             return found
-    if (chains := _same_chains(gold, answer)) is not None:
+    if (chains := same_chains(gold, answer)) is not None:
         return chains
-    one, other = _relation(gold), _with_variable_of(_relation(gold), _relation(answer))
-    if one.name and other.name and _function_name(one.name) != _function_name(other.name):
+    one, other = statement(gold), with_variable_of(statement(gold), statement(answer))
+    if one.name and other.name and function_name(one.name) != function_name(other.name):
         assert one.sides is None or len(one.sides) == 2
         return bool(one.sides and other.sides) and _equations(one.sides, other.sides)
-    if one.sides and not one.name and _variables(*one.sides):
+    if one.sides and not one.name and variables(*one.sides):
         return bool(other.sides) and _equations(one.sides, other.sides)
-    if not _consistent(other):
+    if not consistent(other):
         return False
-    if one.name and other.sides and not other.name and _variables(other.sides[0]):
+    if one.name and other.sides and not other.name and variables(other.sides[0]):
         return _equations(one.sides, other.sides) if one.sides else False
     if other.sides and not other.name and algebra.unsolved(other.sides):
         return False
     wanted, given = one.values[-1], other.values[-1]
     if one.approximate:
-        return _rounds_to(wanted, given)
+        return rounds_to(wanted, given)
     if _group_again(wanted, given):
         return same(wanted, given)
     if not one.name and other.approximate:
@@ -369,109 +340,12 @@ def _same_single(gold: str, answer: str) -> bool:
     return same_value(wanted, given)
 
 
-def _with_variable_of(gold: _Relation, answer: _Relation) -> _Relation:
-    """f(t) = 2t in the variable of f(x)."""
-    one, other = (re.fullmatch(r"([A-Za-z]\w*)\(([a-z])\)", relation.name or "") for relation in (gold, answer))
-    if one is None or other is None or one[1] != other[1] or one[2] == other[2] or one[2] in "".join(answer.values):
-        return answer
-    renamed = [re.sub(rf"(?<![A-Za-z\\]){other[2]}(?![A-Za-z])", one[2], value) for value in answer.values]
-    return _Relation(gold.name, tuple(renamed), (f"{one[1]}({one[2]})", renamed[-1]) if answer.sides else None, answer.approximate)
-
-
-_ORDER = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|<|>")
-
-
-def _same_chains(gold: str, answer: str) -> bool | None:
-    """The verdict on chains such as `a < b < c`, read from the small end; None if one side is no such chain."""
-    chains = []
-    for text in (gold, answer):
-        signs = _ORDER.findall(text)
-        sides = [side.strip() for side in _ORDER.split(text)]
-        if not signs or "=" in text or not all(sides):
-            return None
-        if set(signs) <= {">", r"\ge"}:
-            signs = [{">": "<", r"\ge": r"\le"}[sign] for sign in signs][::-1]
-            sides = sides[::-1]
-        elif not set(signs) <= {"<", r"\le"}:
-            return None
-        chains.append((signs, sides))
-    (one_signs, one), (other_signs, other) = chains
-    if one_signs != other_signs:
-        return False
-    if len(one) == 2:
-        return algebra.same_inequality((one[0], one[1]), (other[0], other[1]))
-    return all(same_value(a, b) for a, b in zip(one, other, strict=True))
-
-
 def _group_again(wanted: str, given: str) -> bool:
     return shape(wanted).kind != "one" or shape(given).kind != "one"
 
 
-def _function_name(name: str) -> str:
-    """f(x) and y name the same thing."""
-    low = name if len(name) > 1 and name.isalpha() else name.casefold()
-    return "y" if low in ("f(x)", "y(x)") else low
-
-
-def _variables(*texts: str) -> bool:
-    return any(re.search(r"(?<![\\A-Za-z\"])[A-Za-z](?![A-Za-z])", re.sub(r"\\[A-Za-z]+|\"[^\"]*\"", " ", text)) for text in texts)
-
-
 def _equations(gold: tuple[str, str] | None, answer: tuple[str, str] | None) -> bool:
     return gold is not None and answer is not None and algebra.same_equation(gold, answer)
-
-
-def _consistent(relation: _Relation) -> bool:
-    """Whether the values of a chain such as `x = 2 + 3 = 5` are all equal."""
-    values = relation.values
-    if len(values) < 2:
-        return True
-    for one, other in zip(values[:-1], values[1:], strict=True):
-        if relation.name is None and _variables(one):
-            continue
-        try:
-            if not same_value(one, other):
-                return False
-        except Unreadable:
-            continue
-    return True
-
-
-def _rounds_to(gold: str, answer: str) -> bool:
-    """Whether an answer is an approximate gold value, or rounds to it at its digits."""
-    if same_value(gold, answer):
-        return True
-    terms, answer_terms = units.quantity(gold, False), units.quantity(answer, True)
-    text = terms[0].value if terms else gold
-    value = algebra.exact_number(text)
-    digits = re.search(r"\.(\d+)", text)
-    if value is None or (terms and answer_terms and terms[0].units and answer_terms[0].units and terms[0].units != answer_terms[0].units):
-        return False
-    try:
-        found = algebra.parse(answer_terms[0].value if answer_terms else answer)
-        if algebra.too_large(found) or found.free_symbols:
-            return False
-        near = Fraction(str(found.evalf(50)))
-    except Exception:
-        return False
-    places = len(digits[1]) if digits else 0
-    return abs(near - value) <= Fraction(1, 2 * 10**places)
-
-
-def _same_ratio(gold: str, answer: str) -> bool | None:
-    """Ratios are equal where they are proportional. None if one side is no ratio of numbers."""
-    one, other = ([algebra.exact_number(part) for part in text.split(":")] for text in (gold, answer))
-    if None in one or None in other or max(len(one), len(other)) < 2:
-        return None
-    numbers = [[value for value in side if value is not None] for side in (one, other)]
-    for side, opposite in (numbers, numbers[::-1]):
-        if len(side) == 1 and len(opposite) == 2:
-            return opposite[1] != 0 and side[0] == opposite[0] / opposite[1]
-    if len(numbers[0]) != len(numbers[1]):
-        return False
-    return all(
-        a * d == b * c for (a, c), (b, d) in zip(zip(*numbers, strict=True), list(zip(*numbers, strict=True))[1:], strict=False)
-    )
 
 
 Same = Callable[[str, str], bool]

@@ -9,6 +9,11 @@ _STEP = re.compile(r'\\begin\{(\w+)\*?\}|\\end\{(\w+)\*?\}|\\[A-Za-z]+|\\.|"[^"]
 _OPEN, _CLOSE = {"(", "[", "{", r"\{", r"\langle"}, {")", "]", "}", r"\}", r"\rangle"}
 
 
+def words_in(text: str) -> list[str]:
+    """The words of a text that lists them."""
+    return text.split()
+
+
 def split(text: str, signs: Sequence[str]) -> list[str]:
     """The parts between signs at the top level."""
     parts, last, depth = [], 0, 0

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import re
 
-from sparroll.tasks.math.grading.splitting import without_doubles
+from sparroll.tasks.math.grading.splitting import without_doubles, words_in
 
 _STYLE = re.compile(
-    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|[hH]uge|large|Large|LARGE|small|tiny|normalsize|bf|rm|it|sf|tt"
+    r"\\(?:displaystyle|textstyle|scriptstyle|limits|nolimits|[hH]uge|large|Large|LARGE|small|tiny|normalsize"
+    r"|bf|rm|it|sf|tt"
     r"|bfseries|itshape|boldmath|noindent|nonumber|centering|checkmark|blacksquare|qed|left\.|right\.|null|relax|strut"
     r"|mathstrut|middle|hfill|par|newline|cr)(?![A-Za-z])"
 )
 _SIZED = re.compile(r"\\(?:left|right|mleft|mright|[bB]igg?[lrm]?)(?![A-Za-z])\s*")
 _COLOR = re.compile(r"\\color\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}")
-_SPACE = re.compile(r"\\(?:quad|qquad|thinspace|medspace|thickspace|enspace|hspace\*?\{[^{}]*\}|vspace\*?\{[^{}]*\})(?![A-Za-z])")
+_SPACE = re.compile(
+    r"\\(?:quad|qquad|thinspace|medspace|thickspace|enspace|hspace\*?\{[^{}]*\}|vspace\*?\{[^{}]*\})(?![A-Za-z])"
+)
 _DROPPED = re.compile(r"\\(?:tag\*?|label|phantom|hphantom|vphantom|rule|footnote)\s*\{[^{}]*\}")
 _NAMES = {
     r"\dfrac": r"\frac",
@@ -82,12 +85,20 @@ _KEEPS_ITS_ARGUMENT = (
     r"mathbf|boldsymbol|bm|mathit|underline|emph|uline|underbrace|ensuremath|mathop|mathsf|mathtt|mathnormal|smash"
     r"|boxed|fbox|framebox|mathclap|hbox|mathstrut|overbrace|mathord|mathrel|mathbin|hl"
 )
-_TEXT = r"text|textbf|textit|textrm|textsf|texttt|textnormal|textsc|textup|mathrm|mbox|operatorname\*?|textmd|mathregular"
-_WITH_ARGUMENT = re.compile(rf"\\(?P<kept>{_KEEPS_ITS_ARGUMENT})(?![A-Za-z])\s*\{{|\\(?P<text>{_TEXT})(?![A-Za-z])\s*\{{")
+_TEXT = (
+    r"text|textbf|textit|textrm|textsf|texttt|textnormal|textsc|textup|mathrm|mbox|operatorname\*?|textmd|mathregular"
+)
+_WITH_ARGUMENT = re.compile(
+    rf"\\(?P<kept>{_KEEPS_ITS_ARGUMENT})(?![A-Za-z])\s*\{{|\\(?P<text>{_TEXT})(?![A-Za-z])\s*\{{"
+)
 _TWO_ARGUMENTS = re.compile(r"\\(?:textcolor|colorbox)\s*(?:\[[^\]]*\])?\s*\{[^{}]*\}(?=\s*\{)")
-_FUNCTIONS = frozenset("sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp max min gcd lcm det arg".split())
+_FUNCTIONS = frozenset(
+    words_in("sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp max min gcd lcm det arg")
+)
 _FUNCTION_WORD = re.compile(
-    r"(?<![\\A-Za-z\"])(?<!\d )(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|gcd|lcm)(?=\s*[\d(\\^_{ a-zA-Z])(?![a-zA-Z]{2})"
+    r"(?<![\\A-Za-z\"])(?<!\d )"
+    r"(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|gcd|lcm)"
+    r"(?=\s*[\d(\\^_{ a-zA-Z])(?![a-zA-Z]{2})"
 )
 _BASIS_VECTOR = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|hat|widehat|vec|mathbf\s*\{\s*\\hat|hat\s*\{\s*\\mathbf|hat\s*\{\s*\\boldsymbol)"
@@ -123,14 +134,23 @@ def clean(latex: str) -> str:
     text = _NAME.sub(lambda name: _NAMES.get(name.group(), name.group()), text)
     text = balanced(text)
     text = _unwrapped(text)
-    text = re.sub(r"\\!(?<!\\\\.)", "", text)
+    text = re.sub(r"\\!(?<!\\\\.)\s*", "", text)
     text = re.sub(r"\\[,;:> ](?<!\\\\.)|(?<!\\)~", " ", text)
     text = re.sub(r"(?<=\d)\{\s*\}(?=\d)", " ", text)
     text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\_", "_").replace(r"\&", "&")
     text = re.sub(r"\^\s*\{?\s*\\prime\s*\}?|\\prime", "'", text)
     text = re.sub(r"\^\s*\{\s*('+)\s*\}", r"\1", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ ", text)
-    text = re.sub(r"\^\s*\{?\s*\"\s*(o|st|nd|rd|th)\s*\"\s*\}?", lambda m: r"^\circ " if m.group(1) == "o" else f'"{m.group(1)}"', text)
+    text = re.sub(
+        r"\^\s*\{?\s*\"\s*(o|st|nd|rd|th)\s*\"\s*\}?",
+        lambda m: r"^\circ " if m.group(1) == "o" else f'"{m.group(1)}"',
+        text,
+    )
+    text = re.sub(
+        r'(?<=[\d})])\s*(?:"\s*degrees?\s*"|degrees?\b)(?!\s*"?\s*(?:[CFcf]\b|[Cc]el|[Ff]ahr|[Cc]ent))',
+        r"^\\circ ",
+        text,
+    )
     text = re.sub(r"<=(?!>)|=<", r"\\le ", text)
     text = re.sub(r">=|=>(?=\s*[-\d])", r"\\ge ", text)
     text = re.sub(r"!=", r"\\ne ", text)
@@ -234,7 +254,7 @@ def _unwrapped(text: str) -> str:
             stripped = inner.strip()
             if stripped in _FUNCTIONS and not _unit_like(stripped, text[: found.start()], text[end + 1 :]):
                 inner = rf" \{stripped} "
-            elif name.startswith("operatorname") and stripped == "cis" or stripped == "cis":
+            elif (name.startswith("operatorname") and stripped == "cis") or stripped == "cis":
                 inner = r" \cis "
             elif name == "mathrm" and stripped in ("d", "e", "i"):
                 inner = stripped
@@ -250,7 +270,9 @@ def _unwrapped(text: str) -> str:
 
 def _unit_like(word: str, before: str, behind: str) -> bool:
     """Whether `min` or `sec` is a unit, because a number stands before it or no argument behind it."""
-    return word in ("min", "max", "sec", "arg") and (bool(re.search(r"\d\s*$", before)) or not re.match(r"\s*[\\({_^a-z\d]", behind))
+    return word in ("min", "max", "sec", "arg") and (
+        bool(re.search(r"\d\s*$", before)) or not re.match(r"\s*[\\({_^a-z\d]", behind)
+    )
 
 
 def _powers(text: str) -> str:
@@ -259,7 +281,9 @@ def _powers(text: str) -> str:
     text = re.sub(r'"\s*\\pi\s*"', r" \\pi ", text)
     text = re.sub(rf"(?<![\\A-Za-z\"])({_GREEK})(?![A-Za-z\"])", r"\\\1 ", text)
     text = re.sub(r"(?<![\\A-Za-z])abs\s*\(([^()]*)\)", r"|\1|", text)
-    text = re.sub(r"^(?:\s|\\(?:therefore|because|implies|Rightarrow|Longrightarrow|rightarrow|to)(?![A-Za-z]))+", "", text)
+    text = re.sub(
+        r"^(?:\s|\\(?:therefore|because|implies|Rightarrow|Longrightarrow|rightarrow|to)(?![A-Za-z]))+", "", text
+    )
     text = re.sub(r"(?<![\\A-Za-z])(?:infinity|Infinity|inf|oo)(?![A-Za-z])", r"\\infty ", text)
     text = re.sub(r'"\s*([+-]?)\s*\\infty\s*"', r" \1\\infty ", text)
     text = re.sub(r"(?<![\\A-Za-z])sqrt\s*\{", r"\\sqrt{", text)

@@ -5,42 +5,57 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from sparroll.tasks.math.grading.splitting import words_in
+
 _WORDS = re.compile(r"[A-Za-z][A-Za-z0-9 .,;:'!?()/-]*")
 _LETTER = r'[("\s]*([A-Za-z])[)"\s]*'
 _CHOICE = re.compile(
-    r'^"?\s*(?:(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:answer|option|choice|letter|statement|part)s?(?:\s+is)?\s*:?\s*)*'
+    r'^"?\s*(?:(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:answer|option|choice|letter|statement'
+    r"|part)s?(?:\s+is)?\s*:?\s*)*"
     r'(?P<open>\(|\[)?\s*"?\s*(?P<letter>[A-Za-z])\s*"?\s*(?P<close>[)\].:])*\s*"?(?P<rest>.*)$',
     re.IGNORECASE | re.DOTALL,
 )
 _NOT_WORDS = frozenset({"the", "a", "an", "due", "is", "it", "are", "they", "on", "in", "of", "at"})
-_NEGATIONS = frozenset({"not", "never", "neither", "nor", "cannot", "isn't", "doesn't", "aren't", "don't", "without", "non"})
-_SAME: list[frozenset[str]] = [
-    frozenset({"no solution", "no solutions", "no real solution", "no real solutions", "empty set", "none", "no roots", "no real roots",
-               "no such value", "null set", "no value", "no values", "has no solution", "there is no solution",
-               "there are no solutions", "no solution exists"}),
-    frozenset({"dne", "does not exist", "doesn't exist", "undefined", "not defined", "do not exist"}),
-    frozenset({"all real numbers", "all reals", "all real values", "reals", "real numbers", "the real numbers", "all x", "every real number", "any real number",
-               "all real x", "all real numbers x", "all values of x"}),
-    frozenset({"infinitely many", "infinitely many solutions", "infinite solutions", "infinite number of solutions",
-               "infinite", "an infinite number"}),
-    frozenset({"true", "t"}),
-    frozenset({"false", "f"}),
-    frozenset({"yes", "y"}),
-]  # fmt: skip
-_CLASSES = frozenset({"quadrant", "type", "case", "figure", "graph", "option", "statement", "team", "box", "player", "group", "plan"})
+_NEGATIONS = frozenset(
+    {"not", "never", "neither", "nor", "cannot", "isn't", "doesn't", "aren't", "don't", "without", "non"}
+)
+_SAME = [
+    frozenset(phrases.split("|"))
+    for phrases in (
+        "no solution|no solutions|no real solution|no real solutions|empty set|none|no roots|no real roots"
+        "|no such value"
+        "|null set|no value|no values|has no solution|there is no solution|there are no solutions|no solution exists",
+        "dne|does not exist|doesn't exist|undefined|not defined|do not exist",
+        "all real numbers|all reals|all real values|reals|real numbers|the real numbers|all x|every real number"
+        "|any real number|all real x|all real numbers x|all values of x",
+        "infinitely many|infinitely many solutions|infinite solutions|infinite number of solutions|infinite"
+        "|an infinite number",
+        "true|t",
+        "false|f",
+        "yes|y",
+    )
+]
+"""Phrases that say the same."""
+_CLASSES = frozenset(
+    {"quadrant", "type", "case", "figure", "graph", "option", "statement", "team", "box", "player", "group", "plan"}
+)
 EMPTY, REALS = _SAME[0], _SAME[2]
 
-_MONTHS = "january february march april may june july august september october november december".split()
+_MONTHS = words_in("january february march april may june july august september october november december")
 _DATE_WORDS = re.compile(r"[A-Za-z]+|\d+")
 _TIME = re.compile(r"^(\d{1,2})(?:\s*:\s*(\d{2}))?(?:\s*:\s*(\d{2}))?\s*([ap])?\.?\s*(m)?\.?$")
-_PRODUCT_LETTERS = (
-    frozenset("abcdxyz"), frozenset("klmn"), frozenset("abmnxyz"), frozenset("pqrst"), frozenset("uvwxyz"), frozenset("abckmn"),
-    frozenset("rstuv"), frozenset("abcpqr"), frozenset("hrbw"), frozenset("mgh"), frozenset("knpqr"), frozenset("abcrst"),
-)  # fmt: skip
+_PRODUCT_LETTERS = [
+    frozenset(letters)
+    for letters in words_in("abcdxyz klmn abmnxyz pqrst uvwxyz abckmn rstuv abcpqr hrbw mgh knpqr abcrst")
+]
+"""Letters that stand together in products."""
 _SHORT_WORDS = frozenset(
-    "no on yes up so go do to of in is it at an as or if by he we me my us be am ok odd one two six ten tie win red sun mon"
-    " tue wed thu fri sat cat act dog god tap pat apt bad dab cab tan ant nat rat art tar was saw war raw now own won net ten not ton"
-    " nor dne all any may day are ear era arm mar ram map amp max min new old big low top dry wet mad dam bat tab stab".split()
+    words_in(
+        "no on yes up so go do to of in is it at an as or if by he we me my us be am ok odd one two six ten "
+        "tie win red sun mon tue wed thu fri sat cat act dog god tap pat apt bad dab cab tan ant nat rat art "
+        "tar was saw war raw now own won net ten not ton nor dne all any may day are ear era arm mar ram map "
+        "amp max min new old big low top dry wet mad dam bat tab stab"
+    )
 )
 
 
@@ -59,7 +74,7 @@ def plain_words(text: str) -> str | None:
         return None
     longest = max(map(len, re.findall("[A-Za-z]+", bare)), default=0)
     upright = text.count('"') >= 2
-    if not (upright or longest >= 4 or bare.casefold() in _SHORT_WORDS or " " in bare and longest >= 3):
+    if not (upright or longest >= 4 or bare.casefold() in _SHORT_WORDS or (" " in bare and longest >= 3)):
         return None
     return " ".join(bare.casefold().split())
 
@@ -86,14 +101,16 @@ def words_match(gold: str, answer: str) -> bool:
         return True
     if any(word in _NEGATIONS for word in answer_words) != any(word in _NEGATIONS for word in gold_words):
         return False
-    if "or" in answer_words and "or" not in gold_words or "and" in answer_words and "and" not in gold_words:
+    if ("or" in answer_words and "or" not in gold_words) or ("and" in answer_words and "and" not in gold_words):
         return False
     if _inside(gold_words, answer_words):
         return True
     # A kind of thing may be left out: "scalene" for "scalene triangle".
     if len(gold_words) == 2 and gold_words[0] in _CLASSES and answer_words == gold_words[1:]:
         return True
-    return len(answer_words) < len(gold_words) and gold_words[: len(answer_words)] == answer_words and len(gold_words) <= 3
+    return (
+        len(answer_words) < len(gold_words) and gold_words[: len(answer_words)] == answer_words and len(gold_words) <= 3
+    )
 
 
 def _parts(words: str) -> frozenset[str]:
@@ -131,7 +148,11 @@ def may_be_a_product(letters: str) -> bool:
 
 def _neighbours(letters: str) -> bool:
     """Whether letters follow each other in the alphabet, as names of variables do."""
-    return len(letters) > 2 and letters in "abcdefghijklmnopqrstuvwxyz" and letters not in ("def", "nop", "rst", "stu", "tuv")
+    return (
+        len(letters) > 2
+        and letters in "abcdefghijklmnopqrstuvwxyz"
+        and letters not in ("def", "nop", "rst", "stu", "tuv")
+    )
 
 
 def choice(text: str) -> Choice | None:
@@ -141,7 +162,7 @@ def choice(text: str) -> Choice | None:
         return None
     rest = found["rest"].replace('"', " ").strip()
     named = re.match(r'^"?\s*(?:the|correct|answer|option|choice|letter)', text, re.IGNORECASE) is not None
-    marked = bool(found["open"]) and bool(found["close"]) or bool(found["close"])
+    marked = (bool(found["open"]) and bool(found["close"])) or bool(found["close"])
     said = re.match(r"\([^()]+\)$|(?:is|because|since)\b|,\s*(?:because|since|as|the)\b|=", rest)
     if rest and not marked and not named and not said:
         return None
@@ -185,7 +206,9 @@ def as_time(text: str) -> tuple[int, str] | None:
         return 720, "pm"
     if bare in ("midnight", "12 midnight"):
         return 0, "am"
-    bare = re.sub(r"\s*(?:in the morning)$", " am", re.sub(r"\s*(?:in the (?:afternoon|evening)|at night)$", " pm", bare))
+    bare = re.sub(
+        r"\s*(?:in the morning)$", " am", re.sub(r"\s*(?:in the (?:afternoon|evening)|at night)$", " pm", bare)
+    )
     found = _TIME.match(bare)
     if found is None or not (found[2] or found[4]) or (found[4] and not found[5]):
         return None
@@ -215,7 +238,9 @@ def as_date(text: str) -> tuple[int, int, int | None] | None:
     iso = re.fullmatch(r"(\d{4})-(\d{1,2})-(\d{1,2})", bare)
     if iso:
         return int(iso[2]), int(iso[3]), int(iso[1])
-    bare = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|\bthe\b|\b(?:on|mon|tues|wednes|thurs|fri|satur|sun)(?:day)?\b", " ", bare)
+    bare = re.sub(
+        r"(?<=\d)(?:st|nd|rd|th)\b|\bof\b|\bthe\b|\b(?:on|mon|tues|wednes|thurs|fri|satur|sun)(?:day)?\b", " ", bare
+    )
     parts = _DATE_WORDS.findall(bare)
     months = [_month(part) for part in parts if part.isalpha()]
     numbers = [int(part) for part in parts if part.isdigit()]
@@ -228,5 +253,7 @@ def as_date(text: str) -> tuple[int, int, int | None] | None:
 
 
 def _month(word: str) -> int | None:
-    found = [number for number, name in enumerate(_MONTHS, 1) if name == word or len(word) >= 3 and name.startswith(word)]
+    found = [
+        number for number, name in enumerate(_MONTHS, 1) if name == word or (len(word) >= 3 and name.startswith(word))
+    ]
     return found[0] if found else None
