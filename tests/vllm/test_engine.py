@@ -257,7 +257,7 @@ def test_nan_weights_are_an_error_not_a_token(engine: Any) -> None:
         ([[5] * (CONTEXT_TOKENS - 4)], {}, "set max_new_tokens to at most 4"),
         ("text", {}, "prompts must be a list"),
         ([[1]], {"n": 0}, "n=0"),
-        ([[1]], {"temperature": -1.0}, "temperature=-1.0"),
+        ([[1]], {"temperature": -1.0}, "the temperature must be 0 or from 0.001 up, and finite, got -1.0"),
         ([[1]], {"seed": [1, 2]}, "a list of seeds needs one per request, 1 in all, got 2"),
     ],
 )
