@@ -29,8 +29,8 @@ from sparroll.schedule import Schedule
 FALSE_ALARM_AT = 5e-3
 """Largest probability that a step raises an alarm although every bin's tail is exactly at the target."""
 MARGIN = 0.01
-FALSE_ALARM_ABOVE = 1e-5
-"""The same where every tail is MARGIN or more above the target. In 1,000 steps that is at most one run in a hundred,
+FALSE_ALARM_ABOVE = 5e-6
+"""The same where every tail is MARGIN or more above the target. In 1,000 steps that is at most one run in two hundred,
 however few tokens a step has. With many tokens the first probability is the stricter one."""
 
 
