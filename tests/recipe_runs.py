@@ -22,6 +22,7 @@ NEW_TOKENS = 64
 CHANGED = {
     "model.name": "a random model of that name in another folder",
     "model.device": "cpu",
+    "attention.force": "true where the recipe has a schedule, which fits no model of other sizes",
     "engine": "hf",
     "rollout.max_new_tokens": NEW_TOKENS,
     "train.steps": 2,
@@ -48,11 +49,12 @@ def overrides(folder: Path, where: Path, engine: str = "hf") -> list[str]:
         "model.name": write_model(where, name=name, head_dim=64 if engine == "vllm" else 8),
         "data.mirror": str(padded_mirror(where / "mirror")),
         "engine": engine,
+        "attention.force": True if recipe(folder)["attention"]["kind"] == "schedule" else None,
     }
     values["data.train"] = str(prepared(folder, where)) if "train" in recipe(folder)["data"] else None
     return [
         word for key, value in values.items() if value is not None
-        for word in ("--set", f"{key}={json.dumps(value) if isinstance(value, (list, str)) else value}")
+        for word in ("--set", f"{key}={json.dumps(value) if isinstance(value, (bool, list, str)) else value}")
     ]  # fmt: skip
 
 

@@ -158,7 +158,7 @@ def test_a_folder_of_another_quickstart_is_refused(
     sizes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
-    out.mkdir()
+    (out / "calibration").mkdir(parents=True)
     (out / "settings.json").write_text("{}")
     message, _ = error_of(["quickstart", "--config", str(sizes), "--out", str(out)], capsys)
     assert "was made with model = null" in message

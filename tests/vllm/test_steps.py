@@ -53,7 +53,7 @@ def step(
 @pytest.fixture
 def state() -> State:
     state = State()
-    state.configure(Schedule.fixed(64), 2, "cpu")
+    state.configure(Schedule.fixed(64, dense_layers=(0,)), 2, "cpu")
     return state
 
 

