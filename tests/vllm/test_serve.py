@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,18 @@ def address(schedule: Path) -> Iterator[str]:
                 break
         else:
             pytest.fail("the server ended: " + "".join(said[-30:]))
+        _wait_until_it_listens(port, server)
         yield f"http://127.0.0.1:{port}"
     finally:
         server.terminate()
         server.communicate()
+
+
+def _wait_until_it_listens(port: int, server: subprocess.Popen[str]) -> None:
+    """The line about the startup comes a moment before the socket takes connections."""
+    while server.poll() is None:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
 
 
 def post(url: str, body: dict[str, Any]) -> Any:
