@@ -12,6 +12,7 @@ its budget is raised to the next one of the sweep and the schedule is measured a
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 import time
 from pathlib import Path
@@ -24,16 +25,14 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 import torch  # noqa: E402
 from study_record import KIND  # noqa: E402
 from study_rows import Settings, model_sha256  # noqa: E402
-from table_sums import NAME, register  # noqa: E402
+from study_worker import open_study  # noqa: E402
+from table_sums import register  # noqa: E402
 
-from sparroll import records, tasks  # noqa: E402
+from sparroll import records  # noqa: E402
 from sparroll.calibrate.curve import cells_of  # noqa: E402
 from sparroll.calibrate.fit import MIN_TOKENS  # noqa: E402
-from sparroll.calibrate.measure import Measurement, MeasureSettings, Study  # noqa: E402
+from sparroll.calibrate.measure import Measurement, Study  # noqa: E402
 from sparroll.calibrate.verify import verify  # noqa: E402
-from sparroll.engines.hf.engine import HFEngine  # noqa: E402
-from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
-from sparroll.engines.scoring import Scorer  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402
@@ -53,21 +52,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--samples", type=int, default=2, help="rollouts of each prompt")
     parser.add_argument("--rounds", type=int, default=4, help="how often a schedule is measured at most")
     return parser.parse_args()
-
-
-def open_study(args: argparse.Namespace, settings: Settings) -> Study:
-    dtype = torch.bfloat16 if args.device == "cuda" and settings.dtype == "bf16" else torch.float32
-    engine = HFEngine(args.model, device=args.device, dtype=dtype, max_batch=settings.max_batch)
-    asked = tasks.get(NAME).prompts("train", settings.level, SEED, args.prompts)
-    measuring = MeasureSettings(
-        max_new_tokens=settings.max_new_tokens,
-        mode="faithful",
-        samples=args.samples,
-        temperature=settings.temperature,
-        top_k=settings.top_k,
-        bin_tokens=settings.bin_tokens,
-    )
-    return Study(engine, Scorer(engine.model), PromptEncoder(engine.tokenizer).ids(asked), measuring)
 
 
 def bins_of(measurement: Measurement) -> list[dict[str, Any]]:
@@ -127,7 +111,9 @@ def main() -> None:
         calibration = record["results"]["calibration"]
         if not calibration:
             raise UserError(f"{args.schedules_of} holds no calibration")
-        study, found = open_study(args, settings), []
+        dtype = settings.dtype if args.device == "cuda" else "fp32"
+        settings = dataclasses.replace(settings, model=args.model, device=args.device, dtype=dtype)
+        study, found = open_study(settings, SEED, args.prompts, args.samples, mode="faithful"), []
         for name, made in calibration.items():
             found.append(verified(study, name, made, args, settings))
             config = {key: getattr(args, key) for key in ("prompts", "samples", "rounds", "device")}

@@ -20,7 +20,7 @@ from study_rows import Settings, rows, run_config  # noqa: E402
 from table_sums import NAME, register  # noqa: E402
 
 from sparroll import files, records, tasks  # noqa: E402
-from sparroll.calibrate.measure import MeasureSettings, Study  # noqa: E402
+from sparroll.calibrate.measure import MeasureSettings, Mode, Study  # noqa: E402
 from sparroll.calibrate.run import calibrate  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
@@ -37,22 +37,29 @@ def say(done: int, total: int, what: str = "") -> None:
     print(f"{done}/{total} {what}", flush=True)
 
 
-def run_calibration(settings: Settings, out: Path) -> None:
-    """A schedule for each target from one sweep, teacher-forced on dense rollouts. A target that no budget reaches gets a
-    file that says why, and its rows fail; the others go on."""
+def open_study(settings: Settings, seed: int, prompts: int, samples: int, mode: Mode) -> Study:
+    """The study's model, sampling as its runs do, with prompts of the stream `seed`."""
     dtype = torch.bfloat16 if settings.dtype == "bf16" else torch.float32
     engine = HFEngine(settings.model, device=settings.device, dtype=dtype, max_batch=settings.max_batch)
-    asked = tasks.get(NAME).prompts("train", settings.level, CALIBRATION_SEED, settings.calibration_prompts)
-    prompts = PromptEncoder(engine.tokenizer).ids(asked)
+    asked = tasks.get(NAME).prompts("train", settings.level, seed, prompts)
     measuring = MeasureSettings(
         max_new_tokens=settings.max_new_tokens,
-        mode="replay",
-        samples=settings.calibration_samples,
+        mode=mode,
+        samples=samples,
         temperature=settings.temperature,
         top_k=settings.top_k,
         bin_tokens=settings.bin_tokens,
     )
-    study, folder = Study(engine, Scorer(engine.model), prompts, measuring), out / "calibration"
+    return Study(engine, Scorer(engine.model), PromptEncoder(engine.tokenizer).ids(asked), measuring)
+
+
+def run_calibration(settings: Settings, out: Path) -> None:
+    """A schedule for each target from one sweep, teacher-forced on dense rollouts. A target that no budget reaches gets a
+    file that says why, and its rows fail; the others go on."""
+    study = open_study(
+        settings, CALIBRATION_SEED, settings.calibration_prompts, settings.calibration_samples, mode="replay"
+    )
+    folder = out / "calibration"
     found = {}
     for target in settings.targets:
         name = f"calibrated-{target:.2f}"

@@ -66,8 +66,8 @@ def test_a_child_that_outlives_its_process_holds_nothing(tmp_path: Path) -> None
             signal.pause()
             os._exit(0)
     try:
-        with held_elsewhere(tmp_path):
-            pass
+        with held_elsewhere(tmp_path) as other:
+            assert f"process {other.pid} " in (tmp_path / NAME).read_text()
     finally:
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)

@@ -99,9 +99,10 @@ def test_a_log_file_gets_the_lines_and_nothing_is_said_where_silence_is_asked_fo
         # The reporter says it as often as it can; one line is enough.
         while "step 1/4" not in capsys.readouterr().err:
             pass
+    capsys.readouterr()
     with Progress(quiet=True, console=log) as bars:
         bars.bar("train")(1, 4, "step 1/4")
-    capsys.readouterr()
+    assert capsys.readouterr() == ("", "") and log.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
 def test_a_run_s_lines_are_not_glued_to_its_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.mismatch.table import TailRow
+from sparroll.resume import flat
 from sparroll.schedule import Schedule
 
 
@@ -168,19 +169,11 @@ class ReportData:
 def differences(runs: Sequence[TrainingRun], without: Sequence[str] = ()) -> dict[str, tuple[Any, ...]]:
     """Fields of the configurations in which the runs differ: "train.seed" -> (0, 1). Sections in `without` are left
     out."""
-    tables = [_flat(run.config) for run in runs]
+    tables = [flat(run.config) for run in runs]
     names = dict.fromkeys(name for table in tables for name in table)
     values = {name: tuple(table.get(name) for table in tables) for name in names}
     return {
         name: found
         for name, found in values.items()
         if name.partition(".")[0] not in without and any(value != found[0] for value in found)
-    }
-
-
-def _flat(config: dict[str, Any]) -> dict[str, Any]:
-    return {
-        f"{section}.{name}": value
-        for section, fields in config.items()
-        for name, value in (fields.items() if isinstance(fields, dict) else {"": fields}.items())
     }

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from sparroll import records
+from sparroll.tasks.math.grading.magnitude import attempted
 from sparroll.tasks.math.pool import Pool
 from sparroll.tasks.math.reward import MathReward
 
@@ -83,3 +84,12 @@ def test_the_docs_state_what_was_recorded() -> None:
         f"{memory_mib[10000]:.1f} MiB after 10,000."
     )
     assert stated in " ".join((ROOT / "docs" / "math.md").read_text(encoding="utf-8").split())
+
+
+def test_memory_that_runs_out_is_no_verdict_and_what_sympy_raises_is_no_answer() -> None:
+    def fails(error: Exception) -> bool:
+        raise error
+
+    assert attempted(lambda: fails(NotImplementedError()), otherwise=True)
+    with pytest.raises(MemoryError):
+        attempted(lambda: fails(MemoryError()), otherwise=True)

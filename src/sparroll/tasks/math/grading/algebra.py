@@ -18,7 +18,7 @@ from latex2sympy2_extended.math_normalization import NormalizationConfig, normal
 from math_verify import verify
 from sympy import Basic, Expr, Float, I, Integer, Rational, Symbol
 
-from sparroll.tasks.math.grading.magnitude import MAX_DIGITS, log10_size, prime_powers, too_large
+from sparroll.tasks.math.grading.magnitude import MAX_DIGITS, attempted, log10_size, prime_powers, too_large
 from sparroll.tasks.math.grading.splitting import depth, without_doubles
 
 DIGITS = 40
@@ -95,6 +95,8 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
         )
     except RecursionError:
         raise Unreadable(latex) from None
+    except MemoryError:
+        raise
     except Exception as error:
         raise Unreadable(latex) from error
     if not isinstance(found, Basic) and not isinstance(found, sympy.MatrixBase):
@@ -132,6 +134,8 @@ def _exact(found: Any) -> Any:
         changes[one] = one.args[0]
     try:
         return found.xreplace(changes) if changes else found
+    except MemoryError:
+        raise
     except Exception as error:
         raise Unreadable("a function without a value") from error
 
@@ -232,11 +236,8 @@ def unsolved(sides: tuple[str, str]) -> bool:
 
 
 def _value(expr: Expr, precision: int) -> Expr | None:
-    try:
-        found = expr.evalf(precision, maxn=max(4 * precision, 400))
-    except Exception:
-        return None
-    if found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or found.free_symbols:
+    found = attempted(lambda: expr.evalf(precision, maxn=max(4 * precision, 400)), None)
+    if found is None or found.has(sympy.nan, sympy.zoo, sympy.oo, -sympy.oo) or found.free_symbols:
         return None
     real, imaginary = found.as_real_imag()
     return found if real.is_number and imaginary.is_number and real.is_comparable is not False else None
@@ -395,14 +396,12 @@ def same_inequality(gold: tuple[str, str], answer: tuple[str, str]) -> bool:
 
 def _solved_alike(gold: Basic, answer: Basic) -> bool:
     """Whether rational equations have equal solutions for one of their variables, where that is quick to find out."""
-    try:
-        tops = []
-        for equation in (gold, answer):
-            top = sympy.fraction(sympy.together(equation.lhs - equation.rhs))[0]
-            poly = sympy.Poly(sympy.expand(top), *sorted(equation.free_symbols, key=str))
-            if poly.total_degree() > 6:
-                return False
-            tops.append(poly.primitive()[1].monic())
-        return bool(tops[0] == tops[1])
-    except Exception:
-        return False
+    one, other = attempted(lambda: _solved_top(gold), None), attempted(lambda: _solved_top(answer), None)
+    return one is not None and other is not None and bool(one == other)
+
+
+def _solved_top(equation: Any) -> sympy.Poly | None:
+    """The polynomial whose roots solve the equation, None for one of a high degree."""
+    top = sympy.fraction(sympy.together(equation.lhs - equation.rhs))[0]
+    poly = sympy.Poly(sympy.expand(top), *sorted(equation.free_symbols, key=str))
+    return None if poly.total_degree() > 6 else poly.primitive()[1].monic()

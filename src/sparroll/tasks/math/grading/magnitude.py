@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import sympy
 from sympy import Basic, Rational
+
+T = TypeVar("T")
 
 MAX_DIGITS = 20_000
 """Numbers with more digits are not written out."""
@@ -14,6 +17,17 @@ MAX_DIGITS = 20_000
 
 MAX_TERMS = 20_000
 """Sums and products of more terms are not computed."""
+
+
+def attempted(call: Callable[[], T], otherwise: T) -> T:
+    """The result of a call of sympy, which raises whatever it likes on strange input; `otherwise` if it does. Memory
+    that has run out is no answer, so it goes on to the worker."""
+    try:
+        return call()
+    except MemoryError:
+        raise
+    except Exception:
+        return otherwise
 
 
 def log10_size(expr: Basic) -> float:
@@ -52,10 +66,7 @@ def _estimate(expr: Basic) -> float | None:
         return abs(float(expr)) if max(abs(int(expr.p)).bit_length(), int(expr.q).bit_length()) < 1000 else None
     if log10_size(expr) > 200:
         return None
-    try:
-        return abs(float(expr.evalf(15)))
-    except Exception:
-        return None
+    return attempted(lambda: abs(float(expr.evalf(15))), None)
 
 
 def too_large(expr: Any) -> bool:

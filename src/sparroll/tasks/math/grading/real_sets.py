@@ -312,7 +312,7 @@ def _solutions(sign: str, left: Basic, right: Basic, variable: Basic) -> Set:
         if difference.free_symbols != {plain} or not _tame(difference, plain):
             raise Unreadable("not an inequality in one variable")
         return relation(difference, 0).as_set()
-    except Unreadable:
+    except (Unreadable, MemoryError):
         raise
     except Exception as error:
         raise Unreadable("an inequality that is not solved") from error
@@ -321,11 +321,12 @@ def _solutions(sign: str, left: Basic, right: Basic, variable: Basic) -> Set:
 def _tame(expr: sympy.Expr, variable: Symbol) -> bool:
     """Whether an inequality is solved quickly: polynomials and fractions of low degree, and absolute values of them."""
     plain = expr.replace(sympy.Abs, lambda inner: inner)
-    try:
+
+    def low_degree() -> bool:
         top, bottom = sympy.fraction(sympy.together(plain))
         return all(sympy.Poly(part, variable).degree() <= 4 for part in (top, bottom))
-    except Exception:
-        return False
+
+    return magnitude.attempted(low_degree, False)
 
 
 def same_sets(one: Set, other: Set) -> bool:
@@ -342,7 +343,4 @@ def same_sets(one: Set, other: Set) -> bool:
         return len(one) == len(other) and all(any(algebra.same(a, b) for b in other) for a in one)
     if isinstance(one, sympy.Union) and isinstance(other, sympy.Union) and len(one.args) == len(other.args):
         return all(any(same_sets(a, b) for b in other.args) for a in one.args)
-    try:
-        return bool(one.symmetric_difference(other).is_empty)
-    except Exception:
-        return False
+    return magnitude.attempted(lambda: bool(one.symmetric_difference(other).is_empty), False)

@@ -143,12 +143,13 @@ def rounds_to(gold: str, answer: str) -> bool:
         terms and answer_terms and terms[0].units and answer_terms[0].units and terms[0].units != answer_terms[0].units
     ):
         return False
-    try:
+
+    def number() -> Fraction | None:
         found = algebra.parse(answer_terms[0].value if answer_terms else answer)
-        if magnitude.too_large(found) or found.free_symbols:
-            return False
-        near = Fraction(str(found.evalf(50)))
-    except Exception:
+        return None if magnitude.too_large(found) or found.free_symbols else Fraction(str(found.evalf(50)))
+
+    near = magnitude.attempted(number, None)
+    if near is None:
         return False
     places = len(digits[1]) if digits else 0
     return abs(near - value) <= Fraction(1, 2 * 10**places)
