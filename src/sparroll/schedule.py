@@ -22,6 +22,7 @@ from torch import Tensor
 from sparroll import files
 from sparroll.attention.selectors import PageMean, Selector, make_selector
 from sparroll.attention.selectors.base import Counts
+from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.models import packaged_name, trained_from
@@ -31,7 +32,7 @@ from sparroll.types import is_whole
 FORMAT = 1
 MOST_TOKENS = 2**30
 """No context is longer than this, and no budget can be larger: lengths are 32-bit numbers on a GPU."""
-_KEYS = ["format", "model", "fingerprint", "selector", "dense_layers", "target", "made_by", "steps"]
+_KEYS = ["format", "model", "fingerprint", "selector", "dense_layers", "check", "target", "made_by", "steps"]
 _STEP_KEYS = ["from_context_tokens", "kv_budget_tokens", "measured"]
 _FORCED = "Schedule.load(..., force=True)"
 
@@ -60,6 +61,8 @@ class Schedule:
     selector: Selector = field(default_factory=PageMean)
     dense_layers: tuple[int, ...] = (0, 1)
     """Layers that always read the whole context."""
+    check: DraftCheck | None = None
+    """How the dense policy checks what is drafted under this schedule; None: it does not."""
     model: str | None = None
     """The model it was measured on; None fits any."""
     fingerprint: ModelFingerprint | None = None
@@ -78,6 +81,11 @@ class Schedule:
         if list(self.dense_layers) != sorted({layer for layer in self.dense_layers if _is_count(layer)}):
             raise UserError(
                 f"dense_layers must be distinct layer numbers in rising order, got {list(self.dense_layers)}"
+            )
+        if self.check is not None and not self.selector.rewritable:
+            raise UserError(
+                f"the index of the selector {self.selector.kind!r} cannot be rewritten, which a check of drafts needs",
+                "take another selector, or leave the check out",
             )
         self._starts.extend(step.from_context_tokens for step in self.steps)
         self._budgets.extend(step.kv_budget_tokens for step in self.steps)
@@ -123,6 +131,11 @@ class Schedule:
             name=f"fixed-{kv_budget_tokens}",
         )
 
+    def checked(self, window_tokens: int = 64, floor: float = 0.01) -> Schedule:
+        """The same schedule with its drafts checked by the dense policy (see draft_check.py)."""
+        check = DraftCheck(window_tokens, floor)
+        return dataclasses.replace(self, check=check, name=f"{self.name}-checked-{window_tokens}-{floor:g}")
+
     @staticmethod
     def load(name_or_path: str | Path, model: str | None = None, force: bool = False) -> Schedule:
         """A published preset by name, or a TOML file by path.
@@ -167,6 +180,7 @@ class Schedule:
         for key, type_, what in (
             ("model", str, "text"),
             ("fingerprint", dict, "a table"),
+            ("check", dict, "a table"),
             ("target", dict, "a table"),
             ("made_by", dict, "a table"),
         ):
@@ -178,6 +192,7 @@ class Schedule:
             steps=tuple(_step(entry) for entry in table["steps"]),
             selector=make_selector(table["selector"]),
             dense_layers=tuple(table["dense_layers"]),
+            check=DraftCheck.from_table(table["check"]) if "check" in table else None,
             model=table.get("model"),
             fingerprint=None if fingerprint is None else ModelFingerprint.from_table(fingerprint),
             target=table.get("target"),
@@ -196,6 +211,7 @@ class Schedule:
             "fingerprint": self.fingerprint.table() if self.fingerprint else None,
             "selector": self.selector.table(),
             "dense_layers": list(self.dense_layers),
+            "check": self.check.table() if self.check else None,
             "target": self.target,
             "made_by": self.made_by,
             "steps": steps,

@@ -88,6 +88,38 @@ class TopK:
         return TopK(torch.cat([part.ids for part in parts]), torch.cat([part.logp for part in parts]))
 
 
+@dataclass
+class Checks:
+    """What the dense checks of drafted tokens did, in one rollout or in all.
+
+    >>> Checks(windows=16, cut_windows=2, drafted_tokens=1003, taken_back_tokens=57)
+    """
+
+    windows: int = 0
+    cut_windows: int = 0
+    """Windows in which a token was not kept. Each of them got one token from the dense policy in its place."""
+    drafted_tokens: int = 0
+    taken_back_tokens: int = 0
+    """Drafted tokens that did not stay: the first one of a window that was not kept, and those after it."""
+
+    @property
+    def cut_share(self) -> float:
+        """Windows that were cut / windows; 0 when nothing was checked."""
+        return self.cut_windows / self.windows if self.windows else 0.0
+
+    @property
+    def drafted_per_kept(self) -> float:
+        """Drafted tokens / tokens that the checks let stand, those in place of rejected ones included; 1 when nothing
+        was checked."""
+        stand = self.drafted_tokens - self.taken_back_tokens + self.cut_windows
+        return self.drafted_tokens / stand if stand else 1.0
+
+    def add(self, other: Checks) -> None:
+        """Count these, too."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+
 @dataclass(repr=False)
 class Rollout:
     """One sampled response, with the log-probabilities of the policy that sampled it.
@@ -102,7 +134,8 @@ class Rollout:
     response_ids: list[int]
     sparse_logp: Tensor
     """[T] float32, log-probability of each response token under the distribution it was drawn from, after temperature
-    and top-p. At temperature 0 it is the log-probability at temperature 1."""
+    and top-p. At temperature 0 it is the log-probability at temperature 1. Where drafts are checked, it is log q~ of
+    `draft_check`."""
     finish_reason: Literal["stop", "length"]
     """stop: the response ended with a stop id, which is its last id. length: it reached `max_new_tokens`."""
     prompt_index: int = 0
@@ -117,11 +150,20 @@ class Rollout:
     """What really ran. "sparse": at least one decode step of a sparse layer read only a part of the context. "evicted":
     at least one token, of the prompt or later, was dropped from the cache."""
     kv_read_share: float = 1.0
-    """Tokens attended / tokens in context, over this rollout's decode steps and all layers, dense ones included."""
+    """Tokens attended / tokens in context, over this rollout's decode steps and all layers, dense ones included. Where
+    drafts are checked: tokens that all drafts and checks read / tokens that dense decoding of the same response reads."""
     wall_seconds: float = 0.0
     top_k: TopK | None = None
     """The K most likely tokens under the sampling distribution at each response token; None if they were not asked
     for."""
+    dense: TokenScores | None = None
+    """What the dense policy said of each response token, in the same engine, where drafts are checked; its lists are
+    there if `top_k` was asked for. None elsewhere."""
+    draft_acceptance: Tensor | None = None
+    """[T] float32, probability mass that the drafting policy shares with the dense one at each response token; 1 at the
+    first token, which is never drafted. None where no drafts are checked."""
+    checks: Checks | None = None
+    """What the checks did; None where no drafts are checked."""
     text: str | None = None
     """The response as text, without special tokens; None where the engine has no tokenizer, or the rollout comes from
     elsewhere."""
@@ -138,6 +180,12 @@ class Rollout:
         return f"Rollout(prompt {self.prompt_index}, sample {self.sample_index}: {what}, {read}{said})"
 
     @property
+    def dense_logp(self) -> Tensor | None:
+        """[T] float32, log-probability of each response token under the dense policy, as the engine's checks saw it;
+        None where no drafts are checked."""
+        return None if self.dense is None else self.dense.logp
+
+    @property
     def context_tokens(self) -> Tensor:
         """[T] context length at which each response token was drawn: the prompt and the response tokens before it.
 
@@ -148,7 +196,9 @@ class Rollout:
 
     def read_by(self, scores: TokenScores) -> Rollout:
         """The same response with another policy's log-probabilities: a replay."""
-        return replace(self, sparse_logp=scores.logp, top_k=scores.top_k)
+        return replace(
+            self, sparse_logp=scores.logp, top_k=scores.top_k, dense=None, draft_acceptance=None, checks=None
+        )
 
 
 @dataclass

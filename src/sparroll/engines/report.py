@@ -7,6 +7,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from sparroll.types import Checks
+
 
 @dataclass
 class LayerReport:
@@ -50,6 +52,14 @@ class EngineReport:
     resumed_sparse_tokens: int = 0
     """How many of those the schedule would have let read only a part of the context."""
     compression_name: str | None = None
+    checks: Checks = field(default_factory=Checks)
+    """What the dense checks of drafted tokens did. A check is no decode step; a drafted token is one, also if it is
+    taken back."""
+    check_read_tokens: int = 0
+    """Tokens of the cache that the checks read in each layer; a window reads its context once."""
+    taken_back_context_tokens: int = 0
+    """Sum of the contexts' lengths over decode steps whose position was drafted again later."""
+    check_seconds: float = 0.0
     peak_kv_bytes: int = 0
     """Largest number of bytes that the tensors of the KV cache had at any time. Only HFEngine measures it."""
     peak_dense_kv_bytes: int = 0
@@ -65,9 +75,10 @@ class EngineReport:
 
     @property
     def kv_read_share(self) -> float:
-        """Tokens attended / tokens in context over all layers and decode steps."""
-        read = sum(layer.read_tokens for layer in self.layers)
-        context = sum(layer.context_tokens for layer in self.layers)
+        """Tokens attended / tokens in context over all layers and decode steps. Where drafts are checked: tokens that
+        drafts and checks read / tokens that dense decoding of the same responses reads."""
+        read = sum(layer.read_tokens + self.check_read_tokens for layer in self.layers)
+        context = sum(layer.context_tokens - self.taken_back_context_tokens for layer in self.layers)
         return read / context if context else 1.0
 
     def table(self) -> dict[str, Any]:
@@ -80,7 +91,7 @@ class EngineReport:
     def from_table(table: dict[str, Any]) -> EngineReport:
         """The report that `table` wrote."""
         layers = [LayerReport(**_without_share(layer)) for layer in table["layers"]]
-        return EngineReport(**_without_share(table) | {"layers": layers})
+        return EngineReport(**_without_share(table) | {"layers": layers, "checks": Checks(**table["checks"])})
 
 
 def _without_share(table: dict[str, Any]) -> dict[str, Any]:

@@ -31,6 +31,8 @@ class Selector(ABC):
     kind: ClassVar[str]
     index_dtype: ClassVar[torch.dtype] = torch.bfloat16
     """Dtype in which index rows are stored."""
+    rewritable: ClassVar[bool] = True
+    """Whether the index rows of units can be built again when their keys change, as a check of drafted tokens does."""
 
     page_tokens: int = 16
     """Tokens per unit of selection, 1 to 128."""

@@ -258,6 +258,39 @@ class DecodeStep:
 
 
 @dataclass
+class CheckStep:
+    """Dense causal attention of several tokens in a row for some of the cache's rows, right-padded. Their K and V take
+    the place of those that sparse steps wrote."""
+
+    cache: KVCache
+    rows: list[int]
+    """Cache rows of the batch's entries."""
+    starts: list[int]
+    """Position of each entry's first token; what the cache holds before it stays."""
+    tokens: list[int]
+    """How many tokens each entry has."""
+    ran: dict[int, str] = field(default_factory=dict)
+
+    def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+        for entry, (row, start, tokens) in enumerate(zip(self.rows, self.starts, self.tokens, strict=True)):
+            self.cache.rewrite(layer, row, start, keys[entry, :, :tokens], values[entry, :, :tokens])
+        self.ran[layer] = "dense"
+        longest = max(start + tokens for start, tokens in zip(self.starts, self.tokens, strict=True))
+        device = query.device
+        positions = torch.tensor(self.starts, device=device)[:, None] + torch.arange(query.shape[2], device=device)
+        # A padded query also attends to something, so that no row of the mask is empty; nobody reads its output.
+        seen = torch.arange(longest, device=device) <= positions[:, None, :, None]
+        return F.scaled_dot_product_attention(
+            query,
+            self.cache.keys[layer][self.rows, :, :longest],
+            self.cache.values[layer][self.rows, :, :longest],
+            attn_mask=seen,
+            scale=scale,
+            enable_gqa=query.shape[1] != keys.shape[1],
+        )
+
+
+@dataclass
 class ReplayStep:
     """A rollout's prefill and all its decode steps at once: position p reads what the engine's step with p + 1 tokens
     of context read. K and V of every layer come from the sparse stream, as they did in the rollout. The pass is

@@ -102,6 +102,19 @@ class KVCache:
         full = self.keys[layer].unflatten(2, (-1, self.unit_tokens))[completed, :, units]
         self.index[layer][completed, :, units] = self.selector.build_index(full)
 
+    def rewrite(self, layer: int, row: int, start: int, keys: Tensor, values: Tensor) -> None:
+        """keys, values [H, L, D] take the place of the row's tokens from `start` on. Index rows of the complete units
+        that they touch are built again."""
+        end = start + keys.shape[1]
+        self.keys[layer][row, :, start:end] = keys
+        self.values[layer][row, :, start:end] = values
+        first, last = start // self.unit_tokens, end // self.unit_tokens
+        if layer in self.index and self.selector is not None and first < last:
+            touched = self.keys[layer][row, :, first * self.unit_tokens : last * self.unit_tokens]
+            self.index[layer][row, :, first:last] = self.selector.build_index(
+                touched.unflatten(1, (last - first, self.unit_tokens))
+            )
+
     def remember(self, layer: int, query: Tensor, slots: Tensor) -> None:
         """query [A, H, G, D] of rows 0..A-1 goes to places `slots` [A] of their rings."""
         rows = torch.arange(len(slots), device=slots.device)

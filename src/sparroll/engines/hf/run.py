@@ -2,7 +2,8 @@
 
 The life of a request: It waits in the queue. It gets a cache row, and its prompt's K and V are computed, or copied from
 a row that samples from the same prompt. Each decode step appends one token, under the budget for the request's own
-context length. Under a compression, tokens above the budget leave the cache during the prefill and after every
+context length. Where drafts are checked, such a token is a draft, and the check of its window may take it back
+(windows.py). Under a compression, tokens above the budget leave the cache during the prefill and after every
 `every_tokens` of its decode steps. When it ends, the last active row moves into its row, so that rows 0..A-1 are always
 the active ones, and a waiting request takes the free row.
 """
@@ -14,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -22,9 +23,11 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from sparroll.compression import Compression
+from sparroll.draft_check import DraftCheck
 from sparroll.engines import sampling
-from sparroll.engines.hf.attention import DecodeStep, Evicting, PrefillStep, run_step
+from sparroll.engines.hf.attention import CheckStep, DecodeStep, Evicting, PrefillStep, run_step
 from sparroll.engines.hf.kv_cache import DenseFootprint, KVCache
+from sparroll.engines.hf.windows import CheckDraws, Drafts
 from sparroll.engines.report import EngineReport
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
@@ -53,6 +56,8 @@ class Request:
     sparse_steps: int = 0
     evicted_tokens: int = 0
     """Tokens that have left the cache, the same number in every layer and head."""
+    drafts: Drafts | None = None
+    """What the checks of drafts keep about this request; None where no drafts are checked."""
     prompt_is_whole: bool = True
     """Whether the request's row still begins with what the prefill left of the prompt."""
     started: float = 0.0
@@ -106,6 +111,10 @@ class Run:
         self.top_p = settings.top_p
         self.device = self.model.device
         self.layers = int(self.model.config.num_hidden_layers)
+        self.check = self.schedule.check if self.schedule else None
+        if self.check is not None:
+            for request in requests:
+                request.drafts = Drafts(CheckDraws(request.seed, request.max_new_tokens))
         self.total = len(requests)
         self.waiting = deque(requests)
         self.active: list[Request] = []
@@ -164,8 +173,18 @@ class Run:
 
     def rollout(self, request: Request) -> Rollout:
         """The rollout of a request that has ended."""
-        settings, whole = self.settings, self.layers * request.context_tokens
-        unread = self.partial_layers * (request.context_tokens - request.read_tokens)
+        settings, drafts = self.settings, request.drafts
+        read = self.layers * request.context_tokens
+        read -= self.partial_layers * (request.context_tokens - request.read_tokens)
+        whole = self.layers * request.context_tokens
+        checked: dict[str, Any] = {}
+        if drafts is not None:
+            checked = drafts.results()
+            read += self.layers * drafts.read_tokens
+            steps = len(request.response_ids) - 1
+            whole = self.layers * (steps * len(request.prompt_ids) + steps * (steps + 1) // 2)
+        elif request.top_k:
+            checked = {"top_k": TopK(*(torch.stack(part) for part in zip(*request.top_k, strict=True)))}
         return Rollout(
             prompt_ids=request.prompt_ids,
             response_ids=request.response_ids,
@@ -178,9 +197,9 @@ class Run:
             schedule_name=settings.schedule.name if settings.schedule else None,
             compression_name=settings.compression.name if settings.compression else None,
             attention=request.attention,
-            kv_read_share=(whole - unread) / whole if whole else 1.0,
+            kv_read_share=read / whole if whole else 1.0,
             wall_seconds=request.ended - request.started,
-            top_k=TopK(*(torch.stack(part) for part in zip(*request.top_k, strict=True))) if request.top_k else None,
+            **checked,
         )
 
     def _admit(self) -> None:
@@ -274,6 +293,71 @@ class Run:
         self._count(step, contexts, read)
         if step.evicting is not None:
             self._evicted(step.evicting)
+        if self.check is not None:
+            self._check_windows(self.check)
+
+    def _check_windows(self, check: DraftCheck) -> None:
+        """Check the rows whose window is full, or whose drafts reached an end."""
+        started = time.perf_counter()
+        due = [
+            row
+            for row, request in enumerate(self.active)
+            if request.drafts is not None
+            and (len(request.drafts.logp) == check.window_tokens or (request.drafts.logp and self._end(request)))
+        ]
+        at_once = max(1, _PREFILL_TOKENS // check.window_tokens)
+        for first in range(0, len(due), at_once):
+            self._check_rows(check, due[first : first + at_once])
+        if due:
+            self.report.check_seconds += time.perf_counter() - started
+
+    def _check_rows(self, check: DraftCheck, rows: list[int]) -> None:
+        """One dense pass over the windows of these rows; then the rule, row by row."""
+        requests = [self.active[row] for row in rows]
+        tokens = [len(request.drafts.logp) for request in requests if request.drafts is not None]
+        starts = [request.cached_tokens - count for request, count in zip(requests, tokens, strict=True)]
+        padded = torch.zeros(len(rows), max(tokens), dtype=torch.int64)
+        for entry, (request, count) in enumerate(zip(requests, tokens, strict=True)):
+            padded[entry, :count] = torch.tensor(request.response_ids[-count - 1 : -1])
+        offsets = torch.arange(padded.shape[1])
+        hidden = run_step(
+            self.model.get_decoder(),
+            CheckStep(self.cache, rows, starts, tokens),
+            self.layers,
+            input_ids=padded.to(self.device),
+            position_ids=(torch.tensor(starts)[:, None] + offsets).to(self.device),
+        ).last_hidden_state
+        head = self.model.get_output_embeddings()
+        for entry, (request, count, start) in enumerate(zip(requests, tokens, starts, strict=True)):
+            dense_logp = sampling.log_probs(head(hidden[entry, :count]), self.temperature, self.top_p)
+            self._settle(check, request, dense_logp)
+            assert request.drafts is not None
+            request.drafts.read_tokens += start + count
+            self.report.check_read_tokens += start + count
+
+    def _settle(self, check: DraftCheck, request: Request, dense_logp: Tensor) -> None:
+        """Take the rule's verdict on a request's window, whose dense log-probabilities are [N, V], into its response."""
+        assert request.drafts is not None
+        drafted, greedy = len(dense_logp), self.temperature == 0
+        position = len(request.response_ids) - drafted
+        outcome = request.drafts.settle(
+            check, dense_logp, request.response_ids[position:], position, greedy=greedy, top_k=self.top_k
+        )
+        stand = len(outcome.token_ids)
+        request.response_ids[position:] = outcome.token_ids
+        request.logp += outcome.sparse_logp
+        request.finish_reason = self._end(request)
+        # The step that drafts response token t has a context of prompt + t tokens.
+        again = range(len(request.prompt_ids) + position + stand, len(request.prompt_ids) + position + drafted)
+        self.report.taken_back_context_tokens += sum(again)
+        self.report.checks.add(outcome.checks)
+        self.report.generated_tokens += stand
+
+    def _end(self, request: Request) -> str:
+        """Why the response ends with its present last token; empty if it goes on."""
+        if request.response_ids[-1] in self.stops:
+            return "stop"
+        return "length" if len(request.response_ids) == request.max_new_tokens else ""
 
     def _evicting(self, policy: Compression, held: np.ndarray) -> Evicting:
         """Which rows are compressed after this step: those over the budget, after every `every_tokens` of their own
@@ -304,21 +388,23 @@ class Run:
         drawn = sampling.sample(logp, uniform.to(logp.device), greedy=self.temperature == 0)
         drawn_logp = logp.gather(-1, drawn[:, None])[:, 0]
         sampling.check_finite(drawn_logp, f"at {len(requests[0].response_ids)} tokens of response")
-        if self.top_k:
-            best = logp.topk(self.top_k, dim=-1)
-            best_ids, best_logp = best.indices.cpu(), best.values.cpu()
+        lists = None
+        if self.top_k and self.check is None:
+            lists = [part.cpu() for part in logp.topk(self.top_k, dim=-1)]
         for row, (request, token, token_logp) in enumerate(
             zip(requests, drawn.tolist(), drawn_logp.tolist(), strict=True)
         ):
             request.response_ids.append(token)
+            if request.drafts is not None and len(request.response_ids) > 1:
+                request.drafts.logp.append(logp[row])
+                continue
             request.logp.append(token_logp)
-            if self.top_k:
-                request.top_k.append((best_ids[row], best_logp[row]))
-            if token in self.stops:
-                request.finish_reason = "stop"
-            elif len(request.response_ids) == request.max_new_tokens:
-                request.finish_reason = "length"
-        self.report.generated_tokens += len(requests)
+            if request.drafts is not None:
+                request.drafts.stands_undrafted(logp[row], token_logp, self.top_k)
+            elif lists is not None:
+                request.top_k.append((lists[1][row], lists[0][row]))
+            request.finish_reason = self._end(request)
+            self.report.generated_tokens += 1
 
     def _release(self) -> None:
         """Remove finished requests. The last active row moves into each gap."""
