@@ -23,7 +23,7 @@ from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import check_of
 from sparroll.engines.vllm.windows.drafting import draft
 from sparroll.engines.vllm.windows.requests import CheckedTokens, WindowRequest
-from sparroll.engines.vllm.windows.settling import ROWS_AT_ONCE, Settled, Tempers, Windows, settle
+from sparroll.engines.vllm.windows.settling import ROWS_AT_ONCE, Policies, Settled, Tempers, Windows, settle
 from sparroll.types import Checks
 
 
@@ -93,7 +93,8 @@ class WindowRunner:
         draws = torch.zeros(3, 1, rows, dtype=torch.float64, device=self.device)
         windows = Windows(np.array([rows]), np.array([rows]), ids, draws, tempers)
         hidden = torch.rand(rows, hidden_states.shape[-1], dtype=hidden_states.dtype, device=self.device)
-        settle(windows, lambda _: self.model.compute_logits(hidden), self._drafted, 0.5, 1, self._to_device)
+        policies = Policies(lambda numbers: self.model.compute_logits(hidden[numbers]), self._drafted, self._to_device)
+        settle(windows, policies, 0.5, 1)
         return result
 
     def take_checked(self: Any) -> dict[str, dict[str, Any]]:
@@ -182,14 +183,15 @@ class WindowRunner:
         check = schedule.check if schedule is not None else None
         top_k = self.input_batch.sampling_metadata.max_num_logprobs
 
-        def dense_logits(numbers: np.ndarray) -> Tensor:
+        def dense_logits(numbers: Tensor) -> Tensor:
             assert step.rows is not None and self._hidden is not None, "a check before its step"
             if not step.windows.drafts_R.any():
-                return logits[int(numbers[0]) : int(numbers[-1]) + 1]
-            return self.model.compute_logits(self._hidden[step.rows[int(numbers[0]) : int(numbers[-1]) + 1]])
+                return logits[numbers]
+            return self.model.compute_logits(self._hidden[step.rows[numbers]])
 
         floor = check.floor if check is not None else 1.0
-        settled = settle(step.windows, dense_logits, self._drafted, floor, max(top_k or 0, 0), self._to_device)
+        policies = Policies(dense_logits, self._drafted, self._to_device)
+        settled = settle(step.windows, policies, floor, max(top_k or 0, 0))
         step.settled = settled
         ids_RD = torch.where(settled.stands_RD, settled.token_ids_RD, -1)
         lists = None

@@ -98,7 +98,7 @@ class WindowScheduler(Scheduler):
     def make_spec_decoding_stats(self, *arguments: Any, **named: Any) -> None:
         """None: vLLM's statistics are for speculative decoding with a fixed number of tokens. `sparroll_report` has
         those of the checks."""
-        return None
+        return
 
 
 def _decodes(request: Request) -> bool:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparroll.draft_check import judge, sampling_logp
+from sparroll.draft_check import judge, sampling_logp, sampling_probability_of_tokens
 from sparroll.engines import sampling
 
 ROWS_AT_ONCE = 128
@@ -123,28 +123,47 @@ class Settled:
     dense_top_logp_RDK: Tensor | None
 
 
-def settle(
-    windows: Windows,
-    dense_logits: Callable[[np.ndarray], Tensor],
-    draft_logits: Callable[[Tensor, Tensor], Tensor],
-    floor: float,
-    top_k: int,
-    to_device: Callable[[np.ndarray], Tensor],
-) -> Settled:
+@dataclass(frozen=True)
+class Policies:
+    """Where the logits of both policies come from, a few rows at a time."""
+
+    dense: Callable[[Tensor], Tensor]
+    """[n] numbers of rows -> [n, V]."""
+    draft: Callable[[Tensor, Tensor], Tensor]
+    """[n] requests and [n] places -> [n, V]."""
+    to_device: Callable[[np.ndarray], Tensor]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some of a step's rows, on the host and on the device."""
+
+    request_n: np.ndarray
+    drafted_n: np.ndarray
+    number: Tensor
+    request: Tensor
+    place: Tensor
+
+
+def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Settled:
     """Apply the rule to all windows. A row without a draft is drawn from the dense distribution.
 
-    dense_logits: [n, V] of these rows, by number.  draft_logits: [n, V] of drafts, by request and place.
+    The rule is applied in float64, except that sampled windows without lists, which is what rollouts ask for, take the
+    masses of their positions in float32; the tokens in place of rejected ones are drawn in float64 there, too.
     """
-    request_N, place_N = windows.request_N, windows.place_N
+    request_N, place_N, to_device = windows.request_N, windows.place_N, policies.to_device
+    lean = not top_k and not (windows.tempers.temperature_R == 0).any()
+    judge_rows = _judge_lean if lean else _judge_rows
     parts: list[tuple[Tensor, ...]] = []
     for first in range(0, len(request_N), ROWS_AT_ONCE):
-        rows = slice(first, first + ROWS_AT_ONCE)
-        parts.append(
-            _judge_rows(
-                windows, request_N[rows], place_N[rows], first, dense_logits, draft_logits, floor, top_k, to_device
-            )
+        request_n, place_n = (each[first : first + ROWS_AT_ONCE] for each in (request_N, place_N))
+        number_n = np.arange(first, first + len(request_n))
+        rows = _Rows(
+            request_n,
+            place_n < windows.drafts_R[request_n],
+            *(to_device(each) for each in (number_n, request_n, place_n)),
         )
-    flat = [torch.cat(part) for part in zip(*parts, strict=True)]
+        parts.append(judge_rows(windows, rows, policies, floor, top_k))
     requests, longest = len(windows.rows_R), int(windows.rows_R.max())
     at = to_device(request_N * longest + place_N)
 
@@ -152,39 +171,96 @@ def settle(
         out = values.new_zeros(requests * longest, *values.shape[1:])
         return out.index_copy_(0, at, values).unflatten(0, (requests, longest))
 
-    token_ids, kept, sparse_logp, dense_logp, acceptance, *lists = map(spread, flat)
-    rows_R1 = to_device(windows.rows_R.astype(np.int64))[:, None]
-    inside_RD = torch.arange(longest, device=kept.device) < rows_R1
+    token_ids, kept, sparse_logp, dense_logp, acceptance, *lists = (
+        spread(torch.cat(part)) for part in zip(*parts, strict=True)
+    )
+    inside_RD = torch.arange(longest, device=kept.device) < to_device(windows.rows_R)[:, None]
     # A token stands if all before it were kept.
-    before_RD = kept.long().cumprod(-1).roll(1, -1).bool()
-    before_RD[:, 0] = True
+    stands_RD = kept.long().cumprod(-1).roll(1, -1).bool()
+    stands_RD[:, 0] = True
+    stands_RD &= inside_RD
+    if lean and windows.drafts_R.any():
+        _redraw(windows, policies, floor, stands_RD, kept, token_ids, sparse_logp, dense_logp)
     none: list[Tensor | None] = [None] * 5
-    return Settled(token_ids, before_RD & inside_RD, kept, sparse_logp, dense_logp, acceptance, *(lists or none))
+    return Settled(token_ids, stands_RD, kept, sparse_logp, dense_logp, acceptance, *(lists or none))
 
 
-def _judge_rows(
+def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
+    """Token, kept, log q~, log p and acceptance of these rows, as if every draft stood: the few that do not are drawn
+    again by `_redraw`. Nobody is greedy."""
+    tempers, draws = windows.tempers, windows.draws_3RD[:, rows.request, rows.place]
+    dense_nV = tempers.log_probs(policies.dense(rows.number), rows.request_n, rows.request)
+    ids_n = windows.draft_ids_RD[rows.request, rows.place]
+    if not rows.drafted_n.all():
+        own_n = tempers.draw(dense_nV, draws[0], rows.request_n, rows.request)
+        ids_n = torch.where(policies.to_device(rows.drafted_n), ids_n, own_n)
+    dense_nV.exp_()
+    dense_n = dense_nV.gather(-1, ids_n[:, None])[:, 0]
+    if not rows.drafted_n.any():
+        all_n = torch.ones_like(dense_n)
+        return ids_n, all_n.bool(), dense_n.log(), dense_n.log(), all_n
+    draft_nV = tempers.log_probs(policies.draft(rows.request, rows.place), rows.request_n, rows.request).exp_()
+    draft_n = draft_nV.gather(-1, ids_n[:, None])[:, 0]
+    acceptance_n = torch.minimum(dense_nV, draft_nV).sum(-1)
+    accepted_n = torch.minimum(draft_nV, dense_nV.div_(floor)).sum(-1).clamp_max(1)
+    kept_n = draws[1] * floor * draft_n < dense_n
+    sparse_n = sampling_probability_of_tokens(dense_n, draft_n, accepted_n, floor)
+    if not rows.drafted_n.all():
+        has_n = policies.to_device(rows.drafted_n)
+        kept_n, sparse_n = kept_n | ~has_n, torch.where(has_n, sparse_n, dense_n)
+        acceptance_n = torch.where(has_n, acceptance_n, torch.ones_like(acceptance_n))
+    return ids_n, kept_n, sparse_n.log(), dense_n.log(), acceptance_n
+
+
+def _redraw(
     windows: Windows,
-    request_n: np.ndarray,
-    place_n: np.ndarray,
-    first: int,
-    dense_logits: Callable[[np.ndarray], Tensor],
-    draft_logits: Callable[[Tensor, Tensor], Tensor],
+    policies: Policies,
     floor: float,
-    top_k: int,
-    to_device: Callable[[np.ndarray], Tensor],
-) -> tuple[Tensor, ...]:
+    stands_RD: Tensor,
+    kept_RD: Tensor,
+    token_ids_RD: Tensor,
+    sparse_logp_RD: Tensor,
+    dense_logp_RD: Tensor,
+) -> None:
+    """Put the residual's draw in the place of each window's first rejected draft, if there is one. Nobody knows on the
+    host where that is, so the last row that stands is looked at in every window."""
+    starts_R = np.cumsum(windows.rows_R) - windows.rows_R
+    everyone = np.flatnonzero(windows.drafts_R)
+    for first in range(0, len(everyone), ROWS_AT_ONCE // 4):
+        request_n = everyone[first : first + ROWS_AT_ONCE // 4]
+        request = policies.to_device(request_n)
+        place = stands_RD[request].sum(-1) - 1
+        number = policies.to_device(starts_R[request_n]) + place
+        tempers, draws = windows.tempers, windows.draws_3RD[:, request, place]
+        judged = judge(
+            tempers.log_probs(policies.dense(number), request_n, request),
+            tempers.log_probs(policies.draft(request, place), request_n, request),
+            windows.draft_ids_RD[request, place],
+            draws[1],
+            draws[2],
+            floor,
+        )
+        kept_n = kept_RD[request, place]
+        for values_RD, drawn_n in (
+            (token_ids_RD, judged.token_ids_N),
+            (sparse_logp_RD, judged.sparse_logp_N),
+            (dense_logp_RD, judged.dense_logp_N),
+        ):
+            values_RD[request, place] = torch.where(kept_n, values_RD[request, place], drawn_n)
+
+
+def _judge_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
     """Token, kept, log q~, log p and acceptance of these rows; with a top_k, also the lists."""
-    tempers, drafted_n = windows.tempers, place_n < windows.drafts_R[request_n]
-    whose_n, where_n = to_device(request_n), to_device(place_n)
-    dense_nV = tempers.log_probs(dense_logits(np.arange(first, first + len(request_n))), request_n, whose_n)
-    ids_n = windows.draft_ids_RD[whose_n, where_n]
-    draft_n, keep_n, redraw_n = windows.draws_3RD[:, whose_n, where_n]
+    tempers, request_n = windows.tempers, rows.request_n
+    dense_nV = tempers.log_probs(policies.dense(rows.number), request_n, rows.request)
+    ids_n = windows.draft_ids_RD[rows.request, rows.place]
+    draft_n, keep_n, redraw_n = windows.draws_3RD[:, rows.request, rows.place]
     draft_nV = dense_nV
-    if drafted_n.any():
-        draft_nV = tempers.log_probs(draft_logits(whose_n, where_n), request_n, whose_n)
-    if not drafted_n.all():
-        has_draft_n = to_device(drafted_n)
-        ids_n = torch.where(has_draft_n, ids_n, tempers.draw(dense_nV, draft_n, request_n, whose_n))
+    if rows.drafted_n.any():
+        draft_nV = tempers.log_probs(policies.draft(rows.request, rows.place), request_n, rows.request)
+    if not rows.drafted_n.all():
+        has_draft_n = policies.to_device(rows.drafted_n)
+        ids_n = torch.where(has_draft_n, ids_n, tempers.draw(dense_nV, draft_n, request_n, rows.request))
         draft_nV = torch.where(has_draft_n[:, None], draft_nV, dense_nV)
     greedy_n = tempers.temperature_R[request_n] == 0
     out: tuple[Tensor, ...] | None = None
@@ -202,7 +278,7 @@ def _judge_rows(
         if out is None:
             out = values
         else:
-            mine_n = to_device(greedy_n == greedy)
+            mine_n = policies.to_device(greedy_n == greedy)
             out = tuple(
                 torch.where(mine_n.view(-1, *[1] * (new.ndim - 1)), new, old)
                 for new, old in zip(values, out, strict=True)
