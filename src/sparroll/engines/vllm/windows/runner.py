@@ -110,6 +110,8 @@ class WindowRunner:
 
     def _update_states(self: Any, scheduler_output: Any) -> Any:
         later = super()._update_states(scheduler_output)  # type: ignore[misc]
+        # Draws come from the requests' own uniforms. vLLM would set these generators back after a prompt's chunk.
+        self.input_batch.generators.clear()
         for name in scheduler_output.finished_req_ids:
             request = self.window_requests.pop(name, None)
             if request is not None and self.keeps_checked:
@@ -244,7 +246,8 @@ class WindowRunner:
             looked_at = _until_stop(drafted_ids[row, :drafted], request.stops)
             checks = Checks(1, cut, looked_at, looked_at - count + cut)
             read, tokens = int(step.tokens_R[row]) - 1 + drafted, int(step.tokens_R[row])
-            contexts = np.arange(tokens, tokens + looked_at)
+            # Drafts behind a stop id ran as well. Nobody looks at them.
+            contexts = np.arange(tokens, tokens + drafted)
             said.draft_context_tokens += int(contexts.sum())
             said.draft_read_tokens += int(STATE.read_tokens(contexts).sum())
             said.checks.add(checks)
