@@ -33,6 +33,7 @@ FAMILY_COLOR = {
     "eviction": "#8a4f7d",
     "calibrated": GOOD,
     "corrected": "#b7791f",
+    "verified": "#2f7ebc",
     "adaptive": "#5b6abf",
 }
 LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)), (0, (6, 2, 2, 2)))

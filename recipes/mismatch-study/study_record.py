@@ -47,6 +47,7 @@ FAMILIES = (
     "mismatch/acceptance_q05/",
     "correction/",
     "compression/",
+    "check/",
     "controller/",
     "distill/",
     "time/",

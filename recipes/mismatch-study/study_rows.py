@@ -64,6 +64,9 @@ class Settings:
     distill_lr: float = 1e-3
     """Of the adapter."""
     controller_target: float = 0.86
+    check_window_tokens: int = 64
+    check_floor: float = 0.01
+    """Of the rows that verify their rollouts."""
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
     """Grid of the sweep that all calibrated schedules share, in tokens. The largest holds every context, so each target
     has a budget."""
@@ -162,6 +165,13 @@ def rows(settings: Settings) -> dict[str, Row]:
     for name in ("none", "icepop", "sparse_rl", "jackpot"):
         about = f"schedule of {schedule}, correction `{name}`"
         made.append(Row(f"{schedule}-{name}", "corrected", about, schedule, _correction(name)))
+    check: Tables = {"check": {"window_tokens": settings.check_window_tokens, "floor": settings.check_floor}}
+    said = f"checked every {settings.check_window_tokens} tokens at floor {settings.check_floor:g}, TIS"
+    made.append(Row("fixed-verified", "verified", f"{fixed}, {said}", "fixed", _correction("tis") | check))
+    for target in sorted({settings.distill_target, settings.corrected_target}):
+        name = f"calibrated-{target:.2f}"
+        about = f"schedule calibrated to {target:.2f}, {said}"
+        made.append(Row(f"{name}-verified", "verified", about, name, _correction("tis") | check))
     cheap = f"calibrated-{settings.distill_target:.2f}"
     about = f"DistillSparse under the schedule of {cheap}, TIS"
     for name, note, settings_of in (

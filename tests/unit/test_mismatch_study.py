@@ -49,6 +49,7 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
         *(f"calibrated-{t}" for t in ("0.75", "0.80", "0.86", "0.92")),
         "uniform",
         *(f"calibrated-0.86-{name}" for name in ("none", "icepop", "sparse_rl", "jackpot")),
+        *(f"{name}-verified" for name in ("fixed", "calibrated-0.75", "calibrated-0.86")),
         "distill",
         "distill-kl",
         "controller",

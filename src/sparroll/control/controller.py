@@ -43,6 +43,7 @@ from typing import Any
 from sparroll.control.length_bins import LengthBins
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence
+from sparroll.draft_check import DraftCheck
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.table import TailRow
 from sparroll.rounding import rounded_down
@@ -111,7 +112,7 @@ class Move:
 class Controller:
     """Holds one BinState per bin, and the window. budgets: those at the start, one per bin of `bins`.
 
-    dense_layers, model, target: fields of the schedules that it makes, see Schedule.
+    dense_layers, model, target, check: fields of the schedules that it makes, see Schedule.
 
     trust_start: whether the budgets at the start were calibrated. Their proportions are then kept where nothing was
     measured yet.
@@ -128,10 +129,16 @@ class Controller:
         dense_layers: tuple[int, ...] = (0, 1),
         model: str | None = None,
         target: dict[str, Any] | None = None,
+        check: DraftCheck | None = None,
         trust_start: bool = False,
     ):
         self.rules, self.bins, self.trust_start = rules, bins, trust_start
-        self.about: dict[str, Any] = {"dense_layers": dense_layers, "model": model, "target": target}
+        self.about: dict[str, Any] = {
+            "dense_layers": dense_layers,
+            "model": model,
+            "target": target,
+            "check": check,
+        }
         assert all(bins.within(budget, place) == budget for place, budget in enumerate(budgets)), (
             "outside of the limits"
         )

@@ -77,9 +77,14 @@ class EngineReport:
     def kv_read_share(self) -> float:
         """Tokens attended / tokens in context over all layers and decode steps. Where drafts are checked: tokens that
         drafts and checks read / tokens that dense decoding of the same responses reads."""
-        read = sum(layer.read_tokens + self.check_read_tokens for layer in self.layers)
-        context = sum(layer.context_tokens - self.taken_back_context_tokens for layer in self.layers)
+        read, context = self.read_and_context_tokens
         return read / context if context else 1.0
+
+    @property
+    def read_and_context_tokens(self) -> tuple[int, int]:
+        """The two sums of `kv_read_share`, which processes can add up."""
+        read = sum(layer.read_tokens + self.check_read_tokens for layer in self.layers)
+        return read, sum(layer.context_tokens - self.taken_back_context_tokens for layer in self.layers)
 
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""

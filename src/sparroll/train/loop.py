@@ -51,7 +51,7 @@ from sparroll.train.runtime.interrupts import Interrupts
 from sparroll.train.runtime.randomness import generator_state, rollout_seeds
 from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
-from sparroll.train.sampling.rollouts import compression_report, rollout_report, sample
+from sparroll.train.sampling.rollouts import check_report, compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, held_by_main, open_run
 from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
@@ -137,6 +137,7 @@ class Trainer:
         rollouts, report = groups.rollouts, groups.report
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
+        report |= check_report(groups.sampled, self.engine, self.ranks)
         self.engine.sleep(self.config.engine.sleep_level)
         batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
@@ -221,11 +222,14 @@ class Trainer:
         return rollouts
 
     def score(self, rollouts: list[Rollout]) -> list[TokenScores]:
-        """Dense log-probabilities, which the loss needs, and top-k lists, which the acceptance needs, in one pass.
-        Where the correction compares both policies' lists, the dense log-probabilities of the engine's list come with
-        them."""
+        """Dense log-probabilities, which the loss needs, and top-k lists, which the acceptance needs: from the engine's
+        checks of its drafts, or else in one pass. Where the correction compares both policies' lists, the dense
+        log-probabilities of the engine's list come with them."""
         if not rollouts:
             return []
+        seen = [rollout.dense for rollout in rollouts if rollout.dense is not None]
+        if len(seen) == len(rollouts) and (self.config.check is None or self.config.check.dense_logp == "engine"):
+            return seen
         sampling = self.parts.sampling
         with autocast(self.config.train.dtype, self.ranks.device):
             return self.parts.scorer.dense(

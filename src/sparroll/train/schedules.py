@@ -30,10 +30,23 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
     """The schedule that the rollouts start under; None for dense rollouts, and for those under a compression."""
     attention = config.attention
     if isinstance(attention, BudgetAttention):
-        return Schedule.fixed(attention.kv_budget_tokens)
+        return _with_check(Schedule.fixed(attention.kv_budget_tokens), config)
     if isinstance(attention, ScheduleAttention):
-        return Schedule.load(attention.name, model=config.model.name, force=attention.force)
+        return _with_check(Schedule.load(attention.name, model=config.model.name, force=attention.force), config)
     return None
+
+
+def _with_check(schedule: Schedule, config: TrainConfig) -> Schedule:
+    """The schedule with the check of [check], or with its own where the run has no such section."""
+    if config.check is not None:
+        return schedule.checked(config.check.window_tokens, config.check.floor)
+    if schedule.check is not None and config.distill is not None:
+        raise UserError(
+            f"the schedule {schedule.name!r} checks its drafts, and [distill] needs rollouts that sparse attention sampled "
+            "alone",
+            "take the table [check] out of the schedule's file, or leave [distill] out",
+        )
+    return schedule
 
 
 def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
@@ -76,6 +89,7 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
         dense_layers=like.dense_layers,
         model=config.model.name,
         target=target | {"at_least": settings.target},
+        check=schedule.check if schedule else config.check.of_drafts() if config.check else None,
         trust_start=schedule is not None and schedule.target is not None,
     )
 
@@ -181,4 +195,4 @@ def _own_target(
 def _schedules(control: ByGuardSection | ByCheaperSection, config: TrainConfig) -> list[Schedule | None]:
     """The schedules that the run may go on with, in order; None among them is dense."""
     load = partial(Schedule.load, model=config.model.name, force=control.force)
-    return [None if name == "dense" else load(name) for name in control.following]
+    return [None if name == "dense" else _with_check(load(name), config) for name in control.following]

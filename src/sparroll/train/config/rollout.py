@@ -1,5 +1,5 @@
-"""The sections [engine], [rollout] and [attention]: what samples, how many and how long rollouts, and what a decode
-step reads."""
+"""The sections [engine], [rollout], [attention] and [check]: what samples, how many and how long rollouts, what a decode
+step reads, and how drafts are checked."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from sparroll.compression import Compression, compression_kinds, make_compression
+from sparroll.draft_check import MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.base import Section
 from sparroll.types import MOST_SAMPLES
@@ -133,6 +134,24 @@ class CompressionAttention(Section):
 
     def make(self) -> Compression:
         return make_compression(self.policy, **(self.model_extra or {}))
+
+
+class CheckSection(Section):
+    """The section [check]: the dense policy checks what is drafted under the schedule, window by window. Without the
+    section, the schedule's own check holds, if its file has one."""
+
+    window_tokens: int = Field(default=DraftCheck.window_tokens, ge=1, le=MOST_WINDOW_TOKENS)
+    """Drafted tokens that one dense pass checks."""
+    floor: float = Field(default=DraftCheck.floor, gt=0, le=1)
+    """A sampled token is at most log(1 / floor) nats less likely under the dense policy than under the one that sampled
+    it. 1 samples from the dense policy exactly, and drafts many more tokens than it keeps."""
+    dense_logp: Literal["engine", "trainer"] = "engine"
+    """Where the dense log-probabilities of a step come from. engine: from the checks, so that the trainer's own scoring
+    pass is left out. trainer: from that pass, in the trainer's precision; the dense ceiling in the metrics says how far
+    the two are apart."""
+
+    def of_drafts(self) -> DraftCheck:
+        return DraftCheck(self.window_tokens, self.floor)
 
 
 AttentionSection = DenseAttention | ScheduleAttention | BudgetAttention | CompressionAttention

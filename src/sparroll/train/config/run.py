@@ -21,6 +21,7 @@ from sparroll.train.config.outputs import CheckpointSection, EvaluateSection, Lo
 from sparroll.train.config.reward import RewardSection
 from sparroll.train.config.rollout import (
     AttentionSection,
+    CheckSection,
     DenseAttention,
     EngineSection,
     HFEngineSection,
@@ -41,6 +42,8 @@ class TrainConfig(Section):
     rollout: RolloutSection = RolloutSection()
     attention: AttentionSection = DenseAttention()
     """What a decode step of the rollouts reads."""
+    check: CheckSection | None = None
+    """How the dense policy checks the drafts of the rollouts; None: as the schedule's file says, or not at all."""
     control: ControlSection = NobodySection()
     """Who may move the schedule."""
     guard: GuardSection = GuardSection()
@@ -83,6 +86,29 @@ class TrainConfig(Section):
             raise UserError(
                 f'attention.kind = "compression" needs engine.kind = "hf", got "{self.engine.kind}"',
                 "vLLM cannot drop tokens from its cache",
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _there_is_something_to_check(self) -> Self:
+        kind = self.attention.kind
+        if self.check is None:
+            return self
+        if kind == "compression":
+            raise UserError(
+                '[check] cannot be used with attention.kind = "compression": what left the cache cannot be checked against',
+                "leave [check] out, --set check=none",
+            )
+        if kind == "dense" and self.control.by != "controller":
+            raise UserError(
+                '[check] checks sparse drafts, and attention.kind = "dense" has none',
+                "set attention.kind to schedule or budget, or leave [check] out, --set check=none",
+            )
+        if self.distill is not None:
+            raise UserError(
+                "[check] and [distill] exclude each other: the adapter learns from rollouts that sparse attention sampled "
+                "alone",
+                "leave one of them out: --set check=none or --set distill=none",
             )
         return self
 

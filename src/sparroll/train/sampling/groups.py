@@ -153,7 +153,7 @@ class Rounds:
         dropped = set(numbers)
         for rollout in self._sampled:
             if rollout.prompt_index in dropped:
-                rollout.top_k = None
+                rollout.top_k = rollout.dense = None
 
     def _report(self, kept: list[int], reward_GN: Tensor) -> StepReport:
         counts = Counter(self.kinds.values())

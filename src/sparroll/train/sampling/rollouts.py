@@ -6,11 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 
 from sparroll.engines.base import Engine
 from sparroll.progress import OnProgress
 from sparroll.train.runtime.distributed import Ranks
-from sparroll.types import Rollout, StepReport
+from sparroll.types import Checks, Rollout, StepReport
 
 
 @dataclass(frozen=True)
@@ -51,13 +52,13 @@ def sample(
 
 def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepReport:
     """Metrics of lengths and of how much was read, over all processes."""
-    layers = engine.report().layers
+    read, context = engine.report().read_and_context_tokens
     mine = {
         "tokens": [len(rollout.response_ids) for rollout in rollouts],
         "cut": sum(rollout.finish_reason == "length" for rollout in rollouts),
         "sparse": sum(rollout.attention != "dense" for rollout in rollouts),
-        "read": sum(layer.read_tokens for layer in layers),
-        "context": sum(layer.context_tokens for layer in layers),
+        "read": read,
+        "context": context,
     }
     everyone = ranks.gather([mine])
     tokens = [count for one in everyone for count in one["tokens"]]
@@ -69,6 +70,30 @@ def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> Ste
         "rollout/cut_share": total["cut"] / len(tokens),
         "rollout/sparse_share": total["sparse"] / len(tokens),
         "rollout/kv_read_share": total["read"] / total["context"] if total["context"] else 1.0,
+    }
+
+
+def check_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepReport:
+    """Metrics of the dense checks of drafted tokens, over all processes; empty where no drafts are checked."""
+    if engine.schedule is None or engine.schedule.check is None:
+        return {}
+    report = engine.report()
+    off = [rollout.sparse_logp - rollout.dense_logp for rollout in rollouts if rollout.dense_logp is not None]
+    drafts = [rollout.draft_acceptance for rollout in rollouts if rollout.draft_acceptance is not None]
+    everyone = ranks.gather([(report.checks, report.check_seconds, torch.cat(off), torch.cat(drafts))] if off else [])
+    total = Checks()
+    for checks, *_ in everyone:
+        total.add(checks)
+    off_N, drafts_N = (torch.cat([one[column] for one in everyone]) for column in (2, 3))
+    return {
+        "check/windows": float(total.windows),
+        "check/cut_share": total.cut_share,
+        "check/drafted_per_kept": total.drafted_per_kept,
+        "check/draft_acceptance_mean": float(drafts_N.mean()),
+        "check/draft_acceptance_q05": float(np.quantile(drafts_N.numpy(), 0.05)),
+        "check/over_2_nats_share": float((off_N > 2).float().mean()),
+        "check/largest_nats": float(off_N.max()),
+        "time/check_seconds": max(seconds for _, seconds, *_ in everyone),
     }
 
 
