@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from integration.train_runs import short_config
+from integration.train_runs import short_config, write_model
 from sparroll.attention.selectors import PageMean
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
@@ -22,6 +22,11 @@ SELECTOR = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
 BINS = ("0-50", "50-100", "100-150")
 TARGET = 0.8
 """The dense ceiling of this model is about .91, budgets of 16 tokens give .73."""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"), layers=4)
 
 
 @pytest.fixture(scope="module")
