@@ -38,7 +38,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
 def controlled(model: str, schedule: str | None, /, **changes: dict[str, Any]) -> TrainConfig:
     table: dict[str, dict[str, Any]] = {
         "attention": {"kind": "schedule", "name": schedule} if schedule else {"kind": "dense"},
-        "rollout": {"samples_per_prompt": 8},
+        "rollout": {"samples_per_prompt": 8, "max_new_tokens": 90},
         "train": {"lr": 1e-5},
         "control": {"by": "controller", "target": TARGET, "patience": 3, "window_steps": 3},
         "mismatch": {"ceiling_every_steps": 0},

@@ -118,7 +118,7 @@ def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
         "attention": {"kind": "budget", "kv_budget_tokens": 64},
         "rollout": {
             "samples_per_prompt": 4,
-            "max_new_tokens": 90,
+            "max_new_tokens": 70,
             "max_batch": 16,
             "top_k": 20,
         },
