@@ -23,6 +23,12 @@ _REFUSED = re.compile(
     r"|n't\b",
     re.IGNORECASE,
 )
+_RELATED = re.compile(
+    r"\b(?:divisible|divided|multiplied|increased|decreased|divides|(?:multiples?|factors?|divisors?|powers?|half|twice"
+    r"|double|square|root|remainder|digits?)\s+of|(?:ends|starts|begins)\s+(?:in|with))(?:\s+by)?\s*\"?\s*$",
+    re.IGNORECASE,
+)
+"""Words behind which a number is not the answer but something that the answer is related to."""
 _ABOUT = re.compile(
     r'^(?P<before>.*?)"?\s*\b(?:about|around|roughly|approximately|nearly|approx\.?)\b\s*:?\s*"?(?=[\s"]*[\d\\$.-])',
     re.IGNORECASE,
@@ -43,6 +49,8 @@ def is_prose(piece: Piece, following: Piece | None) -> bool:
     if not piece.is_word:
         return False
     word = piece.text.rstrip(".").casefold()
+    if not word.isascii():
+        return True
     if piece.upright:
         return len(word) > 1 or word == "a"
     if len(word) == 1:
@@ -118,6 +126,8 @@ def _after_prose(text: str) -> str | None:
     if place == len(given):
         return None
     rest = text[given[place].start :]
+    if _RELATED.search(text[: given[place].start]):
+        return None
     opened = text[: given[place].start].count('"') % 2 == 1
     rest = re.sub(r'"([^"A-Za-z]*)"', r" \1 ", ('"' if opened else "") + rest)
     inner = re.match(r'^(\\?[A-Za-z])\s*"?\s*(?:is|are|equals|must be)\b\s*"?\s*(.+)$', rest)

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Literal
 
 from sparroll.tasks.math.grading import algebra, real_sets, units
@@ -67,6 +68,10 @@ def same(gold: str, answer: str) -> bool:
     if other.kind == "matrix" or one.kind == "matrix":
         return _same_matrices(one, other)
     if "named" in (one.kind, other.kind):
+        one, other = (
+            (_all_named(text) or found) if found.kind == "one" else found
+            for text, found in ((gold, one), (answer, other))
+        )
         return _same_named(one, other)
     return _same_groups(one, other, gold, answer)
 
@@ -77,6 +82,8 @@ def shape(text: str) -> Shape:
     table = environment(text)
     if table is not None:
         name, cells = table
+        if name == "vmatrix":
+            return Shape("one", (text,))
         equations = all("=" in "".join(row) for row in cells)
         if "matrix" in name or (name == "array" and not equations):
             return Shape("matrix", tuple(cell for row in cells for cell in row), rows=len(cells))
@@ -222,7 +229,9 @@ def _same_real_sets(gold: str, answer: str) -> bool | None:
     try:
         other, other_variable = real_sets.real_set(answer)
     except Unreadable:
-        return None if not real_sets.looks_like_set(gold) or shape(answer).kind in ("list", "set") else False
+        if not real_sets.looks_like_set(gold):
+            return None
+        return None if shape(answer).kind in ("list", "set") and not one.is_Interval else False
     if variable and other_variable and plain_name(variable) != plain_name(other_variable):
         return False
     return real_sets.same_sets(one, other)
@@ -244,7 +253,27 @@ def _same_groups(one: Shape, other: Shape, gold: str, answer: str) -> bool:
         if "closed" in (one.kind, other.kind) and one.kind != other.kind and len(one.items) == 2:
             return False
         return all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
-    return _same_members(one.items, other.items)
+    return _same_members(_counted_out(one.items), _counted_out(other.items))
+
+
+def _counted_out(items: tuple[str, ...]) -> tuple[str, ...]:
+    r"""`1, 2, \ldots, 10` with all its members, if those before the dots are equally far apart and reach the last."""
+    if items.count(r"\ldots") != 1 or items[-1] == r"\ldots":
+        return items
+    place = items.index(r"\ldots")
+    values = [algebra.exact_number(item) for item in (*items[:place], *items[place + 1 :])]
+    known = [value for value in values if value is not None]
+    if len(known) < len(values) or place < 2:
+        return items
+    step = known[1] - known[0]
+    count = (known[-1] - known[0]) / step if step else Fraction(0)
+    if count.denominator != 1 or not 0 < count <= MAX_ITEMS:
+        return items
+    every = [known[0] + n * step for n in range(int(count) + 1)]
+    after = known[place:]
+    if known[:place] != every[:place] or after != every[-len(after) :]:
+        return items
+    return tuple(str(value) for value in every)
 
 
 def _same_members(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
@@ -262,6 +291,14 @@ def _distinct(items: tuple[str, ...]) -> list[str]:
         if not any(same(item, other) for other in found):
             found.append(item)
     return found
+
+
+def _all_named(text: str) -> Shape | None:
+    """`a = b = 2` as named values; None for anything else."""
+    *names, value = split(text, ("=",))
+    if len(names) < 2 or len(set(names)) < len(names) or not all(NAMED.match(f"{name} = 0") for name in names):
+        return None
+    return Shape("named", (value,) * len(names), tuple(map(plain_name, names)))
 
 
 def _same_named(one: Shape, other: Shape) -> bool:
@@ -289,6 +326,11 @@ def _same_matrices(one: Shape, other: Shape) -> bool:
         alike = one.rows == other.rows and len(one.items) == len(other.items)
         return alike and all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
     table, plain = (one, other) if one.kind == "matrix" else (other, one)
+    if plain.kind in ("closed", "list", "set", "tuple") and table.rows > 1:
+        rows = [shape(item) for item in plain.items]
+        if all(row.kind in ("closed", "tuple") and len(row.items) == len(rows[0].items) for row in rows):
+            written = Shape("matrix", tuple(cell for row in rows for cell in row.items), rows=len(rows))
+            return _same_matrices(one, written) if table is one else _same_matrices(written, other)
     vector = table.rows in (1, len(table.items))
     if (vector and plain.kind in ("tuple", "list")) or (vector and plain.kind == "closed" and len(plain.items) > 2):
         alike = len(one.items) == len(other.items)

@@ -32,7 +32,7 @@ _AS_VARIABLES = frozenset({"A", "B", "C", "F", "K", "N", "V", "W", "L", "u", "l"
 
 _PIECE = re.compile(
     r"\\\$|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]+\.?(?![A-Za-z])|[A-Za-z]+|''|\^\s*\{\s*[+-]?\s*\d+\s*\}"
-    r"|\^\s*-?\d|\^\s*\\circ|\s+|."
+    r"|\^\s*-?\d|\^\s*\\circ|\s+|[\u3400-\u9fff]+|."
 )
 
 
