@@ -27,7 +27,7 @@ from sparroll.tasks.math.pool import Pool, PoolLimits
 from sparroll.tasks.math.reward import MathReward
 
 PAIRS = Path(__file__).parents[1] / "tests" / "graded_pairs"
-FILES = ("ordinary", "families", "unseen", "first_sight", "more", "examiner", "examiner_again")
+FILES = ("ordinary", "families", "unseen", "first_sight", "more", "examiner", "examiner_again", "examiner_third")
 
 
 def graded_pairs(name: str) -> dict[str, list[tuple[str, str, bool]]]:

@@ -18,7 +18,7 @@ from sparroll.tasks.math.reward import MathReward
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
-FILES = ("ordinary", "families", "unseen", "first_sight", "more", "examiner", "examiner_again")
+FILES = ("ordinary", "families", "unseen", "first_sight", "more", "examiner", "examiner_again", "examiner_third")
 
 
 def recorded(name: str) -> Any:
