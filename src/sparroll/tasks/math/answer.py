@@ -29,7 +29,7 @@ THINKING_MARKS = (
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
-_LAST_SET = re.compile(r"\{(\s*\\\{.{0,1000}\\\})\s*(?:\\[\])])?[$.\s]*\Z", re.DOTALL)
+_LAST_SET = re.compile(r"\{(\s*(?:\\left\s*)?\\\{.{0,1000}\\\})\s*(?:\\[\])])?[$.\s]*\Z", re.DOTALL)
 """A box that a set's own brace closes, at the end of the response."""
 _BARE = re.compile(r"\s*(?!\\boxed|\\fbox)(\\[A-Za-z]+|[^\s{}$\\.,;]+(?:[.,][^\s{}$\\.,;]+)*)")
 
@@ -177,7 +177,8 @@ def _plain_sign(sign: str) -> str:
     if sign in _SIGNS:
         return _SIGNS[sign]
     category = unicodedata.category(sign)
-    greek = unicodedata.name(sign, "").removeprefix("GREEK SMALL LETTER ").casefold()
+    # Unicode spells lambda without its b.
+    greek = unicodedata.name(sign, "").removeprefix("GREEK SMALL LETTER ").casefold().replace("lamda", "lambda")
     if greek in _GREEK:
         return rf"\{greek} "
     if category in ("Cf", "Cc", "Mn"):

@@ -17,6 +17,7 @@ _WORDS = {
     **dict.fromkeys(("大于", "超过", "多于"), "greater than"),
     **dict.fromkeys(("小于", "少于", "不到"), "less than"),
     **dict.fromkeys(("大约", "约为", "约"), "about"),
+    **dict.fromkeys(("的值", "的"), ""),
     **dict.fromkeys(("答案是", "答案为", "答案"), "the answer is"),
     **dict.fromkeys(("等于", "为", "是"), "is"),
     **dict.fromkeys(("无解", "没有解"), "no solution"),

@@ -8,6 +8,7 @@ Numbers too large to be written are compared by form. Nothing here knows units, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -19,7 +20,7 @@ from math_verify import verify
 from sympy import Basic, Expr, Float, I, Integer, Rational, Symbol
 
 from sparroll.tasks.math.grading.magnitude import MAX_DIGITS, attempted, log10_size, prime_powers, too_large
-from sparroll.tasks.math.grading.splitting import depth, environment, without_doubles
+from sparroll.tasks.math.grading.splitting import depth, environment, split, without_doubles
 
 DIGITS = 40
 MAX_CIS = 4
@@ -70,6 +71,23 @@ def exact_number(latex: str) -> Fraction | None:
     return None
 
 
+def progression(items: Sequence[str]) -> tuple[Fraction, Fraction, int] | None:
+    r"""First member, step and count of `1, 2, \ldots, 10`, if the members before the dots are equally far apart and
+    reach those behind them; otherwise None."""
+    place = items.index(r"\ldots") if items.count(r"\ldots") == 1 else 0
+    values = [exact_number(item) for item in items if item != r"\ldots"]
+    known = [value for value in values if value is not None]
+    if place < 2 or place == len(items) - 1 or len(known) < len(values) or known[0] == known[1]:
+        return None
+    first, step = known[0], known[1] - known[0]
+    count = (known[-1] - first) / step + 1
+    if count.denominator != 1 or count < len(known):
+        return None
+    behind = len(known) - place
+    places = [*range(place), *range(int(count) - behind, int(count))]
+    return (first, step, int(count)) if known == [first + n * step for n in places] else None
+
+
 @lru_cache(maxsize=4096)
 def parse(latex: str, keeps_case: bool = False) -> Basic:
     """The expression, with decimals as exact rationals and i as the imaginary unit. Raises Unreadable."""
@@ -87,6 +105,10 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
         raise Unreadable(latex)
     if (table := environment(text)) is not None and table[0] == "vmatrix":
         return _determinant(latex, table[1], keeps_case)
+    if r"\ldots" in text and (found_terms := progression(split(text, ("+",)))) is not None:
+        first, step, count = found_terms
+        total = count * first + step * count * (count - 1) / 2
+        return Rational(total.numerator, total.denominator)
     text = _CONJUGATE.sub(lambda found: "(" + re.sub(r"(?<![A-Za-z\\])i", "(-i)", found[1]) + ")", text)
     text = re.sub(r"(?<![A-Za-z\\])\\ldots(?![A-Za-z])", " ", text) if text.count(r"\ldots") == 0 else text
     text = re.sub(r'"([A-Za-z])"', r"\1", text)

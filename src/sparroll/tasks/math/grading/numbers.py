@@ -209,10 +209,11 @@ def number_of_words(words: str) -> Fraction | None:
 
 
 def _positive_words(parts: list[str]) -> Fraction | None:
-    if parts[-1] in _LARGE and len(parts) > 2 and parts[-2] == "a":
+    factor = {**_LARGE, "dozen": 12}.get(parts[-1])
+    if factor and len(parts) > 2 and parts[-2] == "a":
         # half a million, three quarters of a million
         share = _positive_words([part for part in parts[:-2] if part != "of"])
-        return None if share is None or share >= 1 else share * _LARGE[parts[-1]]
+        return None if share is None or share >= 1 else share * factor
     if parts[-1] in _PARTS:
         below = _PARTS[parts[-1]]
         if len(parts) == 1:

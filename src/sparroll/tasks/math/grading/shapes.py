@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
-from fractions import Fraction
 from typing import Literal
 
 from sparroll.tasks.math.grading import algebra, real_sets, units
@@ -67,11 +66,12 @@ def same(gold: str, answer: str) -> bool:
         return _same_single(gold, answer)
     if other.kind == "matrix" or one.kind == "matrix":
         return _same_matrices(one, other)
-    if "named" in (one.kind, other.kind):
+    if "one" in (one.kind, other.kind):
         one, other = (
             (_all_named(text) or found) if found.kind == "one" else found
             for text, found in ((gold, one), (answer, other))
         )
+    if "named" in (one.kind, other.kind):
         return _same_named(one, other)
     return _same_groups(one, other, gold, answer)
 
@@ -206,7 +206,7 @@ def _list_shape(parts: list[str]) -> Shape:
         if len({name for name, _ in pairs}) == len(pairs):
             return Shape("named", tuple(value for _, value in pairs), tuple(name for name, _ in pairs))
     # x = 1, 2 lists values of x.
-    if named[0] and not any(named[1:]):
+    if named[0] and not any("=" in part for part in parts[1:]):
         return Shape("list", tuple(_spread([named[0][2], *parts[1:]])))
     return Shape("list", tuple(parts))
 
@@ -253,27 +253,33 @@ def _same_groups(one: Shape, other: Shape, gold: str, answer: str) -> bool:
         if "closed" in (one.kind, other.kind) and one.kind != other.kind and len(one.items) == 2:
             return False
         return all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
+    if _progress_alike(one.items, other.items):
+        return True
     return _same_members(_counted_out(one.items), _counted_out(other.items))
 
 
 def _counted_out(items: tuple[str, ...]) -> tuple[str, ...]:
     r"""`1, 2, \ldots, 10` with all its members, if those before the dots are equally far apart and reach the last."""
-    if items.count(r"\ldots") != 1 or items[-1] == r"\ldots":
+    found = algebra.progression(items)
+    if found is None or found[2] > MAX_ITEMS:
         return items
-    place = items.index(r"\ldots")
-    values = [algebra.exact_number(item) for item in (*items[:place], *items[place + 1 :])]
-    known = [value for value in values if value is not None]
-    if len(known) < len(values) or place < 2:
-        return items
-    step = known[1] - known[0]
-    count = (known[-1] - known[0]) / step if step else Fraction(0)
-    if count.denominator != 1 or not 0 < count <= MAX_ITEMS:
-        return items
-    every = [known[0] + n * step for n in range(int(count) + 1)]
-    after = known[place:]
-    if known[:place] != every[:place] or after != every[-len(after) :]:
-        return items
-    return tuple(str(value) for value in every)
+    first, step, count = found
+    return tuple(str(first + n * step) for n in range(count))
+
+
+def _progress_alike(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+    r"""Whether `1, 2, \ldots, n` and `1, 2, 3, \ldots, n` go from the same member to the same one in equal steps."""
+    starts = []
+    for items in (gold, answer):
+        if items.count(r"\ldots") != 1 or items[-2:-1] != (r"\ldots",):
+            return False
+        values = [algebra.exact_number(item) for item in items[:-2]]
+        known = [value for value in values if value is not None]
+        if len(known) < max(2, len(values)):
+            return False
+        steps = {after - before for before, after in zip(known[:-1], known[1:], strict=True)}
+        starts.append((known[0], steps))
+    return starts[0] == starts[1] and len(starts[0][1]) == 1 and same(gold[-1], answer[-1])
 
 
 def _same_members(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
@@ -327,9 +333,9 @@ def _same_matrices(one: Shape, other: Shape) -> bool:
         return alike and all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
     table, plain = (one, other) if one.kind == "matrix" else (other, one)
     if plain.kind in ("closed", "list", "set", "tuple") and table.rows > 1:
-        rows = [shape(item) for item in plain.items]
-        if all(row.kind in ("closed", "tuple") and len(row.items) == len(rows[0].items) for row in rows):
-            written = Shape("matrix", tuple(cell for row in rows for cell in row.items), rows=len(rows))
+        rows = [_row(item) for item in plain.items]
+        if all(row and len(row) == len(rows[0]) for row in rows):
+            written = Shape("matrix", tuple(cell for row in rows for cell in row), rows=len(rows))
             return _same_matrices(one, written) if table is one else _same_matrices(written, other)
     vector = table.rows in (1, len(table.items))
     if (vector and plain.kind in ("tuple", "list")) or (vector and plain.kind == "closed" and len(plain.items) > 2):
@@ -338,6 +344,13 @@ def _same_matrices(one: Shape, other: Shape) -> bool:
     if plain.kind == "one":
         return _whole_matrices(one, other)
     return False
+
+
+def _row(text: str) -> tuple[str, ...]:
+    """The cells of a row in brackets; none if the text is no such row."""
+    found = shape(text)
+    group = whole_group(text)
+    return found.items if found.kind in ("closed", "tuple") or (group and group[0] == "[") else ()
 
 
 def _whole_matrices(one: Shape, other: Shape) -> bool:

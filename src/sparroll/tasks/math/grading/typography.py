@@ -111,11 +111,18 @@ _BASIS_VECTOR = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|hat|widehat|vec|mathbf\s*\{\s*\\hat|hat\s*\{\s*\\mathbf|hat\s*\{\s*\\boldsymbol)"
     r"\s*\{\s*\\?([ijk])(?:math)?\s*\}(?:(?<=\}\})|\})?(?!\s*=)"
 )
+_BINOMIAL = re.compile(r"\\binom\s*([^\W_])\s*([^\W_])(?![A-Za-z])")
+_BARRED_TABLE = re.compile(
+    r"\|\s*\\begin\{(matrix|array)\}(?:\{[lcr|\s]*\})?((?:(?!\\begin|\|).)*)\\end\{\1\}\s*\|", re.DOTALL
+)
 _SCRIPT = r"\s*(?:\{\s*([\w+-]+)\s*\}|(\w))\s*"
 _CHOSEN = re.compile(
     rf"(?:(?<![\w}}])(?:\{{\s*\}}\s*)?[\^_]{_SCRIPT}(?P<before>[CP])\s*_{_SCRIPT}"
     rf"|(?<![\w\\}}])(?P<under>[CA])\s*_{_SCRIPT}\^{_SCRIPT}|(?<![\w\\}}])(?P<over>[CA])\s*\^{_SCRIPT}_{_SCRIPT})"
     r"(?![\w^_])"
+)
+_UPRIGHT_CHOICE = re.compile(
+    r'([\^_]\s*(?:\{[^{}]*\}|\w)\s*)"\s*([CP])\s*"(?=\s*_)|"\s*([CA])\s*"(?=\s*[\^_]\s*(?:\{[^{}]*\}|\w)\s*[\^_])'
 )
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|sigma|omega|phi|rho|tau"
 _BRACE = re.compile(r"\\\\|\\[{}]|[{}]")
@@ -149,9 +156,11 @@ def clean(latex: str) -> str:
     text = _unwrapped(text)
     text = re.sub(r"\\!(?<!\\\\.)\s*", "", text)
     text = re.sub(r"\\[,;:> ](?<!\\\\.)|(?<!\\)~", " ", text)
-    text = re.sub(r"(?<=[\d)])\{\s*\}", " ", text)
+    text = re.sub(r"[\^_]?(?<!\\)\{\s*\}", " ", text)
+    text = _BINOMIAL.sub(r"\\binom{\1}{\2}", text)
+    text = _BARRED_TABLE.sub(r"\\begin{vmatrix}\2\\end{vmatrix}", text)
     text = re.sub(r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", r"^\\circ ", text)
-    text = _CHOSEN.sub(_chosen, text)
+    text = _CHOSEN.sub(_chosen, _UPRIGHT_CHOICE.sub(r"\1\2\3", text))
     text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\_", "_").replace(r"\&", "&")
     text = re.sub(r"\^\s*\{\s*((?:\\prime\s*)+)\}", lambda m: "'" * m[1].count("p"), text)
     text = re.sub(r"\^\s*\\prime|\\prime", "'", text)
