@@ -27,7 +27,17 @@ from sparroll.tasks.math.pool import Pool, PoolLimits
 from sparroll.tasks.math.reward import MathReward
 
 PAIRS = Path(__file__).parents[1] / "tests" / "graded_pairs"
-FILES = ("ordinary", "families", "unseen", "first_sight", "more", "examiner", "examiner_again", "examiner_third")
+FILES = (
+    "ordinary",
+    "families",
+    "unseen",
+    "more",
+    "first_sight",
+    "examiner",
+    "examiner_again",
+    "examiner_third",
+    "examiner_last",
+)
 
 
 def graded_pairs(name: str) -> dict[str, list[tuple[str, str, bool]]]:

@@ -18,7 +18,17 @@ from sparroll.tasks.math.reward import MathReward
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
-FILES = ("ordinary", "families", "unseen", "first_sight", "more", "examiner", "examiner_again", "examiner_third")
+FILES = (
+    "ordinary",
+    "families",
+    "unseen",
+    "more",
+    "first_sight",
+    "examiner",
+    "examiner_again",
+    "examiner_third",
+    "examiner_last",
+)
 
 
 def recorded(name: str) -> Any:

@@ -328,7 +328,7 @@ def _same_functions(gold: Expr, answer: Expr) -> bool | None:
             symbol: Integer(number) if symbol in counted else Rational(sample[names.index(symbol.name)])
             for symbol in gold.free_symbols | answer.free_symbols
         }
-        values = []
+        values: list[Expr | None] = []
         for expr in (gold, answer):
             placed = expr.xreplace(point)
             if too_large(placed):
