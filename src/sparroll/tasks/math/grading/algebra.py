@@ -109,7 +109,8 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
         first, step, count = found_terms
         total = count * first + step * count * (count - 1) / 2
         return Rational(total.numerator, total.denominator)
-    text = _CONJUGATE.sub(lambda found: "(" + re.sub(r"(?<![A-Za-z\\])i", "(-i)", found[1]) + ")", text)
+    if r"\overline" in text or r"\bar" in text:
+        text = _CONJUGATE.sub(lambda found: "(" + re.sub(r"(?<![A-Za-z\\])i", "(-i)", found[1]) + ")", text)
     text = re.sub(r"(?<![A-Za-z\\])\\ldots(?![A-Za-z])", " ", text) if text.count(r"\ldots") == 0 else text
     text = re.sub(r'"([A-Za-z])"', r"\1", text)
     text = re.sub(r'"([^"]*)"', r"\\text{\1}", text)

@@ -82,9 +82,10 @@ def digits(text: str) -> str:
     text = _MIXED.sub(lambda m: _mixed(m[1], m[2], m[3]), text)
     text = _MIXED_FRAC.sub(lambda m: _mixed(m[1], m[2] or m[3], m[4] or m[5]), text)
     text = _MONEY_MAGNITUDE.sub(lambda m: m[1] + _times(m[2], _SHORT[m[3]]), text)
-    text = _THOUSANDS.sub(lambda m: _times(m[1], 1000), text)
-    text = _HOURS.sub(r'\1 "h" \2 "min"', text)
-    text = _PART_OF_UNIT.sub(_part_of_unit, text)
+    if "h" in text or "k" in text or re.search("half|quarter", text, re.IGNORECASE):
+        text = _THOUSANDS.sub(lambda m: _times(m[1], 1000), text)
+        text = _HOURS.sub(r'\1 "h" \2 "min"', text)
+        text = _PART_OF_UNIT.sub(_part_of_unit, text)
     text = _MAGNITUDE.sub(_magnitude, text)
     # A fraction before a factor stands for itself: 4/3 pi.
     text = re.sub(r"(?<![\w.}^)/])(\d+)\s*/\s*(\d+)\s+(?=[A-Za-z\\])", r"\\frac{\1}{\2} ", text)

@@ -157,10 +157,13 @@ def clean(latex: str) -> str:
     text = re.sub(r"\\!(?<!\\\\.)\s*", "", text)
     text = re.sub(r"\\[,;:> ](?<!\\\\.)|(?<!\\)~", " ", text)
     text = re.sub(r"[\^_]?(?<!\\)\{\s*\}", " ", text)
-    text = _BINOMIAL.sub(r"\\binom{\1}{\2}", text)
-    text = _BARRED_TABLE.sub(r"\\begin{vmatrix}\2\\end{vmatrix}", text)
+    if r"\binom" in text:
+        text = _BINOMIAL.sub(r"\\binom{\1}{\2}", text)
+    if "|" in text:
+        text = _BARRED_TABLE.sub(r"\\begin{vmatrix}\2\\end{vmatrix}", text)
     text = re.sub(r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", r"^\\circ ", text)
-    text = _CHOSEN.sub(_chosen, _UPRIGHT_CHOICE.sub(r"\1\2\3", text))
+    if "_" in text:
+        text = _CHOSEN.sub(_chosen, _UPRIGHT_CHOICE.sub(r"\1\2\3", text))
     text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\_", "_").replace(r"\&", "&")
     text = re.sub(r"\^\s*\{\s*((?:\\prime\s*)+)\}", lambda m: "'" * m[1].count("p"), text)
     text = re.sub(r"\^\s*\\prime|\\prime", "'", text)
