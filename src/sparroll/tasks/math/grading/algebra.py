@@ -25,6 +25,8 @@ from sparroll.tasks.math.grading.splitting import depth, environment, split, wit
 DIGITS = 40
 MAX_CIS = 4
 MAX_DETERMINANT = 5
+MAX_CONJUGATED = 8
+"""Imaginary units below one bar."""
 MAX_BARS = 12
 MAX_DEPTH = 40
 """The parser needs too long for deeper groups."""
@@ -36,10 +38,8 @@ _NUMBER = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([+-]?)\s*(?:\\frac\s*\{\s*([+-]?\s*\d+)\s*\}\s*\{\s*([+-]?\s*\d+)\s*\}|(\d+)\s*/\s*(\d+))")
 _SHORT_FRACTION = re.compile(r"\\(?:frac|binom)\s*\d\s+\d")
 _NUMBERS_IN_A_ROW = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d")
-_CONJUGATE = re.compile(
-    r"\\(?:overline|bar)\s*\{((?:\\(?:frac|sqrt)(?![A-Za-z])|[\s\d.+\-*/^(){}]|i)*?i(?:[\s\d.+\-*/^()i])*)\}"
-)
-"""The conjugate of a number. Its expression has no functions, so it is the same one with -i for i."""
+_BARRED = re.compile(r"\\(?:overline|bar)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+_COMPLEX_NUMBER = re.compile(r"(?:\\(?:frac|sqrt)(?![A-Za-z])|[\s\d.+\-*/^(){}i])*")
 _CIS = re.compile(r"\\cis\s*(\(?)")
 _SAMPLES = (
     ("37/23", "11/7", "29/13", "53/31", "19/17", "41/29", "67/43", "73/47"),
@@ -110,7 +110,7 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
         total = count * first + step * count * (count - 1) / 2
         return Rational(total.numerator, total.denominator)
     if r"\overline" in text or r"\bar" in text:
-        text = _CONJUGATE.sub(lambda found: "(" + re.sub(r"(?<![A-Za-z\\])i", "(-i)", found[1]) + ")", text)
+        text = _BARRED.sub(_conjugate, text)
     text = re.sub(r"(?<![A-Za-z\\])\\ldots(?![A-Za-z])", " ", text) if text.count(r"\ldots") == 0 else text
     text = re.sub(r'"([A-Za-z])"', r"\1", text)
     text = re.sub(r'"([^"]*)"', r"\\text{\1}", text)
@@ -133,6 +133,13 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
     if not isinstance(found, Basic) and not isinstance(found, sympy.MatrixBase):
         raise Unreadable(latex)
     return _exact(found)
+
+
+def _conjugate(found: re.Match[str]) -> str:
+    """A number below a bar with -i for i, which is its conjugate as it has no functions; names below bars stay."""
+    if not 0 < found[1].count("i") <= MAX_CONJUGATED or not _COMPLEX_NUMBER.fullmatch(found[1]):
+        return found.group()
+    return "(" + found[1].replace("i", "(-i)") + ")"
 
 
 def _determinant(latex: str, cells: list[list[str]], keeps_case: bool) -> Basic:

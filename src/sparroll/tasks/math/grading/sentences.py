@@ -30,7 +30,7 @@ _RELATED = re.compile(
 )
 """Words behind which a number is not the answer but something that the answer is related to."""
 _COPULA = re.compile(
-    r'^([^\n]*?\d[^\n]*?(?<![A-Za-z\\]))(?:is|are|was|equals|has|have|gives|leaves)\s*"?\s*(?=[-\d\\.$])(.+)$',
+    r'^([^\n]*?\d[^\n]*(?<![A-Za-z\\]))(?:is|are|was|equals|has|have|gives|leaves)\s*"?\s*(?=[-\d\\.$])(.+)$',
     re.DOTALL,
 )
 """Behind a number, the word after which the answer comes: the root of 16 is 4."""
@@ -132,7 +132,7 @@ def _after_prose(text: str) -> str | None:
         return None
     rest = text[given[place].start :]
     said = _COPULA.match(rest)
-    if said and not re.search(r"[,;=]|\b(?:and|or)\b", said[1]):
+    if said and not re.search(r"[;=]|\b(?:and|or)\b", said[1]):
         return said[2].replace('"', " ").strip() if said[2].count('"') % 2 else said[2].strip()
     if _RELATED.search(text[: given[place].start]):
         return None
