@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,6 +12,7 @@ from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import MEASURING, OUTPUT, READING, option
 from sparroll.engines.make import check_names
+from sparroll.errors import UserError
 from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.rounding import rounded_down
 from sparroll.tasks.prompt_file import read_prompts
@@ -71,6 +73,11 @@ def calibrate(
     from sparroll.schedule import Schedule
 
     check_names(engine, model, device, dtype)
+    if not name or name != Path(name).name or name.startswith(".") or name.endswith(".toml"):
+        raise UserError(
+            f"--name is the name of a file in --out, without its ending .toml, got {name!r}",
+            f"for example --name {Path(name).name.strip('.').removesuffix('.toml') or 'schedule'}",
+        )
     common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]
