@@ -123,15 +123,15 @@ def _chunk(
         on_progress=on_progress,
     )
     seconds = time.perf_counter() - began
-    layers = engine.report().layers
+    read_tokens, context_tokens = engine.report().read_and_context_tokens
     commit = {
         "task": task.label,
         "policy": policy.name,
         "problems": numbers,
         "generate_seconds": seconds,
         "response_tokens": sum(len(rollout.response_ids) for rollout in rollouts),
-        "read_tokens": sum(layer.read_tokens for layer in layers),
-        "context_tokens": sum(layer.context_tokens for layer in layers),
+        "read_tokens": read_tokens,
+        "context_tokens": context_tokens,
     }
     texts = [rollout.text for rollout in rollouts if rollout.text is not None]
     assert len(texts) == len(rollouts), "the engine that sampled them has a tokenizer"
