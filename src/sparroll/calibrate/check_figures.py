@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparroll.mismatch.table import TailTable
+from sparroll.rounding import percent_up, rounded_up
 from sparroll.types import Checks, Rollout
 
 FAR_NATS = 2.0
@@ -46,6 +48,12 @@ class CheckFigures:
             total, largest, dict(sorted(tokens.items())), {start: far[start] for start in sorted(tokens)}
         )
 
+    @staticmethod
+    def of_dense(tail: TailTable) -> CheckFigures:
+        """Where every draft is dense, so that a check takes nothing back."""
+        tokens = {row.from_context_tokens: row.tokens for row in tail.rows}
+        return CheckFigures(Checks(), 0.0, tokens, dict.fromkeys(tokens, 0))
+
     @property
     def far_share(self) -> float:
         """Share of all tokens that are more than FAR_NATS off."""
@@ -55,6 +63,13 @@ class CheckFigures:
         """The same in one bin; 0 in one without tokens."""
         tokens = self.tokens.get(from_context_tokens, 0)
         return self.far_tokens[from_context_tokens] / tokens if tokens else 0.0
+
+    def __str__(self) -> str:
+        return (
+            f"{self.checks.windows:,} windows, {percent_up(self.checks.cut_share, 1)} cut, "
+            f"{rounded_up(self.checks.drafted_per_kept)} drafted per kept, {rounded_up(self.far_share, 5)} of the tokens "
+            f"more than {FAR_NATS:g} nats off, at most {rounded_up(self.largest_nats, 2)}"
+        )
 
     def table(self) -> dict[str, Any]:
         """Plain data; `from_table` gives the figures back."""

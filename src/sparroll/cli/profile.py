@@ -110,6 +110,8 @@ def profile(
 def _lines(entry: Entry) -> list[str]:
     measurement = entry.measurement
     lines = [f"{measurement.name}: reads {percent_up(measurement.kv_read_share)} of the cache", str(measurement.tail())]
+    if measurement.checked is not None:
+        lines.append(f"checks: {measurement.checked}")
     overall = entry.fits[0]
     if overall.beta is None:
         return [*lines, f"no Beta fit: {overall.why_not}"]

@@ -252,7 +252,10 @@ def plan(
         sparse=decoder.step(mix, sparse=True),
         kv_read_share=reads.kv_read_share(mix),
         by_length=tuple(decoder.row(context) for context in eighths),
-        assumptions=(*_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model), *_said_of(verified)),
+        assumptions=(
+            *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model),
+            *_said_of(verified),
+        ),
         verified=verified,
     )
 
