@@ -175,7 +175,7 @@ def test_calibrate_chooses_a_check_and_refuses_what_cannot_have_one(
     command = [*about, "--out", str(out), "--check-windows", "8,16", "--check-floors", "1"]
     assert main(command) == 0
     printed = capsys.readouterr().out
-    assert "drafted/kept" in printed and "verified: " in printed
+    assert "drafted/kept" in printed and "checks in the last round: " in printed
     loaded = Schedule.load(out / "schedule.toml")
     assert loaded.check is not None and loaded.check.window_tokens in (8, 16) and loaded.check.floor == 1
     record = json.loads((out / "calibration.json").read_text())

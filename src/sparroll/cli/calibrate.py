@@ -200,7 +200,7 @@ def checked_text(found: Calibration, choice: Choice) -> list[str]:
         )
     lines.append(f"{len(choice.candidates)} schedules meet the target; times are predicted for {choice.hardware}")
     measured = found.verification.measurement.checked if found.verification else None
-    return [*lines, f"verified: {measured}"] if measured else lines
+    return [*lines, f"checks in the last round: {measured}"] if measured else lines
 
 
 def checks_of(windows: str | None, floors: str | None) -> list[DraftCheck]:

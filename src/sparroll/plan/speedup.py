@@ -265,8 +265,7 @@ def _said_of(verified: VerifiedTime | None) -> list[str]:
         return []
     return [
         f"{verified.drafted_per_kept:.3f} tokens are drafted for each that stands: {verified.drafted_per_kept_is}",
-        "a check is a pass of its own, which shares the weights with no decode step; an engine that mixes it with other "
-        "requests' steps is faster",
+        "a check is a pass of its own, which shares its read of the weights with no decode step",
     ]
 
 
