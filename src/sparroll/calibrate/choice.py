@@ -67,7 +67,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Choice:
+class CheckChoice:
     """All candidates, the fastest first, and why some checks have none."""
 
     candidates: tuple[Candidate, ...]
@@ -96,7 +96,7 @@ class Choice:
 
 def choose(
     sweeps: Sequence[Sweep], machine: Machine, *, target: float, over_2_nats_at_most: float | None = None, **fit: Any
-) -> Choice:
+) -> CheckChoice:
     """The candidates of these sweeps, each of which has its own check.
 
     over_2_nats_at_most: largest share of tokens more than 2 nats off that a budget may have in a bin.  fit: what
@@ -116,7 +116,7 @@ def choose(
         assert error is not None, "there is a sweep"
         raise error
     candidates.sort(key=lambda each: each.token_seconds)
-    return Choice(tuple(candidates), machine.hardware.name, tuple(refused))
+    return CheckChoice(tuple(candidates), machine.hardware.name, tuple(refused))
 
 
 def _candidates(
@@ -189,7 +189,9 @@ def _near_enough(sweep: Sweep, most: float | None) -> dict[int, int]:
     return found
 
 
-def with_reasons(choice: Choice, made_by: dict[str, Any] | None, over_2_nats_at_most: float | None) -> FittedSchedule:
+def with_reasons(
+    choice: CheckChoice, made_by: dict[str, Any] | None, over_2_nats_at_most: float | None
+) -> FittedSchedule:
     """The best schedule. It says in `made_by` what it was chosen among, and in its target all bounds that it holds."""
     fitted = choice.best.fitted
     target = dict(fitted.schedule.target or {})

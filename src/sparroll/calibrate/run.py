@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
-from sparroll.calibrate.choice import Choice, Machine, choose, with_reasons
+from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
@@ -36,7 +36,7 @@ class Calibration:
     sweep: Sweep
     fitted: FittedSchedule
     verification: Verification | None
-    choice: Choice | None = None
+    choice: CheckChoice | None = None
     """What the check and the budgets were chosen among; None without a check."""
 
     @property

@@ -18,7 +18,7 @@ from sparroll.rounding import rounded_down, rounded_up
 from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
-    from sparroll.calibrate.choice import Choice
+    from sparroll.calibrate.choice import CheckChoice
     from sparroll.calibrate.run import Calibration
 
 
@@ -190,7 +190,7 @@ def text(found: Calibration) -> list[str]:
     return [*lines, *(checked_text(found, found.choice) if found.choice else ()), "", *(f"- {n}" for n in found.notes)]
 
 
-def checked_text(found: Calibration, choice: Choice) -> list[str]:
+def checked_text(found: Calibration, choice: CheckChoice) -> list[str]:
     """The fastest candidates, and what the checks did in the last round of the verification."""
     lines = ["", f"{'window':>12}{'floor':>11}{'from budget':>13}{'drafted/kept':>14}{'ms a token':>12}"]
     for each in choice.candidates[:5]:
