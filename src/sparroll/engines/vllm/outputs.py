@@ -11,12 +11,23 @@ import torch
 from torch import Tensor
 
 from sparroll.engines import sampling
-from sparroll.types import TopK
+from sparroll.types import TokenScores, TopK
 
 
 def decode_contexts(prompt_tokens: int, response_tokens: int) -> np.ndarray:
     """Context length of each decode step. The first token comes from the prefill, so it has none."""
     return np.arange(prompt_tokens + 1, prompt_tokens + response_tokens, dtype=np.int64)
+
+
+def checked(said: dict[str, Any], tokens: int) -> dict[str, Any]:
+    """The fields of a rollout that only checks of drafts fill in, from what a worker kept (CheckedTokens.table)."""
+    assert len(said["dense_logp"]) == tokens, f"the checks saw {len(said['dense_logp'])} of {tokens} tokens"
+    lists = None if said["dense_ids"] is None else TopK(said["dense_ids"], said["dense_top_logp"])
+    return {
+        "dense": TokenScores(said["dense_logp"], lists, said["dense_at_ids"]),
+        "draft_acceptance": said["acceptance"],
+        "checks": said["checks"],
+    }
 
 
 def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, TopK | None]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -44,7 +45,15 @@ class WorkerExtension:
 
         if not steps.watched(self.model_runner):
             raise UserError("nothing was counted yet", "call sparroll_reset_report first")
-        return STATE.report().table()
+        report, counted = STATE.report(), getattr(self.model_runner, "window_counters", None)
+        return (report if counted is None else dataclasses.replace(report, **vars(counted))).table()
+
+    def sparroll_take_checked(self) -> dict[str, dict[str, Any]]:
+        """What the checks of drafts said of each request's response since the last call, by vLLM's name of it. Must not
+        be called while requests run. The first call starts to keep this for requests that end; whoever makes it must go
+        on, or memory fills."""
+        runner = self.model_runner
+        return runner.take_checked() if hasattr(runner, "take_checked") else {}
 
     def sparroll_reset_report(self) -> None:
         """Start counting anew. Must not be called while requests run."""
@@ -53,6 +62,8 @@ class WorkerExtension:
 
         steps.watch(self.model_runner, STATE)
         STATE.reset_report()
+        if hasattr(self.model_runner, "window_counters"):
+            self.model_runner.window_counters = type(self.model_runner.window_counters)()
 
 
 def _repack_head(model: nn.Module) -> None:

@@ -5,6 +5,7 @@ kernels here."""
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,6 +69,12 @@ class Rows:
             prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
+    def checked(self, state: State) -> Rows:
+        """The rows as they are attended: where drafts are checked, only draft steps are sparse."""
+        if not state.checks_drafts or state.drafting:
+            return self
+        return dataclasses.replace(self, whole_R=np.ones_like(self.whole_R))
+
     def some_are_sparse(self, state: State) -> bool:
         """Whether any of the `decodes` rows reads only a part of its context."""
         contexts = self.contexts_R[~self.whole_R]
@@ -80,6 +87,9 @@ class Rows:
         contexts = self.contexts_R[decoding]
         read = state.read_tokens(contexts)
         state.counters.prefill_tokens += self.prefill_tokens + tail
-        state.counters.tail_tokens += tail
+        if state.checks_drafts and not state.drafting:
+            state.counters.prefill_tokens -= state.check_rows
+        else:
+            state.counters.tail_tokens += tail
         sparse, context_tokens, read_tokens = (int(each.sum()) for each in (read < contexts, contexts, read))
         state.begin_step(DecodeRows(len(contexts), sparse, context_tokens, read_tokens), may_replay)

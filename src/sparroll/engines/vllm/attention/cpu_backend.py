@@ -69,7 +69,7 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         whole.sparroll = None
         if not self.ours:
             return whole
-        rows = Rows.of(common)
+        rows = Rows.of(common).checked(STATE)
         rows.count(STATE)
         if not rows.some_are_sparse(STATE):
             return whole

@@ -141,7 +141,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        rows = Rows.of(common_attn_metadata)
+        rows = Rows.of(common_attn_metadata).checked(STATE)
         rows.count(STATE, may_replay=self._may_replay(rows))
         return self._plan(common_prefix_len, common_attn_metadata, fast_build, rows, captures=False)
 

@@ -78,7 +78,7 @@ def count(request: Resumed, start: int, end: int, state: State) -> None:
     counters = state.counters
     read = int(state.read_tokens(np.array([end]))[0])
     samples = end == request.known_tokens
-    if end - start == 1 and start >= request.prefill_tokens:
+    if end - start == 1 and start >= request.prefill_tokens and not state.checks_drafts:
         # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.
         if not samples:
             state.take_back(DecodeRows(1, int(read < end), end, read))

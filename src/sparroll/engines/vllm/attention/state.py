@@ -92,6 +92,10 @@ class State:
     """What attends to the chosen units on CUDA (see VLLMSettings)."""
     has_workspace: bool = False
     """Whether the CUDA backend allocated memory for this engine."""
+    drafting: bool = False
+    """Whether the metadata being built is that of a draft step. Where drafts are checked, all other steps are dense."""
+    check_rows: int = 0
+    """How many rows of the next dense step check drafts."""
     counters: Counters = field(default_factory=Counters)
     captured: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that it ran while CUDA graphs were captured; "dense" if it was dense in any of them."""
@@ -122,8 +126,14 @@ class State:
         self._steps_2S = None
         self.index_read_share = {}
         self.captured = {}
+        self.drafting, self.check_rows = False, 0
         self.reset_report()
         self.set_schedule(schedule)
+
+    @property
+    def checks_drafts(self) -> bool:
+        """Whether the schedule in force checks its drafts."""
+        return self.schedule is not None and self.schedule.check is not None
 
     @property
     def sparse_layers(self) -> frozenset[int]:

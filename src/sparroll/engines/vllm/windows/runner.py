@@ -1,0 +1,284 @@
+"""vLLM's V1 model runner, with drafts before a step and their check after it. Between the two vLLM runs the step itself:
+the rows of windows are rows that prefill, so they are dense, and their K, V and index take the drafts' place.
+
+Drafts are one-token steps of the same requests (drafting.py). vLLM's methods that are overridden here have kept their
+meaning from 0.24 to 0.33; what they return differs, and is passed on.
+"""
+
+# R requests of a step, D drafts of the longest window, W rows of the longest window that the engine may have, V vocabulary
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from vllm.v1.outputs import LogprobsTensors, SamplerOutput
+
+from sparroll.engines.vllm import compat
+from sparroll.engines.vllm.attention.state import STATE
+from sparroll.engines.vllm.windows.configure import check_of
+from sparroll.engines.vllm.windows.drafting import draft
+from sparroll.engines.vllm.windows.requests import CheckedTokens, WindowRequest
+from sparroll.engines.vllm.windows.settling import ROWS_AT_ONCE, Policies, Settled, Tempers, Windows, settle
+from sparroll.types import Checks
+
+
+def with_windows(runner: Any) -> None:
+    """Make a runner of vLLM's one that drafts and checks."""
+    theirs = type(runner)
+    runner.__class__ = type(f"Window{theirs.__name__}", (WindowRunner, theirs), {})
+    runner.start_windows()
+
+
+@dataclass
+class _Step:
+    """A step from its drafts to its outputs."""
+
+    windows: Windows
+    tokens_R: np.ndarray
+    """Tokens of each request before the step."""
+    requests: list[WindowRequest]
+    rows: Tensor | None = None
+    """Which of the step's rows the windows are, on the device, once vLLM has laid them out."""
+    settled: Settled | None = None
+    began: Any = None
+    """When the drafts were complete; a CUDA event, or seconds."""
+
+
+@dataclass
+class WindowCounters:
+    """What the checks of all requests did."""
+
+    checks: Checks = field(default_factory=Checks)
+    check_read_tokens: int = 0
+    taken_back_context_tokens: int = 0
+    check_seconds: float = 0.0
+
+
+class WindowRunner:
+    """Mixed into vLLM's runner, before it. `self` is the runner."""
+
+    def start_windows(self: Any) -> None:
+        """Called once, when vLLM has made the runner."""
+        check = check_of(self.vllm_config)
+        assert check is not None, "a runner of windows without a check"
+        self.most_window_tokens = check.window_tokens
+        self.window_requests: dict[str, WindowRequest] = {}
+        self.window_counters = WindowCounters()
+        self.keeps_checked = False
+        """Whether `ended` is filled. Someone must then empty it."""
+        self.ended: dict[str, CheckedTokens] = {}
+        self._draft_logits_RWV: Tensor | None = None
+        self._step: _Step | None = None
+        self._hidden: Tensor | None = None
+
+    def load_model(self: Any, *arguments: Any, **named: Any) -> None:
+        super().load_model(*arguments, **named)  # type: ignore[misc]
+        # Allocated with the weights, so that vLLM counts it before it sizes the cache.
+        rows, vocabulary = self.vllm_config.scheduler_config.max_num_seqs, self.model_config.get_vocab_size()
+        self._draft_logits_RWV = torch.zeros(
+            rows, self.most_window_tokens, vocabulary, dtype=self.model_config.dtype, device=self.device
+        )
+
+    def _dummy_sampler_run(self: Any, hidden_states: Tensor) -> Any:
+        """vLLM measures here what memory sampling needs; a check needs more."""
+        result = super()._dummy_sampler_run(hidden_states)  # type: ignore[misc]
+        rows = min(ROWS_AT_ONCE, self.most_window_tokens)
+        tempers = Tempers.of([1.0], [1.0], self._to_device)
+        ids = torch.zeros(1, rows, dtype=torch.int64, device=self.device)
+        draws = torch.zeros(3, 1, rows, dtype=torch.float64, device=self.device)
+        windows = Windows(np.array([rows]), np.array([rows]), ids, draws, tempers)
+        hidden = torch.rand(rows, hidden_states.shape[-1], dtype=hidden_states.dtype, device=self.device)
+        policies = Policies(lambda numbers: self.model.compute_logits(hidden[numbers]), self._drafted, self._to_device)
+        settle(windows, policies, 0.5, 1)
+        return result
+
+    def take_checked(self: Any) -> dict[str, dict[str, Any]]:
+        """See `sparroll_take_checked`. vLLM names a request that ended only with the next step, so requests that it has
+        not named yet are among these."""
+        self.keeps_checked = True
+        taken, self.ended = self.ended, {}
+        for name, request in self.window_requests.items():
+            taken[name], request.said = request.said, CheckedTokens()
+        return {name: said.table() for name, said in taken.items()}
+
+    # -- before a step -----------------------------------------------------------------------------------------------------
+
+    def _update_states(self: Any, scheduler_output: Any) -> Any:
+        later = super()._update_states(scheduler_output)  # type: ignore[misc]
+        # Draws come from the requests' own uniforms. vLLM would set these generators back after a prompt's chunk.
+        self.input_batch.generators.clear()
+        for name in scheduler_output.finished_req_ids:
+            request = self.window_requests.pop(name, None)
+            if request is not None and self.keeps_checked:
+                self.ended[name] = request.said
+        for new in scheduler_output.scheduled_new_reqs:
+            most = self.max_model_len - len(new.prompt_token_ids)
+            self.window_requests[new.req_id] = WindowRequest.of(new.req_id, new.sampling_params, most)
+        self._step = self._drafted_step(scheduler_output) if scheduler_output.total_num_scheduled_tokens else None
+        return later
+
+    def _drafted_step(self: Any, scheduler_output: Any) -> _Step:
+        names = self.input_batch.req_ids
+        states = [self.requests[name] for name in names]
+        requests = [self.window_requests[name] for name in names]
+        scheduled_R = np.array([scheduler_output.num_scheduled_tokens[name] for name in names])
+        tokens_R = np.array([state.num_tokens for state in states])
+        decoding_R = np.array(
+            [bool(state.output_token_ids) and state.num_computed_tokens == state.num_tokens - 1 for state in states]
+        )
+        # Under a schedule that checks nothing, as under dense attention, a request decodes one token in a step.
+        drafts_R = np.where(decoding_R & (STATE.checks_drafts | (scheduled_R > 1)), scheduled_R, 0)
+        STATE.check_rows = int(drafts_R.sum())
+        rows_R = np.maximum(drafts_R, 1)
+        longest = int(rows_R.max())
+        draws_3RD = np.zeros((3, len(names), longest))
+        for row, (request, state) in enumerate(zip(requests, states, strict=True)):
+            first = len(state.output_token_ids)
+            drawn = request.draws_3T[:, first : first + int(rows_R[row])].numpy()
+            draws_3RD[:, row, : drawn.shape[1]] = drawn
+        draws = self._to_device(draws_3RD)
+        tempers = Tempers.of(
+            [request.temperature for request in requests], [request.top_p for request in requests], self._to_device
+        )
+        if drafts_R.any():
+            ids = draft(self, drafts_R, tokens_R, draws[0], tempers, self._draft_logits_RWV, self._to_device)
+        else:
+            ids = torch.zeros(len(names), longest, dtype=torch.int64, device=self.device)
+        return _Step(Windows(rows_R, drafts_R, ids, draws, tempers), tokens_R, requests, began=self._stamp())
+
+    def _prepare_inputs(self: Any, scheduler_output: Any, num_scheduled_tokens: np.ndarray) -> Any:
+        prepared = super()._prepare_inputs(scheduler_output, num_scheduled_tokens)  # type: ignore[misc]
+        step: _Step = self._step
+        windows = step.windows
+        ends_R = np.cumsum(num_scheduled_tokens)
+        request_N, place_N = windows.request_N, windows.place_N
+        rows_N = (ends_R - windows.rows_R)[request_N] + place_N
+        step.rows = self._to_device(rows_N)
+        if windows.drafts_R.any():
+            # A window's rows are the last token and all drafts but the last one.
+            later = (place_N > 0) & (windows.drafts_R[request_N] > 0)
+            request, place = self._to_device(request_N[later]), self._to_device(place_N[later] - 1)
+            self.input_ids.gpu[self._to_device(rows_N[later])] = windows.draft_ids_RD[request, place].int()
+        # vLLM computes the logits of one row each. Those of windows are computed later, a few at a time.
+        return (self._to_device(ends_R - 1), step, *prepared[2:])
+
+    # -- after a step ------------------------------------------------------------------------------------------------------
+
+    def sample_tokens(self: Any, grammar_output: Any) -> Any:
+        step, state = self._step, self.execute_model_state
+        if step is None or state is None:
+            return super().sample_tokens(grammar_output)  # type: ignore[misc]
+        self._hidden = state.hidden_states
+        output = super().sample_tokens(grammar_output)  # type: ignore[misc]
+        self._hidden = self._step = None
+        self._record(step)
+        return output
+
+    def _sample(self: Any, logits: Any, spec_decode_metadata: Any) -> SamplerOutput:
+        step: _Step = spec_decode_metadata
+        schedule = STATE.schedule
+        check = schedule.check if schedule is not None else None
+        top_k = self.input_batch.sampling_metadata.max_num_logprobs
+
+        def dense_logits(numbers: Tensor) -> Tensor:
+            assert step.rows is not None and self._hidden is not None, "a check before its step"
+            if not step.windows.drafts_R.any():
+                return logits[numbers]
+            return self.model.compute_logits(self._hidden[step.rows[numbers]])
+
+        floor = check.floor if check is not None else 1.0
+        policies = Policies(dense_logits, self._drafted, self._to_device)
+        settled = settle(step.windows, policies, floor, max(top_k or 0, 0))
+        step.settled = settled
+        ids_RD = torch.where(settled.stands_RD, settled.token_ids_RD, -1)
+        lists = None
+        if top_k is not None:
+            own_ids, own_logp = settled.token_ids_RD[:, :, None], settled.sparse_logp_RD[:, :, None]
+            if settled.top_ids_RDK is not None and settled.top_logp_RDK is not None:
+                own_ids = torch.cat([own_ids, settled.top_ids_RDK], -1)
+                own_logp = torch.cat([own_logp, settled.top_logp_RDK], -1)
+            # The rank of the token itself is not computed.
+            ranks = torch.zeros_like(settled.token_ids_RD, dtype=torch.int32)
+            lists = LogprobsTensors(own_ids.flatten(0, 1).int(), own_logp.flatten(0, 1), ranks.flatten())
+        return SamplerOutput(sampled_token_ids=ids_RD.int(), logprobs_tensors=lists)
+
+    def _drafted(self: Any, request_n: Tensor, place_n: Tensor) -> Tensor:
+        assert self._draft_logits_RWV is not None, "drafts before the model was loaded"
+        return self._draft_logits_RWV[request_n, place_n]
+
+    def _record(self: Any, step: _Step) -> None:
+        """Keep what the checks said about the tokens that stand. The host has waited for the step already."""
+        windows, settled = step.windows, step.settled
+        assert settled is not None, "a step without a check"
+        counters: WindowCounters = self.window_counters
+        drafted_ids, token_ids, kept, stands = (
+            each.cpu().numpy()
+            for each in (windows.draft_ids_RD, settled.token_ids_RD, settled.kept_RD, settled.stands_RD)
+        )
+        dense_logp, acceptance = settled.dense_logp_RD.cpu(), settled.acceptance_RD.cpu()
+        lists = None
+        if settled.dense_at_ids_RDK is not None:
+            assert settled.dense_top_ids_RDK is not None and settled.dense_top_logp_RDK is not None, "half a list"
+            lists = (
+                settled.dense_at_ids_RDK.cpu(),
+                settled.dense_top_ids_RDK.cpu(),
+                settled.dense_top_logp_RDK.cpu(),
+            )
+        discarded = self.discard_request_mask.np
+        for row, request in enumerate(step.requests):
+            if discarded[row]:
+                continue
+            drafted, count = int(windows.drafts_R[row]), int(stands[row].sum())
+            count = _until_stop(token_ids[row, :count], request.stops)
+            said = request.said
+            said.dense_logp.append(dense_logp[row, :count].clone())
+            said.acceptance.append(acceptance[row, :count].clone())
+            if lists is not None:
+                said.lists.append(tuple(part[row, :count].clone() for part in lists))
+            if not drafted:
+                continue
+            cut = int(not kept[row, count - 1])
+            looked_at = _until_stop(drafted_ids[row, :drafted], request.stops)
+            checks = Checks(1, cut, looked_at, looked_at - count + cut)
+            read, tokens = int(step.tokens_R[row]) - 1 + drafted, int(step.tokens_R[row])
+            # Drafts behind a stop id ran as well. Nobody looks at them.
+            contexts = np.arange(tokens, tokens + drafted)
+            said.draft_context_tokens += int(contexts.sum())
+            said.draft_read_tokens += int(STATE.read_tokens(contexts).sum())
+            said.checks.add(checks)
+            said.check_read_tokens += read
+            counters.checks.add(checks)
+            counters.check_read_tokens += read
+            counters.taken_back_context_tokens += sum(range(tokens + count, tokens + drafted))
+        if windows.drafts_R.any():
+            counters.check_seconds += self._seconds_since(step.began)
+
+    # -- the device --------------------------------------------------------------------------------------------------------
+
+    def _to_device(self: Any, values: np.ndarray) -> Tensor:
+        return compat.on_device(values, self.device)
+
+    def _stamp(self: Any) -> Any:
+        if self.device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def _seconds_since(self: Any, began: Any) -> float:
+        if self.device.type != "cuda":
+            return time.perf_counter() - began
+        ended = self._stamp()
+        ended.synchronize()
+        return began.elapsed_time(ended) / 1000
+
+
+def _until_stop(token_ids: np.ndarray, stops: frozenset[int]) -> int:
+    """How many of these tokens count: all up to the first stop id."""
+    found = np.flatnonzero(np.isin(token_ids, list(stops))) if stops else ()
+    return int(found[0]) + 1 if len(found) else len(token_ids)

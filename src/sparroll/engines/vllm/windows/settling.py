@@ -1,0 +1,292 @@
+"""The rule of draft_check.py for the windows of one step, on the device. Nothing here waits for it, and vLLM is not
+imported."""
+
+# R requests of a step, D rows of the longest window, N rows of all windows, V vocabulary, K top-k entries, B blocks
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sparroll.draft_check import judge, sampling_logp, sampling_probability_of_tokens
+from sparroll.engines import sampling
+
+ROWS_AT_ONCE = 128
+"""Rows whose distributions are in memory at the same time."""
+_BLOCK = 512
+
+
+@dataclass(frozen=True)
+class Tempers:
+    """How each request of a step turns logits into the distribution that it draws from."""
+
+    temperature_R: np.ndarray
+    """0 is greedy."""
+    top_p_R: np.ndarray
+    heat_R1: Tensor
+    """What logits are divided by, on the device; 1 for greedy requests."""
+    greedy_R: Tensor
+
+    @staticmethod
+    def of(
+        temperatures: Sequence[float], top_ps: Sequence[float], to_device: Callable[[np.ndarray], Tensor]
+    ) -> Tempers:
+        """to_device: copies an array to the device."""
+        temperature_R = np.array(temperatures, dtype=np.float64)
+        heat_R = np.where(temperature_R == 0, 1.0, temperature_R).astype(np.float32)
+        return Tempers(
+            temperature_R,
+            np.array(top_ps, dtype=np.float64),
+            to_device(heat_R)[:, None],
+            to_device(temperature_R == 0),
+        )
+
+    def log_probs(self, logits_NV: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
+        """[N, V] float32 log-probabilities after temperature and top-p. request_N: whose row each is, on the host and on
+        the device."""
+        logp_NV = torch.log_softmax(logits_NV.float() / self.heat_R1[on_device_N], dim=-1)
+        for row in np.flatnonzero(self.top_p_R[request_N] < 1):
+            logp_NV[row] = sampling.log_probs(logp_NV[row], 1.0, float(self.top_p_R[request_N[row]]))
+        return logp_NV
+
+    def draw(self, logp_NV: Tensor, uniform_N: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
+        """[N] int64: a token for each row, drawn at `uniform_N`, or the most likely one."""
+        greedy = self.temperature_R[request_N] == 0
+        if greedy.all():
+            return logp_NV.argmax(-1)
+        drawn_N = draw(logp_NV, uniform_N)
+        return torch.where(self.greedy_R[on_device_N], logp_NV.argmax(-1), drawn_N) if greedy.any() else drawn_N
+
+
+def draw(logp_NV: Tensor, uniform_N: Tensor) -> Tensor:
+    """[N] what `sampling.sample` draws, up to the last bits of the sums: first a block of the vocabulary, then a token
+    in it. A cumulative sum over the whole vocabulary takes as long as a decode step on a GPU."""
+    vocabulary = logp_NV.shape[-1]
+    blocks = -(-vocabulary // _BLOCK)
+    mass_NBX = torch.nn.functional.pad(logp_NV.exp(), (0, blocks * _BLOCK - vocabulary)).unflatten(-1, (blocks, _BLOCK))
+    ends_NB = mass_NBX.sum(-1, dtype=torch.float64).cumsum(-1)
+    aim_N1 = uniform_N[:, None] * ends_NB[:, -1:]
+    block_N1 = torch.searchsorted(ends_NB, aim_N1, right=True).clamp_max(blocks - 1)
+    before_N1 = ends_NB.gather(-1, (block_N1 - 1).clamp_min(0)) * (block_N1 > 0)
+    inside_NX = mass_NBX.gather(1, block_N1[:, :, None].expand(-1, 1, _BLOCK))[:, 0].double().cumsum(-1)
+    place_N1 = torch.searchsorted(inside_NX, aim_N1 - before_N1, right=True).clamp_max(_BLOCK - 1)
+    return (block_N1 * _BLOCK + place_N1)[:, 0].clamp_max(vocabulary - 1)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """The rows of a step whose logits are needed: for each request, those of its window, or its last one."""
+
+    rows_R: np.ndarray
+    """How many rows each request has."""
+    drafts_R: np.ndarray
+    """How many of them have a draft: all of a window, none otherwise."""
+    draft_ids_RD: Tensor
+    """int64, on the device."""
+    draws_3RD: Tensor
+    """float64 uniforms, on the device: to draft, to keep, and for the residual."""
+    tempers: Tempers
+
+    @property
+    def request_N(self) -> np.ndarray:
+        """Whose each row is."""
+        return np.repeat(np.arange(len(self.rows_R)), self.rows_R)
+
+    @property
+    def place_N(self) -> np.ndarray:
+        """The number of each row among its request's."""
+        starts = np.cumsum(self.rows_R) - self.rows_R
+        return np.arange(int(self.rows_R.sum())) - np.repeat(starts, self.rows_R)
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What stands of a step's windows, on the device. Entries behind a request's last row are meaningless."""
+
+    token_ids_RD: Tensor
+    """int64."""
+    stands_RD: Tensor
+    """Whether the token at that place is part of the response, unless a stop id stands before it."""
+    kept_RD: Tensor
+    sparse_logp_RD: Tensor
+    dense_logp_RD: Tensor
+    acceptance_RD: Tensor
+    top_ids_RDK: Tensor | None
+    """The most likely tokens under q~, and what follows from them (see CheckedTokens); None where none were asked for."""
+    top_logp_RDK: Tensor | None
+    dense_at_ids_RDK: Tensor | None
+    dense_top_ids_RDK: Tensor | None
+    dense_top_logp_RDK: Tensor | None
+
+
+@dataclass(frozen=True)
+class Policies:
+    """Where the logits of both policies come from, a few rows at a time."""
+
+    dense: Callable[[Tensor], Tensor]
+    """[n] numbers of rows -> [n, V]."""
+    draft: Callable[[Tensor, Tensor], Tensor]
+    """[n] requests and [n] places -> [n, V]."""
+    to_device: Callable[[np.ndarray], Tensor]
+
+
+@dataclass(frozen=True)
+class _Rows:
+    """Some of a step's rows, on the host and on the device."""
+
+    request_n: np.ndarray
+    drafted_n: np.ndarray
+    number: Tensor
+    request: Tensor
+    place: Tensor
+
+
+def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Settled:
+    """Apply the rule to all windows. A row without a draft is drawn from the dense distribution.
+
+    The rule is applied in float64, except that sampled windows without lists, which is what rollouts ask for, take the
+    masses of their positions in float32; the tokens in place of rejected ones are drawn in float64 there, too.
+    """
+    request_N, place_N, to_device = windows.request_N, windows.place_N, policies.to_device
+    lean = not top_k and not (windows.tempers.temperature_R == 0).any()
+    judge_rows = _judge_lean if lean else _judge_rows
+    parts: list[tuple[Tensor, ...]] = []
+    for first in range(0, len(request_N), ROWS_AT_ONCE):
+        request_n, place_n = (each[first : first + ROWS_AT_ONCE] for each in (request_N, place_N))
+        number_n = np.arange(first, first + len(request_n))
+        rows = _Rows(
+            request_n,
+            place_n < windows.drafts_R[request_n],
+            *(to_device(each) for each in (number_n, request_n, place_n)),
+        )
+        parts.append(judge_rows(windows, rows, policies, floor, top_k))
+    requests, longest = len(windows.rows_R), int(windows.rows_R.max())
+    at = to_device(request_N * longest + place_N)
+
+    def spread(values: Tensor) -> Tensor:
+        out = values.new_zeros(requests * longest, *values.shape[1:])
+        return out.index_copy_(0, at, values).unflatten(0, (requests, longest))
+
+    token_ids, kept, sparse_logp, dense_logp, acceptance, *lists = (
+        spread(torch.cat(part)) for part in zip(*parts, strict=True)
+    )
+    inside_RD = torch.arange(longest, device=kept.device) < to_device(windows.rows_R)[:, None]
+    # A token stands if all before it were kept.
+    stands_RD = kept.long().cumprod(-1).roll(1, -1).bool()
+    stands_RD[:, 0] = True
+    stands_RD &= inside_RD
+    if lean and windows.drafts_R.any():
+        _redraw(windows, policies, floor, stands_RD, kept, token_ids, sparse_logp, dense_logp)
+    none: list[Tensor | None] = [None] * 5
+    return Settled(token_ids, stands_RD, kept, sparse_logp, dense_logp, acceptance, *(lists or none))
+
+
+def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
+    """Token, kept, log q~, log p and acceptance of these rows, as if every draft stood: the few that do not are drawn
+    again by `_redraw`. Nobody is greedy."""
+    tempers, draws = windows.tempers, windows.draws_3RD[:, rows.request, rows.place]
+    dense_nV = tempers.log_probs(policies.dense(rows.number), rows.request_n, rows.request)
+    ids_n = windows.draft_ids_RD[rows.request, rows.place]
+    if not rows.drafted_n.all():
+        own_n = tempers.draw(dense_nV, draws[0], rows.request_n, rows.request)
+        ids_n = torch.where(policies.to_device(rows.drafted_n), ids_n, own_n)
+    dense_nV.exp_()
+    dense_n = dense_nV.gather(-1, ids_n[:, None])[:, 0]
+    if not rows.drafted_n.any():
+        all_n = torch.ones_like(dense_n)
+        return ids_n, all_n.bool(), dense_n.log(), dense_n.log(), all_n
+    draft_nV = tempers.log_probs(policies.draft(rows.request, rows.place), rows.request_n, rows.request).exp_()
+    draft_n = draft_nV.gather(-1, ids_n[:, None])[:, 0]
+    acceptance_n = torch.minimum(dense_nV, draft_nV).sum(-1)
+    accepted_n = torch.minimum(draft_nV, dense_nV.div_(floor)).sum(-1).clamp_max(1)
+    kept_n = draws[1] * floor * draft_n < dense_n
+    sparse_n = sampling_probability_of_tokens(dense_n, draft_n, accepted_n, floor)
+    if not rows.drafted_n.all():
+        has_n = policies.to_device(rows.drafted_n)
+        kept_n, sparse_n = kept_n | ~has_n, torch.where(has_n, sparse_n, dense_n)
+        acceptance_n = torch.where(has_n, acceptance_n, torch.ones_like(acceptance_n))
+    return ids_n, kept_n, sparse_n.log(), dense_n.log(), acceptance_n
+
+
+def _redraw(
+    windows: Windows,
+    policies: Policies,
+    floor: float,
+    stands_RD: Tensor,
+    kept_RD: Tensor,
+    token_ids_RD: Tensor,
+    sparse_logp_RD: Tensor,
+    dense_logp_RD: Tensor,
+) -> None:
+    """Put the residual's draw in the place of each window's first rejected draft, if there is one. Nobody knows on the
+    host where that is, so the last row that stands is looked at in every window."""
+    starts_R = np.cumsum(windows.rows_R) - windows.rows_R
+    everyone = np.flatnonzero(windows.drafts_R)
+    for first in range(0, len(everyone), ROWS_AT_ONCE // 4):
+        request_n = everyone[first : first + ROWS_AT_ONCE // 4]
+        request = policies.to_device(request_n)
+        place = stands_RD[request].sum(-1) - 1
+        number = policies.to_device(starts_R[request_n]) + place
+        tempers, draws = windows.tempers, windows.draws_3RD[:, request, place]
+        judged = judge(
+            tempers.log_probs(policies.dense(number), request_n, request),
+            tempers.log_probs(policies.draft(request, place), request_n, request),
+            windows.draft_ids_RD[request, place],
+            draws[1],
+            draws[2],
+            floor,
+        )
+        kept_n = kept_RD[request, place]
+        for values_RD, drawn_n in (
+            (token_ids_RD, judged.token_ids_N),
+            (sparse_logp_RD, judged.sparse_logp_N),
+            (dense_logp_RD, judged.dense_logp_N),
+        ):
+            values_RD[request, place] = torch.where(kept_n, values_RD[request, place], drawn_n)
+
+
+def _judge_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
+    """Token, kept, log q~, log p and acceptance of these rows; with a top_k, also the lists."""
+    tempers, request_n = windows.tempers, rows.request_n
+    dense_nV = tempers.log_probs(policies.dense(rows.number), request_n, rows.request)
+    ids_n = windows.draft_ids_RD[rows.request, rows.place]
+    draft_n, keep_n, redraw_n = windows.draws_3RD[:, rows.request, rows.place]
+    draft_nV = dense_nV
+    if rows.drafted_n.any():
+        draft_nV = tempers.log_probs(policies.draft(rows.request, rows.place), request_n, rows.request)
+    if not rows.drafted_n.all():
+        has_draft_n = policies.to_device(rows.drafted_n)
+        ids_n = torch.where(has_draft_n, ids_n, tempers.draw(dense_nV, draft_n, request_n, rows.request))
+        draft_nV = torch.where(has_draft_n[:, None], draft_nV, dense_nV)
+    greedy_n = tempers.temperature_R[request_n] == 0
+    out: tuple[Tensor, ...] | None = None
+    for greedy in sorted(set(greedy_n.tolist())):
+        judged = judge(dense_nV, draft_nV, ids_n, keep_n, redraw_n, floor, greedy=greedy)
+        values: tuple[Tensor, ...] = (
+            judged.token_ids_N,
+            judged.kept_N,
+            judged.sparse_logp_N,
+            judged.dense_logp_N,
+            judged.draft_acceptance_N,
+        )
+        if top_k:
+            values += _lists(draft_nV if greedy else sampling_logp(dense_nV, draft_nV, floor), dense_nV, top_k)
+        if out is None:
+            out = values
+        else:
+            mine_n = policies.to_device(greedy_n == greedy)
+            out = tuple(
+                torch.where(mine_n.view(-1, *[1] * (new.ndim - 1)), new, old)
+                for new, old in zip(values, out, strict=True)
+            )
+    assert out is not None, "a step without rows"
+    return out
+
+
+def _lists(sampled_nV: Tensor, dense_nV: Tensor, top_k: int) -> tuple[Tensor, ...]:
+    sampled, dense = sampled_nV.topk(top_k, dim=-1), dense_nV.topk(top_k, dim=-1)
+    return sampled.indices, sampled.values, dense_nV.gather(-1, sampled.indices), dense.indices, dense.values

@@ -1,0 +1,240 @@
+"""VLLMEngine with checks of drafts is HFEngine with checks, token for token: same drafts, same verdicts, same report. What
+HFEngine does is tested in tests/equivalence/test_hf_verified.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll.attention.selectors import PageMean
+from sparroll.engines import HFEngine
+from sparroll.engines.scoring import Scorer
+from sparroll.engines.vllm.launch import installed_version
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule, Step
+from sparroll.types import Rollout
+
+if installed_version() is None:
+    pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
+
+from sparroll.engines.vllm.engine import VLLMEngine
+
+MODEL = "tiny-reasoner"
+RISING = Schedule(
+    steps=(Step(0, 64), Step(150, 80)),
+    selector=PageMean(page_tokens=16, first_tokens=16, recent_tokens=32),
+    name="rising",
+)
+CHECKED = RISING.checked(window_tokens=8, floor=0.3)
+
+
+@pytest.fixture(scope="module")
+def engines() -> Iterator[VLLMEngine]:
+    engine = VLLMEngine(MODEL, schedule=CHECKED, dtype=torch.float32, max_batch=8, max_context_tokens=1024)
+    yield engine
+    engine.close()
+
+
+@pytest.fixture
+def engine(engines: VLLMEngine) -> VLLMEngine:
+    engines.set_schedule(CHECKED)
+    engines.reset_report()
+    return engines
+
+
+@pytest.fixture(scope="module")
+def hf() -> HFEngine:
+    return HFEngine(MODEL, dtype=torch.float32, device="cpu", max_batch=8)
+
+
+def prompts(lengths: list[int], seed: int = 0) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randint(4, 130, (length,), generator=generator).tolist() for length in lengths]
+
+
+def oracle(hf: HFEngine, schedule: Schedule | None, asked: list[list[int]], **settings: Any) -> list[Rollout]:
+    hf.set_schedule(schedule)
+    hf.reset_report()
+    return hf.generate(asked, **settings)
+
+
+def assert_same(found: list[Rollout], expected: list[Rollout]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert one.response_ids == other.response_ids
+        assert (one.finish_reason, one.attention, one.checks) == (other.finish_reason, other.attention, other.checks)
+        if one.finish_reason == "length":
+            assert one.kv_read_share == pytest.approx(other.kv_read_share)
+        else:
+            # vLLM's last window goes on behind the stop id.
+            assert one.kv_read_share >= other.kv_read_share
+        torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=2e-4, rtol=0)
+        torch.testing.assert_close(one.dense_logp, other.dense_logp, atol=2e-4, rtol=0)
+        torch.testing.assert_close(one.draft_acceptance, other.draft_acceptance, atol=2e-4, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"temperature": 0},
+        {"temperature": 0.8, "top_p": 0.9, "top_k": 4},
+        {"n": 3, "stop_ids": [5, 44, 9], "seed": 3},
+        {"max_new_tokens": 2},
+        {"max_new_tokens": 9},
+    ],
+    ids=lambda settings: "-".join(settings) or "plain",
+)
+def test_checked_rollouts_are_the_oracles(engine: VLLMEngine, hf: HFEngine, settings: dict[str, Any]) -> None:
+    asked = prompts([5, 100, 37, 170, 64])
+    settings = {"max_new_tokens": 40, "stop_ids": []} | settings
+    found = engine.generate(asked, **settings)
+    expected = oracle(hf, CHECKED, asked, **settings)
+    assert_same(found, expected)
+    for one, other in zip(found, expected, strict=True):
+        if "top_k" in settings:
+            for ours, theirs in ((one.top_k, other.top_k), (one.dense.top_k, other.dense.top_k)):
+                torch.testing.assert_close(ours.logp, theirs.logp, atol=2e-4, rtol=0)
+            finite = other.dense.logp_at_ids.isfinite()
+            torch.testing.assert_close(
+                one.dense.logp_at_ids[finite], other.dense.logp_at_ids[finite], atol=2e-4, rtol=0
+            )
+    if settings["max_new_tokens"] == 40:
+        assert sum(rollout.checks.cut_windows for rollout in found) > 0
+
+
+def test_the_report_is_the_oracles(engine: VLLMEngine, hf: HFEngine) -> None:
+    asked = prompts([20, 100, 150])
+    engine.generate(asked, max_new_tokens=40, stop_ids=[])
+    rollouts = oracle(hf, CHECKED, asked, max_new_tokens=40, stop_ids=[])
+    found, expected = engine.report(), hf.report()
+    assert found.checks == expected.checks and found.checks.windows == sum(each.checks.windows for each in rollouts)
+    assert found.layers == expected.layers
+    for name in ("prefill_tokens", "generated_tokens", "check_read_tokens", "taken_back_context_tokens"):
+        assert getattr(found, name) == getattr(expected, name), name
+    assert found.kv_read_share == pytest.approx(expected.kv_read_share) and found.check_seconds > 0
+
+
+def test_at_floor_1_greedy_tokens_are_those_of_dense_decoding(engine: VLLMEngine, hf: HFEngine) -> None:
+    asked, settings = prompts([20, 150]), {"max_new_tokens": 60, "temperature": 0, "stop_ids": []}
+    engine.set_schedule(RISING.checked(window_tokens=8, floor=1))
+    found = engine.generate(asked, **settings)
+    dense = oracle(hf, None, asked, **settings)
+    assert [rollout.response_ids for rollout in found] == [rollout.response_ids for rollout in dense]
+    assert sum(rollout.checks.cut_windows for rollout in found) > 0
+
+
+@pytest.mark.parametrize("floor", [0.05, 1])
+def test_no_token_is_likelier_when_sampled_than_the_floor_allows(engine: VLLMEngine, floor: float) -> None:
+    engine.set_schedule(RISING.checked(window_tokens=8, floor=floor))
+    for rollout in engine.generate(prompts([100, 150]), n=3, max_new_tokens=40, stop_ids=[]):
+        assert (rollout.sparse_logp - rollout.dense_logp).max() <= -torch.log(torch.tensor(floor)) + 1e-4
+
+
+def test_the_checks_say_what_a_dense_pass_over_the_response_says(engine: VLLMEngine, hf: HFEngine) -> None:
+    rollouts = engine.generate(prompts([30, 120]), n=2, max_new_tokens=40, temperature=0.9, stop_ids=[])
+    for rollout, score in zip(rollouts, Scorer(hf.model).dense(rollouts, temperature=0.9), strict=True):
+        torch.testing.assert_close(rollout.dense_logp, score.logp, atol=2e-4, rtol=0)
+
+
+def test_a_seed_gives_the_same_rollouts_alone_and_together(engine: VLLMEngine) -> None:
+    asked = prompts([9, 33, 170])
+    together = engine.generate(asked, n=4, max_new_tokens=30, seed=5, stop_ids=[])
+    for number in (0, 6, 11):
+        (alone,) = engine.generate([asked[number // 4]], max_new_tokens=30, seed=[together[number].seed], stop_ids=[])
+        assert alone.response_ids == together[number].response_ids
+
+
+def test_a_response_may_fill_the_context_to_the_last_token(engine: VLLMEngine) -> None:
+    (rollout,) = engine.generate([[5] * 1004], max_new_tokens=20, stop_ids=[])
+    assert len(rollout.response_ids) == 20 and rollout.checks.drafted_tokens >= 19
+
+
+def test_the_next_prompt_finds_dense_keys_and_values_in_the_cache(engine: VLLMEngine, hf: HFEngine) -> None:
+    (first,) = engine.generate(prompts([150]), max_new_tokens=70, stop_ids=[], seed=2)
+    longer = first.prompt_ids + first.response_ids
+    engine.set_schedule(CHECKED)
+    engine.reset_report()
+    (second,) = engine.generate([longer], max_new_tokens=1, top_k=engine.vocabulary, stop_ids=[])
+    assert engine.report().prefill_tokens < len(longer) - 150
+    (expected,) = oracle(hf, None, [longer], max_new_tokens=1, top_k=engine.vocabulary, stop_ids=[])
+    torch.testing.assert_close(second.top_k.logp, expected.top_k.logp, atol=2e-4, rtol=0)
+
+
+def test_dense_attention_and_other_checks_can_be_set_and_unchecked_drafts_cannot(
+    engine: VLLMEngine, hf: HFEngine
+) -> None:
+    asked, settings = prompts([20, 150]), {"max_new_tokens": 30, "stop_ids": []}
+    engine.set_schedule(None)
+    dense = engine.generate(asked, **settings)
+    assert [each.response_ids for each in dense] == [each.response_ids for each in oracle(hf, None, asked, **settings)]
+    assert all(each.dense is None and each.checks is None and each.attention == "dense" for each in dense)
+    shorter = RISING.checked(window_tokens=3, floor=0.9)
+    engine.set_schedule(shorter)
+    assert_same(engine.generate(asked, **settings), oracle(hf, shorter, asked, **settings))
+    with pytest.raises(UserError, match="started with checks of drafts, and the schedule 'rising' is without them"):
+        engine.set_schedule(RISING)
+    with pytest.raises(UserError, match="memory for windows of 8 tokens, the schedule .* asks for 9"):
+        engine.set_schedule(RISING.checked(window_tokens=9))
+
+
+def test_an_interrupted_generate_leaves_nothing_running(engine: VLLMEngine, hf: HFEngine) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    asked, settings = prompts([5, 90]), {"max_new_tokens": 30, "seed": 1}
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate(asked, n=4, stop_ids=[5, 9, 44], on_progress=stop, **settings)
+    assert_same(engine.generate(asked, stop_ids=[], **settings), oracle(hf, CHECKED, asked, stop_ids=[], **settings))
+
+
+def test_what_a_check_does_not_know_is_refused_request_by_request(engine: VLLMEngine) -> None:
+    from vllm import SamplingParams
+
+    for unknown in ({"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"min_tokens": 3}):
+        with pytest.raises(Exception, match=f"does not know {next(iter(unknown))}="):
+            engine.llm.generate({"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=4, **unknown), use_tqdm=False)
+
+
+def test_new_weights_check_and_draft(engine: VLLMEngine, hf: HFEngine) -> None:
+    generator = torch.Generator().manual_seed(0)
+    weights = {
+        name: tensor + 0.01 * torch.randn(tensor.shape, generator=generator)
+        for name, tensor in hf.model.state_dict().items()
+    }
+    weights["lm_head.weight"] = weights["model.embed_tokens.weight"]
+    asked, settings = prompts([20, 120]), {"max_new_tokens": 30, "stop_ids": []}
+    engine.load_weights(weights, engine.weight_version + 1)
+    reference = HFEngine(MODEL, dtype=torch.float32, device="cpu")
+    reference.load_weights(weights, 1)
+    assert_same(engine.generate(asked, **settings), oracle(reference, CHECKED, asked, **settings))
+    # The last test with this engine: its weights stay changed.
+
+
+def test_small_steps_and_a_small_cache_change_no_verdict(engines: VLLMEngine, hf: HFEngine) -> None:
+    engines.close()
+    asked, settings = prompts([60, 170, 80, 20, 100]), {"max_new_tokens": 60, "stop_ids": []}
+    wide = RISING.checked(window_tokens=16, floor=0.3)
+    # Prompts come in chunks, two windows fit into a step, and the cache holds a few requests.
+    small = VLLMEngine(
+        MODEL,
+        schedule=wide,
+        dtype=torch.float32,
+        max_batch=6,
+        max_context_tokens=256,
+        block_size=16,
+        max_num_batched_tokens=40,
+        num_gpu_blocks_override=40,
+    )
+    with small:
+        assert_same(small.generate(asked[:3], **settings), oracle(hf, wide, asked[:3], **settings))
+        assert small.report().preemptions == 0
+        rollouts, found = small.generate(asked, n=2, **settings), small.report()
+    assert found.preemptions > 0 and found.recomputed_tokens > 0
+    assert found.generated_tokens == 13 * 60
+    # Dense keys and values are all that a request is computed again from, so its checks go on as if nothing had been.
+    for rollout, score in zip(rollouts, Scorer(hf.model).dense(rollouts), strict=True):
+        torch.testing.assert_close(rollout.dense_logp, score.logp, atol=2e-4, rtol=0)
+        assert (rollout.sparse_logp - rollout.dense_logp).max() <= wide.check.most_nats + 1e-4
