@@ -122,7 +122,9 @@ def test_profile_measures_a_checked_budget_and_refuses_to_replay_it(
     assert message.startswith("a replay drafts nothing") and "faithful" in hint
 
 
-def test_evaluate_counts_what_checks_read(model: str, tmp_path: Path) -> None:
+def test_evaluate_counts_what_checks_read_and_took_back(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     about = ["--model", model, "--tasks", "synthetic:0", "--count", "2", "--samples", "2", "--max-new-tokens", "40"]
     shares = []
     for name, more in (("plain", []), ("checked", ["--check-window", "1", "--check-floor", "0.001"])):
@@ -131,9 +133,11 @@ def test_evaluate_counts_what_checks_read(model: str, tmp_path: Path) -> None:
         table = json.loads((out / "evaluation.json").read_text())
         (policy,) = next(iter(table["results"]["tasks"].values()))["policies"].values()
         shares.append(policy["kv_read_share"])
+        assert ("checks: " in capsys.readouterr().out) == ("checks" in policy) == bool(more)
         assert ("check" in table["config"]["policies"]["sparse"]["schedule"]) == bool(more)
     # A window of one reads the whole context for each token, beside the draft's part of it.
     assert shares[0] <= 1 < shares[1]
+    assert policy["checks"]["drafted_per_kept"] == 1 <= policy["checks"]["windows"], "a window of one wastes no draft"
 
 
 def test_plan_prices_a_check_and_names_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,6 +5,7 @@ ends. Computes no figures."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -124,7 +125,7 @@ def _chunk(
     )
     seconds = time.perf_counter() - began
     read_tokens, context_tokens = engine.report().read_and_context_tokens
-    commit = {
+    commit: dict[str, Any] = {
         "task": task.label,
         "policy": policy.name,
         "problems": numbers,
@@ -133,6 +134,8 @@ def _chunk(
         "read_tokens": read_tokens,
         "context_tokens": context_tokens,
     }
+    if policy.schedule is not None and policy.schedule.check is not None:
+        commit["checks"] = dataclasses.asdict(engine.report().checks)
     texts = [rollout.text for rollout in rollouts if rollout.text is not None]
     assert len(texts) == len(rollouts), "the engine that sampled them has a tokenizer"
     asked = [prompt for prompt in problems for _ in range(settings.samples)]
