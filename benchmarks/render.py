@@ -271,6 +271,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-distilled": render_study.study_distilled,
     "study-frozen": render_study.study_frozen,
     "study-eviction": render_study.study_eviction,
+    "study-checks": render_study.study_checks,
     "study-uniform": render_study.study_uniform,
     "study-targets": render_study.study_targets,
     "controlled": controlled,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -231,3 +233,66 @@ def study_eviction() -> str:
         name = [f"`{policy['kind']}`", f"{policy['budget_tokens']:,}"] if policy else ["dense", ""]
         rows.append([*name, percent_down(run["kv_saved_share"]), rounded_down(run["solved_share"], 2)])
     return table(["policy", "tokens that stay", "KV memory saved", "problems solved"], rows)
+
+
+def study_checks() -> str:
+    """What checks of drafts do to the study's task, with a sentence on how it was measured; nothing without a record."""
+    name = "mismatch-study-checks-h200"
+    if not (RESULTS / f"{name}.json").exists():
+        return ""
+    record = records.read(RESULTS / f"{name}.json", "study-checks")
+    asked, found = record["config"], record["results"]["rows"]
+    rows = []
+    for row in found:
+        error = rounded_up(row["reward_standard_error"], 3)
+        off = [rounded_up(row["kl"], 4), *(_small_share(row[f"over_{nats}_nats_share"]) for nats in (2, 10, 20))]
+        taken_back = ["", ""]
+        if row["window_tokens"] is not None:
+            taken_back = [percent_up(row["cut_share"]), rounded_up(row["drafted_per_kept"], 2)]
+        rows.append(
+            [
+                _sampler(row),
+                f"{rounded_down(row['reward'])} +- {error}",
+                *off,
+                rounded_up(row["largest_nats"], 1),
+                *taken_back,
+                rounded_down(row["draft_acceptance_q05"], 2),
+            ]
+        )
+    said = textwrap.fill(
+        f"Measured with the study's model (`recipes/mismatch-study/study_checks.py`, level {asked['level']}, temperature "
+        f"{asked['temperature']:g}, {asked['problems']} held-out problems, HFEngine in {asked['dtype']}, `{name}.json`). "
+        "The reward has its standard error; the tail is the 5th percentile of the drafts' acceptance, before any check.",
+        width=120,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    head = [
+        "sampler",
+        "reward",
+        "KL",
+        "> 2 nats off",
+        "> 10",
+        "> 20",
+        "most",
+        "windows cut",
+        "drafted per kept",
+        "tail",
+    ]
+    return f"\n{said}\n\n{table(head, rows)}"
+
+
+def _small_share(share: float) -> str:
+    """Two digits, rounded up."""
+    if share == 0:
+        return "0"
+    power = math.floor(math.log10(share)) - 1
+    return f"{math.ceil(share / 10**power - 1e-9) * 10**power:.1e}"
+
+
+def _sampler(row: dict[str, Any]) -> str:
+    if row["kv_budget_tokens"] is None:
+        return "dense"
+    if row["window_tokens"] is None:
+        return f"sparse, {row['kv_budget_tokens']} tokens"
+    return f"verified, {row['kv_budget_tokens']} tokens, windows of {row['window_tokens']}, floor {row['floor']:g}"
