@@ -48,7 +48,10 @@ class Tempers:
     def log_probs(self, logits_NV: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
         """[N, V] float32 log-probabilities after temperature and top-p. request_N: whose row each is, on the host and on
         the device."""
-        logp_NV = torch.log_softmax(logits_NV.float() / self.heat_R1[on_device_N], dim=-1)
+        logits_NV = logits_NV.float()
+        if not np.isin(self.temperature_R, (0, 1)).all():
+            logits_NV = logits_NV / self.heat_R1[on_device_N]
+        logp_NV = torch.log_softmax(logits_NV, dim=-1)
         for row in np.flatnonzero(self.top_p_R[request_N] < 1):
             logp_NV[row] = sampling.log_probs(logp_NV[row], 1.0, float(self.top_p_R[request_N[row]]))
         return logp_NV
