@@ -21,6 +21,7 @@ if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
 
 from sparroll.engines.vllm.engine import VLLMEngine
+from sparroll.engines.vllm.windows import runner, settling
 
 MODEL = "tiny-reasoner"
 RISING = Schedule(
@@ -196,6 +197,29 @@ def test_what_a_check_does_not_know_is_refused_request_by_request(engine: VLLMEn
     for unknown in ({"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}, {"min_tokens": 3}):
         with pytest.raises(Exception, match=f"does not know {next(iter(unknown))}="):
             engine.llm.generate({"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=4, **unknown), use_tqdm=False)
+
+
+def test_what_vllm_measures_before_it_sizes_the_cache_holds_checks(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed: list[tuple[int, int]] = []
+
+    def noted(windows: Any, policies: Any, floor: float, top_k: int) -> Any:
+        rehearsed.append((int(windows.rows_R.sum()), top_k))
+        return settling.settle(windows, policies, floor, top_k)
+
+    monkeypatch.setattr(runner, "settle", noted)
+    made = engine.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    with torch.inference_mode():
+        made._dummy_sampler_run(torch.zeros(4, made.model_config.get_hidden_size()))
+    # As many requests as the engine takes, each with a whole window.
+    assert rehearsed == [(64, 0), (64, 1)]
+
+
+def test_logits_of_drafts_that_would_fill_the_gpu_are_refused() -> None:
+    runner.check_memory((64, 64, 151_936), torch.bfloat16, 140 << 30)
+    with pytest.raises(UserError, match=r"would take 74.2 GiB: 2048 requests, windows of 128 .* has 140 GiB"):
+        runner.check_memory((2048, 128, 151_936), torch.bfloat16, 140 << 30)
 
 
 def test_new_weights_check_and_draft(engine: VLLMEngine, hf: HFEngine) -> None:

@@ -15,8 +15,8 @@ from torch import Tensor
 from sparroll.draft_check import judge, sampling_logp, sampling_probability_of_tokens
 from sparroll.engines import sampling
 
-ROWS_AT_ONCE = 128
-"""Rows whose distributions are in memory at the same time."""
+LEAN_ROWS, EXACT_ROWS = 256, 64
+"""Rows whose distributions are in memory at the same time, in float32 and in float64."""
 _BLOCK = 512
 
 
@@ -156,10 +156,10 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
     """
     request_N, place_N, to_device = windows.request_N, windows.place_N, policies.to_device
     lean = not top_k and not (windows.tempers.temperature_R == 0).any()
-    judge_rows = _judge_lean if lean else _judge_rows
+    judge_rows, at_once = (_judge_lean, LEAN_ROWS) if lean else (_judge_rows, EXACT_ROWS)
     parts: list[tuple[Tensor, ...]] = []
-    for first in range(0, len(request_N), ROWS_AT_ONCE):
-        request_n, place_n = (each[first : first + ROWS_AT_ONCE] for each in (request_N, place_N))
+    for first in range(0, len(request_N), at_once):
+        request_n, place_n = (each[first : first + at_once] for each in (request_N, place_N))
         number_n = np.arange(first, first + len(request_n))
         rows = _Rows(
             request_n,
@@ -229,8 +229,8 @@ def _redraw(
     host where that is, so the last row that stands is looked at in every window."""
     starts_R = np.cumsum(windows.rows_R) - windows.rows_R
     everyone = np.flatnonzero(windows.drafts_R)
-    for first in range(0, len(everyone), ROWS_AT_ONCE // 4):
-        request_n = everyone[first : first + ROWS_AT_ONCE // 4]
+    for first in range(0, len(everyone), EXACT_ROWS):
+        request_n = everyone[first : first + EXACT_ROWS]
         request = policies.to_device(request_n)
         place = stands_RD[request].sum(-1) - 1
         number = policies.to_device(starts_R[request_n]) + place
