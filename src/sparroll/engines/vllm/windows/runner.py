@@ -311,5 +311,5 @@ class WindowRunner:
 
 def _until_stop(token_ids: np.ndarray, stops: frozenset[int]) -> int:
     """How many of these tokens count: all up to the first stop id."""
-    found = np.flatnonzero(np.isin(token_ids, list(stops))) if stops else ()
+    found = np.flatnonzero(np.isin(token_ids, sorted(stops)))
     return int(found[0]) + 1 if len(found) else len(token_ids)
