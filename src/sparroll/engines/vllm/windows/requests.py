@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparroll.engines import sampling
-from sparroll.engines.hf.windows import CheckDraws
+from sparroll.engines.sampling import CheckDraws
 from sparroll.types import Checks
 
 
