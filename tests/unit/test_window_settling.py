@@ -33,8 +33,8 @@ def settled(temperatures: list[float], rows: list[int], drafts: list[int], **set
     ids_RD = torch.zeros(requests, longest, dtype=torch.int64)
     everyone = np.arange(requests)
     for place in range(longest):
-        logp = tempers.log_probs(draft_RDV[:, place], everyone, torch.from_numpy(everyone))
-        ids_RD[:, place] = tempers.draw(logp, draws[0, :, place], everyone, torch.from_numpy(everyone))
+        mass = tempers.probabilities(draft_RDV[:, place], everyone, torch.from_numpy(everyone))
+        ids_RD[:, place] = tempers.draw(mass, draws[0, :, place], everyone, torch.from_numpy(everyone))
     windows = Windows(np.array(rows), np.array(drafts), ids_RD, draws, tempers)
     policies = Policies(
         lambda numbers: dense_NV[numbers], lambda request, place: draft_RDV[request, place], torch.from_numpy
@@ -42,14 +42,16 @@ def settled(temperatures: list[float], rows: list[int], drafts: list[int], **set
     return windows, settle(windows, policies, settings.get("floor", FLOOR), settings.get("top_k", 0))
 
 
-def test_a_draw_by_blocks_is_the_draw_over_the_whole_vocabulary() -> None:
-    logp = torch.log_softmax(logits(500, seed=0), -1)
-    logp[:, 40:600] = -torch.inf
-    logp = torch.log_softmax(logp, -1)
+@pytest.mark.parametrize("vocabulary", [VOCABULARY, 640, 100, 128])
+def test_a_draw_by_blocks_is_the_draw_over_the_whole_vocabulary(vocabulary: int) -> None:
+    raw = logits(500, seed=0)[:, :vocabulary]
+    raw[:, 40:60] = -torch.inf
     uniform = torch.rand(500, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    drawn = draw(logp, uniform)
-    assert torch.equal(drawn, sampling.sample(logp, uniform, greedy=False))
-    assert logp.gather(-1, drawn[:, None]).isfinite().all()
+    drawn = draw(torch.softmax(raw, -1), uniform)
+    expected = sampling.sample(torch.log_softmax(raw, -1), uniform, greedy=False)
+    # Rounding may move a draw that falls between two tokens.
+    assert (drawn == expected).sum() >= 499
+    assert raw.gather(-1, drawn[:, None]).isfinite().all()
 
 
 @pytest.mark.parametrize("floor", [0.01, 0.2, 1.0])
