@@ -275,6 +275,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "controlled": controlled,
     "caveats": caveats,
     "math-first-sight": render_math.first_sight,
+    "math-first-sight-families": render_math.first_sight_families,
     "math-now": render_math.now,
     "math-misjudged": render_math.misjudged,
 }

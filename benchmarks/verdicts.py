@@ -27,7 +27,21 @@ from sparroll.tasks.math.pool import Pool, PoolLimits
 from sparroll.tasks.math.reward import MathReward
 
 PAIRS = Path(__file__).parents[1] / "tests" / "graded_pairs"
-FILES = ("ordinary", "families", "unseen", "first_sight", "more")
+FIRST_SIGHT = ("first_sight", "examiner", "examiner_again", "examiner_third", "examiner_last")
+"""Files whose pairs were judged once, and recorded, before anything was mended for them; in the order of their writing.
+Those records are never made again."""
+FILES = (
+    "ordinary",
+    "families",
+    "unseen",
+    "more",
+    *FIRST_SIGHT,
+)
+
+
+def first_sight_record(name: str) -> str:
+    """The name of the record of how the pairs of a file were judged at first sight."""
+    return f"verdicts-math-{name.replace('_', '-')}-cpu"
 
 
 def graded_pairs(name: str) -> dict[str, list[tuple[str, str, bool]]]:

@@ -45,11 +45,11 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def write_model(folder: Path, context_tokens: int = 8192, name: str = "byte-model", head_dim: int = 8) -> str:
-    """Four layers with grouped heads. name: of the folder inside `folder`, which a schedule's model is compared with."""
+    """Three layers with grouped heads. name: of the folder inside `folder`, which a schedule's model is compared with."""
     torch.manual_seed(0)
     words = tokenizer()
     config = Qwen3Config(
-        vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
+        vocab_size=len(words), hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
         num_key_value_heads=2, head_dim=head_dim, max_position_embeddings=context_tokens, tie_word_embeddings=True,
         pad_token_id=0, bos_token_id=None, eos_token_id=1, initializer_range=0.2,
     )  # fmt: skip

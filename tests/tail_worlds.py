@@ -9,9 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from sparroll.control.watcher import StepEvidence
-from sparroll.mismatch import TailStatistics
+from sparroll.mismatch import TailStatistics, histogram
+from sparroll.mismatch.bootstrap import poisson_weights
+from sparroll.mismatch.sums import bin_sums, moments
 from sparroll.schedule import Schedule
 
 BIN = 2000
@@ -25,17 +28,38 @@ def evidence(step: int, tail: TailStatistics, schedule: Schedule | None = None, 
 def measured(step: int, tails: dict[int, float], rollouts: int = 20, tokens: int = 100) -> TailStatistics:
     """Statistics whose 5th percentile in bin number k is `tails[k]`, known to about .003: all rollouts are alike, a tenth of
     each one's tokens lies evenly around it, and the rest is 1."""
-    statistics = TailStatistics(bin_tokens=BIN, replicates=20)
     few = tokens // 10
-    for rollout in range(rollouts):
-        acceptance, context = [], []
-        for place, tail in tails.items():
-            # The value at the quantile's own rank, just under the border of a cell, comes out as the tail to 1e-5.
-            low = [tail - 0.0002 + (rank + 1 - few // 2) * 0.002 * 10 / few for rank in range(few)]
-            acceptance += [min(max(value, 0.0), 1.0) for value in low] + [1.0] * (tokens - few)
-            context += [place * BIN + BIN // 2] * tokens
-        statistics.add(torch.tensor(acceptance), torch.tensor(context), f"{step}/{rollout}")
-    return statistics
+    acceptance, context = [], []
+    for place, tail in tails.items():
+        # The value at the quantile's own rank, just under the border of a cell, comes out as the tail to 1e-5.
+        low = [tail - 0.0002 + (rank + 1 - few // 2) * 0.002 * 10 / few for rank in range(few)]
+        acceptance += [min(max(value, 0.0), 1.0) for value in low] + [1.0] * (tokens - few)
+        context += [place * BIN + BIN // 2] * tokens
+    return of_rollouts(torch.tensor(acceptance).expand(rollouts, -1), torch.tensor(context), step, replicates=20)
+
+
+def of_rollouts(acceptance_UT: Tensor, context_T: Tensor, step: int, replicates: int) -> TailStatistics:
+    """What `TailStatistics.add` makes of these rollouts one by one, all at once: simulated runs have many thousands."""
+    (rollouts, tokens), exact_UT = acceptance_UT.shape, acceptance_UT.to(torch.float64)
+    starts, place_T = torch.unique(context_T // BIN, return_inverse=True)
+    cells, places = histogram.cells(exact_UT).flatten(), torch.arange(rollouts)[:, None] * len(starts) + place_T
+    counts = torch.bincount(
+        places.flatten() * histogram.CELLS + cells, minlength=rollouts * len(starts) * histogram.CELLS
+    )
+    counts_UBC = counts.view(rollouts, len(starts), histogram.CELLS)
+    sums = bin_sums(exact_UT.flatten(), cells, places.flatten(), counts_UBC.sum(2).flatten())
+    weights_RU = torch.stack([poisson_weights(0, f"{step}/{each}", replicates) for each in range(rollouts)], dim=1)
+    state = TailStatistics(BIN, replicates=replicates).state() | {
+        "bins": starts,
+        "counts": counts_UBC.sum(0),
+        "replicates": torch.einsum("ru,ubc->brc", weights_RU.float(), counts_UBC.float()).to(torch.int32),
+        "sums": torch.tensor(sums).view(rollouts, len(starts), 5).sum(0),
+        "overall": torch.tensor([rollouts, rollouts * tokens**2]),
+        "moments": torch.tensor(
+            [divmod(each, 2**62) for each in moments(exact_UT.flatten(), context_T.repeat(rollouts))]
+        ),
+    }
+    return TailStatistics.from_state(state)
 
 
 @dataclass(frozen=True)
@@ -60,13 +84,11 @@ class World:
         return min(self.dense, max(0.0, 1 - self.miss * (end / 4 / budget) ** self.exponent))
 
     def measure(self, step: int, budgets: Sequence[int], rng: np.random.Generator) -> TailStatistics:
-        statistics = TailStatistics(bin_tokens=BIN, replicates=50)
         spread = math.hypot(self.rollout_spread, 1.5)
         # log(1 - acceptance) is normal, and 1.645 standard deviations above its mean lies the tail.
         means = [math.log(1 - self.tail(place, budget)) - 1.645 * spread for place, budget in enumerate(budgets)]
         context_T = torch.arange(len(means)).repeat_interleave(self.tokens) * BIN + BIN // 2
-        for rollout in range(self.rollouts):
-            own = self.rollout_spread * rng.standard_normal()
-            miss = np.exp(np.repeat(means, self.tokens) + own + 1.5 * rng.standard_normal(len(context_T)))
-            statistics.add(torch.from_numpy(1 - np.minimum(miss, 1)), context_T, f"{step}/{rollout}")
-        return statistics
+        drawn_UT = rng.standard_normal((self.rollouts, 1 + len(context_T)))
+        own_UT, token_UT = self.rollout_spread * drawn_UT[:, :1], 1.5 * drawn_UT[:, 1:]
+        miss_UT = np.exp(np.repeat(means, self.tokens) + own_UT + token_UT)
+        return of_rollouts(torch.from_numpy(1 - np.minimum(miss_UT, 1)), context_T, step, replicates=50)

@@ -150,5 +150,5 @@ def test_report_counts_what_was_read() -> None:
     assert (sparse.context_tokens, sparse.read_tokens) == (sum(contexts), sum(read))
     assert sparse.sparse_steps == sum(r < c for r, c in zip(read, contexts, strict=True))
     assert (dense.dense_steps, dense.sparse_steps, dense.kv_read_share) == (len(contexts), 0, 1.0)
-    assert rollout.kv_read_share == pytest.approx((3 * sum(read) + sum(contexts)) / (4 * sum(contexts)))
+    assert rollout.kv_read_share == pytest.approx((2 * sum(read) + sum(contexts)) / (3 * sum(contexts)))
     assert sparse.index_read_share == pytest.approx((16 * 2 / 4) / (2 * 16 * 4))

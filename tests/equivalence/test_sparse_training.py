@@ -183,10 +183,10 @@ def test_a_recomputed_layer_reads_the_units_of_the_forward(monkeypatch: pytest.M
     monkeypatch.setattr(hf_attention, "chosen_words", counted)
     model = tiny_model()
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    batch = batch_of(rollouts_of(model)[:2])
+    batch = batch_of(rollouts_of(model)[:3])
     calls.clear()
     response_logp(model.train(), batch, 1.0, schedule=RISING).sum().backward()
-    assert len(calls) == 3, "three sparse layers, each chosen once"
+    assert len(calls) == 2, "two sparse layers, each chosen once"
 
 
 def test_under_autocast_the_selection_is_that_of_a_bf16_engine(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -205,7 +205,7 @@ def test_under_autocast_the_selection_is_that_of_a_bf16_engine(monkeypatch: pyte
     with torch.autocast("cpu", dtype=torch.bfloat16):
         logp = response_logp(model, batch, 1.0, schedule=RISING)
     logp.sum().backward()
-    assert {dtype for dtype, _ in seen} == {torch.bfloat16} and len(seen) == 3
+    assert {dtype for dtype, _ in seen} == {torch.bfloat16} and len(seen) == 2
     assert all(bool(each.grad.isfinite().all()) for each in model.parameters() if each.grad is not None)
 
 

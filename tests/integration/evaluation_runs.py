@@ -74,7 +74,7 @@ def command(model: str, out: Path, *more: str) -> list[str]:
     """Three chunks of problems for each policy and task: 4 batches of 2 hold two problems of 4 samples."""
     return [
         "evaluate", "--model", model, "--tasks", "first_vowel,vowels:0", "--count", "5", "--samples", str(SAMPLES),
-        "--budget", "64", "--also-dense", "--max-new-tokens", "30", "--bin-tokens", "50", "--max-batch", "2",
+        "--budget", "64", "--also-dense", "--max-new-tokens", "18", "--bin-tokens", "50", "--max-batch", "2",
         "--device", "cpu", "--out", str(out), *more,
     ]  # fmt: skip
 

@@ -44,8 +44,8 @@ DYNAMIC_MOMENTS: dict[str, Death] = {
     "log-line": Death(sinks.JsonLines, "write", 3, lambda log, *_: os.write(log._handle, b'{"step": 3, "rew')),
 }
 
-PLAIN: dict[str, dict[str, Any]] = {"rollout": {"max_new_tokens": 50}}
-"""Contexts of 20 to 110 tokens: below and above the budget of 64."""
+PLAIN: dict[str, dict[str, Any]] = {"rollout": {"max_new_tokens": 40}}
+"""Contexts of 20 to 100 tokens: below and above the budget of 64."""
 
 RUNS: dict[str, tuple[dict[str, Any], dict[str, Death]]] = {
     "plain": (PLAIN, MOMENTS),

@@ -17,12 +17,16 @@ from sparroll.train.distill.run import distill
 CHANGES = {"steps": 2, "prompts_per_step": 3, "lr": 1e-4}
 """Three prompts a step: with two processes, one of them has two."""
 
+SHORTER = {"max_new_tokens": 50}
+"""Contexts of 20 to 110 tokens: below and above the budget of 64."""
+
 LONELY = {"steps": 1, "prompts_per_step": 1}
 """With two processes, one of them has nothing to do."""
 
 JACKPOT: dict[str, dict[str, Any]] = {
     "correction": {"name": "jackpot"},
     "train": CHANGES | {"epochs_per_batch": 2},
+    "rollout": SHORTER,
     "evaluate": {"prompts": 0},
 }
 """Draws for each token, a normaliser over the whole step, and weights that move with the policy."""
@@ -37,11 +41,13 @@ CONTROLLED: dict[str, dict[str, Any]] = {
 EVICTION: dict[str, dict[str, Any]] = {
     "attention": {"kind": "compression", "policy": "r_kv", "budget_tokens": 24, "every_tokens": 16},
     "train": CHANGES,
+    "rollout": SHORTER,
     "evaluate": {"prompts": 0},
 }
 
 DISTILLED: dict[str, dict[str, Any]] = {
     "train": CHANGES,
+    "rollout": SHORTER,
     "distill": {"objective": "kl", "kl": "top_k", "lr": 1e-4, "rank": 4},
     "evaluate": {"prompts": 0},
 }

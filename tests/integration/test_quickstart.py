@@ -41,16 +41,16 @@ lengths = "0-200"
 level = 0
 [train.rollout]
 samples_per_prompt = 2
-max_new_tokens = 80
+max_new_tokens = 60
 [train.train]
 steps = 2
 prompts_per_step = 2
 lr = 1e-5
 [train.mismatch]
 bin_tokens = 100
-ceiling_prompts = 2
+ceiling_prompts = 1
 [train.evaluate]
-prompts = 4
+prompts = 2
 [train.checkpoint]
 every_steps = 1
 [train.log]

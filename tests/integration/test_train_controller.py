@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from integration.train_runs import short_config
+from integration.train_runs import short_config, write_model
 from sparroll.attention.selectors import PageMean
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig, train
@@ -25,6 +25,11 @@ TARGET = 0.8
 
 
 @pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_model(tmp_path_factory.mktemp("model"), layers=4)
+
+
+@pytest.fixture(scope="module")
 def start(tmp_path_factory: pytest.TempPathFactory) -> str:
     """16 tokens everywhere: the selector's least."""
     return str(Schedule.fixed(16, SELECTOR).save(tmp_path_factory.mktemp("schedules") / "start.toml"))
@@ -33,7 +38,7 @@ def start(tmp_path_factory: pytest.TempPathFactory) -> str:
 def controlled(model: str, schedule: str | None, /, **changes: dict[str, Any]) -> TrainConfig:
     table: dict[str, dict[str, Any]] = {
         "attention": {"kind": "schedule", "name": schedule} if schedule else {"kind": "dense"},
-        "rollout": {"samples_per_prompt": 8},
+        "rollout": {"samples_per_prompt": 8, "max_new_tokens": 90},
         "train": {"lr": 1e-5},
         "control": {"by": "controller", "target": TARGET, "patience": 3, "window_steps": 3},
         "mismatch": {"ceiling_every_steps": 0},

@@ -77,14 +77,17 @@ DYNAMIC: dict[str, dict[str, Any]] = {
 """About every other prompt is dropped."""
 
 
-def write_model(folder: Path, seed: int = 0) -> str:
-    """A random Qwen3 with 4 layers and GQA, peaked enough that sparse attention changes what it says."""
+def write_model(folder: Path, seed: int = 0, layers: int = 3) -> str:
+    """A random Qwen3 with GQA, peaked enough that sparse attention changes what it says.
+
+    Budgets keep the first two layers dense, so the third is the first sparse one.
+    """
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=len(WORDS),
         hidden_size=32,
         intermediate_size=48,
-        num_hidden_layers=4,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         head_dim=8,
@@ -115,7 +118,7 @@ def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
         "attention": {"kind": "budget", "kv_budget_tokens": 64},
         "rollout": {
             "samples_per_prompt": 4,
-            "max_new_tokens": 90,
+            "max_new_tokens": 70,
             "max_batch": 16,
             "top_k": 20,
         },

@@ -177,7 +177,7 @@ def test_an_adapter_is_the_sparse_policy_s_alone(
     load_adapter(engine, word_model, folder)
     row = next(row for row in rows(adapted, "sparse") if row["task"] == "first_vowel")
     (first, *_) = FirstVowel().prompts("eval", 3, 0, 1)
-    (rollout,) = engine.generate([first.text], max_new_tokens=30, seed=[row["seed"]])
+    (rollout,) = engine.generate([first.text], max_new_tokens=18, seed=[row["seed"]])
     assert rollout.response_ids == row["response_ids"]
     capsys.readouterr()
     other = write_adapter(word_model, tmp_path / "other", 2)

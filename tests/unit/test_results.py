@@ -151,11 +151,11 @@ def test_a_record_says_what_code_made_it_or_that_it_cannot() -> None:
 
 
 def test_no_two_records_took_the_same_seconds() -> None:
-    """Runs never do, so one of them was filled in by hand."""
+    """Runs never do, so one of them was filled in by hand. Where nothing was timed, as for graded pairs alone, it is 0."""
     found: dict[float, list[str]] = {}
     for path in RECORDS:
         record = records.read(path)
-        if record["wall_seconds"] is not None and not record.get("caveat"):
+        if record["wall_seconds"] and not record.get("caveat"):
             found.setdefault(record["wall_seconds"], []).append(path.name)
     assert [names for names in found.values() if len(names) > 1] == []
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import inspect
+import textwrap
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -211,18 +211,14 @@ def test_rows_that_only_repeat_a_token_count_for_no_layer() -> None:
 
 
 def test_the_prefix_cache_is_emptied_without_assertions_too() -> None:
-    lines = [
-        "from types import SimpleNamespace",
-        "from sparroll.engines.vllm.engine import VLLMEngine",
-        "engine, called = object.__new__(VLLMEngine), []",
-        "engine._llm = SimpleNamespace(reset_prefix_cache=lambda: called.append(1) or True)",
-        "engine._empty_cache()",
-        "print(len(called))",
-    ]
-    ran = subprocess.run(
-        [sys.executable, "-O", "-c", "\n".join(lines)],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-    )
-    assert ran.stdout.strip() == "1", ran.stderr
+    """As `python -O` compiles it."""
+    from sparroll.engines.vllm import engine as module
+
+    source = textwrap.dedent(inspect.getsource(module.VLLMEngine._empty_cache))
+    within = dict(vars(module))
+    exec(compile(source, "without assertions", "exec", optimize=1), within)
+    called: list[int] = []
+    engine = object.__new__(module.VLLMEngine)
+    engine._llm = SimpleNamespace(reset_prefix_cache=lambda: called.append(1) or True)
+    within["_empty_cache"](engine)
+    assert called == [1]

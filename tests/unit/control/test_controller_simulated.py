@@ -7,11 +7,13 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 
 from sparroll.attention.selectors import PageMean
 from sparroll.control.controller import Controller, Rules
 from sparroll.control.length_bins import LengthBins
-from tail_worlds import BIN, World, evidence
+from sparroll.mismatch import TailStatistics
+from tail_worlds import BIN, World, evidence, of_rollouts
 
 TARGET = 0.86
 BINS = LengthBins(BIN, 2 * BIN, PageMean())
@@ -104,3 +106,14 @@ def test_a_target_above_the_dense_ceiling_ends_at_the_whole_bin() -> None:
     world = replace(EASY, dense=0.84)
     run = course([world] * 12, [512, 512], seed=0)
     assert run.budgets[-1].tolist() == [2000, 4000]
+
+
+def test_rollouts_that_are_added_at_once_are_the_same_rollouts_added_one_by_one() -> None:
+    acceptance_UT = torch.from_numpy(np.random.default_rng(0).random((5, 40)).clip(0.1, 0.9995))
+    acceptance_UT[0, 3], acceptance_UT[1, 4] = 0.0, 1.0
+    context_T = torch.tensor([0, 1, 7, 3]).repeat(10) * BIN + 5
+    statistics = TailStatistics(BIN, replicates=30)
+    for rollout, acceptance_T in enumerate(acceptance_UT):
+        statistics.add(acceptance_T, context_T, f"2/{rollout}")
+    one_by_one, at_once = statistics.state(), of_rollouts(acceptance_UT, context_T, 2, replicates=30).state()
+    assert all(torch.equal(one_by_one[name], at_once[name]) for name in one_by_one)

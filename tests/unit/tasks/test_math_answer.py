@@ -75,7 +75,9 @@ def test_a_box_around_many_boxes_is_read_once() -> None:
         ("0.3\u0305", r"0.\overline{3}"),
         ("€5", r"\euro 5"),
         ("0.3…", r"0.3\ldots"),
-        ("\u4e09", "\u4e09"),
+        ("\u4e09", "\\text{ \u4e09 }"),
+        ("5\u5398\u7c73", "5\\text{ cm }"),
+        ("\u03bb", r"\lambda"),
         ("\ud800", "\ud800"),
     ],
 )

@@ -18,7 +18,17 @@ from sparroll.tasks.math.reward import MathReward
 
 ROOT = Path(__file__).parents[3]
 RESULTS = ROOT / "benchmarks" / "results"
-FILES = ("ordinary", "families", "unseen", "first_sight", "more")
+FILES = (
+    "ordinary",
+    "families",
+    "unseen",
+    "more",
+    "first_sight",
+    "examiner",
+    "examiner_again",
+    "examiner_third",
+    "examiner_last",
+)
 
 
 def recorded(name: str) -> Any:
@@ -44,7 +54,7 @@ def math() -> Iterator[MathReward]:
 
 def test_there_are_two_thousand_pairs_and_every_family_has_wrong_answers(verdicts: ModuleType) -> None:
     assert verdicts.FILES == FILES
-    pairs = [pair for name in FILES for rows in verdicts.graded_pairs(name).values() for pair in rows]
+    pairs = [repr(pair) for name in FILES for rows in verdicts.graded_pairs(name).values() for pair in rows]
     assert len(set(pairs)) >= 2000
     for name in FILES:
         for family, rows in verdicts.graded_pairs(name).items():
@@ -58,14 +68,19 @@ def test_verdicts_are_the_known_ones_but_for_those_that_the_record_lists(
     found = verdicts.judged(math, name)
     known = recorded("verdicts-math-cpu")["graded"][name]
     assert found["misjudged"] == known["misjudged"]
-    assert found["neither_right_nor_wrong"] == {}
+    # Only the golds that are no answers have no verdict.
+    assert found["neither_right_nor_wrong"] == known["neither_right_nor_wrong"]
+    assert set(known["neither_right_nor_wrong"]) <= {"unparsable_gold"}
 
 
-def test_at_most_three_of_a_hundred_pairs_were_judged_wrongly_at_first_sight() -> None:
-    found = recorded("verdicts-math-first-sight-cpu")["graded"]["first_sight"]
-    pairs = sum(counts["right"] + counts["wrong"] for counts in found["families"].values())
-    assert pairs >= 400
-    assert len(found["misjudged"]) <= 0.0301 * pairs
+def test_at_most_one_in_thirty_pairs_was_judged_wrongly_at_first_sight(verdicts: ModuleType) -> None:
+    pairs, misjudged = 0, 0
+    for name in verdicts.FIRST_SIGHT:
+        found = recorded(verdicts.first_sight_record(name))["graded"][name]
+        pairs += sum(counts["right"] + counts["wrong"] for counts in found["families"].values())
+        misjudged += len(found["misjudged"])
+    assert pairs >= 2000
+    assert misjudged <= pairs / 30
 
 
 def test_ten_thousand_verdicts_take_at_most_a_hundred_seconds_on_two_cores() -> None:

@@ -11,6 +11,9 @@ from __future__ import annotations
 import re
 import unicodedata
 
+from sparroll.tasks.math.chinese import in_english
+from sparroll.tasks.math.grading.splitting import words_in
+
 SCAN_CHARS = 1_000_000
 """Only this much at the end of a response is searched for a box."""
 
@@ -26,6 +29,8 @@ THINKING_MARKS = (
 
 _BOX = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])")
 _BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+_LAST_SET = re.compile(r"\{(\s*(?:\\left\s*)?\\\{.{0,1000}\\\})\s*(?:\\[\])])?[$.\s]*\Z", re.DOTALL)
+"""A box that a set's own brace closes, at the end of the response."""
 _BARE = re.compile(r"\s*(?!\\boxed|\\fbox)(\\[A-Za-z]+|[^\s{}$\\.,;]+(?:[.,][^\s{}$\\.,;]+)*)")
 
 _SUPERSCRIPTS = dict(zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁺⁻ⁿ", "0123456789+-n", strict=True))
@@ -58,7 +63,16 @@ _SIGNS = {
     "¥": r"\yen ",
     "₹": r"\rupee ",
     "¢": r"\text{cents}",
+    "。": ".",
+    "、": ",",
+    "【": "[",
+    "】": "]",
 }
+_GREEK = frozenset(
+    words_in(
+        "alpha beta gamma delta epsilon zeta eta iota kappa lambda mu nu xi rho sigma tau upsilon phi chi psi omega"
+    )
+)
 _THIN_SPACE = re.compile(r"(?<=\d)\\[,!](?=\d{3}(?!\d))")
 _BARRED = re.compile("(?:\\d[\u0304\u0305])+")
 _DOTTED = re.compile("(\\d)\u0307")
@@ -87,6 +101,8 @@ def last_boxed(response_text: str) -> str | None:
             end = _closing_brace(text, rest)
             if end is None:
                 end = _closing_brace(text, rest, escaped=True)
+            if end is None and (last := _LAST_SET.match(text, rest)) is not None and _in_pairs(last[1]):
+                end = last.end(1)
             if end is None:
                 return None
             content, place = text[rest + 1 : end], end + 1
@@ -125,6 +141,12 @@ def _closing_brace(text: str, opening: int, escaped: bool = False) -> int | None
     return None
 
 
+def _in_pairs(text: str) -> bool:
+    """Whether the braces without a backslash are balanced, and so are those with one."""
+    signs = [sign.group() for sign in _BRACE.finditer(text)]
+    return all(signs.count(opening) == signs.count(closing) for opening, closing in (("{", "}"), (r"\{", r"\}")))
+
+
 def _unboxed(content: str) -> str:
     r"""Take off a box around a box, if nothing else is in the outer one: `\boxed{\boxed{5}}` means 5."""
     content = content.strip()
@@ -144,7 +166,7 @@ def plain_signs(text: str) -> str:
         text = _RAISED.sub(lambda run: "^{" + "".join(_SUPERSCRIPTS[sign] for sign in run.group()) + "}", text)
         text = _LOWERED.sub(lambda run: "_{" + "".join(_SUBSCRIPTS[sign] for sign in run.group()) + "}", text)
         text = _ROOT.sub(lambda root: r"\sqrt{" + root.group(1).removeprefix("(").removesuffix(")") + "}", text)
-        text = "".join(map(_plain_sign, text))
+        text = in_english("".join(map(_plain_sign, text)))
     text = _THIN_SPACE.sub("", text).replace(r"\varnothing", r"\emptyset")
     return " ".join(text.split())
 
@@ -155,6 +177,10 @@ def _plain_sign(sign: str) -> str:
     if sign in _SIGNS:
         return _SIGNS[sign]
     category = unicodedata.category(sign)
+    # Unicode spells lambda without its b.
+    greek = unicodedata.name(sign, "").removeprefix("GREEK SMALL LETTER ").casefold().replace("lamda", "lambda")
+    if greek in _GREEK:
+        return rf"\{greek} "
     if category in ("Cf", "Cc", "Mn"):
         return ""
     if category.startswith("Z"):

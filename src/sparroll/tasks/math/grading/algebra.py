@@ -8,6 +8,7 @@ Numbers too large to be written are compared by form. Nothing here knows units, 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -19,10 +20,13 @@ from math_verify import verify
 from sympy import Basic, Expr, Float, I, Integer, Rational, Symbol
 
 from sparroll.tasks.math.grading.magnitude import MAX_DIGITS, attempted, log10_size, prime_powers, too_large
-from sparroll.tasks.math.grading.splitting import depth, without_doubles
+from sparroll.tasks.math.grading.splitting import depth, environment, split, without_doubles
 
 DIGITS = 40
 MAX_CIS = 4
+MAX_DETERMINANT = 5
+MAX_CONJUGATED = 8
+"""Imaginary units below one bar."""
 MAX_BARS = 12
 MAX_DEPTH = 40
 """The parser needs too long for deeper groups."""
@@ -34,6 +38,8 @@ _NUMBER = re.compile(r"([+-]?)\s*(\d+(?:\.\d*)?|\.\d+)")
 _FRACTION = re.compile(r"([+-]?)\s*(?:\\frac\s*\{\s*([+-]?\s*\d+)\s*\}\s*\{\s*([+-]?\s*\d+)\s*\}|(\d+)\s*/\s*(\d+))")
 _SHORT_FRACTION = re.compile(r"\\(?:frac|binom)\s*\d\s+\d")
 _NUMBERS_IN_A_ROW = re.compile(r"(?<![_^\d.])\d[\d.]*\s+\d")
+_BARRED = re.compile(r"\\(?:overline|bar)\s*\{((?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*\})*)\}")
+_COMPLEX_NUMBER = re.compile(r"(?:\\(?:frac|sqrt)(?![A-Za-z])|[\s\d.+\-*/^(){}i])*")
 _CIS = re.compile(r"\\cis\s*(\(?)")
 _SAMPLES = (
     ("37/23", "11/7", "29/13", "53/31", "19/17", "41/29", "67/43", "73/47"),
@@ -65,6 +71,23 @@ def exact_number(latex: str) -> Fraction | None:
     return None
 
 
+def progression(items: Sequence[str]) -> tuple[Fraction, Fraction, int] | None:
+    r"""First member, step and count of `1, 2, \ldots, 10`, if the members before the dots are equally far apart and
+    reach those behind them; otherwise None."""
+    place = items.index(r"\ldots") if items.count(r"\ldots") == 1 else 0
+    values = [exact_number(item) for item in items if item != r"\ldots"]
+    known = [value for value in values if value is not None]
+    if place < 2 or place == len(items) - 1 or len(known) < len(values) or known[0] == known[1]:
+        return None
+    first, step = known[0], known[1] - known[0]
+    count = (known[-1] - first) / step + 1
+    if count.denominator != 1 or count < len(known):
+        return None
+    behind = len(known) - place
+    places = [*range(place), *range(int(count) - behind, int(count))]
+    return (first, step, int(count)) if known == [first + n * step for n in places] else None
+
+
 @lru_cache(maxsize=4096)
 def parse(latex: str, keeps_case: bool = False) -> Basic:
     """The expression, with decimals as exact rationals and i as the imaginary unit. Raises Unreadable."""
@@ -80,6 +103,14 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
         or _NUMBERS_IN_A_ROW.search(_SHORT_FRACTION.sub(" ", text))
     ):
         raise Unreadable(latex)
+    if (table := environment(text)) is not None and table[0] == "vmatrix":
+        return _determinant(latex, table[1], keeps_case)
+    if r"\ldots" in text and (found_terms := progression(split(text, ("+",)))) is not None:
+        first, step, count = found_terms
+        total = count * first + step * count * (count - 1) / 2
+        return Rational(total.numerator, total.denominator)
+    if r"\overline" in text or r"\bar" in text:
+        text = _BARRED.sub(_conjugate, text)
     text = re.sub(r"(?<![A-Za-z\\])\\ldots(?![A-Za-z])", " ", text) if text.count(r"\ldots") == 0 else text
     text = re.sub(r'"([A-Za-z])"', r"\1", text)
     text = re.sub(r'"([^"]*)"', r"\\text{\1}", text)
@@ -102,6 +133,24 @@ def parse(latex: str, keeps_case: bool = False) -> Basic:
     if not isinstance(found, Basic) and not isinstance(found, sympy.MatrixBase):
         raise Unreadable(latex)
     return _exact(found)
+
+
+def _conjugate(found: re.Match[str]) -> str:
+    """A number below a bar with -i for i, which is its conjugate as it has no functions; names below bars stay."""
+    if not 0 < found[1].count("i") <= MAX_CONJUGATED or not _COMPLEX_NUMBER.fullmatch(found[1]):
+        return found.group()
+    return "(" + found[1].replace("i", "(-i)") + ")"
+
+
+def _determinant(latex: str, cells: list[list[str]], keeps_case: bool) -> Basic:
+    """The value of a table between bars."""
+    if len(cells) > MAX_DETERMINANT or any(len(row) != len(cells) for row in cells):
+        raise Unreadable(latex)
+    entries = [[parse(cell, keeps_case) for cell in row] for row in cells]
+    if not all(isinstance(entry, Expr) and not too_large(entry) for row in entries for entry in row):
+        raise Unreadable(latex)
+    found: Basic = sympy.Matrix(entries).det(method="berkowitz")
+    return found
 
 
 def _with_cis(latex: str) -> str:
@@ -281,14 +330,19 @@ def _same_functions(gold: Expr, answer: Expr) -> bool | None:
     if len(names) > len(_SAMPLES[0]) or gold.has(sympy.Integral, sympy.Derivative, sympy.core.function.AppliedUndef):
         return None
     agreed, complex_agreed = 0, 0
-    for sample in _SAMPLES:
+    counted = _counted(gold) | _counted(answer)
+    for number, sample in enumerate(_SAMPLES, 2):
         point = {
-            symbol: Rational(sample[names.index(symbol.name)]) for symbol in gold.free_symbols | answer.free_symbols
+            symbol: Integer(number) if symbol in counted else Rational(sample[names.index(symbol.name)])
+            for symbol in gold.free_symbols | answer.free_symbols
         }
-        values = []
+        values: list[Expr | None] = []
         for expr in (gold, answer):
             placed = expr.xreplace(point)
-            values.append(None if too_large(placed) else _value(placed, 30))
+            if too_large(placed):
+                values.append(None)
+            else:
+                values.append(_value(placed.doit() if counted else placed, 30))
         if values[0] is None or values[1] is None:
             continue
         one, other = (_parts(value) for value in values)
@@ -308,6 +362,17 @@ def _same_functions(gold: Expr, answer: Expr) -> bool | None:
         else:
             complex_agreed += near
     return True if agreed >= 2 else True if agreed and complex_agreed else None
+
+
+def _counted(expr: Expr) -> set[Any]:
+    """The variables in the limits of sums and products, which stand for whole numbers."""
+    return {
+        symbol
+        for one in expr.atoms(sympy.Sum, sympy.Product)
+        for _, *ends in one.limits
+        for end in ends
+        for symbol in end.free_symbols
+    }
 
 
 def _real_throughout(expr: Expr, point: dict[Any, Rational]) -> bool:

@@ -99,7 +99,7 @@ def _by_clock(gold: str, answer: str) -> bool | None:
 
 def _by_words(gold: str, answer: str) -> bool | None:
     wanted, found = words.plain_words(gold), words.plain_words(answer)
-    if wanted is None or quantities.words_as_number(wanted) is not None or units.quantity(gold, False):
+    if wanted is None or quantities.words_as_number(wanted) is not None or units.quantity(digits(gold), False):
         return None
     if found is None and (letters := words.letters_only(answer)) is not None:
         found = letters.casefold()

@@ -7,6 +7,7 @@ import re
 from fractions import Fraction
 
 from sparroll.tasks.math.grading.splitting import words_in
+from sparroll.tasks.math.grading.unit_table import UNITS
 
 MAX_EXPONENT = 30
 """Powers of ten up to this one are written out."""
@@ -54,6 +55,9 @@ _MAGNITUDE = re.compile(
     re.IGNORECASE,
 )
 _MONEY_MAGNITUDE = re.compile(r'((?:\\\$|\\euro|\\pounds)\s*)(\d+(?:\.\d+)?)\s*"?\s*(k|K|M|B|b|T)\b')
+_THOUSANDS = re.compile(r'(?<![\w.^_])(\d+(?:\.\d+)?)\s*"\s*k\s*"')
+_HOURS = re.compile(r'(?<![\w.])(\d{1,3})\s*"?\s*h\s*"?\s*([0-5]\d)$')
+_PART_OF_UNIT = re.compile(r"\b(?:a\s+)?(half|quarter)\s+(?:of\s+)?an?\s+(?=([a-z]+)\b)", re.IGNORECASE)
 _ORDINAL = re.compile(r'(?<![\w.])(\d+)\s*"?\s*(?:st|nd|rd|th)\b"?')
 _NUMBER_WORD = re.compile(
     r"\b(?:(?:minus|negative)\s+)?(?:" + "|".join([*_SMALL, *_TENS, "a", "an", "half"]) + r")(?:[\s-]+(?:and[\s-]+)?(?:"
@@ -78,10 +82,24 @@ def digits(text: str) -> str:
     text = _MIXED.sub(lambda m: _mixed(m[1], m[2], m[3]), text)
     text = _MIXED_FRAC.sub(lambda m: _mixed(m[1], m[2] or m[3], m[4] or m[5]), text)
     text = _MONEY_MAGNITUDE.sub(lambda m: m[1] + _times(m[2], _SHORT[m[3]]), text)
+    if "h" in text or "k" in text or re.search("half|quarter", text, re.IGNORECASE):
+        text = _THOUSANDS.sub(lambda m: _times(m[1], 1000), text)
+        text = _HOURS.sub(r'\1 "h" \2 "min"', text)
+        text = _PART_OF_UNIT.sub(_part_of_unit, text)
     text = _MAGNITUDE.sub(_magnitude, text)
     # A fraction before a factor stands for itself: 4/3 pi.
     text = re.sub(r"(?<![\w.}^)/])(\d+)\s*/\s*(\d+)\s+(?=[A-Za-z\\])", r"\\frac{\1}{\2} ", text)
     return _ORDINAL.sub(r"\1", text)
+
+
+def _part_of_unit(found: re.Match[str]) -> str:
+    """Half an hour as half of the unit."""
+    if found[2].casefold() not in UNITS:
+        return found.group()
+    number = rf"\frac{{1}}{{{_PARTS[found[1].casefold()]}}} "
+    if found.string[: found.start()].count('"') % 2 == 0:
+        return number
+    return f'" {number}"'
 
 
 def _joined(text: str) -> str:
@@ -192,10 +210,11 @@ def number_of_words(words: str) -> Fraction | None:
 
 
 def _positive_words(parts: list[str]) -> Fraction | None:
-    if parts[-1] in _LARGE and len(parts) > 2 and parts[-2] == "a":
+    factor = {**_LARGE, "dozen": 12}.get(parts[-1])
+    if factor and len(parts) > 2 and parts[-2] == "a":
         # half a million, three quarters of a million
         share = _positive_words([part for part in parts[:-2] if part != "of"])
-        return None if share is None or share >= 1 else share * _LARGE[parts[-1]]
+        return None if share is None or share >= 1 else share * factor
     if parts[-1] in _PARTS:
         below = _PARTS[parts[-1]]
         if len(parts) == 1:

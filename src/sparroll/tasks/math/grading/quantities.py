@@ -40,7 +40,7 @@ _GENERIC = frozenset(
 
 def based(text: str) -> tuple[str, int, Fraction] | None:
     """The digits, base and value of a numeral whose base is said; None for anything else."""
-    bare = text.replace('"', " ").strip()
+    bare = re.sub(r"\{\s*([0-9A-Za-z.]+)\s*\}\s*(?=_)", r"\1", text.replace('"', " ")).strip()
     prefixed = _PREFIXED.fullmatch(bare)
     if prefixed and (prefixed[2] in "xX" or len(prefixed[3]) > 1):
         sign, numeral, base_name = prefixed[1], prefixed[3], {"x": "16", "b": "2", "o": "8"}[prefixed[2].lower()]
@@ -181,6 +181,8 @@ def _same_without(plain: str, terms: list[Term], chain: list[Unit], gold_first: 
         )
     value = algebra.parse(plain)
     total = _total(terms, chain)
+    if kind == {"angle"} and (r"\pi" in plain or r"\arc" in plain):
+        return algebra.same(value, sympy.Mul(total, sympy.pi / 180, evaluate=False))
     return any(
         algebra.same(value, total / sympy.Rational(unit.factor.numerator, unit.factor.denominator)) for unit in chain
     )

@@ -23,6 +23,17 @@ _REFUSED = re.compile(
     r"|n't\b",
     re.IGNORECASE,
 )
+_RELATED = re.compile(
+    r"\b(?:divisible|divided|multiplied|increased|decreased|divides|(?:multiples?|factors?|divisors?|powers?|half|twice"
+    r"|double|square|root|remainder|digits?)\s+of|(?:ends|starts|begins)\s+(?:in|with))(?:\s+by)?\s*\"?\s*$",
+    re.IGNORECASE,
+)
+"""Words behind which a number is not the answer but something that the answer is related to."""
+_COPULA = re.compile(
+    r'^([^\n]*?\d[^\n]*(?<![A-Za-z\\]))(?:is|are|was|equals|has|have|gives|leaves)\s*"?\s*(?=[-\d\\.$])(.+)$',
+    re.DOTALL,
+)
+"""Behind a number, the word after which the answer comes: the root of 16 is 4."""
 _ABOUT = re.compile(
     r'^(?P<before>.*?)"?\s*\b(?:about|around|roughly|approximately|nearly|approx\.?)\b\s*:?\s*"?(?=[\s"]*[\d\\$.-])',
     re.IGNORECASE,
@@ -43,6 +54,8 @@ def is_prose(piece: Piece, following: Piece | None) -> bool:
     if not piece.is_word:
         return False
     word = piece.text.rstrip(".").casefold()
+    if not word.isascii():
+        return True
     if piece.upright:
         return len(word) > 1 or word == "a"
     if len(word) == 1:
@@ -118,6 +131,11 @@ def _after_prose(text: str) -> str | None:
     if place == len(given):
         return None
     rest = text[given[place].start :]
+    said = _COPULA.match(rest)
+    if said and not re.search(r"[;=]|\b(?:and|or)\b", said[1]):
+        return said[2].replace('"', " ").strip() if said[2].count('"') % 2 else said[2].strip()
+    if _RELATED.search(text[: given[place].start]):
+        return None
     opened = text[: given[place].start].count('"') % 2 == 1
     rest = re.sub(r'"([^"A-Za-z]*)"', r" \1 ", ('"' if opened else "") + rest)
     inner = re.match(r'^(\\?[A-Za-z])\s*"?\s*(?:is|are|equals|must be)\b\s*"?\s*(.+)$', rest)

@@ -66,6 +66,11 @@ def same(gold: str, answer: str) -> bool:
         return _same_single(gold, answer)
     if other.kind == "matrix" or one.kind == "matrix":
         return _same_matrices(one, other)
+    if "one" in (one.kind, other.kind):
+        one, other = (
+            (_all_named(text) or found) if found.kind == "one" else found
+            for text, found in ((gold, one), (answer, other))
+        )
     if "named" in (one.kind, other.kind):
         return _same_named(one, other)
     return _same_groups(one, other, gold, answer)
@@ -77,6 +82,8 @@ def shape(text: str) -> Shape:
     table = environment(text)
     if table is not None:
         name, cells = table
+        if name == "vmatrix":
+            return Shape("one", (text,))
         equations = all("=" in "".join(row) for row in cells)
         if "matrix" in name or (name == "array" and not equations):
             return Shape("matrix", tuple(cell for row in cells for cell in row), rows=len(cells))
@@ -199,7 +206,7 @@ def _list_shape(parts: list[str]) -> Shape:
         if len({name for name, _ in pairs}) == len(pairs):
             return Shape("named", tuple(value for _, value in pairs), tuple(name for name, _ in pairs))
     # x = 1, 2 lists values of x.
-    if named[0] and not any(named[1:]):
+    if named[0] and not any("=" in part for part in parts[1:]):
         return Shape("list", tuple(_spread([named[0][2], *parts[1:]])))
     return Shape("list", tuple(parts))
 
@@ -222,7 +229,9 @@ def _same_real_sets(gold: str, answer: str) -> bool | None:
     try:
         other, other_variable = real_sets.real_set(answer)
     except Unreadable:
-        return None if not real_sets.looks_like_set(gold) or shape(answer).kind in ("list", "set") else False
+        if not real_sets.looks_like_set(gold):
+            return None
+        return None if shape(answer).kind in ("list", "set") and not one.is_Interval else False
     if variable and other_variable and plain_name(variable) != plain_name(other_variable):
         return False
     return real_sets.same_sets(one, other)
@@ -244,7 +253,33 @@ def _same_groups(one: Shape, other: Shape, gold: str, answer: str) -> bool:
         if "closed" in (one.kind, other.kind) and one.kind != other.kind and len(one.items) == 2:
             return False
         return all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
-    return _same_members(one.items, other.items)
+    if _progress_alike(one.items, other.items):
+        return True
+    return _same_members(_counted_out(one.items), _counted_out(other.items))
+
+
+def _counted_out(items: tuple[str, ...]) -> tuple[str, ...]:
+    r"""`1, 2, \ldots, 10` with all its members, if those before the dots are equally far apart and reach the last."""
+    found = algebra.progression(items)
+    if found is None or found[2] > MAX_ITEMS:
+        return items
+    first, step, count = found
+    return tuple(str(first + n * step) for n in range(count))
+
+
+def _progress_alike(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
+    r"""Whether `1, 2, \ldots, n` and `1, 2, 3, \ldots, n` go from the same member to the same one in equal steps."""
+    starts = []
+    for items in (gold, answer):
+        if items.count(r"\ldots") != 1 or items[-2:-1] != (r"\ldots",):
+            return False
+        values = [algebra.exact_number(item) for item in items[:-2]]
+        known = [value for value in values if value is not None]
+        if len(known) < max(2, len(values)):
+            return False
+        steps = {after - before for before, after in zip(known[:-1], known[1:], strict=True)}
+        starts.append((known[0], steps))
+    return starts[0] == starts[1] and len(starts[0][1]) == 1 and same(gold[-1], answer[-1])
 
 
 def _same_members(gold: tuple[str, ...], answer: tuple[str, ...]) -> bool:
@@ -262,6 +297,14 @@ def _distinct(items: tuple[str, ...]) -> list[str]:
         if not any(same(item, other) for other in found):
             found.append(item)
     return found
+
+
+def _all_named(text: str) -> Shape | None:
+    """`a = b = 2` as named values; None for anything else."""
+    *names, value = split(text, ("=",))
+    if len(names) < 2 or len(set(names)) < len(names) or not all(NAMED.match(f"{name} = 0") for name in names):
+        return None
+    return Shape("named", (value,) * len(names), tuple(map(plain_name, names)))
 
 
 def _same_named(one: Shape, other: Shape) -> bool:
@@ -289,6 +332,11 @@ def _same_matrices(one: Shape, other: Shape) -> bool:
         alike = one.rows == other.rows and len(one.items) == len(other.items)
         return alike and all(same(a, b) for a, b in zip(one.items, other.items, strict=True))
     table, plain = (one, other) if one.kind == "matrix" else (other, one)
+    if plain.kind in ("closed", "list", "set", "tuple") and table.rows > 1:
+        rows = [_row(item) for item in plain.items]
+        if all(row and len(row) == len(rows[0]) for row in rows):
+            written = Shape("matrix", tuple(cell for row in rows for cell in row), rows=len(rows))
+            return _same_matrices(one, written) if table is one else _same_matrices(written, other)
     vector = table.rows in (1, len(table.items))
     if (vector and plain.kind in ("tuple", "list")) or (vector and plain.kind == "closed" and len(plain.items) > 2):
         alike = len(one.items) == len(other.items)
@@ -296,6 +344,13 @@ def _same_matrices(one: Shape, other: Shape) -> bool:
     if plain.kind == "one":
         return _whole_matrices(one, other)
     return False
+
+
+def _row(text: str) -> tuple[str, ...]:
+    """The cells of a row in brackets; none if the text is no such row."""
+    found = shape(text)
+    group = whole_group(text)
+    return found.items if found.kind in ("closed", "tuple") or (group and group[0] == "[") else ()
 
 
 def _whole_matrices(one: Shape, other: Shape) -> bool:

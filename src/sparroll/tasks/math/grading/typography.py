@@ -77,6 +77,12 @@ _NAMES = {
     r"\And": r'"and"',
     r"\infin": r"\infty",
     r"\imath": "i",
+    r"\tg": r"\tan",
+    r"\ctg": r"\cot",
+    r"\cotg": r"\cot",
+    r"\arctg": r"\arctan",
+    r"\cosec": r"\csc",
+    r"\lg": r"\log_{10}",
     r"\jmath": "j",
     r"\textperiodcentered": r"\cdot",
 }
@@ -95,6 +101,7 @@ _TWO_ARGUMENTS = re.compile(r"\\(?:textcolor|colorbox)\s*(?:\[[^\]]*\])?\s*\{[^{
 _FUNCTIONS = frozenset(
     words_in("sin cos tan cot sec csc sinh cosh tanh arcsin arccos arctan log ln exp max min gcd lcm det arg")
 )
+_OTHER_FUNCTIONS = frozenset(words_in("tg ctg cotg arctg cosec"))
 _FUNCTION_WORD = re.compile(
     r"(?<![\\A-Za-z\"])(?<!\d )"
     r"(arcsin|arccos|arctan|sinh|cosh|tanh|sin|cos|tan|cot|sec|csc|log|ln|exp|gcd|lcm)"
@@ -103,6 +110,19 @@ _FUNCTION_WORD = re.compile(
 _BASIS_VECTOR = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|hat|widehat|vec|mathbf\s*\{\s*\\hat|hat\s*\{\s*\\mathbf|hat\s*\{\s*\\boldsymbol)"
     r"\s*\{\s*\\?([ijk])(?:math)?\s*\}(?:(?<=\}\})|\})?(?!\s*=)"
+)
+_BINOMIAL = re.compile(r"\\binom\s*([^\W_])\s*([^\W_])(?![A-Za-z])")
+_BARRED_TABLE = re.compile(
+    r"\|\s*\\begin\{(matrix|array)\}(?:\{[lcr|\s]*\})?((?:(?!\\begin|\|).)*)\\end\{\1\}\s*\|", re.DOTALL
+)
+_SCRIPT = r"\s*(?:\{\s*([\w+-]+)\s*\}|(\w))\s*"
+_CHOSEN = re.compile(
+    rf"(?:(?<![\w}}])(?:\{{\s*\}}\s*)?[\^_]{_SCRIPT}(?P<before>[CP])\s*_{_SCRIPT}"
+    rf"|(?<![\w\\}}])(?P<under>[CA])\s*_{_SCRIPT}\^{_SCRIPT}|(?<![\w\\}}])(?P<over>[CA])\s*\^{_SCRIPT}_{_SCRIPT})"
+    r"(?![\w^_])"
+)
+_UPRIGHT_CHOICE = re.compile(
+    r'([\^_]\s*(?:\{[^{}]*\}|\w)\s*)"\s*([CP])\s*"(?=\s*_)|"\s*([CA])\s*"(?=\s*[\^_]\s*(?:\{[^{}]*\}|\w)\s*[\^_])'
 )
 _GREEK = "alpha|beta|gamma|delta|epsilon|theta|lambda|sigma|omega|phi|rho|tau"
 _BRACE = re.compile(r"\\\\|\\[{}]|[{}]")
@@ -136,9 +156,17 @@ def clean(latex: str) -> str:
     text = _unwrapped(text)
     text = re.sub(r"\\!(?<!\\\\.)\s*", "", text)
     text = re.sub(r"\\[,;:> ](?<!\\\\.)|(?<!\\)~", " ", text)
-    text = re.sub(r"(?<=\d)\{\s*\}(?=\d)", " ", text)
+    text = re.sub(r"[\^_]?(?<!\\)\{\s*\}", " ", text)
+    if r"\binom" in text:
+        text = _BINOMIAL.sub(r"\\binom{\1}{\2}", text)
+    if "|" in text:
+        text = _BARRED_TABLE.sub(r"\\begin{vmatrix}\2\\end{vmatrix}", text)
+    text = re.sub(r"(?<=\d)\s*\^\s*(?:o(?![A-Za-z])|\{\s*o\s*\})", r"^\\circ ", text)
+    if "_" in text:
+        text = _CHOSEN.sub(_chosen, _UPRIGHT_CHOICE.sub(r"\1\2\3", text))
     text = text.replace(r"\%", "%").replace(r"\#", "#").replace(r"\_", "_").replace(r"\&", "&")
-    text = re.sub(r"\^\s*\{?\s*\\prime\s*\}?|\\prime", "'", text)
+    text = re.sub(r"\^\s*\{\s*((?:\\prime\s*)+)\}", lambda m: "'" * m[1].count("p"), text)
+    text = re.sub(r"\^\s*\\prime|\\prime", "'", text)
     text = re.sub(r"\^\s*\{\s*('+)\s*\}", r"\1", text)
     text = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", r"^\\circ ", text)
     text = re.sub(
@@ -164,6 +192,20 @@ def clean(latex: str) -> str:
     while text.startswith("{") and closing(text, 0) == len(text) - 1:
         text = _END.sub("", text[1:-1].strip())
     return text
+
+
+def _chosen(found: re.Match[str]) -> str:
+    r"""`C_n^k`, `{}^nC_k` and `A_n^k` as a binomial or a quotient of factorials; a constant such as C_1^2 stays."""
+    scripts = [script for script in found.groups() if script is not None and script not in ("C", "P", "A")]
+    if len(scripts) != 2:
+        return found.group()
+    first, second = scripts
+    below, above = (second, first) if found["over"] else (first, second)
+    if below.isdigit() and above.isdigit() and int(below) < int(above):
+        return found.group()
+    if (found["before"] or found["under"] or found["over"]) == "C":
+        return rf" \binom{{{below}}}{{{above}}} "
+    return rf" \frac{{({below})!}}{{({below}-{above})!}} "
 
 
 def _without_delimiters(text: str) -> str:
@@ -252,7 +294,10 @@ def _unwrapped(text: str) -> str:
         if found.group("text"):
             name, inner = found.group("text"), _unwrapped(inner).replace('"', "")
             stripped = inner.strip()
-            if stripped in _FUNCTIONS and not _unit_like(stripped, text[: found.start()], text[end + 1 :]):
+            commanded = "\\" + stripped
+            if stripped in _OTHER_FUNCTIONS:
+                inner = f" {_NAMES[commanded]} "
+            elif stripped in _FUNCTIONS and not _unit_like(stripped, text[: found.start()], text[end + 1 :]):
                 inner = rf" \{stripped} "
             elif (name.startswith("operatorname") and stripped == "cis") or stripped == "cis":
                 inner = r" \cis "
@@ -260,7 +305,7 @@ def _unwrapped(text: str) -> str:
                 inner = stripped
             elif stripped in ("sqrt", "pi"):
                 inner = f" {stripped}"
-            elif any(sign in stripped for sign in "\\^_{}=<>|") or not re.search("[A-Za-z%]", stripped):
+            elif any(sign in stripped for sign in "\\^_{}=<>|") or not re.search(r"[^\W\d_]|%", stripped):
                 inner = f" {inner} "
             else:
                 inner = f' "{stripped}" '

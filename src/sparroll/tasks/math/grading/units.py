@@ -32,7 +32,7 @@ _AS_VARIABLES = frozenset({"A", "B", "C", "F", "K", "N", "V", "W", "L", "u", "l"
 
 _PIECE = re.compile(
     r"\\\$|\\[A-Za-z]+|\\.|\d+(?:\.\d+)?|\.\d+|[A-Za-z]+\.?(?![A-Za-z])|[A-Za-z]+|''|\^\s*\{\s*[+-]?\s*\d+\s*\}"
-    r"|\^\s*-?\d|\^\s*\\circ|\s+|."
+    r"|\^\s*-?\d|\^\s*\\circ|\s+|[\u3400-\u9fff]+|."
 )
 
 
@@ -194,6 +194,7 @@ class _UnitReader:
 
 
 _NUMERIC_END = re.compile(r"(?:\d|\}|\)|\\pi|!|\be)\s*$")
+_SUBSCRIPTED = re.compile(r"_\s*(?:\{[^{}]*\}|\w)\s*$")
 _TURNS = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|cis|angle)(?![A-Za-z])")
 _NO_LETTERS = re.compile(
     r"\\(?:frac|sqrt|pi|cdot|times|div|pm|infty|binom|ldots|left|right|approx)(?![A-Za-z])|[\s\d.,+\-*/^(){}!\[\]:]"
@@ -275,6 +276,9 @@ def _term(text: str, given: list[Piece], start: int, reader: _UnitReader) -> tup
             units, end = reader.read(place + 1 if per else place)
             behind = given[end].text if end < len(given) else ""
             closes = end == len(given) or behind[0].isdigit() or behind[0] in ",\\&" or given[end].is_word
+            # The g of m_1 g is a variable, as the m is.
+            if not piece.upright and len(piece.text) == 1 and piece.is_word and _SUBSCRIPTED.search(value):
+                units = []
             turned = piece.text.startswith("^") and _TURNS.search(value) is not None
             if units and closes and _ends_value(value) and not turned:
                 if per:

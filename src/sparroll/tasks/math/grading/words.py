@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from sparroll.tasks.math.grading.splitting import words_in
 
-_WORDS = re.compile(r"[A-Za-z][A-Za-z0-9 .,;:'!?()/-]*")
+_WORDS = re.compile(r"[^\W\d_](?:[^\W_]|[ .,;:'!?()/-])*")
 _LETTER = r'[("\s]*([A-Za-z])[)"\s]*'
 _CHOICE = re.compile(
     r'^"?\s*(?:(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:answer|option|choice|letter|statement'
@@ -108,6 +108,9 @@ def words_match(gold: str, answer: str) -> bool:
     # A kind of thing may be left out: "scalene" for "scalene triangle".
     if len(gold_words) == 2 and gold_words[0] in _CLASSES and answer_words == gold_words[1:]:
         return True
+    # One of several names is not all of them.
+    if {"and", "or"} & set(gold_words) or "," in gold:
+        return False
     return (
         len(answer_words) < len(gold_words) and gold_words[: len(answer_words)] == answer_words and len(gold_words) <= 3
     )
