@@ -4,17 +4,21 @@ HFEngine does is tested in tests/equivalence/test_hf_verified.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from integration.train_runs import short_config
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
+from sparroll.train import train
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Rollout
 
 if installed_version() is None:
@@ -262,3 +266,23 @@ def test_small_steps_and_a_small_cache_change_no_verdict(engines: VLLMEngine, hf
     for rollout, score in zip(rollouts, Scorer(hf.model).dense(rollouts), strict=True):
         torch.testing.assert_close(rollout.dense_logp, score.logp, atol=2e-4, rtol=0)
         assert (rollout.sparse_logp - rollout.dense_logp).max() <= wide.check.most_nats + 1e-4
+
+
+def test_a_training_step_on_checked_rollouts_is_the_oracles(engines: VLLMEngine, tmp_path: Path) -> None:
+    engines.close()
+    lines = {}
+    for kind in ("hf", "vllm"):
+        config = short_config(
+            MODEL,
+            engine={"kind": kind},
+            attention={"kind": "budget", "kv_budget_tokens": 64},
+            check={"window_tokens": 16, "floor": 0.9},
+            rollout={"samples_per_prompt": 3, "max_new_tokens": 60},
+            train={"steps": 1, "prompts_per_step": 2},
+        )
+        train(config, tmp_path / kind)
+        (lines[kind],) = (line for line in read_lines(tmp_path / kind / "metrics.jsonl") if "reward/mean" in line)
+    for name, value in lines["hf"].items():
+        if name.startswith(("reward/", "policy/", "mismatch/", "check/", "correction/")):
+            assert lines["vllm"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    assert lines["vllm"]["check/cut_share"] > 0
