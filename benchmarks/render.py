@@ -256,6 +256,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "interpolated": render_speed.interpolated,
     "whole-runs": render_speed.whole_runs,
     "within-budget": render_speed.within_budget,
+    "verified-rollouts": render_speed.verified_rollouts,
     "steady-goals": render_speed.steady_goals,
     "decode-steps": render_speed.decode_steps,
     "short-steps": render_speed.short_steps,

@@ -13,7 +13,7 @@ from typing import Any
 
 from record_tables import RESULTS, results, table, times
 
-from sparroll.rounding import percent_down, rounded_down, rounded_up
+from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up
 
 SIZES = ("1.7b", "4b", "8b", "14b")
 REQUEST_SETS = ("drained", "steady")
@@ -213,6 +213,34 @@ def within_budget() -> str:
         return NOT_YET
     goal = percent_down(OVERHEAD_GOAL)
     return table(["model", "tokens each", "batch", "dense, ms", "sparse, ms", "difference", f"within {goal}"], rows)
+
+
+VERIFIED = ("verified-rollouts-qwen3-1.7b-h200", "verified-rollouts-qwen3-1.7b-128-h200")
+
+
+def verified_rollouts() -> str:
+    """Tokens per second of engines that check their drafts, beside the same schedule without a check and dense decoding."""
+    rows = []
+    for name in VERIFIED:
+        cells = results(name, "verified-rollouts")
+        dense = next(cell for cell in cells if cell["engine"] == "dense")["tokens_per_second"]
+        for cell in cells:
+            if cell["engine"] == "dense":
+                continue
+            checked = cell["engine"] == "verified"
+            rows.append(
+                [
+                    cell["schedule"],
+                    str(cell["window_tokens"]) if checked else "none",
+                    percent_up(cell["cut_share"], 1) if checked else "",
+                    rounded_up(cell["drafted_per_kept"], 2) if checked else "",
+                    f"{math.floor(cell['tokens_per_second']):,}",
+                    times(cell["tokens_per_second"] / dense),
+                    rounded_down(cell["of_unverified"]) if checked else "",
+                ]
+            )
+    head = ["schedule", "window", "windows cut", "drafted per kept", "tokens/s", "of dense", "of unverified"]
+    return table(head, rows)
 
 
 def _compared(dense_ms: float, sparse_ms: float) -> list[str]:
