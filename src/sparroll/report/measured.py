@@ -115,9 +115,10 @@ def _checked(schedule: Schedule) -> str:
     """How drafts are checked, in a sentence; nothing if they are not."""
     if schedule.check is None:
         return ""
+    nats = rounded_up(schedule.check.most_nats, 2)
     return (
         f" The dense policy checks every {schedule.check.window_tokens} tokens that are drafted like this. No token that "
-        f"stands is more than {rounded_up(schedule.check.most_nats, 2)} nats less likely under it than under what sampled it."
+        f"stands is more than {nats} nats less likely under it than under what sampled it."
     )
 
 
@@ -131,8 +132,8 @@ def _how_chosen(measured: Measured) -> str:
     if measured.schedule is not None and measured.schedule.check is not None:
         chosen = escape(str((measured.schedule.made_by or {}).get("chosen", "they have the least predicted time")))
         first = (
-            f"Window, floor and budgets were chosen together among schedules whose tail, with the lower end of its interval, "
-            f"met {target} at every length: {chosen}."
+            f"Window, floor and budgets were chosen together among schedules whose tail, with the lower end of its "
+            f"interval, met {target} at every length: {chosen}."
         )
     if measured.bound is None:
         return f"{first} Nobody has sampled with the schedule itself, so it is not verified."
