@@ -267,6 +267,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "training-step": training_step,
     "study": render_study.study,
     "study-longer": render_study.study_longer,
+    "study-verified": render_study.study_verified_rollouts,
     "study-distilled": render_study.study_distilled,
     "study-frozen": render_study.study_frozen,
     "study-eviction": render_study.study_eviction,

@@ -36,6 +36,9 @@ DEFECTS = {"distill": "with a defect"}
 AGAIN = {25: "mismatch-study-published-loss-h200", 60: "mismatch-study-published-loss-60-steps-h200"}
 """The records of those rows without the defect, and of what ran beside them, by steps."""
 
+VERIFIED = "mismatch-study-verified-rollouts-60-steps-h200"
+"""The record of the rows that check their drafts, which ran later than the others of 60 steps."""
+
 
 def study_frozen() -> str:
     """The same for the study's model."""
@@ -110,6 +113,37 @@ def study_longer() -> str:
     steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
     changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
     return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
+
+
+def study_verified_rollouts() -> str:
+    """The rows that check their drafts, each beside the same budgets without a check, and dense rollouts."""
+    before, after = results(STUDIES[60], "mismatch-study"), results(VERIFIED, "mismatch-study")
+    pairs = [("fixed-tis", "fixed-verified")]
+    pairs += [(name, f"{name}-verified") for name in ("calibrated-0.75", "calibrated-0.86")]
+    rows = [_verified_line(before, "dense")]
+    for plain, checked in pairs:
+        rows += [_verified_line(before, plain), _verified_line(after, checked)]
+    head = ["row", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "KV read"]
+    return table([*head, "windows cut", "drafted per kept", "most nats off"], rows)
+
+
+def _verified_line(found: dict[str, Any], name: str) -> list[str]:
+    row = next(line for line in found["table"] if line["row"] == name)
+    runs = _whole_runs(found, name)
+    changes = [run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1] for run in runs]
+    change = f"{gain(statistics.mean(changes))} ({gain(min(changes))} to {gain(max(changes))})"
+    checks = ["", "", ""]
+    if "check/cut_share" in runs[0]["series"]:
+        cut, drafted, nats = (
+            [value for run in runs for value in run["series"][f"check/{part}"]]
+            for part in ("cut_share", "drafted_per_kept", "largest_nats")
+        )
+        checks = [
+            percent_up(statistics.mean(cut), 1),
+            rounded_up(statistics.mean(drafted), 2),
+            rounded_up(max(nats), 2),
+        ]
+    return [f"`{name}`", change, *_means(row, ("reward_last", "tail_last", "kl", "kv_read_share")), *checks]
 
 
 def study_uniform() -> str:

@@ -85,6 +85,23 @@ def test_two_workers_are_the_oracle_and_count_the_same(tmp_path: Path) -> None:
     assert one.prefill_tokens == sum(LENGTHS) and one.preemptions == 0
 
 
+def test_two_workers_draft_and_check_alike() -> None:
+    from sparroll.engines.vllm.engine import VLLMEngine
+
+    prompts, checked = random_prompts(LENGTHS[:4]), RISING.checked(window_tokens=8, floor=0.3)
+    settings: dict[str, Any] = dict(max_new_tokens=24, seed=3, stop_ids=[])
+    arguments: dict[str, Any] = dict(dtype=torch.float32, max_batch=4, max_context_tokens=1024)
+    with VLLMEngine("tiny-reasoner", schedule=checked, **arguments, **TWO) as vllm:
+        found = vllm.generate(prompts, **settings)
+        one_worker, other_worker = reports(vllm.llm)
+    hf = HFEngine("tiny-reasoner", schedule=checked, dtype=torch.float32)
+    for got, want in zip(found, hf.generate(prompts, **settings), strict=True):
+        assert got.response_ids == want.response_ids and got.checks == want.checks
+        torch.testing.assert_close(got.dense_logp, want.dense_logp, atol=2e-4, rtol=0)
+    assert one_worker.checks == other_worker.checks == hf.report().checks
+    assert one_worker.layers == other_worker.layers == hf.report().layers
+
+
 def test_the_engine_switches_reports_and_closes_with_two_workers() -> None:
     from sparroll.engines.vllm.engine import VLLMEngine
 

@@ -4,23 +4,28 @@ HFEngine does is tested in tests/equivalence/test_hf_verified.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from integration.train_runs import short_config
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
+from sparroll.train import train
+from sparroll.train.runtime.sinks import read_lines
 from sparroll.types import Rollout
 
 if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
 
 from sparroll.engines.vllm.engine import VLLMEngine
+from sparroll.engines.vllm.windows import runner, settling
 
 MODEL = "tiny-reasoner"
 RISING = Schedule(
@@ -198,6 +203,29 @@ def test_what_a_check_does_not_know_is_refused_request_by_request(engine: VLLMEn
             engine.llm.generate({"prompt_token_ids": [5, 6]}, SamplingParams(max_tokens=4, **unknown), use_tqdm=False)
 
 
+def test_what_vllm_measures_before_it_sizes_the_cache_holds_checks(
+    engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rehearsed: list[tuple[int, int]] = []
+
+    def noted(windows: Any, policies: Any, floor: float, top_k: int) -> Any:
+        rehearsed.append((int(windows.rows_R.sum()), top_k))
+        return settling.settle(windows, policies, floor, top_k)
+
+    monkeypatch.setattr(runner, "settle", noted)
+    made = engine.llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    with torch.inference_mode():
+        made._dummy_sampler_run(torch.zeros(4, made.model_config.get_hidden_size()))
+    # As many requests as the engine takes, each with a whole window.
+    assert rehearsed == [(64, 0), (64, 1)]
+
+
+def test_logits_of_drafts_that_would_fill_the_gpu_are_refused() -> None:
+    runner.check_memory((64, 64, 151_936), torch.bfloat16, 140 << 30)
+    with pytest.raises(UserError, match=r"would take 74.2 GiB: 2048 requests, windows of 128 .* has 140 GiB"):
+        runner.check_memory((2048, 128, 151_936), torch.bfloat16, 140 << 30)
+
+
 def test_new_weights_check_and_draft(engine: VLLMEngine, hf: HFEngine) -> None:
     generator = torch.Generator().manual_seed(0)
     weights = {
@@ -238,3 +266,23 @@ def test_small_steps_and_a_small_cache_change_no_verdict(engines: VLLMEngine, hf
     for rollout, score in zip(rollouts, Scorer(hf.model).dense(rollouts), strict=True):
         torch.testing.assert_close(rollout.dense_logp, score.logp, atol=2e-4, rtol=0)
         assert (rollout.sparse_logp - rollout.dense_logp).max() <= wide.check.most_nats + 1e-4
+
+
+def test_a_training_step_on_checked_rollouts_is_the_oracles(engines: VLLMEngine, tmp_path: Path) -> None:
+    engines.close()
+    lines = {}
+    for kind in ("hf", "vllm"):
+        config = short_config(
+            MODEL,
+            engine={"kind": kind},
+            attention={"kind": "budget", "kv_budget_tokens": 64},
+            check={"window_tokens": 16, "floor": 0.9},
+            rollout={"samples_per_prompt": 3, "max_new_tokens": 60},
+            train={"steps": 1, "prompts_per_step": 2},
+        )
+        train(config, tmp_path / kind)
+        (lines[kind],) = (line for line in read_lines(tmp_path / kind / "metrics.jsonl") if "reward/mean" in line)
+    for name, value in lines["hf"].items():
+        if name.startswith(("reward/", "policy/", "mismatch/", "check/", "correction/")):
+            assert lines["vllm"][name] == pytest.approx(value, rel=1e-3, abs=1e-4), name
+    assert lines["vllm"]["check/cut_share"] > 0

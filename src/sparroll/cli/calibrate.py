@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -111,6 +112,11 @@ def calibrate(
     from sparroll.schedule import Schedule
 
     check_names(engine, model, device, dtype)
+    if not name or name != Path(name).name or name.startswith(".") or name.endswith(".toml"):
+        raise UserError(
+            f"--name is the name of a file in --out, without its ending .toml, got {name!r}",
+            f"for example --name {Path(name).name.strip('.').removesuffix('.toml') or 'schedule'}",
+        )
     common.hold_folder(command, out)
     settings = MeasureSettings(
         max_new_tokens=max_new_tokens, mode=mode, samples=samples, temperature=temperature,  # type: ignore[arg-type]

@@ -12,6 +12,8 @@ from torch import Tensor
 
 from sparroll.errors import UserError
 
+_KEEP, _REDRAW = 0, 1
+
 
 def request_seed(seed: int, prompt_index: int, sample_index: int) -> int:
     """A 63-bit seed for one request, the same on every machine."""
@@ -22,6 +24,21 @@ def request_seed(seed: int, prompt_index: int, sample_index: int) -> int:
 def uniforms(seed: int, count: int) -> Tensor:
     """[count] float64 in [0, 1): the request's draws, one per token."""
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+class CheckDraws:
+    """A request's own randomness for its checks, one draw per response position and purpose. A position that is drafted
+    again uses its draw again: it was not looked at, since what came before it was rejected first."""
+
+    def __init__(self, seed: int, max_new_tokens: int):
+        self._uniforms_PT = torch.stack(
+            [uniforms(request_seed(seed, 0, part), max_new_tokens) for part in (_KEEP, _REDRAW)]
+        )
+
+    def at(self, positions: slice, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Draws for keeping and for the residual, [N] each."""
+        keep_N, redraw_N = self._uniforms_PT[:, positions].to(device)
+        return keep_N, redraw_N
 
 
 def log_probs(logits: Tensor, temperature: float, top_p: float = 1.0) -> Tensor:

@@ -27,7 +27,7 @@ from sparroll.draft_check import DraftCheck
 from sparroll.engines import sampling
 from sparroll.engines.hf.attention import CheckStep, DecodeStep, Evicting, PrefillStep, run_step
 from sparroll.engines.hf.kv_cache import DenseFootprint, KVCache
-from sparroll.engines.hf.windows import CheckDraws, Drafts
+from sparroll.engines.hf.windows import Drafts
 from sparroll.engines.report import EngineReport
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule
@@ -114,7 +114,7 @@ class Run:
         self.check = self.schedule.check if self.schedule else None
         if self.check is not None:
             for request in requests:
-                request.drafts = Drafts(CheckDraws(request.seed, request.max_new_tokens))
+                request.drafts = Drafts(sampling.CheckDraws(request.seed, request.max_new_tokens))
         self.total = len(requests)
         self.waiting = deque(requests)
         self.active: list[Request] = []

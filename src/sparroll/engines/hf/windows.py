@@ -20,23 +20,6 @@ from sparroll.draft_check import DraftCheck, judge, sampling_logp, tokens_that_s
 from sparroll.engines import sampling
 from sparroll.types import Checks, TokenScores, TopK
 
-_KEEP, _REDRAW = 0, 1
-
-
-class CheckDraws:
-    """A request's own randomness for its checks, one draw per response position and purpose. A position that is drafted
-    again uses its draw again: it was not looked at, since what came before it was rejected first."""
-
-    def __init__(self, seed: int, max_new_tokens: int):
-        self._uniforms_PT = torch.stack(
-            [sampling.uniforms(sampling.request_seed(seed, 0, part), max_new_tokens) for part in (_KEEP, _REDRAW)]
-        )
-
-    def at(self, positions: slice, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Draws for keeping and for the residual, [N] each."""
-        keep_N, redraw_N = self._uniforms_PT[:, positions].to(device)
-        return keep_N, redraw_N
-
 
 @dataclass(frozen=True)
 class WindowOutcome:
@@ -51,7 +34,7 @@ class WindowOutcome:
 class Drafts:
     """One request's drafts since its last check, and what earlier checks said of its response."""
 
-    draws: CheckDraws
+    draws: sampling.CheckDraws
     logp: list[Tensor] = field(default_factory=list)
     """[V] log-probabilities that each unchecked draft was drawn from."""
     dense_logp: list[float] = field(default_factory=list)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from sparroll.draft_check import DraftCheck
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -74,11 +75,13 @@ def llm_arguments(
 
 def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
     """The schedule that an engine starts with: this schedule's selector and dense layers, with the whole context as
-    budget, so that any schedule with the same selector and dense layers can be set later."""
+    budget, so that any schedule with the same selector and dense layers can be set later. A check keeps its window, for
+    which there must be memory; its floor is set later."""
     unit = schedule.selector.unit_tokens
     whole = max(-(-context_limit // unit) * unit, schedule.selector.least_budget_tokens)
     dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)
-    return replace(Schedule.fixed(whole, schedule.selector, dense_layers), check=schedule.check)
+    check = DraftCheck(schedule.check.window_tokens) if schedule.check else None
+    return replace(Schedule.fixed(whole, schedule.selector, dense_layers), check=check)
 
 
 def _schedule_file(schedule: Schedule) -> Path:

@@ -8,6 +8,7 @@ from typing import Any
 from sparroll.draft_check import DraftCheck
 from sparroll.engines.vllm.settings import VLLMSettings
 from sparroll.errors import UserError
+from sparroll.schedule import Schedule
 
 _PACKAGE = __package__
 SCHEDULER = f"{_PACKAGE}.scheduler.WindowScheduler"
@@ -22,8 +23,8 @@ def check_of(vllm_config: Any) -> DraftCheck | None:
     settings = VLLMSettings.find(vllm_config)
     if settings is None or settings.schedule is None:
         return None
-    schedule = settings.load(vllm_config.model_config.model)
-    return None if schedule is None else schedule.check
+    # Whether it fits the model is said where the model is loaded.
+    return Schedule.load(settings.schedule).check
 
 
 def name_parts(config: Any, check: DraftCheck) -> None:

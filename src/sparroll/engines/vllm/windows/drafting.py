@@ -46,8 +46,8 @@ def draft(
         hidden = steps.run(last_R, start_R + place, idle_R)
         logits_RV = runner.model.compute_logits(hidden[:requests])
         logits_RWV[:requests, place] = logits_RV
-        logp_RV = tempers.log_probs(logits_RV, everyone, everyone_R)
-        last_R = ids_RD[:, place] = tempers.draw(logp_RV, uniforms_RD[:, place], everyone, everyone_R)
+        mass_RV = tempers.probabilities(logits_RV, everyone, everyone_R)
+        last_R = ids_RD[:, place] = tempers.draw(mass_RV, uniforms_RD[:, place], everyone, everyone_R)
     return ids_RD
 
 

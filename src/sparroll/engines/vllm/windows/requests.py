@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from sparroll.engines import sampling
-from sparroll.engines.hf.windows import CheckDraws
+from sparroll.engines.sampling import CheckDraws
 from sparroll.types import Checks
 
 
@@ -23,7 +23,7 @@ class CheckedTokens:
 
     dense_logp: list[Tensor] = field(default_factory=list)
     acceptance: list[Tensor] = field(default_factory=list)
-    lists: list[tuple[Tensor, Tensor, Tensor]] = field(default_factory=list)
+    lists: list[tuple[Tensor, ...]] = field(default_factory=list)
     """Of the most likely tokens under q~: log p; of those under p: ids and log p. [N, K] each."""
     checks: Checks = field(default_factory=Checks)
     check_read_tokens: int = 0

@@ -9,6 +9,8 @@ meaning from 0.24 to 0.33; what they return differs, and is passed on.
 
 from __future__ import annotations
 
+import logging
+import math
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -23,8 +25,13 @@ from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import check_of
 from sparroll.engines.vllm.windows.drafting import draft
 from sparroll.engines.vllm.windows.requests import CheckedTokens, WindowRequest
-from sparroll.engines.vllm.windows.settling import ROWS_AT_ONCE, Policies, Settled, Tempers, Windows, settle
+from sparroll.engines.vllm.windows.settling import EXACT_ROWS, LEAN_ROWS, Policies, Settled, Tempers, Windows, settle
+from sparroll.errors import UserError
 from sparroll.types import Checks
+
+MOST_SHARE = 0.25
+"""Of a GPU's memory, for the logits of drafts."""
+_logger = logging.getLogger("vllm.sparroll")
 
 
 def with_windows(runner: Any) -> None:
@@ -32,6 +39,19 @@ def with_windows(runner: Any) -> None:
     theirs = type(runner)
     runner.__class__ = type(f"Window{theirs.__name__}", (WindowRunner, theirs), {})
     runner.start_windows()
+
+
+def check_memory(shape_RWV: tuple[int, int, int], dtype: torch.dtype, device_bytes: int) -> None:
+    """Raise UserError where the logits of drafts would take more of the device than anyone can want."""
+    needed = math.prod(shape_RWV) * dtype.itemsize
+    requests, window, vocabulary = shape_RWV
+    if needed > MOST_SHARE * device_bytes:
+        raise UserError(
+            f"the logits of drafts would take {needed / 2**30:.1f} GiB: {requests} requests, windows of {window} tokens, "
+            f"{vocabulary} logits of {dtype.itemsize} bytes; the GPU has {device_bytes / 2**30:.0f} GiB",
+            "lower max_num_seqs (max_batch in VLLMEngine) or the check's window_tokens",
+        )
+    _logger.info("sparroll: the logits of drafts take %.2f GiB", needed / 2**30)
 
 
 @dataclass
@@ -80,21 +100,32 @@ class WindowRunner:
         super().load_model(*arguments, **named)  # type: ignore[misc]
         # Allocated with the weights, so that vLLM counts it before it sizes the cache.
         rows, vocabulary = self.vllm_config.scheduler_config.max_num_seqs, self.model_config.get_vocab_size()
-        self._draft_logits_RWV = torch.zeros(
-            rows, self.most_window_tokens, vocabulary, dtype=self.model_config.dtype, device=self.device
-        )
+        shape, dtype = (rows, self.most_window_tokens, vocabulary), self.model_config.dtype
+        if self.device.type == "cuda":
+            check_memory(shape, dtype, torch.cuda.mem_get_info(self.device)[1])
+        self._draft_logits_RWV = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _dummy_sampler_run(self: Any, hidden_states: Tensor) -> Any:
         """vLLM measures here what memory sampling needs; a check needs more."""
         result = super()._dummy_sampler_run(hidden_states)  # type: ignore[misc]
-        rows = min(ROWS_AT_ONCE, self.most_window_tokens)
-        tempers = Tempers.of([1.0], [1.0], self._to_device)
-        ids = torch.zeros(1, rows, dtype=torch.int64, device=self.device)
-        draws = torch.zeros(3, 1, rows, dtype=torch.float64, device=self.device)
-        windows = Windows(np.array([rows]), np.array([rows]), ids, draws, tempers)
-        hidden = torch.rand(rows, hidden_states.shape[-1], dtype=hidden_states.dtype, device=self.device)
-        policies = Policies(lambda numbers: self.model.compute_logits(hidden[numbers]), self._drafted, self._to_device)
-        settle(windows, policies, 0.5, 1)
+        most, rows = self.vllm_config.scheduler_config.max_num_seqs, self.most_window_tokens
+        hidden = torch.rand_like(hidden_states[:1])
+        for top_k, at_once in ((0, LEAN_ROWS), (1, EXACT_ROWS)):
+            requests = min(most, -(-at_once // rows))
+            rows_R = np.full(requests, rows)
+            windows = Windows(
+                rows_R,
+                rows_R,
+                torch.zeros(requests, rows, dtype=torch.int64, device=self.device),
+                torch.zeros(3, requests, rows, dtype=torch.float64, device=self.device),
+                Tempers.of([0.5] * requests, [1.0] * requests, self._to_device),
+            )
+            policies = Policies(
+                lambda numbers: self.model.compute_logits(hidden.expand(len(numbers), -1).contiguous()),
+                self._drafted,
+                self._to_device,
+            )
+            settle(windows, policies, 0.5, top_k)
         return result
 
     def take_checked(self: Any) -> dict[str, dict[str, Any]]:
@@ -280,5 +311,5 @@ class WindowRunner:
 
 def _until_stop(token_ids: np.ndarray, stops: frozenset[int]) -> int:
     """How many of these tokens count: all up to the first stop id."""
-    found = np.flatnonzero(np.isin(token_ids, list(stops))) if stops else ()
+    found = np.flatnonzero(np.isin(token_ids, sorted(stops)))
     return int(found[0]) + 1 if len(found) else len(token_ids)

@@ -26,6 +26,8 @@ _LIMITS = ("max_num_running_reqs", "max_num_active_reqs")
 class WindowScheduler(Scheduler):
     """Named by the plugin as `scheduler_cls`."""
 
+    running: list[Request]
+
     def __init__(self, vllm_config: Any, *arguments: Any, **named: Any):
         super().__init__(vllm_config, *arguments, **named)
         check = check_of(vllm_config)

@@ -15,9 +15,9 @@ from torch import Tensor
 from sparroll.draft_check import judge, sampling_logp, sampling_probability_of_tokens
 from sparroll.engines import sampling
 
-ROWS_AT_ONCE = 128
-"""Rows whose distributions are in memory at the same time."""
-_BLOCK = 512
+LEAN_ROWS, EXACT_ROWS = 256, 64
+"""Rows whose distributions are in memory at the same time, in float32 and in float64."""
+_BLOCKS, _WIDTH = 128, 512
 
 
 @dataclass(frozen=True)
@@ -48,33 +48,48 @@ class Tempers:
     def log_probs(self, logits_NV: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
         """[N, V] float32 log-probabilities after temperature and top-p. request_N: whose row each is, on the host and on
         the device."""
-        logp_NV = torch.log_softmax(logits_NV.float() / self.heat_R1[on_device_N], dim=-1)
+        logp_NV = torch.log_softmax(self._heated(logits_NV, on_device_N), dim=-1, dtype=torch.float32)
         for row in np.flatnonzero(self.top_p_R[request_N] < 1):
             logp_NV[row] = sampling.log_probs(logp_NV[row], 1.0, float(self.top_p_R[request_N[row]]))
         return logp_NV
 
-    def draw(self, logp_NV: Tensor, uniform_N: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
-        """[N] int64: a token for each row, drawn at `uniform_N`, or the most likely one."""
+    def probabilities(self, logits_NV: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
+        """The same as probabilities, with fewer passes over the memory."""
+        if (self.top_p_R[request_N] < 1).any():
+            return self.log_probs(logits_NV, request_N, on_device_N).exp_()
+        return torch.softmax(self._heated(logits_NV, on_device_N), dim=-1, dtype=torch.float32)
+
+    def _heated(self, logits_NV: Tensor, on_device_N: Tensor) -> Tensor:
+        if np.isin(self.temperature_R, (0, 1)).all():
+            return logits_NV
+        return logits_NV.float() / self.heat_R1[on_device_N]
+
+    def draw(self, mass_NV: Tensor, uniform_N: Tensor, request_N: np.ndarray, on_device_N: Tensor) -> Tensor:
+        """[N] int64: a token for each row, drawn from these probabilities at `uniform_N`, or the most likely one."""
         greedy = self.temperature_R[request_N] == 0
         if greedy.all():
-            return logp_NV.argmax(-1)
-        drawn_N = draw(logp_NV, uniform_N)
-        return torch.where(self.greedy_R[on_device_N], logp_NV.argmax(-1), drawn_N) if greedy.any() else drawn_N
+            return mass_NV.argmax(-1)
+        drawn_N = draw(mass_NV, uniform_N)
+        return torch.where(self.greedy_R[on_device_N], mass_NV.argmax(-1), drawn_N) if greedy.any() else drawn_N
 
 
-def draw(logp_NV: Tensor, uniform_N: Tensor) -> Tensor:
+def draw(mass_NV: Tensor, uniform_N: Tensor) -> Tensor:
     """[N] what `sampling.sample` draws, up to the last bits of the sums: first a block of the vocabulary, then a token
     in it. A cumulative sum over the whole vocabulary takes as long as a decode step on a GPU."""
-    vocabulary = logp_NV.shape[-1]
-    blocks = -(-vocabulary // _BLOCK)
-    mass_NBX = torch.nn.functional.pad(logp_NV.exp(), (0, blocks * _BLOCK - vocabulary)).unflatten(-1, (blocks, _BLOCK))
+    vocabulary = mass_NV.shape[-1]
+    # Published vocabularies are multiples of 128. Others are filled up, which takes a copy.
+    width = vocabulary // _BLOCKS if vocabulary % _BLOCKS == 0 else _WIDTH
+    blocks = -(-vocabulary // width)
+    if blocks * width > vocabulary:
+        mass_NV = torch.nn.functional.pad(mass_NV, (0, blocks * width - vocabulary))
+    mass_NBX = mass_NV.unflatten(-1, (blocks, width))
     ends_NB = mass_NBX.sum(-1, dtype=torch.float64).cumsum(-1)
     aim_N1 = uniform_N[:, None] * ends_NB[:, -1:]
     block_N1 = torch.searchsorted(ends_NB, aim_N1, right=True).clamp_max(blocks - 1)
     before_N1 = ends_NB.gather(-1, (block_N1 - 1).clamp_min(0)) * (block_N1 > 0)
-    inside_NX = mass_NBX.gather(1, block_N1[:, :, None].expand(-1, 1, _BLOCK))[:, 0].double().cumsum(-1)
-    place_N1 = torch.searchsorted(inside_NX, aim_N1 - before_N1, right=True).clamp_max(_BLOCK - 1)
-    return (block_N1 * _BLOCK + place_N1)[:, 0].clamp_max(vocabulary - 1)
+    inside_NX = mass_NBX.gather(1, block_N1[:, :, None].expand(-1, 1, width))[:, 0].double().cumsum(-1)
+    place_N1 = torch.searchsorted(inside_NX, aim_N1 - before_N1, right=True).clamp_max(width - 1)
+    return (block_N1 * width + place_N1)[:, 0].clamp_max(vocabulary - 1)
 
 
 @dataclass(frozen=True)
@@ -153,10 +168,12 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
     """
     request_N, place_N, to_device = windows.request_N, windows.place_N, policies.to_device
     lean = not top_k and not (windows.tempers.temperature_R == 0).any()
-    judge_rows = _judge_lean if lean else _judge_rows
+    judge_rows, at_once = (_judge_lean, LEAN_ROWS) if lean else (_judge_rows, EXACT_ROWS)
+    if not windows.drafts_R.any():
+        judge_rows = _draw_rows
     parts: list[tuple[Tensor, ...]] = []
-    for first in range(0, len(request_N), ROWS_AT_ONCE):
-        request_n, place_n = (each[first : first + ROWS_AT_ONCE] for each in (request_N, place_N))
+    for first in range(0, len(request_N), at_once):
+        request_n, place_n = (each[first : first + at_once] for each in (request_N, place_N))
         number_n = np.arange(first, first + len(request_n))
         rows = _Rows(
             request_n,
@@ -185,21 +202,28 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
     return Settled(token_ids, stands_RD, kept, sparse_logp, dense_logp, acceptance, *(lists or none))
 
 
+def _draw_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
+    """The same of rows without drafts: each token is drawn from the dense distribution, and stands."""
+    tempers = windows.tempers
+    logp_nV = tempers.log_probs(policies.dense(rows.number), rows.request_n, rows.request)
+    draws_n = windows.draws_3RD[0, rows.request, rows.place]
+    ids_n = tempers.draw(logp_nV.exp(), draws_n, rows.request_n, rows.request)
+    logp_n = logp_nV.gather(-1, ids_n[:, None])[:, 0]
+    one_n = torch.ones_like(logp_n)
+    return ids_n, one_n.bool(), logp_n, logp_n, one_n, *(_lists(logp_nV, logp_nV, top_k) if top_k else ())
+
+
 def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
     """Token, kept, log q~, log p and acceptance of these rows, as if every draft stood: the few that do not are drawn
     again by `_redraw`. Nobody is greedy."""
     tempers, draws = windows.tempers, windows.draws_3RD[:, rows.request, rows.place]
-    dense_nV = tempers.log_probs(policies.dense(rows.number), rows.request_n, rows.request)
+    dense_nV = tempers.probabilities(policies.dense(rows.number), rows.request_n, rows.request)
     ids_n = windows.draft_ids_RD[rows.request, rows.place]
     if not rows.drafted_n.all():
         own_n = tempers.draw(dense_nV, draws[0], rows.request_n, rows.request)
         ids_n = torch.where(policies.to_device(rows.drafted_n), ids_n, own_n)
-    dense_nV.exp_()
     dense_n = dense_nV.gather(-1, ids_n[:, None])[:, 0]
-    if not rows.drafted_n.any():
-        all_n = torch.ones_like(dense_n)
-        return ids_n, all_n.bool(), dense_n.log(), dense_n.log(), all_n
-    draft_nV = tempers.log_probs(policies.draft(rows.request, rows.place), rows.request_n, rows.request).exp_()
+    draft_nV = tempers.probabilities(policies.draft(rows.request, rows.place), rows.request_n, rows.request)
     draft_n = draft_nV.gather(-1, ids_n[:, None])[:, 0]
     acceptance_n = torch.minimum(dense_nV, draft_nV).sum(-1)
     accepted_n = torch.minimum(draft_nV, dense_nV.div_(floor)).sum(-1).clamp_max(1)
@@ -226,8 +250,8 @@ def _redraw(
     host where that is, so the last row that stands is looked at in every window."""
     starts_R = np.cumsum(windows.rows_R) - windows.rows_R
     everyone = np.flatnonzero(windows.drafts_R)
-    for first in range(0, len(everyone), ROWS_AT_ONCE // 4):
-        request_n = everyone[first : first + ROWS_AT_ONCE // 4]
+    for first in range(0, len(everyone), EXACT_ROWS):
+        request_n = everyone[first : first + EXACT_ROWS]
         request = policies.to_device(request_n)
         place = stands_RD[request].sum(-1) - 1
         number = policies.to_device(starts_R[request_n]) + place
@@ -260,7 +284,7 @@ def _judge_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float,
         draft_nV = tempers.log_probs(policies.draft(rows.request, rows.place), request_n, rows.request)
     if not rows.drafted_n.all():
         has_draft_n = policies.to_device(rows.drafted_n)
-        ids_n = torch.where(has_draft_n, ids_n, tempers.draw(dense_nV, draft_n, request_n, rows.request))
+        ids_n = torch.where(has_draft_n, ids_n, tempers.draw(dense_nV.exp(), draft_n, request_n, rows.request))
         draft_nV = torch.where(has_draft_n[:, None], draft_nV, dense_nV)
     greedy_n = tempers.temperature_R[request_n] == 0
     out: tuple[Tensor, ...] | None = None

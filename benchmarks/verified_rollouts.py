@@ -1,0 +1,233 @@
+"""Tokens per second of verified rollouts in vLLM beside those of unverified sparse ones and of stock dense attention, at
+one batch and context. One GPU, one process.
+
+    python benchmarks/verified_rollouts.py --model qwen3-1.7b --out benchmarks/results/verified-rollouts-qwen3-1.7b-h200.json
+    python benchmarks/verified_rollouts.py --model qwen3-1.7b --schedules 128 512 qwen3-1.7b-0.86 --windows 16 64
+
+All three engines get the same settings, one after the other; stock dense and unverified sparse ones run as users get them
+(V2 runner, asynchronous scheduling), the verified one as it must (V1 runner). A decode step of the first two is timed as in
+decode_step.py. The verified engine is timed over whole windows: its drafts, their check and the host's work between them;
+its tokens are those that stand.
+
+With random weights the dense policy would take back nearly every draft. So the verdicts are forced: a draft is kept with
+the probability --kept-shares, whatever the two policies say, after the rule was computed as always. The record says so
+(`kept_share_forced`). What is taken back by the rule itself is measured where models are trained, not here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import vllm_engines
+from vllm_engines import STEPS_TO_START, Engine
+
+from sparroll import records
+from sparroll.schedule import Schedule
+
+V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
+WARM_WINDOWS = 2
+Cell = dict[str, Any]
+
+
+@contextmanager
+def verdicts_forced(kept_share: float) -> Iterator[None]:
+    """Keep each draft with this probability. Everything else is computed as before, and takes as long."""
+    from sparroll.engines.vllm.windows import settling
+
+    judge = settling._judge_lean
+
+    def forced(windows: Any, rows: Any, *arguments: Any) -> Any:
+        ids, _, *others = judge(windows, rows, *arguments)
+        return (ids, windows.draws_3RD[1, rows.request, rows.place] < kept_share, *others)
+
+    settling._judge_lean = forced
+    try:
+        yield
+    finally:
+        settling._judge_lean = judge
+
+
+@contextmanager
+def v1_runner() -> Iterator[None]:
+    before = os.environ.get(V2_VARIABLE)
+    os.environ[V2_VARIABLE] = "0"
+    try:
+        yield
+    finally:
+        os.environ.pop(V2_VARIABLE)
+        if before is not None:
+            os.environ[V2_VARIABLE] = before
+
+
+def schedule_named(name: str, model: str, folder: Path) -> Schedule:
+    """A preset or a file, or a number of tokens that every context may read."""
+    if name.isdigit():
+        return Schedule.fixed(int(name), dense_layers=(0,) if model == vllm_engines.TINY else (0, 1))
+    return Schedule.load(vllm_engines.schedule_of(model, name, folder))
+
+
+def step_cells(options: argparse.Namespace, name: str, schedule: Schedule | None) -> tuple[list[Cell], dict[str, Any]]:
+    """An engine that checks nothing."""
+    folder = Path(options.folder)
+    asked = None if schedule is None else {"schedule": str(schedule.save(folder / f"{schedule.name}.toml"))}
+    cells: list[Cell] = []
+    with Engine(options.model, folder, asked, **engine_settings(options)) as engine:
+        for context in options.contexts:
+            seconds = engine.step_seconds([context] * options.batch, options.steps, options.repeats)
+            per_second = options.batch / vllm_engines.median(seconds)
+            cells.append(
+                {
+                    "engine": name,
+                    "schedule": schedule.name if schedule else None,
+                    "batch": options.batch,
+                    "context_tokens": context,
+                    "step_seconds": seconds,
+                    "tokens_per_second": per_second,
+                }
+            )
+            show(cells[-1])
+        about = engine.settings()
+    return cells, about
+
+
+def window_cells(options: argparse.Namespace, schedule: Schedule) -> tuple[list[Cell], dict[str, Any]]:
+    """The verified engine, with each window length and share of kept drafts."""
+    folder = Path(options.folder)
+    checked = schedule.checked(max(options.windows), options.floor)
+    asked = {"schedule": str(checked.save(folder / f"{checked.name}.toml"))}
+    cells: list[Cell] = []
+    with v1_runner(), Engine(options.model, folder, asked, **engine_settings(options)) as engine:
+        for context in options.contexts:
+            for window in options.windows:
+                for share in options.kept_shares:
+                    with verdicts_forced(share):
+                        timed = window_seconds(engine, [context] * options.batch, window, options)
+                    cells.append(
+                        {
+                            "engine": "verified",
+                            "schedule": schedule.name,
+                            "batch": options.batch,
+                            "context_tokens": context,
+                            "window_tokens": window,
+                            "floor": options.floor,
+                            "kept_share_forced": share,
+                            **timed,
+                        }
+                    )
+                    show(cells[-1])
+        about = engine.settings()
+    return cells, about
+
+
+def window_seconds(engine: Engine, contexts: list[int], window: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Exactly these requests, window after window."""
+    scheduler, vllm = engine._scheduler, engine.llm.llm_engine
+    runner = vllm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    count = WARM_WINDOWS + options.timed_windows * options.repeats
+    most = (count + 2) * window
+    engine.check_fits(contexts, most)
+    scheduler.window_tokens = window
+    names = [engine._add(number, context, most) for number, context in enumerate(contexts)]
+    try:
+        for _ in range(STEPS_TO_START):
+            vllm.step()
+            if len(scheduler.running) == len(names) and all(each.num_output_tokens for each in scheduler.running):
+                break
+        else:
+            raise RuntimeError(f"{len(scheduler.running)} of {len(names)} requests started")
+        for _ in range(WARM_WINDOWS):
+            vllm.step()
+        runner.window_counters = type(runner.window_counters)()
+        seconds, tokens = [], []
+        for _ in range(options.repeats):
+            before, began = sum(each.num_tokens for each in scheduler.running), time.perf_counter()
+            for _ in range(options.timed_windows):
+                vllm.step()
+            seconds.append(time.perf_counter() - began)
+            tokens.append(sum(each.num_tokens for each in scheduler.running) - before)
+        counted = runner.window_counters
+    finally:
+        vllm.abort_request(names)
+        for _ in range(3):
+            vllm.step()
+    per_second = [made / took for made, took in zip(tokens, seconds, strict=True)]
+    return {
+        "seconds": seconds,
+        "tokens": tokens,
+        "tokens_per_second": vllm_engines.median(per_second),
+        "seconds_per_window": vllm_engines.median(seconds) / options.timed_windows,
+        "check_share": counted.check_seconds / sum(seconds),
+        "cut_share": counted.checks.cut_share,
+        "drafted_per_kept": counted.checks.drafted_per_kept,
+    }
+
+
+def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
+    """The same for all engines. A step has room for everybody's longest window."""
+    return {
+        "max_num_seqs": options.batch,
+        "max_num_batched_tokens": max(8192, options.batch * max(options.windows)),
+    }
+
+
+def show(cell: Cell) -> None:
+    keys = ("engine", "schedule", "context_tokens", "window_tokens", "kept_share_forced", "check_share", "cut_share")
+    about = "  ".join(f"{key} {cell[key]}" for key in keys if cell.get(key) is not None)
+    print(f"{about}: {cell['tokens_per_second']:.0f} tokens/s", flush=True)
+
+
+def main() -> None:
+    options = arguments()
+    Path(options.folder).mkdir(parents=True, exist_ok=True)
+    schedules = [schedule_named(name, options.model, Path(options.folder)) for name in options.schedules]
+    began, cells, engines = time.perf_counter(), [], {}
+    if not options.without_dense:
+        cells, engines["dense"] = step_cells(options, "dense", None)
+    for schedule in schedules:
+        sparse, engines[f"sparse {schedule.name}"] = step_cells(options, "sparse", schedule)
+        verified, engines[f"verified {schedule.name}"] = window_cells(options, schedule)
+        rate = {cell["context_tokens"]: cell["tokens_per_second"] for cell in sparse}
+        for cell in verified:
+            cell["of_unverified"] = cell["tokens_per_second"] / rate[cell["context_tokens"]]
+            print(f"window {cell['window_tokens']}, kept {cell['kept_share_forced']}: {cell['of_unverified']:.3f}")
+        cells += sparse + verified
+    if options.out:
+        config = {key: value for key, value in vars(options).items() if key not in ("out", "folder")}
+        records.write(
+            options.out,
+            "verified-rollouts",
+            cells,
+            config=config | {"engine": engines, "verdicts": "forced by kept_share_forced, not the rule's"},
+            wall_seconds=time.perf_counter() - began,
+        )
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out")
+    parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
+    parser.add_argument("--schedules", nargs="+", help="presets, files or budgets in tokens; default: the 0.86 preset")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--contexts", nargs="+", type=int, default=[30_000])
+    parser.add_argument("--windows", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens of a window")
+    parser.add_argument("--kept-shares", nargs="+", type=float, default=[1.0, 0.9998, 0.998], help="of drafts, forced")
+    parser.add_argument("--floor", type=float, default=0.01, help="of the rule, which is computed and not obeyed")
+    parser.add_argument("--timed-windows", type=int, default=3, help="windows that are timed as one")
+    parser.add_argument("--steps", type=int, default=32, help="decode steps of the other engines that are timed as one")
+    parser.add_argument("--repeats", type=int, default=3, help="how often they are timed")
+    parser.add_argument("--without-dense", action="store_true", help="leave stock dense attention out")
+    parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where configs and schedules go")
+    options = parser.parse_args()
+    if not options.schedules:
+        options.schedules = [vllm_engines.schedule_of(options.model, None, Path(options.folder))]
+    return options
+
+
+if __name__ == "__main__":
+    main()
