@@ -180,6 +180,8 @@ def test_calibrate_chooses_a_check_and_refuses_what_cannot_have_one(
     assert main(command) == 0
     printed = capsys.readouterr().out
     assert "drafted/kept" in printed and "checks in the last round: " in printed
+    page = (out / "report.html").read_text()
+    assert "Window, floor and budgets were chosen together" in page and "have the least predicted time of" in page
     loaded = Schedule.load(out / "schedule.toml")
     assert loaded.check is not None and loaded.check.window_tokens in (8, 16) and loaded.check.floor == 1
     record = json.loads((out / "calibration.json").read_text())

@@ -12,7 +12,8 @@ from sparroll.mismatch.table import TailRow
 from sparroll.report import figures
 from sparroll.report.data import Measured, thin
 from sparroll.report.parts import figure, items, note, section, table
-from sparroll.rounding import with_interval
+from sparroll.rounding import rounded_up, with_interval
+from sparroll.schedule import Schedule
 
 
 def measurements(all_measured: tuple[Measured, ...]) -> str:
@@ -98,7 +99,7 @@ def _schedule(measured: Measured, number: int, where: str) -> str:
         f"A schedule says how many tokens of the KV cache a decoding step reads at each context length (its KV budget). "
         f"{_how_chosen(measured)} Which tokens these are is chosen anew at each step by the selector "
         f"<code>{escape(selector['kind'])}</code>, in pages of {selector['page_tokens']} tokens. Layers that always read "
-        f"everything: {', '.join(map(str, schedule.dense_layers)) or 'none'}."
+        f"everything: {', '.join(map(str, schedule.dense_layers)) or 'none'}.{_checked(schedule)}"
     )
     return section(
         f"The schedule{where}",
@@ -110,6 +111,17 @@ def _schedule(measured: Measured, number: int, where: str) -> str:
     )
 
 
+def _checked(schedule: Schedule) -> str:
+    """How drafts are checked, in a sentence; nothing if they are not."""
+    if schedule.check is None:
+        return ""
+    nats = rounded_up(schedule.check.most_nats, 2)
+    return (
+        f" The dense policy checks every {schedule.check.window_tokens} tokens that are drafted like this. No token that "
+        f"stands is more than {nats} nats less likely under it than under what sampled it."
+    )
+
+
 def _how_chosen(measured: Measured) -> str:
     """What the budgets had to meet, as it was in this calibration."""
     target = f"the target {measured.target:g}"
@@ -117,6 +129,12 @@ def _how_chosen(measured: Measured) -> str:
         f"For each length it is the smallest budget whose tail, with the lower end of its interval, met {target} among "
     )
     first += "the budgets that were measured, or between two of them."
+    if measured.schedule is not None and measured.schedule.check is not None:
+        chosen = escape(str((measured.schedule.made_by or {}).get("chosen", "they have the least predicted time")))
+        first = (
+            f"Window, floor and budgets were chosen together among schedules whose tail, with the lower end of its "
+            f"interval, met {target} at every length: {chosen}."
+        )
     if measured.bound is None:
         return f"{first} Nobody has sampled with the schedule itself, so it is not verified."
     what = (

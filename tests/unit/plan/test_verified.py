@@ -21,6 +21,7 @@ from sparroll.types import Checks
 
 TOY = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=8)
 SLOW = Hardware("slow", flops_per_second=1e12, bandwidth_bytes_per_second=1e6, memory_bytes=1e8)
+RECORDS = Path(__file__).parents[3] / "benchmarks" / "results"
 ABOUT = {"parameters": 1e9, "prompt_tokens": 100, "response_tokens": 4000, "kv_width": 28 * 8 * 128, "gqa_ratio": 2}
 
 
@@ -37,6 +38,18 @@ def test_drafts_per_token_are_those_of_windows_that_are_played() -> None:
         assert drafts_per_token(rejected_share, window) == pytest.approx(played.drafted_per_kept, rel=0.01)
         of_share = CheckRate.of_cut_share(played.cut_share, window)
         assert of_share.drafted_per_kept == pytest.approx(played.drafted_per_kept, rel=0.01)
+
+
+def test_a_share_of_cut_windows_gives_the_drafts_that_vllm_counted() -> None:
+    """Each draft was kept with .998 there, whatever the policies said; 96 windows a row."""
+    found = []
+    for path in sorted(RECORDS.glob("verified-rollouts-*.json")):
+        rows = json.loads(path.read_text())["results"]
+        found += [row for row in rows if row.get("kept_share_forced") == 0.998]
+    assert len(found) > 2
+    for row in found:
+        of_share = CheckRate.of_cut_share(row["cut_share"], row["window_tokens"])
+        assert of_share.drafted_per_kept == pytest.approx(row["drafted_per_kept"], rel=0.04)
 
 
 def test_a_check_that_rejects_nothing_drafts_each_token_once() -> None:
@@ -67,7 +80,7 @@ def test_impossible_rates_are_refused(given: dict[str, float], message: str) -> 
         rate_for(DraftCheck(), **given)
 
 
-RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "mismatch-study-checks-h200.json"
+RECORD = RECORDS / "mismatch-study-checks-h200.json"
 
 
 @pytest.mark.skipif(not RECORD.exists(), reason="study_checks.py has not written its record yet")
