@@ -3,7 +3,7 @@ GPU, one process.
 
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --out benchmarks/results/verified-rollouts-qwen3-1.7b-h200.json
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --schedules 128 512 qwen3-1.7b-0.86 --windows 16 64
-    python benchmarks/verified_rollouts.py --model qwen3-1.7b --steady 4 --windows 64
+    python benchmarks/verified_rollouts.py --model qwen3-1.7b --steady 4 --batch 128 --windows 64
 
 A moment is a batch with its contexts: --batch requests of each of --contexts, or --steady moments of rollout.py's steady
 set, in as much cache as --capacity-tokens says.
@@ -37,6 +37,16 @@ from sparroll.schedule import Schedule
 
 V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 WARM_WINDOWS = 2
+SHOWN = [
+    "engine",
+    "schedule",
+    "batch",
+    "context_tokens",
+    "window_tokens",
+    "kept_share_forced",
+    "check_share",
+    "cut_share",
+]
 Cell = dict[str, Any]
 
 
@@ -194,17 +204,7 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def show(cell: Cell) -> None:
-    keys = (
-        "engine",
-        "schedule",
-        "batch",
-        "context_tokens",
-        "window_tokens",
-        "kept_share_forced",
-        "check_share",
-        "cut_share",
-    )
-    about = "  ".join(f"{key} {cell[key]}" for key in keys if cell.get(key) is not None)
+    about = "  ".join(f"{key} {cell[key]}" for key in SHOWN if cell.get(key) is not None)
     print(f"{about}: {cell['tokens_per_second']:.0f} tokens/s", flush=True)
 
 
