@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import statistics
+import textwrap
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,6 +35,9 @@ DEFECTS = {"distill": "with a defect"}
 """Rows whose runs say nothing of what they are named after: one token could outweigh a whole step of the loss."""
 AGAIN = {25: "mismatch-study-published-loss-h200", 60: "mismatch-study-published-loss-60-steps-h200"}
 """The records of those rows without the defect, and of what ran beside them, by steps."""
+
+VERIFIED = "mismatch-study-verified-rollouts-60-steps-h200"
+"""The record of the rows that check their drafts, which ran later than the others of 60 steps."""
 
 
 def study_frozen() -> str:
@@ -108,6 +113,37 @@ def study_longer() -> str:
     steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
     changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
     return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
+
+
+def study_verified_rollouts() -> str:
+    """The rows that check their drafts, each beside the same budgets without a check, and dense rollouts."""
+    before, after = results(STUDIES[60], "mismatch-study"), results(VERIFIED, "mismatch-study")
+    pairs = [("fixed-tis", "fixed-verified")]
+    pairs += [(name, f"{name}-verified") for name in ("calibrated-0.75", "calibrated-0.86")]
+    rows = [_verified_line(before, "dense")]
+    for plain, checked in pairs:
+        rows += [_verified_line(before, plain), _verified_line(after, checked)]
+    head = ["row", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "KV read"]
+    return table([*head, "windows cut", "drafted per kept", "most nats off"], rows)
+
+
+def _verified_line(found: dict[str, Any], name: str) -> list[str]:
+    row = next(line for line in found["table"] if line["row"] == name)
+    runs = _whole_runs(found, name)
+    changes = [run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1] for run in runs]
+    change = f"{gain(statistics.mean(changes))} ({gain(min(changes))} to {gain(max(changes))})"
+    checks = ["", "", ""]
+    if "check/cut_share" in runs[0]["series"]:
+        cut, drafted, nats = (
+            [value for run in runs for value in run["series"][f"check/{part}"]]
+            for part in ("cut_share", "drafted_per_kept", "largest_nats")
+        )
+        checks = [
+            percent_up(statistics.mean(cut), 1),
+            rounded_up(statistics.mean(drafted), 2),
+            rounded_up(max(nats), 2),
+        ]
+    return [f"`{name}`", change, *_means(row, ("reward_last", "tail_last", "kl", "kv_read_share")), *checks]
 
 
 def study_uniform() -> str:
@@ -197,3 +233,66 @@ def study_eviction() -> str:
         name = [f"`{policy['kind']}`", f"{policy['budget_tokens']:,}"] if policy else ["dense", ""]
         rows.append([*name, percent_down(run["kv_saved_share"]), rounded_down(run["solved_share"], 2)])
     return table(["policy", "tokens that stay", "KV memory saved", "problems solved"], rows)
+
+
+def study_checks() -> str:
+    """What checks of drafts do to the study's task, with a sentence on how it was measured; nothing without a record."""
+    name = "mismatch-study-checks-h200"
+    if not (RESULTS / f"{name}.json").exists():
+        return ""
+    record = records.read(RESULTS / f"{name}.json", "study-checks")
+    asked, found = record["config"], record["results"]["rows"]
+    rows = []
+    for row in found:
+        error = rounded_up(row["reward_standard_error"], 3)
+        off = [rounded_up(row["kl"], 4), *(_small_share(row[f"over_{nats}_nats_share"]) for nats in (2, 10, 20))]
+        taken_back = ["", ""]
+        if row["window_tokens"] is not None:
+            taken_back = [percent_up(row["cut_share"]), rounded_up(row["drafted_per_kept"], 2)]
+        rows.append(
+            [
+                _sampler(row),
+                f"{rounded_down(row['reward'])} +- {error}",
+                *off,
+                rounded_up(row["largest_nats"], 1),
+                *taken_back,
+                rounded_down(row["draft_acceptance_q05"], 2),
+            ]
+        )
+    said = textwrap.fill(
+        f"Measured with the study's model (`recipes/mismatch-study/study_checks.py`, level {asked['level']}, temperature "
+        f"{asked['temperature']:g}, {asked['problems']} held-out problems, HFEngine in {asked['dtype']}, `{name}.json`). "
+        "The reward has its standard error; the tail is the 5th percentile of the drafts' acceptance, before any check.",
+        width=120,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    head = [
+        "sampler",
+        "reward",
+        "KL",
+        "> 2 nats off",
+        "> 10",
+        "> 20",
+        "most",
+        "windows cut",
+        "drafted per kept",
+        "tail",
+    ]
+    return f"\n{said}\n\n{table(head, rows)}"
+
+
+def _small_share(share: float) -> str:
+    """Two digits, rounded up."""
+    if share == 0:
+        return "0"
+    power = math.floor(math.log10(share)) - 1
+    return f"{math.ceil(share / 10**power - 1e-9) * 10**power:.1e}"
+
+
+def _sampler(row: dict[str, Any]) -> str:
+    if row["kv_budget_tokens"] is None:
+        return "dense"
+    if row["window_tokens"] is None:
+        return f"sparse, {row['kv_budget_tokens']} tokens"
+    return f"verified, {row['kv_budget_tokens']} tokens, windows of {row['window_tokens']}, floor {row['floor']:g}"

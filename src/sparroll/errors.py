@@ -6,6 +6,8 @@ import errno
 import re
 
 _DISK_FULL = re.compile(r"No space left on device|StorageFull|Disk quota exceeded")
+_FILE_TOO_LARGE = re.compile(r"File too large \(os error 27\)")
+_REFUSED_BY_SYSTEM = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG)
 _NO_MEMORY = re.compile(r"can't allocate memory|Cannot allocate memory|not enough memory|[Oo]ut of memory")
 
 
@@ -39,7 +41,8 @@ def reason_of(error: BaseException) -> str:
 
 
 def of_machine(error: BaseException) -> UserError | None:
-    """The UserError for an error that says that the disk is full or that memory has run out; None for any other error.
+    """The UserError for an error that says that the disk is full, that memory has run out, or that the system refuses a
+    file; None for any other error.
 
     Such errors come from torch, safetensors and the system in many types, which are recognised by name and text, so
     that none of these need be loaded.
@@ -50,6 +53,13 @@ def of_machine(error: BaseException) -> UserError | None:
     if (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)) or _DISK_FULL.search(text):
         named = getattr(error, "filename", None)
         return UserError(f"the disk is full{f', writing {named}' if named else ''}", "free some space")
+    if (isinstance(error, OSError) and error.errno == errno.EFBIG) or _FILE_TOO_LARGE.search(text):
+        return UserError(
+            "a file grew larger than this system lets it", "raise the limit (ulimit -f), or choose another disk"
+        )
+    if isinstance(error, OSError) and error.errno in _REFUSED_BY_SYSTEM:
+        named = f" {error.filename}"[:200] if error.filename else ""
+        return UserError(f"the system refuses{named}: {error.strerror}", "choose another folder or name")
     if type(error).__name__ == "OutOfMemoryError":
         return UserError(f"out of memory on the device: {text.partition('. ')[0]}", "lower --max-batch or the lengths")
     of_system = isinstance(error, OSError) and error.errno == errno.ENOMEM

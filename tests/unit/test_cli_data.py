@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import data_files
+from cli_runs import save_model
 from sparroll.cli import main
 
 Captured = pytest.CaptureFixture[str]
@@ -20,6 +21,21 @@ def test_show_prints_samples_a_histogram_and_what_was_skipped(tmp_path: Path, ca
     assert "A farmer has 6 hens" in shown and "\\boxed{}" in shown and "answer 5" in shown
     assert "2 rows of deepscaler:train" in shown and "skipped 2: no answer" in shown
     assert "prompt tokens: " in shown and "█" in shown
+
+
+def test_show_prints_a_prompt_as_the_model_sees_it(tmp_path: Path, capsys: Captured) -> None:
+    """With the chat template; of a long prompt the end, too."""
+    model = save_model(tmp_path / "chat")
+    config = json.loads((model / "tokenizer_config.json").read_text())
+    template = "<s>{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %} now{% endif %}"
+    (model / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    rows = [{"prompt": "word " * 300 + str(row), "answer": "1"} for row in range(2)]
+    path = str(data_files.write(tmp_path / "own.jsonl", rows))
+    assert main(["data", "show", path, "--model", str(model), "--chat", "--samples", "1"]) == 0
+    shown = capsys.readouterr().out
+    assert "<s>" in shown and " ... " in shown and "0 now" in shown
+    assert main(["data", "show", path, "--model", str(model), "--chat", "--samples", "1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["samples"][0]["prompt"].endswith("0 now")
 
 
 def test_show_as_json_has_the_numbers(tmp_path: Path, capsys: Captured) -> None:

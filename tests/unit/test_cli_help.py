@@ -125,3 +125,9 @@ def test_a_misspelt_setting_names_the_nearest(capsys: pytest.CaptureFixture[str]
     assert error_of(["config", "lr"], capsys)[1] == "it is a key: train.lr, distill.lr"
     assert error_of(["config", "train.learning_rate"], capsys)[0] == "[train] has no key learning_rate"
     assert error_of(["config", "rollout.max_new_token"], capsys)[1] == "did you mean 'max_new_tokens'?"
+
+
+def test_an_option_that_lacks_its_values_points_to_the_help_of_its_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    message, hint = error_of(["evaluate", "--compare", "runs/a"], capsys)
+    assert message == "Option '--compare' requires 2 arguments."
+    assert hint == "`sparroll evaluate --help` lists the options"

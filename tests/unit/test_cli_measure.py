@@ -110,6 +110,9 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
     assert "faithful" in hint
     message, hint = error_of(["calibrate", *there, "--dense-layers", "0,x"], capsys)
     assert (message, hint) == ("--dense-layers takes numbers of layers, got '0,x'", "for example 0,1, or none")
+    for name in ("../x", "a/b", "", ".", "mine.toml"):
+        message, _ = error_of(["calibrate", *there, "--name", name], capsys)
+        assert message.startswith("--name is the name of a file in --out")
     message, _ = error_of(["calibrate", *there, "--count", "3", "--samples", "2"], capsys)
     assert "needs 8 rollouts, and 3 prompts with 2 samples each give 6" in message
 

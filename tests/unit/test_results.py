@@ -122,6 +122,27 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
     }
 
 
+def test_the_table_of_checks_stands_with_its_record_and_only_then(tables: ModuleType, tmp_path, monkeypatch) -> None:
+    study = importlib.import_module("render_study")
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    assert study.study_checks() == ""
+    about = {"reward": 0.53125, "reward_standard_error": 0.0441, "kl": 0.02512, "largest_nats": 4.58}
+    about |= {"over_2_nats_share": 5.31e-4, "over_10_nats_share": 0.0, "over_20_nats_share": 0.0}
+    of = {"kv_budget_tokens": 128, "window_tokens": 64, "floor": 0.01, "cut_share": 0.171, "drafted_per_kept": 1.132}
+    plain = {"kv_budget_tokens": None, "window_tokens": None, "floor": None, "draft_acceptance_q05": None}
+    rows = [about | plain, about | of | {"draft_acceptance_q05": 0.7391}]
+    config = {"level": 124, "temperature": 0.8, "problems": 128, "dtype": "fp32"}
+    path = tmp_path / "mismatch-study-checks-h200.json"
+    records.write(path, "study-checks", {"rows": rows, "missing": []}, config=config)
+    made = study.study_checks()
+    assert "128 held-out" in made.replace("\n", " ") and max(map(len, made.splitlines()[:4])) <= 120
+    assert "| dense | 0.531 +- 0.045 | 0.0252 | 5.4e-04 | 0 | 0 | 4.6 |  |  | - |" in made
+    verified = (
+        "| verified, 128 tokens, windows of 64, floor 0.01 | 0.531 +- 0.045 | 0.0252 | 5.4e-04 | 0 | 0 | 4.6 | 18% |"
+    )
+    assert f"{verified} 1.14 | 0.73 |" in made
+
+
 ABSOLUTE_PATH = re.compile(r"(?<![\w./])/\w")
 """A slash that begins a word; in text, slashes stand within words or between spaces."""
 

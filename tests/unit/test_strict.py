@@ -33,6 +33,8 @@ from sparroll.types import TopK
         ('train.normalise_advantage="yes"', "train.normalise_advantage: must be true or false, got 'yes'"),
         ("data.dedup=1", "data.dedup: must be true or false, got 1"),
         ("task.thinking=1", "task.thinking: must be true or false, got 1"),
+        ("log.sinks=[jsonl]", "log.sinks: must be a list, got '[jsonl]'"),
+        ("data.eval=aime24", "data.eval: must be a list, got 'aime24'"),
         ("guard.at_least=5", "guard.at_least: input should be less than or equal to 1, got 5"),
         ("rollout.samples_per_prompt=1000000000", "rollout.samples_per_prompt: input should be less than or equal to"),
         ("train.prompts_per_step=1000000000", "train.prompts_per_step: input should be less than or equal to"),

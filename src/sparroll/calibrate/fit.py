@@ -10,7 +10,7 @@ fall with length.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -63,6 +63,7 @@ def fit_schedule(
     quantile: float = 0.05,
     top_k: int | None = None,
     ceiling: Sequence[Cell] = (),
+    least_budgets: Mapping[int, int] | None = None,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
     model: str | None = None,
@@ -71,7 +72,8 @@ def fit_schedule(
 ) -> FittedSchedule:
     """Fit a schedule to measured cells.
 
-    ceiling: cells measured with dense rollouts, one per bin; their budget is ignored. A cell with fewer than
+    ceiling: cells measured with dense rollouts, one per bin; their budget is ignored.  least_budgets: by the start of a
+    bin, a budget that it has at least, even if less meets the target. A cell with fewer than
     `min_tokens` tokens or `min_rollouts` rollouts is left out. A bin without any cell left takes the budget of the next
     longer bin that has one. Bins beyond the longest measured one read the same share of the context as that one. So a
     length that nobody measured never reads less than the measurements support; `notes` names these bins.
@@ -86,7 +88,7 @@ def fit_schedule(
     curves = _curves(cells, ceilings, _bin_tokens([*cells, *ceiling]), needs, selector)
     if not any(curve for _, curve in curves):
         raise too_little_data(cells, min_tokens, min_rollouts)
-    bins, notes = _walk(curves, ceilings, needs, selector)
+    bins, notes = _walk(curves, ceilings, needs, selector, least_budgets or {})
     schedule = Schedule(
         steps=_steps(bins),
         selector=selector,
@@ -127,7 +129,11 @@ def _curves(
 
 
 def _walk(
-    curves: Sequence[tuple[tuple[int, int], Curve | None]], ceilings: dict[int, Cell], needs: _Needs, selector: Selector
+    curves: Sequence[tuple[tuple[int, int], Curve | None]],
+    ceilings: dict[int, Cell],
+    needs: _Needs,
+    selector: Selector,
+    least_budgets: Mapping[int, int],
 ) -> tuple[list[FittedBin], list[str]]:
     """Choose the budgets bin by bin; they never fall. A bin without data waits for the next one with data."""
     bins: list[FittedBin] = []
@@ -135,6 +141,7 @@ def _walk(
     notes: list[str] = []
     floor = selector.least_budget_tokens
     for (start, end), curve in curves:
+        floor = max(floor, least_budgets.get(start, 0))
         cheapest = curve.cheapest(needs.target, floor) if curve else None
         if curve and cheapest is None and curve.reaches(needs.largest):
             raise needs.missed(curve, bin_name(start, end), ceilings.get(start))

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.engines.base import under
 from sparroll.engines.generate_arguments import check_temperature
 from sparroll.engines.sampling import request_seed
@@ -92,6 +93,28 @@ class MeasureSettings:
         return dataclasses.asdict(self)
 
 
+def check_measurable(schedule: Schedule, settings: MeasureSettings) -> None:
+    """Raise UserError where these settings cannot measure a schedule whose drafts are checked."""
+    if schedule.check is None:
+        return
+    if settings.mode == "replay":
+        raise UserError(
+            f"a replay drafts nothing, so the check of {schedule.name} has nothing to take back",
+            "use the mode faithful, or measure the schedule without its check",
+        )
+    if settings.estimator == "exact":
+        raise UserError(
+            "the estimator exact compares whole distributions of the engine and the scorer, and a check compares the "
+            "engine with itself",
+            "use top_k_lower with a schedule that checks its drafts",
+        )
+    if settings.temperature == 0:
+        raise UserError(
+            "at temperature 0 the policy behind checked drafts has no distribution to compare",
+            "use a temperature above 0",
+        )
+
+
 @dataclass
 class Measurement:
     """The tail of one schedule. If `schedule` is None, it is the tail of dense decoding: the ceiling."""
@@ -107,6 +130,8 @@ class Measurement:
     statistics."""
     seed: int
     wall_seconds: float = 0.0
+    checked: CheckFigures | None = None
+    """What the checks of drafts did; None for a schedule without a check."""
 
     @property
     def name(self) -> str:
@@ -171,6 +196,7 @@ class Study:
         rollouts."""
         started = time.perf_counter()
         mode, seed = mode or self.settings.mode, self.settings.seed if seed is None else seed
+        check_measurable(schedule, replace(self.settings, mode=mode))
         if mode == "faithful" and self.settings.estimator == "exact":
             _, statistics = self._sample_exactly(schedule, seed, on_progress)
             share = self.engine.report().kv_read_share
@@ -183,7 +209,10 @@ class Study:
             rollouts = self._generate(schedule, seed, stages.next(f"rollouts with {schedule.name}"))
             share = self.engine.report().kv_read_share
         statistics = self._statistics(rollouts, schedule, mode, stages.next(f"scores of {schedule.name}"))
-        return self._measurement(schedule, statistics, share, mode, seed, started)
+        found = self._measurement(schedule, statistics, share, mode, seed, started)
+        if schedule.check is not None:
+            found.checked = CheckFigures.of(rollouts, self.settings.bin_tokens)
+        return found
 
     @property
     def layers(self) -> int:
@@ -283,6 +312,9 @@ class Study:
         on_progress: OnProgress | None,
     ) -> list[Tensor]:
         temperature, estimator = self.settings.temperature, self.settings.estimator
+        if schedule is not None and schedule.check is not None:
+            # The engine's own checks scored every token. A scoring pass would add the scorer's rounding to it.
+            return acceptance_of(rollouts, [_seen(rollout) for rollout in rollouts], estimator)
         if mode == "faithful":
             return acceptance_of(rollouts, self._dense(rollouts, on_progress), estimator)
         assert schedule is not None, "a replay needs a schedule"
@@ -304,6 +336,11 @@ class Study:
         if rollouts is self.rollouts:
             self._dense_scores = scores
         return scores
+
+
+def _seen(rollout: Rollout) -> TokenScores:
+    assert rollout.dense is not None, "the engine checked its drafts"
+    return rollout.dense
 
 
 def _name(rollout: Rollout) -> str:

@@ -67,7 +67,8 @@ def check_ceiling(
             f"{message}, because the estimator {settings.estimator} counts only the {settings.top_k} most likely tokens, "
             f"and at temperature {settings.temperature:g} too much of the probability is on others: two equal policies "
             f"would have {rounded_down(equal)} there",
-            f"lower the target to {lowest} or less, or sample at a lower temperature",
+            f"lower the target to {lowest} or less, sample at a lower temperature, or count every token: --estimator exact, "
+            "for small vocabularies",
         )
     raise UserError(
         f"{message}, because engine and trainer differ by more than any budget can repair",

@@ -5,19 +5,25 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
+from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.calibrate.verify import Bound, Verification, verify
+from sparroll.draft_check import DraftCheck
+from sparroll.errors import UserError
 from sparroll.locks import locked
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.models import fingerprint
-from sparroll.progress import OnProgress
+from sparroll.plan.hardware import Hardware, find_hardware
+from sparroll.plan.model_shape import ModelShape, model_shape
+from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule
 
 
@@ -30,11 +36,14 @@ class Calibration:
     sweep: Sweep
     fitted: FittedSchedule
     verification: Verification | None
+    choice: CheckChoice | None = None
+    """What the check and the budgets were chosen among; None without a check."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the reader: bins without data, and budgets that the verification raised."""
-        return self.fitted.notes + (self.verification.notes if self.verification else ())
+        refused = self.choice.refused if self.choice else ()
+        return self.fitted.notes + refused + (self.verification.notes if self.verification else ())
 
     def rows(self) -> list[dict[str, Any]]:
         """For each bin the budget, the tail under it and the dense ceiling. If there was a verification, the tail is
@@ -64,6 +73,7 @@ class Calibration:
             "bins": [dataclasses.asdict(found) for found in self.fitted.bins],
             "sweep": self.sweep.table(),
             "verification": self.verification.table() if self.verification else None,
+            **({"choice": self.choice.table()} if self.choice else {}),
         }
 
 
@@ -77,6 +87,10 @@ def calibrate(
     dense_layers: tuple[int, ...] = (0, 1),
     verify_rounds: int = 4,
     bound: Bound = "value",
+    checks: Sequence[DraftCheck] = (),
+    shape: ModelShape | None = None,
+    hardware: Hardware | str | Path = "H200",
+    over_2_nats_at_most: float | None = None,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
     model: str | None = None,
@@ -90,6 +104,9 @@ def calibrate(
     interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
     the target after the last round, the file is written with their figures, and `verification.met` is false. model and
     made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
+    checks: if there are any, every budget is measured under each of them, and the check and the budgets with the least
+    predicted time are taken (see choice.py), for a model of this `shape`, by default the study's, on this `hardware`.
+    over_2_nats_at_most: also hold the share of tokens that are more than 2 nats off to this, in every bin.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
     least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
@@ -100,19 +117,35 @@ def calibrate(
         check_ceiling(study, ceiling, target, **least)
         check_something_is_sparse(study, min(budgets), selector, dense_layers)
 
+    if over_2_nats_at_most is not None and not checks:
+        raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
+    shape = (shape or model_shape(study.scorer.model.config)) if checks else None
+    device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    measured = partial(
+        sweep,
+        study,
+        out=out,
+        budgets=budgets,
+        selector=selector,
+        dense_layers=dense_layers,
+        on_ceiling=on_ceiling,
+    )
     with locked(out, "sparroll calibrate"):
-        swept = sweep(
-            study,
-            out=out,
-            budgets=budgets,
-            selector=selector,
-            dense_layers=dense_layers,
-            on_ceiling=on_ceiling,
-            on_progress=on_progress,
-        )
-        fitted = swept.fit(
-            target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
-        )
+        choice = None
+        if shape is not None:
+            stages = Stages(on_progress, len(checks))
+            sweeps = [measured(check=check, on_progress=stages.next("checked budgets")) for check in checks]
+            stages.end()
+            machine = Machine.decoding(study.dense_rollouts(), shape, device)
+            bounds = {"target": target, "over_2_nats_at_most": over_2_nats_at_most}
+            choice = choose(sweeps, machine, **bounds, **least, model=model, name=name)  # type: ignore[arg-type]
+            fitted = with_reasons(choice, made_by, over_2_nats_at_most)
+            swept = next(each for each in sweeps if each.check == choice.best.check)
+        else:
+            swept = measured(on_progress=on_progress)
+            fitted = swept.fit(
+                target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
+            )
         verification = None
         if verify_rounds > 0:
             verification = verify(
@@ -123,6 +156,7 @@ def calibrate(
                 out=out,
                 bound=bound,
                 most_rounds=verify_rounds,
+                over_2_nats_at_most=over_2_nats_at_most,
                 min_tokens=min_tokens,
                 min_rollouts=min_rollouts,
                 on_progress=on_progress,
@@ -133,4 +167,4 @@ def calibrate(
             fingerprint=None if model is None else fingerprint.of_model(model),
         )
         path = schedule.save(Path(out) / f"{name}.toml")
-    return Calibration(schedule, path, swept, fitted, verification)
+    return Calibration(schedule, path, swept, fitted, verification, choice)

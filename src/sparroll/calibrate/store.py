@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save
 from torch import Tensor, nn
 
 from sparroll import files
+from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
@@ -64,6 +65,7 @@ class Store:
                 mode=table["mode"],
                 seed=table["seed"],
                 wall_seconds=table["wall_seconds"],
+                checked=CheckFigures.from_table(table["checked"]) if "checked" in table else None,
             )
         except (KeyError, TypeError) as error:
             raise _damaged(path, f"it lacks {error}") from None
@@ -141,6 +143,7 @@ def measurement_table(measurement: Measurement) -> dict[str, Any]:
         "kv_read_share": measurement.kv_read_share,
         "wall_seconds": round(measurement.wall_seconds, 3),
         "tail": measurement.tail().table(),
+        **({"checked": measurement.checked.table()} if measurement.checked else {}),
     }
 
 

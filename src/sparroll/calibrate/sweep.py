@@ -3,17 +3,19 @@ and is not measured again. Fitting is in fit.py."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
+from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, fit_schedule
-from sparroll.calibrate.measure import Measurement, MeasureSettings, Study
+from sparroll.calibrate.measure import Measurement, MeasureSettings, Study, check_measurable
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
+from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress, Stages
@@ -32,6 +34,8 @@ class Sweep:
     dense_layers: tuple[int, ...]
     ceiling: Measurement
     measurements: tuple[Measurement, ...]
+    check: DraftCheck | None = None
+    """How the drafts of all measurements but the ceiling were checked."""
 
     @property
     def budgets(self) -> list[int]:
@@ -47,12 +51,13 @@ class Sweep:
         *,
         min_tokens: int = MIN_TOKENS,
         min_rollouts: int = LEAST_ROLLOUTS,
+        least_budgets: Mapping[int, int] | None = None,
         model: str | None = None,
         made_by: dict[str, Any] | None = None,
         name: str = "calibrated",
     ) -> FittedSchedule:
-        """The cheapest schedule that meets the target; see `fit_schedule`."""
-        return fit_schedule(
+        """The cheapest schedule that meets the target; see `fit_schedule`. It has the sweep's check."""
+        fitted = fit_schedule(
             self.cells(),
             target=target,
             selector=self.selector,
@@ -61,12 +66,14 @@ class Sweep:
             quantile=self.settings.quantile,
             top_k=self.settings.list_tokens or None,
             ceiling=cells_of(self.ceiling.tail(), 0),
+            least_budgets=least_budgets,
             min_tokens=min_tokens,
             min_rollouts=min_rollouts,
             model=model,
             made_by=made_by,
             name=name,
         )
+        return replace(fitted, schedule=replace(fitted.schedule, check=self.check))
 
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
@@ -74,6 +81,7 @@ class Sweep:
             "settings": self.settings.table(),
             "selector": self.selector.table(),
             "dense_layers": list(self.dense_layers),
+            **({"check": self.check.table()} if self.check else {}),
             "dense_ceiling": measurement_table(self.ceiling),
             "budgets": [{"kv_budget_tokens": _budget(each), **measurement_table(each)} for each in self.measurements],
         }
@@ -86,19 +94,23 @@ def sweep(
     budgets: Sequence[int],
     selector: Selector | None = None,
     dense_layers: tuple[int, ...] = (0, 1),
+    check: DraftCheck | None = None,
     on_ceiling: Callable[[Measurement], None] | None = None,
     on_progress: OnProgress | None = None,
 ) -> Sweep:
     """Measure `budgets` (tokens) and the dense ceiling into the folder `out`.
 
+    check: how the dense policy checks what is drafted under each budget; the dense ceiling is that of dense rollouts.
     on_ceiling: called with the dense ceiling before the first budget is measured; what it raises ends the sweep there.
 
-    A second call with the same settings continues where the first was interrupted, and may add budgets. Another model,
-    other prompts or other settings are refused. A budget that is as large as the longest context of the study is dense
-    by construction and is not run. Raises UserError for the estimator "sampled", whose percentiles mean nothing.
+    A second call with the same settings continues where the first was interrupted, and may add budgets and checks.
+    Another model, other prompts or other settings are refused. A budget that is as large as the longest context of the
+    study is dense by construction and is not run. Raises UserError for the estimator "sampled", whose percentiles mean
+    nothing.
     """
     selector = selector or PageMean()
     grid = _grid(study, budgets, selector, dense_layers)
+    check_measurable(_fixed(grid[0], selector, dense_layers, check), study.settings)
     store = Store(out, sweep_fingerprint(study, selector, dense_layers))
     stages = Stages(on_progress, 1 + len(grid))
     ceiling = store.ceiling(study, stages.next("dense ceiling"))
@@ -107,14 +119,15 @@ def sweep(
     longest = _longest_context(study)
     measurements = []
     for budget in grid:
-        schedule = Schedule.fixed(budget, selector, dense_layers)
-        progress = stages.next(f"budget {budget}")
+        schedule = _fixed(budget, selector, dense_layers, check)
+        progress = stages.next(f"budget {budget}{_check_name(check, ', windows of {}, floor {:g}')}")
         measure = partial(study.measure, schedule, on_progress=progress)
         if budget >= longest:
-            measure = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0)
-        measurements.append(store.measured(budget_name(budget), measure))
+            nothing = check and CheckFigures.of_dense(ceiling.tail())
+            measure = partial(replace, ceiling, schedule=schedule, mode="dense", wall_seconds=0.0, checked=nothing)
+        measurements.append(store.measured(budget_name(budget, check), measure))
     stages.end()
-    return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements))
+    return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements), check)
 
 
 def sweep_budget(
@@ -124,6 +137,7 @@ def sweep_budget(
     out: Path | str,
     selector: Selector | None = None,
     dense_layers: tuple[int, ...] = (0, 1),
+    check: DraftCheck | None = None,
     on_progress: OnProgress | None = None,
 ) -> Measurement:
     """Measure one budget of a faithful sweep into the folder `out`, without the dense ceiling. For processes that share
@@ -136,13 +150,22 @@ def sweep_budget(
     selector = selector or PageMean()
     (budget,) = _grid(study, [budget], selector, dense_layers)
     store = Store(out, sweep_fingerprint(study, selector, dense_layers), shared=True)
-    schedule = Schedule.fixed(budget, selector, dense_layers)
-    return store.measured(budget_name(budget), partial(study.measure, schedule, on_progress=on_progress))
+    schedule = _fixed(budget, selector, dense_layers, check)
+    return store.measured(budget_name(budget, check), partial(study.measure, schedule, on_progress=on_progress))
 
 
-def budget_name(budget: int) -> str:
+def budget_name(budget: int, check: DraftCheck | None = None) -> str:
     """Name of a budget's files in the sweep's folder."""
-    return f"budget-{budget:06d}"
+    return f"budget-{budget:06d}{_check_name(check, '-check-{}-{!r}')}"
+
+
+def _check_name(check: DraftCheck | None, form: str) -> str:
+    return form.format(check.window_tokens, check.floor) if check else ""
+
+
+def _fixed(budget: int, selector: Selector, dense_layers: tuple[int, ...], check: DraftCheck | None) -> Schedule:
+    schedule = Schedule.fixed(budget, selector, dense_layers)
+    return schedule.checked(check.window_tokens, check.floor) if check else schedule
 
 
 def sweep_fingerprint(study: Study, selector: Selector, dense_layers: tuple[int, ...]) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def run(arguments: list[str]) -> int:
     except UserError as error:
         return fail(error.message, error.hint)
     except _UsageProblem as problem:
-        return _usage(problem)
+        return _usage(problem, arguments)
     except Exception as error:
         if isinstance(error, ValueError) and hasattr(error, "errors"):
             return fail(*_first_problem(error))
@@ -99,13 +99,15 @@ def fail(message: str, hint: str | None) -> int:
     return 2
 
 
-def _usage(problem: Exception) -> int:
+def _usage(problem: Exception, arguments: list[str]) -> int:
     context = getattr(problem, "ctx", None)
     if type(problem).__name__ == "NoArgsIsHelpError":
         # This message is the help text itself.
         print(problem.format_message())  # type: ignore[attr-defined]
         return 2
-    where = context.command_path if context is not None else "sparroll"
+    # An option that lacks its values comes without the verb that it belongs to.
+    verb = f" {arguments[0]}" if arguments and not arguments[0].startswith("-") else ""
+    where = context.command_path if context is not None else f"sparroll{verb}"
     return fail(problem.format_message(), f"`{where} --help` lists the options")  # type: ignore[attr-defined]
 
 

@@ -16,6 +16,7 @@ from typer.core import TyperCommand
 
 from sparroll import files, locks
 from sparroll.compression import Compression, compression_kinds, make_compression
+from sparroll.draft_check import MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError, of_machine
 from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
@@ -156,6 +157,26 @@ OneBudget = Annotated[
 ForceSchedule = Annotated[
     bool, option(READING, "--force-schedule", help="Use a schedule although it was made for another model.")
 ]
+CheckWindow = Annotated[
+    int | None,
+    option(
+        READING,
+        "--check-window",
+        min=1,
+        max=MOST_WINDOW_TOKENS,
+        help="Verify rollouts: the dense policy checks every so many drafted tokens. Default: as the schedule says, or "
+        f"{DraftCheck.window_tokens} with --check-floor.",
+    ),
+]
+CheckFloor = Annotated[
+    float | None,
+    option(
+        READING,
+        "--check-floor",
+        help="No token is more than log(1 / floor) nats less likely under the dense policy; 1: exactly the dense policy. "
+        f"Default: as the schedule says, or {DraftCheck.floor} with --check-window.",
+    ),
+]
 CompressionKind = Annotated[
     str | None, option(READING, "--compression", help="Drop tokens from the KV cache: r_kv, snap_kv or streaming.")
 ]
@@ -286,6 +307,26 @@ def load_schedule(
     if schedule is not None:
         return Schedule.load(schedule, model=model, force=force)
     return None if budget is None else fixed_budget(budget, layers)
+
+
+def with_check(schedule: Schedule | None, window: int | None, floor: float | None) -> Schedule | None:
+    """The schedule with the check that --check-window and --check-floor name; as it is if neither is given. What only
+    one of them names is taken from the schedule's own check, or is the default."""
+    if window is None and floor is None:
+        return schedule
+    asked = "--check-window" if window is not None else "--check-floor"
+    if schedule is None:
+        raise UserError(
+            f"{asked} checks what is drafted under a schedule, and dense rollouts and those under a compression have no "
+            "drafts",
+            "add --schedule or --budget, or leave it out",
+        )
+    own = schedule.check or DraftCheck()
+    check = DraftCheck(
+        own.window_tokens if window is None else window,
+        own.floor if floor is None else floor,
+    )
+    return schedule if check == schedule.check else schedule.checked(check.window_tokens, check.floor)
 
 
 def load_compression(

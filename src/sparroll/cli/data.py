@@ -14,6 +14,7 @@ from rich.table import Table
 from sparroll.cli import common
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.errors import UserError
+from sparroll.types import Prompt
 
 if TYPE_CHECKING:
     from sparroll.tasks.data.rows import Row
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Look at data for training and evaluation.", no_args_is_help=True)
 
 _BINS, _BAR = 12, 40
-_SAMPLE_CHARACTERS = 600
+_SAMPLE_CHARACTERS, _END_CHARACTERS = 600, 150
 
 
 @app.command("list", cls=common.Verb)
@@ -64,7 +65,8 @@ def show(
     rows = [filled(row, prompt_template) for row in loaded.rows]
     if thinking is not None and not chat:
         raise UserError("--thinking and --no-thinking need --chat")
-    lengths = _lengths(rows, model, chat, thinking)
+    encoder = _encoder(model, chat, thinking)
+    lengths = [len(row.text.split() if encoder is None else encoder.ids([_prompt(row)])[0]) for row in rows]
     unit = "words" if model is None else "tokens"
     summary = {
         "source": loaded.source,
@@ -75,11 +77,13 @@ def show(
     shown = min(samples, len(rows))
     places = [place * (len(rows) - 1) // max(shown - 1, 1) for place in range(shown)]
     if json:
-        common.print_json(summary | {"samples": [_sample(rows[place]) for place in places]})
+        common.print_json(
+            summary | {"samples": [_sample(rows[place], _shown(encoder, rows[place])) for place in places]}
+        )
         return
     console = Console(highlight=False)
     for place in places:
-        _print_sample(console, rows[place])
+        _print_sample(console, rows[place], _shown(encoder, rows[place]))
     console.print(f"{len(rows):,} rows of {loaded.source}", markup=False)
     for reason, count in loaded.skipped.most_common():
         console.print(f"skipped {count:,}: {reason}", markup=False)
@@ -130,30 +134,38 @@ def _print_overlaps(found: list[Any], rows: int, source: str, ngram_words: int) 
     )
 
 
-def _lengths(rows: list[Row], model: str | None, chat: bool, thinking: bool | None) -> list[int]:
+def _encoder(model: str | None, chat: bool, thinking: bool | None) -> PromptEncoder | None:
     if model is None:
         if chat:
             raise UserError("--chat needs --model, because the chat template belongs to the model's tokenizer")
-        return [len(row.text.split()) for row in rows]
+        return None
     from sparroll.engines.load_model import load_tokenizer
-    from sparroll.types import Prompt
 
-    prompts = [Prompt(row.row_id, row.text, "", messages=row.messages) for row in rows]
-    return [len(ids) for ids in PromptEncoder(load_tokenizer(model), chat, thinking).ids(prompts)]
+    return PromptEncoder(load_tokenizer(model), chat, thinking)
 
 
-def _sample(row: Row) -> dict[str, Any]:
+def _prompt(row: Row) -> Prompt:
+    return Prompt(row.row_id, row.text, "", messages=row.messages)
+
+
+def _shown(encoder: PromptEncoder | None, row: Row) -> str:
+    """The prompt as the model sees it: with a tokenizer, the chat template included."""
+    return row.text if encoder is None else encoder.text(_prompt(row))
+
+
+def _sample(row: Row, prompt: str) -> dict[str, Any]:
     cases = None if row.tests is None else len(row.tests.cases())
-    return {"id": row.row_id, "prompt": row.text, "answer": row.answer, "tests": cases, "difficulty": row.difficulty}
+    return {"id": row.row_id, "prompt": prompt, "answer": row.answer, "tests": cases, "difficulty": row.difficulty}
 
 
-def _print_sample(console: Console, row: Row) -> None:
-    sample = _sample(row)
-    verdict = f"answer {row.answer}" if row.tests is None else f"{sample['tests']} {row.tests.style} tests"
+def _print_sample(console: Console, row: Row, prompt: str) -> None:
+    verdict = f"answer {row.answer}" if row.tests is None else f"{len(row.tests.cases())} {row.tests.style} tests"
     difficulty = f", difficulty {row.difficulty}" if row.difficulty else ""
     console.rule(f"{row.row_id}: {verdict}{difficulty}".replace("[", "\\["), align="left")
-    cut = row.text if len(row.text) <= _SAMPLE_CHARACTERS else f"{row.text[:_SAMPLE_CHARACTERS]} ..."
-    console.print(cut, markup=False, soft_wrap=True)
+    # The end stays, because that is where a chat template asks for the answer.
+    long = len(prompt) > _SAMPLE_CHARACTERS
+    cut = f"{prompt[:-_END_CHARACTERS][: _SAMPLE_CHARACTERS - _END_CHARACTERS]} ... {prompt[-_END_CHARACTERS:]}"
+    console.print(cut if long else prompt, markup=False, soft_wrap=True)
 
 
 def _histogram(lengths: list[int], unit: str) -> Table:

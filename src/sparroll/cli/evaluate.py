@@ -48,6 +48,8 @@ def evaluate(
     ] = 16,
     schedule: common.OneSchedule = None,
     budget: common.OneBudget = None,
+    check_window: common.CheckWindow = None,
+    check_floor: common.CheckFloor = None,
     compression: common.CompressionKind = None,
     compression_set: common.CompressionSet = None,
     adapter: common.Adapter = None,
@@ -165,7 +167,7 @@ def evaluate(
         test_memory_gib=test_memory_gib,
         allow_unsafe_sandbox=allow_unsafe_sandbox,
     )
-    chosen = common.load_schedule(schedule, budget, model, force_schedule)
+    chosen = common.with_check(common.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
     check_adapter(adapter, chosen, model)
     evicting = common.load_compression(compression, compression_set or [], chosen, engine)
     judge = common.load_judge(reward, reward_set or [])

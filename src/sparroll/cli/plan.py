@@ -12,10 +12,10 @@ from sparroll.cli import common
 from sparroll.cli.common import MODEL, OUTPUT, READING, option
 from sparroll.errors import UserError
 from sparroll.progress import quiet_transformers
-from sparroll.rounding import percent_up, rounded_down
+from sparroll.rounding import percent_up, rounded_down, rounded_up
 
 if TYPE_CHECKING:
-    from sparroll.plan.speedup import Plan, StepTime
+    from sparroll.plan.speedup import Plan, StepTime, VerifiedTime
 
 MEASURE = "measure"
 
@@ -28,6 +28,20 @@ def plan(
     schedule: Annotated[str | None, option(READING, "--schedule", help="Preset or file.")] = None,
     budget: Annotated[
         int | None, option(READING, "--budget", help="A fixed KV budget in tokens, instead of a schedule.")
+    ] = None,
+    check_window: common.CheckWindow = None,
+    check_floor: common.CheckFloor = None,
+    cut_share: Annotated[
+        float | None,
+        option(
+            READING,
+            "--cut-share",
+            help="Share of windows in which a check takes something back. Default: as measured on the study's model.",
+        ),
+    ] = None,
+    drafted_per_kept: Annotated[
+        float | None,
+        option(READING, "--drafted-per-kept", help="The same in other terms: tokens drafted for each that stands."),
     ] = None,
     gpu: Annotated[
         str,
@@ -78,6 +92,7 @@ def plan(
     chosen = common.load_schedule(schedule, budget, shape.name, force_schedule, shape.layers)
     if chosen is None:
         raise UserError("a plan needs --schedule or --budget", "`sparroll schedule list` names the presets")
+    chosen = common.with_check(chosen, check_window, check_floor) or chosen
     if fit_steps:
         quiet_transformers()
     result = predict.plan(
@@ -90,6 +105,8 @@ def plan(
         batch=batch,
         element_bytes=element_bytes,
         time_model=time_model_here(model, chosen) if fit_steps else None,
+        cut_share=cut_share,
+        drafted_per_kept=drafted_per_kept,
         force_schedule=force_schedule,
     )
     asked = {"model": model, "schedule": chosen.name, "gpu": gpu, "lengths": lengths, "lengths_are": lengths_are}
@@ -118,6 +135,7 @@ def text(plan: Plan) -> list[str]:
         _step("sparse", plan.sparse),
         "",
         f"speed-up   {rounded_down(plan.speedup, 2)}x",
+        *(_verified(plan, plan.verified) if plan.verified else ()),
         "",
         f"{'context':>9}{'budget':>9}{'read':>7}{'speed-up':>10}",
         *(
@@ -128,6 +146,20 @@ def text(plan: Plan) -> list[str]:
         "",
     ]
     return [*lines, *(f"- {line}" for line in plan.assumptions)]
+
+
+def _verified(plan: Plan, found: VerifiedTime) -> list[str]:
+    net = found.seconds - found.scoring_seconds
+    return [
+        "",
+        f"verified   {rounded_down(plan.verified_speedup, 2)}x, {found.tokens_per_second:,.0f} tokens/s: windows of "
+        f"{found.window_tokens}, floor {found.floor:g}, {rounded_up(found.drafted_per_kept, 2)} drafted per kept",
+        f"           a token of the batch takes {_duration(found.seconds)}: {rounded_up(found.drafted_per_kept, 2)} x "
+        f"({_duration(plan.sparse.seconds)} sparse + {_duration(found.check_seconds)} of a check ({found.check_bound} "
+        f"bound) / {found.window_tokens})",
+        f"training   the checks replace the trainer's scoring pass, {_duration(found.scoring_seconds)} for the same tokens; "
+        f"without it {_duration(net)} are left, beside {_duration(plan.sparse.seconds)} unverified",
+    ]
 
 
 def _step(name: str, step: StepTime) -> str:

@@ -30,6 +30,8 @@ def profile(
     schedule: Annotated[
         list[str] | None, option(READING, "--schedule", help="A preset or schedule file; repeatable.")
     ] = None,
+    check_window: common.CheckWindow = None,
+    check_floor: common.CheckFloor = None,
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: common.Level = 3,
@@ -55,7 +57,7 @@ def profile(
     json_output: common.Json = False,
 ) -> None:
     """Measure the tail of the acceptance for each budget and schedule, with the dense ceiling beside them."""
-    from sparroll.calibrate.measure import MeasureSettings
+    from sparroll.calibrate.measure import MeasureSettings, check_measurable
     from sparroll.calibrate.open_study import open_study, published_selector, study_table
     from sparroll.calibrate.profile import profile as measure
     from sparroll.report import write_report
@@ -75,6 +77,9 @@ def profile(
         raise UserError(
             "there is nothing to profile", "give --budget 512, --schedule qwen3-1.7b-0.86, or several of them"
         )
+    asked = [common.with_check(each, check_window, check_floor) or each for each in asked]
+    for each in asked:
+        check_measurable(each, settings)
     entries = read_prompts(prompts_file, task, level, count, seed)
     quiet_transformers()
     started = time.perf_counter()
@@ -105,6 +110,8 @@ def profile(
 def _lines(entry: Entry) -> list[str]:
     measurement = entry.measurement
     lines = [f"{measurement.name}: reads {percent_up(measurement.kv_read_share)} of the cache", str(measurement.tail())]
+    if measurement.checked is not None:
+        lines.append(f"checks: {measurement.checked}")
     overall = entry.fits[0]
     if overall.beta is None:
         return [*lines, f"no Beta fit: {overall.why_not}"]

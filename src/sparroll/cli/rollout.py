@@ -22,6 +22,8 @@ def rollout(
     out: common.Out,
     schedule: common.OneSchedule = None,
     budget: common.OneBudget = None,
+    check_window: common.CheckWindow = None,
+    check_floor: common.CheckFloor = None,
     adapter: common.Adapter = None,
     compression: common.CompressionKind = None,
     compression_set: common.CompressionSet = None,
@@ -51,7 +53,7 @@ def rollout(
     check_names(engine_name, model, device, dtype)
     check_counts(n, max_new_tokens, temperature, top_p=top_p)
     common.hold_folder(command, out)
-    chosen = common.load_schedule(schedule, budget, model, force_schedule)
+    chosen = common.with_check(common.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
     config = {

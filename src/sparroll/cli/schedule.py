@@ -1,15 +1,20 @@
-"""`sparroll schedule list | show`: what a schedule file says, as a table and a small plot."""
+"""`sparroll schedule list | show | check`: what a schedule file says, as a table and a small plot, and a copy of it whose
+drafts are checked."""
 
 from __future__ import annotations
 
+import dataclasses
+from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from sparroll.cli.common import Json, Verb, print_json
-from sparroll.rounding import percent_up, rounded_down, with_interval
+from sparroll.cli.common import OUTPUT, Json, Verb, option, print_json, wrote
+from sparroll.draft_check import MOST_WINDOW_TOKENS, DraftCheck
+from sparroll.errors import UserError
+from sparroll.rounding import percent_up, rounded_down, rounded_up, with_interval
 from sparroll.schedule import Schedule, presets
 
 app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_args_is_help=True)
@@ -59,6 +64,33 @@ def show(
         console.print(line, markup=False, no_wrap=True, overflow="crop")
 
 
+@app.command(cls=Verb)
+def check(
+    name: Annotated[str, typer.Argument(help="Name of a preset, or path of a schedule file.")],
+    out: Annotated[Path, option(OUTPUT, "--out", help="The file to write; it must end with .toml.")],
+    window: Annotated[
+        int, typer.Option("--window", min=1, max=MOST_WINDOW_TOKENS, help="Drafted tokens that one dense pass checks.")
+    ] = DraftCheck.window_tokens,
+    floor: Annotated[
+        float,
+        typer.Option(
+            "--floor",
+            help="No token is more than log(1 / floor) nats less likely under the dense policy; 1: exactly the dense "
+            "policy.",
+        ),
+    ] = DraftCheck.floor,
+    json: Json = False,
+) -> None:
+    """Write a copy of a schedule whose drafts the dense policy checks. The copy replaces a check that it had."""
+    if out.suffix != ".toml":
+        raise UserError(f"a schedule file ends with .toml, got {out}", f"write {out}.toml")
+    schedule = dataclasses.replace(Schedule.load(name), check=DraftCheck(window, floor), name=out.stem)
+    path = schedule.save(out)
+    if json:
+        print_json({"name": schedule.name, **schedule.table()})
+    wrote(path, quiet=json)
+
+
 def _header(schedule: Schedule) -> list[str]:
     selector = schedule.selector.table()
     settings = ", ".join(f"{key} {value}" for key, value in selector.items() if key != "kind")
@@ -68,6 +100,11 @@ def _header(schedule: Schedule) -> list[str]:
         f"selector  {selector['kind']} ({settings})",
         f"dense     layers {', '.join(map(str, schedule.dense_layers)) or 'none'}",
     ]
+    if schedule.check:
+        lines.append(
+            f"check     every {schedule.check.window_tokens} drafted tokens, floor {schedule.check.floor:g}: no token more "
+            f"than {rounded_up(schedule.check.most_nats, 2)} nats off"
+        )
     if schedule.target:
         lines.append("target    " + ", ".join(f"{key} {value}" for key, value in schedule.target.items()))
     if schedule.made_by:

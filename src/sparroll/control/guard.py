@@ -24,6 +24,7 @@ from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
+from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
 FALSE_ALARM_AT = 5e-3
@@ -112,6 +113,11 @@ class Guard:
             f"the tail (5th percentile of the acceptance) at {where} is {row.q05:.3f}, surely under {self.at_least:.3f}: "
             f"upper bound {row.high:.3f} by {row.tokens} tokens of {row.rollouts} rollouts (steps {first} to {step.step})"
         )
+        ceiling = step.report.get("mismatch/dense_ceiling_q05", math.inf)
+        if ceiling < self.at_least:
+            reason += (
+                f"; dense rollouts have {rounded_down(ceiling)} and miss it, too: no schedule can hold this target"
+            )
         self.window.clear()
         return self._respond(reason, step)
 

@@ -128,11 +128,20 @@ def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:
         raise UserError(f"{what} must hold whole numbers, got {values!r}"[:200], hint) from None
 
 
-def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None) -> list[int]:
-    """The model's end-of-sequence ids; the tokenizer's where the model names none."""
+def end_ids(generation_config: Any, tokenizer: PreTrainedTokenizerBase | None, vocabulary: int) -> list[int]:
+    """The model's end-of-sequence ids; the tokenizer's where the model names none. Raises UserError where the model
+    could sample none of them, because then no response would end."""
     stops = getattr(generation_config, "eos_token_id", None)
     if stops is None and tokenizer is not None:
         stops = tokenizer.eos_token_id
     if stops is None:
         return []
-    return [stops] if isinstance(stops, int) else list(stops)
+    ids = [stops] if isinstance(stops, int) else list(stops)
+    whole = whole_numbers(ids, "eos_token_id", "mend generation_config.json in the model's folder")
+    if whole and not any(0 <= each < vocabulary for each in whole):
+        raise UserError(
+            f"no response could end: the model's eos_token_id is {', '.join(map(str, whole))}, and its vocabulary has "
+            f"{vocabulary:,} tokens",
+            "mend generation_config.json in the model's folder",
+        )
+    return whole

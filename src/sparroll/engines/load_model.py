@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, P
 
 from sparroll.engines.devices import take_device
 from sparroll.errors import UserError, of_machine, reason_of
-from sparroll.models import resolve
+from sparroll.models import find, whole_model
 
 _NAMED = 3
 """So many tensors are named in an error, and the others counted."""
@@ -20,14 +20,28 @@ _NAMED = 3
 
 def load_tokenizer(name: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer, without the model."""
+    where = find(str(name))
     try:
-        return AutoTokenizer.from_pretrained(resolve(str(name)), trust_remote_code=False)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(where, trust_remote_code=False)
     except Exception as error:
         if of_machine(error):
             raise
+        _refuse_without_tokenizer(str(name), Path(where))
         raise UserError(
             f"cannot load the tokenizer of {str(name)!r}: {reason_of(error)}", "give a hub name or a folder"
         ) from error
+    if len(tokenizer.get_vocab()) <= len(tokenizer.all_special_tokens):
+        # For some architectures transformers makes an empty tokenizer where there are no files of one.
+        _refuse_without_tokenizer(str(name), Path(where))
+        raise UserError(f"the tokenizer of {str(name)!r} is empty: it knows no tokens but special ones")
+    return tokenizer
+
+
+def _refuse_without_tokenizer(name: str, folder: Path) -> None:
+    if folder.is_dir() and not any(folder.glob("tok*")) and not any(folder.glob("*vocab*")):
+        raise UserError(
+            f"there are no files of a tokenizer in {name!r}", "save it there, too: tokenizer.save_pretrained(folder)"
+        )
 
 
 def load_model(
@@ -52,7 +66,7 @@ def check_checkpoint(name: str | Path) -> None:
 
 
 def _from_checkpoint(name: str | Path, **options: Any) -> PreTrainedModel:
-    folder = resolve(str(name))
+    folder = whole_model(str(name))
     try:
         # With ignore_mismatched_sizes the loading goes on to its end, and what was wrong is told as a whole below.
         model, found = AutoModelForCausalLM.from_pretrained(

@@ -7,7 +7,7 @@ import torch
 from sparroll.engines.base import Engine
 from sparroll.engines.devices import take_device
 from sparroll.errors import UserError, nearest
-from sparroll.models import resolve
+from sparroll.models import find
 from sparroll.schedule import Schedule
 
 ENGINES = ["hf", "vllm"]
@@ -59,7 +59,7 @@ def check_names(kind: str, model: str, device: str | None, dtype: str | None) ->
     """Raise UserError for names that `make_engine` would refuse. Loads nothing, so it can come before a command writes
     its first file."""
     check_available(kind)
-    resolve(model)
+    find(model)
     if kind == "vllm":
         _check_device(device)
     else:

@@ -68,17 +68,27 @@ class PromptEncoder:
         return [self._ids(prompt) for prompt in prompts]
 
     def _ids(self, prompt: Prompt) -> list[int]:
-        if not self.chat_template and not prompt.messages:
+        if not self._is_chat(prompt):
             return text_ids(self.tokenizer, prompt.text, f"the prompt {prompt.prompt_id!r}")
+        return list(self._templated(prompt, return_dict=False))
+
+    def text(self, prompt: Prompt) -> str:
+        """The prompt as text, for readers: a chat as the template writes it."""
+        self.check([prompt])
+        return str(self._templated(prompt, tokenize=False)) if self._is_chat(prompt) else prompt.text
+
+    def _is_chat(self, prompt: Prompt) -> bool:
+        return self.chat_template or bool(prompt.messages)
+
+    def _templated(self, prompt: Prompt, **options: Any) -> Any:
         turns = prompt.messages or (("user", prompt.text),)
         for _, content in turns:
             check_unicode(content, f"the prompt {prompt.prompt_id!r}")
         messages = [{"role": role, "content": content} for role, content in turns]
-        options = {} if self.thinking is None else {SWITCH: self.thinking}
+        if self.thinking is not None:
+            options[SWITCH] = self.thinking
         try:
-            return list(
-                self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False, **options)
-            )
+            return self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
         except Exception as error:
             # Templates raise errors of their own, for example where a model knows no system message.
             raise UserError(

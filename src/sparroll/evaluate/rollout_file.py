@@ -7,6 +7,7 @@ reward only; run.py compares policies.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 from collections import Counter
@@ -14,12 +15,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from sparroll import files, tasks
 from sparroll.engines.base import Engine
 from sparroll.engines.sampling import request_seed
 from sparroll.progress import OnProgress
 from sparroll.resume import begin_or_resume
-from sparroll.types import Prompt, Rollout
+from sparroll.types import Checks, Prompt, Rollout
 
 
 class RolloutFile:
@@ -95,6 +98,9 @@ def sample_missing(
 
 
 def _row(rollout: Rollout, prompt_index: int) -> dict[str, Any]:
+    checked: dict[str, Any] = {}
+    if rollout.checks is not None and rollout.dense_logp is not None:
+        checked = {"dense_logp": _rounded(rollout.dense_logp), "checks": dataclasses.asdict(rollout.checks)}
     return {
         "prompt_index": prompt_index,
         "sample_index": rollout.sample_index,
@@ -107,12 +113,18 @@ def _row(rollout: Rollout, prompt_index: int) -> dict[str, Any]:
         "kv_read_share": rollout.kv_read_share,
         "prompt_ids": rollout.prompt_ids,
         "response_ids": rollout.response_ids,
-        "sparse_logp": [round(value, 6) for value in rollout.sparse_logp.tolist()],
+        "sparse_logp": _rounded(rollout.sparse_logp),
+        **checked,
     }
 
 
+def _rounded(logp_T: Tensor) -> list[float]:
+    return [round(value, 6) for value in logp_T.tolist()]
+
+
 def summarise_rollouts(rows: list[dict[str, Any]], prompts: Sequence[Any], task: str | None = None) -> dict[str, Any]:
-    """Means over all rows. task: the task that the prompts come from; if it is given, the mean reward is there, too."""
+    """Means over all rows, and what checks of drafts did in them. task: the task that the prompts come from; if it is
+    given, the mean reward is there, too."""
     tokens = [len(row["response_ids"]) for row in rows]
     summary: dict[str, Any] = {
         "rollouts": len(rows),
@@ -120,9 +132,26 @@ def summarise_rollouts(rows: list[dict[str, Any]], prompts: Sequence[Any], task:
         "stopped_share": sum(row["finish_reason"] == "stop" for row in rows) / len(rows),
         "kv_read_share": sum(row["kv_read_share"] for row in rows) / len(rows),
     }
+    if all("checks" in row for row in rows):
+        summary |= _summarised_checks(rows)
     if task is not None:
         judge = tasks.get(task)
         asked: list[Prompt] = [prompts[row["prompt_index"]] for row in rows]
         rewards = [judge.reward(prompt, row["response"]) for prompt, row in zip(asked, rows, strict=True)]
         summary["reward_mean"] = sum(rewards) / len(rewards)
     return summary
+
+
+def _summarised_checks(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the dense checks of drafts did in all rows, and how far the tokens that stand are from the dense policy."""
+    total = Checks()
+    for row in rows:
+        total.add(Checks(**row["checks"]))
+    nats = [q - p for row in rows for q, p in zip(row["sparse_logp"], row["dense_logp"], strict=True)]
+    return {
+        "check_windows": total.windows,
+        "check_cut_share": total.cut_share,
+        "check_drafted_per_kept": total.drafted_per_kept,
+        "check_over_2_nats_share": sum(each > 2 for each in nats) / len(nats),
+        "check_largest_nats": max(nats),
+    }

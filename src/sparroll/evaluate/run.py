@@ -5,6 +5,7 @@ ends. Computes no figures."""
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -123,16 +124,18 @@ def _chunk(
         on_progress=on_progress,
     )
     seconds = time.perf_counter() - began
-    layers = engine.report().layers
-    commit = {
+    read_tokens, context_tokens = engine.report().read_and_context_tokens
+    commit: dict[str, Any] = {
         "task": task.label,
         "policy": policy.name,
         "problems": numbers,
         "generate_seconds": seconds,
         "response_tokens": sum(len(rollout.response_ids) for rollout in rollouts),
-        "read_tokens": sum(layer.read_tokens for layer in layers),
-        "context_tokens": sum(layer.context_tokens for layer in layers),
+        "read_tokens": read_tokens,
+        "context_tokens": context_tokens,
     }
+    if policy.schedule is not None and policy.schedule.check is not None:
+        commit["checks"] = dataclasses.asdict(engine.report().checks)
     texts = [rollout.text for rollout in rollouts if rollout.text is not None]
     assert len(texts) == len(rollouts), "the engine that sampled them has a tokenizer"
     asked = [prompt for prompt in problems for _ in range(settings.samples)]

@@ -18,6 +18,7 @@ from sparroll.evaluate.intervals import Estimate, mean_difference, mean_share, s
 from sparroll.evaluate.log import SampleLog
 from sparroll.evaluate.settings import ESTIMATOR, EvalTask, EvaluationSettings, Policy
 from sparroll.mismatch import TailStatistics
+from sparroll.types import Checks
 
 
 @dataclass
@@ -32,6 +33,7 @@ class _Cell:
     truncated: int = 0
     sparse: int = 0
     totals: Counter[str] = field(default_factory=Counter)
+    checks: Checks | None = None
 
 
 def summarise(
@@ -48,6 +50,9 @@ def summarise(
             cell.totals.update(
                 {name: line[name] for name in ("generate_seconds", "response_tokens", "read_tokens", "context_tokens")}
             )
+            if "checks" in line:
+                cell.checks = cell.checks or Checks()
+                cell.checks.add(Checks(**line["checks"]))
         else:
             _take(cell, line, settings, votes[line["task"]])
     table: dict[str, Any] = {}
@@ -130,11 +135,17 @@ def _policy_table(cell: _Cell, settings: EvaluationSettings) -> dict[str, Any]:
         "truncated_share": cell.truncated / count,
         "sparse_share": cell.sparse / count,
         "kv_read_share": totals["read_tokens"] / totals["context_tokens"] if totals["context_tokens"] else 1.0,
+        **({"checks": _checks_table(cell.checks)} if cell.checks else {}),
         "tokens_per_second": totals["response_tokens"] / totals["generate_seconds"],
         "generate_seconds": totals["generate_seconds"],
         "tail": cell.statistics.table(ESTIMATOR).table() if settings.tail else None,
         "by_problem": problems,
     }
+
+
+def _checks_table(checks: Checks) -> dict[str, float]:
+    shares = {"cut_share": checks.cut_share, "drafted_per_kept": checks.drafted_per_kept}
+    return {**dataclasses.asdict(checks), **shares}
 
 
 def _estimate(values: Sequence[float | None]) -> dict[str, Any] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from sparroll.rounding import rounded_down
+from sparroll.rounding import percent_up, rounded_down, rounded_up
 
 CUT_TAIL = "The tail compares both policies as top-p {top_p:g} cuts them; targets such as 0.86 are for whole policies."
 """What a tail means if the samples were drawn with top-p."""
@@ -40,6 +40,12 @@ def summary(results: dict[str, Any]) -> list[str]:
                 f"{found['tokens_per_second']:>10,.0f}",
             ]
             lines.append(f"{label:<{wide}}{name:<9}{''.join(cells)}")
+            if "checks" in found:
+                checks = found["checks"]
+                lines.append(
+                    f"  checks: {checks['windows']:,} windows, {percent_up(checks['cut_share'], 1)} cut, "
+                    f"{rounded_up(checks['drafted_per_kept'])} drafted per kept"
+                )
             lines += [f"  left out: {count} x {status}" for status, count in found["excluded_samples"].items()]
     for label, task in results["tasks"].items():
         lines += [_difference(label, name, table) for name, table in task["paired"].items()]

@@ -1,5 +1,5 @@
-"""Models by name: `resolve` gives the folder of a packaged model, and `trained_from` the model that the training of a
-checkpoint began with. Nothing is loaded here."""
+"""Models by name: `resolve` gives the folder of a packaged model, `whole_model` refuses what holds none, and
+`trained_from` is the model that the training of a checkpoint began with. Nothing is loaded here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from sparroll.errors import UserError
 
 _HERE = Path(__file__).resolve().parent
+_OTHER_WEIGHTS = ("*.bin", "*.pt", "*.pth", "*.gguf")
 PACKAGED = {"tiny-reasoner": _HERE / "tiny_reasoner"}
 
 
@@ -28,6 +29,57 @@ def resolve(name: str) -> str:
             f"there is no packaged model and no folder {name!r}", f"did you mean {close[0]!r}? The hub has owner/name"
         )
     return name
+
+
+def find(name: str) -> str:
+    """As `resolve`. Raises UserError for a file, and for a path that does not exist, because transformers would ask the
+    hub for it, which takes long without a network."""
+    if not name:
+        raise UserError("the name of the model is empty", "give a folder, or a name on the hub as owner/name")
+    place = Path(name)
+    if place.is_file():
+        raise UserError(f"a model is a folder or a name on the hub, and {name!r} is a file", f"give {place.parent}")
+    is_path = name.startswith((".", "/", "~")) or name.endswith("/") or name.count("/") > 1
+    if is_path and not place.is_dir():
+        raise UserError(f"there is no folder {name!r}", "give a folder, or a name on the hub as owner/name")
+    return resolve(name)
+
+
+def whole_model(name: str) -> str:
+    """As `find`. Raises UserError also for a folder that holds no model: a training run, weights in another format, or
+    a generation_config.json that is damaged. transformers would pass over the last one, and no rollout would end
+    where it says."""
+    found = find(name)
+    folder = Path(found)
+    if not folder.is_dir():
+        return found
+    has_weights = any(folder.glob("*.safetensors*"))
+    trained = sorted(folder.glob("checkpoints/step-*/model"))
+    if trained and not has_weights:
+        raise UserError(
+            f"{name!r} is the folder of a training run, not of a model", f"its newest model is {trained[-1]}"
+        )
+    if not (folder / "config.json").exists():
+        raise UserError(f"there is no config.json in {name!r}, so it is no model", "give the folder of a model")
+    others = sorted(each.name for kind in _OTHER_WEIGHTS for each in folder.glob(kind))
+    if others and not has_weights:
+        raise UserError(
+            f"the weights in {name!r} are no safetensors, but {others[0]}",
+            "load and save them once with transformers: model.save_pretrained(folder)",
+        )
+    _check_generation_config(folder / "generation_config.json")
+    return found
+
+
+def _check_generation_config(path: Path) -> None:
+    if not path.exists():
+        return
+    try:
+        sound = isinstance(json.loads(path.read_text(encoding="utf-8")), dict)
+    except (ValueError, RecursionError):
+        sound = False
+    if not sound:
+        raise UserError(f"{path} is damaged: it holds no JSON object", "copy it again, or remove it")
 
 
 def packaged_name(name: str) -> str:

@@ -40,8 +40,8 @@ def dense(
     gqa_ratio: query heads per KV head. All samples share one read of the prompt's cache.
     """
     _check(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples, intensity)
-    P, N, Lin, Lout, D, r = parameters, samples, prompt_tokens, response_tokens, kv_width, gqa_ratio
-    arithmetic = 2 * P * N * Lout + r * (2 * Lin + Lout) * Lout * N * D
+    N, Lin, Lout, D = samples, prompt_tokens, response_tokens, kv_width
+    arithmetic = _dense_arithmetic(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples)
     return arithmetic + intensity * (2 * Lin * Lout * D + N * Lout**2 * D)
 
 
@@ -78,6 +78,80 @@ def sparse(
         tokens_read = kv_budget_tokens * Lout
     attention = 2 * (r + intensity) * N * D * tokens_read
     return 2 * N * P * Lout + attention + _scoring(N, Lin, Lout, D, r, intensity, unit_tokens, scoring)
+
+
+def verified(
+    *,
+    parameters: float,
+    prompt_tokens: float,
+    response_tokens: float,
+    kv_width: float,
+    gqa_ratio: float,
+    kv_budget_tokens: int | Schedule,
+    window_tokens: float,
+    drafted_per_kept: float = 1.0,
+    samples: float = 1,
+    unit_tokens: int | None = None,
+    intensity: float = KINETICS_INTENSITY,
+    scoring: Scoring = "corrected",
+) -> float:
+    """eFLOPs of the same responses when the dense policy checks windows of `window_tokens` sparse drafts.
+
+    Each of the d = drafted_per_kept drafts behind a token costs a sparse step. A check does the arithmetic of dense
+    attention for each of its window's drafts, and reads the cache once for all of them:
+
+        d * (sparse + dense arithmetic + dense reads / window_tokens)
+
+    With one draft a window and nothing taken back this is sparse + dense. The larger the window, the nearer it is to
+    sparse + `scoring_pass` without its prompt, and that pass is what a trainer leaves out.
+    """
+    if not window_tokens >= 1:
+        raise UserError(f"window_tokens must be at least 1, got {window_tokens}")
+    if not drafted_per_kept >= 1:
+        raise UserError(f"drafted_per_kept must be 1 or more, got {drafted_per_kept}")
+    about: dict[str, float] = {
+        "parameters": parameters,
+        "prompt_tokens": prompt_tokens,
+        "response_tokens": response_tokens,
+        "kv_width": kv_width,
+        "gqa_ratio": gqa_ratio,
+        "samples": samples,
+    }
+    drafts = sparse(
+        **about, kv_budget_tokens=kv_budget_tokens, unit_tokens=unit_tokens, intensity=intensity, scoring=scoring
+    )
+    arithmetic = _dense_arithmetic(**about)
+    reads = dense(**about, intensity=intensity) - arithmetic
+    return drafted_per_kept * (drafts + arithmetic + reads / window_tokens)
+
+
+def scoring_pass(
+    *,
+    parameters: float,
+    prompt_tokens: float,
+    response_tokens: float,
+    kv_width: float,
+    gqa_ratio: float,
+    samples: float = 1,
+) -> float:
+    """eFLOPs of the pass in which a trainer scores these responses densely: the arithmetic of each one's prompt and
+    response. There is no cache to read. Where drafts are checked, the checks have scored them, and a trainer leaves the
+    pass out."""
+    about = {"parameters": parameters, "kv_width": kv_width, "gqa_ratio": gqa_ratio, "samples": samples}
+    return _dense_arithmetic(prompt_tokens=0, response_tokens=prompt_tokens + response_tokens, **about)
+
+
+def _dense_arithmetic(
+    parameters: float,
+    prompt_tokens: float,
+    response_tokens: float,
+    kv_width: float,
+    gqa_ratio: float,
+    samples: float,
+) -> float:
+    """2 P a token, and 2 r D for each token that it attends to."""
+    attended = (2 * prompt_tokens + response_tokens) * response_tokens
+    return 2 * parameters * samples * response_tokens + gqa_ratio * attended * samples * kv_width
 
 
 def integrated_budget(schedule: Schedule, from_context_tokens: float, to_context_tokens: float) -> float:

@@ -14,7 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
+from sparroll.plan.check_rate import CheckRate, rate_for
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.length_mix import LengthMix, LengthsAre
 from sparroll.plan.model_shape import ModelShape, model_shape
@@ -36,6 +38,29 @@ class StepTime:
     bound: Literal["memory", "compute", "measured"]
     """What decides `seconds`. "measured": they come from a fitted time model, and only the parts from the roofline."""
     tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class VerifiedTime:
+    """What one token of each request costs where the dense policy checks windows of drafts.
+
+    seconds = drafted_per_kept * (a sparse step + check_seconds / window_tokens)
+    """
+
+    window_tokens: int
+    floor: float
+    drafted_per_kept: float
+    drafted_per_kept_is: str
+    """Where that number comes from."""
+    check_seconds: float
+    """One dense pass over a window of each request of the batch, on its own: it reads the weights and every context
+    once, and computes as a prefill of `window_tokens` does."""
+    check_bound: Literal["memory", "compute"]
+    seconds: float
+    tokens_per_second: float
+    scoring_seconds: float
+    """What the trainer's own scoring pass takes for a token of each request, at the peak rate and without prompts. A
+    training step on verified rollouts leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +91,14 @@ class Plan:
     kv_read_share: float
     by_length: tuple[LengthRow, ...]
     assumptions: tuple[str, ...]
+    verified: VerifiedTime | None = None
+    """None where the schedule has no check."""
+
+    @property
+    def verified_speedup(self) -> float:
+        """Seconds of a dense step / seconds of a token of each request with checks."""
+        assert self.verified is not None, "the schedule checks no drafts"
+        return self.dense.seconds / self.verified.seconds
 
     @property
     def speedup(self) -> float:
@@ -74,7 +107,11 @@ class Plan:
 
     def table(self) -> dict[str, Any]:
         """Plain data for printing and JSON."""
-        return {**dataclasses.asdict(self), "speedup": self.speedup}
+        table = {**dataclasses.asdict(self), "speedup": self.speedup}
+        if self.verified is None:
+            del table["verified"]
+            return table
+        return table | {"verified_speedup": self.verified_speedup}
 
 
 @dataclass(frozen=True)
@@ -112,6 +149,34 @@ class _Decoder:
             tokens_per_second=batch / seconds,
         )
 
+    def verified(self, mix: LengthMix, check: DraftCheck, rate: CheckRate) -> VerifiedTime:
+        shape, window, bandwidth = self.reads.shape, check.window_tokens, self.device.bandwidth_bytes_per_second
+        scoring = self._dense_arithmetic(mix) / self.device.flops_per_second
+        weights = shape.parameters_used(self.batch * window) * self.reads.element_bytes / bandwidth
+        kv_bytes = self.batch * shape.layers * mix.mean_tokens * self.reads.token_bytes
+        memory, compute = weights + kv_bytes / bandwidth, window * scoring
+        if self.time_model is not None:
+            memory = self.time_model.seconds(self.batch, kv_bytes)
+        check_seconds = max(memory, compute) + self.overhead_seconds
+        seconds = rate.drafted_per_kept * (self.step(mix, sparse=True).seconds + check_seconds / window)
+        return VerifiedTime(
+            window_tokens=window,
+            floor=check.floor,
+            drafted_per_kept=rate.drafted_per_kept,
+            drafted_per_kept_is=rate.source,
+            check_seconds=check_seconds,
+            check_bound="memory" if memory >= compute else "compute",
+            seconds=seconds,
+            tokens_per_second=self.batch / seconds,
+            scoring_seconds=scoring,
+        )
+
+    def _dense_arithmetic(self, mix: LengthMix) -> float:
+        """FLOPs of one token of each request with attention to its whole context."""
+        shape = self.reads.shape
+        attention = shape.query_heads * shape.head_dim * 4 * shape.layers * mix.mean_tokens
+        return self.batch * (2 * shape.parameters_used(1) + attention)
+
     def row(self, context: int) -> LengthRow:
         here = LengthMix.parse(context)
         speedup = self.step(here, sparse=False).seconds / self.step(here, sparse=True).seconds
@@ -134,6 +199,8 @@ def plan(
     reserved_bytes: float = 3e9,
     overhead_seconds_per_layer: float = 0.0,
     time_model: TimeModel | None = None,
+    cut_share: float | None = None,
+    drafted_per_kept: float | None = None,
     force_schedule: bool = False,
 ) -> Plan:
     """Predict dense and sparse decoding of `model` on one device.
@@ -145,7 +212,9 @@ def plan(
     batch: by default as many requests as fit: (memory_share * memory - weights - reserved_bytes) / cache of one request
     at the mean context.  element_bytes: bytes per weight and per cached number.
     overhead_seconds_per_layer: launch gaps and the like, added to the dense and the sparse step.
-    time_model: replaces the roofline.
+    time_model: replaces the roofline.  cut_share or drafted_per_kept: what checks take back, for a schedule with a
+    check: the share of windows that are cut, or the tokens drafted for each that stands; by default as measured on the
+    study's model (see check_rate.py).
     """
     shape, mix = model_shape(model), LengthMix.parse(lengths)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
@@ -159,7 +228,16 @@ def plan(
     size = batch if batch is not None else _batch(shape, device, mix, kv_bytes, shape.parameters * element_bytes, room)
     if size < 1:
         raise UserError(f"batch must be at least 1, got {size}")
+    check = reads.schedule.check
+    if check is None and (cut_share is not None or drafted_per_kept is not None):
+        raise UserError(
+            f"the schedule {reads.schedule.name!r} checks no drafts, so nothing is taken back",
+            "give the schedule a check: --check-window, or Schedule.checked",
+        )
     decoder = _Decoder(reads, device, size, overhead_seconds_per_layer * shape.layers, time_model)
+    verified = None
+    if check is not None:
+        verified = decoder.verified(mix, check, rate_for(check, cut_share, drafted_per_kept))
     eighths = sorted({max(1, round(mix.longest_tokens * eighth / 8)) for eighth in range(1, 9)})
     return Plan(
         model=shape,
@@ -174,8 +252,21 @@ def plan(
         sparse=decoder.step(mix, sparse=True),
         kv_read_share=reads.kv_read_share(mix),
         by_length=tuple(decoder.row(context) for context in eighths),
-        assumptions=tuple(_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model)),
+        assumptions=(
+            *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model),
+            *_said_of(verified),
+        ),
+        verified=verified,
     )
+
+
+def _said_of(verified: VerifiedTime | None) -> list[str]:
+    if verified is None:
+        return []
+    return [
+        f"{verified.drafted_per_kept:.3f} tokens are drafted for each that stands: {verified.drafted_per_kept_is}",
+        "a check is a pass of its own, which shares its read of the weights with no decode step",
+    ]
 
 
 def _schedule(schedule: Schedule | str | Path | int, model: Any, shape: ModelShape, force: bool) -> Schedule:

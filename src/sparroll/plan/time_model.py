@@ -162,12 +162,13 @@ def _reads(engine: Engine, shape: ModelShape, element_bytes: int) -> tuple[float
 
 
 def time_model_here(model: str, schedule: Schedule) -> TimeModel:
-    """Load the model on this machine, time dense and sparse decode steps, and fit a time model to them."""
+    """Load the model on this machine, time dense and sparse decode steps, and fit a time model to them. Steps of a
+    schedule with a check are timed without it."""
     from sparroll.engines.make import make_engine
 
     with make_engine("hf", model) as engine:
         shared, shape = engine.shared_model(), model_shape(model)
         assert shared is not None, "HFEngine shares its model"
         dense = measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)
-        engine.set_schedule(schedule)
+        engine.set_schedule(dataclasses.replace(schedule, check=None))
         return fit_time_model([*dense, *measure_steps(engine, shape, element_bytes=shared.dtype.itemsize)])

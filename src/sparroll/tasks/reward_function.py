@@ -90,12 +90,17 @@ class RewardFunction:
         """The reward of each response to the prompt at the same place; NaN for a response that cannot be judged.
 
         What the function prints goes to standard error. Raises UserError if it raises, ends the process, takes too long,
-        or returns something that is not a reward.
+        or returns something that is not a reward, and if it changes a rollout, which training would then be on.
         """
         if not prompts:
             return []
+        before = [(list(each.prompt_ids), list(each.response_ids)) for each in rollouts]
         with contained():
-            return self._rewards(prompts, texts, rollouts, calls)
+            values = self._rewards(prompts, texts, rollouts, calls)
+        for prompt, rollout, ids in zip(prompts, rollouts, before, strict=True):
+            if (list(rollout.prompt_ids), list(rollout.response_ids)) != ids:
+                raise self._refused(prompt.prompt_id, "changed the tokens of a rollout", "change a copy: list(...)")
+        return values
 
     def _rewards(
         self, prompts: Sequence[Prompt], texts: Sequence[str], rollouts: Sequence[Rollout], calls: AsyncCalls

@@ -8,8 +8,9 @@ from torch import nn
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.sampling import request_seed
+from sparroll.plan.check_rate import drafts_per_token
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout, TokenScores, TopK
+from sparroll.types import Checks, Rollout, TokenScores, TopK
 
 LAYERS = 4
 CEILING = 0.97
@@ -81,6 +82,9 @@ class FakeEngine:
         tokens = min(max_new_tokens, 50 + (own * 7919) % 351)
         context_T = len(prompt) + torch.arange(tokens)
         acceptance_T = (law(context_T, self.schedule) + jitter(own, tokens)).clamp(0.01, 0.999)
+        check = self.schedule.check if self.schedule else None
+        checked = checked_fields(acceptance_T, check, own) if check else {}
+        acceptance_T = checked.pop("acceptance_T", acceptance_T)
         return Rollout(
             prompt_ids=list(prompt),
             response_ids=[0] * tokens,
@@ -90,7 +94,26 @@ class FakeEngine:
             sample_index=sample,
             seed=own,
             top_k=lists(acceptance_T) if top_k else None,
+            **checked,
         )
+
+
+def checked_fields(acceptance_T, check, own):
+    """What a check makes of drafts: half of what they lose is taken back, one draft in ten of those that would be lost
+    is rejected, and a token is far off where the drafts share less than .8."""
+    tokens = len(acceptance_T)
+    rejected = 0.1 * float((CEILING - acceptance_T).clamp_min(0).mean())
+    windows = -(-tokens // check.window_tokens)
+    cut = round(windows * (1 - (1 - rejected) ** check.window_tokens))
+    taken_back = round(tokens * (drafts_per_token(rejected, check.window_tokens) - 1))
+    dense = TopK(torch.tensor([[0, 1]]).expand(tokens, 2), torch.tensor([[0.0, NOTHING]]).expand(tokens, 2))
+    kept_T = acceptance_T + (CEILING - acceptance_T).clamp_min(0) / 2
+    return {
+        "acceptance_T": kept_T,
+        "dense": TokenScores(kept_T.log() - torch.where(acceptance_T < 0.8, 2.5, 0.0), dense),
+        "draft_acceptance": acceptance_T,
+        "checks": Checks(windows, cut, tokens + taken_back - cut, taken_back),
+    }
 
 
 def _own(seed, index, sample, n):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any, Literal
 
 import pytest
@@ -48,6 +49,15 @@ def test_a_tail_that_is_surely_low_raises_an_alarm_at_once_and_says_what_it_rest
         "the tail (5th percentile of the acceptance) at 0-2k is 0.700, surely under 0.860: upper bound 0.7"
     )
     assert event.endswith("by 2000 tokens of 20 rollouts (steps 1 to 1): stopped")
+
+
+def test_an_alarm_that_no_schedule_could_avoid_says_so() -> None:
+    """The dense ceiling is under the target, too. It is rounded down, so that .8599 is not read as .860."""
+    low = shown(1, 0.7)
+    for ceiling, said in ((0.8599, True), (0.86, False)):
+        step = replace(low, report={"mismatch/dense_ceiling_q05": ceiling})
+        (event,) = Guard("warn", 0.86).watch(step).events
+        assert event.endswith("dense rollouts have 0.859 and miss it, too: no schedule can hold this target") is said
 
 
 def test_a_tail_that_may_be_chance_waits_for_more_evidence() -> None:

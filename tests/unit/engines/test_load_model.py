@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -134,3 +135,57 @@ def test_whatever_a_config_makes_transformers_raise_is_one_line(
     (folder / "config.json").write_text(json.dumps(config | {key: value}))
     with pytest.raises(UserError, match="cannot load the model '.*model': "):
         HFEngine(folder)
+
+
+def test_a_file_and_a_path_that_is_not_there_are_refused_without_asking_the_hub(
+    whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sparroll.engines.load_model.AutoModelForCausalLM.from_pretrained", None)
+    for name in ("/gone/model", "./gone", "gone/", "a/b/c", "~/gone"):
+        with pytest.raises(UserError, match=re.escape(f"there is no folder {name!r}")):
+            HFEngine(name)
+    with pytest.raises(UserError, match="is a file") as caught:
+        HFEngine(str(whole / "config.json"))
+    assert caught.value.hint == f"give {whole}"
+
+
+def test_the_folder_of_a_run_names_its_newest_model(tmp_path: Path) -> None:
+    for step in (2, 10):
+        (tmp_path / f"checkpoints/step-{step:06}/model").mkdir(parents=True)
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match="is the folder of a training run, not of a model") as caught:
+        HFEngine(tmp_path)
+    assert caught.value.hint == f"its newest model is {tmp_path}/checkpoints/step-000010/model"
+
+
+def test_a_folder_without_model_weights_or_tokenizer_says_what_it_lacks(whole: Path, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"there is no config\.json in"):
+        HFEngine(tmp_path)
+    pickled = tmp_path / "pickled"
+    shutil.copytree(whole, pickled)
+    (pickled / "model.safetensors").rename(pickled / "pytorch_model.bin")
+    with pytest.raises(UserError, match=r"are no safetensors, but pytorch_model\.bin"):
+        HFEngine(pickled)
+    (pickled / "pytorch_model.bin").rename(pickled / "model.safetensors")
+    for path in pickled.glob("tokenizer*"):
+        path.unlink()
+    with pytest.raises(UserError, match=r"there are no files of a tokenizer in"):
+        HFEngine(pickled)
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "[" * 100_000])
+def test_a_damaged_generation_config_is_refused(text: str, whole: Path, tmp_path: Path) -> None:
+    """transformers passes over it, and then nothing ends where the model's authors said."""
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    (folder / "generation_config.json").write_text(text)
+    with pytest.raises(UserError, match=r"generation_config\.json is damaged"):
+        HFEngine(folder)
+
+
+def test_an_end_that_no_token_can_be_is_refused(whole: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "model"
+    shutil.copytree(whole, folder)
+    (folder / "generation_config.json").write_text('{"eos_token_id": [99999, -1]}')
+    with pytest.raises(UserError, match=r"no response could end: the model's eos_token_id is 99999, -1"):
+        HFEngine(folder).generate(["a b"], max_new_tokens=2)

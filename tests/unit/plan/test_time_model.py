@@ -7,7 +7,8 @@ import pytest
 
 from sparroll.errors import UserError
 from sparroll.plan.model_shape import model_shape
-from sparroll.plan.time_model import MeasuredStep, fit_time_model, measure_steps
+from sparroll.plan.time_model import MeasuredStep, fit_time_model, measure_steps, time_model_here
+from sparroll.schedule import Schedule
 
 KV_BYTES = 28 * 2 * 8 * 128 * 2
 
@@ -88,3 +89,16 @@ def test_decode_steps_of_a_real_engine_are_timed():
     assert steps[0].cache_bytes_read == 2 * 3 * token_bytes * 34.5
     assert steps[1].cache_bytes_read > 2 * token_bytes * (258.5 + 2 * 50)
     assert steps[1].cache_bytes_read < 2 * token_bytes * (258.5 + 2 * (64 + 258.5 / 32))
+
+
+def test_steps_of_a_schedule_with_a_check_are_timed_without_it(monkeypatch):
+    timed = []
+
+    def measured(engine, shape, element_bytes):
+        timed.append(engine.schedule)
+        return [MeasuredStep(0.01 + read / 1e8, 4, read) for read in (1e6, 2e6)]
+
+    monkeypatch.setattr("sparroll.plan.time_model.measure_steps", measured)
+    schedule = Schedule.fixed(64)
+    time_model_here("tiny-reasoner", schedule.checked(16))
+    assert timed[0] is None and timed[1].steps == schedule.steps and timed[1].check is None

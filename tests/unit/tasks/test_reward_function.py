@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import functools
 import hashlib
 import math
@@ -267,6 +268,20 @@ def test_what_goes_wrong_names_the_function_and_the_prompt(name: str, message: s
     with pytest.raises(UserError, match=message) as raised:
         rewards(name)
     assert "\n" not in raised.value.message
+
+
+def test_a_function_that_changes_a_rollout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Training would go on with tokens that nobody sampled."""
+    import own_rewards
+
+    def meddles(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
+        if prompt.prompt_id == "p/1":
+            rollout.response_ids[-1] = 0 if rollout.response_ids[-1] else 1
+        return 1.0
+
+    monkeypatch.setattr(own_rewards, "meddles", meddles, raising=False)
+    with pytest.raises(UserError, match="meddles changed the tokens of a rollout, for the prompt p/1"):
+        RewardFunction("own_rewards:meddles")(PROMPTS, TEXTS, copy.deepcopy(ROLLOUTS), AsyncCalls(2, 5.0))
 
 
 def test_a_call_that_takes_too_long_is_named_with_its_limit() -> None:

@@ -189,7 +189,8 @@ class HFEngine(Engine):
             for sample in range(n)
         ]
         if stop_ids is None:
-            stop_ids = generate_arguments.end_ids(getattr(model, "generation_config", None), self.tokenizer)
+            config = getattr(model, "generation_config", None)
+            stop_ids = generate_arguments.end_ids(config, self.tokenizer, self.vocabulary)
         settings = GenerateSettings(
             model=model,
             schedule=self.schedule,

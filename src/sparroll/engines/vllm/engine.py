@@ -33,7 +33,7 @@ from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError, reason_of
-from sparroll.models import fingerprint, resolve
+from sparroll.models import fingerprint, whole_model
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, check_is_schedule
 from sparroll.types import Rollout
@@ -83,7 +83,7 @@ class VLLMEngine(Engine):
         if max_batch < 1:
             raise UserError(f"max_batch must be at least 1, got {max_batch}")
         launch.prepare_process()
-        folder = resolve(str(model))
+        folder = whole_model(str(model))
         self.model_name = str(model)
         self.config, self.tokenizer = _described(folder, tokenizer)
         self.layers = int(self.config.num_hidden_layers)
@@ -96,7 +96,7 @@ class VLLMEngine(Engine):
         self._weights: Literal["whole", "gone"] = "whole"
         self._asleep = False
         self._llm: Any = None
-        self._end_ids = generate_arguments.end_ids(_generation_config(folder), self.tokenizer)
+        self._end_ids = generate_arguments.end_ids(_generation_config(folder), self.tokenizer, self.vocabulary)
         chosen = _loaded(schedule)
         self._capacity = widest(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
         if chosen is not None:

@@ -53,6 +53,11 @@ def one_line(error: ValidationError, section: str = "", kind: type[BaseModel] | 
     where = ".".join([*([section] if section else []), *(str(part) for part in first["loc"])])
     if first["type"] == "missing" and kind is not None:
         return _missing(where, kind, str(first["loc"][0]))
+    if first["type"] == "tuple_type":
+        return UserError(
+            f"{where}: must be a list, got {first['input']!r}",
+            f"""write a list in quotes: --set '{where}=["a", "b"]'""",
+        )
     message = f"{where}: {first['msg'][0].lower()}{first['msg'][1:]}, got {first['input']!r}"
     return UserError(message, way_out(f"{where}={first['input']}"))
 

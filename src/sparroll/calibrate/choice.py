@@ -1,0 +1,201 @@
+"""Chooses window, floor and budgets together: of all checked schedules that meet the target, the one with the least
+predicted seconds a token. Arithmetic on sweeps; nothing here runs a model.
+
+A check makes small budgets cheap to try: what they break is taken back, at the price of drafting it again. So the smallest
+budgets that meet the target need not be the fastest, and every budget of the grid is tried as the least one of a
+schedule. How many tokens a schedule drafts for each that stands follows from the sweep: at one budget, all drafts beyond
+one a token are put down to the bins in which that budget reads a part of the context, and a schedule has in each bin
+those of its budget there. Rollouts with the schedule itself then measure it (verify.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from sparroll.calibrate.fit import FittedSchedule
+from sparroll.calibrate.sweep import Sweep
+from sparroll.draft_check import DraftCheck
+from sparroll.errors import UserError
+from sparroll.mismatch.table import bin_name
+from sparroll.plan.hardware import Hardware
+from sparroll.plan.length_mix import LengthMix
+from sparroll.plan.model_shape import ModelShape
+from sparroll.plan.speedup import plan
+from sparroll.rounding import rounded_up
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What the predicted seconds are for: a model's shape on a device, with requests of these lengths in flight."""
+
+    shape: ModelShape
+    hardware: Hardware
+    lengths: LengthMix
+
+    @staticmethod
+    def decoding(rollouts: Sequence[Rollout], shape: ModelShape, hardware: Hardware) -> Machine:
+        """With the lengths that a batch of such rollouts has while it decodes."""
+        ends = [len(each.prompt_ids) + len(each.response_ids) for each in rollouts]
+        prompt_tokens = min(len(each.prompt_ids) for each in rollouts)
+        return Machine(shape, hardware, LengthMix.parse(ends).decode_contexts(prompt_tokens))
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One checked schedule that meets the target in the sweep, and what it is predicted to cost."""
+
+    check: DraftCheck
+    least_budget_tokens: int
+    """The least budget of any bin that was asked for."""
+    fitted: FittedSchedule
+    drafted_per_kept: float
+    token_seconds: float
+    """Seconds in which each request of the batch gets a token that stands; see plan.VerifiedTime."""
+    tokens_per_second: float
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a JSON record."""
+        steps = [[step.from_context_tokens, step.kv_budget_tokens] for step in self.fitted.schedule.steps]
+        shown = ("least_budget_tokens", "drafted_per_kept", "token_seconds", "tokens_per_second")
+        return {**self.check.table(), **{name: getattr(self, name) for name in shown}, "steps": steps}
+
+
+@dataclass(frozen=True)
+class CheckChoice:
+    """All candidates, the fastest first, and why some checks have none."""
+
+    candidates: tuple[Candidate, ...]
+    hardware: str
+    refused: tuple[str, ...]
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+    def said(self) -> str:
+        """One line for `made_by`."""
+        best = self.best
+        return (
+            f"windows of {best.check.window_tokens}, floor {best.check.floor:g} and budgets from "
+            f"{best.least_budget_tokens} have the least predicted time of {len(self.candidates)} on "
+            f"{self.hardware}: {rounded_up(1e3 * best.token_seconds, 2)} ms a token, "
+            f"{rounded_up(best.drafted_per_kept, 2)} drafted per kept"
+        )
+
+    def table(self) -> dict[str, Any]:
+        """Plain data for a JSON record."""
+        candidates = [each.table() for each in self.candidates]
+        return {"hardware": self.hardware, "candidates": candidates, "refused": list(self.refused)}
+
+
+def choose(
+    sweeps: Sequence[Sweep], machine: Machine, *, target: float, over_2_nats_at_most: float | None = None, **fit: Any
+) -> CheckChoice:
+    """The candidates of these sweeps, each of which has its own check.
+
+    over_2_nats_at_most: largest share of tokens more than 2 nats off that a budget may have in a bin.  fit: what
+    `Sweep.fit` takes. Raises the last sweep's error where no sweep meets the target at any budget.
+    """
+    candidates: list[Candidate] = []
+    refused: list[str] = []
+    error: UserError | None = None
+    for sweep in sweeps:
+        assert sweep.check is not None, "only checked sweeps are compared"
+        try:
+            candidates += _candidates(sweep, machine, target, over_2_nats_at_most, fit)
+        except UserError as found:
+            error = found
+            refused.append(f"windows of {sweep.check.window_tokens}, floor {sweep.check.floor:g}: {found.message}")
+    if not candidates:
+        assert error is not None, "there is a sweep"
+        raise error
+    candidates.sort(key=lambda each: each.token_seconds)
+    return CheckChoice(tuple(candidates), machine.hardware.name, tuple(refused))
+
+
+def _candidates(
+    sweep: Sweep, machine: Machine, target: float, over_2_nats_at_most: float | None, fit: dict[str, Any]
+) -> list[Candidate]:
+    """One for each different schedule that the sweep's budgets give."""
+    assert sweep.check is not None
+    held = _near_enough(sweep, over_2_nats_at_most)
+    found: dict[tuple[tuple[int, int], ...], Candidate] = {}
+    for least in sweep.budgets:
+        fitted = sweep.fit(target, least_budgets={start: max(least, budget) for start, budget in held.items()}, **fit)
+        key = tuple((step.from_context_tokens, step.kv_budget_tokens) for step in fitted.schedule.steps)
+        if key in found:
+            continue
+        drafted_per_kept = predicted_drafts(sweep, fitted.schedule)
+        predicted = plan(
+            machine.shape,
+            fitted.schedule,
+            hardware=machine.hardware,
+            lengths=machine.lengths,
+            drafted_per_kept=drafted_per_kept,
+            force_schedule=True,
+        ).verified
+        assert predicted is not None, "the schedule has a check"
+        figures = drafted_per_kept, predicted.seconds, predicted.tokens_per_second
+        found[key] = Candidate(sweep.check, least, fitted, *figures)
+    return list(found.values())
+
+
+def predicted_drafts(sweep: Sweep, schedule: Schedule) -> float:
+    """Tokens that the schedule is expected to draft for each that stands, from what the sweep's budgets drafted."""
+    tokens = {row.from_context_tokens: (row.to_context_tokens, row.tokens) for row in sweep.ceiling.tail().rows}
+    whole = sum(count for _, count in tokens.values())
+
+    def partly(budget: int, end: int) -> bool:
+        return budget < end - 1
+
+    budgets, excess = [], []
+    for budget, measured in zip(sweep.budgets, sweep.measurements, strict=True):
+        assert measured.checked is not None, "a checked sweep"
+        share = sum(count for end, count in tokens.values() if partly(budget, end)) / whole
+        budgets.append(np.log(budget))
+        excess.append((measured.checked.checks.drafted_per_kept - 1) / share if share else 0.0)
+    here = [
+        count / whole * np.interp(np.log(budget), budgets, excess)
+        for start, (end, count) in tokens.items()
+        if partly(budget := schedule.kv_budget_tokens(start), end)
+    ]
+    return 1 + float(sum(here))
+
+
+def _near_enough(sweep: Sweep, most: float | None) -> dict[int, int]:
+    """For each bin the least budget of the grid from which on no more than this share of tokens is far off."""
+    ends = {cell.from_context_tokens: cell.to_context_tokens for cell in sweep.cells()}
+    if most is None:
+        return dict.fromkeys(ends, 0)
+    found = {}
+    for start, end in ends.items():
+        shares = [each.checked.far_share_at(start) for each in sweep.measurements if each.checked is not None]
+        good = len(shares)
+        while good > 0 and shares[good - 1] <= most:
+            good -= 1
+        if good == len(shares):
+            raise UserError(
+                f"at {bin_name(start, end)} a share of {rounded_up(shares[-1], 5)} of the tokens is more than 2 nats off at "
+                f"the largest budget, {sweep.budgets[-1]}, and {most:g} is the most that was asked for",
+                "measure larger budgets, raise the floor, or allow a larger share with --check-over-2-nats",
+            )
+        found[start] = sweep.budgets[good]
+    return found
+
+
+def with_reasons(
+    choice: CheckChoice, made_by: dict[str, Any] | None, over_2_nats_at_most: float | None
+) -> FittedSchedule:
+    """The best schedule. It says in `made_by` what it was chosen among, and in its target all bounds that it holds."""
+    fitted = choice.best.fitted
+    target = dict(fitted.schedule.target or {})
+    if over_2_nats_at_most is not None:
+        target["over_2_nats_at_most"] = over_2_nats_at_most
+    made_by = {**(made_by or {}), "chosen": choice.said()}
+    return replace(fitted, schedule=replace(fitted.schedule, target=target, made_by=made_by))

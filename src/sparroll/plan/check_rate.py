@@ -1,0 +1,88 @@
+"""How many tokens are drafted for each that stands, from how often a check rejects a drafted token. Arithmetic, and what
+was measured on one model; a measurement of your own model replaces it.
+
+Each drafted token that a check looks at is rejected with the same probability h, independently of the others. A window of
+w drafts is then cut with probability 1 - (1 - h)^w. The token in place of the first rejected one stands, too, so a window
+leaves 1 + (1 - h) + ... + (1 - h)^(w - 1) = (1 - (1 - h)^w) / h tokens. Real rejections come in clusters, which cut fewer
+windows and take back more in each.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from sparroll.draft_check import DraftCheck
+from sparroll.errors import UserError
+
+MEASURED_REJECTED_SHARE = {0.001: 0.0029, 0.01: 0.0029, 0.1: 0.0029, 1.0: 0.025}
+"""By floor: the share of drafted tokens that a check rejects, of those it looks at. Of the study's model alone, under 128
+tokens at every length, which is the harshest budget that its study trains with (docs/verified-rollouts.md)."""
+
+
+@dataclass(frozen=True)
+class CheckRate:
+    """How many tokens are drafted for each that stands, and where the number comes from.
+
+    >>> CheckRate.of_cut_share(0.75, window_tokens=2).drafted_per_kept  # h = .5: 2 drafts leave 1.5 tokens
+    1.3333333333333333
+    """
+
+    drafted_per_kept: float
+    source: str
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.drafted_per_kept < math.inf:
+            raise UserError(
+                f"drafted_per_kept must be 1 or more, got {self.drafted_per_kept}",
+                "it is the number of drafted tokens for each that stands, as `sparroll rollout` prints it",
+            )
+
+    @staticmethod
+    def given(drafted_per_kept: float) -> CheckRate:
+        """As measured or assumed by the user."""
+        return CheckRate(drafted_per_kept, "as given")
+
+    @staticmethod
+    def of_cut_share(cut_share: float, window_tokens: int) -> CheckRate:
+        """From the share of windows of this length that a check cuts."""
+        if not 0 <= cut_share < 1:
+            raise UserError(
+                f"cut_share must be at least 0 and below 1, got {cut_share}",
+                "it is the share of windows in which a token was taken back",
+            )
+        rejected_share = -math.expm1(math.log1p(-cut_share) / window_tokens)
+        return CheckRate(drafts_per_token(rejected_share, window_tokens), f"from {cut_share:.0%} of windows cut")
+
+    @staticmethod
+    def of_study(check: DraftCheck) -> CheckRate:
+        """From the rejections that were measured on the study's model, at the nearest floor that was measured."""
+        floor = min(MEASURED_REJECTED_SHARE, key=lambda known: abs(math.log(known / check.floor)))
+        rejected_share = MEASURED_REJECTED_SHARE[floor]
+        return CheckRate(
+            drafts_per_token(rejected_share, check.window_tokens),
+            f"of the study's model at 128 tokens and floor {floor:g}, not of this one",
+        )
+
+
+def drafts_per_token(rejected_share: float, window_tokens: float) -> float:
+    """Drafted tokens per token that stands, where each looked-at draft is rejected with probability `rejected_share`.
+
+    >>> drafts_per_token(0.0, 64), drafts_per_token(1.0, 64)
+    (1.0, 64.0)
+    """
+    if rejected_share == 0:
+        return 1.0
+    if rejected_share == 1:
+        return float(window_tokens)
+    cut_share = -math.expm1(window_tokens * math.log1p(-rejected_share))
+    return window_tokens * rejected_share / cut_share
+
+
+def rate_for(check: DraftCheck, cut_share: float | None = None, drafted_per_kept: float | None = None) -> CheckRate:
+    """The rate that the user gives in one of two forms, or else that of the study's model."""
+    if cut_share is not None and drafted_per_kept is not None:
+        raise UserError("cut_share and drafted_per_kept say the same thing", "give one of them")
+    if drafted_per_kept is not None:
+        return CheckRate.given(drafted_per_kept)
+    return CheckRate.of_study(check) if cut_share is None else CheckRate.of_cut_share(cut_share, check.window_tokens)

@@ -1,0 +1,167 @@
+"""The cost of verified rollouts: drafts for each token that stands, eFLOPs and seconds, with answers computed by hand."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from sparroll import cost
+from sparroll.draft_check import DraftCheck
+from sparroll.errors import UserError
+from sparroll.plan.check_rate import MEASURED_REJECTED_SHARE, CheckRate, drafts_per_token, rate_for
+from sparroll.plan.hardware import Hardware
+from sparroll.plan.model_shape import ModelShape
+from sparroll.plan.speedup import plan
+from sparroll.plan.time_model import MeasuredStep, fit_time_model
+from sparroll.schedule import Schedule
+from sparroll.types import Checks
+
+TOY = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=8)
+SLOW = Hardware("slow", flops_per_second=1e12, bandwidth_bytes_per_second=1e6, memory_bytes=1e8)
+ABOUT = {"parameters": 1e9, "prompt_tokens": 100, "response_tokens": 4000, "kv_width": 28 * 8 * 128, "gqa_ratio": 2}
+
+
+# -- drafts for each token that stands -----------------------------------------------------------------------------------
+
+
+def test_drafts_per_token_are_those_of_windows_that_are_played() -> None:
+    draws = random.Random(0)
+    for rejected_share, window in ((0.5, 2), (0.03, 16), (0.2, 7)):
+        played = Checks()
+        for _ in range(20_000):
+            kept = next((place for place in range(window) if draws.random() < rejected_share), window)
+            played.add(Checks(1, int(kept < window), window, window - kept))
+        assert drafts_per_token(rejected_share, window) == pytest.approx(played.drafted_per_kept, rel=0.01)
+        of_share = CheckRate.of_cut_share(played.cut_share, window)
+        assert of_share.drafted_per_kept == pytest.approx(played.drafted_per_kept, rel=0.01)
+
+
+def test_a_check_that_rejects_nothing_drafts_each_token_once() -> None:
+    assert drafts_per_token(0, 64) == CheckRate.of_cut_share(0, 64).drafted_per_kept == 1
+    # Half of the drafts rejected, windows of 2: the first draft or its substitute stands, the second half of the time.
+    assert CheckRate.of_cut_share(0.75, 2).drafted_per_kept == pytest.approx(2 / 1.5)
+    assert drafts_per_token(1, 64) == 64
+    assert drafts_per_token(0.3, 1) == 1, "a window of one loses nothing: a substitute stands in the draft's place"
+
+
+def test_the_default_rate_says_whose_it_is_and_a_lossless_check_drafts_the_most() -> None:
+    rates = [rate_for(DraftCheck(64, floor)) for floor in (0.001, 0.02, 1.0)]
+    assert [rate.drafted_per_kept for rate in rates] == sorted(rate.drafted_per_kept for rate in rates)
+    assert rates[-1].drafted_per_kept > 1.5 > rates[0].drafted_per_kept
+    assert all("study's model" in rate.source for rate in rates) and "floor 0.01" in rates[1].source
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"cut_share": 0.1, "drafted_per_kept": 1.1}, "say the same thing"),
+        ({"cut_share": 1.0}, "at least 0 and below 1, got 1.0"),
+        ({"drafted_per_kept": 0.9}, "1 or more, got 0.9"),
+    ],
+)
+def test_impossible_rates_are_refused(given: dict[str, float], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        rate_for(DraftCheck(), **given)
+
+
+RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "mismatch-study-checks-h200.json"
+
+
+@pytest.mark.skipif(not RECORD.exists(), reason="study_checks.py has not written its record yet")
+def test_the_default_rates_are_those_of_the_record() -> None:
+    rows = json.loads(RECORD.read_text())["results"]["rows"]
+    for floor, rejected_share in MEASURED_REJECTED_SHARE.items():
+        (row,) = [r for r in rows if (r["kv_budget_tokens"], r["window_tokens"], r["floor"]) == (128, 64, floor)]
+        assert rejected_share == pytest.approx(row["rejected_share"], rel=0.05)
+
+
+# -- eFLOPs --------------------------------------------------------------------------------------------------------------
+
+
+def test_a_window_of_one_costs_a_sparse_and_a_dense_step_a_token() -> None:
+    sparse, dense = cost.sparse(**ABOUT, kv_budget_tokens=512), cost.dense(**ABOUT)
+    assert cost.verified(**ABOUT, kv_budget_tokens=512, window_tokens=1) == pytest.approx(sparse + dense)
+
+
+def test_the_longest_window_costs_what_the_scoring_pass_saves() -> None:
+    about = ABOUT | {"prompt_tokens": 0}
+    sparse = cost.sparse(**about, kv_budget_tokens=512)
+    verified = cost.verified(**about, kv_budget_tokens=512, window_tokens=1e12)
+    assert verified - cost.scoring_pass(**about) == pytest.approx(sparse)
+
+
+def test_verified_eflops_by_hand() -> None:
+    # One token after ten: the sparse step reads 2 of 10.5 tokens, scoring is left out; a dense one all of them.
+    about = {"parameters": 100.0, "prompt_tokens": 10, "response_tokens": 1, "kv_width": 3, "gqa_ratio": 2}
+    sparse = 2 * 100 + 2 * (2 + 5) * 3 * 2
+    arithmetic, reads = 2 * 100 + 2 * 2 * 3 * 10.5, 5 * 2 * 3 * 10.5
+    found = cost.verified(
+        **about, kv_budget_tokens=2, window_tokens=4, drafted_per_kept=1.25, intensity=5, scoring="none"
+    )
+    assert found == pytest.approx(1.25 * (sparse + arithmetic + reads / 4))
+
+
+def test_all_samples_share_a_check_of_their_prompt_as_they_share_its_reads() -> None:
+    one, many = (cost.verified(**ABOUT, kv_budget_tokens=512, window_tokens=64, samples=samples) for samples in (1, 8))
+    assert one < many < 8 * one
+
+
+@pytest.mark.parametrize("wrong", [{"window_tokens": 0}, {"window_tokens": 64, "drafted_per_kept": 0.5}])
+def test_impossible_checks_have_no_cost(wrong: dict[str, float]) -> None:
+    with pytest.raises(UserError, match=r"must be"):
+        cost.verified(**ABOUT, kv_budget_tokens=512, **wrong)
+
+
+# -- seconds -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_verified_token_by_hand() -> None:
+    checked = Schedule.fixed(512).checked(16, 0.1)
+    got = plan(TOY, checked, hardware=SLOW, lengths=1024, batch=3, drafted_per_kept=1.25)
+    assert got.verified is not None
+    # A check reads the weights, and 1,024 tokens of 64 bytes in four layers for each of three requests.
+    assert got.verified.check_seconds == pytest.approx(2e6 / 1e6 + 3 * 4 * 1024 * 64 / 1e6)
+    assert got.verified.check_bound == "memory"
+    assert got.verified.seconds == pytest.approx(1.25 * (got.sparse.seconds + got.verified.check_seconds / 16))
+    assert got.verified.tokens_per_second == pytest.approx(3 / got.verified.seconds)
+    assert got.verified.scoring_seconds == pytest.approx(3 * (2e6 + 4 * 8 * 4 * 4 * 1024) / 1e12)
+    assert got.table()["verified_speedup"] == got.verified_speedup == got.dense.seconds / got.verified.seconds
+
+
+def test_a_window_of_one_is_a_dense_step_beside_the_sparse_one() -> None:
+    got = plan(TOY, Schedule.fixed(512).checked(1, 1.0), hardware=SLOW, lengths=1024, batch=3)
+    assert got.verified is not None and got.verified.drafted_per_kept == 1
+    assert got.verified.seconds == pytest.approx(got.sparse.seconds + got.dense.seconds)
+
+
+def test_in_a_long_window_the_arithmetic_decides_and_it_is_what_the_trainer_saves() -> None:
+    quick_reads = Hardware("x", flops_per_second=1e9, bandwidth_bytes_per_second=1e8, memory_bytes=1e8)
+    checked = Schedule.fixed(512).checked(4096)
+    got = plan(TOY, checked, hardware=quick_reads, lengths=1024, batch=3, cut_share=0)
+    assert got.verified is not None and got.verified.check_bound == "compute"
+    assert got.verified.seconds - got.verified.scoring_seconds == pytest.approx(got.sparse.seconds)
+
+
+def test_a_fitted_time_model_times_the_checks_too() -> None:
+    steps = [MeasuredStep(0.01 + read / 1e9, 3, read) for read in (1e6, 2e6, 4e6)]
+    got = plan(
+        TOY,
+        Schedule.fixed(512).checked(16),
+        hardware=SLOW,
+        lengths=1024,
+        batch=3,
+        time_model=fit_time_model(steps),
+        drafted_per_kept=1,
+    )
+    assert got.verified is not None
+    assert got.verified.check_seconds == pytest.approx(0.01 + 3 * 4 * 1024 * 64 / 1e9, rel=1e-3)
+
+
+def test_a_plan_without_a_check_says_nothing_of_one() -> None:
+    got = plan(TOY, 512, hardware=SLOW, lengths=1024, batch=3)
+    assert got.verified is None and not {"verified", "verified_speedup"} & got.table().keys()
+    with pytest.raises(UserError, match="checks no drafts"):
+        plan(TOY, 512, hardware=SLOW, lengths=1024, batch=3, cut_share=0.1)
