@@ -1,8 +1,12 @@
-"""Tokens per second of verified rollouts in vLLM beside those of unverified sparse ones and of stock dense attention, at
-one batch and context. One GPU, one process.
+"""Tokens per second of verified rollouts in vLLM beside those of unverified sparse ones and of stock dense attention. One
+GPU, one process.
 
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --out benchmarks/results/verified-rollouts-qwen3-1.7b-h200.json
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --schedules 128 512 qwen3-1.7b-0.86 --windows 16 64
+    python benchmarks/verified_rollouts.py --model qwen3-1.7b --steady 4 --batch 128 --windows 64
+
+A moment is a batch with its contexts: --batch requests of each of --contexts, or --steady moments of rollout.py's steady
+set, in as much cache as --capacity-tokens says.
 
 All three engines get the same settings, one after the other; stock dense and unverified sparse ones run as users get them
 (V2 runner, asynchronous scheduling), the verified one as it must (V1 runner). A decode step of the first two is timed as in
@@ -24,6 +28,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import rollout
 import vllm_engines
 from vllm_engines import STEPS_TO_START, Engine
 
@@ -32,6 +37,16 @@ from sparroll.schedule import Schedule
 
 V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 WARM_WINDOWS = 2
+SHOWN = [
+    "engine",
+    "schedule",
+    "batch",
+    "context_tokens",
+    "window_tokens",
+    "kept_share_forced",
+    "check_share",
+    "cut_share",
+]
 Cell = dict[str, Any]
 
 
@@ -78,15 +93,14 @@ def step_cells(options: argparse.Namespace, name: str, schedule: Schedule | None
     asked = None if schedule is None else {"schedule": str(schedule.save(folder / f"{schedule.name}.toml"))}
     cells: list[Cell] = []
     with Engine(options.model, folder, asked, **engine_settings(options)) as engine:
-        for context in options.contexts:
-            seconds = engine.step_seconds([context] * options.batch, options.steps, options.repeats)
-            per_second = options.batch / vllm_engines.median(seconds)
+        for number, contexts in enumerate(options.moments):
+            seconds = engine.step_seconds(contexts, options.steps, options.repeats)
+            per_second = len(contexts) / vllm_engines.median(seconds)
             cells.append(
                 {
                     "engine": name,
                     "schedule": schedule.name if schedule else None,
-                    "batch": options.batch,
-                    "context_tokens": context,
+                    **about_moment(number, contexts),
                     "step_seconds": seconds,
                     "tokens_per_second": per_second,
                 }
@@ -103,17 +117,16 @@ def window_cells(options: argparse.Namespace, schedule: Schedule) -> tuple[list[
     asked = {"schedule": str(checked.save(folder / f"{checked.name}.toml"))}
     cells: list[Cell] = []
     with v1_runner(), Engine(options.model, folder, asked, **engine_settings(options)) as engine:
-        for context in options.contexts:
+        for number, contexts in enumerate(options.moments):
             for window in options.windows:
                 for share in options.kept_shares:
                     with verdicts_forced(share):
-                        timed = window_seconds(engine, [context] * options.batch, window, options)
+                        timed = window_seconds(engine, contexts, window, options)
                     cells.append(
                         {
                             "engine": "verified",
                             "schedule": schedule.name,
-                            "batch": options.batch,
-                            "context_tokens": context,
+                            **about_moment(number, contexts),
                             "window_tokens": window,
                             "floor": options.floor,
                             "kept_share_forced": share,
@@ -168,17 +181,30 @@ def window_seconds(engine: Engine, contexts: list[int], window: int, options: ar
     }
 
 
+def about_moment(number: int, contexts: list[int]) -> Cell:
+    return {"moment": number, "batch": len(contexts), "context_tokens": sum(contexts)}
+
+
+def moments(options: argparse.Namespace) -> list[list[int]]:
+    """The contexts of each batch that is measured."""
+    if not options.steady:
+        return [[context] * options.batch for context in options.contexts]
+    slack = 32 + max(
+        options.steps * options.repeats,
+        (WARM_WINDOWS + 2 + options.timed_windows * options.repeats) * max(options.windows),
+    )
+    found = rollout.steady_windows(options.steady, options.capacity_tokens, options.batch, slack)
+    return [[int(context) for context in window["contexts"]] for window in found]
+
+
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The same for all engines. A step has room for everybody's longest window."""
-    return {
-        "max_num_seqs": options.batch,
-        "max_num_batched_tokens": max(8192, options.batch * max(options.windows)),
-    }
+    most = max(map(len, options.moments))
+    return {"max_num_seqs": most, "max_num_batched_tokens": max(8192, most * max(options.windows))}
 
 
 def show(cell: Cell) -> None:
-    keys = ("engine", "schedule", "context_tokens", "window_tokens", "kept_share_forced", "check_share", "cut_share")
-    about = "  ".join(f"{key} {cell[key]}" for key in keys if cell.get(key) is not None)
+    about = "  ".join(f"{key} {cell[key]}" for key in SHOWN if cell.get(key) is not None)
     print(f"{about}: {cell['tokens_per_second']:.0f} tokens/s", flush=True)
 
 
@@ -192,13 +218,13 @@ def main() -> None:
     for schedule in schedules:
         sparse, engines[f"sparse {schedule.name}"] = step_cells(options, "sparse", schedule)
         verified, engines[f"verified {schedule.name}"] = window_cells(options, schedule)
-        rate = {cell["context_tokens"]: cell["tokens_per_second"] for cell in sparse}
+        rate = {cell["moment"]: cell["tokens_per_second"] for cell in sparse}
         for cell in verified:
-            cell["of_unverified"] = cell["tokens_per_second"] / rate[cell["context_tokens"]]
+            cell["of_unverified"] = cell["tokens_per_second"] / rate[cell["moment"]]
             print(f"window {cell['window_tokens']}, kept {cell['kept_share_forced']}: {cell['of_unverified']:.3f}")
         cells += sparse + verified
     if options.out:
-        config = {key: value for key, value in vars(options).items() if key not in ("out", "folder")}
+        config = {key: value for key, value in vars(options).items() if key not in ("out", "folder", "moments")}
         records.write(
             options.out,
             "verified-rollouts",
@@ -213,8 +239,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out")
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument("--schedules", nargs="+", help="presets, files or budgets in tokens; default: the 0.86 preset")
-    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=32, help="with --steady: requests at most")
     parser.add_argument("--contexts", nargs="+", type=int, default=[30_000])
+    parser.add_argument("--steady", type=int, default=0, help="moments of the steady set, in place of --contexts")
+    parser.add_argument("--capacity-tokens", type=int, default=1_050_000, help="of the cache, for --steady")
     parser.add_argument("--windows", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens of a window")
     parser.add_argument("--kept-shares", nargs="+", type=float, default=[1.0, 0.9998, 0.998], help="of drafts, forced")
     parser.add_argument("--floor", type=float, default=0.01, help="of the rule, which is computed and not obeyed")
@@ -226,6 +254,7 @@ def arguments() -> argparse.Namespace:
     options = parser.parse_args()
     if not options.schedules:
         options.schedules = [vllm_engines.schedule_of(options.model, None, Path(options.folder))]
+    options.moments = moments(options)
     return options
 
 

@@ -31,6 +31,7 @@ def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
                 "profile_step",
                 "sparse_training",
                 "whole_run",
+                "verified_rollouts",
                 "render_speed",
                 "rl_grid",
             )
@@ -288,3 +289,17 @@ def test_the_sparse_training_benchmark_runs_from_checks_to_record(
     assert all(row["read_share"] <= row["loaded_share"] <= 1 for row in results["layer"])
     (whole,) = results["model"]
     assert whole["tokens"] == 560 and {"policy", "adapter_dense", "adapter", "adapter_over_policy"} <= whole.keys()
+
+
+def test_verified_rollouts_measures_one_batch_or_moments_of_the_steady_set(
+    benchmark_modules: dict[str, ModuleType],
+) -> None:
+    options = argparse.Namespace(steady=0, contexts=[30_000, 500], batch=3)
+    verified = benchmark_modules["verified_rollouts"]
+    assert verified.moments(options) == [[30_000] * 3, [500] * 3]
+    options = argparse.Namespace(
+        steady=2, capacity_tokens=200_000, batch=64, steps=8, repeats=3, timed_windows=2, windows=[16, 64]
+    )
+    first, second = verified.moments(options)
+    assert len(first) == len(second) and first != second
+    assert sum(first) + 64 * len(first) < 200_000

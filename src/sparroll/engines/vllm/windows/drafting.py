@@ -44,7 +44,8 @@ def draft(
         steps.lengths_of(np.where(active, tokens_R + place, 0))
         idle_R = None if active.all() else count_R <= place
         hidden = steps.run(last_R, start_R + place, idle_R)
-        logits_RV = runner.model.compute_logits(hidden[:requests])
+        # Drawn from what is kept, so that the rule sees the very distribution, also where a head computes more exactly.
+        logits_RV = runner.model.compute_logits(hidden[:requests]).to(logits_RWV.dtype)
         logits_RWV[:requests, place] = logits_RV
         mass_RV = tempers.probabilities(logits_RV, everyone, everyone_R)
         last_R = ids_RD[:, place] = tempers.draw(mass_RV, uniforms_RD[:, place], everyone, everyone_R)
