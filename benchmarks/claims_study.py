@@ -265,8 +265,8 @@ PAGES: Mapping[str, Claims] = {
         "60 steps with dense rollouts raised the accuracy by {bare_dense}, the online controller with {read_last} to "
         "{read_first} % of the cache by {bare_controller}, and calibrated schedules with {read_75} to {read_92} % of it by "
         "{bare_75} to {bare_92}. A small fixed budget lost {lost}.": sixty_steps,
-        "the same small budget gained {checked_fixed} instead of {plain_fixed}, and the schedule of .86 {checked_86} instead "
-        "of {plain_86} (dense {dense})": verified,
+        "the same small budget gained {checked_fixed} instead of {plain_fixed}, and the schedule of .86 {checked_86} "
+        "instead of {plain_86} (dense {dense})": verified,
     },
     "docs/concepts.md": {
         "a bin with a tail of {tail} cost more than longer ones": shortest_bin,
