@@ -137,7 +137,7 @@ def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
 def short_distill_config(model: str, /, **changes: dict[str, Any]) -> DistillConfig:
     """The same for an adapter alone, over lists at a high rate."""
     table = short_config(model).model_dump(mode="json")
-    for section in ("control", "guard", "reward", "correction"):
+    for section in ("check", "control", "guard", "reward", "correction"):
         del table[section]
     for section, kind in (("rollout", SamplingSection), ("train", StepsSection), ("evaluate", HeldOutSection)):
         table[section] = {key: table[section][key] for key in kind.model_fields}

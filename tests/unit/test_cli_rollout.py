@@ -137,7 +137,7 @@ def test_an_output_folder_that_cannot_be_written_is_refused_before_any_work(
 
 def test_a_model_that_is_not_there(prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     message, hint = error_of(_command(tmp_path / "nothing", prompts, tmp_path / "out"), capsys)
-    assert message.startswith("cannot load the model")
+    assert message == f"there is no folder '{tmp_path / 'nothing'}'"
     assert hint
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -51,3 +52,10 @@ def test_a_terminal_that_knows_only_ascii_gets_plots_in_ascii() -> None:
     assert result.stdout.isascii()
     assert "4,096 |" in result.stdout
     assert "####" in result.stdout
+
+
+def test_python_m_sparroll_is_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["sparroll", "--version"])
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_module("sparroll", run_name="__main__")
+    assert ended.value.code == 0 and capsys.readouterr().out.startswith("sparroll ")
