@@ -162,8 +162,9 @@ def judge(
         sparse_logp_N = draft_logp_NV.gather(-1, token_ids_N[:, None])[:, 0]
     else:
         drafted_q_N = draft_NV.gather(-1, drafted_N1)[:, 0]
-        kept_N = keep_uniform_N * floor * drafted_q_N < dense_N
         cumulative_NV = residual(dense_NV, draft_NV, floor).cumsum(-1)
+        # Where the policies are equal up to rounding at floor 1, nothing may be left to draw from.
+        kept_N = (keep_uniform_N * floor * drafted_q_N < dense_N) | (cumulative_NV[:, -1] <= 0)
         drawn_N = torch.searchsorted(cumulative_NV, redraw_uniform_N[:, None] * cumulative_NV[:, -1:], right=True)[:, 0]
         token_ids_N = torch.where(kept_N, drafted_ids_N, drawn_N.clamp_max(dense_NV.shape[-1] - 1))
         sampled_NV = sampling_probability(dense_NV, draft_NV, floor)

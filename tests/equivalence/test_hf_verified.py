@@ -11,9 +11,10 @@ from equivalence.models import ARCHITECTURES, VOCABULARY, prompts, tiny_model
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.draft_check import sampling_logp
 from sparroll.engines import HFEngine
-from sparroll.engines.scoring import Scorer
+from sparroll.engines.scoring import Scorer, response_logp
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
-from sparroll.types import Rollout, TopK
+from sparroll.types import Rollout, TokenBatch, TopK
 
 SMALL_PAGES = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
 TIGHT = Schedule.fixed(16, SMALL_PAGES, dense_layers=())
@@ -65,6 +66,20 @@ def test_dense_log_probabilities_are_the_scorers_and_no_token_is_further_off_tha
         assert rollout.attention == "sparse"
         if floor == 1:
             torch.testing.assert_close(rollout.sparse_logp, rollout.dense_logp, atol=1e-5, rtol=0)
+
+
+def test_a_replay_does_not_pass_off_unchecked_drafts_as_checked_ones() -> None:
+    model, checked = tiny_model(), TIGHT.checked(7, 0.1)
+    rollouts = HFEngine(model, schedule=checked).generate(prompts([5]), max_new_tokens=9)
+    scorer, batch = Scorer(model), TokenBatch.from_rollouts(rollouts, 0)
+    for replay in (
+        lambda: scorer.sparse(rollouts, checked),
+        lambda: scorer.exact_replay(rollouts, checked),
+        lambda: response_logp(model, batch, 1.0, checked),
+    ):
+        with pytest.raises(UserError, match="a replay drafts nothing") as refused:
+            replay()
+        assert "rollout.dense" in str(refused.value.hint)
 
 
 def test_a_batch_of_one_is_a_batch_of_many_and_refills_do_not_matter() -> None:

@@ -11,6 +11,9 @@ from cli_runs import error_of, save_model
 from sparroll.attention.selectors import PageMean
 from sparroll.cli import main
 from sparroll.draft_check import DraftCheck
+from sparroll.engines import HFEngine
+from sparroll.engines.adapter import load_adapter
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.types import Checks
 
@@ -138,6 +141,28 @@ def test_evaluate_counts_what_checks_read_and_took_back(
     # A window of one reads the whole context for each token, beside the draft's part of it.
     assert shares[0] <= 1 < shares[1]
     assert policy["checks"]["drafted_per_kept"] == 1 <= policy["checks"]["windows"], "a window of one wastes no draft"
+
+
+def test_an_adapter_s_weights_are_no_dense_policy_to_check_against(
+    model: str, prompts: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    adapted = ["--budget", "64", "--check-window", "16", "--adapter", "."]
+    evaluation = ["evaluate", "--model", model, "--tasks", "synthetic:0", "--out", str(tmp_path / "evaluation")]
+    for command in (rollout(model, prompts, tmp_path / "out", *adapted), [*evaluation, *adapted]):
+        message, hint = error_of(command, capsys)
+        assert "checks its drafts against the dense policy, which has no adapter" in message
+        assert hint == "leave the adapter or the check out"
+    engine = HFEngine(model, schedule=Schedule.fixed(64).checked(16), device="cpu")
+    with pytest.raises(UserError, match="which has no adapter"):
+        load_adapter(engine, model, tmp_path)
+
+
+def test_evaluate_finds_no_tail_behind_greedy_checked_tokens(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    about = ["--model", model, "--tasks", "synthetic:0", "--samples", "1", "--temperature", "0", "--budget", "64"]
+    message, hint = error_of(["evaluate", *about, "--check-floor", "1", "--out", str(tmp_path / "out")], capsys)
+    assert "has no distribution to compare" in message and "--no-tail" in hint
 
 
 def test_plan_prices_a_check_and_names_what_it_assumes(capsys: pytest.CaptureFixture[str]) -> None:

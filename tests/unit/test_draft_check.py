@@ -80,6 +80,16 @@ def test_judged_tokens_follow_the_written_distribution(floor: float) -> None:
     assert bool((judged.token_ids_N[judged.kept_N] == drafted[judged.kept_N]).all())
 
 
+def test_where_rounding_leaves_nothing_to_draw_from_the_draft_stays() -> None:
+    # Both add up to 1 up to rounding, and p is nowhere above q. The last token is impossible under both, as with top-p.
+    p = torch.tensor([[0.5, 0.4999999, 0.0]]).log()
+    q = torch.tensor([[0.5, 0.5, 0.0]]).log()
+    late = torch.tensor([1 - 1e-9], dtype=torch.float64)
+    judged = judge(p, q, torch.tensor([1]), late, late, 1.0)
+    assert judged.kept_N.tolist() == [True] and judged.token_ids_N.tolist() == [1]
+    assert bool(judged.dense_logp_N.isfinite().all()) and bool(judged.sparse_logp_N.isfinite().all())
+
+
 def test_greedy_keeps_what_is_within_the_floor_of_the_best_token() -> None:
     p = torch.tensor([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.9, 0.08, 0.02]]).log()
     q = torch.tensor([[0.2, 0.7, 0.1], [0.1, 0.8, 0.1], [0.1, 0.2, 0.7]]).log()

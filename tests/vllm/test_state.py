@@ -222,3 +222,19 @@ def test_the_prefix_cache_is_emptied_without_assertions_too() -> None:
     engine._llm = SimpleNamespace(reset_prefix_cache=lambda: called.append(1) or True)
     within["_empty_cache"](engine)
     assert called == [1]
+
+
+def test_a_worker_takes_no_schedule_whose_drafts_it_cannot_check_or_would_not() -> None:
+    plain, checked = started(), started(RISING.checked(window_tokens=32))
+    for state, other, reason in (
+        (plain, RISING.checked(window_tokens=8), "started without checks of drafts"),
+        (checked, RISING, "started with checks of drafts"),
+        (checked, RISING.checked(window_tokens=33), "windows of 32 tokens, .* asks for 33"),
+    ):
+        before = state.schedule
+        with pytest.raises(UserError, match=reason):
+            state.set_schedule(other)
+        assert state.schedule is before
+    for fits in (RISING.checked(window_tokens=8, floor=0.5), None):
+        checked.set_schedule(fits)
+        assert checked.schedule is fits

@@ -67,6 +67,26 @@ def test_what_a_check_does_not_work_with_is_refused_with_a_way_out(changes: dict
     assert caught.value.hint
 
 
+@needs_vllm
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"min_p": 0.1},
+        {"logit_bias": {3: 1.0}},
+        {"thinking_token_budget": 100},
+        {"trace_decode_token_ids": [4, 5]},
+        {"logprob_token_ids": [4, 5]},
+        {"watermarking": True},
+    ],
+)
+def test_a_request_is_refused_for_what_a_check_would_leave_undone(changes: dict[str, Any]) -> None:
+    from sparroll.engines.vllm.windows.admission import Admission
+
+    Admission.validate_params(SimpleNamespace(temperature=0.7, top_p=0.9, seed=3, top_k=0, watermarking=False))
+    with pytest.raises(ValueError, match=f"does not know {next(iter(changes))}="):
+        Admission.validate_params(SimpleNamespace(**changes))
+
+
 def test_the_v2_runner_is_refused_with_the_variable_that_chooses() -> None:
     with pytest.raises(UserError, match="V2 model runner") as caught:
         configure.check_runner(config(use_v2_model_runner=True))

@@ -45,7 +45,7 @@ def rollout(
     json_output: common.Json = False,
 ) -> None:
     """Sample responses and write them, with the log-probability of each token, to OUT/rollouts.jsonl."""
-    from sparroll.engines.adapter import described, load_adapter
+    from sparroll.engines.adapter import described, load_adapter, refuse_check
     from sparroll.engines.generate_arguments import check_counts
     from sparroll.engines.prompt_encoder import PromptEncoder
     from sparroll.evaluate.rollout_file import RolloutFile, sample_missing, summarise_rollouts
@@ -54,6 +54,8 @@ def rollout(
     check_counts(n, max_new_tokens, temperature, top_p=top_p)
     common.hold_folder(command, out)
     chosen = common.with_check(common.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
+    if adapter is not None and chosen is not None:
+        refuse_check(chosen)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)
     source = read_prompts(prompts_file, task, level, count, seed)
     config = {

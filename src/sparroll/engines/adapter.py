@@ -20,6 +20,7 @@ from sparroll import files
 from sparroll.engines.base import Engine
 from sparroll.engines.load_model import load_model
 from sparroll.errors import UserError
+from sparroll.schedule import Schedule
 
 _NAME = "default"
 _WEIGHTS = "adapter_model.safetensors"
@@ -150,14 +151,27 @@ class Adapter:
 
 def load_adapter(engine: Engine, model: str, folder: Path) -> None:
     """Merge the adapter of a peft folder into an engine that was made for `model` and has loaded no other weights
-    since. Raises UserError under dense attention, because the adapter was trained for sparse rollouts."""
+    since. Raises UserError under dense attention, because the adapter was trained for sparse rollouts, and where drafts
+    are checked."""
     if engine.schedule is None:
         raise UserError("an adapter is for sparse rollouts, and these are dense", "give a schedule or a budget")
+    refuse_check(engine.schedule)
     check_base(folder, model)
     own = engine.shared_model()
     if own is None:
         own, _ = load_model(model, None, "cpu")
     engine.load_weights(Adapter.load(own, folder).merged(), engine.weight_version + 1)
+
+
+def refuse_check(schedule: Schedule) -> None:
+    """Raise UserError for a schedule that checks its drafts: the engine's one set of weights has the adapter merged in,
+    so its dense pass is not the dense policy."""
+    if schedule.check is not None:
+        raise UserError(
+            f"the schedule {schedule.name!r} checks its drafts against the dense policy, which has no adapter, and an "
+            "engine with an adapter has no other weights",
+            "leave the adapter or the check out",
+        )
 
 
 def weights_digest(folder: Path) -> str:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.compression import Compression
-from sparroll.engines.adapter import check_base, weights_digest
+from sparroll.engines.adapter import check_base, refuse_check, weights_digest
 from sparroll.errors import UserError
 from sparroll.evaluate.settings import DENSE, EvalTask, EvaluationSettings, Policy, problem_digest
 from sparroll.evaluate.weights import fingerprint
@@ -40,6 +40,14 @@ class EvaluationRequest:
     dtype: str | None = None
     """Precision of the weights by name; None: as they are stored."""
     max_batch: int = 64
+
+    def __post_init__(self) -> None:
+        checked = any(policy.schedule is not None and policy.schedule.check is not None for policy in self.policies)
+        if checked and self.settings.tail and self.settings.temperature == 0:
+            raise UserError(
+                "at temperature 0 the policy behind checked drafts has no distribution to compare",
+                "add --no-tail, or use a temperature above 0",
+            )
 
     def table(self) -> dict[str, Any]:
         """Everything that the samples depend on, as plain data."""
@@ -72,6 +80,7 @@ def check_adapter(adapter: Path | None, schedule: Schedule | None, model: str) -
         return
     if schedule is None:
         raise UserError("--adapter is only for sparse responses", "add --schedule or --budget")
+    refuse_check(schedule)
     check_base(adapter, model)
 
 

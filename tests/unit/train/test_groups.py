@@ -12,7 +12,7 @@ from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.groups import Groups, Rounds, kind_of
 from sparroll.train.sampling.rewards import Graded
-from sparroll.types import Prompt, Rollout, TopK
+from sparroll.types import Prompt, Rollout, TokenScores, TopK
 
 NAN = float("nan")
 RIGHT, WRONG, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
@@ -144,6 +144,18 @@ def test_what_is_dropped_lets_go_of_its_lists() -> None:
     groups = rounds.groups()
     assert [one.top_k is None for one in first] == [True, True, False, False]
     assert [one.top_k is None for one in groups.sampled] == [True, True, False, False, False, False, True, True]
+
+
+def test_what_checks_said_of_dropped_tokens_still_counts_in_the_metrics() -> None:
+    rounds = Rounds(config(2), Ranks("cpu"))
+    lists = TopK(torch.zeros(1, 2, dtype=torch.int64), torch.zeros(1, 2))
+    for one in add(rounds, [WRONG, MIXED]):
+        one.dense = TokenScores(torch.tensor([-0.5]), lists, torch.zeros(1, 2))
+    add(rounds, [MIXED, MIXED])
+    dropped = rounds.groups().sampled[0]
+    # The lists are large; a number for each token is not.
+    assert dropped.dense_logp is not None and dropped.dense_logp.tolist() == [-0.5]
+    assert dropped.dense is not None and dropped.dense.top_k is None and dropped.dense.logp_at_ids is None
 
 
 def test_the_penalty_makes_no_spread_and_one_term_may_decide() -> None:

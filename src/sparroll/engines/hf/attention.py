@@ -311,6 +311,14 @@ class ReplayStep:
     _words: dict[int, Tensor] = field(default_factory=dict)
     _budgets: tuple[Tensor, Tensor, bool] | None = None
 
+    def __post_init__(self) -> None:
+        if self.schedule.check is not None:
+            raise UserError(
+                f"a replay drafts nothing, so the check of {self.schedule.name} has nothing to take back",
+                "the dense log-probabilities of checked rollouts are in rollout.dense; or take the schedule without its "
+                "check: dataclasses.replace(schedule, check=None)",
+            )
+
     def attend(self, layer: int, query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
         if torch.is_autocast_enabled(query.device.type):
             dtype = torch.get_autocast_dtype(query.device.type)

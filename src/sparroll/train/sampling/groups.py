@@ -19,7 +19,7 @@ from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.advantages import group_advantages
 from sparroll.train.sampling.rewards import Graded, reward_report
-from sparroll.types import Prompt, Rollout, StepReport, TokenBatch
+from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores
 
 Kind = Literal["spread", "all_right", "all_wrong", "ungraded"]
 """What a prompt's rollouts got. spread: their rewards differ. all_right and all_wrong: the rewards are equal, and above
@@ -153,7 +153,9 @@ class Rounds:
         dropped = set(numbers)
         for rollout in self._sampled:
             if rollout.prompt_index in dropped:
-                rollout.top_k = rollout.dense = None
+                rollout.top_k = None
+                if rollout.dense is not None:
+                    rollout.dense = TokenScores(rollout.dense.logp)
 
     def _report(self, kept: list[int], reward_GN: Tensor) -> StepReport:
         counts = Counter(self.kinds.values())

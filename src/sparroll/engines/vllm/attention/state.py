@@ -287,6 +287,19 @@ def _check_same(schedule: Schedule, started: Schedule) -> None:
             f"{list(schedule.dense_layers)}",
             "start an engine with that schedule",
         )
+    most, asks = started.check, schedule.check
+    if (most is None) != (asks is None):
+        raise UserError(
+            f"the engine was started {'without' if most is None else 'with'} checks of drafts, the schedule "
+            f"{schedule.name!r} is {'without' if asks is None else 'with'} them",
+            "start an engine with that schedule; None is dense in both",
+        )
+    if most is not None and asks is not None and asks.window_tokens > most.window_tokens:
+        raise UserError(
+            f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks for "
+            f"{asks.window_tokens}",
+            "start an engine with that schedule",
+        )
 
 
 STATE = State()

@@ -19,6 +19,10 @@ _NEUTRAL: dict[str, Any] = {
     "allowed_token_ids": (None,),
     "prompt_logprobs": (None,),
     "structured_outputs": (None,),
+    "thinking_token_budget": (None,),
+    "trace_decode_token_ids": (None,),
+    "logprob_token_ids": (None,),
+    "watermarking": (None, False),
 }
 """Parameter -> its values that leave the model's distribution alone."""
 
