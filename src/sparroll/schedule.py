@@ -132,9 +132,11 @@ class Schedule:
         )
 
     def checked(self, window_tokens: int = 64, floor: float = 0.01) -> Schedule:
-        """The same schedule with its drafts checked by the dense policy (see draft_check.py)."""
+        """The same schedule with its drafts checked by the dense policy (see draft_check.py), in place of the check that
+        it may have."""
         check = DraftCheck(window_tokens, floor)
-        return dataclasses.replace(self, check=check, name=f"{self.name}-checked-{window_tokens}-{floor:g}")
+        bare = self.name if self.check is None else self.name.removesuffix(_checked_suffix(self.check))
+        return dataclasses.replace(self, check=check, name=bare + _checked_suffix(check))
 
     @staticmethod
     def load(name_or_path: str | Path, model: str | None = None, force: bool = False) -> Schedule:
@@ -296,6 +298,11 @@ def _find(name_or_path: str) -> tuple[Path, str]:
             raise UserError(f"no schedule file at {name_or_path}", "`sparroll schedule list` names the presets")
         return path, path.stem
     raise UserError(f"unknown schedule preset {name_or_path!r}", nearest(name_or_path, presets()))
+
+
+def _checked_suffix(check: DraftCheck) -> str:
+    """What the name of a checked schedule ends with."""
+    return f"-checked-{check.window_tokens}-{check.floor:g}"
 
 
 def _is_count(value: object) -> bool:

@@ -122,6 +122,7 @@ def test_windows_out_of_range_are_refused(window: object) -> None:
 def test_a_schedule_file_carries_the_check(tmp_path: Path) -> None:
     schedule = Schedule.fixed(128).checked(window_tokens=32, floor=0.05)
     assert schedule.name == "fixed-128-checked-32-0.05"
+    assert schedule.checked(64, 0.1).name == "fixed-128-checked-64-0.1"
     loaded = Schedule.load(schedule.save(tmp_path / "checked.toml"))
     assert loaded.check == DraftCheck(32, 0.05)
     assert Schedule.load(Schedule.fixed(128).save(tmp_path / "plain.toml")).check is None
