@@ -1,7 +1,7 @@
 """The lower tail of the acceptance by context length. It is counted rollout by rollout in constant memory, and can be
 merged over shards and ranks. Knows no engine and no schedule, and sets no target."""
 
-# T tokens of one rollout, N tokens of many, C histogram cells, R bootstrap replicates, U rollouts
+# T tokens of one rollout, N tokens of many, C histogram cells, F filled ones, R bootstrap replicates, U rollouts
 
 # ruff: noqa: F722 (jaxtyping)
 
@@ -106,7 +106,9 @@ class TailStatistics:
         for start, counts_C, sums in zip(starts.tolist(), counts_BC, sums_B5, strict=True):
             each = self._bins[start]
             each.counts += counts_C
-            each.replicates += weights_R[:, None] * counts_C.to(torch.int32)
+            # A rollout fills few of the 2,002 cells of a bin.
+            filled_F = counts_C.nonzero()[:, 0]
+            each.replicates.index_add_(1, filled_F, weights_R[:, None] * counts_C[filled_F].to(torch.int32))
             each.sums = added(each.sums, sums)
         self._rollouts += 1
         self._tokens_squared += len(acceptance_T) ** 2
