@@ -30,6 +30,8 @@ from torch import Tensor
 from sparroll.errors import UserError, nearest
 from sparroll.types import is_whole
 
+FAR_NATS = 2.0
+"""A token whose log q~ is this much above its log p counts as far off in the figures of checks."""
 MOST_WINDOW_TOKENS = 4096
 """A window's distributions are all held until it is checked."""
 

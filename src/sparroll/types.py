@@ -114,6 +114,16 @@ class Checks:
         stand = self.drafted_tokens - self.taken_back_tokens + self.cut_windows
         return self.drafted_tokens / stand if stand else 1.0
 
+    def table(self) -> dict[str, float]:
+        """Plain data for a JSON record: the counts and what follows from them. `from_table` gives the counts back."""
+        counts = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {**counts, "cut_share": self.cut_share, "drafted_per_kept": self.drafted_per_kept}
+
+    @staticmethod
+    def from_table(table: dict[str, Any]) -> Checks:
+        """The counts in a table that `table` wrote, which may hold more."""
+        return Checks(**{each.name: table[each.name] for each in fields(Checks)})
+
     def add(self, other: Checks) -> None:
         """Count these, too."""
         for each in fields(self):

@@ -5,19 +5,16 @@ tokens are still far from the dense policy. Counts; nothing here runs a model.""
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparroll.draft_check import FAR_NATS
 from sparroll.mismatch.table import TailTable
 from sparroll.rounding import percent_up, rounded_up
 from sparroll.types import Checks, Rollout
-
-FAR_NATS = 2.0
-"""A token whose log-probability under the policy that sampled it is this much above the dense one counts as far off."""
 
 
 @dataclass
@@ -75,9 +72,7 @@ class CheckFigures:
         """Plain data; `from_table` gives the figures back."""
         bins = [[start, self.tokens[start], self.far_tokens[start]] for start in self.tokens]
         return {
-            **dataclasses.asdict(self.checks),
-            "cut_share": self.checks.cut_share,
-            "drafted_per_kept": self.checks.drafted_per_kept,
+            **self.checks.table(),
             "largest_nats": self.largest_nats,
             "over_2_nats_share": self.far_share,
             "bins_tokens_and_over_2_nats": bins,
@@ -85,10 +80,9 @@ class CheckFigures:
 
     @staticmethod
     def from_table(table: dict[str, Any]) -> CheckFigures:
-        counted = Checks(**{each.name: table[each.name] for each in dataclasses.fields(Checks)})
         bins = table["bins_tokens_and_over_2_nats"]
         return CheckFigures(
-            counted,
+            Checks.from_table(table),
             table["largest_nats"],
             {start: tokens for start, tokens, _ in bins},
             {start: far for start, _, far in bins},

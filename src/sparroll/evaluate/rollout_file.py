@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from sparroll import files, tasks
+from sparroll.draft_check import FAR_NATS
 from sparroll.engines.base import Engine
 from sparroll.engines.sampling import request_seed
 from sparroll.progress import OnProgress
@@ -152,6 +153,6 @@ def _summarised_checks(rows: list[dict[str, Any]]) -> dict[str, Any]:
         "check_windows": total.windows,
         "check_cut_share": total.cut_share,
         "check_drafted_per_kept": total.drafted_per_kept,
-        "check_over_2_nats_share": sum(each > 2 for each in nats) / len(nats),
+        "check_over_2_nats_share": sum(each > FAR_NATS for each in nats) / len(nats),
         "check_largest_nats": max(nats),
     }

@@ -135,17 +135,12 @@ def _policy_table(cell: _Cell, settings: EvaluationSettings) -> dict[str, Any]:
         "truncated_share": cell.truncated / count,
         "sparse_share": cell.sparse / count,
         "kv_read_share": totals["read_tokens"] / totals["context_tokens"] if totals["context_tokens"] else 1.0,
-        **({"checks": _checks_table(cell.checks)} if cell.checks else {}),
+        **({"checks": cell.checks.table()} if cell.checks else {}),
         "tokens_per_second": totals["response_tokens"] / totals["generate_seconds"],
         "generate_seconds": totals["generate_seconds"],
         "tail": cell.statistics.table(ESTIMATOR).table() if settings.tail else None,
         "by_problem": problems,
     }
-
-
-def _checks_table(checks: Checks) -> dict[str, float]:
-    shares = {"cut_share": checks.cut_share, "drafted_per_kept": checks.drafted_per_kept}
-    return {**dataclasses.asdict(checks), **shares}
 
 
 def _estimate(values: Sequence[float | None]) -> dict[str, Any] | None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from sparroll.draft_check import FAR_NATS
 from sparroll.engines.base import Engine
 from sparroll.progress import OnProgress
 from sparroll.train.runtime.distributed import Ranks
@@ -91,7 +92,7 @@ def check_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepR
         "check/drafted_per_kept": total.drafted_per_kept,
         "check/draft_acceptance_mean": float(drafts_N.mean()),
         "check/draft_acceptance_q05": float(np.quantile(drafts_N.numpy(), 0.05)),
-        "check/over_2_nats_share": float((off_N > 2).float().mean()),
+        "check/over_2_nats_share": float((off_N > FAR_NATS).float().mean()),
         "check/largest_nats": float(off_N.max()),
         "time/check_seconds": max(seconds for _, seconds, *_ in everyone),
     }
