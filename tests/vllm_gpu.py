@@ -269,6 +269,14 @@ def load(dtype: torch.dtype) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(resolve(MODEL), dtype=dtype).to(DEVICE).eval()
 
 
+def put_back(engine: Any, schedule: Schedule) -> None:
+    """Whatever a test left behind, the next one finds the engine awake, whole and with its schedule."""
+    engine.wake()
+    if engine._weights == "gone":
+        engine.load_weights(load(torch.bfloat16), engine.weight_version + 1)
+    engine.set_schedule(schedule)
+
+
 def perturbed(model: PreTrainedModel, seed: int = 0) -> PreTrainedModel:
     """A copy with other weights that give other responses; the tied head stays tied."""
     other = copy.deepcopy(model)

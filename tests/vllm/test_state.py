@@ -88,7 +88,7 @@ def test_the_hosts_copy_stays_there_under_another_default_device() -> None:
     ("schedule", "reason"),
     [
         (Schedule.fixed(64, PageMean(page_tokens=8, first_tokens=8)), "keeps the index"),
-        (Schedule.fixed(64, dense_layers=(0,)), "dense layers are"),
+        (Schedule.fixed(64, dense_layers=(0,)), "has the dense layers"),
     ],
 )
 def test_a_schedule_that_needs_another_engine_is_refused(schedule: Schedule, reason: str) -> None:

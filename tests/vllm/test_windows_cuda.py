@@ -38,12 +38,8 @@ def started() -> Iterator[Any]:
 
 @pytest.fixture
 def engine(started: Any) -> Iterator[Any]:
-    """Whatever a test leaves behind, the next one finds the engine awake, whole and with its schedule."""
     yield started
-    started.wake()
-    if started._weights == "gone":
-        started.load_weights(vllm_gpu.load(torch.bfloat16), started.weight_version + 1)
-    started.set_schedule(CHECKED)
+    vllm_gpu.put_back(started, CHECKED)
 
 
 def greedy(engine: Any) -> list[Rollout]:

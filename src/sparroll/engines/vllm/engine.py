@@ -28,7 +28,7 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs
 from sparroll.engines.vllm.arguments import llm_arguments, widest
-from sparroll.engines.vllm.attention.state import MOST_STEPS
+from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
@@ -195,28 +195,7 @@ class VLLMEngine(Engine):
         schedule.check_layers(self.layers)
         if len(schedule.steps) > MOST_STEPS:
             raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
-        for what, kept, asked in (
-            ("keeps the index of", self._capacity.selector.table(), schedule.selector.table()),
-            ("has the dense layers", list(self._capacity.dense_layers), list(schedule.dense_layers)),
-        ):
-            if kept != asked:
-                raise UserError(
-                    f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}",
-                    "start another engine with that schedule, or with capacity=",
-                )
-        most, asks = self._capacity.check, schedule.check
-        if (most is None) != (asks is None):
-            raise UserError(
-                f"the engine was started {'without' if most is None else 'with'} checks of drafts, and the schedule "
-                f"{schedule.name!r} is {'without' if asks is None else 'with'} them",
-                "start another engine with that schedule; set_schedule(None) is dense in both",
-            )
-        if most is not None and asks is not None and asks.window_tokens > most.window_tokens:
-            raise UserError(
-                f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks "
-                f"for {asks.window_tokens}",
-                "start another engine with that schedule, or with capacity=",
-            )
+        check_fits_engine(schedule, self._capacity)
 
     # -- weights and memory ----------------------------------------------------------------------------------------------
 

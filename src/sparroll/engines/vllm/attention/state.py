@@ -20,6 +20,7 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
+_ANOTHER = "start another engine with that schedule, or VLLMEngine with capacity="
 MOST_STEPS = 64
 UNLIMITED = 1 << 30
 """A budget above every context: the row reads everything."""
@@ -161,7 +162,7 @@ class State:
                     "the engine was started without a schedule, so it keeps no index",
                     "start it with a schedule; set_schedule(None) then switches to dense attention",
                 )
-            _check_same(schedule, started)
+            check_fits_engine(schedule, started)
             schedule.check_layers(self.layers)
             if len(schedule.steps) > MOST_STEPS:
                 raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
@@ -274,31 +275,27 @@ class State:
                 self._sparse_rows_ran[layer] = attention
 
 
-def _check_same(schedule: Schedule, started: Schedule) -> None:
-    if schedule.selector != started.selector:
-        raise UserError(
-            f"the engine keeps the index of {started.selector.table()}, the schedule {schedule.name!r} needs "
-            f"{schedule.selector.table()}",
-            "start an engine with that schedule",
-        )
-    if schedule.dense_layers != started.dense_layers:
-        raise UserError(
-            f"the engine's dense layers are {list(started.dense_layers)}, the schedule {schedule.name!r} has "
-            f"{list(schedule.dense_layers)}",
-            "start an engine with that schedule",
-        )
+def check_fits_engine(schedule: Schedule, started: Schedule) -> None:
+    """Raise UserError where an engine that was started with one schedule cannot go on with another: index, dense layers
+    and the memory for drafts are fixed at the start."""
+    for what, kept, asked in (
+        ("keeps the index of", started.selector.table(), schedule.selector.table()),
+        ("has the dense layers", list(started.dense_layers), list(schedule.dense_layers)),
+    ):
+        if kept != asked:
+            raise UserError(f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}", _ANOTHER)
     most, asks = started.check, schedule.check
     if (most is None) != (asks is None):
         raise UserError(
-            f"the engine was started {'without' if most is None else 'with'} checks of drafts, the schedule "
+            f"the engine was started {'without' if most is None else 'with'} checks of drafts, and the schedule "
             f"{schedule.name!r} is {'without' if asks is None else 'with'} them",
-            "start an engine with that schedule; None is dense in both",
+            f"{_ANOTHER}; None is dense in both",
         )
     if most is not None and asks is not None and asks.window_tokens > most.window_tokens:
         raise UserError(
             f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks for "
             f"{asks.window_tokens}",
-            "start an engine with that schedule",
+            _ANOTHER,
         )
 
 

@@ -9,11 +9,7 @@ from sparroll.engines.vllm.worker import WorkerExtension
 
 
 class WindowCPUWorker(CPUWorker, WorkerExtension):
-    """Named by the plugin as `worker_cls` on CPU.
-
-    It has the extension from the start: vLLM adds one to the class that it finds, and refuses a class that inherits it,
-    as this one does once an engine without checks ran in the same process.
-    """
+    """Named by the plugin as `worker_cls` on CPU. worker.py says why it has the extension."""
 
     def init_device(self) -> None:
         super().init_device()
