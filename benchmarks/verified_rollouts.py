@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import rollout
+import torch
 import vllm_engines
 from vllm_engines import STEPS_TO_START, Engine
 
@@ -67,7 +68,12 @@ def verdicts_forced(kept_share: float) -> Iterator[None]:
 
     def forced(windows: Any, rows: Any, *arguments: Any) -> Any:
         ids, _, *others = judge(windows, rows, *arguments)
-        return (ids, windows.draws_3RD[1, rows.request, rows.place] < kept_share, *others)
+        kept = windows.draws_3RD[1, rows.request, rows.place] < kept_share
+        return (ids, kept | undrafted(rows), *others)
+
+    def undrafted(rows: Any) -> Any:
+        """The rows behind the drafts, whose tokens always stand."""
+        return ~torch.from_numpy(rows.drafted_n).to(rows.request.device)
 
     settling._judge_lean = forced
     try:
@@ -151,7 +157,7 @@ def window_seconds(engine: Engine, contexts: list[int], window: int, options: ar
     scheduler, vllm = engine._scheduler, engine.llm.llm_engine
     runner = vllm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     count = WARM_WINDOWS + options.timed_windows * options.repeats
-    most = (count + 2) * window
+    most = (count + 2) * (window + 1)
     engine.check_fits(contexts, most)
     scheduler.window_tokens = window
     names = [engine._add(number, context, most) for number, context in enumerate(contexts)]

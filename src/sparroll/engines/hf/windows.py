@@ -1,9 +1,10 @@
 """The dense checks of drafted tokens in HFEngine: which rows are due, one dense pass over their windows, and what the rule
 lets stand. The rule itself is in draft_check.py.
 
-A window of k drafts d_1 .. d_k follows the last token y that stands. The pass takes y, d_1 .. d_(k-1), whose K and V are
-in the cache already, and gives the dense distributions at the positions of all k drafts. K and V of y .. d_(k-1) are
-overwritten with those of the pass. d_k enters the cache with the next sparse step, and the next pass overwrites it.
+A window of k drafts d_1 .. d_k follows the last token y that stands. The pass takes y, d_1 .. d_k and gives the dense
+distributions at the positions of all k drafts, and the one behind d_k. K and V of y .. d_(k-1), which sparse steps wrote,
+are overwritten with those of the pass; d_k gets its own. Where all drafts stand, the next token is drawn from the dense
+distribution behind them. A window that ends the response has no such token, and its pass leaves d_k out.
 """
 
 # E rows to check, N drafts of one row, V vocabulary
@@ -23,7 +24,7 @@ from sparroll.types import Checks, TokenScores, TopK
 
 @dataclass(frozen=True)
 class WindowOutcome:
-    """What stands of a window after its check."""
+    """What stands of a window's drafts after its check."""
 
     token_ids: list[int]
     sparse_logp: list[float]
@@ -48,7 +49,7 @@ class Drafts:
     """Tokens of the cache that the checks read in each layer."""
 
     def stands_undrafted(self, logp: Tensor, token_logp: float, top_k: int) -> None:
-        """The first token, which the prefill's dense distribution [V] gave."""
+        """A token that a dense distribution [V] gave: the first one, or the one behind a window that stands whole."""
         self.dense_logp.append(token_logp)
         self.acceptance.append(1.0)
         if top_k:
@@ -88,7 +89,6 @@ class Drafts:
             self._keep_lists(draft_NV if greedy else sampling_logp(dense_NV, draft_NV, check.floor), dense_NV, top_k)
         cut = int(not kept_N[stand - 1])
         checks = Checks(1, cut, drafted, drafted - stand + cut)
-        self.checks.add(checks)
         return WindowOutcome(judged.token_ids_N[:stand].tolist(), judged.sparse_logp_N[:stand].tolist(), checks)
 
     def _keep_lists(self, sampled_logp_NV: Tensor, dense_logp_NV: Tensor, top_k: int) -> None:

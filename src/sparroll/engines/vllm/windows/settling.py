@@ -99,7 +99,8 @@ class Windows:
     rows_R: np.ndarray
     """How many rows each request has."""
     drafts_R: np.ndarray
-    """How many of them have a draft: all of a window, none otherwise."""
+    """How many of them have a draft: all of a window, but for the one behind the drafts where the response goes on; none
+    otherwise."""
     draft_ids_RD: Tensor
     """int64, on the device."""
     draws_3RD: Tensor
@@ -253,7 +254,8 @@ def _redraw(
     for first in range(0, len(everyone), EXACT_ROWS):
         request_n = everyone[first : first + EXACT_ROWS]
         request = policies.to_device(request_n)
-        place = stands_RD[request].sum(-1) - 1
+        # A window that stands whole has nothing to draw again; its last draft is looked at.
+        place = torch.minimum(stands_RD[request].sum(-1), policies.to_device(windows.drafts_R[request_n])) - 1
         number = policies.to_device(starts_R[request_n]) + place
         tempers, draws = windows.tempers, windows.draws_3RD[:, request, place]
         judged = judge(
