@@ -174,6 +174,9 @@ class Rollout:
     draft_acceptance: Tensor | None = None
     """[T] float32, probability mass that the drafting policy shares with the dense one at each response token; 1 at
     tokens that were not drafted: the first one, and those behind whole windows. None where no drafts are checked."""
+    acceptance: Tensor | None = None
+    """[T] float32, the exact acceptance of what was sampled at each response token, sum over v of min(p(v), q~(v)), as
+    the engine's checks saw it; 1 at tokens that were not drafted. None where no drafts are checked."""
     checks: Checks | None = None
     """What the checks did; None where no drafts are checked."""
     text: str | None = None
@@ -209,7 +212,13 @@ class Rollout:
     def read_by(self, scores: TokenScores) -> Rollout:
         """The same response with another policy's log-probabilities: a replay."""
         return replace(
-            self, sparse_logp=scores.logp, top_k=scores.top_k, dense=None, draft_acceptance=None, checks=None
+            self,
+            sparse_logp=scores.logp,
+            top_k=scores.top_k,
+            dense=None,
+            draft_acceptance=None,
+            acceptance=None,
+            checks=None,
         )
 
 

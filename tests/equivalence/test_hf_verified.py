@@ -13,6 +13,7 @@ from sparroll.draft_check import sampling_logp
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer, response_logp
 from sparroll.errors import UserError
+from sparroll.mismatch import acceptance_of
 from sparroll.schedule import Schedule, Step
 from sparroll.types import Checks, Rollout, TokenBatch, TopK
 
@@ -62,6 +63,9 @@ def test_dense_log_probabilities_are_the_scorers_and_no_token_is_further_off_tha
         torch.testing.assert_close(rollout.top_k.logp.exp().sum(-1), torch.ones(30), atol=1e-5, rtol=0)
         at = (rollout.top_k.ids == torch.tensor(rollout.response_ids)[:, None]).float().argmax(-1, keepdim=True)
         torch.testing.assert_close(rollout.top_k.logp.gather(-1, at)[:, 0], rollout.sparse_logp, atol=1e-6, rtol=0)
+        # With the whole vocabulary in the lists, their acceptance is the one that the checks saw.
+        (listed,) = acceptance_of([rollout], [score], "top_k_lower")
+        torch.testing.assert_close(rollout.acceptance, listed, atol=2e-5, rtol=0)
         checks = rollout.checks
         assert checks.drafted_tokens == 29 + checks.taken_back_tokens - checks.cut_windows - checks.extra_tokens
         assert rollout.attention == "sparse"

@@ -78,6 +78,7 @@ def assert_same(found: list[Rollout], expected: list[Rollout]) -> None:
         torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=2e-4, rtol=0)
         torch.testing.assert_close(one.dense_logp, other.dense_logp, atol=2e-4, rtol=0)
         torch.testing.assert_close(one.draft_acceptance, other.draft_acceptance, atol=2e-4, rtol=0)
+        torch.testing.assert_close(one.acceptance, other.acceptance, atol=2e-4, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,8 @@ class Drafts:
     logp: list[Tensor] = field(default_factory=list)
     """[V] log-probabilities that each unchecked draft was drawn from."""
     dense_logp: list[float] = field(default_factory=list)
-    """Of the tokens that stand, like the two lists below."""
+    """Of the tokens that stand, like the lists below."""
+    draft_acceptance: list[float] = field(default_factory=list)
     acceptance: list[float] = field(default_factory=list)
     top_k: list[tuple[Tensor, ...]] = field(default_factory=list)
     """Of the most likely tokens under q~: ids, log q~ and log p; of those under p: ids and log p. [N, K] each, a tuple
@@ -51,6 +52,7 @@ class Drafts:
     def stands_undrafted(self, logp: Tensor, token_logp: float, top_k: int) -> None:
         """A token that a dense distribution [V] gave: the first one, or the one behind a window that stands whole."""
         self.dense_logp.append(token_logp)
+        self.draft_acceptance.append(1.0)
         self.acceptance.append(1.0)
         if top_k:
             self._keep_lists(logp[None], logp[None], top_k)
@@ -83,7 +85,8 @@ class Drafts:
             judged.dense_logp_N[:stand] + judged.sparse_logp_N[:stand], f"in the check at {position} tokens of response"
         )
         self.dense_logp += judged.dense_logp_N[:stand].tolist()
-        self.acceptance += judged.draft_acceptance_N[:stand].tolist()
+        self.draft_acceptance += judged.draft_acceptance_N[:stand].tolist()
+        self.acceptance += judged.acceptance_N[:stand].tolist()
         if top_k:
             dense_NV, draft_NV = dense_logp_NV[:stand], draft_logp_NV[:stand]
             self._keep_lists(draft_NV if greedy else sampling_logp(dense_NV, draft_NV, check.floor), dense_NV, top_k)
@@ -108,6 +111,7 @@ class Drafts:
         return {
             "top_k": sampled,
             "dense": TokenScores(torch.tensor(self.dense_logp), dense, dense_at_sampled),
-            "draft_acceptance": torch.tensor(self.acceptance),
+            "draft_acceptance": torch.tensor(self.draft_acceptance),
+            "acceptance": torch.tensor(self.acceptance),
             "checks": self.checks,
         }

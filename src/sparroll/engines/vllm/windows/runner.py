@@ -257,7 +257,9 @@ class WindowRunner:
             each.cpu().numpy()
             for each in (windows.draft_ids_RD, settled.token_ids_RD, settled.kept_RD, settled.stands_RD)
         )
-        dense_logp, acceptance = settled.dense_logp_RD.cpu(), settled.acceptance_RD.cpu()
+        dense_logp, draft_acceptance, acceptance = (
+            each.cpu() for each in (settled.dense_logp_RD, settled.draft_acceptance_RD, settled.acceptance_RD)
+        )
         lists = None
         if settled.dense_at_ids_RDK is not None:
             assert settled.dense_top_ids_RDK is not None and settled.dense_top_logp_RDK is not None, "half a list"
@@ -274,6 +276,7 @@ class WindowRunner:
             count = _until_stop(token_ids[row, :count], request.stops)
             said = request.said
             said.dense_logp.append(dense_logp[row, :count].clone())
+            said.draft_acceptance.append(draft_acceptance[row, :count].clone())
             said.acceptance.append(acceptance[row, :count].clone())
             if lists is not None:
                 said.lists.append(tuple(part[row, :count].clone() for part in lists))
