@@ -157,7 +157,7 @@ def window_seconds(engine: Engine, contexts: list[int], window: int, options: ar
     scheduler, vllm = engine._scheduler, engine.llm.llm_engine
     runner = vllm.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
     count = WARM_WINDOWS + options.timed_windows * options.repeats
-    most = (count + 2) * (window + 1)
+    most = (count + 2) * window
     engine.check_fits(contexts, most)
     scheduler.window_tokens = window
     names = [engine._add(number, context, most) for number, context in enumerate(contexts)]
@@ -211,7 +211,7 @@ def moments(options: argparse.Namespace) -> list[Moment]:
     if "steady" in options.sets:
         slack = 32 + max(
             options.steps * options.repeats,
-            (WARM_WINDOWS + 2 + options.timed_windows * options.repeats) * (max(options.windows) + 1),
+            (WARM_WINDOWS + 2 + options.timed_windows * options.repeats) * max(options.windows),
         )
         held = options.capacity_tokens, options.max_seqs
         found["steady"] = rollout.steady_windows(max(2, options.moments // 2), *held, slack, options.shrink)

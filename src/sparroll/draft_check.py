@@ -32,7 +32,7 @@ from sparroll.types import is_whole
 
 FAR_NATS = 2.0
 """A token whose log q~ is this much above its log p counts as far off in the figures of checks."""
-MOST_WINDOW_TOKENS = 4096
+LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS = 2, 4096
 """A window's distributions are all held until it is checked."""
 
 
@@ -44,16 +44,18 @@ class DraftCheck:
     """
 
     window_tokens: int = 64
-    """Drafted tokens that one dense pass checks. A longer window costs fewer passes, and loses more when one of its
-    first tokens is taken back."""
+    """Tokens that one dense pass gives at most: all but the last one are drafted, and that one it draws itself where
+    every draft stands. A longer window costs fewer passes, and loses more when one of its first tokens is taken back.
+    Attention kernels compute tiles of 64 or 128 rows, so powers of 2 are cheapest."""
     floor: float = 0.01
     """Least p / q~ of any token, in (0, 1]. 1 samples from the dense policy exactly and drafts many more tokens than it
     keeps. Towards 0 nearly everything is kept."""
 
     def __post_init__(self) -> None:
-        if not is_whole(self.window_tokens) or not 1 <= self.window_tokens <= MOST_WINDOW_TOKENS:
+        if not is_whole(self.window_tokens) or not LEAST_WINDOW_TOKENS <= self.window_tokens <= MOST_WINDOW_TOKENS:
             raise UserError(
-                f"window_tokens must be a whole number from 1 to {MOST_WINDOW_TOKENS}, got {self.window_tokens!r}",
+                f"window_tokens must be a whole number from {LEAST_WINDOW_TOKENS} to {MOST_WINDOW_TOKENS}, got "
+                f"{self.window_tokens!r}",
                 "windows of 32 to 128 tokens were measured",
             )
         number = isinstance(self.floor, (int, float)) and not isinstance(self.floor, bool)
@@ -63,6 +65,11 @@ class DraftCheck:
                 "0.01 takes back the impossible, 1 samples from the dense policy exactly; to keep every token, leave "
                 "the check out",
             )
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that a window drafts, unless the response ends before."""
+        return self.window_tokens - 1
 
     @property
     def most_nats(self) -> float:

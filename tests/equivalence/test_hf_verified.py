@@ -37,7 +37,7 @@ def test_greedy_at_floor_1_is_dense_greedy(architecture: str) -> None:
     engine.set_schedule(TIGHT)
     sparse = engine.generate(asked, max_new_tokens=41, temperature=0)
     assert [r.response_ids for r in sparse] != [r.response_ids for r in dense], "then the check would show nothing"
-    for window_tokens in (1, 5, 64) if architecture == "qwen3" else (5,):
+    for window_tokens in (2, 5, 64) if architecture == "qwen3" else (5,):
         engine.set_schedule(TIGHT.checked(window_tokens, floor=1.0))
         engine.reset_report()
         verified = engine.generate(asked, max_new_tokens=41, temperature=0)
@@ -114,7 +114,7 @@ def test_a_stop_id_inside_a_window_ends_the_response_only_once_it_stands() -> No
 
 def test_what_the_report_counts_adds_up() -> None:
     model, asked = tiny_model(), prompts(ASKED)
-    engine = HFEngine(model, schedule=TIGHT.checked(8, 0.5), max_batch=4)
+    engine = HFEngine(model, schedule=TIGHT.checked(9, 0.5), max_batch=4)
     rollouts = engine.generate(asked, max_new_tokens=30, seed=2)
     report, checks = engine.report(), engine.report().checks
     assert checks.windows == sum(r.checks.windows for r in rollouts)
@@ -137,7 +137,7 @@ def test_tokens_are_drawn_from_q_tilde(floor: float) -> None:
 
     model = tiny_model()
     prompt = prompts([29])
-    engine = HFEngine(model, schedule=TIGHT.checked(2, floor), max_batch=512)
+    engine = HFEngine(model, schedule=TIGHT.checked(3, floor), max_batch=512)
     rollouts = engine.generate(prompt, n=2000, max_new_tokens=5, temperature=0.5, seed=9, top_k=VOCABULARY)
     # Position 2 is drafted on K and V of a first draft, so its q~ is that of the rollout's own prefix. Position 3 is drawn
     # behind a window that stood whole in some rollouts, and drafted in others.
@@ -167,8 +167,8 @@ def test_tokens_are_drawn_from_q_tilde(floor: float) -> None:
     ],
 )
 def test_a_window_that_does_not_end_the_response_gives_one_token_more(response_tokens: int, checks: Checks) -> None:
-    """Windows of 4 under a floor that keeps everything. The first token comes with the prompt."""
-    engine = HFEngine(tiny_model(), schedule=TIGHT.checked(4, 1e-6), max_batch=1)
+    """Windows of 5 under a floor that keeps everything. The first token comes with the prompt."""
+    engine = HFEngine(tiny_model(), schedule=TIGHT.checked(5, 1e-6), max_batch=1)
     (rollout,) = engine.generate(prompts([21]), max_new_tokens=response_tokens, seed=4)
     assert len(rollout.response_ids) == response_tokens and rollout.checks == checks
     undrafted = {0, *(5 * (each + 1) for each in range(checks.extra_tokens))}
@@ -180,7 +180,7 @@ def test_a_window_that_does_not_end_the_response_gives_one_token_more(response_t
 def test_a_check_replaces_the_drafts_keys_so_a_later_draft_reads_dense_ones() -> None:
     """After a window at floor 1e-6 everything stands, and the next draft is that of a prefill of what stands."""
     model = tiny_model()
-    engine = HFEngine(model, schedule=TIGHT.checked(8, 1e-6), max_batch=1)
+    engine = HFEngine(model, schedule=TIGHT.checked(9, 1e-6), max_batch=1)
     (rollout,) = engine.generate(prompts([21]), max_new_tokens=11, seed=4, top_k=VOCABULARY)
     assert rollout.checks == Checks(windows=2, drafted_tokens=9, extra_tokens=1)
     # 10 tokens stand after the first window. The draft of response token 10 then reads dense K and V, but for its own.

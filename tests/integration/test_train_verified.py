@@ -119,7 +119,7 @@ def test_the_controller_moves_budgets_and_keeps_the_check(model: str, tmp_path: 
         ({"distill": {"rank": 4}}, "exclude each other"),
         ({"check": {"floor": 0}}, "greater than 0"),
         ({"check": {"floor": 1.5}}, "less than or equal to 1"),
-        ({"check": {"window_tokens": 0}}, "greater than or equal to 1"),
+        ({"check": {"window_tokens": 1}}, "greater than or equal to 2"),
         ({"check": {"window": 64}}, "unknown key check.window"),
     ],
 )

@@ -155,8 +155,7 @@ def predicted_drafts(sweep: Sweep, schedule: Schedule) -> float:
     def partly(budget: int, end: int) -> bool:
         return budget < end - 1
 
-    window = sweep.check.window_tokens
-    nothing_taken_back = window / (window + 1)
+    nothing_taken_back = sweep.check.drafts / sweep.check.window_tokens
     budgets, excess = [], []
     for budget, measured in zip(sweep.budgets, sweep.measurements, strict=True):
         assert measured.checked is not None, "a checked sweep"

@@ -44,7 +44,7 @@ class StepTime:
 class VerifiedTime:
     """What one token of each request costs where the dense policy checks windows of drafts.
 
-    seconds = drafted_per_kept * (a sparse step + check_seconds / window_tokens)
+    seconds = drafted_per_kept * (a sparse step + check_seconds / (window_tokens - 1))
     """
 
     window_tokens: int
@@ -54,7 +54,7 @@ class VerifiedTime:
     """Where that number comes from."""
     check_seconds: float
     """One dense pass over a window of each request of the batch, on its own: it reads the weights and every context
-    once, and computes as a prefill of `window_tokens` + 1 does."""
+    once, and computes as a prefill of `window_tokens` does."""
     check_bound: Literal["memory", "compute"]
     seconds: float
     tokens_per_second: float
@@ -154,11 +154,11 @@ class _Decoder:
         scoring = self._dense_arithmetic(mix) / self.device.flops_per_second
         weights = shape.parameters_used(self.batch * window) * self.reads.element_bytes / bandwidth
         kv_bytes = self.batch * shape.layers * mix.mean_tokens * self.reads.token_bytes
-        memory, compute = weights + kv_bytes / bandwidth, (window + 1) * scoring
+        memory, compute = weights + kv_bytes / bandwidth, window * scoring
         if self.time_model is not None:
             memory = self.time_model.seconds(self.batch, kv_bytes)
         check_seconds = max(memory, compute) + self.overhead_seconds
-        seconds = rate.drafted_per_kept * (self.step(mix, sparse=True).seconds + check_seconds / window)
+        seconds = rate.drafted_per_kept * (self.step(mix, sparse=True).seconds + check_seconds / check.drafts)
         return VerifiedTime(
             window_tokens=window,
             floor=check.floor,

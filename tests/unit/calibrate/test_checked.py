@@ -111,8 +111,7 @@ def test_drafts_beyond_one_a_token_are_put_down_to_bins_that_read_a_part(swept) 
     at_128 = swept.measurements[2].checked.checks.drafted_per_kept
     # 128 tokens hold every context of the first bin, so each token of the others has this many drafts beyond those of
     # windows that stand whole.
-    window = swept.check.window_tokens
-    least = window / (window + 1)
+    least = swept.check.drafts / swept.check.window_tokens
     excess = (at_128 / least - 1) * whole / longer
     assert predicted_drafts(swept, Schedule.fixed(128)) == pytest.approx(at_128)
     last = sum(count for start, count in rows.items() if start >= 300)

@@ -303,9 +303,9 @@ class Run:
             row
             for row, request in enumerate(self.active)
             if request.drafts is not None
-            and (len(request.drafts.logp) == check.window_tokens or (request.drafts.logp and self._end(request)))
+            and (len(request.drafts.logp) == check.drafts or (request.drafts.logp and self._end(request)))
         ]
-        at_once = max(1, _PREFILL_TOKENS // (check.window_tokens + 1))
+        at_once = max(1, _PREFILL_TOKENS // check.window_tokens)
         for first in range(0, len(due), at_once):
             self._check_rows(check, due[first : first + at_once])
         if due:

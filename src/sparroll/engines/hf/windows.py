@@ -1,10 +1,11 @@
 """The dense checks of drafted tokens in HFEngine: which rows are due, one dense pass over their windows, and what the rule
 lets stand. The rule itself is in draft_check.py.
 
-A window of k drafts d_1 .. d_k follows the last token y that stands. The pass takes y, d_1 .. d_k and gives the dense
-distributions at the positions of all k drafts, and the one behind d_k. K and V of y .. d_(k-1), which sparse steps wrote,
-are overwritten with those of the pass; d_k gets its own. Where all drafts stand, the next token is drawn from the dense
-distribution behind them. A window that ends the response has no such token, and its pass leaves d_k out.
+A window of w tokens has k = w - 1 drafts d_1 .. d_k, which follow the last token y that stands. The pass takes y, d_1 ..
+d_k and gives the dense distributions at the positions of all k drafts, and the one behind d_k. K and V of y .. d_(k-1),
+which sparse steps wrote, are overwritten with those of the pass; d_k gets its own. Where all drafts stand, the next token
+is drawn from the dense distribution behind them. A window that ends the response has no such token, and its pass leaves
+d_k out.
 """
 
 # E rows to check, N drafts of one row, V vocabulary

@@ -135,6 +135,7 @@ class VLLMEngine(Engine):
         _open.append(self)
         try:
             launch.choose_runner(v1=sparse and self.checks_drafts)
+            launch.allow_graphs()
             self._llm = launch.start(folder, arguments)
             self.set_schedule(chosen)
             self.reset_report()

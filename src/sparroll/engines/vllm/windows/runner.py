@@ -88,7 +88,7 @@ class WindowRunner:
         """Called once, when vLLM has made the runner."""
         check = check_of(self.vllm_config)
         assert check is not None, "a runner of windows without a check"
-        self.most_window_tokens = check.window_tokens
+        self.most_drafts = check.drafts
         self.window_requests: dict[str, WindowRequest] = {}
         self.window_counters = WindowCounters()
         self.keeps_checked = False
@@ -102,7 +102,7 @@ class WindowRunner:
         super().load_model(*arguments, **named)  # type: ignore[misc]
         # Allocated with the weights, so that vLLM counts it before it sizes the cache.
         rows, vocabulary = self.vllm_config.scheduler_config.max_num_seqs, self.model_config.get_vocab_size()
-        shape, dtype = (rows, self.most_window_tokens, vocabulary), self.model_config.dtype
+        shape, dtype = (rows, self.most_drafts, vocabulary), self.model_config.dtype
         if self.device.type == "cuda":
             check_memory(shape, dtype, torch.cuda.mem_get_info(self.device)[1])
         self._draft_logits_RWV = torch.zeros(shape, dtype=dtype, device=self.device)
@@ -110,14 +110,13 @@ class WindowRunner:
     def _dummy_sampler_run(self: Any, hidden_states: Tensor) -> Any:
         """vLLM measures here what memory sampling needs; a check needs more."""
         result = super()._dummy_sampler_run(hidden_states)  # type: ignore[misc]
-        most, rows = self.vllm_config.scheduler_config.max_num_seqs, self.most_window_tokens
+        most, rows = self.vllm_config.scheduler_config.max_num_seqs, self.most_drafts + 1
         hidden = torch.rand_like(hidden_states[:1])
         for top_k, at_once in ((0, LEAN_ROWS), (1, EXACT_ROWS)):
             requests = min(most, -(-at_once // rows))
-            rows_R = np.full(requests, rows)
             windows = Windows(
-                rows_R,
-                rows_R,
+                np.full(requests, rows),
+                np.full(requests, rows - 1),
                 torch.zeros(requests, rows, dtype=torch.int64, device=self.device),
                 torch.zeros(3, requests, rows, dtype=torch.float64, device=self.device),
                 Tempers.of([0.5] * requests, [1.0] * requests, self._to_device),
@@ -168,7 +167,7 @@ class WindowRunner:
         # that does not end its response has a row behind its last draft.
         windows_R = decoding_R & (STATE.checks_drafts | (scheduled_R > 1))
         rows_R = np.where(windows_R, scheduled_R, 1)
-        drafts_R = np.where(windows_R, np.minimum(scheduled_R, self._window_tokens()), 0)
+        drafts_R = np.where(windows_R, np.minimum(scheduled_R, self._drafts()), 0)
         STATE.check_rows = int(rows_R[windows_R].sum())
         longest = int(rows_R.max())
         draws_3RD = np.zeros((3, len(names), longest))
@@ -246,7 +245,7 @@ class WindowRunner:
     def _drafted(self: Any, request_n: Tensor, place_n: Tensor) -> Tensor:
         """What a row behind the drafts gets is meaningless, and nobody reads it."""
         assert self._draft_logits_RWV is not None, "drafts before the model was loaded"
-        return self._draft_logits_RWV[request_n, place_n.clamp_max(self.most_window_tokens - 1)]
+        return self._draft_logits_RWV[request_n, place_n.clamp_max(self.most_drafts - 1)]
 
     def _record(self: Any, step: _Step) -> None:
         """Keep what the checks said about the tokens that stand. The host has waited for the step already."""
@@ -303,9 +302,9 @@ class WindowRunner:
         if windows.drafts_R.any():
             counters.check_seconds += self._seconds_since(step.began)
 
-    def _window_tokens(self: Any) -> int:
+    def _drafts(self: Any) -> int:
         check = STATE.schedule.check if STATE.schedule is not None else None
-        return check.window_tokens if check is not None else self.most_window_tokens
+        return check.drafts if check is not None else self.most_drafts
 
     # -- the device --------------------------------------------------------------------------------------------------------
 

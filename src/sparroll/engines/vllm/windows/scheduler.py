@@ -78,8 +78,7 @@ class WindowScheduler(Scheduler):
     def _rows(self, request: Request) -> int:
         assert self.window_tokens is not None, "rows of a window without windows"
         to_end = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
-        # One more than its drafts, for the token that the dense policy gives behind a window that stands whole.
-        return max(1, min(self.window_tokens + 1, to_end))
+        return max(1, min(self.window_tokens, to_end))
 
     def _schedule_without(self, waiting: set[str], *arguments: Any, **named: Any) -> SchedulerOutput:
         """vLLM's own choice while these running requests keep their blocks and get no rows."""
