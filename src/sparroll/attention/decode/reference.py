@@ -74,16 +74,16 @@ def sparse_decode(
     rows = torch.arange(requests, device=keys.device)[:, None, None]
     columns = torch.arange(heads, device=keys.device)[None, :, None]
     inside = torch.arange(unit_tokens, device=keys.device)
-    read_keys = keys.unflatten(2, (-1, unit_tokens))[rows, columns, chosen].flatten(2, 3)
-    read_values = values.unflatten(2, (-1, unit_tokens))[rows, columns, chosen].flatten(2, 3)
     positions = chosen[..., None] * unit_tokens + inside
     visible = (unit_ids[..., None] != NOT_CHOSEN) & (positions < context_tokens[:, None, None, None])
     visible = visible.flatten(2)
-    # What was never written may hold NaN, and 0 * NaN is NaN: a masked softmax alone does not keep it out.
+    # What was never written may hold NaN, and 0 * NaN is NaN: a masked softmax alone does not keep it out. So a masked
+    # entry stands for the first token, which every request has.
+    read = positions.flatten(2).masked_fill(~visible, 0)
     mixed = F.scaled_dot_product_attention(
         query.float(),
-        read_keys.float().masked_fill_(~visible[..., None], 0.0),
-        read_values.float().masked_fill_(~visible[..., None], 0.0),
+        keys[rows, columns, read].float(),
+        values[rows, columns, read].float(),
         attn_mask=visible[:, :, None],
         scale=scale,
     )
