@@ -43,7 +43,7 @@ lengths = "0-200"
 level = 0
 [train.rollout]
 samples_per_prompt = 2
-max_new_tokens = 60
+max_new_tokens = 40
 [train.train]
 steps = 2
 prompts_per_step = 2
