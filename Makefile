@@ -7,6 +7,10 @@ BIN = $(VENV)/bin
 CORE = $(VENV)/.sparroll-core-installed
 STAMP = $(VENV)/.sparroll-installed
 
+# pip compiles one file after the other; this takes all cores. Like pip, it goes on where a file is no Python of today.
+COMPILE = $(BIN)/python -W ignore -m compileall -qq -j 0 $$($(BIN)/python -c 'import sysconfig; \
+	print(sysconfig.get_path("purelib"))') || true
+
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TOKENIZERS_PARALLELISM = false
 
@@ -23,20 +27,22 @@ $(CORE): pyproject.toml constraints.txt
 		{ echo "error: sparroll needs Python 3.11 or newer, $(PYTHON) is $$($(PYTHON) --version 2>&1)"; \
 		  echo "hint: make PYTHON=python3.11 $(MAKECMDGOALS)"; exit 2; }
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install -q -c constraints.txt torch==2.13.0
-	$(BIN)/python -m pip install -q -c constraints.txt -e .
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt torch==2.13.0
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e .
+	@$(COMPILE)
 	@touch $@
 
 # What tests, lint and docs need beside it: Triton alone is as large as torch.
 $(STAMP): $(CORE)
-	$(BIN)/python -m pip install -q -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
+	@$(COMPILE)
 	@touch $@
 
 # From profile to report.html in runs/quickstart/; interrupted, it goes on where it was.
 quickstart: $(CORE)
 	$(BIN)/sparroll quickstart
 
-# Two worker processes with one thread each. All of tests/vllm is run by test-vllm.
+# Two worker processes with one thread each. All of tests/vllm runs in test-vllm, also what needs no vLLM.
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest --ignore=tests/vllm

@@ -15,6 +15,8 @@ import pytest
 
 from cli_runs import error_of
 from sparroll.cli import main
+from sparroll.quickstart import load_settings, stages
+from sparroll.train.dense_checks import first_accuracy
 
 SIZES = """
 model = "tiny-reasoner"
@@ -41,7 +43,7 @@ lengths = "0-200"
 level = 0
 [train.rollout]
 samples_per_prompt = 2
-max_new_tokens = 60
+max_new_tokens = 40
 [train.train]
 steps = 2
 prompts_per_step = 2
@@ -126,6 +128,13 @@ def test_an_interrupted_quickstart_goes_on_and_ends_like_a_straight_one(
     assert main([*command, str(out)]) == 0
     assert (out / "calibration" / "calibration.json").stat().st_mtime_ns == calibrated_at
     assert _figures(out) == _figures(tmp_path / "straight")
+    # What is measured once for all runs is what each would have measured.
+    first = json.loads((out / "first_accuracy.json").read_text())
+    settings = load_settings(sizes)
+    assert first == first_accuracy(stages.train_config(settings, out, "calibrated"))
+    for name in settings.runs:
+        line = json.loads((out / name / "metrics.jsonl").read_text().splitlines()[0])
+        assert line["step"] == 0 and {key: line[key] for key in first} == first
 
     page = (out / "report.html").read_text()
     assert "src=" not in page

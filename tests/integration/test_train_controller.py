@@ -138,7 +138,10 @@ def test_from_the_least_budget_it_reaches_and_holds_the_target_and_recovers_from
     model: str, start: str, tmp_path: Path
 ) -> None:
     config = controlled(
-        model, start, train={"steps": 20, "lr": 1e-6, "prompts_per_step": 10}, rollout={"max_batch": 80}
+        model,
+        start,
+        train={"steps": 16, "lr": 1e-6, "prompts_per_step": 10, "micro_batch_tokens": 6000},
+        rollout={"max_batch": 80},
     )
     Swapped(open_run(config, tmp_path / "run", False)).run()
     logged = lines(tmp_path / "run")

@@ -33,8 +33,8 @@ class Job:
     work: Callable[..., None]
     arguments: tuple[Any, ...]
     log: Path
-    after: str | None = None
-    """Name of the job that must have ended before this one starts."""
+    after: tuple[str, ...] = ()
+    """Names of the jobs that must have ended before this one starts."""
 
 
 def cores() -> int:
@@ -44,7 +44,7 @@ def cores() -> int:
 def run(jobs: Sequence[Job], bars: dict[str, OnProgress], at_once: int | None = None) -> None:
     """Run all jobs, starting them in their order. The first failure stops the others. On Ctrl-C every job is
     interrupted, and the call waits for all of them."""
-    assert {job.after for job in jobs} - {None} <= {job.name for job in jobs}, "a job waits for one that is not here"
+    assert {name for job in jobs for name in job.after} <= {job.name for job in jobs}, "a job waits for one not here"
     if _SERVER:
         _CONTEXT.set_forkserver_preload([*{job.work.__module__ for job in jobs}])
     messages: Any = _CONTEXT.Queue()
@@ -53,7 +53,7 @@ def run(jobs: Sequence[Job], bars: dict[str, OnProgress], at_once: int | None = 
     try:
         while waiting or running:
             unfinished = {job.name for job in waiting} | running.keys()
-            for job in [job for job in waiting if job.after not in unfinished]:
+            for job in [job for job in waiting if unfinished.isdisjoint(job.after)]:
                 if len(running) < (at_once or cores()):
                     waiting.remove(job)
                     running[job.name] = _start(job, messages)

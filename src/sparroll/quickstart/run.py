@@ -19,6 +19,9 @@ from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings
 from sparroll.report import write_report
 from sparroll.resume import begin_or_resume
 
+FIT = "fit and verify"
+ACCURACY = "accuracy before training"
+
 
 def quickstart(
     settings: QuickstartSettings, out: Path, progress: Progress, command: str = "sparroll quickstart"
@@ -75,16 +78,19 @@ def _profiled(settings: QuickstartSettings, out: Path, progress: Progress) -> No
 
 
 def _trained(settings: QuickstartSettings, out: Path, progress: Progress, command: str) -> None:
-    """Make the schedule, and train. A run that needs no schedule starts while the schedule is made, so that no core is
-    idle.
-    The others share the cores: on two cores three equal runs side by side end sooner than two and then one."""
+    """Make the schedule, and train. The runs begin with the same weights, so their accuracy before training is measured
+    once, by the configuration of a run that needs no schedule, while the schedule is made. Then all runs share the
+    cores: on two cores three equal runs side by side end sooner than two and then one."""
     calibrated = stages.is_calibrated(out)
-    work = [] if calibrated else [_Work("fit and verify", stages.fit_and_verify, command)]
+    work = [] if calibrated else [_Work(FIT, stages.fit_and_verify, command)]
     missing = [name for name in settings.runs if not (out / name / "result.json").exists()]
     early = next((name for name in missing if settings.runs[name].schedule != CALIBRATED), None)
-    for name in sorted(missing, key=lambda name: name != early):
-        after = None if calibrated or name == early else "fit and verify"
-        work.append(_Work(f"train {name}", stages.train_run, name, after))
+    if early and len(missing) > 1 and not stages.first_accuracy_path(out).exists():
+        work.append(_Work(ACCURACY, stages.measure_first_accuracy, early))
+    begun = {each.name for each in work}
+    for name in missing:
+        needs = {ACCURACY} if settings.runs[name].schedule != CALIBRATED else {ACCURACY, FIT}
+        work.append(_Work(f"train {name}", stages.train_run, name, tuple(needs & begun)))
     if work:
         with _stage(f"2/3 schedule, 3/3 RL runs: {', '.join(missing)}", progress):
             _run(progress, settings, out, work, at_once=len(work))
@@ -97,7 +103,7 @@ class _Work(NamedTuple):
     function: Callable[..., None]
     about: Any = None
     """A further argument of the function, after settings and folder."""
-    after: str | None = None
+    after: tuple[str, ...] = ()
 
 
 def _run(

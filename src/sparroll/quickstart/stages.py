@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from sparroll import records, tasks
+from sparroll import files, records, tasks
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.calibrate.prospects import check_ceiling
 from sparroll.calibrate.run import calibrate
@@ -22,6 +22,7 @@ from sparroll.quickstart.settings import CALIBRATED, QuickstartSettings, RunSett
 from sparroll.rounding import rounded_down
 from sparroll.train import TrainConfig, train
 from sparroll.train.config.file import config_from
+from sparroll.train.dense_checks import first_accuracy
 
 CALIBRATION = "calibration"
 """Name of the folder for the sweep, the schedule and their record."""
@@ -165,7 +166,19 @@ def _attention(settings: QuickstartSettings, out: Path, name: str, run: RunSetti
     return {"kind": "schedule", "name": str(path) if run.schedule in (CALIBRATED, None) else run.schedule}
 
 
+def first_accuracy_path(out: Path) -> Path:
+    return out / "first_accuracy.json"
+
+
+def measure_first_accuracy(settings: QuickstartSettings, out: Path, name: str, *, on_progress: OnProgress) -> None:
+    """Measure the dense accuracy that all runs begin with, by the configuration of the run `name`."""
+    files.write_json(first_accuracy_path(out), first_accuracy(train_config(settings, out, name)))
+    on_progress(1, 1)
+
+
 def train_run(settings: QuickstartSettings, out: Path, name: str, *, on_progress: OnProgress) -> None:
     """Train one run, from its newest checkpoint if it was begun before."""
-    begun = (out / name / "config.json").is_file()
-    train(train_config(settings, out, name), out / name, resume=begun, on_progress=on_progress)
+    begun, measured = (out / name / "config.json").is_file(), first_accuracy_path(out)
+    first = json.loads(measured.read_text(encoding="utf-8")) if measured.exists() else None
+    config = train_config(settings, out, name)
+    train(config, out / name, resume=begun, on_progress=on_progress, first_accuracy=first)

@@ -5,12 +5,16 @@ from the policy alone."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from sparroll.engines.base import under
 from sparroll.evaluate.accuracy import Accuracy, grade
+from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.sampling.rollouts import Sampling, sample
-from sparroll.train.setup import Parts
+from sparroll.train.setup import Parts, open_run
 from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail
 from sparroll.types import Prompt, Rollout, StepReport, TokenScores
 
@@ -60,6 +64,16 @@ def dense_accuracy(parts: Parts, step: int) -> StepReport:
         "evaluate/response_tokens_mean": accuracy.response_tokens,
         "evaluate/cut_share": accuracy.cut_share,
     }
+
+
+def first_accuracy(config: TrainConfig) -> StepReport:
+    """What a run of this configuration measures before its first step. Several runs of one model that differ in their
+    rollouts alone begin with the same figures, so one measurement serves them all. Leaves no files and logs nothing."""
+    silent = config.model_copy(update={"log": config.log.model_copy(update={"sinks": ()})})
+    with TemporaryDirectory() as folder:
+        parts = open_run(silent, Path(folder) / "run", resume=False)
+        with parts.engine, closing(parts):
+            return dense_accuracy(parts, step=0)
 
 
 def eval_prompt_ids(parts: Parts) -> tuple[list[int], list[list[int]]]:

@@ -63,23 +63,30 @@ if TYPE_CHECKING:
 
 
 def train(
-    config: TrainConfig, out: Path | str, resume: bool = False, on_progress: OnProgress | None = None
+    config: TrainConfig,
+    out: Path | str,
+    resume: bool = False,
+    on_progress: OnProgress | None = None,
+    first_accuracy: StepReport | None = None,
 ) -> TrainResult:
     """Train, with results in the folder `out`. With `resume`, continue from its newest whole checkpoint; on a CPU the
     result is the same to the bit as that of an uninterrupted run.
 
     Writes config.json, metrics.jsonl, checkpoints/ and result.json, and with a controller also schedule.toml. On Ctrl-C
     it saves the last completed step, if the weights have not moved since, and then raises KeyboardInterrupt.
+
+    first_accuracy: what `dense_checks.first_accuracy` returned for a configuration with the same model and the same
+    evaluation; it is logged in the place of an evaluation before the first step.
     """
     with held_by_main(Path(out), "sparroll train", config.model.device):
-        trainer = Trainer(open_run(config, Path(out), resume))
+        trainer = Trainer(open_run(config, Path(out), resume), first_accuracy)
         with trainer.engine:
             return trainer.run(on_progress)
 
 
 class Trainer:
-    def __init__(self, parts: Parts):
-        self.parts = parts
+    def __init__(self, parts: Parts, first_accuracy: StepReport | None = None):
+        self.parts, self.first_accuracy = parts, first_accuracy
         self.config, self.ranks, self.engine = parts.config, parts.ranks, parts.engine
         self.policy = parts.scorer.model
         self.state = parts.state
@@ -333,6 +340,8 @@ class Trainer:
             self.state.evaluated_step = step
 
     def evaluate(self) -> StepReport:
+        if self.state.step == 0 and self.first_accuracy is not None:
+            return dict(self.first_accuracy)
         return dense_accuracy(self.parts, self.state.step)
 
     def save_when_due(self) -> None:

@@ -144,7 +144,6 @@ CHECK_ENDS = [
     ("def mean(x): return 'a'", "wrong answer"),
     ("def mean(x): raise KeyError(x[0])", "crash"),
     ("def other(x): return 1", "crash"),
-    ("def mean(x):\n    while True: pass", "timeout"),
 ]
 
 
@@ -152,6 +151,13 @@ CHECK_ENDS = [
 @pytest.mark.parametrize("ending", ["", "\ncheck(mean)\n"])
 def test_evalplus_tests_decide_by_their_own_code(code: str, status: str, ending: str, reward: CodeReward) -> None:
     assert reward.grade(CheckTests("mean", EVALPLUS + ending), _fenced(code)).status == status
+
+
+def test_an_evalplus_test_of_a_function_that_never_returns_ends_with_its_time() -> None:
+    with CodeReward(SandboxLimits(wall_seconds=2, cpu_seconds=2), allow_unsafe_sandbox=True) as hasty:
+        for ending in ("", "\ncheck(mean)\n"):
+            code = _fenced("def mean(x):\n    while True: pass")
+            assert hasty.grade(CheckTests("mean", EVALPLUS + ending), code).status == "timeout"
 
 
 def test_mbpp_plus_calls_the_function_by_its_name_with_tuples(reward: CodeReward) -> None:

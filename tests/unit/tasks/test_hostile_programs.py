@@ -7,6 +7,7 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -27,6 +28,13 @@ GOOD = "```python\nprint(int(input()) ** 2)\n```"
 @pytest.fixture(scope="module")
 def reward() -> Iterator[CodeReward]:
     with CodeReward(LIMITS, allow_unsafe_sandbox=True, workers=1, cache_entries=1) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hasty() -> Iterator[CodeReward]:
+    """For programs that end with their time alone, and so take all of it."""
+    with CodeReward(replace(LIMITS, wall_seconds=2), allow_unsafe_sandbox=True, workers=1, cache_entries=1) as made:
         yield made
 
 
@@ -70,30 +78,34 @@ def test_there_are_at_least_forty_hostile_programs() -> None:
 
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
 def test_a_hostile_program_is_contained_and_the_next_one_passes(
-    program: Hostile, reward: CodeReward, canary: Path
+    program: Hostile, reward: CodeReward, hasty: CodeReward, canary: Path
 ) -> None:
     _skip_without_walls(program)
+    graded_by = hasty if program.ends == {"timeout"} else reward
     with socket.create_server(("127.0.0.1", 0)) as listener:
         code = program.code.replace("CANARY/", f"{canary}/").replace("'CANARY'", repr(str(canary)))
         code = code.replace("PORT", str(listener.getsockname()[1])).replace("HARNESS", str(os.getpid()))
-        verdict = reward.grade(SQUARE, f"```python\n{code}\n```")
+        verdict = graded_by.grade(SQUARE, f"```python\n{code}\n```")
     assert verdict.status in program.ends, verdict
     assert verdict.reward == 0.0
-    assert reward.grade(SQUARE, GOOD).passed
+    assert graded_by.grade(SQUARE, GOOD).passed
 
 
 @pytest.mark.parametrize("program", CALLS, ids=lambda program: program.name)
-def test_a_function_cannot_fake_a_pass(program: Hostile, reward: CodeReward, canary: Path) -> None:
+def test_a_function_cannot_fake_a_pass(program: Hostile, reward: CodeReward, hasty: CodeReward, canary: Path) -> None:
     response = f"```python\n{program.code}\n```"
-    verdict = reward.grade(CallTests("square", (([4], 16), ([5], 25))), response)
+    waiting = hasty if program.ends == {"timeout"} else reward
+    verdict = waiting.grade(CallTests("square", (([4], 16), ([5], 25))), response)
     assert verdict.status in program.ends, verdict
     assert verdict.reward == 0.0
 
 
 @pytest.mark.parametrize("program", CALLS, ids=lambda program: program.name)
-def test_a_function_cannot_fake_an_evalplus_check(program: Hostile, reward: CodeReward, canary: Path) -> None:
+def test_a_function_cannot_fake_an_evalplus_check(
+    program: Hostile, reward: CodeReward, hasty: CodeReward, canary: Path
+) -> None:
     twice = CheckTests("square", "def check(candidate):\n    for n in (4, 5):\n        assert candidate(n) == n * n\n")
-    verdict = reward.grade(twice, f"```python\n{program.code}\n```")
+    verdict = (hasty if program.ends == {"timeout"} else reward).grade(twice, f"```python\n{program.code}\n```")
     assert verdict.status != "sandbox error" and verdict.reward == 0.0, verdict
 
 

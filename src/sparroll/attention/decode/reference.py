@@ -69,21 +69,20 @@ def sparse_decode(
     scale: float,
 ) -> Tensor:
     """Exact attention of one new token per request over the chosen units. See api.sparse_decode."""
-    requests, heads = keys.shape[:2]
-    chosen = unit_ids.clamp_min(0)
-    rows = torch.arange(requests, device=keys.device)[:, None, None]
-    columns = torch.arange(heads, device=keys.device)[None, :, None]
+    requests, heads, cached = keys.shape[:3]
     inside = torch.arange(unit_tokens, device=keys.device)
-    read_keys = keys.unflatten(2, (-1, unit_tokens))[rows, columns, chosen].flatten(2, 3)
-    read_values = values.unflatten(2, (-1, unit_tokens))[rows, columns, chosen].flatten(2, 3)
-    positions = chosen[..., None] * unit_tokens + inside
+    positions = unit_ids.clamp_min(0)[..., None] * unit_tokens + inside
     visible = (unit_ids[..., None] != NOT_CHOSEN) & (positions < context_tokens[:, None, None, None])
     visible = visible.flatten(2)
-    # What was never written may hold NaN, and 0 * NaN is NaN: a masked softmax alone does not keep it out.
+    # What was never written may hold NaN, and 0 * NaN is NaN: a masked softmax alone does not keep it out. So a masked
+    # entry stands for the first token, which every request has.
+    starts = torch.arange(0, requests * heads * cached, cached, device=keys.device).view(requests, heads, 1)
+    read = starts + positions.flatten(2).masked_fill(~visible, 0)
+    # An embedding is a lookup of rows, which a CPU does several times faster than an index.
     mixed = F.scaled_dot_product_attention(
         query.float(),
-        read_keys.float().masked_fill_(~visible[..., None], 0.0),
-        read_values.float().masked_fill_(~visible[..., None], 0.0),
+        F.embedding(read, keys.flatten(0, 2)).float(),
+        F.embedding(read, values.flatten(0, 2)).float(),
         attn_mask=visible[:, :, None],
         scale=scale,
     )

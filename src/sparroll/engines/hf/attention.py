@@ -246,10 +246,11 @@ class DecodeStep:
             self.cache.selector,
             scale,
         )
+        # The whole capacity: a part of it could only be read through a copy.
         return api.sparse_decode(
             query,
-            self.cache.keys[layer][:rows, :, : units * unit],
-            self.cache.values[layer][:rows, :, : units * unit],
+            self.cache.keys[layer][:rows],
+            self.cache.values[layer][:rows],
             unit_ids[:, 0],
             self.context_tokens,
             unit,
