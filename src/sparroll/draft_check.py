@@ -64,6 +64,9 @@ class DraftCheck:
                 "the check out",
             )
 
+    def __str__(self) -> str:
+        return f"every {self.window_tokens} tokens at floor {self.floor:g}"
+
     @property
     def most_nats(self) -> float:
         """log(1 / floor): no sampled token is less likely under the dense policy by more than this."""
