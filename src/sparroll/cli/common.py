@@ -3,6 +3,7 @@ name, the output folder, Ctrl-C."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import tomllib
@@ -42,6 +43,27 @@ def option(group: str, *names: str, **settings: Any) -> Any:
 
 class Verb(TyperCommand):
     """A command whose help has its options under headings, and whose summary in the list of verbs is never cut."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses an option with an empty value, such as --out "" from an unset variable of a shell script. No option
+        takes one, and as a path Python would take it for the current folder."""
+        names = {name for each in self.get_params(ctx) for name in each.opts}
+        for word, following in itertools.pairwise([*args, None]):
+            name = (word or "").removesuffix("=")
+            if name in names and name.startswith("-") and (word != name or following == ""):
+                example = "--out runs/mine; the current folder is --out ." if name == "--out" else f"`{name} VALUE`"
+                raise UserError(f"{name} is empty", f"give it a value, for example {example}, or leave it out")
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+    def invoke(self, ctx: Any) -> Any:
+        """Says a word where Ctrl-C came before or after the work that has words of its own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            if not getattr(stop, "__notes__", None):
+                say(interrupted())
+            raise typer.Exit(130) from None
 
     def get_short_help_str(self, limit: int = 0) -> str:
         """The first sentence of the command's docstring."""
@@ -278,6 +300,14 @@ def wrote(*paths: Path, quiet: bool = False) -> None:
     """Name the files that a command wrote; every long command ends with this."""
     for path in paths:
         say(f"wrote {path}", quiet=quiet)
+
+
+def interrupted() -> str:
+    """What is true of any command that was interrupted."""
+    last = files.last_written
+    if last is None:
+        return "interrupted before anything was written"
+    return f"interrupted: the last file that was written is {last}"
 
 
 @contextmanager
