@@ -11,7 +11,6 @@ from typing import Any
 
 from sparroll.errors import UserError
 
-
 last_written: Path | None = None
 """The last file that this process wrote; an interrupted command says so."""
 

@@ -42,7 +42,10 @@ def test_an_empty_output_folder_is_refused_in_every_verb(capsys: pytest.CaptureF
             with pytest.raises(UserError, match="--out is empty") as refused:
                 command.make_context(name, list(words))
             assert "--out runs/mine" in str(refused.value.hint)
-    assert error_of(["rollout", "--model", "", "--out", "x"], capsys)[0] == "--model is empty"
+    assert error_of(["rollout", "--model", "tiny-reasoner", "--prompts", "", "--out", "x"], capsys) == (
+        "--prompts is empty",
+        "name a path, such as --prompts prompts.jsonl",
+    )
 
 
 def test_the_list_of_verbs_has_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:

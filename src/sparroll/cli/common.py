@@ -36,6 +36,17 @@ GROUPS = ("Arguments", MODEL, PROMPTS, SAMPLING, READING, MEASURING, RUN, OUTPUT
 """The headings of a verb's options, in the order of the help. Options without one are under "Options"."""
 
 
+PATHS = {
+    "--out": "--out runs/mine; the current folder is --out .",
+    "--run": "--run runs/mine",
+    "--adapter": "--adapter runs/mine/adapter",
+    "--config": "--config train.toml",
+    "--prompts": "--prompts prompts.jsonl",
+    "--mirror": "--mirror sets",
+}
+"""Options that take a path, with an example of each. A schedule may also be a preset, and no preset is called \"\"."""
+
+
 def option(group: str, *names: str, **settings: Any) -> Any:
     """A typer option that the help has under this heading."""
     return typer.Option(*names, rich_help_panel=group, **settings)
@@ -45,14 +56,12 @@ class Verb(TyperCommand):
     """A command whose help has its options under headings, and whose summary in the list of verbs is never cut."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Refuses an option with an empty value, such as --out "" from an unset variable of a shell script. No option
-        takes one, and as a path Python would take it for the current folder."""
-        names = {name for each in self.get_params(ctx) for name in each.opts}
+        """Refuses an empty path, such as --out "" from an unset variable of a shell script, which Python would take for
+        the current folder."""
         for word, following in itertools.pairwise([*args, None]):
             name = (word or "").removesuffix("=")
-            if name in names and name.startswith("-") and (word != name or following == ""):
-                example = "--out runs/mine; the current folder is --out ." if name == "--out" else f"`{name} VALUE`"
-                raise UserError(f"{name} is empty", f"give it a value, for example {example}, or leave it out")
+            if name in PATHS and (word != name or following == ""):
+                raise UserError(f"{name} is empty", f"name a path, such as {PATHS[name]}")
         parsed: list[str] = super().parse_args(ctx, args)
         return parsed
 
@@ -324,6 +333,22 @@ def interruptible(what_is_kept: str) -> Iterator[None]:
         if known is None:
             raise
         raise UserError(known.message, f"{known.hint}; {what_is_kept}") from error
+
+
+def refuse_idle(command: typer.Context, idle: bool, why: str, *names: str) -> None:
+    """Raise UserError if the command line gives one of these options, by the names of their parameters, although they
+    are idle: without effect, for this reason."""
+    for each in command.command.params if idle else ():
+        if each.name in names and getattr(command.get_parameter_source(each.name), "name", "") == "COMMANDLINE":
+            raise UserError(f"{each.opts[0]} has no effect {why}", "leave it out")
+
+
+def refuse_idle_prompt_options(command: typer.Context, prompts_file: Path | None, task: str | None) -> None:
+    """Raise UserError for --level where no task has levels."""
+    from sparroll.tasks import is_data
+
+    refuse_idle(command, prompts_file is not None, "with --prompts: a file has no levels", "level")
+    refuse_idle(command, task is not None and is_data(task), f"with --task {task}, which has no levels", "level")
 
 
 def load_schedule(

@@ -278,7 +278,7 @@ def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatc
         ("async_vanishes", r"raised SystemExit: os\._exit\(3\) \(own_rewards\.py"),
         (
             "gives_up",
-            r"own_rewards:gives_up raised KeyboardInterrupt: I gave up \(own_rewards\.py, line \d+\), for the prom",
+            r"own_rewards:gives_up raised KeyboardInterrupt: I gave up \(own_rewards\.py, line \d+\)",
         ),
         (
             "async_gives_up",
