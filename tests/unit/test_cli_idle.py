@@ -30,7 +30,6 @@ SCHEDULE = ["--schedule", "qwen3-1.7b-0.86"]
         ([*CALIBRATE, "--gpu", "H100"], "--gpu has no effect without --check-windows"),
         ([*CALIBRATE, "--check-over-2-nats", "0.1"], "--check-over-2-nats bounds what a check leaves"),
         ([*EVALUATE, "--also-dense"], "--also-dense has no effect without --schedule"),
-        ([*EVALUATE, "--no-tail", "--bin-tokens", "500"], "--bin-tokens has no effect with --no-tail"),
         ([*EVALUATE, "--reward", "a:b", "--test-seconds", "3"], "--test-seconds has no effect with --reward"),
         (["evaluate", "--compare", "a", "b", "--samples", "4"], "--samples has no effect with --compare"),
         ([*PLAN, *SCHEDULE, "--prompt-tokens", "9"], "--prompt-tokens has no effect with --lengths-are contexts"),

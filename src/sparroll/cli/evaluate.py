@@ -150,7 +150,6 @@ def evaluate(
     dense = schedule is None and budget is None and compression is None
     common.refuse_idle(command, dense, "without --schedule, --budget or --compression: all is dense", "also_dense")
     common.refuse_idle(command, schedule is None, "without --schedule", "force_schedule")
-    common.refuse_idle(command, no_tail, "with --no-tail", "bin_tokens")
     common.refuse_idle(
         command, reward is not None, "with --reward, whose function judges instead of the tasks",
         "test_seconds", "test_memory_gib", "allow_unsafe_sandbox",
