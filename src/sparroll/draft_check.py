@@ -101,6 +101,8 @@ class JudgedDrafts:
     """float32 log p of that token."""
     draft_acceptance_N: Tensor
     """float32 sum_v min(p, q) at each position: how near the drafting policy is to the dense one."""
+    acceptance_N: Tensor
+    """float32 sum_v min(p, q~): how near what is sampled is to the dense policy. At temperature 0, as for the drafts."""
 
 
 def keep_probability(dense_NV: Tensor, draft_NV: Tensor, floor: float) -> Tensor:
@@ -131,6 +133,18 @@ def sampling_probability_of_tokens(dense_N: Tensor, draft_N: Tensor, accepted_N:
     left_N, mass_N = (dense_N - floor * draft_N).clamp_min(0), 1 - floor * accepted_N
     share_N = torch.where(mass_N > 0, (1 - accepted_N) / mass_N, torch.zeros_like(mass_N))
     return torch.minimum(draft_N, dense_N / floor) + share_N * left_N
+
+
+def acceptance_of_sampled(dense_NV: Tensor, draft_NV: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """([N] A, the mass that the rule keeps at each position; [N] sum_v min(p, q~), the acceptance of what is sampled).
+    Sums and products in the dtype of the probabilities; a few passes over [N, V], and two copies of it."""
+    sampled_NV = torch.minimum(draft_NV, dense_NV / floor)
+    accepted_N = sampled_NV.sum(-1).clamp_max(1)
+    mass_N = 1 - floor * accepted_N
+    share_N = torch.where(mass_N > 0, (1 - accepted_N) / mass_N, torch.zeros_like(mass_N))
+    left_NV = torch.sub(dense_NV, draft_NV, alpha=floor).clamp_min_(0)
+    sampled_NV.addcmul_(left_NV, share_N[:, None])
+    return accepted_N, torch.minimum(sampled_NV, dense_NV, out=left_NV).sum(-1).clamp_max(1)
 
 
 def sampling_logp(dense_logp_NV: Tensor, draft_logp_NV: Tensor, floor: float) -> Tensor:
@@ -165,6 +179,7 @@ def judge(
         kept_N = (drafted_ids_N == best_ids_N) | ((dense_N >= floor * best_N) & (floor < 1))
         token_ids_N = torch.where(kept_N, drafted_ids_N, best_ids_N)
         sparse_logp_N = draft_logp_NV.gather(-1, token_ids_N[:, None])[:, 0]
+        sampled_acceptance_N = acceptance_N
     else:
         drafted_q_N = draft_NV.gather(-1, drafted_N1)[:, 0]
         cumulative_NV = residual(dense_NV, draft_NV, floor).cumsum(-1)
@@ -174,8 +189,10 @@ def judge(
         token_ids_N = torch.where(kept_N, drafted_ids_N, drawn_N.clamp_max(dense_NV.shape[-1] - 1))
         sampled_NV = sampling_probability(dense_NV, draft_NV, floor)
         sparse_logp_N = sampled_NV.gather(-1, token_ids_N[:, None])[:, 0].log()
+        sampled_acceptance_N = torch.minimum(dense_NV, sampled_NV).sum(-1)
     dense_logp_N = dense_logp_NV.gather(-1, token_ids_N[:, None])[:, 0]
-    return JudgedDrafts(kept_N, token_ids_N, sparse_logp_N.float(), dense_logp_N.float(), acceptance_N.float())
+    floats = (sparse_logp_N, dense_logp_N, acceptance_N.clamp_max(1), sampled_acceptance_N.clamp_max(1))
+    return JudgedDrafts(kept_N, token_ids_N, *(each.float() for each in floats))
 
 
 def tokens_that_stand(kept_N: Tensor) -> int:

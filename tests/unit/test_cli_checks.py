@@ -138,9 +138,10 @@ def test_evaluate_counts_what_checks_read_and_took_back(
         shares.append(policy["kv_read_share"])
         assert ("checks: " in capsys.readouterr().out) == ("checks" in policy) == bool(more)
         assert ("check" in table["config"]["policies"]["sparse"]["schedule"]) == bool(more)
-    # A window of one reads the whole context for each token, beside the draft's part of it.
-    assert shares[0] <= 1 < shares[1]
-    assert policy["checks"]["drafted_per_kept"] == 1 <= policy["checks"]["windows"], "a window of one wastes no draft"
+    # A window of one reads the whole context for one token, or for two where the draft stands.
+    assert shares[0] < shares[1] and shares[1] > 0.5
+    checks = policy["checks"]
+    assert 0.5 < checks["drafted_per_kept"] <= 1 <= checks["windows"], "a window of one wastes no draft"
 
 
 def test_an_adapter_s_weights_are_no_dense_policy_to_check_against(

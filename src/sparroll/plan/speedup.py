@@ -54,7 +54,7 @@ class VerifiedTime:
     """Where that number comes from."""
     check_seconds: float
     """One dense pass over a window of each request of the batch, on its own: it reads the weights and every context
-    once, and computes as a prefill of `window_tokens` does."""
+    once, and computes as a prefill of `window_tokens` + 1 does."""
     check_bound: Literal["memory", "compute"]
     seconds: float
     tokens_per_second: float
@@ -154,7 +154,7 @@ class _Decoder:
         scoring = self._dense_arithmetic(mix) / self.device.flops_per_second
         weights = shape.parameters_used(self.batch * window) * self.reads.element_bytes / bandwidth
         kv_bytes = self.batch * shape.layers * mix.mean_tokens * self.reads.token_bytes
-        memory, compute = weights + kv_bytes / bandwidth, window * scoring
+        memory, compute = weights + kv_bytes / bandwidth, (window + 1) * scoring
         if self.time_model is not None:
             memory = self.time_model.seconds(self.batch, kv_bytes)
         check_seconds = max(memory, compute) + self.overhead_seconds

@@ -47,10 +47,11 @@ def name_parts(config: Any, check: DraftCheck) -> None:
         if getattr(parallel, name, 1) > 1:
             raise _refusal(f"{name} = {getattr(parallel, name)}", f"use {name}=1, or {_WITHOUT}")
     most = scheduler.max_num_scheduled_tokens or scheduler.max_num_batched_tokens
-    if check.window_tokens > most:
+    rows = check.window_tokens + 1
+    if rows > most:
         raise UserError(
-            f"a window of {check.window_tokens} tokens is longer than a step, which has {most}",
-            f"raise max_num_batched_tokens to {check.window_tokens} at least, or lower window_tokens",
+            f"the check of {check.window_tokens} drafts takes {rows} tokens of a step, which has {most}",
+            f"raise max_num_batched_tokens to {rows} at least, or lower window_tokens",
         )
 
 

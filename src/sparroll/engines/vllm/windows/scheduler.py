@@ -1,8 +1,9 @@
 """vLLM's scheduler, for an engine that checks its drafts: a step of a request that decodes is a window of several rows.
 
 To vLLM a window of d rows is the last token and d - 1 speculative ones, whose ids it does not know: placeholders. The
-worker drafts, checks, and returns the 1 to d tokens that stand. What vLLM does with them is what it does after its own
-speculative decoding: the computed tokens are set back, and stop ids end the response.
+worker drafts d - 1 tokens, or d where the response ends with them, checks, and returns the 1 to d tokens that stand.
+What vLLM does with them is what it does after its own speculative decoding: the computed tokens are set back, and stop
+ids end the response.
 
 Requests that decode wait while prompts are prefilled, because a step with a window lasts as long as its drafts. A
 request's windows therefore do not depend on the requests beside it.
@@ -77,7 +78,8 @@ class WindowScheduler(Scheduler):
     def _rows(self, request: Request) -> int:
         assert self.window_tokens is not None, "rows of a window without windows"
         to_end = min(request.max_tokens - request.num_output_tokens, self.max_model_len - request.num_tokens)
-        return max(1, min(self.window_tokens, to_end))
+        # One more than its drafts, for the token that the dense policy gives behind a window that stands whole.
+        return max(1, min(self.window_tokens + 1, to_end))
 
     def _schedule_without(self, waiting: set[str], *arguments: Any, **named: Any) -> SchedulerOutput:
         """vLLM's own choice while these running requests keep their blocks and get no rows."""
