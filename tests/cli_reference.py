@@ -15,11 +15,18 @@ PAGE = Path(__file__).parents[1] / "docs" / "cli.md"
 _HEAD = """# Command line
 
 Every verb has `--help`, or `-h`; `sparroll --version` says what is installed. A mistake gives one line with a hint on
-standard error, and exit code 2. Ctrl-C ends a long verb with exit code 130 and keeps what is finished; the same command
-continues (`train`: with `--resume`). With `--json`, standard output holds the result as JSON and nothing else. Long
-verbs write under `--out` and end by naming the files they wrote. A terminal shows bars while they work, and a log file
-gets a line every 30 seconds. While one of them works in a folder, a second one is refused there, with the name of the
-first; a killed one holds nothing. A full disk, and memory that has run out, are errors that say what is kept.
+standard error, and exit code 2; an empty path is one, such as `--out ""`. Ctrl-C ends a verb with exit
+code 130 and a line that says what is kept; the same command continues a long verb (`train`: with `--resume`). With
+`--json`, standard output holds the result as JSON and nothing else. Long verbs write under `--out` and end by naming
+the files they wrote. A terminal shows bars while they work, and a log file gets a line every 30 seconds. While one of
+them works in a folder, a second one is refused there, with the name of the first; a killed one holds nothing. A full
+disk, and memory that has run out, are errors that say what is kept.
+
+An option that has no effect beside the others is refused, with the reason: `--check-floor` without a schedule,
+`--selector` without a `--budget` that it is for, `--gpu` for a calibration without checks. A few do no harm where they
+have none: `--seed` with `--prompts` at temperature 0, where nothing is drawn; `--count` beyond what a file or a set
+holds; `--level`, `--problem-seed`, `--mirror` and the settings of data sets beside `--tasks` that they are not for;
+`--bin-tokens` with `--no-tail`; and with `--print-config` everything about running.
 """
 
 

@@ -66,6 +66,9 @@ class DraftCheck:
                 "the check out",
             )
 
+    def __str__(self) -> str:
+        return f"every {self.window_tokens} tokens at floor {self.floor:g}"
+
     @property
     def drafts(self) -> int:
         """Tokens that a window drafts, unless the response ends before."""

@@ -11,6 +11,9 @@ from typing import Any
 
 from sparroll.errors import UserError
 
+last_written: Path | None = None
+"""The last file that this process wrote; an interrupted command says so."""
+
 
 def write_text(path: Path | str, text: str) -> Path:
     """Replace `path` by a file that holds `text` in UTF-8."""
@@ -20,6 +23,7 @@ def write_text(path: Path | str, text: str) -> Path:
 def write_bytes(path: Path | str, data: bytes) -> Path:
     """Replace `path` by a file that holds `data`. Writes a temporary file beside it, flushes it to disk, then renames
     it."""
+    global last_written
     path = Path(path)
     folder = output_folder(path.parent)
     handle, temporary = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.", suffix=".tmp")
@@ -32,6 +36,7 @@ def write_bytes(path: Path | str, data: bytes) -> Path:
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)
         os.replace(temporary, path)
+        last_written = path
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise

@@ -111,6 +111,26 @@ def test_the_controller_moves_budgets_and_keeps_the_check(model: str, tmp_path: 
     assert all(line["check/windows"] > 0 for line in steps_of(tmp_path / "run"))
 
 
+def test_a_switch_of_the_guard_keeps_the_check_and_says_which_one_holds(model: str, tmp_path: Path) -> None:
+    tight, wide = Schedule.fixed(64).checked(16, 0.5), Schedule.fixed(128)
+    config = short_config(
+        model,
+        attention={"kind": "schedule", "name": str(tight.save(tmp_path / "tight.toml"))},
+        control={"by": "guard", "stricter": [str(wide.save(tmp_path / "wide.toml"))]},
+        guard={"action": "warn", "at_least": 0.999, "window_steps": 1},
+        mismatch={"least_tokens": 20},
+        train={"steps": 2},
+        evaluate={"prompts": 0},
+    )
+    result = train(config, tmp_path / "run")
+    first, second = steps_of(tmp_path / "run")
+    assert second["check/windows"] > 0
+    for step in (first, second):
+        assert (step["check/window_tokens"], step["check/floor"]) == (16, 0.5)
+    assert any("because its file names no check" in event for event in first["events"])
+    assert any("-> wide-checked-16-0.5 (drafts checked every 16 tokens" in event for event in result.events)
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

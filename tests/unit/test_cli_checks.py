@@ -138,6 +138,7 @@ def test_evaluate_counts_what_checks_read_and_took_back(
         shares.append(policy["kv_read_share"])
         assert ("checks: " in capsys.readouterr().out) == ("checks" in policy) == bool(more)
         assert ("check" in table["config"]["policies"]["sparse"]["schedule"]) == bool(more)
+        assert ("checks of drafts" in (out / "report.html").read_text()) == bool(more)
     # A window of two reads the whole context for one token, or for two where the draft stands.
     assert shares[0] < shares[1] and shares[1] > 0.5
     checks = policy["checks"]

@@ -12,6 +12,7 @@ from cli_runs import error_of
 from sparroll import __version__, corrections
 from sparroll.cli import main
 from sparroll.cli.common import GROUPS, grouped
+from sparroll.errors import UserError
 from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.describe import describe
 from sparroll.train.config.distill import DistillConfig
@@ -30,6 +31,21 @@ def test_h_is_short_for_help(words: list[str], capsys: pytest.CaptureFixture[str
     short = capsys.readouterr().out
     assert main([*words, "--help"]) == 0
     assert capsys.readouterr().out == short != ""
+
+
+def test_an_empty_output_folder_is_refused_in_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+    having = [name for name, command in verbs() if any("--out" in each.opts for each in command.params)]
+    assert {"rollout", "train", "evaluate", "plan", "report"} <= set(having)
+    for name, command in verbs():
+        for words in (["--out", ""], ["--out="]) if name in having else ():
+            # Parsed and not run: a verb whose other options have defaults would begin to work.
+            with pytest.raises(UserError, match="--out is empty") as refused:
+                command.make_context(name, list(words))
+            assert "--out runs/mine" in str(refused.value.hint)
+    assert error_of(["rollout", "--model", "tiny-reasoner", "--prompts", "", "--out", "x"], capsys) == (
+        "--prompts is empty",
+        "name a path, such as --prompts prompts.jsonl",
+    )
 
 
 def test_the_list_of_verbs_has_whole_sentences(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from sparroll.cli import main
+
 SOURCE = Path(__file__).parents[2] / "src"
 MAIN = "import sys; from sparroll.cli import main; sys.exit(main())"
 
@@ -28,9 +30,9 @@ def run(code: str, *words: str, **environment: str) -> subprocess.CompletedProce
 
 
 @pytest.mark.parametrize(
-    ("module", "number"), [("typer", "SIGINT"), ("sparroll.schedule", "SIGTERM"), ("sparroll.doctor", "SIGINT")]
+    ("module", "number"), [("typer", "SIGINT"), ("sparroll.schedule", "SIGTERM"), ("importlib.metadata", "SIGINT")]
 )
-def test_an_interrupt_during_an_import_shows_no_traceback(module: str, number: str) -> None:
+def test_an_interrupt_during_an_import_is_one_line(module: str, number: str) -> None:
     press = f"""
 import os, signal, sys
 
@@ -42,7 +44,19 @@ class Press:
 sys.meta_path.insert(0, Press())
 """
     result = run(press + MAIN, "doctor")
-    assert (result.returncode, result.stdout, result.stderr) == (130, "", "")
+    assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted before anything was written\n")
+
+
+def test_an_interrupt_after_a_file_was_written_names_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def press(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("sparroll.cli.schedule.wrote", press)
+    out = tmp_path / "checked.toml"
+    assert main(["schedule", "check", "qwen3-1.7b-0.86", "--out", str(out)]) == 130
+    assert capsys.readouterr().err == f"interrupted: the last file that was written is {out}\n"
 
 
 def test_a_terminal_that_knows_only_ascii_gets_plots_in_ascii() -> None:

@@ -232,8 +232,10 @@ def test_a_worker_takes_no_schedule_whose_drafts_it_cannot_check_or_would_not() 
         (checked, RISING.checked(window_tokens=33), "windows of 32 tokens, .* asks for 33"),
     ):
         before = state.schedule
-        with pytest.raises(UserError, match=reason):
+        with pytest.raises(UserError, match=reason) as caught:
             state.set_schedule(other)
+        windows = "windows" in reason
+        assert ("capacity=" if windows else "--check-window 64") in (caught.value.hint or "")
         assert state.schedule is before
     for fits in (RISING.checked(window_tokens=8, floor=0.5), None):
         checked.set_schedule(fits)

@@ -25,7 +25,7 @@ from sparroll.plan.hardware import Hardware
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.plan.speedup import plan
-from sparroll.rounding import rounded_up
+from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
 
@@ -194,10 +194,26 @@ def _near_enough(sweep: Sweep, most: float | None) -> dict[int, int]:
 def with_reasons(
     choice: CheckChoice, made_by: dict[str, Any] | None, over_2_nats_at_most: float | None
 ) -> FittedSchedule:
-    """The best schedule. It says in `made_by` what it was chosen among, and in its target all bounds that it holds."""
+    """The best schedule. It says in `made_by` what it was chosen among and what its tails leave out, and in its target
+    all bounds that it holds."""
     fitted = choice.best.fitted
     target = dict(fitted.schedule.target or {})
     if over_2_nats_at_most is not None:
         target["over_2_nats_at_most"] = over_2_nats_at_most
-    made_by = {**(made_by or {}), "chosen": choice.said()}
-    return replace(fitted, schedule=replace(fitted.schedule, target=target, made_by=made_by))
+    left_out = rounding_left_out(fitted)
+    made_by = {**(made_by or {}), "chosen": choice.said(), "left_out": left_out}
+    schedule = replace(fitted.schedule, target=target, made_by=made_by)
+    return replace(fitted, schedule=schedule, notes=(*fitted.notes, left_out))
+
+
+def rounding_left_out(fitted: FittedSchedule) -> str:
+    """What the tails of checked rollouts leave out, with the dense ceiling as its measure: both policies that they
+    compare are the engine's."""
+    ceilings = [found.dense_ceiling["value"] for found in fitted.bins if found.dense_ceiling]
+    said = "the tails compare two policies of the engine, so the rounding between engine and trainer is not in them"
+    if not ceilings:
+        return said
+    return (
+        f"{said}; dense rollouts have {rounded_down(min(ceilings))} against the trainer at their worst length, so against "
+        f"the trainer the tails may be lower by about {rounded_up(1 - min(ceilings), 3)}"
+    )

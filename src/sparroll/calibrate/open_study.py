@@ -8,7 +8,7 @@ from typing import Any
 
 from sparroll.attention.selectors import Selector, make_selector
 from sparroll.calibrate.measure import MeasureSettings, Study
-from sparroll.engines.make import dtype_named, make_engine
+from sparroll.engines.make import dtype_named, make_engine, roomiest
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.schedule import Schedule
@@ -36,7 +36,7 @@ def open_study(
     sampler = make_engine(
         engine,
         model,
-        capacity=schedules[0],
+        capacity=roomiest(schedules),
         dtype=precision,
         device=device,
         max_batch=max_batch,

@@ -28,6 +28,7 @@ def main(arguments: list[str] | None = None) -> int:
 
         return run(sys.argv[1:] if arguments is None else arguments)
     except KeyboardInterrupt:
+        print("interrupted before anything was written", file=sys.stderr)
         return 130
     finally:
         if on_main_thread:

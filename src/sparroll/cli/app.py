@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 import sparroll
+from sparroll import files
 from sparroll.cli import (
     calibrate,
     config,
@@ -75,6 +76,7 @@ def _everywhere(
 
 def run(arguments: list[str]) -> int:
     """Run one command line. Returns the exit code: 0, or 2 after a UserError."""
+    files.last_written = None
     try:
         code = app(args=arguments, prog_name="sparroll", standalone_mode=False, obj=arguments)
     except UserError as error:

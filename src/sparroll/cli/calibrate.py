@@ -111,6 +111,9 @@ def calibrate(
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
+    common.refuse_idle_prompt_options(command, prompts_file, task)
+    unchecked = check_windows is None and check_floors is None
+    common.refuse_idle(command, unchecked, "without --check-windows or --check-floors: it only times checks", "gpu")
     check_names(engine, model, device, dtype)
     if not name or name != Path(name).name or name.startswith(".") or name.endswith(".toml"):
         raise UserError(

@@ -3,6 +3,7 @@ name, the output folder, Ctrl-C."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import shlex
 import tomllib
@@ -35,6 +36,17 @@ GROUPS = ("Arguments", MODEL, PROMPTS, SAMPLING, READING, MEASURING, RUN, OUTPUT
 """The headings of a verb's options, in the order of the help. Options without one are under "Options"."""
 
 
+PATHS = {
+    "--out": "--out runs/mine; the current folder is --out .",
+    "--run": "--run runs/mine",
+    "--adapter": "--adapter runs/mine/adapter",
+    "--config": "--config train.toml",
+    "--prompts": "--prompts prompts.jsonl",
+    "--mirror": "--mirror sets",
+}
+"""Options that take a path, with an example of each. A schedule may also be a preset, and no preset is called \"\"."""
+
+
 def option(group: str, *names: str, **settings: Any) -> Any:
     """A typer option that the help has under this heading."""
     return typer.Option(*names, rich_help_panel=group, **settings)
@@ -42,6 +54,25 @@ def option(group: str, *names: str, **settings: Any) -> Any:
 
 class Verb(TyperCommand):
     """A command whose help has its options under headings, and whose summary in the list of verbs is never cut."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Refuses an empty path, such as --out "" from an unset variable of a shell script, which Python would take for
+        the current folder."""
+        for word, following in itertools.pairwise([*args, None]):
+            name = (word or "").removesuffix("=")
+            if name in PATHS and (word != name or following == ""):
+                raise UserError(f"{name} is empty", f"name a path, such as {PATHS[name]}")
+        parsed: list[str] = super().parse_args(ctx, args)
+        return parsed
+
+    def invoke(self, ctx: Any) -> Any:
+        """Says a word where Ctrl-C came before or after the work that has words of its own."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt as stop:
+            if not getattr(stop, "__notes__", None):
+                say(interrupted())
+            raise typer.Exit(130) from None
 
     def get_short_help_str(self, limit: int = 0) -> str:
         """The first sentence of the command's docstring."""
@@ -280,6 +311,14 @@ def wrote(*paths: Path, quiet: bool = False) -> None:
         say(f"wrote {path}", quiet=quiet)
 
 
+def interrupted() -> str:
+    """What is true of any command that was interrupted."""
+    last = files.last_written
+    if last is None:
+        return "interrupted before anything was written"
+    return f"interrupted: the last file that was written is {last}"
+
+
 @contextmanager
 def interruptible(what_is_kept: str) -> Iterator[None]:
     """Turn Ctrl-C into exit code 130 and a line that says what is kept and how to continue. A full disk and memory that
@@ -294,6 +333,22 @@ def interruptible(what_is_kept: str) -> Iterator[None]:
         if known is None:
             raise
         raise UserError(known.message, f"{known.hint}; {what_is_kept}") from error
+
+
+def refuse_idle(command: typer.Context, idle: bool, why: str, *names: str) -> None:
+    """Raise UserError if the command line gives one of these options, by the names of their parameters, although they
+    are idle: without effect, for this reason."""
+    for each in command.command.params if idle else ():
+        if each.name in names and getattr(command.get_parameter_source(each.name), "name", "") == "COMMANDLINE":
+            raise UserError(f"{each.opts[0]} has no effect {why}", "leave it out")
+
+
+def refuse_idle_prompt_options(command: typer.Context, prompts_file: Path | None, task: str | None) -> None:
+    """Raise UserError for --level where no task has levels."""
+    from sparroll.tasks import is_data
+
+    refuse_idle(command, prompts_file is not None, "with --prompts: a file has no levels", "level")
+    refuse_idle(command, task is not None and is_data(task), f"with --task {task}, which has no levels", "level")
 
 
 def load_schedule(

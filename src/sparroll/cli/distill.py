@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from sparroll.cli import common
 from sparroll.cli.common import MODEL, PROMPTS, READING, RUN, option
 from sparroll.errors import UserError
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 
 def distill(
+    command: typer.Context,
     model: Annotated[
         str | None, option(MODEL, "--model", help="tiny-reasoner (the default), a folder, or a hub name.")
     ] = None,
@@ -44,6 +47,7 @@ def distill(
     from sparroll.train.config.file import load_distill_config
     from sparroll.train.distill.run import distill as run
 
+    common.refuse_idle_prompt_options(command, prompts_file, task)
     given = _given(prompts_file, task)
     if schedule is not None and budget is not None:
         raise UserError("--schedule and --budget exclude each other", "for a first try: --budget 512")

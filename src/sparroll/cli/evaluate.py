@@ -139,12 +139,21 @@ def evaluate(
     if comparison is not None:
         if model is not None or task_names is not None:
             raise UserError("--compare samples nothing, so it takes no --model and no --tasks")
+        others = [each.name for each in command.command.params if each.name not in ("comparison", "out", "json_output")]
+        common.refuse_idle(command, True, "with --compare, which samples nothing", *filter(None, others))
         _compare(comparison, out, json_output)
         return
     if model is None or task_names is None or out is None:
         raise UserError("evaluate needs --model, --tasks and --out", "or --compare RUN1 RUN2")
     if thinking is not None and not chat:
         raise UserError("--thinking and --no-thinking need --chat")
+    dense = schedule is None and budget is None and compression is None
+    common.refuse_idle(command, dense, "without --schedule, --budget or --compression: all is dense", "also_dense")
+    common.refuse_idle(command, schedule is None, "without --schedule", "force_schedule")
+    common.refuse_idle(
+        command, reward is not None, "with --reward, whose function judges instead of the tasks",
+        "test_seconds", "test_memory_gib", "allow_unsafe_sandbox",
+    )  # fmt: skip
     from sparroll.evaluate import parquet
     from sparroll.evaluate.evaluation import SAMPLES
     from sparroll.evaluate.evaluation import evaluate as run

@@ -21,6 +21,7 @@ MEASURE = "measure"
 
 
 def plan(
+    command: typer.Context,
     model: Annotated[
         str,
         option(MODEL, "--model", help="A built-in name such as Qwen3-1.7B, a folder, a config.json, or a hub name."),
@@ -84,6 +85,8 @@ def plan(
     from sparroll.plan.model_shape import model_shape
     from sparroll.plan.time_model import time_model_here
 
+    common.refuse_idle(command, schedule is None, "without --schedule", "force_schedule")
+    common.refuse_idle(command, lengths_are == "contexts", "with --lengths-are contexts", "prompt_tokens")
     if out is not None:
         common.output_folder(out)
     if fit_steps and gpu != MEASURE:

@@ -63,6 +63,12 @@ def profile(
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
+    common.refuse_idle_prompt_options(command, prompts_file, task)
+    common.refuse_idle(command, not schedule, "without --schedule", "force_schedule")
+    common.refuse_idle(
+        command, not budget, "without --budget: a schedule's file names its selector and its dense layers",
+        "selector", "page_tokens", "first_tokens", "recent_tokens", "dense_layers",
+    )  # fmt: skip
     check_names(engine, model, device, dtype)
     common.hold_folder(command, out)
     settings = MeasureSettings(

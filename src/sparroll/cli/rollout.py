@@ -50,6 +50,8 @@ def rollout(
     from sparroll.engines.prompt_encoder import PromptEncoder
     from sparroll.evaluate.rollout_file import RolloutFile, sample_missing, summarise_rollouts
 
+    common.refuse_idle_prompt_options(command, prompts_file, task)
+    common.refuse_idle(command, schedule is None, "without --schedule", "force_schedule")
     check_names(engine_name, model, device, dtype)
     check_counts(n, max_new_tokens, temperature, top_p=top_p)
     common.hold_folder(command, out)

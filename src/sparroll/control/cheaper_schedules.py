@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sparroll.control.watcher import Decision, StepEvidence
+from sparroll.control.watcher import Decision, StepEvidence, described
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 
@@ -58,7 +58,8 @@ class CheaperSchedules:
         following = self.following
         reason = (
             f"with the adapter, the tail under {following.name} (worst bin, lower bound) is {rounded_down(low)}, at "
-            f"least {self.at_least:.3f} in {self.held} measurements: {step.schedule.name} -> {following.name}"
+            f"least {self.at_least:.3f} in {self.held} measurements: {described(step.schedule)} -> "
+            f"{described(following)}"
         )
         self.held, self.switches = 0, self.switches + 1
         return Decision("switch", (reason,), following, report)

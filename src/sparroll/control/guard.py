@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 from sparroll.control.tail_window import TailWindow
-from sparroll.control.watcher import Decision, StepEvidence
+from sparroll.control.watcher import Decision, StepEvidence, described
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.rounding import rounded_down
@@ -166,8 +166,8 @@ class Guard:
             if self.switches < len(self.stricter):
                 following = self.stricter[self.switches]
                 self.switches += 1
-                name = following.name if following else "dense"
-                return Decision("switch", (f"{reason}: {step.schedule.name} -> {name}",), following)
+                moved = f"{described(step.schedule)} -> {described(following)}"
+                return Decision("switch", (f"{reason}: {moved}",), following)
             reason = f"{reason}, and no stricter schedule is left after {step.schedule.name}"
         if self.action == "stop":
             return Decision("stop", (f"{reason}: stopped",))

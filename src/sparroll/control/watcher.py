@@ -76,6 +76,13 @@ class Watcher(Protocol):
         ...
 
 
+def described(schedule: Schedule | None) -> str:
+    """The schedule in an event about a switch: its name, and the check of its drafts where it has one."""
+    if schedule is None:
+        return "dense"
+    return schedule.name if schedule.check is None else f"{schedule.name} (drafts checked {schedule.check})"
+
+
 def refuse_two_hands(watchers: Sequence[Watcher]) -> None:
     """Assert that at most one watcher may move the schedule, because two would undo each other's moves. A configuration
     cannot ask for two."""

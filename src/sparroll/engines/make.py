@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from sparroll.engines.base import Engine
@@ -46,6 +48,15 @@ def make_engine(
         kv_cache_gib=kv_cache_gib,
         sleep_mode=sleep_mode,
     )
+
+
+def roomiest(schedules: Sequence[Schedule]) -> Schedule | None:
+    """The `capacity` of an engine that is to run all of these: the first one, with the longest window of any check; None
+    if there are none."""
+    checks = [each.check for each in schedules if each.check is not None]
+    if not schedules or schedules[0].check is None:
+        return schedules[0] if schedules else None
+    return schedules[0].checked(max(check.window_tokens for check in checks), checks[0].floor)
 
 
 def dtype_named(name: str | None) -> torch.dtype | None:

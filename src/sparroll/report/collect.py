@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll import files
+from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.mismatch.table import TailRow
 from sparroll.report.answers import answers
@@ -142,7 +143,11 @@ def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budge
     steps = (measured["schedule"] or {}).get("steps", [])
     budget = steps[0]["kv_budget_tokens"] if kind == "budget" and len(steps) == 1 else None
     points = tuple(TailRow(**row) for row in measured["tail"]["rows"])
-    return TailCurve(name or (f"budget {budget}" if budget is not None else measured["name"]), kind, points, budget)
+    table = (measured["schedule"] or {}).get("check")
+    check = DraftCheck.from_table(table) if table else None
+    said = f", check {check.window_tokens} / {check.floor:g}" if check and budget is not None else ""
+    own = measured["name"] if budget is None else f"budget {budget}{said}"
+    return TailCurve(name or own, kind, points, budget, check, measured.get("checked"))
 
 
 def _order(run: TrainingRun) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.draft_check import DraftCheck
 from sparroll.mismatch.table import TailRow
 from sparroll.resume import flat
 from sparroll.schedule import Schedule
@@ -25,6 +26,10 @@ class TailCurve:
     kind: Literal["budget", "schedule", "ceiling"]
     points: tuple[TailRow, ...]
     kv_budget_tokens: int | None = None
+    check: DraftCheck | None = None
+    """How the dense policy checked the drafts; None: nothing was checked."""
+    checked: dict[str, Any] | None = None
+    """What these checks did, as the record has it."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from sparroll.evaluate.text import CUT_TAIL
 from sparroll.report.data import Evaluated, ReportData
 from sparroll.report.evaluation_figure import accuracy
 from sparroll.report.parts import figure, items, section, table
-from sparroll.rounding import percent_up, rounded_down
+from sparroll.rounding import percent_up, rounded_down, rounded_up
 
 
 def evaluations(data: ReportData) -> str:
@@ -64,6 +64,23 @@ def _evaluation(evaluated: Evaluated, number: int, where: str) -> str:
     ]
     if differences:
         parts.append(table(["task", "difference", "mean [95 %]", "p", "test", "problems that differ"], differences))
+    checks = [
+        [
+            escape(label),
+            f"{did['windows']:,}",
+            percent_up(did["cut_share"]),
+            rounded_up(did["drafted_per_kept"], 2),
+        ]
+        for label, task in results["tasks"].items()
+        for found in task["policies"].values()
+        if (did := found.get("checks"))
+    ]
+    if checks:
+        text += (
+            " The dense policy checked the drafts of the sparse row. KV read counts all drafts and checks, so it may be "
+            "above 100%."
+        )
+        parts.append(table(["checks of drafts", "windows", "windows cut", "drafted per kept"], checks))
     return section(f"What the model gets right{where}", text, *parts, items(_left_out(results)))
 
 

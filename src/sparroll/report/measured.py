@@ -10,9 +10,9 @@ from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.report import figures
-from sparroll.report.data import Measured, thin
+from sparroll.report.data import Measured, TailCurve, thin
 from sparroll.report.parts import figure, items, note, section, table
-from sparroll.rounding import rounded_up, with_interval
+from sparroll.rounding import percent_up, rounded_up, with_interval
 from sparroll.schedule import Schedule
 
 
@@ -43,6 +43,12 @@ def _tail(measured: Measured, number: int, where: str) -> str:
     if measured.verified is not None:
         said += "The <b>calibrated schedule</b> (thick, green) was sampled with the schedule itself. "
     said += "Bands and brackets are 95 % intervals of a bootstrap over rollouts. Hollow points have too little data."
+    checked = [curve for curve in measured.curves if curve.check is not None and curve.checked is not None]
+    if checked:
+        said += (
+            " With a <b>check</b> of 16 / 0.01 the dense policy looked at every 16 drafted tokens and took some back, so "
+            "that no token is more than log(1 / 0.01) nats off. The tail is that of what drafts and check sample together."
+        )
     bins = sorted({(p.from_context_tokens, p.to_context_tokens) for curve in measured.curves for p in curve.points})
     rows = []
     for curve in measured.curves:
@@ -65,7 +71,25 @@ def _tail(measured: Measured, number: int, where: str) -> str:
         note(said),
         table(["tail at contexts of", *(f"{start:,} to {end:,}" for start, end in bins)], rows),
         note(colours),
+        _checks(checked),
     )
+
+
+def _checks(checked: list[TailCurve]) -> str:
+    """What the checks of drafts did under each budget; nothing where none were made."""
+    rows = [
+        [
+            escape(curve.name),
+            f"{did['windows']:,}",
+            percent_up(did["cut_share"]),
+            rounded_up(did["drafted_per_kept"], 2),
+            rounded_up(did["over_2_nats_share"], 4),
+        ]
+        for curve in checked
+        if (did := curve.checked) is not None
+    ]
+    heads = ["checks of drafts", "windows", "windows cut", "drafted per kept", "share over 2 nats off"]
+    return table(heads, rows) if rows else ""
 
 
 def _cell(point: TailRow | None, target: float | None) -> str:

@@ -5,9 +5,12 @@ no sandbox; programs that a model wrote run in tasks/code/."""
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stdout, suppress
+from types import FrameType
 from typing import NoReturn
 
 
@@ -17,6 +20,29 @@ def contained() -> Iterator[None]:
     are safe from it. `os._exit` raises SystemExit."""
     with _prints_on_stderr(), _same_folder(), _exit_raises():
         yield
+
+
+@contextmanager
+def signals_noted(*numbers: signal.Signals) -> Iterator[Callable[[], bool]]:
+    """-> whether one of these signals came since. It tells a KeyboardInterrupt of Ctrl-C from one that the code raised
+    by itself. The signals do what they did before."""
+    came: list[int] = []
+    before = {}
+    # Signals reach only the main thread.
+    if threading.current_thread() is threading.main_thread():
+        before = {number: handler for number in numbers if callable(handler := signal.getsignal(number))}
+
+    def note(number: int, frame: FrameType | None) -> None:
+        came.append(number)
+        before[signal.Signals(number)](number, frame)
+
+    for number in before:
+        signal.signal(number, note)
+    try:
+        yield lambda: bool(came)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 @contextmanager

@@ -16,9 +16,11 @@ import importlib
 import inspect
 import json
 import math
+import signal
 import sys
 import traceback
 from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,7 +29,8 @@ from pydantic_core import to_jsonable_python
 from sparroll import files
 from sparroll.errors import UserError
 from sparroll.tasks.async_calls import SECONDS, AsyncCalls, Expired, is_being_cancelled
-from sparroll.tasks.containment import contained
+from sparroll.tasks.containment import contained, signals_noted
+from sparroll.tasks.last_words import last_words
 from sparroll.tasks.verdicts import Verdict
 from sparroll.types import Prompt, Rollout
 
@@ -35,9 +38,10 @@ LARGEST = 1e6
 """Largest reward, up or down. Rewards are compared in fp32, in which differences between larger numbers are lost."""
 _BATCH = "takes_batches"
 _CALL = "function(prompt, response_text, rollout{settings})"
-_FAILURES = (Exception, SystemExit, asyncio.CancelledError)
-"""Exceptions that are reported as failures of the function. Without this sys.exit() in it would look like success.
-Within `contained`, os._exit() raises SystemExit as well."""
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
+"""Signals that may interrupt a run. Every other exception in a function is reported as its failure, whatever its kind:
+sys.exit() would look like success, and within `contained` os._exit() raises SystemExit as well."""
+_GOES_ON = "finished work is kept, so fix the function and continue"
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
@@ -109,7 +113,7 @@ class RewardFunction:
             return self._batch(prompts, texts, rollouts, calls)
         rows = list(zip(prompts, texts, rollouts, strict=True))
         if self.is_async:
-            values = calls.run([functools.partial(self._awaited, row, row[0].prompt_id) for row in rows])
+            values = self._run(calls, [(row, row[0].prompt_id) for row in rows])
         else:
             values = [self._called(row, row[0].prompt_id) for row in rows]
         return [self._number(value, row[0].prompt_id) for value, row in zip(values, rows, strict=True)]
@@ -120,7 +124,7 @@ class RewardFunction:
         arguments = (list(prompts), list(texts), list(rollouts))
         where = f"{prompts[0].prompt_id} ... {prompts[-1].prompt_id}"
         if self.is_async:
-            (values,) = calls.run([functools.partial(self._awaited, arguments, where)])
+            (values,) = self._run(calls, [(arguments, where)])
         else:
             values = self._called(arguments, where)
         values = self._listed(values, where)
@@ -136,25 +140,53 @@ class RewardFunction:
             rows = None
         if rows is None:
             raise self._refused(where, f"gave {_shown(values)} instead of a list")
-        try:
-            return list(rows)
-        except _FAILURES as error:
-            raise self._failed(where, error) from error
+        return list(self._kept(lambda: list(rows), where))
 
     def _called(self, arguments: tuple[Any, ...], where: str) -> Any:
-        try:
-            return self.function(*arguments, **self.settings)
-        except _FAILURES as error:
-            raise self._failed(where, error) from error
+        return self._kept(lambda: self.function(*arguments, **self.settings), where)
 
-    async def _awaited(self, arguments: tuple[Any, ...], where: str, limit: Callable[[Awaitable[Any]], Any]) -> Any:
+    def _kept(self, call: Callable[[], Any], where: str) -> Any:
+        """What the call returns. Whatever it raises is a failure of the function, except for Ctrl-C."""
+        with signals_noted(*_INTERRUPTS) as interrupted, self._last_words(where):
+            try:
+                return call()
+            except BaseException as error:
+                if isinstance(error, KeyboardInterrupt) and interrupted():
+                    raise
+                raise self._failed(where, error) from error
+
+    def _run(self, calls: AsyncCalls, rows: list[tuple[tuple[Any, ...], str]]) -> list[Any]:
+        """What the function returns for each row of arguments, which belong to the prompt beside them."""
+        where = rows[0][1] if len(rows) == 1 else f"{rows[0][1]} ... {rows[-1][1]}"
+        # The event loop has its own way with SIGINT: it cancels what runs.
+        with signals_noted(signal.SIGTERM) as interrupted, self._last_words(where):
+            return calls.run([functools.partial(self._awaited, *row, interrupted) for row in rows])
+
+    def _last_words(self, where: str) -> AbstractContextManager[None]:
+        return last_words(
+            f"this process died while the reward {self.path} judged, for the prompt {where}: a crash in C code, "
+            "os.abort() or a kill",
+            f"{_GOES_ON}: `sparroll train --resume` begins at the last checkpoint, other commands where they were",
+        )
+
+    async def _awaited(
+        self,
+        arguments: tuple[Any, ...],
+        where: str,
+        interrupted: Callable[[], bool],
+        limit: Callable[[Awaitable[Any]], Any],
+    ) -> Any:
         try:
             return await limit(self.function(*arguments, **self.settings))
         except Expired as error:
             hint = f"reward.async_seconds is the limit in training; evaluation has {SECONDS:g} seconds"
             raise self._refused(where, str(error), hint) from None
-        except _FAILURES as error:
-            if isinstance(error, asyncio.CancelledError) and is_being_cancelled():
+        except GeneratorExit:
+            # The event loop is being closed.
+            raise
+        except BaseException as error:
+            stopped = isinstance(error, asyncio.CancelledError | KeyboardInterrupt)
+            if stopped and (is_being_cancelled() or interrupted()):
                 raise
             raise self._failed(where, error) from error
 
@@ -182,7 +214,7 @@ class RewardFunction:
         ungraded = "it may return None when it cannot judge a response"
         return UserError(
             f"the reward {self.path} {what}, for the prompt {where}",
-            f"finished work is kept, so fix the function and continue; {hint or ungraded}",
+            f"{_GOES_ON}; {hint or ungraded}",
         )
 
     def _check_signature(self) -> None:
@@ -235,7 +267,7 @@ class FunctionJudge:
 def _find(path: str) -> Callable[..., Any]:
     module_name, _, name = path.partition(":")
     try:
-        with contained():
+        with contained(), signals_noted(*_INTERRUPTS) as interrupted:
             found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
         if error.name is not None and (module_name == error.name or module_name.startswith(f"{error.name}.")):
@@ -244,7 +276,9 @@ def _find(path: str) -> Callable[..., Any]:
                 "a module must be installed, or lie beside the configuration file or in the current folder",
             ) from None
         raise _broken(module_name, path, error) from error
-    except _FAILURES as error:
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt) and interrupted():
+            raise
         raise _broken(module_name, path, error) from error
     module = found
     for part in name.split("."):

@@ -121,8 +121,8 @@ class Trainer:
                 self.save_when_due()
                 self.tell(f"step {self.state.step}/{steps}  {self.in_words(report)}")
             self.save()
-        except KeyboardInterrupt:
-            self.leave_resumable("interrupted")
+        except KeyboardInterrupt as stop:
+            stop.add_note(self.leave_resumable("interrupted"))
             raise
         except Exception as error:
             known = of_machine(error)
@@ -383,9 +383,9 @@ class Trainer:
         made = replace(made, fingerprint=fingerprint.of_model(self.config.model.name))
         made.save(self.parts.out / "schedule.toml")
 
-    def leave_resumable(self, why: str) -> None:
+    def leave_resumable(self, why: str) -> str:
         """After Ctrl-C or an error that the user can fix: save the last completed step, unless the weights have already
-        moved on from it, and say which step a resumed run starts from."""
+        moved on from it, and say which step a resumed run starts from. -> what was said"""
         self.interrupts.hold()
         if self.weights_moved:
             cut, saved = self.state.step + 1, max(self.saved_step, 0)
@@ -400,8 +400,10 @@ class Trainer:
                 if of_machine(error) is None:
                     raise
                 kept = f"step {self.state.step} could not be saved, the last checkpoint is of step {max(self.saved_step, 0)}"
+        said = f"{why}: {kept}; --resume goes on there"
         if self.ranks.is_main:
-            print(f"{why}: {kept}; --resume goes on there", file=sys.stderr, flush=True)
+            print(said, file=sys.stderr, flush=True)
+        return said
 
     def summary(self) -> TrainResult:
         parts = self.parts

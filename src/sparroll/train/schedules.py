@@ -14,6 +14,7 @@ from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
 from sparroll.control.length_bins import LengthBins
 from sparroll.control.unrewarded_steps import UnrewardedSteps
+from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
@@ -36,17 +37,36 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
     return None
 
 
-def _with_check(schedule: Schedule, config: TrainConfig) -> Schedule:
-    """The schedule with the check of [check], or with its own where the run has no such section."""
-    if config.check is not None:
-        return schedule.checked(config.check.window_tokens, config.check.floor)
-    if schedule.check is not None and config.distill is not None:
+def check_events(config: TrainConfig, schedule: Schedule | None) -> list[str]:
+    """Events for the start of a run: which check holds under a schedule whose own file says another one, or none."""
+    files, used = _files(config), _following(config, schedule)
+    if isinstance(config.attention, ScheduleAttention):
+        files, used = [Schedule.load(config.attention.name, force=True), *files], [schedule, *used]
+    events = []
+    for file, now in zip(files, used, strict=True):
+        if file is None or now is None or file.check == now.check:
+            continue
+        if file.check is not None:
+            why = f"as [check] says, and not {file.check} as its file says"
+        elif config.check is None:
+            why = "like those of the schedule before it, because its file names no check"
+        else:
+            continue
+        events.append(f"drafts under the schedule {file.name!r} are checked {now.check}, {why}")
+    return events
+
+
+def _with_check(schedule: Schedule, config: TrainConfig, before: DraftCheck | None = None) -> Schedule:
+    """The schedule with the check that holds while it is in force: that of [check]; where the run has no such section,
+    its own; where its file has none, that of the schedule `before` it. So a switch never drops a check."""
+    if schedule.check is not None and config.check is None and config.distill is not None:
         raise UserError(
             f"the schedule {schedule.name!r} checks its drafts, and [distill] needs rollouts that sparse attention sampled "
             "alone",
             "take the table [check] out of the schedule's file, or leave [distill] out",
         )
-    return schedule
+    check = config.check.of_drafts() if config.check is not None else schedule.check or before
+    return schedule if check in (None, schedule.check) else schedule.checked(check.window_tokens, check.floor)
 
 
 def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
@@ -64,7 +84,7 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
     guard = config.guard
     if guard.action != "off" and target is not None:
         _refuse_too_few_rollouts(config, "the guard", "guard.window_steps", guard.window_steps)
-    stricter = tuple(_schedules(control, config)) if isinstance(control, ByGuardSection) else ()
+    stricter = tuple(_following(config, schedule)) if isinstance(control, ByGuardSection) else ()
     return Guard(guard.action, target, guard.window_steps, stricter, config.mismatch.least_tokens)
 
 
@@ -126,7 +146,7 @@ def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> Ch
             f'control.by = "cheaper" accepts a tail of {target}, but the guard stops the run below {guard.at_least}',
             f"--set guard.at_least={target} or lower, or raise control.at_least",
         )
-    schedules = [each for each in _schedules(control, config) if each is not None]
+    schedules = [each for each in _following(config, schedule) if each is not None]
     for before, after in itertools.pairwise([schedule, *schedules]):
         _refuse_dearer(before, after)
     return CheaperSchedules(
@@ -192,7 +212,21 @@ def _own_target(
     return float(schedule.target["at_least"])
 
 
-def _schedules(control: ByGuardSection | ByCheaperSection, config: TrainConfig) -> list[Schedule | None]:
-    """The schedules that the run may go on with, in order; None among them is dense."""
+def _following(config: TrainConfig, schedule: Schedule | None) -> list[Schedule | None]:
+    """The schedules that the run may go on with after `schedule`, in order, with the checks that hold under them; None
+    among them is dense."""
+    before, following = schedule.check if schedule else None, []
+    for file in _files(config):
+        used = None if file is None else _with_check(file, config, before)
+        before = used.check if used else before
+        following.append(used)
+    return following
+
+
+def _files(config: TrainConfig) -> list[Schedule | None]:
+    """The same schedules as their files have them."""
+    control = config.control
+    if not isinstance(control, ByGuardSection | ByCheaperSection):
+        return []
     load = partial(Schedule.load, model=config.model.name, force=control.force)
-    return [None if name == "dense" else _with_check(load(name), config) for name in control.following]
+    return [None if name == "dense" else load(name) for name in control.following]

@@ -19,7 +19,7 @@ from sparroll.control.controller import Controller
 from sparroll.control.watcher import Watcher, refuse_two_hands, restore_all, states_of
 from sparroll.corrections import Correction
 from sparroll.engines.base import Engine, samples_densely
-from sparroll.engines.make import check_available, make_engine
+from sparroll.engines.make import check_available, make_engine, roomiest
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
@@ -44,6 +44,7 @@ from sparroll.train.sampling.rollouts import Sampling
 from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
 from sparroll.train.sampling.weight_sync import EngineWeights
 from sparroll.train.schedules import (
+    check_events,
     make_cheaper_schedules,
     make_controller,
     make_empty_steps,
@@ -164,7 +165,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     start = controller.schedule() if controller else schedule
     state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))
     later = [each for watcher in watchers for each in watcher.may_switch_to]
-    # The first one decides the engine's size: the controller's widest schedule, or else the schedule that is in force.
+    # The first one names the index and the dense layers: the controller's widest schedule, or else the one in force.
     engine = _engine(config, state.schedule, later if controller else [state.schedule, *later], ranks)
     with ExitStack() as unless_opened:
         # Whoever gets the run closes its engine; until then an error must not leave it open.
@@ -194,7 +195,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
             replay=_replay(config, adapter),
             state=state,
             resumed_from=found,
-            notices=[] if found else guard.notice(samples_densely(engine)),
+            notices=[] if found else [*guard.notice(samples_densely(engine)), *check_events(config, schedule)],
             frozen=frozen,
         )
         seed_everything(config.train.seed)
@@ -248,7 +249,7 @@ def _engine(config: TrainConfig, schedule: Schedule | None, others: Sequence[Sch
         config.engine.kind,
         config.model.name,
         schedule=schedule,
-        capacity=later[0] if later else None,
+        capacity=roomiest(later),
         dtype=_DTYPE[rollout.dtype],
         device=ranks.device,
         max_batch=rollout.max_batch,

@@ -159,6 +159,8 @@ def test_the_file_names_the_check_and_what_was_held_and_a_second_call_writes_the
     assert loaded.check in CHECKS and loaded.check == first.choice.best.check
     assert loaded.target["over_2_nats_at_most"] == 0.01 and loaded.target["at_least"] == 0.86
     assert loaded.made_by["command"] == "me" and "least predicted time" in loaded.made_by["chosen"]
+    assert loaded.made_by["left_out"].startswith("the tails compare two policies of the engine")
+    assert "may be lower by about 0.0" in loaded.made_by["left_out"] and loaded.made_by["left_out"] in first.notes
     assert all(step.measured["verified"] for step in loaded.steps if step.measured)
     assert first.verification.met and first.verification.measurement.checked.far_share <= 0.01
     assert first.table()["choice"]["candidates"][0]["window_tokens"] == loaded.check.window_tokens
@@ -191,7 +193,7 @@ def test_without_checks_nothing_is_written_about_them(tmp_path) -> None:
     found = run(study(), tmp_path, checks=())
     assert found.choice is None and "choice" not in found.table() and "check" not in found.schedule.table()
     assert "check" not in found.sweep.table() and "checked" not in found.table()["sweep"]["budgets"][0]
-    assert "chosen" not in (found.schedule.made_by or {})
+    assert not {"chosen", "left_out"} & (found.schedule.made_by or {}).keys()
     with pytest.raises(UserError, match="needs checked drafts"):
         run(study(), tmp_path, checks=(), over_2_nats_at_most=0.1)
 

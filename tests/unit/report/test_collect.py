@@ -12,7 +12,7 @@ import pytest
 from report_data import row, schedule
 from sparroll import records
 from sparroll.errors import UserError
-from sparroll.report import collect
+from sparroll.report import collect, write_report
 
 REWARDS = (0.9, 0.1, 0.2, 0.5, 0.6, 0.3)
 
@@ -87,6 +87,22 @@ def test_a_folder_of_two_models_is_told_apart(tmp_path: Path) -> None:
     assert [run.name for run in data.runs] == ["a/run", "b/run"]
     assert [(each.folder, each.model) for each in data.measured] == [("a", "first"), ("b", "second")]
     assert data.facts == {} and data.answers == ()
+
+
+def test_a_budget_whose_drafts_were_checked_says_so_and_what_the_checks_did(tmp_path: Path) -> None:
+    write_profile(tmp_path / "profile.json", "first")
+    record = json.loads((tmp_path / "profile.json").read_text())
+    entry = record["results"]["schedules"][0]
+    entry["schedule"]["check"] = {"window_tokens": 16, "floor": 0.01}
+    entry["checked"] = {"windows": 4380, "cut_share": 0.875, "drafted_per_kept": 2.45, "over_2_nats_share": 0.0279}
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    (measured,) = collect(tmp_path).measured
+    assert measured.curves[0].name == "budget 64, check 16 / 0.01"
+    page = write_report(tmp_path).read_text()
+    for said in ("checks of drafts", "budget 64, check 16 / 0.01", "4,380", "88%", "2.45", "0.0279"):
+        assert said in page
+    write_profile(tmp_path / "profile.json", "first")
+    assert "checks of drafts" not in write_report(tmp_path).read_text()
 
 
 def test_a_calibration_supersedes_the_profile_that_it_began_with_and_no_other(tmp_path: Path) -> None:

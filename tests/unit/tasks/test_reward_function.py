@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import faulthandler
 import functools
 import hashlib
 import math
+import os
 import signal
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -135,6 +138,25 @@ def too_few(prompt, response_text):
     return 1.0
 
 constant = 3
+
+class Worst(BaseException):
+    pass
+
+def gives_up(prompt, response_text, rollout):
+    raise KeyboardInterrupt("I gave up")
+
+async def async_gives_up(prompt, response_text, rollout):
+    raise KeyboardInterrupt
+
+def worst(prompt, response_text, rollout):
+    raise Worst("neither an Exception nor an exit")
+
+def dies(prompt, response_text, rollout):
+    os.abort() if response_text == "b" else None
+    return 1.0
+
+async def async_dies(prompt, response_text, rollout):
+    os.abort()
 """
 
 
@@ -254,6 +276,15 @@ def test_async_calls_run_together_within_a_bound_on_one_loop_in_order(monkeypatc
         ("async_leaves", r"raised SystemExit: no key for the judge \(own_rewards\.py"),
         ("vanishes", r"own_rewards:vanishes raised SystemExit: os\._exit\(0\) \(own_rewards\.py, line \d+\)"),
         ("async_vanishes", r"raised SystemExit: os\._exit\(3\) \(own_rewards\.py"),
+        (
+            "gives_up",
+            r"own_rewards:gives_up raised KeyboardInterrupt: I gave up \(own_rewards\.py, line \d+\)",
+        ),
+        (
+            "async_gives_up",
+            r"async_gives_up raised KeyboardInterrupt \(own_rewards\.py, line \d+\), for the prompt p/0",
+        ),
+        ("worst", r"own_rewards:worst raised Worst: neither an Exception nor an exit \(own_rewards\.py"),
         ("cancels", r"own_rewards:cancels raised CancelledError \(own_rewards\.py, line \d+\), for the prompt p/0"),
         ("astronomical", r"gave int 10+\.\.\. instead of a number"),
         ("unspeakable", r"gave int that cannot be shown instead of a number"),
@@ -308,6 +339,50 @@ def test_ctrl_c_during_async_calls_is_no_error_of_the_function(monkeypatch: pyte
             rewards("interrupted")
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_ctrl_c_during_a_call_is_no_error_of_the_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    import own_rewards
+
+    def interrupted(prompt: Prompt, response_text: str, rollout: Rollout) -> float:
+        signal.raise_signal(number)
+        return 0.0
+
+    monkeypatch.setattr(own_rewards, "interrupted", interrupted, raising=False)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        before = signal.signal(number, signal.default_int_handler)
+        try:
+            with pytest.raises(KeyboardInterrupt):
+                rewards("interrupted")
+            assert signal.getsignal(number) is signal.default_int_handler
+        finally:
+            signal.signal(number, before)
+
+
+def test_a_process_that_dies_in_a_function_says_in_which_one_and_how_to_go_on() -> None:
+    def dying(name: str) -> None:
+        faulthandler.disable()
+        with suppress(UserError):
+            rewards(name)
+
+    for name, where in (("dies", "p/1"), ("async_dies", "p/0 ... p/2")):
+        read, write = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.dup2(write, 2)
+            os.close(write)
+            os.close(read)
+            dying(name)
+            os._exit(0)
+        os.close(write)
+        with os.fdopen(read) as said:
+            lines = said.read().splitlines()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGABRT
+        assert lines[-2] == (
+            f"error: this process died while the reward own_rewards:{name} judged, for the prompt {where}: a crash in C "
+            "code, os.abort() or a kill"
+        )
+        assert lines[-1].startswith("hint: finished work is kept") and "--resume" in lines[-1]
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")

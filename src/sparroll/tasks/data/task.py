@@ -68,6 +68,12 @@ class DataTask:
         rows = self._rows[split]
         if not rows:
             field = "data.train" if split == "train" else "data.eval or data.holdout_rows"
+            if self.removed and (split == "eval" and self.settings.eval):
+                raise UserError(
+                    f"the task {self.name!r} has no eval rows left; left out: {counted(self.removed)}",
+                    "math rows need an answer that can be read as one, code rows need tests; `sparroll data show` shows the "
+                    "rows, and `sparroll rollout --prompts` samples without a judge",
+                )
             raise UserError(f"the task {self.name!r} has no {split} rows", f"set {field}")
         if split == "train":
             rows = list(rows)

@@ -137,8 +137,9 @@ class CompressionAttention(Section):
 
 
 class CheckSection(Section):
-    """The section [check]: the dense policy checks what is drafted under the schedule, window by window. Without the
-    section, the schedule's own check holds, if its file has one."""
+    """The section [check]: the dense policy checks what is drafted, window by window, under every schedule of the run and
+    in place of the checks of their files. Without the section, each file's own check holds, and a schedule whose file has
+    none goes on with the check of the one before it."""
 
     window_tokens: int = Field(default=DraftCheck.window_tokens, ge=LEAST_WINDOW_TOKENS, le=MOST_WINDOW_TOKENS)
     """Tokens that one dense pass gives at most; all but the last one are drafted."""

@@ -87,6 +87,8 @@ def check_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepR
         total.add(checks)
     off_N, drafts_N = (torch.cat([one[column] for one in everyone]) for column in (2, 3))
     return {
+        "check/window_tokens": float(engine.schedule.check.window_tokens),
+        "check/floor": engine.schedule.check.floor,
         "check/windows": float(total.windows),
         "check/cut_share": total.cut_share,
         "check/drafted_per_kept": total.drafted_per_kept,

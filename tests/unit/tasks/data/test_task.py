@@ -200,6 +200,14 @@ def test_a_split_without_rows_says_what_to_set(tmp_path: Path) -> None:
         task(tmp_path, rows(3)).prompts("eval", 0, 0, 1)
 
 
+def test_rows_that_nobody_can_judge_are_the_reason_where_none_is_left(tmp_path: Path) -> None:
+    source = str(data_files.write(tmp_path / "eval.jsonl", [{"prompt": "which way?", "answer": r"\frac{"}]))
+    made = DataTask(source, DataSettings(eval=(source,)))
+    with pytest.raises(UserError, match="no eval rows left; left out: .*no response can be judged") as refused:
+        made.prompts("eval", 0, 0, 1)
+    assert "sparroll data show" in str(refused.value.hint)
+
+
 def test_a_sets_name_stands_for_its_rows() -> None:
     none = DataSettings()
     assert task_settings("polaris", none).train == "polaris"

@@ -20,7 +20,7 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
-_ANOTHER = "start another engine with that schedule, or VLLMEngine with capacity="
+_BY_ITSELF = "run the other one by itself: in a command, a run or an engine of its own"
 MOST_STEPS = 64
 UNLIMITED = 1 << 30
 """A budget above every context: the row reads everything."""
@@ -283,19 +283,23 @@ def check_fits_engine(schedule: Schedule, started: Schedule) -> None:
         ("has the dense layers", list(started.dense_layers), list(schedule.dense_layers)),
     ):
         if kept != asked:
-            raise UserError(f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}", _ANOTHER)
+            raise UserError(
+                f"the engine {what} {kept}, the schedule {schedule.name!r} asks for {asked}",
+                f"all schedules of one vLLM engine have one selector and the same dense layers; {_BY_ITSELF}",
+            )
     most, asks = started.check, schedule.check
     if (most is None) != (asks is None):
         raise UserError(
             f"the engine was started {'without' if most is None else 'with'} checks of drafts, and the schedule "
             f"{schedule.name!r} is {'without' if asks is None else 'with'} them",
-            f"{_ANOTHER}; None is dense in both",
+            "one vLLM engine checks all drafts or none: give every schedule a check (--check-window 64; in training --set "
+            f"check.window_tokens=64; in Python schedule.checked()), or {_BY_ITSELF}; dense rollouts fit both",
         )
     if most is not None and asks is not None and asks.window_tokens > most.window_tokens:
         raise UserError(
             f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks for "
             f"{asks.window_tokens}",
-            _ANOTHER,
+            "start it with the longest window: VLLMEngine(..., capacity=that schedule), or a server with it",
         )
 
 
