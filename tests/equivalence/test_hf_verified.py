@@ -177,6 +177,19 @@ def test_a_window_that_does_not_end_the_response_gives_one_token_more(response_t
     torch.testing.assert_close(rollout.sparse_logp[extra], rollout.dense_logp[extra], atol=0, rtol=0)
 
 
+def test_a_stop_id_may_be_the_token_behind_a_window_and_nothing_follows_one_inside() -> None:
+    engine = HFEngine(tiny_model(), schedule=TIGHT.checked(6, 1e-6), max_batch=3)
+    (free,) = engine.generate(prompts([21]), max_new_tokens=30, seed=4)
+    # A first token, and windows of 6: 5 drafts with one token behind them.
+    behind = next(at for at in (6, 12, 18, 24) if free.response_ids[at] not in free.response_ids[:at])
+    inside = next(at for at in range(7, 30) if at % 6 and free.response_ids[at] not in free.response_ids[:at])
+    for at in (behind, inside):
+        (stopped,) = engine.generate(prompts([21]), max_new_tokens=30, seed=4, stop_ids=[free.response_ids[at]])
+        assert stopped.finish_reason == "stop" and stopped.response_ids == free.response_ids[: at + 1]
+        assert len(stopped.dense_logp) == len(stopped.draft_acceptance) == at + 1
+        assert stopped.checks == Checks(-(-at // 6), drafted_tokens=at - at // 6, extra_tokens=at // 6)
+
+
 def test_a_check_replaces_the_drafts_keys_so_a_later_draft_reads_dense_ones() -> None:
     """After a window at floor 1e-6 everything stands, and the next draft is that of a prefill of what stands."""
     model = tiny_model()

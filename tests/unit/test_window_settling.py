@@ -66,7 +66,7 @@ def test_a_tokens_sampling_probability_follows_from_the_mass_that_is_kept(floor:
 def test_float32_says_what_float64_says(floor: float, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(settling, "LEAN_ROWS", 7)
     monkeypatch.setattr(settling, "EXACT_ROWS", 3)
-    shape = [1.0, 0.7, 1.0, 1.3], [9, 1, 6, 9], [9, 0, 6, 9]
+    shape = [1.0, 0.7, 1.0, 1.3], [9, 1, 6, 9], [8, 0, 5, 8]
     _, lean = settled(*shape, floor=floor)
     _, exact = settled(*shape, floor=floor, top_k=2)
     assert torch.equal(lean.stands_RD, exact.stands_RD)
@@ -85,10 +85,11 @@ def test_float32_says_what_float64_says(floor: float, monkeypatch: pytest.Monkey
 
 
 def test_a_window_stands_up_to_its_first_rejected_draft_whose_place_the_residual_takes() -> None:
-    windows, found = settled([1.0] * 6, [9] * 6, [9] * 6)
+    windows, found = settled([1.0] * 6, [9] * 6, [8] * 6)
     cut = 0
     for row in range(6):
         kept = found.kept_RD[row].tolist()
+        assert kept[8], "the row behind the drafts has nothing that could be rejected"
         stand = kept.index(False) + 1 if False in kept else 9
         assert found.stands_RD[row].tolist() == [True] * stand + [False] * (9 - stand)
         assert torch.equal(found.token_ids_RD[row, : stand - 1], windows.draft_ids_RD[row, : stand - 1])
@@ -98,8 +99,24 @@ def test_a_window_stands_up_to_its_first_rejected_draft_whose_place_the_residual
     assert cut > 0
 
 
+@pytest.mark.parametrize("top_k", [0, 3])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_behind_a_window_kept_whole_stands_a_token_of_the_dense_policy(temperature: float, top_k: int) -> None:
+    windows, found = settled([temperature] * 5, [4] * 5, [3] * 5, floor=1e-9, top_k=top_k)
+    assert found.stands_RD.all()
+    assert torch.equal(found.token_ids_RD[:, :3], windows.draft_ids_RD[:, :3])
+    torch.testing.assert_close(found.sparse_logp_RD[:, 3], found.dense_logp_RD[:, 3], atol=1e-6, rtol=0)
+    torch.testing.assert_close(found.acceptance_RD[:, 3], torch.ones(5))
+    draft_RDV = logits(5, 4, seed=1)
+    dense_RV = (draft_RDV.flatten(0, 1) + logits(20, seed=2) / 2).unflatten(0, (5, 4))[:, 3]
+    expected = sampling.sample(
+        sampling.log_probs(dense_RV, temperature), windows.draws_3RD[0, :, 3], greedy=temperature == 0
+    )
+    assert torch.equal(found.token_ids_RD[:, 3], expected), "its draw is the position's own, as in HFEngine"
+
+
 def test_greedy_and_sampled_windows_share_a_step() -> None:
-    shape = [6, 6, 6], [6, 6, 6]
+    shape = [6, 6, 6], [5, 5, 5]
     _, mixed = settled([0.0, 1.0, 0.0], *shape)
     _, sampled = settled([1.0, 1.0, 1.0], *shape)
     _, greedy = settled([0.0, 0.0, 0.0], *shape)
@@ -110,7 +127,7 @@ def test_greedy_and_sampled_windows_share_a_step() -> None:
 
 
 def test_under_top_p_no_token_stands_that_the_dense_nucleus_leaves_out() -> None:
-    _, found = settled([1.0] * 4, [8] * 4, [8] * 4, top_ps=[0.3] * 4)
+    _, found = settled([1.0] * 4, [8] * 4, [7] * 4, top_ps=[0.3] * 4)
     assert not found.kept_RD.all()
     assert found.dense_logp_RD[found.stands_RD].isfinite().all()
     assert found.sparse_logp_RD[found.stands_RD].isfinite().all()

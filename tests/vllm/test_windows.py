@@ -19,7 +19,7 @@ from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
 from sparroll.train import train
 from sparroll.train.runtime.sinks import read_lines
-from sparroll.types import Rollout
+from sparroll.types import Checks, Rollout
 
 if installed_version() is None:
     pytest.skip("needs vllm; `make test-vllm` installs it", allow_module_level=True)
@@ -90,6 +90,8 @@ def assert_same(found: list[Rollout], expected: list[Rollout]) -> None:
         {"n": 3, "stop_ids": [5, 44, 9], "seed": 3},
         {"max_new_tokens": 2},
         {"max_new_tokens": 9},
+        {"max_new_tokens": 10},
+        {"max_new_tokens": 11, "temperature": 0.5, "top_k": 2, "n": 2},
     ],
     ids=lambda settings: "-".join(settings) or "plain",
 )
@@ -158,6 +160,23 @@ def test_a_response_may_fill_the_context_to_the_last_token(engine: VLLMEngine) -
     checks = rollout.checks
     assert len(rollout.response_ids) == 20 and checks.extra_tokens > 0
     assert checks.drafted_tokens - checks.taken_back_tokens + checks.cut_windows + checks.extra_tokens == 19
+
+
+def test_a_stop_id_may_be_the_token_behind_a_window_and_nothing_follows_one_inside(
+    engine: VLLMEngine, hf: HFEngine
+) -> None:
+    kept = RISING.checked(window_tokens=5, floor=1e-6)
+    engine.set_schedule(kept)
+    asked, settings = prompts([150]), {"max_new_tokens": 30, "temperature": 1.5, "seed": 4}
+    (free,) = engine.generate(asked, stop_ids=[], **settings)
+    behind = next(at for at in range(5, 30, 5) if free.response_ids[at] not in free.response_ids[:at])
+    inside = next(at for at in range(6, 30) if at % 5 and free.response_ids[at] not in free.response_ids[:at])
+    for at in (behind, inside):
+        stops = {"stop_ids": [free.response_ids[at]]}
+        found = engine.generate(asked, **stops, **settings)
+        assert found[0].response_ids == free.response_ids[: at + 1] and found[0].finish_reason == "stop"
+        assert found[0].checks == Checks(-(-at // 5), 0, at - at // 5, 0, extra_tokens=at // 5)
+        assert_same(found, oracle(hf, kept, asked, **stops, **settings))
 
 
 def test_the_next_prompt_finds_dense_keys_and_values_in_the_cache(engine: VLLMEngine, hf: HFEngine) -> None:

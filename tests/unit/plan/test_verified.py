@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import math
 import random
 from pathlib import Path
 
@@ -38,6 +40,19 @@ def test_drafts_per_token_are_those_of_windows_that_are_played() -> None:
         assert drafts_per_token(rejected_share, window + 1) == pytest.approx(played.drafted_per_kept, rel=0.01)
         of_share = CheckRate.of_cut_share(played.cut_share, window + 1)
         assert of_share.drafted_per_kept == pytest.approx(played.drafted_per_kept, rel=0.01)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5])
+def test_drafts_per_token_are_those_of_all_verdicts(window: int) -> None:
+    """By enumeration: each way in which a window's drafts may be judged, with its probability."""
+    for rejected_share in (0.1, 0.5, 0.9):
+        tokens = 0.0
+        for verdicts in itertools.product([True, False], repeat=window):
+            probability = math.prod(1 - rejected_share if kept else rejected_share for kept in verdicts)
+            kept = verdicts.index(False) if False in verdicts else window
+            checks = Checks(1, int(kept < window), window, window - kept, int(kept == window))
+            tokens += probability * window / checks.drafted_per_kept
+        assert drafts_per_token(rejected_share, window + 1) == pytest.approx(window / tokens)
 
 
 def test_a_share_of_cut_windows_gives_the_drafts_that_vllm_counted() -> None:
