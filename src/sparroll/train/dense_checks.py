@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 from sparroll.engines.base import under
 from sparroll.evaluate.accuracy import Accuracy, grade
+from sparroll.mismatch.step_metrics import ESTIMATOR, ceiling_report
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.sampling.rollouts import Sampling, sample
 from sparroll.train.setup import Parts
-from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail
+from sparroll.train.tail_metrics import measure_tail
 from sparroll.types import Prompt, Rollout, StepReport, TokenScores
 
 
