@@ -36,10 +36,10 @@ $(STAMP): $(CORE)
 quickstart: $(CORE)
 	$(BIN)/sparroll quickstart
 
-# Two worker processes with one thread each.
+# Two worker processes with one thread each. All of tests/vllm is run by test-vllm.
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --ignore=tests/vllm
 
 # vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
 # process to itself, so one worker.

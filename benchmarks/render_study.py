@@ -37,6 +37,7 @@ AGAIN = {25: "mismatch-study-published-loss-h200", 60: "mismatch-study-published
 """The records of those rows without the defect, and of what ran beside them, by steps."""
 
 VERIFIED = "mismatch-study-verified-rollouts-60-steps-h200"
+CHECK_GRID = "mismatch-study-check-grid-60-steps-h200"
 """The record of the rows that check their drafts, which ran later than the others of 60 steps."""
 
 
@@ -123,6 +124,9 @@ def study_verified_rollouts() -> str:
     rows = [_verified_line(before, "dense")]
     for plain, checked in pairs:
         rows += [_verified_line(before, plain), _verified_line(after, checked)]
+        if checked == "fixed-verified" and (RESULTS / f"{CHECK_GRID}.json").exists():
+            grid = results(CHECK_GRID, "mismatch-study")
+            rows += [_verified_line(grid, line["row"]) for line in grid["table"] if line["runs"]]
     head = ["row", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "KV read"]
     return table([*head, "windows cut", "drafted per kept", "most nats off"], rows)
 

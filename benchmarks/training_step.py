@@ -1,5 +1,5 @@
-"""What a whole training step costs where rollouts are most of it: with dense rollouts, with sparse ones, and with sparse
-ones and DistillSparse. Weights are random: times depend on shapes and lengths alone.
+"""What a whole training step costs where rollouts are most of it: with dense rollouts, with sparse ones, with verified
+ones, and with sparse ones and DistillSparse. Weights are random: times depend on shapes and lengths alone.
 
     python benchmarks/training_step.py --out benchmarks/results/training-step-h200.json --work /tmp/step \\
         --response-tokens 12288 --kv-cache-gib 52 --cases dense distill sparse --gpus 0 1 2
@@ -8,6 +8,10 @@ Each case is `sparroll.train.train` in a process of its own on one GPU: Qwen3-1.
 12,288 tokens (nothing ends a response), vLLM, bf16. Rewards are drawn from the responses, so that the policy really
 moves. The last step counts: what is compiled is compiled in the first, and in the first sparse runs measure their dense
 ceiling, one dense rollout. Each speed-up is of that one step. No run writes a checkpoint.
+
+Random weights would take back nearly every draft, so in vLLM the case `verified` keeps each with the probability
+--kept-share, as benchmarks/verified_rollouts.py does, after the rule was computed; what was cut is in its steps.
+
 `--dry` runs everything with a tiny model on the CPU, where the figures say nothing.
 """
 
@@ -20,6 +24,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -49,6 +54,7 @@ DRY = dict(
 )  # fmt: skip
 DRY_SCHEDULE = Schedule.fixed(48, PageMean(page_tokens=4, first_tokens=4, recent_tokens=8), dense_layers=(0,))
 PROGRESS_SECONDS = 20
+CHECK_METRICS = ("check/windows", "check/cut_share", "check/drafted_per_kept")
 
 
 @dataclass(frozen=True)
@@ -56,12 +62,14 @@ class Case:
     schedule: str
     correction: str
     distill: bool = False
+    verified: bool = False
 
 
 CASES = {
     "dense": Case("dense", "none"),
     "distill": Case("qwen3-1.7b-0.80", "tis", distill=True),
     "sparse": Case("qwen3-1.7b-0.86", "tis"),
+    "verified": Case("qwen3-1.7b-0.86", "tis", verified=True),
     "sparse-0.80": Case("qwen3-1.7b-0.80", "tis"),
 }
 """The longest first, so that they end together where there are fewer GPUs."""
@@ -81,10 +89,20 @@ class Finished(Exception):
 
 def run_case(options: argparse.Namespace, name: str) -> None:
     folder = options.work / name
-    try:
-        train(config_of(options, name), folder, on_progress=after_step(folder))
-    except Finished:
-        return
+    with verdicts(options) if CASES[name].verified else nullcontext():
+        try:
+            train(config_of(options, name), folder, on_progress=after_step(folder))
+        except Finished:
+            return
+
+
+def verdicts(options: argparse.Namespace) -> AbstractContextManager[None]:
+    """Forced where vLLM samples. HFEngine, which only a dry run takes, obeys the rule."""
+    if options.engine != "vllm":
+        return nullcontext()
+    from verified_rollouts import verdicts_forced
+
+    return verdicts_forced(options.kept_share)
 
 
 def after_step(folder: Path) -> OnProgress:
@@ -136,6 +154,7 @@ def config_of(options: argparse.Namespace, name: str) -> TrainConfig:
             "correction": {"name": case.correction},
             "mismatch": {"ceiling_every_steps": 0, "ceiling_prompts": 1},
             "guard": {"action": "off"},
+            "check": {"window_tokens": options.window_tokens, "floor": options.floor} if case.verified else None,
             "distill": {"objective": "kl", "kl": "top_k"} if case.distill else None,
             "evaluate": {"prompts": 0},
             "checkpoint": {"every_steps": 0},
@@ -220,6 +239,7 @@ class Run:
                 # Of torch's allocator: the engine's cache counts also while it sleeps.
                 "peak_gib": peaks.get(line["step"]),
             }
+            step |= {name.removeprefix("check/"): line[name] for name in CHECK_METRICS if name in line}
             found.append(step)
         return found
 
@@ -227,6 +247,7 @@ class Run:
         steps = self.steps()
         case = CASES[self.name]
         told = {"case": self.name, "schedule": case.schedule, "correction": case.correction, "distill": case.distill}
+        told |= {"verified": case.verified}
         told |= {"state": self.state, "gpu": self.gpu, "steps": steps}
         return told if self.state == "finished" else told | {"last_lines": self.last_lines(30)}
 
@@ -302,6 +323,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpu-memory-share", type=float, default=0.55)
     parser.add_argument("--kv-cache-gib", type=float, default=68.0, help="32 responses of 16,384 tokens take 58")
     parser.add_argument("--sleep-level", type=int, choices=[0, 1, 2], default=1)
+    parser.add_argument("--window-tokens", type=int, default=64, help="of the case verified")
+    parser.add_argument("--floor", type=float, default=0.01, help="of its rule, which vLLM computes and does not obey")
+    parser.add_argument("--kept-share", type=float, default=0.9993, help="of drafts, forced; the study's at 0.86")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU; further options still count")
     parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)

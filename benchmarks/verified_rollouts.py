@@ -3,10 +3,11 @@ GPU, one process.
 
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --out benchmarks/results/verified-rollouts-qwen3-1.7b-h200.json
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --schedules 128 512 qwen3-1.7b-0.86 --windows 16 64
-    python benchmarks/verified_rollouts.py --model qwen3-1.7b --steady 4 --batch 128 --windows 64
+    python benchmarks/verified_rollouts.py --model qwen3-1.7b --sets drained steady --windows 64 --schedules 128
 
-A moment is a batch with its contexts: --batch requests of each of --contexts, or --steady moments of rollout.py's steady
-set, in as much cache as --capacity-tokens says.
+A moment is a batch with its contexts: --batch requests of each of --contexts, or --moments of each of rollout.py's sets
+(half as many of the steady one, in as much cache as --capacity-tokens says). What the moments of a set say about its whole
+run comes last in the record (`moments` says how many they are), interpolated between them as rollout.py does.
 
 All three engines get the same settings, one after the other; stock dense and unverified sparse ones run as users get them
 (V2 runner, asynchronous scheduling), the verified one as it must (V1 runner). A decode step of the first two is timed as in
@@ -29,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import rollout
+import torch
 import vllm_engines
 from vllm_engines import STEPS_TO_START, Engine
 
@@ -38,6 +40,7 @@ from sparroll.schedule import Schedule
 V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
 WARM_WINDOWS = 2
 SHOWN = [
+    "set",
     "engine",
     "schedule",
     "batch",
@@ -46,8 +49,14 @@ SHOWN = [
     "kept_share_forced",
     "check_share",
     "cut_share",
+    "of_dense",
+    "of_unverified",
 ]
+RUN = ("engine", "schedule", "window_tokens", "floor", "kept_share_forced")
+"""What the cells of one run share over the moments of its set."""
 Cell = dict[str, Any]
+Moment = dict[str, Any]
+"""`set` ("batch" where none was asked for), `step` of the run, and `contexts`."""
 
 
 @contextmanager
@@ -59,7 +68,12 @@ def verdicts_forced(kept_share: float) -> Iterator[None]:
 
     def forced(windows: Any, rows: Any, *arguments: Any) -> Any:
         ids, _, *others = judge(windows, rows, *arguments)
-        return (ids, windows.draws_3RD[1, rows.request, rows.place] < kept_share, *others)
+        kept = windows.draws_3RD[1, rows.request, rows.place] < kept_share
+        return (ids, kept | undrafted(rows), *others)
+
+    def undrafted(rows: Any) -> Any:
+        """The rows behind the drafts, whose tokens always stand."""
+        return ~torch.from_numpy(rows.drafted_n).to(rows.request.device)
 
     settling._judge_lean = forced
     try:
@@ -93,14 +107,14 @@ def step_cells(options: argparse.Namespace, name: str, schedule: Schedule | None
     asked = None if schedule is None else {"schedule": str(schedule.save(folder / f"{schedule.name}.toml"))}
     cells: list[Cell] = []
     with Engine(options.model, folder, asked, **engine_settings(options)) as engine:
-        for number, contexts in enumerate(options.moments):
-            seconds = engine.step_seconds(contexts, options.steps, options.repeats)
-            per_second = len(contexts) / vllm_engines.median(seconds)
+        for moment in options.measured:
+            seconds = engine.step_seconds(moment["contexts"], options.steps, options.repeats)
+            per_second = len(moment["contexts"]) / vllm_engines.median(seconds)
             cells.append(
                 {
                     "engine": name,
                     "schedule": schedule.name if schedule else None,
-                    **about_moment(number, contexts),
+                    **about_moment(moment),
                     "step_seconds": seconds,
                     "tokens_per_second": per_second,
                 }
@@ -117,16 +131,16 @@ def window_cells(options: argparse.Namespace, schedule: Schedule) -> tuple[list[
     asked = {"schedule": str(checked.save(folder / f"{checked.name}.toml"))}
     cells: list[Cell] = []
     with v1_runner(), Engine(options.model, folder, asked, **engine_settings(options)) as engine:
-        for number, contexts in enumerate(options.moments):
+        for moment in options.measured:
             for window in options.windows:
                 for share in options.kept_shares:
                     with verdicts_forced(share):
-                        timed = window_seconds(engine, contexts, window, options)
+                        timed = window_seconds(engine, moment["contexts"], window, options)
                     cells.append(
                         {
                             "engine": "verified",
                             "schedule": schedule.name,
-                            **about_moment(number, contexts),
+                            **about_moment(moment),
                             "window_tokens": window,
                             "floor": options.floor,
                             "kept_share_forced": share,
@@ -181,25 +195,57 @@ def window_seconds(engine: Engine, contexts: list[int], window: int, options: ar
     }
 
 
-def about_moment(number: int, contexts: list[int]) -> Cell:
-    return {"moment": number, "batch": len(contexts), "context_tokens": sum(contexts)}
+def about_moment(moment: Moment) -> Cell:
+    contexts = moment["contexts"]
+    about = {"set": moment["set"], "step": moment["step"]}
+    return about | {"batch": len(contexts), "context_tokens": sum(contexts)}
 
 
-def moments(options: argparse.Namespace) -> list[list[int]]:
-    """The contexts of each batch that is measured."""
-    if not options.steady:
-        return [[context] * options.batch for context in options.contexts]
-    slack = 32 + max(
-        options.steps * options.repeats,
-        (WARM_WINDOWS + 2 + options.timed_windows * options.repeats) * max(options.windows),
-    )
-    found = rollout.steady_windows(options.steady, options.capacity_tokens, options.batch, slack)
-    return [[int(context) for context in window["contexts"]] for window in found]
+def moments(options: argparse.Namespace) -> list[Moment]:
+    """The batches that are measured."""
+    if not options.sets:
+        return [{"set": "batch", "step": 0, "contexts": [each] * options.batch} for each in options.contexts]
+    found: dict[str, rollout.Windows] = {}
+    if "drained" in options.sets:
+        found["drained"] = rollout.drained_windows(options.moments, options.shrink)
+    if "steady" in options.sets:
+        slack = 32 + max(
+            options.steps * options.repeats,
+            (WARM_WINDOWS + 2 + options.timed_windows * options.repeats) * max(options.windows),
+        )
+        held = options.capacity_tokens, options.max_seqs
+        found["steady"] = rollout.steady_windows(max(2, options.moments // 2), *held, slack, options.shrink)
+    return [
+        {"set": name, "step": each["step"], "contexts": [int(context) for context in each["contexts"]]}
+        for name, rows in found.items()
+        for each in rows
+    ]
+
+
+def whole_runs(cells: list[Cell], scale: float = 1.0) -> list[Cell]:
+    """Tokens per second of the whole run that the moments of a set stand for, of each engine as it was asked."""
+    runs: dict[tuple[Any, ...], list[Cell]] = {}
+    for cell in cells:
+        if cell["set"] != "batch":
+            runs.setdefault((cell["set"], *(cell.get(key) for key in RUN)), []).append(cell)
+    found = []
+    for (name, *about), of in runs.items():
+        windows = [{"step": cell["step"], "contexts": [0] * cell["batch"]} for cell in of]
+        per_step = [cell["batch"] / cell["tokens_per_second"] for cell in of]
+        seconds, tokens = rollout.run_seconds(windows, per_step, name, scale)
+        asked = {key: value for key, value in zip(RUN, about, strict=True) if value is not None}
+        found.append({"set": name, "moments": len(of), **asked, "tokens_per_second": tokens / seconds})
+    rates = {(run["set"], run["engine"], run.get("schedule")): run["tokens_per_second"] for run in found}
+    for run in found:
+        for key, engine, schedule in (("of_dense", "dense", None), ("of_unverified", "sparse", run.get("schedule"))):
+            if engine != run["engine"] and (run["set"], engine, schedule) in rates:
+                run[key] = run["tokens_per_second"] / rates[run["set"], engine, schedule]
+    return found
 
 
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The same for all engines. A step has room for everybody's longest window."""
-    most = max(map(len, options.moments))
+    most = max(len(moment["contexts"]) for moment in options.measured)
     return {"max_num_seqs": most, "max_num_batched_tokens": max(8192, most * max(options.windows))}
 
 
@@ -212,26 +258,36 @@ def main() -> None:
     options = arguments()
     Path(options.folder).mkdir(parents=True, exist_ok=True)
     schedules = [schedule_named(name, options.model, Path(options.folder)) for name in options.schedules]
+    asked = {key: value for key, value in vars(options).items() if key not in ("out", "folder")}
+    options.measured = moments(options)
     began, cells, engines = time.perf_counter(), [], {}
+
+    def record() -> None:
+        """After each engine, so that a call that is cut leaves what it measured."""
+        if options.out:
+            records.write(
+                options.out,
+                "verified-rollouts",
+                cells + whole_runs(cells, options.shrink),
+                config=asked | {"engine": engines, "verdicts": "forced by kept_share_forced, not the rule's"},
+                wall_seconds=time.perf_counter() - began,
+            )
+
     if not options.without_dense:
         cells, engines["dense"] = step_cells(options, "dense", None)
+        record()
     for schedule in schedules:
         sparse, engines[f"sparse {schedule.name}"] = step_cells(options, "sparse", schedule)
+        cells += sparse
+        record()
         verified, engines[f"verified {schedule.name}"] = window_cells(options, schedule)
-        rate = {cell["moment"]: cell["tokens_per_second"] for cell in sparse}
+        rate = {(cell["set"], cell["step"], cell["context_tokens"]): cell["tokens_per_second"] for cell in sparse}
         for cell in verified:
-            cell["of_unverified"] = cell["tokens_per_second"] / rate[cell["moment"]]
-            print(f"window {cell['window_tokens']}, kept {cell['kept_share_forced']}: {cell['of_unverified']:.3f}")
-        cells += sparse + verified
-    if options.out:
-        config = {key: value for key, value in vars(options).items() if key not in ("out", "folder", "moments")}
-        records.write(
-            options.out,
-            "verified-rollouts",
-            cells,
-            config=config | {"engine": engines, "verdicts": "forced by kept_share_forced, not the rule's"},
-            wall_seconds=time.perf_counter() - began,
-        )
+            cell["of_unverified"] = cell["tokens_per_second"] / rate[cell["set"], cell["step"], cell["context_tokens"]]
+        cells += verified
+        record()
+    for found in whole_runs(cells, options.shrink) or [cell for cell in cells if "of_unverified" in cell]:
+        show(found)
 
 
 def arguments() -> argparse.Namespace:
@@ -239,10 +295,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out")
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument("--schedules", nargs="+", help="presets, files or budgets in tokens; default: the 0.86 preset")
-    parser.add_argument("--batch", type=int, default=32, help="with --steady: requests at most")
+    parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--contexts", nargs="+", type=int, default=[30_000])
-    parser.add_argument("--steady", type=int, default=0, help="moments of the steady set, in place of --contexts")
-    parser.add_argument("--capacity-tokens", type=int, default=1_050_000, help="of the cache, for --steady")
+    parser.add_argument("--sets", nargs="+", choices=["drained", "steady"], help="in place of --batch and --contexts")
+    parser.add_argument("--moments", type=int, default=8, help="of the drained set; half as many of the steady one")
+    parser.add_argument("--capacity-tokens", type=int, default=1_050_000, help="of the cache, for the steady set")
+    parser.add_argument("--max-seqs", type=int, default=128, help="of the steady set")
     parser.add_argument("--windows", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens of a window")
     parser.add_argument("--kept-shares", nargs="+", type=float, default=[1.0, 0.9998, 0.998], help="of drafts, forced")
     parser.add_argument("--floor", type=float, default=0.01, help="of the rule, which is computed and not obeyed")
@@ -251,10 +309,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=3, help="how often they are timed")
     parser.add_argument("--without-dense", action="store_true", help="leave stock dense attention out")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where configs and schedules go")
+    parser.add_argument("--shrink", type=float, default=1.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if not options.schedules:
         options.schedules = [vllm_engines.schedule_of(options.model, None, Path(options.folder))]
-    options.moments = moments(options)
     return options
 
 

@@ -93,6 +93,7 @@ def on_gpu() -> bool:
 
 def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: Any) -> Any:
     """A vllm.LLM. sparroll: what goes into additional_config (schedule, attention), or None for stock FlashAttention."""
+    from sparroll.engines.vllm.launch import allow_graphs
     from vllm import LLM
 
     chosen: dict[str, Any] = {"attention_backend": "FLASH_ATTN"}
@@ -110,6 +111,7 @@ def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: An
         del chosen["attention_backend"]
         settings |= {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 4096}
         settings["kv_cache_memory_bytes"] = 1 << 29
+    allow_graphs()
     connector = {"fill_mean": 0.0, "fill_std": 1.0}
     return LLM(
         model=str(model_folder(name, root)),

@@ -2,6 +2,8 @@
 
 python recipes/mismatch-study/study_checks.py --model runs/study-model/folder --out runs/study-checks
 python recipes/mismatch-study/study_checks.py --quick --out runs/dry-checks        # a CPU, a minute, random weights
+python recipes/mismatch-study/study_checks.py --model tiny-reasoner --task synthetic_add --level 3 --max-new-tokens 480 \
+    --temperature 1.2 --page-tokens 4 --budgets 96 160 64 --device cpu --problems 96 --minutes 60 --out runs/tiny-checks
 
 Dense, sparse under a budget everywhere, and the same with checks: all windows and floors at the first budget, and the
 first floor with the middle window at the others. Every finished sampler is a file in OUT/rows; a second call samples only
@@ -47,12 +49,12 @@ KIND = "study-checks"
 SEED = 40_000
 """Stream of problems that no run trains on or is evaluated on, and seed of the rollouts."""
 QUICK = {
-    "device": "cpu", "level": 0, "problems": 4, "budgets": [24, 48], "windows": [4, 8], "floors": [0.01, 1.0],
-    "page_tokens": 4, "first_tokens": 4, "recent_tokens": 8, "max_batch": 4,
+    "device": "cpu", "task": NAME, "level": 0, "max_new_tokens": None, "problems": 4, "budgets": [24, 48],
+    "windows": [4, 8], "floors": [0.01, 1.0], "page_tokens": 4, "first_tokens": 4, "recent_tokens": 8, "max_batch": 4,
 }  # fmt: skip
 SETTINGS = (
-    "level", "temperature", "problems", "budgets", "windows", "floors", "page_tokens", "first_tokens", "recent_tokens",
-    "max_batch", "device", "dtype",
+    "task", "level", "max_new_tokens", "temperature", "problems", "budgets", "windows", "floors", "page_tokens",
+    "first_tokens", "recent_tokens", "max_batch", "device", "dtype",
 )  # fmt: skip
 
 
@@ -85,6 +87,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16"])
+    parser.add_argument("--task", default=NAME, help="of any model; the default is the study's")
+    parser.add_argument("--max-new-tokens", type=int, help="default: what the study's task needs at this level")
     parser.add_argument("--level", type=int, default=study.level)
     parser.add_argument("--temperature", type=float, default=study.temperature)
     parser.add_argument("--problems", type=int, default=128)
@@ -114,7 +118,7 @@ def samplers(budgets: list[int], windows: list[int], floors: list[float]) -> lis
 
 def measured(engine: HFEngine, scorer: Scorer, args: argparse.Namespace, sampler: Sampler) -> dict[str, Any]:
     """The row of one sampler."""
-    task, began = tasks.get(NAME), time.time()
+    task, began = tasks.get(args.task), time.time()
     prompts = task.prompts("eval", args.level, SEED, args.problems)
     selector = PageMean(args.page_tokens, args.first_tokens, args.recent_tokens)
     engine.set_schedule(sampler.schedule(selector))
@@ -123,7 +127,7 @@ def measured(engine: HFEngine, scorer: Scorer, args: argparse.Namespace, sampler
     lists = engine.vocabulary if sampler.kv_budget_tokens is not None and sampler.check is None else 0
     rollouts = engine.generate(
         PromptEncoder(engine.tokenizer).ids(prompts),
-        max_new_tokens=Settings("", level=args.level).max_new_tokens,
+        max_new_tokens=args.max_new_tokens or Settings("", level=args.level).max_new_tokens,
         temperature=args.temperature,
         seed=SEED,
         top_k=lists,

@@ -67,6 +67,9 @@ class Settings:
     check_window_tokens: int = 64
     check_floor: float = 0.01
     """Of the rows that verify their rollouts."""
+    check_windows: tuple[int, ...] = (32, 64)
+    check_floors: tuple[float, ...] = (0.01, 0.1, 0.5)
+    """Grid of checks that are tried beside that one, with the fixed budget."""
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
     """Grid of the sweep that all calibrated schedules share, in tokens. The largest holds every context, so each target
     has a budget."""
@@ -165,13 +168,14 @@ def rows(settings: Settings) -> dict[str, Row]:
     for name in ("none", "icepop", "sparse_rl", "jackpot"):
         about = f"schedule of {schedule}, correction `{name}`"
         made.append(Row(f"{schedule}-{name}", "corrected", about, schedule, _correction(name)))
-    check: Tables = {"check": {"window_tokens": settings.check_window_tokens, "floor": settings.check_floor}}
-    said = f"checked every {settings.check_window_tokens} tokens at floor {settings.check_floor:g}, TIS"
-    made.append(Row("fixed-verified", "verified", f"{fixed}, {said}", "fixed", _correction("tis") | check))
+    usual = settings.check_window_tokens, settings.check_floor
+    for window, floor in dict.fromkeys([usual, *product(settings.check_windows, settings.check_floors)]):
+        name = "fixed-verified" if (window, floor) == usual else f"fixed-verified-{window}-{floor:g}"
+        made.append(Row(name, "verified", f"{fixed}, {_said(window, floor)}", "fixed", _checked(window, floor)))
     for target in sorted({settings.distill_target, settings.corrected_target}):
         name = f"calibrated-{target:.2f}"
-        about = f"schedule calibrated to {target:.2f}, {said}"
-        made.append(Row(f"{name}-verified", "verified", about, name, _correction("tis") | check))
+        about = f"schedule calibrated to {target:.2f}, {_said(*usual)}"
+        made.append(Row(f"{name}-verified", "verified", about, name, _checked(*usual)))
     cheap = f"calibrated-{settings.distill_target:.2f}"
     about = f"DistillSparse under the schedule of {cheap}, TIS"
     for name, note, settings_of in (
@@ -189,6 +193,14 @@ def rows(settings: Settings) -> dict[str, Row]:
 
 def _correction(name: str) -> Tables:
     return {"correction": {"name": name}}
+
+
+def _checked(window_tokens: int, floor: float) -> Tables:
+    return _correction("tis") | {"check": {"window_tokens": window_tokens, "floor": floor}}
+
+
+def _said(window_tokens: int, floor: float) -> str:
+    return f"checked every {window_tokens} tokens at floor {floor:g}, TIS"
 
 
 def chosen(settings: Settings, names: list[str] | None) -> list[Row]:

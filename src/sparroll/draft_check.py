@@ -32,7 +32,7 @@ from sparroll.types import is_whole
 
 FAR_NATS = 2.0
 """A token whose log q~ is this much above its log p counts as far off in the figures of checks."""
-MOST_WINDOW_TOKENS = 4096
+LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS = 2, 4096
 """A window's distributions are all held until it is checked."""
 
 
@@ -44,16 +44,18 @@ class DraftCheck:
     """
 
     window_tokens: int = 64
-    """Drafted tokens that one dense pass checks. A longer window costs fewer passes, and loses more when one of its
-    first tokens is taken back."""
+    """Tokens that one dense pass gives at most: all but the last one are drafted, and that one it draws itself where
+    every draft stands. A longer window costs fewer passes, and loses more when one of its first tokens is taken back.
+    Attention kernels compute tiles of 64 or 128 rows, so powers of 2 are cheapest."""
     floor: float = 0.01
     """Least p / q~ of any token, in (0, 1]. 1 samples from the dense policy exactly and drafts many more tokens than it
     keeps. Towards 0 nearly everything is kept."""
 
     def __post_init__(self) -> None:
-        if not is_whole(self.window_tokens) or not 1 <= self.window_tokens <= MOST_WINDOW_TOKENS:
+        if not is_whole(self.window_tokens) or not LEAST_WINDOW_TOKENS <= self.window_tokens <= MOST_WINDOW_TOKENS:
             raise UserError(
-                f"window_tokens must be a whole number from 1 to {MOST_WINDOW_TOKENS}, got {self.window_tokens!r}",
+                f"window_tokens must be a whole number from {LEAST_WINDOW_TOKENS} to {MOST_WINDOW_TOKENS}, got "
+                f"{self.window_tokens!r}",
                 "windows of 32 to 128 tokens were measured",
             )
         number = isinstance(self.floor, (int, float)) and not isinstance(self.floor, bool)
@@ -63,6 +65,11 @@ class DraftCheck:
                 "0.01 takes back the impossible, 1 samples from the dense policy exactly; to keep every token, leave "
                 "the check out",
             )
+
+    @property
+    def drafts(self) -> int:
+        """Tokens that a window drafts, unless the response ends before."""
+        return self.window_tokens - 1
 
     @property
     def most_nats(self) -> float:
@@ -98,6 +105,8 @@ class JudgedDrafts:
     """float32 log p of that token."""
     draft_acceptance_N: Tensor
     """float32 sum_v min(p, q) at each position: how near the drafting policy is to the dense one."""
+    acceptance_N: Tensor
+    """float32 sum_v min(p, q~): how near what is sampled is to the dense policy. At temperature 0, as for the drafts."""
 
 
 def keep_probability(dense_NV: Tensor, draft_NV: Tensor, floor: float) -> Tensor:
@@ -128,6 +137,18 @@ def sampling_probability_of_tokens(dense_N: Tensor, draft_N: Tensor, accepted_N:
     left_N, mass_N = (dense_N - floor * draft_N).clamp_min(0), 1 - floor * accepted_N
     share_N = torch.where(mass_N > 0, (1 - accepted_N) / mass_N, torch.zeros_like(mass_N))
     return torch.minimum(draft_N, dense_N / floor) + share_N * left_N
+
+
+def acceptance_of_sampled(dense_NV: Tensor, draft_NV: Tensor, floor: float) -> tuple[Tensor, Tensor]:
+    """([N] A, the mass that the rule keeps at each position; [N] sum_v min(p, q~), the acceptance of what is sampled).
+    Sums and products in the dtype of the probabilities; a few passes over [N, V], and two copies of it."""
+    sampled_NV = torch.minimum(draft_NV, dense_NV / floor)
+    accepted_N = sampled_NV.sum(-1).clamp_max(1)
+    mass_N = 1 - floor * accepted_N
+    share_N = torch.where(mass_N > 0, (1 - accepted_N) / mass_N, torch.zeros_like(mass_N))
+    left_NV = torch.sub(dense_NV, draft_NV, alpha=floor).clamp_min_(0)
+    sampled_NV.addcmul_(left_NV, share_N[:, None])
+    return accepted_N, torch.minimum(sampled_NV, dense_NV, out=left_NV).sum(-1).clamp_max(1)
 
 
 def sampling_logp(dense_logp_NV: Tensor, draft_logp_NV: Tensor, floor: float) -> Tensor:
@@ -162,6 +183,7 @@ def judge(
         kept_N = (drafted_ids_N == best_ids_N) | ((dense_N >= floor * best_N) & (floor < 1))
         token_ids_N = torch.where(kept_N, drafted_ids_N, best_ids_N)
         sparse_logp_N = draft_logp_NV.gather(-1, token_ids_N[:, None])[:, 0]
+        sampled_acceptance_N = acceptance_N
     else:
         drafted_q_N = draft_NV.gather(-1, drafted_N1)[:, 0]
         cumulative_NV = residual(dense_NV, draft_NV, floor).cumsum(-1)
@@ -171,8 +193,10 @@ def judge(
         token_ids_N = torch.where(kept_N, drafted_ids_N, drawn_N.clamp_max(dense_NV.shape[-1] - 1))
         sampled_NV = sampling_probability(dense_NV, draft_NV, floor)
         sparse_logp_N = sampled_NV.gather(-1, token_ids_N[:, None])[:, 0].log()
+        sampled_acceptance_N = torch.minimum(dense_NV, sampled_NV).sum(-1)
     dense_logp_N = dense_logp_NV.gather(-1, token_ids_N[:, None])[:, 0]
-    return JudgedDrafts(kept_N, token_ids_N, sparse_logp_N.float(), dense_logp_N.float(), acceptance_N.float())
+    floats = (sparse_logp_N, dense_logp_N, acceptance_N.clamp_max(1), sampled_acceptance_N.clamp_max(1))
+    return JudgedDrafts(kept_N, token_ids_N, *(each.float() for each in floats))
 
 
 def tokens_that_stand(kept_N: Tensor) -> int:

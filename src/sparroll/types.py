@@ -92,7 +92,7 @@ class TopK:
 class Checks:
     """What the dense checks of drafted tokens did, in one rollout or in all.
 
-    >>> Checks(windows=16, cut_windows=2, drafted_tokens=1003, taken_back_tokens=57)
+    >>> Checks(windows=16, cut_windows=2, drafted_tokens=1003, taken_back_tokens=57, extra_tokens=13)
     """
 
     windows: int = 0
@@ -101,6 +101,8 @@ class Checks:
     drafted_tokens: int = 0
     taken_back_tokens: int = 0
     """Drafted tokens that did not stay: the first one of a window that was not kept, and those after it."""
+    extra_tokens: int = 0
+    """Tokens that the dense policy gave behind windows that stood whole. They were not drafted."""
 
     @property
     def cut_share(self) -> float:
@@ -109,9 +111,9 @@ class Checks:
 
     @property
     def drafted_per_kept(self) -> float:
-        """Drafted tokens / tokens that the checks let stand, those in place of rejected ones included; 1 when nothing
-        was checked."""
-        stand = self.drafted_tokens - self.taken_back_tokens + self.cut_windows
+        """Drafted tokens / tokens that came of the windows: drafts that stand, tokens in place of rejected ones, and
+        those behind whole windows. Below 1 where nearly all windows stand whole; 1 when nothing was checked."""
+        stand = self.drafted_tokens - self.taken_back_tokens + self.cut_windows + self.extra_tokens
         return self.drafted_tokens / stand if stand else 1.0
 
     def table(self) -> dict[str, float]:
@@ -170,8 +172,11 @@ class Rollout:
     """What the dense policy said of each response token, in the same engine, where drafts are checked; its lists are
     there if `top_k` was asked for. None elsewhere."""
     draft_acceptance: Tensor | None = None
-    """[T] float32, probability mass that the drafting policy shares with the dense one at each response token; 1 at the
-    first token, which is never drafted. None where no drafts are checked."""
+    """[T] float32, probability mass that the drafting policy shares with the dense one at each response token; 1 at
+    tokens that were not drafted: the first one, and those behind whole windows. None where no drafts are checked."""
+    acceptance: Tensor | None = None
+    """[T] float32, the exact acceptance of what was sampled at each response token, sum over v of min(p(v), q~(v)), as
+    the engine's checks saw it; 1 at tokens that were not drafted. None where no drafts are checked."""
     checks: Checks | None = None
     """What the checks did; None where no drafts are checked."""
     text: str | None = None
@@ -207,7 +212,13 @@ class Rollout:
     def read_by(self, scores: TokenScores) -> Rollout:
         """The same response with another policy's log-probabilities: a replay."""
         return replace(
-            self, sparse_logp=scores.logp, top_k=scores.top_k, dense=None, draft_acceptance=None, checks=None
+            self,
+            sparse_logp=scores.logp,
+            top_k=scores.top_k,
+            dense=None,
+            draft_acceptance=None,
+            acceptance=None,
+            checks=None,
         )
 
 

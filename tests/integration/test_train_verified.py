@@ -10,6 +10,7 @@ import pytest
 from safetensors.torch import load_file
 
 from integration.train_runs import short_config
+from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -62,6 +63,28 @@ def test_the_checks_scores_take_the_place_of_the_scoring_pass(
         assert ours["check/draft_acceptance_q05"] < ours["mismatch/acceptance_q05"]
 
 
+def test_no_lists_are_asked_for_where_the_checks_say_it_all(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    generate = HFEngine.generate
+
+    def counted(self: HFEngine, *args: Any, **kwargs: Any) -> Any:
+        if self.schedule is not None:
+            asked.append(kwargs["top_k"])
+        return generate(self, *args, **kwargs)
+
+    monkeypatch.setattr(HFEngine, "generate", counted)
+    train(verified(model, 1), tmp_path / "engine")
+    train(verified(model, 1, check={"window_tokens": 16, "floor": 0.9, "dense_logp": "trainer"}), tmp_path / "trainer")
+    train(verified(model, 1, correction={"name": "jackpot"}), tmp_path / "jackpot")
+    assert asked == [0, 28, 28]
+    ours, theirs = (steps_of(tmp_path / name)[0] for name in ("engine", "trainer"))
+    # The lists hold the whole vocabulary here, so their lower bound is the exact acceptance.
+    for name in ("mismatch/acceptance_mean", "mismatch/acceptance_q05", "policy/loss"):
+        assert ours[name] == pytest.approx(theirs[name], rel=1e-3, abs=1e-4), name
+
+
 def test_floor_1_has_nothing_left_to_correct(model: str, tmp_path: Path) -> None:
     train(verified(model, 1, check={"window_tokens": 8, "floor": 1.0}), tmp_path / "run")
     (step,) = steps_of(tmp_path / "run")
@@ -96,7 +119,7 @@ def test_the_controller_moves_budgets_and_keeps_the_check(model: str, tmp_path: 
         ({"distill": {"rank": 4}}, "exclude each other"),
         ({"check": {"floor": 0}}, "greater than 0"),
         ({"check": {"floor": 1.5}}, "less than or equal to 1"),
-        ({"check": {"window_tokens": 0}}, "greater than or equal to 1"),
+        ({"check": {"window_tokens": 1}}, "greater than or equal to 2"),
         ({"check": {"window": 64}}, "unknown key check.window"),
     ],
 )

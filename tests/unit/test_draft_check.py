@@ -11,6 +11,7 @@ import torch
 from sparroll import Schedule
 from sparroll.draft_check import (
     DraftCheck,
+    acceptance_of_sampled,
     judge,
     keep_probability,
     residual,
@@ -58,6 +59,21 @@ def test_the_true_sampling_distribution_by_enumeration(kind: str, floor: float) 
 def test_a_low_floor_keeps_everything_that_the_dense_policy_could_have_said() -> None:
     p, q = _policies("alike")
     torch.testing.assert_close(sampling_probability(p, q, 1e-9), q, atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize("floor", [0.001, 0.3, 1.0])
+@pytest.mark.parametrize("kind", ["alike", "far", "zeros", "equal"])
+def test_the_acceptance_of_what_is_sampled_is_that_of_the_written_distribution(floor: float, kind: str) -> None:
+    p, q = _policies(kind)
+    expected = torch.minimum(p, sampling_probability(p, q, floor)).sum(-1)
+    accepted, found = acceptance_of_sampled(p, q, floor)
+    torch.testing.assert_close(found, expected, atol=1e-12, rtol=0)
+    torch.testing.assert_close(accepted, torch.minimum(q, p / floor).sum(-1), atol=1e-12, rtol=0)
+    in_float32 = acceptance_of_sampled(p.float(), q.float(), floor)[1]
+    torch.testing.assert_close(in_float32.double(), expected, atol=1e-5, rtol=0)
+    assert bool((found >= torch.minimum(p, q).sum(-1) - 1e-12).all()), (
+        "a check brings the sampler nearer, never further"
+    )
 
 
 @pytest.mark.parametrize("floor", [0.01, 0.3, 1.0])

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -291,15 +291,43 @@ def test_the_sparse_training_benchmark_runs_from_checks_to_record(
     assert whole["tokens"] == 560 and {"policy", "adapter_dense", "adapter", "adapter_over_policy"} <= whole.keys()
 
 
-def test_verified_rollouts_measures_one_batch_or_moments_of_the_steady_set(
+def test_verified_rollouts_measures_one_batch_or_moments_of_the_sets(
     benchmark_modules: dict[str, ModuleType],
 ) -> None:
-    options = argparse.Namespace(steady=0, contexts=[30_000, 500], batch=3)
     verified = benchmark_modules["verified_rollouts"]
-    assert verified.moments(options) == [[30_000] * 3, [500] * 3]
-    options = argparse.Namespace(
-        steady=2, capacity_tokens=200_000, batch=64, steps=8, repeats=3, timed_windows=2, windows=[16, 64]
-    )
-    first, second = verified.moments(options)
+    options = argparse.Namespace(sets=None, contexts=[30_000, 500], batch=3)
+    assert [each["contexts"] for each in verified.moments(options)] == [[30_000] * 3, [500] * 3]
+    asked = {
+        "moments": 4,
+        "capacity_tokens": 200_000,
+        "max_seqs": 64,
+        "steps": 8,
+        "repeats": 3,
+        "timed_windows": 2,
+        "shrink": 1.0,
+    }
+    found = verified.moments(argparse.Namespace(sets=["drained", "steady"], windows=[16, 64], **asked))
+    assert [each["set"] for each in found] == ["drained"] * 4 + ["steady"] * 2
+    first, second = (each["contexts"] for each in found[4:])
     assert len(first) == len(second) and first != second
     assert sum(first) + 64 * len(first) < 200_000
+
+
+def test_verified_rollouts_sums_the_moments_of_a_set_up_to_its_whole_run(
+    benchmark_modules: dict[str, ModuleType],
+) -> None:
+    verified = benchmark_modules["verified_rollouts"]
+
+    def cell(engine: str, step: int, rate: float, **more: Any) -> dict[str, Any]:
+        return {"set": "steady", "engine": engine, "step": step, "batch": 10, "tokens_per_second": rate, **more}
+
+    checked = {"schedule": "a", "window_tokens": 64, "floor": 0.01, "kept_share_forced": 0.998}
+    cells = [cell("dense", 0, 10.0), cell("dense", 5, 10.0)]
+    cells += [cell("sparse", step, 40.0, schedule="a") for step in (0, 5)]
+    # A step of ten tokens takes half a second at one moment and a quarter at the other.
+    cells += [cell("verified", 0, 20.0, **checked), cell("verified", 5, 40.0, **checked)]
+    dense, sparse, both = verified.whole_runs(cells)
+    assert (dense["tokens_per_second"], sparse["of_dense"]) == (10.0, 4.0)
+    assert both["tokens_per_second"] == pytest.approx(10 / 0.375)
+    assert both["of_unverified"] == pytest.approx(10 / 0.375 / 40) and both["moments"] == 2
+    assert not verified.whole_runs([{"set": "batch", "engine": "dense", "batch": 1, "tokens_per_second": 1.0}])

@@ -30,7 +30,18 @@ def load(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.slow
 def test_a_dry_training_step_is_recorded_without_paths(tmp_path, monkeypatch, capsys) -> None:
     training_step, out = load("training_step", monkeypatch), tmp_path / "record.json"
-    given = ["--dry", "--cases", "dense", "--out", str(out), "--work", str(tmp_path / "work")]
+    given = [
+        "--dry",
+        "--cases",
+        "dense",
+        "verified",
+        "--window-tokens",
+        "8",
+        "--out",
+        str(out),
+        "--work",
+        str(tmp_path / "work"),
+    ]
     monkeypatch.setattr(sys, "argv", ["training_step.py", *given])
     before = signal.getsignal(signal.SIGTERM)
     try:
@@ -38,13 +49,15 @@ def test_a_dry_training_step_is_recorded_without_paths(tmp_path, monkeypatch, ca
     finally:
         signal.signal(signal.SIGTERM, before)
     record = records.read(out, "training-step")
-    [case] = record["results"]
+    case, verified = record["results"]
     assert (
         case["case"] == "dense" and case["state"] == "finished" and [step["step"] for step in case["steps"]] == [1, 2]
     )
     assert case["steps"][-1]["rollout_tokens"] == 2 * 4 * 64 and case["steps"][-1]["trained_rollouts"] == 8
+    assert verified["verified"] and verified["steps"][-1]["windows"] > 0 and "windows" not in case["steps"][-1]
+    assert verified["steps"][-1]["drafted_per_kept"] > 0.8
     assert record["config"]["response_tokens"] == 64 and str(tmp_path) not in out.read_text()
-    assert capsys.readouterr().out.splitlines()[-2].endswith("1.00x")
+    assert capsys.readouterr().out.splitlines()[-3].endswith("1.00x")
 
 
 def test_the_table_holds_warm_steps_of_finished_cases(monkeypatch) -> None:

@@ -58,7 +58,10 @@ def test_the_configuration_names_our_scheduler_and_worker_and_nothing_runs_ahead
         ({"parallel_config__pipeline_parallel_size": 2}, "pipeline_parallel_size = 2"),
         ({"parallel_config__data_parallel_size": 2}, "data_parallel_size = 2"),
         ({"model_config__logits_processors": ["their:Processor"]}, "logits processors of your own"),
-        ({"scheduler_config__max_num_batched_tokens": 31}, "a window of 32 tokens is longer than a step, which has 31"),
+        (
+            {"scheduler_config__max_num_batched_tokens": 31},
+            "a window of 32 tokens is longer than a step, which has 31",
+        ),
     ],
 )
 def test_what_a_check_does_not_work_with_is_refused_with_a_way_out(changes: dict[str, Any], reason: str) -> None:

@@ -148,24 +148,26 @@ def _candidates(
 
 def predicted_drafts(sweep: Sweep, schedule: Schedule) -> float:
     """Tokens that the schedule is expected to draft for each that stands, from what the sweep's budgets drafted."""
+    assert sweep.check is not None
     tokens = {row.from_context_tokens: (row.to_context_tokens, row.tokens) for row in sweep.ceiling.tail().rows}
     whole = sum(count for _, count in tokens.values())
 
     def partly(budget: int, end: int) -> bool:
         return budget < end - 1
 
+    nothing_taken_back = sweep.check.drafts / sweep.check.window_tokens
     budgets, excess = [], []
     for budget, measured in zip(sweep.budgets, sweep.measurements, strict=True):
         assert measured.checked is not None, "a checked sweep"
         share = sum(count for end, count in tokens.values() if partly(budget, end)) / whole
         budgets.append(np.log(budget))
-        excess.append((measured.checked.checks.drafted_per_kept - 1) / share if share else 0.0)
+        excess.append((measured.checked.checks.drafted_per_kept / nothing_taken_back - 1) / share if share else 0.0)
     here = [
         count / whole * np.interp(np.log(budget), budgets, excess)
         for start, (end, count) in tokens.items()
         if partly(budget := schedule.kv_budget_tokens(start), end)
     ]
-    return 1 + float(sum(here))
+    return nothing_taken_back * (1 + float(sum(here)))
 
 
 def _near_enough(sweep: Sweep, most: float | None) -> dict[int, int]:

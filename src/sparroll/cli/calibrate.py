@@ -39,7 +39,7 @@ def calibrate(
         option(
             READING,
             "--check-windows",
-            help="Verify rollouts, with windows of these many drafted tokens, e.g. 32,64,128: window, floor and budgets are "
+            help="Verify rollouts, with windows of these many tokens, e.g. 32,64,128: window, floor and budgets are "
             f"chosen together. Default: no check, or {DraftCheck.window_tokens} with --check-floors.",
         ),
     ] = None,

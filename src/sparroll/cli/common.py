@@ -16,7 +16,7 @@ from typer.core import TyperCommand
 
 from sparroll import files, locks
 from sparroll.compression import Compression, compression_kinds, make_compression
-from sparroll.draft_check import MOST_WINDOW_TOKENS, DraftCheck
+from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError, of_machine
 from sparroll.progress import quiet_transformers, say
 from sparroll.schedule import Schedule
@@ -162,9 +162,9 @@ CheckWindow = Annotated[
     option(
         READING,
         "--check-window",
-        min=1,
+        min=LEAST_WINDOW_TOKENS,
         max=MOST_WINDOW_TOKENS,
-        help="Verify rollouts: the dense policy checks every so many drafted tokens. Default: as the schedule says, or "
+        help="Verify rollouts: the dense policy checks windows of so many tokens. Default: as the schedule says, or "
         f"{DraftCheck.window_tokens} with --check-floor.",
     ),
 ]

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from sparroll.cli.common import OUTPUT, Json, Verb, option, print_json, wrote
-from sparroll.draft_check import MOST_WINDOW_TOKENS, DraftCheck
+from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError
 from sparroll.rounding import percent_up, rounded_down, rounded_up, with_interval
 from sparroll.schedule import Schedule, presets
@@ -69,7 +69,7 @@ def check(
     name: Annotated[str, typer.Argument(help="Name of a preset, or path of a schedule file.")],
     out: Annotated[Path, option(OUTPUT, "--out", help="The file to write; it must end with .toml.")],
     window: Annotated[
-        int, typer.Option("--window", min=1, max=MOST_WINDOW_TOKENS, help="Drafted tokens that one dense pass checks.")
+        int, typer.Option("--window", min=LEAST_WINDOW_TOKENS, max=MOST_WINDOW_TOKENS, help="Tokens of a window.")
     ] = DraftCheck.window_tokens,
     floor: Annotated[
         float,
@@ -102,7 +102,7 @@ def _header(schedule: Schedule) -> list[str]:
     ]
     if schedule.check:
         lines.append(
-            f"check     every {schedule.check.window_tokens} drafted tokens, floor {schedule.check.floor:g}: no token more "
+            f"check     windows of {schedule.check.window_tokens} tokens, floor {schedule.check.floor:g}: no token more "
             f"than {rounded_up(schedule.check.most_nats, 2)} nats off"
         )
     if schedule.target:

@@ -59,6 +59,11 @@ class EngineReport:
     """Tokens of the cache that the checks read in each layer; a window reads its context once."""
     taken_back_context_tokens: int = 0
     """Sum of the contexts' lengths over decode steps whose position was drafted again later."""
+    extra_context_tokens: int = 0
+    """The same sum over the tokens that no decode step gave, because the dense policy gave them behind a window
+    (`checks.extra_tokens`)."""
+    extra_sparse_tokens: int = 0
+    """How many of those the schedule would have let read only a part of the context."""
     check_seconds: float = 0.0
     peak_kv_bytes: int = 0
     """Largest number of bytes that the tensors of the KV cache had at any time. Only HFEngine measures it."""
@@ -84,7 +89,8 @@ class EngineReport:
     def read_and_context_tokens(self) -> tuple[int, int]:
         """The two sums of `kv_read_share`, which processes can add up."""
         read = sum(layer.read_tokens + self.check_read_tokens for layer in self.layers)
-        return read, sum(layer.context_tokens - self.taken_back_context_tokens for layer in self.layers)
+        net = self.extra_context_tokens - self.taken_back_context_tokens
+        return read, sum(layer.context_tokens + net for layer in self.layers)
 
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""

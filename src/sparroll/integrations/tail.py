@@ -30,10 +30,11 @@ def merged(states: Iterable[State]) -> TailStatistics | None:
     return total if total is not None and total.tokens else None
 
 
-def step_report(statistics: TailStatistics | None, least_tokens: int) -> StepReport:
+def step_report(statistics: TailStatistics | None, least_tokens: int, estimator: str = ESTIMATOR) -> StepReport:
     """The metrics `mismatch/...` of a step's sparse rollouts, by the names of our own loop (docs/metrics.md). Nothing
-    where nothing was measured. least_tokens: tokens that a bin needs to be the worst one."""
-    return {} if statistics is None else tail_report(statistics.table(ESTIMATOR), least_tokens)
+    where nothing was measured. least_tokens: tokens that a bin needs to be the worst one.  estimator: "exact" where
+    drafts were checked."""
+    return {} if statistics is None else tail_report(statistics.table(estimator), least_tokens)
 
 
 def dense_ceiling_report(statistics: TailStatistics | None, step: int) -> StepReport:

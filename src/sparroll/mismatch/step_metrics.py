@@ -1,5 +1,5 @@
 """A training step's metrics of how far its rollouts are from the dense policy, by the names that every trainer logs them
-under (docs/metrics.md). The acceptance's estimator is `top_k_lower`."""
+under (docs/metrics.md). The acceptance's estimator is `top_k_lower`, but "exact" where drafts were checked."""
 
 # N response tokens of all rollouts of the step
 

@@ -2,9 +2,10 @@
 was measured on one model; a measurement of your own model replaces it.
 
 Each drafted token that a check looks at is rejected with the same probability h, independently of the others. A window of
-w drafts is then cut with probability 1 - (1 - h)^w. The token in place of the first rejected one stands, too, so a window
-leaves 1 + (1 - h) + ... + (1 - h)^(w - 1) = (1 - (1 - h)^w) / h tokens. Real rejections come in clusters, which cut fewer
-windows and take back more in each.
+w tokens, which drafts w - 1, is then cut with probability 1 - (1 - h)^(w - 1). The token in place of the first rejected
+one stands, and a window that stands whole gives one token more, so a window leaves 1 + (1 - h) + ... + (1 - h)^(w - 1) =
+(1 - (1 - h)^w) / h tokens.
+Real rejections come in clusters, which cut fewer windows and take back more in each.
 """
 
 from __future__ import annotations
@@ -22,21 +23,25 @@ floor .01, 15 % of windows of 64 tokens were cut, which is .0026. The figures he
 model that left no record; recipes/mismatch-study/study_checks.py makes one."""
 
 
+LEAST_DRAFTS = 0.5
+"""Per token that stands: a window of two tokens drafts one of them."""
+
+
 @dataclass(frozen=True)
 class CheckRate:
     """How many tokens are drafted for each that stands, and where the number comes from.
 
-    >>> CheckRate.of_cut_share(0.75, window_tokens=2).drafted_per_kept  # h = .5: 2 drafts leave 1.5 tokens
-    1.3333333333333333
+    >>> CheckRate.of_cut_share(0.75, window_tokens=3).drafted_per_kept  # h = .5: 2 drafts leave 1.75 tokens
+    1.1428571428571428
     """
 
     drafted_per_kept: float
     source: str
 
     def __post_init__(self) -> None:
-        if not 1 <= self.drafted_per_kept < math.inf:
+        if not LEAST_DRAFTS <= self.drafted_per_kept < math.inf:
             raise UserError(
-                f"drafted_per_kept must be 1 or more, got {self.drafted_per_kept}",
+                f"drafted_per_kept must be {LEAST_DRAFTS} or more, got {self.drafted_per_kept}",
                 "it is the number of drafted tokens for each that stands, as `sparroll rollout` prints it",
             )
 
@@ -53,7 +58,7 @@ class CheckRate:
                 f"cut_share must be at least 0 and below 1, got {cut_share}",
                 "it is the share of windows in which a token was taken back",
             )
-        rejected_share = -math.expm1(math.log1p(-cut_share) / window_tokens)
+        rejected_share = -math.expm1(math.log1p(-cut_share) / (window_tokens - 1))
         return CheckRate(drafts_per_token(rejected_share, window_tokens), f"from {cut_share:.0%} of windows cut")
 
     @staticmethod
@@ -71,14 +76,14 @@ def drafts_per_token(rejected_share: float, window_tokens: float) -> float:
     """Drafted tokens per token that stands, where each looked-at draft is rejected with probability `rejected_share`.
 
     >>> drafts_per_token(0.0, 64), drafts_per_token(1.0, 64)
-    (1.0, 64.0)
+    (0.984375, 63.0)
     """
+    drafts = window_tokens - 1
     if rejected_share == 0:
-        return 1.0
+        return drafts / window_tokens
     if rejected_share == 1:
-        return float(window_tokens)
-    cut_share = -math.expm1(window_tokens * math.log1p(-rejected_share))
-    return window_tokens * rejected_share / cut_share
+        return float(drafts)
+    return drafts * rejected_share / -math.expm1(window_tokens * math.log1p(-rejected_share))
 
 
 def rate_for(check: DraftCheck, cut_share: float | None = None, drafted_per_kept: float | None = None) -> CheckRate:

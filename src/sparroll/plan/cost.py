@@ -89,26 +89,33 @@ def verified(
     gqa_ratio: float,
     kv_budget_tokens: int | Schedule,
     window_tokens: float,
-    drafted_per_kept: float = 1.0,
+    drafted_per_kept: float | None = None,
     samples: float = 1,
     unit_tokens: int | None = None,
     intensity: float = KINETICS_INTENSITY,
     scoring: Scoring = "corrected",
 ) -> float:
-    """eFLOPs of the same responses when the dense policy checks windows of `window_tokens` sparse drafts.
+    """eFLOPs of the same responses when the dense policy checks windows of `window_tokens` tokens.
 
     Each of the d = drafted_per_kept drafts behind a token costs a sparse step. A check does the arithmetic of dense
-    attention for each of its window's drafts, and reads the cache once for all of them:
+    attention for each of its window's w tokens, of which w - 1 are drafted, and reads the cache once for all of them:
 
-        d * (sparse + dense arithmetic + dense reads / window_tokens)
+        d * (sparse + (dense arithmetic * w + dense reads) / (w - 1))
 
-    With one draft a window and nothing taken back this is sparse + dense. The larger the window, the nearer it is to
-    sparse + `scoring_pass` without its prompt, and that pass is what a trainer leaves out.
+    drafted_per_kept: default (w - 1) / w, which is when nothing is taken back. With windows of two this is then
+    sparse / 2 + dense arithmetic + dense reads / 2. The larger the window, the nearer it is to sparse + `scoring_pass`
+    without its prompt, and that pass is what a trainer leaves out.
     """
-    if not window_tokens >= 1:
-        raise UserError(f"window_tokens must be at least 1, got {window_tokens}")
-    if not drafted_per_kept >= 1:
-        raise UserError(f"drafted_per_kept must be 1 or more, got {drafted_per_kept}")
+    if not window_tokens >= 2:
+        raise UserError(f"window_tokens must be at least 2, got {window_tokens}")
+    drafts_in_window = window_tokens - 1
+    least = drafts_in_window / window_tokens
+    if drafted_per_kept is None:
+        drafted_per_kept = least
+    if not drafted_per_kept >= least:
+        raise UserError(
+            f"drafted_per_kept must be at least {least:g} with windows of {window_tokens:g}, got {drafted_per_kept}"
+        )
     about: dict[str, float] = {
         "parameters": parameters,
         "prompt_tokens": prompt_tokens,
@@ -122,7 +129,7 @@ def verified(
     )
     arithmetic = _dense_arithmetic(**about)
     reads = dense(**about, intensity=intensity) - arithmetic
-    return drafted_per_kept * (drafts + arithmetic + reads / window_tokens)
+    return drafted_per_kept * (drafts + arithmetic / least + reads / drafts_in_window)
 
 
 def scoring_pass(

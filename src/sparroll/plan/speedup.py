@@ -44,7 +44,7 @@ class StepTime:
 class VerifiedTime:
     """What one token of each request costs where the dense policy checks windows of drafts.
 
-    seconds = drafted_per_kept * (a sparse step + check_seconds / window_tokens)
+    seconds = drafted_per_kept * (a sparse step + check_seconds / (window_tokens - 1))
     """
 
     window_tokens: int
@@ -158,7 +158,7 @@ class _Decoder:
         if self.time_model is not None:
             memory = self.time_model.seconds(self.batch, kv_bytes)
         check_seconds = max(memory, compute) + self.overhead_seconds
-        seconds = rate.drafted_per_kept * (self.step(mix, sparse=True).seconds + check_seconds / window)
+        seconds = rate.drafted_per_kept * (self.step(mix, sparse=True).seconds + check_seconds / check.drafts)
         return VerifiedTime(
             window_tokens=window,
             floor=check.floor,

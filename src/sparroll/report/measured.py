@@ -117,8 +117,8 @@ def _checked(schedule: Schedule) -> str:
         return ""
     nats = rounded_up(schedule.check.most_nats, 2)
     return (
-        f" The dense policy checks every {schedule.check.window_tokens} tokens that are drafted like this. No token that "
-        f"stands is more than {nats} nats less likely under it than under what sampled it."
+        f" The dense policy checks windows of {schedule.check.window_tokens} tokens that are drafted like this. No token "
+        f"that stands is more than {nats} nats less likely under it than under what sampled it."
     )
 
 

@@ -147,7 +147,7 @@ class Trainer:
             batch.reference_logp_BT = self.score_reference(rollouts)
         with clock("measure"):
             measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
-            report |= self.mismatch_report(measured.table(ESTIMATOR))
+            report |= self.mismatch_report(measured.table("exact" if self.checks_say_it_all else ESTIMATOR))
             replay = self.replay_when_due(rollouts, scores, number)
         seed = self.config.train.seed
         report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number)
@@ -216,20 +216,33 @@ class Trainer:
     def sample(self, prompts: dict[int, Prompt], number: int) -> list[Rollout]:
         self.parts.weights.bring_sampler(self.state.step)
         numbers, sampling = list(prompts), self.parts.sampling
+        if self.checks_say_it_all and "top_k" not in self.parts.correction.needs:
+            sampling = replace(sampling, top_k=0)
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
         prompt_ids = self.parts.encoder.ids(list(prompts.values()))
         rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling, self.tell_rollouts)
         self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts
 
+    @property
+    def trusts_checks(self) -> bool:
+        """Whether dense log-probabilities are those of the engine's checks, where there are any."""
+        return self.config.check is None or self.config.check.dense_logp == "engine"
+
+    @property
+    def checks_say_it_all(self) -> bool:
+        """Whether the checks of the schedule in force give a step's dense log-probabilities and acceptance."""
+        schedule = self.engine.schedule
+        return self.trusts_checks and schedule is not None and schedule.check is not None
+
     def score(self, rollouts: list[Rollout]) -> list[TokenScores]:
-        """Dense log-probabilities, which the loss needs, and top-k lists, which the acceptance needs: from the engine's
-        checks of its drafts, or else in one pass. Where the correction compares both policies' lists, the dense
-        log-probabilities of the engine's list come with them."""
+        """Dense log-probabilities, which the loss needs, and top-k lists, which the acceptance needs, in one pass; or what
+        the engine's checks of its drafts have seen, which needs no lists for the acceptance. Where the correction
+        compares both policies' lists, the dense log-probabilities of the engine's list come with them."""
         if not rollouts:
             return []
         seen = [rollout.dense for rollout in rollouts if rollout.dense is not None]
-        if len(seen) == len(rollouts) and (self.config.check is None or self.config.check.dense_logp == "engine"):
+        if len(seen) == len(rollouts) and self.trusts_checks:
             return seen
         sampling = self.parts.sampling
         with autocast(self.config.train.dtype, self.ranks.device):

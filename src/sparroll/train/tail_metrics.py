@@ -1,5 +1,6 @@
-"""Measures how far this step's rollouts are from the dense policy, over all processes. The names of the metrics are in
-mismatch/step_metrics.py, and the definitions in mismatch/."""
+"""Measures how far this step's rollouts are from the dense policy, over all processes. The estimator is `top_k_lower`,
+but for rollouts whose drafts were checked: the checks have seen both whole distributions, so their acceptance is exact.
+The names of the metrics are in mismatch/step_metrics.py, and the definitions in mismatch/."""
 
 from __future__ import annotations
 
@@ -13,9 +14,13 @@ def measure_tail(
     rollouts: list[Rollout], scores: list[TokenScores], bin_tokens: int, ranks: Ranks, step: int
 ) -> TailStatistics:
     """Tail statistics of the rollouts of all processes. Rollout ids include the step, so statistics of several steps
-    can be merged."""
+    can be merged. Where the scores are those of the engine's checks, the acceptance is theirs, too."""
     statistics = TailStatistics(bin_tokens=bin_tokens)
-    for rollout, acceptance_T in zip(rollouts, acceptance_of(rollouts, scores, ESTIMATOR), strict=True):
+    seen = [each.acceptance for each, score in zip(rollouts, scores, strict=True) if each.dense is score]
+    found = [each for each in seen if each is not None]
+    if len(found) < len(rollouts):
+        found = acceptance_of(rollouts, scores, ESTIMATOR)
+    for rollout, acceptance_T in zip(rollouts, found, strict=True):
         statistics.add(acceptance_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
     if ranks.count > 1:
         states = ranks.gather([statistics.state()])

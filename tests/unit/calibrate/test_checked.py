@@ -109,13 +109,15 @@ def test_drafts_beyond_one_a_token_are_put_down_to_bins_that_read_a_part(swept) 
     rows = {row.from_context_tokens: row.tokens for row in swept.ceiling.tail().rows}
     whole, longer = sum(rows.values()), sum(count for start, count in rows.items() if start >= 100)
     at_128 = swept.measurements[2].checked.checks.drafted_per_kept
-    # 128 tokens hold every context of the first bin, so each token of the others has this many drafts beyond one.
-    excess = (at_128 - 1) * whole / longer
+    # 128 tokens hold every context of the first bin, so each token of the others has this many drafts beyond those of
+    # windows that stand whole.
+    least = swept.check.drafts / swept.check.window_tokens
+    excess = (at_128 / least - 1) * whole / longer
     assert predicted_drafts(swept, Schedule.fixed(128)) == pytest.approx(at_128)
     last = sum(count for start, count in rows.items() if start >= 300)
     half = Schedule((Step(0, 512), Step(300, 128)))
-    assert predicted_drafts(swept, half) == pytest.approx(1 + excess * last / whole)
-    assert predicted_drafts(swept, Schedule.fixed(512)) == 1
+    assert predicted_drafts(swept, half) == pytest.approx(least * (1 + excess * last / whole))
+    assert predicted_drafts(swept, Schedule.fixed(512)) == least
 
 
 def test_the_fastest_schedule_at_the_target_is_chosen_and_not_the_one_that_reads_the_least(swept) -> None:

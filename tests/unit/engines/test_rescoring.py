@@ -113,13 +113,18 @@ def test_what_spans_a_change_is_dropped_and_counted() -> None:
 
 def test_checked_rollouts_are_measured_at_once_and_never_read_again() -> None:
     rescorer = Rescorer(RescoringSettings(probe_rollouts=1))
-    checked = rollout()
+    checked = replace(rollout(), top_k=None, acceptance=torch.tensor([1.0, 0.5, 0.75, 0.75]))
     for number in range(3):
-        held = replace(checked, dense=TokenScores(checked.sparse_logp, checked.top_k))
-        rescorer.hold(held, str(number), number, InForce())
+        rescorer.hold(checked, str(number), number, InForce())
     assert rescorer.due() == []
-    assert (rescorer.counts.measured, rescorer.counts.read_tokens, rescorer.counts.not_chosen) == (3, 0, 0)
-    assert rescorer.statistics.table("top_k_lower").overall.mean == pytest.approx(1)
+    counts = rescorer.counts
+    assert (counts.measured, counts.checked, counts.read_tokens, counts.not_chosen) == (3, 3, 0, 0)
+    assert rescorer.statistics.table(rescorer.estimator).overall.mean == pytest.approx(0.75)
+    assert rescorer.estimator == "exact"
+    rescorer.hold(checked, "4", 4, InForce())
+    rescorer.hold(rollout(), "5", 5, InForce())
+    with pytest.raises(UserError, match="make no common tail"):
+        rescorer.due()
 
 
 def test_an_engine_with_checks_returns_their_scores_and_refuses_rollouts_without() -> None:

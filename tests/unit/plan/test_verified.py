@@ -34,9 +34,9 @@ def test_drafts_per_token_are_those_of_windows_that_are_played() -> None:
         played = Checks()
         for _ in range(20_000):
             kept = next((place for place in range(window) if draws.random() < rejected_share), window)
-            played.add(Checks(1, int(kept < window), window, window - kept))
-        assert drafts_per_token(rejected_share, window) == pytest.approx(played.drafted_per_kept, rel=0.01)
-        of_share = CheckRate.of_cut_share(played.cut_share, window)
+            played.add(Checks(1, int(kept < window), window, window - kept, int(kept == window)))
+        assert drafts_per_token(rejected_share, window + 1) == pytest.approx(played.drafted_per_kept, rel=0.01)
+        of_share = CheckRate.of_cut_share(played.cut_share, window + 1)
         assert of_share.drafted_per_kept == pytest.approx(played.drafted_per_kept, rel=0.01)
 
 
@@ -52,12 +52,13 @@ def test_a_share_of_cut_windows_gives_the_drafts_that_vllm_counted() -> None:
         assert of_share.drafted_per_kept == pytest.approx(row["drafted_per_kept"], rel=0.04)
 
 
-def test_a_check_that_rejects_nothing_drafts_each_token_once() -> None:
-    assert drafts_per_token(0, 64) == CheckRate.of_cut_share(0, 64).drafted_per_kept == 1
-    # Half of the drafts rejected, windows of 2: the first draft or its substitute stands, the second half of the time.
-    assert CheckRate.of_cut_share(0.75, 2).drafted_per_kept == pytest.approx(2 / 1.5)
-    assert drafts_per_token(1, 64) == 64
-    assert drafts_per_token(0.3, 1) == 1, "a window of one loses nothing: a substitute stands in the draft's place"
+def test_a_check_that_rejects_nothing_gives_a_token_more_than_it_drafts() -> None:
+    assert drafts_per_token(0, 64) == CheckRate.of_cut_share(0, 64).drafted_per_kept == 63 / 64
+    # Half of the drafts rejected, two drafts: the first draft or its substitute stands, a second token half of the
+    # time, and one behind both a quarter of the time.
+    assert CheckRate.of_cut_share(0.75, 3).drafted_per_kept == pytest.approx(2 / 1.75)
+    assert drafts_per_token(1, 64) == 63
+    assert drafts_per_token(0.25, 2) == pytest.approx(1 / 1.75)
 
 
 def test_the_default_rate_says_whose_it_is_and_a_lossless_check_drafts_the_most() -> None:
@@ -72,7 +73,7 @@ def test_the_default_rate_says_whose_it_is_and_a_lossless_check_drafts_the_most(
     [
         ({"cut_share": 0.1, "drafted_per_kept": 1.1}, "say the same thing"),
         ({"cut_share": 1.0}, "at least 0 and below 1, got 1.0"),
-        ({"drafted_per_kept": 0.9}, "1 or more, got 0.9"),
+        ({"drafted_per_kept": 0.4}, "0.5 or more, got 0.4"),
     ],
 )
 def test_impossible_rates_are_refused(given: dict[str, float], message: str) -> None:
@@ -94,9 +95,11 @@ def test_the_default_rates_are_those_of_the_record() -> None:
 # -- eFLOPs --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_window_of_one_costs_a_sparse_and_a_dense_step_a_token() -> None:
-    sparse, dense = cost.sparse(**ABOUT, kv_budget_tokens=512), cost.dense(**ABOUT)
-    assert cost.verified(**ABOUT, kv_budget_tokens=512, window_tokens=1) == pytest.approx(sparse + dense)
+def test_a_window_of_two_costs_a_sparse_and_a_dense_step_for_two_tokens() -> None:
+    about = ABOUT | {"prompt_tokens": 0}
+    sparse, dense = cost.sparse(**about, kv_budget_tokens=512), cost.dense(**about)
+    arithmetic, found = cost.scoring_pass(**about), cost.verified(**about, kv_budget_tokens=512, window_tokens=2)
+    assert found == pytest.approx((sparse + dense + arithmetic) / 2)
 
 
 def test_the_longest_window_costs_what_the_scoring_pass_saves() -> None:
@@ -112,9 +115,9 @@ def test_verified_eflops_by_hand() -> None:
     sparse = 2 * 100 + 2 * (2 + 5) * 3 * 2
     arithmetic, reads = 2 * 100 + 2 * 2 * 3 * 10.5, 5 * 2 * 3 * 10.5
     found = cost.verified(
-        **about, kv_budget_tokens=2, window_tokens=4, drafted_per_kept=1.25, intensity=5, scoring="none"
+        **about, kv_budget_tokens=2, window_tokens=5, drafted_per_kept=1.25, intensity=5, scoring="none"
     )
-    assert found == pytest.approx(1.25 * (sparse + arithmetic + reads / 4))
+    assert found == pytest.approx(1.25 * (sparse + arithmetic * 5 / 4 + reads / 4))
 
 
 def test_all_samples_share_a_check_of_their_prompt_as_they_share_its_reads() -> None:
@@ -122,7 +125,7 @@ def test_all_samples_share_a_check_of_their_prompt_as_they_share_its_reads() -> 
     assert one < many < 8 * one
 
 
-@pytest.mark.parametrize("wrong", [{"window_tokens": 0}, {"window_tokens": 64, "drafted_per_kept": 0.5}])
+@pytest.mark.parametrize("wrong", [{"window_tokens": 1}, {"window_tokens": 64, "drafted_per_kept": 0.5}])
 def test_impossible_checks_have_no_cost(wrong: dict[str, float]) -> None:
     with pytest.raises(UserError, match=r"must be"):
         cost.verified(**ABOUT, kv_budget_tokens=512, **wrong)
@@ -138,16 +141,16 @@ def test_a_verified_token_by_hand() -> None:
     # A check reads the weights, and 1,024 tokens of 64 bytes in four layers for each of three requests.
     assert got.verified.check_seconds == pytest.approx(2e6 / 1e6 + 3 * 4 * 1024 * 64 / 1e6)
     assert got.verified.check_bound == "memory"
-    assert got.verified.seconds == pytest.approx(1.25 * (got.sparse.seconds + got.verified.check_seconds / 16))
+    assert got.verified.seconds == pytest.approx(1.25 * (got.sparse.seconds + got.verified.check_seconds / 15))
     assert got.verified.tokens_per_second == pytest.approx(3 / got.verified.seconds)
     assert got.verified.scoring_seconds == pytest.approx(3 * (2e6 + 4 * 8 * 4 * 4 * 1024) / 1e12)
     assert got.table()["verified_speedup"] == got.verified_speedup == got.dense.seconds / got.verified.seconds
 
 
-def test_a_window_of_one_is_a_dense_step_beside_the_sparse_one() -> None:
-    got = plan(TOY, Schedule.fixed(512).checked(1, 1.0), hardware=SLOW, lengths=1024, batch=3)
-    assert got.verified is not None and got.verified.drafted_per_kept == 1
-    assert got.verified.seconds == pytest.approx(got.sparse.seconds + got.dense.seconds)
+def test_a_window_of_two_that_is_kept_is_a_dense_step_beside_the_sparse_one_for_two_tokens() -> None:
+    got = plan(TOY, Schedule.fixed(512).checked(2, 1.0), hardware=SLOW, lengths=1024, batch=3, cut_share=0)
+    assert got.verified is not None and got.verified.drafted_per_kept == 0.5
+    assert got.verified.seconds == pytest.approx((got.sparse.seconds + got.dense.seconds) / 2)
 
 
 def test_in_a_long_window_the_arithmetic_decides_and_it_is_what_the_trainer_saves() -> None:
@@ -155,7 +158,8 @@ def test_in_a_long_window_the_arithmetic_decides_and_it_is_what_the_trainer_save
     checked = Schedule.fixed(512).checked(4096)
     got = plan(TOY, checked, hardware=quick_reads, lengths=1024, batch=3, cut_share=0)
     assert got.verified is not None and got.verified.check_bound == "compute"
-    assert got.verified.seconds - got.verified.scoring_seconds == pytest.approx(got.sparse.seconds)
+    drafts = got.verified.drafted_per_kept * got.sparse.seconds
+    assert got.verified.seconds - got.verified.scoring_seconds == pytest.approx(drafts)
 
 
 def test_a_fitted_time_model_times_the_checks_too() -> None:

@@ -303,7 +303,7 @@ class Run:
             row
             for row, request in enumerate(self.active)
             if request.drafts is not None
-            and (len(request.drafts.logp) == check.window_tokens or (request.drafts.logp and self._end(request)))
+            and (len(request.drafts.logp) == check.drafts or (request.drafts.logp and self._end(request)))
         ]
         at_once = max(1, _PREFILL_TOKENS // check.window_tokens)
         for first in range(0, len(due), at_once):
@@ -314,11 +314,16 @@ class Run:
     def _check_rows(self, check: DraftCheck, rows: list[int]) -> None:
         """One dense pass over the windows of these rows; then the rule, row by row."""
         requests = [self.active[row] for row in rows]
-        tokens = [len(request.drafts.logp) for request in requests if request.drafts is not None]
-        starts = [request.cached_tokens - count for request, count in zip(requests, tokens, strict=True)]
+        drafted = [len(request.drafts.logp) for request in requests if request.drafts is not None]
+        starts = [request.cached_tokens - count for request, count in zip(requests, drafted, strict=True)]
+        # The last token that stands and the drafts; the last draft only where the response may go on behind it.
+        tokens = [count + (not self._end(request)) for request, count in zip(requests, drafted, strict=True)]
+        longest = max(start + count for start, count in zip(starts, tokens, strict=True))
+        self._reserve(longest, longest)
         padded = torch.zeros(len(rows), max(tokens), dtype=torch.int64)
-        for entry, (request, count) in enumerate(zip(requests, tokens, strict=True)):
-            padded[entry, :count] = torch.tensor(request.response_ids[-count - 1 : -1])
+        for entry, (request, start, count) in enumerate(zip(requests, starts, tokens, strict=True)):
+            first = start - len(request.prompt_ids)
+            padded[entry, :count] = torch.tensor(request.response_ids[first : first + count])
         offsets = torch.arange(padded.shape[1])
         hidden = run_step(
             self.model.get_decoder(),
@@ -336,22 +341,42 @@ class Run:
             self.report.check_read_tokens += start + count
 
     def _settle(self, check: DraftCheck, request: Request, dense_logp: Tensor) -> None:
-        """Take the rule's verdict on a request's window, whose dense log-probabilities are [N, V], into its response."""
+        """Take the rule's verdict on a request's window into its response, and the token behind it where it stands
+        whole. dense_logp: [N, V] for its N drafts, and one row more where the response goes on behind them."""
         assert request.drafts is not None
-        drafted, greedy = len(dense_logp), self.temperature == 0
+        drafted, greedy = len(request.drafts.logp), self.temperature == 0
         position = len(request.response_ids) - drafted
         outcome = request.drafts.settle(
-            check, dense_logp, request.response_ids[position:], position, greedy=greedy, top_k=self.top_k
+            check, dense_logp[:drafted], request.response_ids[position:], position, greedy=greedy, top_k=self.top_k
         )
         stand = len(outcome.token_ids)
         request.response_ids[position:] = outcome.token_ids
         request.logp += outcome.sparse_logp
+        if len(dense_logp) > drafted and not outcome.checks.cut_windows:
+            self._draw_behind(request, dense_logp[drafted])
+            outcome.checks.extra_tokens = 1
         request.finish_reason = self._end(request)
         # The step that drafts response token t has a context of prompt + t tokens.
         again = range(len(request.prompt_ids) + position + stand, len(request.prompt_ids) + position + drafted)
         self.report.taken_back_context_tokens += sum(again)
+        request.drafts.checks.add(outcome.checks)
+        if outcome.checks.extra_tokens:
+            context = np.array([request.cached_tokens])
+            self.report.extra_context_tokens += int(context[0])
+            if self.schedule is not None and self.sparse_layers:
+                self.report.extra_sparse_tokens += int((self.schedule.read_tokens(context) < context)[0])
         self.report.checks.add(outcome.checks)
-        self.report.generated_tokens += stand
+        self.report.generated_tokens += stand + outcome.checks.extra_tokens
+
+    def _draw_behind(self, request: Request, logp: Tensor) -> None:
+        """The token behind a window that stands whole, from the dense log-probabilities [V] there."""
+        assert request.drafts is not None
+        uniform = torch.tensor(request.uniforms[len(request.response_ids)], dtype=torch.float64, device=logp.device)
+        token = int(sampling.sample(logp[None], uniform[None], greedy=self.temperature == 0)[0])
+        sampling.check_finite(logp[token], f"at {len(request.response_ids)} tokens of response")
+        request.response_ids.append(token)
+        request.logp.append(float(logp[token]))
+        request.drafts.stands_undrafted(logp, float(logp[token]), self.top_k)
 
     def _end(self, request: Request) -> str:
         """Why the response ends with its present last token; empty if it goes on."""

@@ -1,9 +1,11 @@
 """The dense checks of drafted tokens in HFEngine: which rows are due, one dense pass over their windows, and what the rule
 lets stand. The rule itself is in draft_check.py.
 
-A window of k drafts d_1 .. d_k follows the last token y that stands. The pass takes y, d_1 .. d_(k-1), whose K and V are
-in the cache already, and gives the dense distributions at the positions of all k drafts. K and V of y .. d_(k-1) are
-overwritten with those of the pass. d_k enters the cache with the next sparse step, and the next pass overwrites it.
+A window of w tokens has k = w - 1 drafts d_1 .. d_k, which follow the last token y that stands. The pass takes y, d_1 ..
+d_k and gives the dense distributions at the positions of all k drafts, and the one behind d_k. K and V of y .. d_(k-1),
+which sparse steps wrote, are overwritten with those of the pass; d_k gets its own. Where all drafts stand, the next token
+is drawn from the dense distribution behind them. A window that ends the response has no such token, and its pass leaves
+d_k out.
 """
 
 # E rows to check, N drafts of one row, V vocabulary
@@ -23,7 +25,7 @@ from sparroll.types import Checks, TokenScores, TopK
 
 @dataclass(frozen=True)
 class WindowOutcome:
-    """What stands of a window after its check."""
+    """What stands of a window's drafts after its check."""
 
     token_ids: list[int]
     sparse_logp: list[float]
@@ -38,7 +40,8 @@ class Drafts:
     logp: list[Tensor] = field(default_factory=list)
     """[V] log-probabilities that each unchecked draft was drawn from."""
     dense_logp: list[float] = field(default_factory=list)
-    """Of the tokens that stand, like the two lists below."""
+    """Of the tokens that stand, like the lists below."""
+    draft_acceptance: list[float] = field(default_factory=list)
     acceptance: list[float] = field(default_factory=list)
     top_k: list[tuple[Tensor, ...]] = field(default_factory=list)
     """Of the most likely tokens under q~: ids, log q~ and log p; of those under p: ids and log p. [N, K] each, a tuple
@@ -48,8 +51,9 @@ class Drafts:
     """Tokens of the cache that the checks read in each layer."""
 
     def stands_undrafted(self, logp: Tensor, token_logp: float, top_k: int) -> None:
-        """The first token, which the prefill's dense distribution [V] gave."""
+        """A token that a dense distribution [V] gave: the first one, or the one behind a window that stands whole."""
         self.dense_logp.append(token_logp)
+        self.draft_acceptance.append(1.0)
         self.acceptance.append(1.0)
         if top_k:
             self._keep_lists(logp[None], logp[None], top_k)
@@ -82,13 +86,13 @@ class Drafts:
             judged.dense_logp_N[:stand] + judged.sparse_logp_N[:stand], f"in the check at {position} tokens of response"
         )
         self.dense_logp += judged.dense_logp_N[:stand].tolist()
-        self.acceptance += judged.draft_acceptance_N[:stand].tolist()
+        self.draft_acceptance += judged.draft_acceptance_N[:stand].tolist()
+        self.acceptance += judged.acceptance_N[:stand].tolist()
         if top_k:
             dense_NV, draft_NV = dense_logp_NV[:stand], draft_logp_NV[:stand]
             self._keep_lists(draft_NV if greedy else sampling_logp(dense_NV, draft_NV, check.floor), dense_NV, top_k)
         cut = int(not kept_N[stand - 1])
         checks = Checks(1, cut, drafted, drafted - stand + cut)
-        self.checks.add(checks)
         return WindowOutcome(judged.token_ids_N[:stand].tolist(), judged.sparse_logp_N[:stand].tolist(), checks)
 
     def _keep_lists(self, sampled_logp_NV: Tensor, dense_logp_NV: Tensor, top_k: int) -> None:
@@ -108,6 +112,7 @@ class Drafts:
         return {
             "top_k": sampled,
             "dense": TokenScores(torch.tensor(self.dense_logp), dense, dense_at_sampled),
-            "draft_acceptance": torch.tensor(self.acceptance),
+            "draft_acceptance": torch.tensor(self.draft_acceptance),
+            "acceptance": torch.tensor(self.acceptance),
             "checks": self.checks,
         }

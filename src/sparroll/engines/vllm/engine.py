@@ -135,6 +135,7 @@ class VLLMEngine(Engine):
         _open.append(self)
         try:
             launch.choose_runner(v1=sparse and self.checks_drafts)
+            launch.allow_graphs()
             self._llm = launch.start(folder, arguments)
             self.set_schedule(chosen)
             self.reset_report()
@@ -519,11 +520,11 @@ class VLLMEngine(Engine):
         A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and
         each other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that
         computes it again samples one token at its end, at most once per preemption. The worker counts these tokens, and
-        how many of them a decode row would have sampled sparsely. A step's rows count for the layers that ran, each with
-        the attention that it says it ran.
+        how many of them a decode row would have sampled sparsely; and the same of the tokens that checks gave behind
+        whole windows. A step's rows count for the layers that ran, each with the attention that it says it ran.
 
-        So in each layer that ran, decode rows + resumed tokens >= the sum of T - 1, and in a sparse layer the same
-        holds for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then
+        So in each layer that ran, decode rows + resumed and extra tokens >= the sum of T - 1, and in a sparse layer the
+        same holds for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then
         have run one more row, whose token is thrown away.
         """
         contexts = [outputs.decode_contexts(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
@@ -536,12 +537,13 @@ class VLLMEngine(Engine):
         preemptions = after.preemptions - before.preemptions
         resumed = min(after.resumed_tokens - before.resumed_tokens, preemptions)
         resumed_sparse = min(after.resumed_sparse_tokens - before.resumed_sparse_tokens, preemptions)
-        needed = len(all_contexts) - resumed
+        needed = len(all_contexts) - resumed - (after.checks.extra_tokens - before.checks.extra_tokens)
+        extra_sparse = after.extra_sparse_tokens - before.extra_sparse_tokens
         dense_layers = self.schedule.dense_layers if self.schedule else range(self.layers)
         for layer, (was, now) in enumerate(zip(before.layers, after.layers, strict=True)):
             ran_sparse = now.sparse_steps - was.sparse_steps
             ran = ran_sparse + now.dense_steps - was.dense_steps
-            needed_sparse = 0 if layer in dense_layers else sparse - resumed_sparse
+            needed_sparse = 0 if layer in dense_layers else sparse - resumed_sparse - extra_sparse
             if ran < needed or ran_sparse < needed_sparse:
                 raise RuntimeError(
                     f"layer {layer} ran {ran} decode steps through sparroll's backend, {ran_sparse} of them sparse; the "

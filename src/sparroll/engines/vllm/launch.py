@@ -64,6 +64,14 @@ def prepare_process() -> None:
         os.environ.setdefault(name, value)
 
 
+def allow_graphs() -> None:
+    """vLLM's V1 runner forbids the capture of CUDA graphs once it has captured its own, and its V2 runner does not allow
+    it again: an engine that starts after one that checked drafts in the same process would fail."""
+    from vllm.compilation.monitor import set_cudagraph_capturing_enabled
+
+    set_cudagraph_capturing_enabled(True)
+
+
 def choose_runner(*, v1: bool) -> None:
     """Make vLLM use its V1 model runner, which checks of drafts need, or put back what the user had set. vLLM asks the
     environment whenever it wants to know."""

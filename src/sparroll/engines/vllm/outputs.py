@@ -25,7 +25,8 @@ def checked(said: dict[str, Any], tokens: int) -> dict[str, Any]:
     lists = None if said["dense_ids"] is None else TopK(said["dense_ids"], said["dense_top_logp"])
     return {
         "dense": TokenScores(said["dense_logp"], lists, said["dense_at_ids"]),
-        "draft_acceptance": said["acceptance"],
+        "draft_acceptance": said["draft_acceptance"],
+        "acceptance": said["acceptance"],
         "checks": said["checks"],
     }
 

@@ -104,6 +104,8 @@ class RescoringCounts:
     held: int = 0
     """Rollouts that ended. Each is one of those counted below."""
     measured: int = 0
+    checked: int = 0
+    """Of these, the ones whose drafts were checked: their acceptance is exact, and they were not read again."""
     not_chosen: int = 0
     """Whole rollouts that the probe left out."""
     aborted: int = 0
@@ -166,15 +168,24 @@ class Rescorer:
         self.counts.aborted += 1
 
     def due(self) -> list[HeldRollout]:
-        """The rollouts to read again now; from here on the caller has them. Those that the engine's checks scored while
-        they were sampled are measured at once, all of them."""
+        """The rollouts to read again now; from here on the caller has them. Those whose drafts were checked are measured
+        at once, all of them: the checks have compared both whole distributions.
+
+        Raises UserError where there are rollouts of both kinds, whose acceptances cannot be put into one tail.
+        """
         whole, self._held = [held for held in self._held if not self._drop(held)], []
-        waiting = []
-        for held in whole:
-            if held.rollout.dense is None:
-                waiting.append(held)
-            else:
-                self.fold(held, held.rollout.dense)
+        waiting = [held for held in whole if held.rollout.acceptance is None]
+        if len(waiting) < len(whole):
+            if waiting or self.counts.measured > self.counts.checked:
+                raise UserError(
+                    "some rollouts were checked while they were sampled, and others were not: exact acceptances and those "
+                    f"by {self.settings.estimator} make no common tail",
+                    "measure and take() before the engine turns checks on or off",
+                )
+            for held in whole:
+                assert held.rollout.acceptance is not None, "looked at above"
+                self._add(held, held.rollout.acceptance)
+                self.counts.checked += 1
         chosen = set(probe([(h.prompt_id, h.rollout_id) for h in waiting], self.settings))
         self.counts.not_chosen += len(waiting) - len(chosen)
         return [held for place, held in enumerate(waiting) if place in chosen]
@@ -184,15 +195,21 @@ class Rescorer:
         if self._drop(held):
             return
         began = time.perf_counter()
-        rollout = held.rollout
-        if rollout.dense is None:
-            self.counts.read_tokens += len(rollout.prompt_ids) + len(dense.logp)
-        scored = _first(rollout, len(dense.logp))
+        scored = _first(held.rollout, len(dense.logp))
         (acceptance_T,) = acceptance_of([scored], [dense], self.settings.estimator)
-        self.statistics.add(acceptance_T, scored.context_tokens, held.rollout_id)
+        self._add(held, acceptance_T)
+        self.counts.read_tokens += len(scored.prompt_ids) + len(scored.response_ids)
+        self.counts.host_seconds += time.perf_counter() - began
+
+    def _add(self, held: HeldRollout, acceptance_T: Tensor) -> None:
+        self.statistics.add(acceptance_T, held.rollout.context_tokens[: len(acceptance_T)], held.rollout_id)
         self.counts.measured += 1
         self.counts.measured_tokens += len(acceptance_T)
-        self.counts.host_seconds += time.perf_counter() - began
+
+    @property
+    def estimator(self) -> str:
+        """What the acceptances in the statistics are: "exact" where drafts were checked."""
+        return "exact" if self.counts.checked else self.settings.estimator
 
     def take(self) -> tuple[dict[str, Tensor], RescoringCounts]:
         """(TailStatistics.state(), what was counted) since the last call. Statistics without a token can be merged."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from sparroll.compression import Compression, compression_kinds, make_compression
-from sparroll.draft_check import MOST_WINDOW_TOKENS, DraftCheck
+from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.base import Section
 from sparroll.types import MOST_SAMPLES
@@ -140,8 +140,8 @@ class CheckSection(Section):
     """The section [check]: the dense policy checks what is drafted under the schedule, window by window. Without the
     section, the schedule's own check holds, if its file has one."""
 
-    window_tokens: int = Field(default=DraftCheck.window_tokens, ge=1, le=MOST_WINDOW_TOKENS)
-    """Drafted tokens that one dense pass checks."""
+    window_tokens: int = Field(default=DraftCheck.window_tokens, ge=LEAST_WINDOW_TOKENS, le=MOST_WINDOW_TOKENS)
+    """Tokens that one dense pass gives at most; all but the last one are drafted."""
     floor: float = Field(default=DraftCheck.floor, gt=0, le=1)
     """A sampled token is at most log(1 / floor) nats less likely under the dense policy than under the one that sampled
     it. 1 samples from the dense policy exactly, and drafts many more tokens than it keeps."""

@@ -22,6 +22,7 @@ class CheckedTokens:
     """What the checks said of a request's response so far, one entry for each token that stands."""
 
     dense_logp: list[Tensor] = field(default_factory=list)
+    draft_acceptance: list[Tensor] = field(default_factory=list)
     acceptance: list[Tensor] = field(default_factory=list)
     lists: list[tuple[Tensor, ...]] = field(default_factory=list)
     """Of the most likely tokens under q~: log p; of those under p: ids and log p. [N, K] each."""
@@ -38,9 +39,9 @@ class CheckedTokens:
         dense_at_ids, dense_ids, dense_top_logp = (
             (torch.cat(part) for part in zip(*self.lists, strict=True)) if self.lists else (None, None, None)
         )
+        tokens = {name: getattr(self, name) for name in ("dense_logp", "draft_acceptance", "acceptance")}
         return {
-            "dense_logp": torch.cat(self.dense_logp) if self.dense_logp else torch.empty(0),
-            "acceptance": torch.cat(self.acceptance) if self.acceptance else torch.empty(0),
+            **{name: torch.cat(parts) if parts else torch.empty(0) for name, parts in tokens.items()},
             "dense_at_ids": dense_at_ids,
             "dense_ids": dense_ids,
             "dense_top_logp": dense_top_logp,

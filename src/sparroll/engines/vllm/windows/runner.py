@@ -76,6 +76,8 @@ class WindowCounters:
     checks: Checks = field(default_factory=Checks)
     check_read_tokens: int = 0
     taken_back_context_tokens: int = 0
+    extra_context_tokens: int = 0
+    extra_sparse_tokens: int = 0
     check_seconds: float = 0.0
 
 
@@ -86,7 +88,7 @@ class WindowRunner:
         """Called once, when vLLM has made the runner."""
         check = check_of(self.vllm_config)
         assert check is not None, "a runner of windows without a check"
-        self.most_window_tokens = check.window_tokens
+        self.most_drafts = check.drafts
         self.window_requests: dict[str, WindowRequest] = {}
         self.window_counters = WindowCounters()
         self.keeps_checked = False
@@ -100,7 +102,7 @@ class WindowRunner:
         super().load_model(*arguments, **named)  # type: ignore[misc]
         # Allocated with the weights, so that vLLM counts it before it sizes the cache.
         rows, vocabulary = self.vllm_config.scheduler_config.max_num_seqs, self.model_config.get_vocab_size()
-        shape, dtype = (rows, self.most_window_tokens, vocabulary), self.model_config.dtype
+        shape, dtype = (rows, self.most_drafts, vocabulary), self.model_config.dtype
         if self.device.type == "cuda":
             check_memory(shape, dtype, torch.cuda.mem_get_info(self.device)[1])
         self._draft_logits_RWV = torch.zeros(shape, dtype=dtype, device=self.device)
@@ -108,14 +110,13 @@ class WindowRunner:
     def _dummy_sampler_run(self: Any, hidden_states: Tensor) -> Any:
         """vLLM measures here what memory sampling needs; a check needs more."""
         result = super()._dummy_sampler_run(hidden_states)  # type: ignore[misc]
-        most, rows = self.vllm_config.scheduler_config.max_num_seqs, self.most_window_tokens
+        most, rows = self.vllm_config.scheduler_config.max_num_seqs, self.most_drafts + 1
         hidden = torch.rand_like(hidden_states[:1])
         for top_k, at_once in ((0, LEAN_ROWS), (1, EXACT_ROWS)):
             requests = min(most, -(-at_once // rows))
-            rows_R = np.full(requests, rows)
             windows = Windows(
-                rows_R,
-                rows_R,
+                np.full(requests, rows),
+                np.full(requests, rows - 1),
                 torch.zeros(requests, rows, dtype=torch.int64, device=self.device),
                 torch.zeros(3, requests, rows, dtype=torch.float64, device=self.device),
                 Tempers.of([0.5] * requests, [1.0] * requests, self._to_device),
@@ -162,10 +163,12 @@ class WindowRunner:
         decoding_R = np.array(
             [bool(state.output_token_ids) and state.num_computed_tokens == state.num_tokens - 1 for state in states]
         )
-        # Under a schedule that checks nothing, as under dense attention, a request decodes one token in a step.
-        drafts_R = np.where(decoding_R & (STATE.checks_drafts | (scheduled_R > 1)), scheduled_R, 0)
-        STATE.check_rows = int(drafts_R.sum())
-        rows_R = np.maximum(drafts_R, 1)
+        # Under a schedule that checks nothing, as under dense attention, a request decodes one token in a step. A window
+        # that does not end its response has a row behind its last draft.
+        windows_R = decoding_R & (STATE.checks_drafts | (scheduled_R > 1))
+        rows_R = np.where(windows_R, scheduled_R, 1)
+        drafts_R = np.where(windows_R, np.minimum(scheduled_R, self._drafts()), 0)
+        STATE.check_rows = int(rows_R[windows_R].sum())
         longest = int(rows_R.max())
         draws_3RD = np.zeros((3, len(names), longest))
         for row, (request, state) in enumerate(zip(requests, states, strict=True)):
@@ -178,6 +181,7 @@ class WindowRunner:
         )
         if drafts_R.any():
             ids = draft(self, drafts_R, tokens_R, draws[0], tempers, self._draft_logits_RWV, self._to_device)
+            ids = torch.nn.functional.pad(ids, (0, longest - ids.shape[1]))
         else:
             ids = torch.zeros(len(names), longest, dtype=torch.int64, device=self.device)
         return _Step(Windows(rows_R, drafts_R, ids, draws, tempers), tokens_R, requests, began=self._stamp())
@@ -191,7 +195,7 @@ class WindowRunner:
         rows_N = (ends_R - windows.rows_R)[request_N] + place_N
         step.rows = self._to_device(rows_N)
         if windows.drafts_R.any():
-            # A window's rows are the last token and all drafts but the last one.
+            # A window's rows are the last token and its drafts; a window that ends its response has no row for the last.
             later = (place_N > 0) & (windows.drafts_R[request_N] > 0)
             request, place = self._to_device(request_N[later]), self._to_device(place_N[later] - 1)
             self.input_ids.gpu[self._to_device(rows_N[later])] = windows.draft_ids_RD[request, place].int()
@@ -239,8 +243,9 @@ class WindowRunner:
         return SamplerOutput(sampled_token_ids=ids_RD.int(), logprobs_tensors=lists)
 
     def _drafted(self: Any, request_n: Tensor, place_n: Tensor) -> Tensor:
+        """What a row behind the drafts gets is meaningless, and nobody reads it."""
         assert self._draft_logits_RWV is not None, "drafts before the model was loaded"
-        return self._draft_logits_RWV[request_n, place_n]
+        return self._draft_logits_RWV[request_n, place_n.clamp_max(self.most_drafts - 1)]
 
     def _record(self: Any, step: _Step) -> None:
         """Keep what the checks said about the tokens that stand. The host has waited for the step already."""
@@ -251,7 +256,9 @@ class WindowRunner:
             each.cpu().numpy()
             for each in (windows.draft_ids_RD, settled.token_ids_RD, settled.kept_RD, settled.stands_RD)
         )
-        dense_logp, acceptance = settled.dense_logp_RD.cpu(), settled.acceptance_RD.cpu()
+        dense_logp, draft_acceptance, acceptance = (
+            each.cpu() for each in (settled.dense_logp_RD, settled.draft_acceptance_RD, settled.acceptance_RD)
+        )
         lists = None
         if settled.dense_at_ids_RDK is not None:
             assert settled.dense_top_ids_RDK is not None and settled.dense_top_logp_RDK is not None, "half a list"
@@ -268,15 +275,17 @@ class WindowRunner:
             count = _until_stop(token_ids[row, :count], request.stops)
             said = request.said
             said.dense_logp.append(dense_logp[row, :count].clone())
+            said.draft_acceptance.append(draft_acceptance[row, :count].clone())
             said.acceptance.append(acceptance[row, :count].clone())
             if lists is not None:
                 said.lists.append(tuple(part[row, :count].clone() for part in lists))
             if not drafted:
                 continue
-            cut = int(not kept[row, count - 1])
+            cut, extra = int(not kept[row, count - 1]), max(0, count - drafted)
             looked_at = _until_stop(drafted_ids[row, :drafted], request.stops)
-            checks = Checks(1, cut, looked_at, looked_at - count + cut)
-            read, tokens = int(step.tokens_R[row]) - 1 + drafted, int(step.tokens_R[row])
+            checks = Checks(1, cut, looked_at, looked_at - (count - extra) + cut, extra)
+            tokens = int(step.tokens_R[row])
+            read = tokens - 1 + int(windows.rows_R[row])
             # Drafts behind a stop id ran as well. Nobody looks at them.
             contexts = np.arange(tokens, tokens + drafted)
             said.draft_context_tokens += int(contexts.sum())
@@ -286,8 +295,16 @@ class WindowRunner:
             counters.checks.add(checks)
             counters.check_read_tokens += read
             counters.taken_back_context_tokens += sum(range(tokens + count, tokens + drafted))
+            if extra:
+                context = np.array([tokens + drafted])
+                counters.extra_context_tokens += int(context[0])
+                counters.extra_sparse_tokens += int((STATE.read_tokens(context) < context)[0])
         if windows.drafts_R.any():
             counters.check_seconds += self._seconds_since(step.began)
+
+    def _drafts(self: Any) -> int:
+        check = STATE.schedule.check if STATE.schedule is not None else None
+        return check.drafts if check is not None else self.most_drafts
 
     # -- the device --------------------------------------------------------------------------------------------------------
 

@@ -1,8 +1,9 @@
 """vLLM's scheduler, for an engine that checks its drafts: a step of a request that decodes is a window of several rows.
 
 To vLLM a window of d rows is the last token and d - 1 speculative ones, whose ids it does not know: placeholders. The
-worker drafts, checks, and returns the 1 to d tokens that stand. What vLLM does with them is what it does after its own
-speculative decoding: the computed tokens are set back, and stop ids end the response.
+worker drafts d - 1 tokens, or d where the response ends with them, checks, and returns the 1 to d tokens that stand.
+What vLLM does with them is what it does after its own speculative decoding: the computed tokens are set back, and stop
+ids end the response.
 
 Requests that decode wait while prompts are prefilled, because a step with a window lasts as long as its drafts. A
 request's windows therefore do not depend on the requests beside it.

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparroll.draft_check import judge, sampling_logp, sampling_probability_of_tokens
+from sparroll.draft_check import acceptance_of_sampled, judge, sampling_logp, sampling_probability_of_tokens
 from sparroll.engines import sampling
 
 LEAN_ROWS, EXACT_ROWS = 256, 64
@@ -99,7 +99,8 @@ class Windows:
     rows_R: np.ndarray
     """How many rows each request has."""
     drafts_R: np.ndarray
-    """How many of them have a draft: all of a window, none otherwise."""
+    """How many of them have a draft: all of a window, but for the one behind the drafts where the response goes on; none
+    otherwise."""
     draft_ids_RD: Tensor
     """int64, on the device."""
     draws_3RD: Tensor
@@ -129,7 +130,9 @@ class Settled:
     kept_RD: Tensor
     sparse_logp_RD: Tensor
     dense_logp_RD: Tensor
+    draft_acceptance_RD: Tensor
     acceptance_RD: Tensor
+    """Of the drafts, and of what is sampled."""
     top_ids_RDK: Tensor | None
     """The most likely tokens under q~, and what follows from them (see CheckedTokens); None where none were asked for."""
     top_logp_RDK: Tensor | None
@@ -188,7 +191,7 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
         out = values.new_zeros(requests * longest, *values.shape[1:])
         return out.index_copy_(0, at, values).unflatten(0, (requests, longest))
 
-    token_ids, kept, sparse_logp, dense_logp, acceptance, *lists = (
+    token_ids, kept, sparse_logp, dense_logp, draft_acceptance, acceptance, *lists = (
         spread(torch.cat(part)) for part in zip(*parts, strict=True)
     )
     inside_RD = torch.arange(longest, device=kept.device) < to_device(windows.rows_R)[:, None]
@@ -199,7 +202,7 @@ def settle(windows: Windows, policies: Policies, floor: float, top_k: int) -> Se
     if lean and windows.drafts_R.any():
         _redraw(windows, policies, floor, stands_RD, kept, token_ids, sparse_logp, dense_logp)
     none: list[Tensor | None] = [None] * 5
-    return Settled(token_ids, stands_RD, kept, sparse_logp, dense_logp, acceptance, *(lists or none))
+    return Settled(token_ids, stands_RD, kept, sparse_logp, dense_logp, draft_acceptance, acceptance, *(lists or none))
 
 
 def _draw_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
@@ -210,12 +213,12 @@ def _draw_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, 
     ids_n = tempers.draw(logp_nV.exp(), draws_n, rows.request_n, rows.request)
     logp_n = logp_nV.gather(-1, ids_n[:, None])[:, 0]
     one_n = torch.ones_like(logp_n)
-    return ids_n, one_n.bool(), logp_n, logp_n, one_n, *(_lists(logp_nV, logp_nV, top_k) if top_k else ())
+    return ids_n, one_n.bool(), logp_n, logp_n, one_n, one_n, *(_lists(logp_nV, logp_nV, top_k) if top_k else ())
 
 
 def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
-    """Token, kept, log q~, log p and acceptance of these rows, as if every draft stood: the few that do not are drawn
-    again by `_redraw`. Nobody is greedy."""
+    """Token, kept, log q~, log p and both acceptances of these rows, as if every draft stood: the few that do not are
+    drawn again by `_redraw`. Nobody is greedy."""
     tempers, draws = windows.tempers, windows.draws_3RD[:, rows.request, rows.place]
     dense_nV = tempers.probabilities(policies.dense(rows.number), rows.request_n, rows.request)
     ids_n = windows.draft_ids_RD[rows.request, rows.place]
@@ -225,15 +228,17 @@ def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float,
     dense_n = dense_nV.gather(-1, ids_n[:, None])[:, 0]
     draft_nV = tempers.probabilities(policies.draft(rows.request, rows.place), rows.request_n, rows.request)
     draft_n = draft_nV.gather(-1, ids_n[:, None])[:, 0]
-    acceptance_n = torch.minimum(dense_nV, draft_nV).sum(-1)
-    accepted_n = torch.minimum(draft_nV, dense_nV.div_(floor)).sum(-1).clamp_max(1)
+    draft_acceptance_n = torch.minimum(dense_nV, draft_nV).sum(-1)
+    accepted_n, acceptance_n = acceptance_of_sampled(dense_nV, draft_nV, floor)
     kept_n = draws[1] * floor * draft_n < dense_n
     sparse_n = sampling_probability_of_tokens(dense_n, draft_n, accepted_n, floor)
     if not rows.drafted_n.all():
         has_n = policies.to_device(rows.drafted_n)
         kept_n, sparse_n = kept_n | ~has_n, torch.where(has_n, sparse_n, dense_n)
-        acceptance_n = torch.where(has_n, acceptance_n, torch.ones_like(acceptance_n))
-    return ids_n, kept_n, sparse_n.log(), dense_n.log(), acceptance_n
+        draft_acceptance_n, acceptance_n = (
+            torch.where(has_n, each, torch.ones_like(each)) for each in (draft_acceptance_n, acceptance_n)
+        )
+    return ids_n, kept_n, sparse_n.log(), dense_n.log(), draft_acceptance_n, acceptance_n
 
 
 def _redraw(
@@ -253,7 +258,8 @@ def _redraw(
     for first in range(0, len(everyone), EXACT_ROWS):
         request_n = everyone[first : first + EXACT_ROWS]
         request = policies.to_device(request_n)
-        place = stands_RD[request].sum(-1) - 1
+        # A window that stands whole has nothing to draw again; its last draft is looked at.
+        place = torch.minimum(stands_RD[request].sum(-1), policies.to_device(windows.drafts_R[request_n])) - 1
         number = policies.to_device(starts_R[request_n]) + place
         tempers, draws = windows.tempers, windows.draws_3RD[:, request, place]
         judged = judge(
@@ -274,7 +280,7 @@ def _redraw(
 
 
 def _judge_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
-    """Token, kept, log q~, log p and acceptance of these rows; with a top_k, also the lists."""
+    """Token, kept, log q~, log p and both acceptances of these rows; with a top_k, also the lists."""
     tempers, request_n = windows.tempers, rows.request_n
     dense_nV = tempers.log_probs(policies.dense(rows.number), request_n, rows.request)
     ids_n = windows.draft_ids_RD[rows.request, rows.place]
@@ -296,6 +302,7 @@ def _judge_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float,
             judged.sparse_logp_N,
             judged.dense_logp_N,
             judged.draft_acceptance_N,
+            judged.acceptance_N,
         )
         if top_k:
             values += _lists(draft_nV if greedy else sampling_logp(dense_nV, draft_nV, floor), dense_nV, top_k)
