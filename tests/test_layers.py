@@ -151,7 +151,7 @@ def test_the_check_itself_sees_a_wrong_import(tmp_path: Path) -> None:
 
 def test_importing_the_light_parts_loads_torch_at_most() -> None:
     light = "sparroll, sparroll.schedule, sparroll.attention.decode.api, sparroll.mismatch, sparroll.corrections"
-    light += ", sparroll.compression"
+    light += ", sparroll.compression, sparroll.integrations.tail, sparroll.integrations.corrections"
     heavy = [
         "transformers",
         "accelerate",

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
+import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -139,26 +141,21 @@ class Schedule:
         return dataclasses.replace(self, check=check, name=bare + _checked_suffix(check))
 
     @staticmethod
-    def load(name_or_path: str | Path, model: str | None = None, force: bool = False) -> Schedule:
-        """A published preset by name, or a TOML file by path.
+    def load(source: str | Path | Mapping[str, Any], model: str | None = None, force: bool = False) -> Schedule:
+        """A published preset by name, a TOML file by path, or the schedule itself: what `inline` returns, or the same
+        as JSON, which is a text that starts with a brace.
 
         If `model` is given, a schedule that was made for another model is refused, unless `force` is set. A missing or
         broken file is an error; it is never replaced by another schedule.
         """
-        path, name = _find(str(name_or_path))
-        try:
-            table = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-            raise UserError(
-                f"the schedule file {name_or_path} is not valid TOML: {error}",
-                "`sparroll schedule show qwen3-1.7b-0.86 --json` shows what a schedule file holds",
-            ) from None
-        except OSError as error:
-            raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}") from None
+        table, name = _read_inline(source) or _read_file(str(source))
         try:
             schedule = Schedule.from_table(table, name)
         except UserError as error:
-            raise UserError(f"schedule {name_or_path}: {error.message}", error.hint) from None
+            raise UserError(
+                f"schedule {name if isinstance(source, Mapping) or _is_json(source) else source}: {error.message}",
+                error.hint,
+            ) from None
         if force:
             return dataclasses.replace(schedule, any_model=True)
         if model is not None:
@@ -219,6 +216,11 @@ class Schedule:
             "steps": steps,
         }
         return {key: value for key, value in table.items() if value is not None}
+
+    def inline(self) -> dict[str, Any]:
+        """`table` with the schedule's name, for a configuration that is read on machines where a path would lead
+        nowhere. It is plain data, JSON included, and `load` takes it."""
+        return {"name": self.name, **self.table()}
 
     def save(self, path: str | Path) -> Path:
         """Write the TOML file, atomically."""
@@ -287,6 +289,44 @@ def presets() -> list[str]:
     """Names of the schedules that ship with the package."""
     folder = resources.files("sparroll") / "presets"
     return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
+
+
+def _is_json(source: object) -> bool:
+    return isinstance(source, str) and source.lstrip().startswith("{")
+
+
+def _read_inline(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
+    """(The tables, the name) of a schedule that is given itself; None where `source` names one."""
+    if isinstance(source, Mapping):
+        table = dict(source)
+    elif isinstance(source, str) and _is_json(source):
+        try:
+            table = json.loads(source)
+        except json.JSONDecodeError as error:
+            raise UserError(
+                f"the schedule starts with a brace, but is not valid JSON: {error}",
+                "`sparroll schedule show qwen3-1.7b-0.86 --json` prints a schedule as JSON; a preset or a file is "
+                "given by its name or path",
+            ) from None
+    else:
+        return None
+    name = table.pop("name", "inline")
+    if not isinstance(name, str) or not name:
+        raise UserError(f"the name of a schedule must be text, got {name!r}", "leave it out to call it 'inline'")
+    return table, name
+
+
+def _read_file(name_or_path: str) -> tuple[dict[str, Any], str]:
+    path, name = _find(name_or_path)
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8")), name
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"the schedule file {name_or_path} is not valid TOML: {error}",
+            "`sparroll schedule show qwen3-1.7b-0.86 --json` shows what a schedule file holds",
+        ) from None
+    except OSError as error:
+        raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}") from None
 
 
 def _find(name_or_path: str) -> tuple[Path, str]:

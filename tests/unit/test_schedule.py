@@ -80,6 +80,29 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
     assert json.dumps(again.table()) == json.dumps(schedule.table())
 
 
+def test_a_schedule_given_inline_needs_no_file_and_keeps_its_name(tmp_path: Path) -> None:
+    schedule = Schedule.load(write(tmp_path, VALID)).checked(64)
+    inline = schedule.inline()
+    given = [inline, json.dumps(inline), "\n  " + json.dumps(inline)]
+    assert all(Schedule.load(each) == schedule and Schedule.load(each).name == schedule.name for each in given)
+    assert "name" in inline, "load must not change what it is given"
+    assert Schedule.load(Schedule.fixed(512).table()).name == "inline"
+    with pytest.raises(UserError, match="made for"):
+        Schedule.load(inline, model="meta-llama/Llama-3")
+    assert Schedule.load(inline, model="meta-llama/Llama-3", force=True).any_model
+
+
+def test_a_broken_inline_schedule_says_what_is_wrong() -> None:
+    for given, message in (
+        ('{"format": 1', "not valid JSON"),
+        ({**Schedule.fixed(512).inline(), "name": 3}, "name of a schedule must be text, got 3"),
+        ({**Schedule.fixed(512).inline(), "stepps": []}, "schedule fixed-512: unknown key 'stepps'"),
+        ('{"format": 2}', "schedule inline: format must be 1, got 2"),
+    ):
+        with pytest.raises(UserError, match=message):
+            Schedule.load(given)
+
+
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [

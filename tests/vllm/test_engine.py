@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,8 +15,11 @@ from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.engines.vllm.launch import installed_version
+from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringSettings, measure, measure_async
 from sparroll.errors import UserError
+from sparroll.mismatch import TailStatistics, acceptance_of
 from sparroll.schedule import Schedule, Step
+from sparroll.types import Rollout
 
 MODEL = "tiny-reasoner"
 CONTEXT_TOKENS = 4096
@@ -339,3 +344,98 @@ def test_an_interrupted_generate_leaves_nothing_running(engine: Any) -> None:
     fresh = oracle().generate(asked, max_new_tokens=10, temperature=0)
     rollouts = engine.generate(asked, max_new_tokens=10, temperature=0)
     assert [r.response_ids for r in rollouts] == [r.response_ids for r in fresh]
+
+
+@pytest.fixture
+def vllm_engine(engines: dict[str, Any]) -> Iterator[Any]:
+    """The vLLM engine under the sparse schedule."""
+    if "vllm" not in engines:
+        engines["vllm"] = make("vllm")
+    engine = engines["vllm"]
+    engine.set_schedule(SPARSE)
+    engine.reset_report()
+    yield engine
+    engine.set_schedule(None)
+
+
+def sampled(engine: Any, **settings: Any) -> list[Rollout]:
+    asked = prompts([12, 100, 170, 16])
+    return engine.generate(asked, n=2, max_new_tokens=60, stop_ids=[], **{"top_k": 20} | settings)
+
+
+def test_re_scoring_is_the_trainers_forward_and_runs_no_sparse_step(vllm_engine: Any) -> None:
+    rollouts = sampled(vllm_engine)
+    before = vllm_engine.report()
+    scores = vllm_engine.dense_scores(rollouts, top_k=20)
+    after = vllm_engine.report()
+    assert [layer.sparse_steps for layer in after.layers] == [layer.sparse_steps for layer in before.layers]
+    assert before.layers[-1].sparse_steps > 0 and after.generated_tokens == before.generated_tokens
+    assert after.prefill_tokens - before.prefill_tokens == sum(
+        len(r.prompt_ids) + len(r.response_ids) for r in rollouts
+    )
+    expected = Scorer(oracle().model).dense(rollouts, top_k=20)
+    for score, reference in zip(scores, expected, strict=True):
+        # In other batches HFEngine's own model differs by 4e-5 here.
+        torch.testing.assert_close(score.logp, reference.logp, atol=1e-4, rtol=0)
+        torch.testing.assert_close(score.top_k.logp.exp(), reference.top_k.logp.exp(), atol=1e-5, rtol=0)
+    ours, theirs = acceptance_of(rollouts, scores, "top_k_lower"), acceptance_of(rollouts, expected, "top_k_lower")
+    torch.testing.assert_close(torch.cat(ours), torch.cat(theirs), atol=1e-5, rtol=0)
+    assert torch.cat(ours).min() < 0.9, "nothing was sparse enough to measure"
+    bare = vllm_engine.dense_scores(rollouts[:1])[0]
+    torch.testing.assert_close(bare.logp, scores[0].logp, atol=1e-4, rtol=0)
+    assert bare.top_k is None
+
+
+@pytest.mark.parametrize("way", [{"temperature": 0.7}, {"top_p": 0.9}])
+def test_re_scoring_at_another_temperature_is_exact_from_whole_lists_and_else_refused(
+    vllm_engine: Any, way: dict[str, float]
+) -> None:
+    rollouts = sampled(vllm_engine, **way)[:2]
+    with pytest.raises(UserError, match="at temperature 1 without top_p") as refused:
+        vllm_engine.dense_scores(rollouts, top_k=20, **way)
+    assert f"top_k={vllm_engine.vocabulary}" in str(refused.value.hint)
+    scores = vllm_engine.dense_scores(rollouts, top_k=vllm_engine.vocabulary, **way)
+    for score, reference in zip(
+        scores, Scorer(oracle().model).dense(rollouts, top_k=vllm_engine.vocabulary, **way), strict=True
+    ):
+        torch.testing.assert_close(score.logp, reference.logp, atol=1e-4, rtol=0)
+        torch.testing.assert_close(score.top_k.logp.exp(), reference.top_k.logp.exp(), atol=1e-5, rtol=0)
+
+
+def test_a_full_context_is_re_scored_but_for_its_last_token(vllm_engine: Any) -> None:
+    asked = prompts([CONTEXT_TOKENS - 20])
+    rollouts = vllm_engine.generate(asked, max_new_tokens=20, stop_ids=[], top_k=20)
+    rescorer = Rescorer(RescoringSettings())
+    rescorer.in_force = InForce(vllm_engine.weight_version)
+    rescorer.hold(rollouts[0], "full", 0, rescorer.in_force)
+    rescorer.hold(rollouts[0], "of other weights", 0, InForce(vllm_engine.weight_version + 1))
+    measure(rescorer, vllm_engine)
+    assert len(rollouts[0].response_ids) == 20 and rescorer.counts.measured_tokens == 19
+    assert rescorer.counts.weights_changed == 1 and rescorer.counts.read_tokens == CONTEXT_TOKENS - 1
+
+
+def test_a_server_measures_what_an_engine_in_this_process_measures(vllm_engine: Any) -> None:
+    rollouts = sampled(vllm_engine)
+    in_force = InForce(vllm_engine.weight_version)
+    here, there = (Rescorer(RescoringSettings(probe_rollouts=5), in_force) for _ in range(2))
+    for rescorer in (here, there):
+        for number, rollout in enumerate(rollouts):
+            rescorer.hold(rollout, str(number), rollout.prompt_index, in_force)
+    measure(here, vllm_engine)
+
+    async def generate(prompt: dict[str, Any], sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
+        for output, _, _ in vllm_engine._run([prompt["prompt_token_ids"]], [sampling_params], None):
+            yield output
+
+    asyncio.run(measure_async(there, generate, vllm_engine.vocabulary, CONTEXT_TOKENS))
+    (mine, counts), (theirs, also) = here.take(), there.take()
+    assert (counts.held, counts.measured, counts.not_chosen) == (also.held, also.measured, also.not_chosen) == (8, 5, 3)
+    assert counts.measured_tokens == 5 * 60 and counts.seconds > counts.host_seconds > 0
+    one, two = (TailStatistics.from_state(state).table("top_k_lower").overall for state in (mine, theirs))
+    assert one.tokens == two.tokens == 300 and one.q05 == pytest.approx(two.q05, abs=1e-3)
+
+
+def test_rollouts_of_other_weights_are_not_scored(vllm_engine: Any) -> None:
+    rollouts = [replace(rollout, weight_version=vllm_engine.weight_version + 1) for rollout in sampled(vllm_engine)[:1]]
+    with pytest.raises(UserError, match="cannot be scored with version"):
+        vllm_engine.dense_scores(rollouts)

@@ -18,6 +18,7 @@ from sparroll.attention.selectors import PageMean, Quest
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
+from sparroll.schedule import Schedule
 from vllm_runs import needs_vllm
 
 
@@ -105,6 +106,14 @@ def test_settings_are_a_schedule_or_a_table(monkeypatch: pytest.MonkeyPatch) -> 
         find({"sparroll": {"atention": "triton"}})
     with pytest.raises(UserError, match="unknown attention 'fa2'"):
         find({"sparroll": {"attention": "fa2"}})
+    inline = Schedule.fixed(512).inline()
+    found = find({"sparroll": {"schedule": inline}})
+    assert found is not None and found.load("any") == Schedule.fixed(512)
+    with pytest.raises(UserError, match="a schedule's own table"):
+        find({"sparroll": inline})
+    monkeypatch.setenv(SCHEDULE_VARIABLE, json.dumps(inline))
+    found = find({})
+    assert found is not None and found.load("any") == Schedule.fixed(512)
     monkeypatch.setenv(SCHEDULE_VARIABLE, "b.toml")
     assert find({}) == VLLMSettings(schedule="b.toml")
     assert find({"sparroll": "a.toml"}) == VLLMSettings(schedule="a.toml")

@@ -28,7 +28,7 @@ def list_(json: Json = False) -> None:
     """List the schedules that ship with the package."""
     loaded = [Schedule.load(name) for name in presets()]
     if json:
-        print_json([{"name": schedule.name, **schedule.table()} for schedule in loaded])
+        print_json([schedule.inline() for schedule in loaded])
         return
     table = Table("name", "model", "target", "steps", "budget tokens", box=None)
     for schedule in loaded:
@@ -52,7 +52,7 @@ def show(
     """Print one schedule: its settings, its steps, and a plot of budget against context."""
     schedule = Schedule.load(name)
     if json:
-        print_json({"name": schedule.name, **schedule.table()})
+        print_json(schedule.inline())
         return
     longest = context or max(_LONGEST_TOKENS, 2 * schedule.steps[-1].from_context_tokens)
     console = Console(highlight=False)
@@ -87,7 +87,7 @@ def check(
     schedule = dataclasses.replace(Schedule.load(name), check=DraftCheck(window, floor), name=out.stem)
     path = schedule.save(out)
     if json:
-        print_json({"name": schedule.name, **schedule.table()})
+        print_json(schedule.inline())
     wrote(path, quiet=json)
 
 

@@ -1,6 +1,6 @@
 """How far the sparse policy is from the dense one: per token (acceptance.py), for whole rollouts (of_rollouts.py), as
 the lower tail by context length with intervals (tail.py, which uses histogram.py and bootstrap.py; table.py prints it),
-and as a Beta fit (beta.py).
+and as a Beta fit (beta.py). step_metrics.py names the figures that a trainer logs.
 
 Nothing here runs a model, knows an engine or picks a budget.
 """

@@ -11,11 +11,12 @@ from tempfile import TemporaryDirectory
 
 from sparroll.engines.base import under
 from sparroll.evaluate.accuracy import Accuracy, grade
+from sparroll.mismatch.step_metrics import ESTIMATOR, ceiling_report
 from sparroll.train.config.run import TrainConfig
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.sampling.rollouts import Sampling, sample
 from sparroll.train.setup import Parts, open_run
-from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail
+from sparroll.train.tail_metrics import measure_tail
 from sparroll.types import Prompt, Rollout, StepReport, TokenScores
 
 

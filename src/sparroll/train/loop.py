@@ -38,6 +38,7 @@ from sparroll.control.watcher import StepEvidence, states_of
 from sparroll.engines.base import samples_densely
 from sparroll.errors import UserError, of_machine
 from sparroll.mismatch import TailTable
+from sparroll.mismatch.step_metrics import ESTIMATOR, ceiling_report, tail_report
 from sparroll.models import fingerprint
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
@@ -54,7 +55,7 @@ from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import check_report, compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, held_by_main, open_run
 from sparroll.train.step_correction import correct_step, engine_lists
-from sparroll.train.tail_metrics import ESTIMATOR, ceiling_report, measure_tail, tail_report
+from sparroll.train.tail_metrics import measure_tail
 from sparroll.train.update.gradient_step import autocast
 from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores, padded
 

@@ -17,6 +17,7 @@ from sparroll.control.unrewarded_steps import UnrewardedSteps
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.mismatch.step_metrics import ESTIMATOR
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
 from sparroll.tasks.verdicts import answer_form
@@ -24,7 +25,6 @@ from sparroll.train.config.control import ByCheaperSection, ByControllerSection,
 from sparroll.train.config.reward import TASK
 from sparroll.train.config.rollout import BudgetAttention, ScheduleAttention
 from sparroll.train.config.run import TrainConfig
-from sparroll.train.tail_metrics import ESTIMATOR
 
 
 def starting_schedule(config: TrainConfig) -> Schedule | None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparroll.corrections import AcceptedMass, Correction, CorrectionResult, TopKLists
+from sparroll.mismatch.step_metrics import distance_report
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import correction_uniforms
 from sparroll.types import Rollout, StepReport, TokenBatch, TokenScores, padded
@@ -62,11 +63,8 @@ def correct_step(
 
 
 def _distance(rows: list[Columns]) -> StepReport:
-    """Mean log p_sparse - log p_dense of the sampled tokens. Tokens that the dense policy gives probability 0 are left
-    out, and there is no metric where no other is left."""
-    difference = torch.cat([row["sparse_logp"] - row["dense_logp"] for row in rows])
-    finite = difference[torch.isfinite(difference)]
-    return {"mismatch/kl_sparse_to_dense": float(finite.mean())} if len(finite) else {}
+    dense, sparse = (torch.cat([row[name] for row in rows]) for name in ("dense_logp", "sparse_logp"))
+    return distance_report(dense, sparse)
 
 
 def _columns(correction: Correction, rollout: Rollout, score: TokenScores, seed: int, step: int) -> Columns:

@@ -1,14 +1,13 @@
-"""Metrics of how far this step's rollouts are from the dense policy: the acceptance, its tail per bin, and the dense
-ceiling. All use the estimator `top_k_lower`, but for rollouts whose drafts were checked: the checks have seen both whole
-distributions, so their acceptance is exact. The definitions are in mismatch/."""
+"""Measures how far this step's rollouts are from the dense policy, over all processes. The estimator is `top_k_lower`,
+but for rollouts whose drafts were checked: the checks have seen both whole distributions, so their acceptance is exact.
+The names of the metrics are in mismatch/step_metrics.py, and the definitions in mismatch/."""
 
 from __future__ import annotations
 
-from sparroll.mismatch import TailStatistics, TailTable, acceptance_of
+from sparroll.mismatch import TailStatistics, acceptance_of
+from sparroll.mismatch.step_metrics import ESTIMATOR
 from sparroll.train.runtime.distributed import Ranks
-from sparroll.types import Rollout, StepReport, TokenScores
-
-ESTIMATOR = "top_k_lower"
+from sparroll.types import Rollout, TokenScores
 
 
 def measure_tail(
@@ -29,33 +28,3 @@ def measure_tail(
         for state in states[1:]:
             statistics.merge(TailStatistics.from_state(state))
     return statistics
-
-
-def tail_report(table: TailTable, least_tokens: int) -> StepReport:
-    """Metrics of the sparse rollouts. Only bins with enough tokens and rollouts can be the worst bin."""
-    overall = table.overall
-    report = {
-        "mismatch/acceptance_mean": overall.mean,
-        "mismatch/acceptance_q01": overall.q01,
-        "mismatch/acceptance_q05": overall.q05,
-        "mismatch/acceptance_q05_low": overall.low,
-        "mismatch/acceptance_q05_high": overall.high,
-        "mismatch/acceptance_q10": overall.q10,
-        "mismatch/acceptance_share_above_999": overall.share_above_999,
-    }
-    report |= {f"mismatch/acceptance_q05/{row.name}": row.q05 for row in table.rows}
-    report |= {f"mismatch/tokens/{row.name}": float(row.tokens) for row in table.rows}
-    counted = [row.q05 for row in table.rows if row.counts(least_tokens)]
-    if counted:
-        report["mismatch/acceptance_q05_worst_bin"] = min(counted)
-    return report
-
-
-def ceiling_report(table: TailTable, step: int) -> StepReport:
-    """Metrics of dense rollouts, named dense_ceiling, with the step whose weights they were measured with."""
-    report = {
-        "mismatch/dense_ceiling_mean": table.overall.mean,
-        "mismatch/dense_ceiling_q05": table.overall.q05,
-        "mismatch/dense_ceiling_step": float(step),
-    }
-    return report | {f"mismatch/dense_ceiling_q05/{row.name}": row.q05 for row in table.rows}

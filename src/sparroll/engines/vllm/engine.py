@@ -26,7 +26,7 @@ from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
-from sparroll.engines.vllm import launch, outputs
+from sparroll.engines.vllm import launch, outputs, rescoring
 from sparroll.engines.vllm.arguments import llm_arguments, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
@@ -36,7 +36,7 @@ from sparroll.errors import UserError, reason_of
 from sparroll.models import fingerprint, whole_model
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, check_is_schedule
-from sparroll.types import Rollout
+from sparroll.types import Rollout, TokenScores
 
 _LEAST_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one."""
@@ -353,6 +353,48 @@ class VLLMEngine(Engine):
         self._check_ran(before, rollouts)
         return rollouts
 
+    def dense_scores(
+        self,
+        rollouts: Sequence[Rollout],
+        *,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        on_progress: OnProgress | None = None,
+    ) -> list[TokenScores]:
+        """What the dense policy says of each response token, as `Scorer.dense` does, but from this engine: prompt and
+        response go through a dense prefill once more (see rescoring.py), whatever the schedule. Where checks of drafts
+        scored the rollouts already, these scores are returned.
+
+        A rollout that fills the engine's context has no score of its last token, so its tensors are one entry shorter.
+        Raises UserError for rollouts of other weights, and for a temperature or top_p that vLLM's lists cannot give.
+        """
+        self._check_ready()
+        top_k = min(top_k, self.vocabulary)
+        stale = sorted({each.weight_version for each in rollouts} - {self.weight_version})
+        if stale:
+            raise UserError(
+                f"rollouts of weight version {stale[0]} cannot be scored with version {self.weight_version}",
+                "score them before the next load_weights",
+            )
+        if self.checks_drafts:
+            return rescoring.already_scored(rollouts)
+        rescoring.check_sampling(temperature, top_p, top_k, self.vocabulary)
+        asked = [rescoring.request_of(each, top_k, self.context_limit) for each in rollouts]
+        finished = self._run([ids for ids, _ in asked], [parameters for _, parameters in asked], on_progress)
+        return [
+            rescoring.scores_of(
+                output.prompt_logprobs,
+                rollout,
+                len(ids),
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                vocabulary=self.vocabulary,
+            )
+            for rollout, (ids, _), (output, _, _) in zip(rollouts, asked, finished, strict=True)
+        ]
+
     def _check_ready(self) -> None:
         self._check_open()
         if self._asleep:
@@ -390,7 +432,7 @@ class VLLMEngine(Engine):
     def _run(
         self, asked: list[list[int]], parameters: list[Any], on_progress: OnProgress | None
     ) -> list[tuple[Any, float, dict[str, Any] | None]]:
-        """(vLLM's completion, seconds until it was complete, what checks of drafts said) of each request. After an
+        """(vLLM's output, seconds until it was complete, what checks of drafts said) of each request. After an
         exception no request is left running."""
         engine = self.llm.llm_engine
         began = time.perf_counter()
@@ -404,7 +446,7 @@ class VLLMEngine(Engine):
                 for output in engine.step():
                     if output.finished:
                         place = places[_number(output.request_id)]
-                        finished[place] = (output.outputs[0], time.perf_counter() - began)
+                        finished[place] = (output, time.perf_counter() - began)
                         if on_progress:
                             on_progress(len(finished), len(asked))
         except BaseException:
@@ -424,7 +466,7 @@ class VLLMEngine(Engine):
     def _rollout(
         self,
         prompt: list[int],
-        output: Any,
+        finished: Any,
         seconds: float,
         said: dict[str, Any] | None,
         top_k: int,
@@ -432,6 +474,7 @@ class VLLMEngine(Engine):
         sample: int,
         seed: int,
     ) -> Rollout:
+        output = finished.outputs[0]
         tokens = list(output.token_ids)
         logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
         assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"

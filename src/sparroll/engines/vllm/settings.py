@@ -23,8 +23,9 @@ class VLLMSettings:
     >>> VLLMSettings.parse({"schedule": "qwen3-4b-0.86", "attention": "fa3_pages"})
     """
 
-    schedule: str | None = None
-    """Preset or path. None: dense and without an index, so no schedule can be set later."""
+    schedule: str | Mapping[str, Any] | None = None
+    """Preset, path, or the schedule itself (Schedule.inline), which also works where the engine's workers run on
+    machines that have no such file. None: dense and without an index, so no schedule can be set later."""
     attention: str = "triton"
     """What attends to the chosen units on CUDA: "triton", our kernel, or "fa3_pages", FlashAttention 3 on pages per
     head."""
@@ -37,7 +38,7 @@ class VLLMSettings:
 
     @staticmethod
     def parse(value: Any) -> VLLMSettings:
-        """The settings of the value under "sparroll": a schedule's name or path, or a table."""
+        """The settings of the value under "sparroll": a schedule's name, path or JSON, or a table of the fields."""
         if value is None or isinstance(value, (str, os.PathLike)):
             return VLLMSettings(schedule=None if value is None else os.fspath(value))
         if not isinstance(value, Mapping):
@@ -46,6 +47,10 @@ class VLLMSettings:
                 'for example {"sparroll": "schedule.toml"}',
             )
         known = [field.name for field in fields(VLLMSettings)]
+        if "steps" in value:
+            raise UserError(
+                f'additional_config["{KEY}"] is a schedule\'s own table', f'give {{"{KEY}": {{"schedule": the table}}}}'
+            )
         for key in value:
             if key not in known:
                 raise UserError(f'additional_config["{KEY}"] has no setting {key!r}', nearest(str(key), known))

@@ -16,6 +16,7 @@ import torch
 
 from sparroll import records
 from sparroll.errors import UserError
+from sparroll.mismatch.step_metrics import ESTIMATOR
 from sparroll.progress import OnProgress
 from sparroll.rounding import rounded_down
 from sparroll.tasks import Task
@@ -26,7 +27,7 @@ from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample
 from sparroll.train.setup import held_by_main, open_run
-from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
+from sparroll.train.tail_metrics import measure_tail
 from sparroll.types import StepReport, TokenBatch
 
 

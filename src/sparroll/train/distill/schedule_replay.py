@@ -7,9 +7,10 @@ from dataclasses import dataclass
 
 from sparroll.engines.scoring import Scorer
 from sparroll.mismatch import TailTable
+from sparroll.mismatch.step_metrics import ESTIMATOR
 from sparroll.schedule import Schedule
 from sparroll.train.runtime.distributed import Ranks
-from sparroll.train.tail_metrics import ESTIMATOR, measure_tail
+from sparroll.train.tail_metrics import measure_tail
 from sparroll.types import Rollout, TokenScores
 
 

@@ -37,7 +37,7 @@ def start(vllm_config: Any, settings: VLLMSettings) -> None:
     STATE.configure(schedule, layers, compat.device_of(vllm_config), str(model.model), settings.attention)
     _logger.info(
         "sparroll: schedule %s, %d of %d layers sparse, attention %s",
-        settings.schedule,
+        schedule.name if schedule else None,
         len(STATE.sparse_layers),
         layers,
         "reference" if device == "cpu" else settings.attention,

@@ -1,0 +1,52 @@
+"""A training step's metrics of how far its rollouts are from the dense policy, by the names that every trainer logs them
+under (docs/metrics.md). The acceptance's estimator is `top_k_lower`, but "exact" where drafts were checked."""
+
+# N response tokens of all rollouts of the step
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sparroll.mismatch.table import TailTable
+from sparroll.types import StepReport
+
+ESTIMATOR = "top_k_lower"
+
+
+def tail_report(table: TailTable, least_tokens: int) -> StepReport:
+    """Metrics of the sparse rollouts. Only bins with enough tokens and rollouts can be the worst bin."""
+    overall = table.overall
+    report = {
+        "mismatch/acceptance_mean": overall.mean,
+        "mismatch/acceptance_q01": overall.q01,
+        "mismatch/acceptance_q05": overall.q05,
+        "mismatch/acceptance_q05_low": overall.low,
+        "mismatch/acceptance_q05_high": overall.high,
+        "mismatch/acceptance_q10": overall.q10,
+        "mismatch/acceptance_share_above_999": overall.share_above_999,
+    }
+    report |= {f"mismatch/acceptance_q05/{row.name}": row.q05 for row in table.rows}
+    report |= {f"mismatch/tokens/{row.name}": float(row.tokens) for row in table.rows}
+    counted = [row.q05 for row in table.rows if row.counts(least_tokens)]
+    if counted:
+        report["mismatch/acceptance_q05_worst_bin"] = min(counted)
+    return report
+
+
+def ceiling_report(table: TailTable, step: int) -> StepReport:
+    """Metrics of dense rollouts, named dense_ceiling, with the step whose weights they were measured with."""
+    report = {
+        "mismatch/dense_ceiling_mean": table.overall.mean,
+        "mismatch/dense_ceiling_q05": table.overall.q05,
+        "mismatch/dense_ceiling_step": float(step),
+    }
+    return report | {f"mismatch/dense_ceiling_q05/{row.name}": row.q05 for row in table.rows}
+
+
+def distance_report(dense_logp_N: Tensor, sparse_logp_N: Tensor) -> StepReport:
+    """Mean log p_sparse - log p_dense of the sampled tokens. Tokens that the dense policy gives probability 0 are left
+    out, and there is no metric where no other is left."""
+    difference_N = sparse_logp_N - dense_logp_N
+    finite = difference_N[torch.isfinite(difference_N)]
+    return {"mismatch/kl_sparse_to_dense": float(finite.mean())} if len(finite) else {}
