@@ -6,9 +6,14 @@ import statistics
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from record_tables import results
+from check_times import timed_checks
+from record_tables import RESULTS, results
 from render_speed import decode_cells, pairs, rollout_records
 
+from sparroll import records
+from sparroll.plan.check_time import ARITHMETIC_SHARE, LOGIT_BYTES, scoring_seconds
+from sparroll.plan.hardware import find_hardware
+from sparroll.plan.model_shape import model_shape
 from sparroll.plan.speedup import plan
 from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
@@ -211,21 +216,49 @@ def planned_checks() -> Figures:
     else:
         raise ValueError("the record has no windows of 64 in which everything was kept")
     checked = Schedule.load(row["schedule"]).checked(row["window_tokens"], row["floor"])
+    context = row["context_tokens"] // row["batch"]
     planned = plan(
         "Qwen3-1.7B",
         checked,
-        lengths=row["context_tokens"],
+        lengths=context,
         batch=row["batch"],
         drafted_per_kept=row["drafted_per_kept"],
     )
     assert planned.verified is not None, "the schedule has a check"
     return {
         "requests": str(row["batch"]),
-        "context": f"{row['context_tokens']:,}",
+        "context": f"{context:,}",
         "took_ms": up(1e3 * row["check_share"] * row["seconds_per_window"]),
         "planned_ms": down(1e3 * planned.verified.check_seconds),
         "share": down(100 * row["of_unverified"]),
         "planned_share": up(100 * planned.sparse.seconds / planned.verified.seconds),
+    }
+
+
+def check_constants() -> Figures:
+    """The constants of a planned check, and how far it is from all that were measured."""
+    found = timed_checks()
+    return {
+        "arithmetic": f"{100 * ARITHMETIC_SHARE:.0f}",
+        "bytes": f"{LOGIT_BYTES:.0f}",
+        "error": up(100 * max(abs(each.error) for each in found)),
+        "least": str(min(each.rows for each in found)),
+        "most": str(max(each.rows for each in found)),
+    }
+
+
+def planned_scoring() -> Figures:
+    """The scoring pass of a whole step beside what a plan has for it."""
+    record = records.read(RESULTS / "training-step-h200.json", "training-step")
+    asked = record["config"]
+    responses, tokens = asked["prompts"] * asked["samples"], asked["response_tokens"]
+    planned = scoring_seconds(model_shape("Qwen3-1.7B"), find_hardware("H200"), responses * tokens, tokens / 2)
+    took = next(row for row in record["results"] if row["case"] == "sparse")["steps"][-1]["score_seconds"]
+    return {
+        "responses": str(responses),
+        "tokens": f"{tokens:,}",
+        "planned": down(planned, 1),
+        "took": up(took, 1),
     }
 
 
@@ -279,9 +312,15 @@ PAGES: Mapping[str, Claims] = {
     },
     "docs/plan.md": {
         "for the published 0.86 presets the plan gives {s17b} / {s4b} / {s8b} / {s14b} (1.7B / 4B / 8B / 14B": plans,
-        "{requests} requests of {context} tokens, windows of 64, nothing taken back) it took {took_ms} ms where the plan "
-        "has {planned_ms}, and verified rollouts had {share} % of the unverified tokens per second where the plan has "
-        "{planned_share}": planned_checks,
+        "(0.86 preset, {requests} requests of {context} tokens, windows of 64, nothing taken back) a check took {took_ms} "
+        "ms where the plan has {planned_ms}, and verified rollouts had {share} % of the unverified tokens per second where "
+        "the plan has {planned_share}": planned_checks,
+        "For {responses} responses of {tokens} tokens the plan has {planned} s where the trainer took {took} "
+        "s": planned_scoring,
+        "The arithmetic is at {arithmetic} % of the data sheet's rate.": check_constants,
+        "| logits and the rule | {bytes} bytes of memory traffic": check_constants,
+        "prints each record beside the plan, which is at most {error} % off for windows of {least} to {most} "
+        "tokens.": check_constants,
     },
     "docs/distill.md": {
         "at 12K tokens it took {adapter} times as long (KL over lists). Of the speed of a schedule of .80, which without "

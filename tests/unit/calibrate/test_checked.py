@@ -25,7 +25,7 @@ from sparroll.types import Checks, Rollout, TokenScores
 from .fakes import study
 
 GRID = [64, 96, 128, 192, 256]
-SHAPE = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=64)
+SHAPE = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=64, vocabulary=100)
 MACHINE = Machine(SHAPE, find_hardware("H200"), LengthMix.parse("20-420"))
 CHECKS = [DraftCheck(16, 0.01), DraftCheck(64, 0.01)]
 LEAST = {"min_tokens": 100, "min_rollouts": 4}
