@@ -168,7 +168,7 @@ def _steps_of(found: list[dict[str, Any]]) -> list[list[str]]:
             parts = [last[case].get(f"{name}_seconds") for name in ("rollout", "score", "update", "distill", "step")]
             towards = rounded_down if case == "dense" else rounded_up
             # A step on checked rollouts has no scoring pass, and its seconds are those of a glance.
-            took = ["" if seconds is None or seconds < 0.01 else towards(seconds, 1) for seconds in parts]
+            took = ["" if seconds is None or seconds < 0.05 else towards(seconds, 1) for seconds in parts]
             speedups = [
                 times(last[other]["step_seconds"] / last[case]["step_seconds"]) if other in last else ""
                 for other in ("dense", "sparse")

@@ -216,15 +216,15 @@ def within_budget() -> str:
     return table(["model", "tokens each", "batch", "dense, ms", "sparse, ms", "difference", f"within {goal}"], rows)
 
 
-EARLIER_ROWS = ("verified-rollouts-qwen3-1.7b-64-drafts-h200", "verified-rollouts-qwen3-1.7b-65-rows-h200")
-"""Records of checks with another number of rows than today's have. check_times.py reads them."""
+EARLIER = ("verified-rollouts-qwen3-1.7b-128-h200", "verified-rollouts-qwen3-1.7b-65-rows-h200")
+"""Records of windows that had other numbers of drafts and rows than today's, or of a rule that computed less."""
 
 
 def verified_records() -> list[tuple[str, list[dict[str, Any]]]]:
     """(size, cells) of each record of verified rollouts, by size, the plainest names first."""
     found = []
-    for path in sorted(RESULTS.glob("verified-rollouts-qwen3-*-h200.json"), key=lambda path: (len(path.stem), path)):
-        if path.stem not in EARLIER_ROWS:
+    for path in sorted(RESULTS.glob("verified-rollouts-*-h200.json"), key=lambda path: (len(path.stem), path)):
+        if path.stem not in EARLIER:
             record = records.read(path, "verified-rollouts")
             found.append((record["config"]["model"].removeprefix("qwen3-"), record["results"]))
     return sorted(found, key=lambda each: SIZES.index(each[0]))
@@ -234,12 +234,11 @@ def verified_rollouts() -> str:
     """Tokens per second of engines that check their drafts, beside the same schedule without a check and dense decoding."""
     rows = []
     for size, cells in verified_records():
-        batches = [cell for cell in cells if cell.get("set", "batch") == "batch"]
+        batches = [cell for cell in cells if cell["set"] == "batch"]
         checked = {cell["schedule"] for cell in batches if cell["engine"] == "verified"}
         for cell in batches:
             if cell["schedule"] in checked:
-                each = cell["context_tokens"] // (cell["batch"] if "set" in cell else 1)
-                requests = f"{cell['batch']} x {each:,}"
+                requests = f"{cell['batch']} x {cell['context_tokens'] // cell['batch']:,}"
                 rows.append(
                     [f"Qwen3-{size.upper()}", requests, *_verified_line(cell, [cell], _of_dense(cell, batches))]
                 )
@@ -261,7 +260,7 @@ def verified_runs() -> str:
         for run in (cell for cell in cells if "moments" in cell):
             counts.setdefault(run["set"], []).append(run["moments"])
             if run["engine"] != "dense":
-                line = _verified_line(run, _moments(run, cells), run.get("of_dense"))
+                line = _verified_line(run, moments_of(run, cells), run.get("of_dense"))
                 rows.append([f"Qwen3-{size.upper()}", run["set"], *line])
     if not rows:
         return ""
@@ -276,7 +275,7 @@ def verified_runs() -> str:
     return f"\n{said}\n\n{table(['model', 'set', *VERIFIED_HEAD], rows)}"
 
 
-def _moments(run: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def moments_of(run: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """The cells that a run is interpolated between."""
     same = ("set", "engine", "schedule", "window_tokens", "floor", "kept_share_forced")
     return [cell for cell in cells if "batch" in cell and all(cell.get(name) == run.get(name) for name in same)]

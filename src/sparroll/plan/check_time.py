@@ -3,7 +3,8 @@ the device. Arithmetic, and two constants that were fitted to records.
 
 A pass has three parts, one after the other:
 
-    attention   reads the cache of each request once, and computes whole tiles of query rows
+    attention   reads the cache of each request once, and computes whole tiles of query rows, as many at a time as the
+                device has processors
     layers      read their weights once, and take 2 FLOPs for each parameter and row
     logits      both distributions of each row, and the rule over them: memory traffic in proportion to the vocabulary
 
@@ -21,11 +22,11 @@ from sparroll.plan.model_shape import ModelShape
 
 TILE_ROWS = 128
 """Query rows of a tile of FlashAttention 3. All query heads of a KV head share a tile, so with two of them it holds 64
-tokens of a window. An incomplete tile takes as long as a whole one."""
-ARITHMETIC_SHARE = 0.51
+tokens of a window. An incomplete tile takes as long as a whole one, and a tile is one processor's."""
+ARITHMETIC_SHARE = 0.56
 """Of the data sheet's FLOPs per second, that attention and layers reach in a check."""
-LOGIT_BYTES = 273.0
-"""Memory traffic for each row and entry of the vocabulary: some 70 passes over float32 numbers, at the device's bandwidth.
+LOGIT_BYTES = 376.0
+"""Memory traffic for each row and entry of the vocabulary: some 90 passes over float32 numbers, at the device's bandwidth.
 It also stands for what the host does meanwhile."""
 
 
@@ -59,9 +60,14 @@ def check_time(
     """
     rows, bandwidth = batch * window_tokens, device.bandwidth_bytes_per_second
     cache_bytes = batch * mean_context_tokens * 2 * shape.kv_width * element_bytes
-    whole_rows = math.ceil(window_tokens * shape.gqa_ratio / TILE_ROWS) * TILE_ROWS / shape.gqa_ratio
-    arithmetic = batch * whole_rows * attention_flops(shape, mean_context_tokens), rows * layer_flops(shape)
-    attention, layers = (flops / (arithmetic_share * device.flops_per_second) for flops in arithmetic)
+    tiles = batch * shape.kv_heads * math.ceil(window_tokens * shape.gqa_ratio / TILE_ROWS)
+    # The last tiles of a check leave processors idle. With 136 tiles on 132 of them it takes as long as with 264.
+    tiles = math.ceil(tiles / device.processors) * device.processors
+    tile_flops = TILE_ROWS / shape.query_heads * attention_flops(shape, mean_context_tokens)
+    attention, layers = (
+        flops / (arithmetic_share * device.flops_per_second)
+        for flops in (tiles * tile_flops, rows * layer_flops(shape))
+    )
     return CheckTime(
         attention_seconds=max(cache_bytes / bandwidth, attention),
         layers_seconds=max(shape.parameters_used(rows) * element_bytes / bandwidth, layers),

