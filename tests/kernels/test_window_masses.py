@@ -12,7 +12,7 @@ from sparroll.engines.vllm.windows.masses import Masses, masses
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
 
-from sparroll.engines.vllm.windows import triton_masses  # noqa: E402
+from sparroll.engines.vllm.windows import triton_masses
 
 
 def both(

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sparroll.engines.vllm.windows.masses import Masses
 
-_TILE = 4096
+TILE, WARPS = 4096, 8
 
 
 def masses_of_logits(
@@ -26,9 +26,9 @@ def masses_of_logits(
     ids_N: Tensor,
     floor: float,
 ) -> Masses:
-    """dense_logits_NV, draft_logits_RWV: of any float dtype, before temperature; -inf has probability 0.  request_N, place_N:
-    int64, where the draft's row of each position lies; places behind the last have the last one's.  heat_N: float32
-    temperatures.  ids_N: int64 tokens."""
+    """dense_logits_NV, draft_logits_RWV: of any float dtype, before temperature; -inf has probability 0.  request_N,
+    place_N: int64, where the draft's row of each position lies; places behind the last have the last one's.  heat_N:
+    float32 temperatures.  ids_N: int64 tokens."""
     count, vocabulary = dense_logits_NV.shape
     out_5N = torch.empty(5, count, dtype=torch.float32, device=dense_logits_NV.device)
     if count:
@@ -46,8 +46,8 @@ def masses_of_logits(
             draft_logits_RWV.stride(1),
             draft_logits_RWV.shape[1] - 1,
             count,
-            TILE=min(_TILE, triton.next_power_of_2(vocabulary)),
-            num_warps=8,
+            TILE=min(TILE, triton.next_power_of_2(vocabulary)),
+            num_warps=WARPS,
         )
     return Masses(*out_5N)
 
@@ -61,7 +61,7 @@ def _masses(
     places,
     heats,
     ids,
-    out,
+    found,
     floor,
     vocabulary,
     request_stride,
@@ -74,7 +74,7 @@ def _masses(
     place = tl.minimum(tl.load(places + row), last_place)
     dense_row = dense_logits + row * vocabulary
     draft_row = draft_logits + tl.load(requests + row) * request_stride + place * place_stride
-    heat = tl.load(heats + row)
+    cold = 1.0 / tl.load(heats + row)
     tile = tl.arange(0, TILE)
 
     # A finite start, because -inf - -inf is NaN where a tile holds nothing else.
@@ -84,8 +84,8 @@ def _masses(
     draft_sum = tl.zeros((TILE,), tl.float32)
     for start in range(0, vocabulary, TILE):
         inside = start + tile < vocabulary
-        dense = tl.load(dense_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) / heat
-        draft = tl.load(draft_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) / heat
+        dense = tl.load(dense_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) * cold
+        draft = tl.load(draft_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) * cold
         most = tl.maximum(dense_most, dense)
         dense_sum = dense_sum * tl.exp(dense_most - most) + tl.exp(dense - most)
         dense_most = most
@@ -93,19 +93,20 @@ def _masses(
         draft_sum = draft_sum * tl.exp(draft_most - most) + tl.exp(draft - most)
         draft_most = most
     dense_top, draft_top = tl.max(dense_most, axis=0), tl.max(draft_most, axis=0)
-    dense_whole = tl.sum(dense_sum * tl.exp(dense_most - dense_top), axis=0)
-    draft_whole = tl.sum(draft_sum * tl.exp(draft_most - draft_top), axis=0)
+    dense_share = 1.0 / tl.sum(dense_sum * tl.exp(dense_most - dense_top), axis=0)
+    draft_share = 1.0 / tl.sum(draft_sum * tl.exp(draft_most - draft_top), axis=0)
+    more = 1.0 / floor
 
     both_sum = tl.zeros((TILE,), tl.float32)
     kept_sum = tl.zeros((TILE,), tl.float32)
     for start in range(0, vocabulary, TILE):
         inside = start + tile < vocabulary
-        dense = tl.load(dense_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) / heat
-        draft = tl.load(draft_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) / heat
-        p = tl.exp(dense - dense_top) / dense_whole
-        q = tl.exp(draft - draft_top) / draft_whole
+        dense = tl.load(dense_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) * cold
+        draft = tl.load(draft_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) * cold
+        p = tl.exp(dense - dense_top) * dense_share
+        q = tl.exp(draft - draft_top) * draft_share
         both_sum += tl.minimum(p, q)
-        kept_sum += tl.minimum(q, p / floor)
+        kept_sum += tl.minimum(q, p * more)
     accepted = tl.minimum(tl.sum(kept_sum, axis=0), 1.0)
     left = 1.0 - floor * accepted
     share = tl.where(left > 0, (1.0 - accepted) / left, 0.0)
@@ -113,19 +114,19 @@ def _masses(
     sampled_sum = tl.zeros((TILE,), tl.float32)
     for start in range(0, vocabulary, TILE):
         inside = start + tile < vocabulary
-        dense = tl.load(dense_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) / heat
-        draft = tl.load(draft_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) / heat
-        p = tl.exp(dense - dense_top) / dense_whole
-        q = tl.exp(draft - draft_top) / draft_whole
-        sampled = tl.minimum(q, p / floor) + share * tl.maximum(p - floor * q, 0.0)
+        dense = tl.load(dense_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) * cold
+        draft = tl.load(draft_row + start + tile, mask=inside, other=-float("inf")).to(tl.float32) * cold
+        p = tl.exp(dense - dense_top) * dense_share
+        q = tl.exp(draft - draft_top) * draft_share
+        sampled = tl.minimum(q, p * more) + share * tl.maximum(p - floor * q, 0.0)
         sampled_sum += tl.minimum(p, sampled)
 
     token = tl.load(ids + row)
-    dense = tl.load(dense_row + token).to(tl.float32) / heat
-    draft = tl.load(draft_row + token).to(tl.float32) / heat
-    out += row
-    tl.store(out, tl.exp(dense - dense_top) / dense_whole)
-    tl.store(out + count, tl.exp(draft - draft_top) / draft_whole)
-    tl.store(out + 2 * count, tl.sum(both_sum, axis=0))
-    tl.store(out + 3 * count, accepted)
-    tl.store(out + 4 * count, tl.minimum(tl.sum(sampled_sum, axis=0), 1.0))
+    dense = tl.load(dense_row + token).to(tl.float32) * cold
+    draft = tl.load(draft_row + token).to(tl.float32) * cold
+    found += row
+    tl.store(found, tl.exp(dense - dense_top) * dense_share)
+    tl.store(found + count, tl.exp(draft - draft_top) * draft_share)
+    tl.store(found + 2 * count, tl.sum(both_sum, axis=0))
+    tl.store(found + 3 * count, accepted)
+    tl.store(found + 4 * count, tl.minimum(tl.sum(sampled_sum, axis=0), 1.0))
