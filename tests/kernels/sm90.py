@@ -1,6 +1,6 @@
-"""Compiles the kernels of the sparse training pass for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py
-[full]` prints registers, stack (spills) and shared memory of each. A process of its own, since triton
-interprets in the tests'.
+"""Compiles the kernels of the sparse training pass, and the one that checks drafts, for Hopper, on a machine without a
+GPU: `python tests/kernels/sm90.py [full]` prints registers, stack (spills) and shared memory of each. A process of its
+own, since triton interprets in the tests'.
 
 What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with head
 sizes 64 and 128 and groups of 1, 2 and 4 (minutes); otherwise each kernel is compiled once.
@@ -25,12 +25,14 @@ from triton.compiler import ASTSource
 
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
+from sparroll.engines.vllm.windows import triton_masses
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _POINTERS = {
     **dict.fromkeys(("words", "listed", "counts", "readers", "reader_counts", "wanted", "limits"), "*i32"),
-    **dict.fromkeys(("log_sum", "product", "scores"), "*fp32"),
-    "index": "*bf16",
+    **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
+    **dict.fromkeys(("requests", "places", "ids"), "*i64"),
+    **dict.fromkeys(("index", "dense_logits", "draft_logits"), "*bf16"),
     **dict.fromkeys(
         ("query", "keys", "values", "out", "grad_out", "grad_query", "grad_keys", "grad_values"), "of the model"
     ),
@@ -73,6 +75,7 @@ def untyped(full: bool) -> Iterator[Kernel]:
         {"UNIT": 16, "TILE_UNITS": 4, "TILE": lists.READER_TILE},
         {"num_warps": 4},
     )
+    yield "masses", triton_masses._masses, {"TILE": triton_masses.TILE}, {"num_warps": triton_masses.WARPS}
 
 
 def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
@@ -84,7 +87,7 @@ def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
         if name in constants:
             signature[name] = "constexpr"
             continue
-        signature[name] = _POINTERS.get(name, "fp32" if name.startswith("scale") else "i32")
+        signature[name] = _POINTERS.get(name, "fp32" if name.startswith(("scale", "floor")) else "i32")
         if signature[name] == "of the model":
             signature[name] = f"*{_NAMES[dtype]}"
         if signature[name] != "fp32" and not parameter.do_not_specialize:

@@ -36,9 +36,7 @@ def settled(temperatures: list[float], rows: list[int], drafts: list[int], **set
         mass = tempers.probabilities(draft_RDV[:, place], everyone, torch.from_numpy(everyone))
         ids_RD[:, place] = tempers.draw(mass, draws[0, :, place], everyone, torch.from_numpy(everyone))
     windows = Windows(np.array(rows), np.array(drafts), ids_RD, draws, tempers)
-    policies = Policies(
-        lambda numbers: dense_NV[numbers], lambda request, place: draft_RDV[request, place], torch.from_numpy
-    )
+    policies = Policies(lambda numbers: dense_NV[numbers], draft_RDV, torch.from_numpy)
     return windows, settle(windows, policies, settings.get("floor", FLOOR), settings.get("top_k", 0))
 
 

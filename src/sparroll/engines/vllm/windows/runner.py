@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -121,10 +122,8 @@ class WindowRunner:
                 torch.zeros(3, requests, rows, dtype=torch.float64, device=self.device),
                 Tempers.of([0.5] * requests, [1.0] * requests, self._to_device),
             )
-            policies = Policies(
-                lambda numbers: self.model.compute_logits(hidden.expand(len(numbers), -1).contiguous()),
-                self._drafted,
-                self._to_device,
+            policies = self._policies(
+                lambda numbers: self.model.compute_logits(hidden.expand(len(numbers), -1).contiguous())
             )
             settle(windows, policies, 0.5, top_k)
         return result
@@ -227,8 +226,7 @@ class WindowRunner:
             return self.model.compute_logits(self._hidden[step.rows[numbers]])
 
         floor = check.floor if check is not None else 1.0
-        policies = Policies(dense_logits, self._drafted, self._to_device)
-        settled = settle(step.windows, policies, floor, max(top_k or 0, 0))
+        settled = settle(step.windows, self._policies(dense_logits), floor, max(top_k or 0, 0))
         step.settled = settled
         ids_RD = torch.where(settled.stands_RD, settled.token_ids_RD, -1)
         lists = None
@@ -242,10 +240,9 @@ class WindowRunner:
             lists = LogprobsTensors(own_ids.flatten(0, 1).int(), own_logp.flatten(0, 1), ranks.flatten())
         return SamplerOutput(sampled_token_ids=ids_RD.int(), logprobs_tensors=lists)
 
-    def _drafted(self: Any, request_n: Tensor, place_n: Tensor) -> Tensor:
-        """What a row behind the drafts gets is meaningless, and nobody reads it."""
+    def _policies(self: Any, dense: Callable[[Tensor], Tensor]) -> Policies:
         assert self._draft_logits_RWV is not None, "drafts before the model was loaded"
-        return self._draft_logits_RWV[request_n, place_n.clamp_max(self.most_drafts - 1)]
+        return Policies(dense, self._draft_logits_RWV, self._to_device)
 
     def _record(self: Any, step: _Step) -> None:
         """Keep what the checks said about the tokens that stand. The host has waited for the step already."""

@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparroll.draft_check import acceptance_of_sampled, judge, sampling_logp, sampling_probability_of_tokens
+from sparroll.draft_check import judge, residual, sampling_logp, sampling_probability_of_tokens
 from sparroll.engines import sampling
+from sparroll.engines.vllm.windows.masses import Masses, masses
 
 LEAN_ROWS, EXACT_ROWS = 256, 64
 """Rows whose distributions are in memory at the same time, in float32 and in float64."""
@@ -147,9 +148,13 @@ class Policies:
 
     dense: Callable[[Tensor], Tensor]
     """[n] numbers of rows -> [n, V]."""
-    draft: Callable[[Tensor, Tensor], Tensor]
-    """[n] requests and [n] places -> [n, V]."""
+    draft_RWV: Tensor
+    """What a row behind the drafts has here is meaningless, and nobody reads it."""
     to_device: Callable[[np.ndarray], Tensor]
+
+    def draft(self, request_n: Tensor, place_n: Tensor) -> Tensor:
+        """[n, V]."""
+        return self.draft_RWV[request_n, place_n.clamp_max(self.draft_RWV.shape[1] - 1)]
 
 
 @dataclass(frozen=True)
@@ -220,25 +225,38 @@ def _judge_lean(windows: Windows, rows: _Rows, policies: Policies, floor: float,
     """Token, kept, log q~, log p and both acceptances of these rows, as if every draft stood: the few that do not are
     drawn again by `_redraw`. Nobody is greedy."""
     tempers, draws = windows.tempers, windows.draws_3RD[:, rows.request, rows.place]
-    dense_nV = tempers.probabilities(policies.dense(rows.number), rows.request_n, rows.request)
+    dense_logits_nV = policies.dense(rows.number)
     ids_n = windows.draft_ids_RD[rows.request, rows.place]
-    if not rows.drafted_n.all():
-        own_n = tempers.draw(dense_nV, draws[0], rows.request_n, rows.request)
-        ids_n = torch.where(policies.to_device(rows.drafted_n), ids_n, own_n)
-    dense_n = dense_nV.gather(-1, ids_n[:, None])[:, 0]
-    draft_nV = tempers.probabilities(policies.draft(rows.request, rows.place), rows.request_n, rows.request)
-    draft_n = draft_nV.gather(-1, ids_n[:, None])[:, 0]
-    draft_acceptance_n = torch.minimum(dense_nV, draft_nV).sum(-1)
-    accepted_n, acceptance_n = acceptance_of_sampled(dense_nV, draft_nV, floor)
-    kept_n = draws[1] * floor * draft_n < dense_n
-    sparse_n = sampling_probability_of_tokens(dense_n, draft_n, accepted_n, floor)
-    if not rows.drafted_n.all():
+    without = np.flatnonzero(~rows.drafted_n)
+    if len(without):
+        at, request_n = policies.to_device(without), rows.request_n[without]
+        mass_nV = tempers.probabilities(dense_logits_nV[at], request_n, rows.request[at])
+        ids_n = ids_n.index_copy(0, at, tempers.draw(mass_nV, draws[0, at], request_n, rows.request[at]))
+    found = _masses(tempers, rows, dense_logits_nV, policies, ids_n, floor)
+    kept_n = draws[1] * floor * found.draft_N < found.dense_N
+    sparse_n = sampling_probability_of_tokens(found.dense_N, found.draft_N, found.accepted_N, floor)
+    draft_acceptance_n, acceptance_n = found.draft_acceptance_N, found.acceptance_N
+    if len(without):
         has_n = policies.to_device(rows.drafted_n)
-        kept_n, sparse_n = kept_n | ~has_n, torch.where(has_n, sparse_n, dense_n)
+        kept_n, sparse_n = kept_n | ~has_n, torch.where(has_n, sparse_n, found.dense_N)
         draft_acceptance_n, acceptance_n = (
             torch.where(has_n, each, torch.ones_like(each)) for each in (draft_acceptance_n, acceptance_n)
         )
-    return ids_n, kept_n, sparse_n.log(), dense_n.log(), draft_acceptance_n, acceptance_n
+    return ids_n, kept_n, sparse_n.log(), found.dense_N.log(), draft_acceptance_n, acceptance_n
+
+
+def _masses(
+    tempers: Tempers, rows: _Rows, dense_logits_nV: Tensor, policies: Policies, ids_n: Tensor, floor: float
+) -> Masses:
+    """A top-p makes distributions that the kernel does not; they take PyTorch's operators, as on a CPU."""
+    if dense_logits_nV.is_cuda and not (tempers.top_p_R[rows.request_n] < 1).any():
+        from sparroll.engines.vllm.windows.triton_masses import masses_of_logits
+
+        heat_n = tempers.heat_R1[rows.request, 0]
+        return masses_of_logits(dense_logits_nV, policies.draft_RWV, rows.request, rows.place, heat_n, ids_n, floor)
+    dense_nV = tempers.probabilities(dense_logits_nV, rows.request_n, rows.request)
+    draft_nV = tempers.probabilities(policies.draft(rows.request, rows.place), rows.request_n, rows.request)
+    return masses(dense_nV, draft_nV, ids_n, floor)
 
 
 def _redraw(
@@ -260,23 +278,25 @@ def _redraw(
         request = policies.to_device(request_n)
         # A window that stands whole has nothing to draw again; its last draft is looked at.
         place = torch.minimum(stands_RD[request].sum(-1), policies.to_device(windows.drafts_R[request_n])) - 1
-        number = policies.to_device(starts_R[request_n]) + place
-        tempers, draws = windows.tempers, windows.draws_3RD[:, request, place]
-        judged = judge(
-            tempers.log_probs(policies.dense(number), request_n, request),
-            tempers.log_probs(policies.draft(request, place), request_n, request),
-            windows.draft_ids_RD[request, place],
-            draws[1],
-            draws[2],
-            floor,
+        number, tempers = policies.to_device(starts_R[request_n]) + place, windows.tempers
+        dense_nV, draft_nV = (
+            tempers.log_probs(logits_nV, request_n, request).double().exp_()
+            for logits_nV in (policies.dense(number), policies.draft(request, place))
         )
-        kept_n = kept_RD[request, place]
-        for values_RD, drawn_n in (
-            (token_ids_RD, judged.token_ids_N),
-            (sparse_logp_RD, judged.sparse_logp_N),
-            (dense_logp_RD, judged.dense_logp_N),
+        left_nV = residual(dense_nV, draft_nV, floor)
+        kept_nV = torch.minimum(draft_nV, dense_nV / floor)
+        rejected_n, mass_n = draft_nV.sum(-1) - kept_nV.sum(-1), left_nV.sum(-1)
+        # Where the policies are equal up to rounding, nothing may be left to draw from.
+        kept_n = kept_RD[request, place] | (mass_n <= 0)
+        drawn_n1 = draw(left_nV, windows.draws_3RD[2, request, place])[:, None]
+        dense_n, kept_mass_n, left_n = (each_nV.gather(-1, drawn_n1)[:, 0] for each_nV in (dense_nV, kept_nV, left_nV))
+        sparse_n = kept_mass_n + rejected_n / mass_n * left_n
+        for values_RD, new_n in (
+            (token_ids_RD, drawn_n1[:, 0]),
+            (sparse_logp_RD, sparse_n.log().float()),
+            (dense_logp_RD, dense_n.log().float()),
         ):
-            values_RD[request, place] = torch.where(kept_n, values_RD[request, place], drawn_n)
+            values_RD[request, place] = torch.where(kept_n, values_RD[request, place], new_n)
 
 
 def _judge_rows(windows: Windows, rows: _Rows, policies: Policies, floor: float, top_k: int) -> tuple[Tensor, ...]:
