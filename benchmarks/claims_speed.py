@@ -340,7 +340,7 @@ PAGES: Mapping[str, Claims] = {
     "docs/results.md": {
         "are {slowest} to {fastest} times as fast with the published 0.86 schedules, which is {least} to {most} % of what "
         "is attainable, or {least_fitted} to {most_fitted} % of what is attainable by the fitted definition.": speedups,
-        "of a 1.7B shape with responses of 12K tokens is {sparse} times as fast.": training_step,
+        "of a 1.7B shape with responses of 12K tokens is {sparse} times as fast,": training_step,
         "copy bandwidth ({rate} TB/s)": copy_bandwidth,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
