@@ -19,7 +19,7 @@ from sparroll.errors import UserError
 from sparroll.integrations.tail import State
 from sparroll.integrations.verl.steps import ReplicaStep, since
 from sparroll.integrations.verl.tap import Tap
-from sparroll.integrations.verl.worker import EXTENSION
+from sparroll.integrations.verl.worker import BESIDE_WINDOWS, EXTENSION
 from sparroll.models import fingerprint
 from sparroll.schedule import Schedule
 
@@ -34,7 +34,7 @@ class SparrollHttpServer(vLLMHttpServer):
         return OmegaConf.to_container(own) if OmegaConf.is_config(own) else own
 
     def _get_worker_extension_cls(self) -> str:
-        return EXTENSION
+        return BESIDE_WINDOWS if self._checks_drafts else EXTENSION
 
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         super()._preprocess_engine_kwargs(engine_kwargs)
@@ -72,7 +72,7 @@ class SparrollHttpServer(vLLMHttpServer):
             checks_drafts=self._checks_drafts,
         )
         await self.engine.collective_rpc("sparroll_reset_report")
-        await self.engine.collective_rpc("sparroll_take_checked")
+        await self.engine.collective_rpc("sparroll_take_checked_packed")
         self._taken = await self._report()
         start = own["start"]
         await self.sparroll_set_schedule(None if start is None else dict(start), True)

@@ -23,9 +23,10 @@ from sparroll.control.watcher import Watcher
 from sparroll.corrections import Correction
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.engines.make import roomiest
-from sparroll.engines.vllm.rescoring import RescoringSettings
+from sparroll.engines.vllm.rescoring import RescoringSettings, check_sampling
 from sparroll.errors import UserError, nearest
 from sparroll.integrations.corrections import check_usable
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
 from sparroll.train.config.base import Section
 from sparroll.train.config.check import one_line
@@ -39,6 +40,7 @@ DENSE = "dense"
 _SECTIONS = ("correction", "guard", "control", "mismatch")
 _KEYS = ("schedule", "force_schedule", "attention", "verify", "rescoring", *_SECTIONS)
 _HERE = {
+    "--force-schedule, attention.force = true": f"{PREFIX}.force_schedule=true",
     "rollout.samples_per_prompt": "actor_rollout_ref.rollout.n",
     "rollout.temperature": "actor_rollout_ref.rollout.temperature",
     "rollout.top_k": f"{PREFIX}.rescoring.top_k",
@@ -177,18 +179,22 @@ class RunFacts:
     max_prompt_tokens: int
     max_new_tokens: int
     temperature: float = 1.0
+    vocabulary: int | None = None
+    """Number of token ids; None where the model's files are not on this machine."""
 
     @staticmethod
     def of(config: Mapping[str, Any]) -> RunFacts:
         """From verl's whole configuration, as plain tables."""
         rollout, data = config["actor_rollout_ref"]["rollout"], config["data"]
+        model = str(config["actor_rollout_ref"]["model"]["path"])
         return RunFacts(
-            model=str(config["actor_rollout_ref"]["model"]["path"]),
+            model=model,
             prompts_per_step=int(data["train_batch_size"]),
             samples_per_prompt=int(rollout["n"]),
             max_prompt_tokens=int(data["max_prompt_length"]),
             max_new_tokens=int(data["max_response_length"]),
             temperature=float(rollout["temperature"]),
+            vocabulary=_vocabulary(model),
         )
 
 
@@ -238,7 +244,38 @@ def _read(table: dict[str, Any], facts: RunFacts) -> RunSettings:
     settings = RunSettings(config, rescoring, attention, start, longest)
     # What these refuse is to be refused before anything starts.
     settings.capacity()
+    _check_measurable(settings, facts)
     return settings
+
+
+def _check_measurable(settings: RunSettings, facts: RunFacts) -> None:
+    """Raise UserError where re-scoring could not say how far the rollouts are from dense, or never of enough of them."""
+    probe, schedule = settings.rescoring.probe_rollouts, settings.first_schedule()
+    if probe is not None and probe < LEAST_ROLLOUTS:
+        raise UserError(
+            f"{PREFIX}.rescoring.probe_rollouts = {probe}, and a length bin needs {LEAST_ROLLOUTS} rollouts to say anything",
+            f"{PREFIX}.rescoring.probe_rollouts={LEAST_ROLLOUTS} or more; null re-scores all",
+        )
+    if schedule is None or schedule.check is None:
+        # A vocabulary that is not known here is taken for a large one.
+        vocabulary = facts.vocabulary or settings.rescoring.top_k + 1
+        try:
+            check_sampling(facts.temperature, 1.0, settings.rescoring.top_k, vocabulary)
+        except UserError as error:
+            raise UserError(
+                error.message,
+                "actor_rollout_ref.rollout.temperature=1; or verified rollouts, which are measured at any temperature: "
+                f"+{PREFIX}.verify.window=64",
+            ) from None
+
+
+def _vocabulary(model: str) -> int | None:
+    from transformers import AutoConfig
+
+    try:
+        return int(AutoConfig.from_pretrained(model, local_files_only=True).vocab_size)
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def _attention(table: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import pickle
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -169,7 +170,8 @@ class Tap:
         same."""
         if not self.checks_drafts:
             return []
-        heard: dict[str, dict[str, Any]] = (await self._engine.collective_rpc("sparroll_take_checked"))[0]
+        packed, *_ = await self._engine.collective_rpc("sparroll_take_checked_packed")
+        heard: dict[str, dict[str, Any]] = pickle.loads(packed)
         for name, said in heard.items():
             self._said.setdefault(name, []).append(said)
         # vLLM may append to a request's name.
@@ -210,7 +212,7 @@ class Tap:
         try:
             await asyncio.gather(*(sample(self._prompts[name]) for name in sorted(self._prompts)[:prompts]))
             for held in await self._hear():
-                rollout = replace(held.rollout, acceptance=held.rollout.draft_acceptance)
+                rollout = replace(held.rollout, acceptance=_at_most_one(held.rollout))
                 self.rescorer.hold(rollout, held.rollout_id, held.prompt_id, held.began)
             await self.measure()
             return self.rescorer.take()[0]
@@ -225,6 +227,12 @@ class Tap:
         self._samples.clear()
         self._prompts, self._new_prompts = self._new_prompts or self._prompts, {}
         return state, counts, estimator, checked
+
+
+def _at_most_one(rollout: Rollout) -> torch.Tensor:
+    """The draft acceptance, which rounding may leave a little above 1."""
+    assert rollout.draft_acceptance is not None, "a rollout without checks"
+    return rollout.draft_acceptance.clamp_max(1)
 
 
 def digest(ids: list[int]) -> str:

@@ -11,10 +11,12 @@ from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 from sparroll.engines.vllm.worker import WorkerExtension
 
 EXTENSION = "sparroll.integrations.verl.worker.VerlWorkerExtension"
+BESIDE_WINDOWS = "sparroll.integrations.verl.worker.VerlLoading"
+"""For an engine that checks its drafts, whose worker class has our extension already; vLLM refuses it a second time."""
 
 
-class VerlWorkerExtension(vLLMColocateWorkerExtension, WorkerExtension):  # type: ignore[misc]
-    """Mixed into vLLM's worker, like its two bases."""
+class VerlLoading(vLLMColocateWorkerExtension):  # type: ignore[misc]
+    """verl's extension, which can load weights on a CPU, too. Mixed into vLLM's worker, so `self` is the worker."""
 
     def update_weights_from_ipc(self, *arguments: Any, **named: Any) -> None:
         self._received: list[tuple[str, Tensor]] = []
@@ -30,3 +32,7 @@ class VerlWorkerExtension(vLLMColocateWorkerExtension, WorkerExtension):  # type
             self._received += [(name, tensor.clone()) for name, tensor in weights]
         else:
             super()._update_weights(weights, *arguments, **named)
+
+
+class VerlWorkerExtension(VerlLoading, WorkerExtension):
+    """For an engine without checks."""
