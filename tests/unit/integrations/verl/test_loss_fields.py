@@ -31,7 +31,9 @@ def world() -> tuple[dict[str, Tensor], list[Rollout], list[TokenScores], Tensor
         "old_log_probs": nested(dense),
         "rollout_log_probs": nested(sparse),
         "response_mask": nested([torch.ones(length, dtype=torch.int64) for length in LENGTHS]),
-        "advantages": nested([advantage.expand(length) for advantage, length in zip(advantage_B, LENGTHS, strict=True)]),
+        "advantages": nested(
+            [advantage.expand(length) for advantage, length in zip(advantage_B, LENGTHS, strict=True)]
+        ),
     }
     rollouts = [Rollout([1], [5] * len(row), row, "length", prompt_index=n) for n, row in enumerate(sparse)]
     return fields, rollouts, [TokenScores(row) for row in dense], advantage_B
@@ -56,7 +58,9 @@ def test_the_fields_give_our_own_loss_and_our_own_metrics(name: str) -> None:
     loss = (token_BT * padded["rollout_is_weights"] * padded["response_mask"]).sum() / padded["loss_mask"].sum()
     torch.testing.assert_close(loss, expected, atol=1e-6, rtol=0)
     assert int(padded["loss_mask"].sum()) == ours.kept_tokens == found.report["policy/kept_tokens"]
-    assert {key: value for key, value in found.report.items() if not key.startswith("policy/")} == pytest.approx(metrics)
+    assert {key: value for key, value in found.report.items() if not key.startswith("policy/")} == pytest.approx(
+        metrics
+    )
 
 
 def test_an_update_without_a_kept_token_keeps_one_of_weight_zero() -> None:

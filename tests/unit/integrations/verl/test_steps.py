@@ -114,7 +114,9 @@ def test_the_ceiling_is_due_first_after_the_first_step_and_then_every_few() -> N
     steps.measured_ceiling([replica(1, range(8), HIGH).state], 1)
     assert [number for number in range(2, 11) if steps.ceiling_due(number)] == [5, 10]
     report = steps.complete(2, [replica(2, range(16), HIGH)], POLICY).report
-    assert report["mismatch/dense_ceiling_step"] == 1 and report["mismatch/dense_ceiling_q05"] == pytest.approx(HIGH, abs=1e-3)
+    assert report["mismatch/dense_ceiling_step"] == 1 and report["mismatch/dense_ceiling_q05"] == pytest.approx(
+        HIGH, abs=1e-3
+    )
 
 
 def test_checks_of_drafts_are_summed_over_replicas() -> None:
