@@ -70,6 +70,9 @@ def environment() -> dict[str, str]:
         "VLLM_LOGGING_LEVEL": "WARNING",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
+        # Ray would start a process for each CPU that it is told of.
+        "RAY_enable_worker_prestart": "0",
+        "RAY_prestart_worker_first_driver": "0",
         "TOKENIZERS_PARALLELISM": "false",
     }
 
@@ -129,7 +132,7 @@ def overrides(folder: Path, mode: str = "sparroll_sync") -> dict[str, str]:
         "reward.custom_reward_function.path": str(folder / "reward.py"),
         "reward.num_workers": "1",
         "+ray_kwargs.ray_init.num_gpus": "1",
-        "ray_kwargs.ray_init.num_cpus": "32",
+        "ray_kwargs.ray_init.num_cpus": "12",
         "+ray_kwargs.ray_init.include_dashboard": "False",
         "+ray_kwargs.ray_init.object_store_memory": "500000000",
         "transfer_queue.enable": "True",

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import inspect
 import pickle
 import uuid
 from collections import Counter
@@ -126,6 +127,14 @@ class Tap:
         finally:
             if finished is None:
                 self.rescorer.count_aborted()
+
+    async def pause_generation(self, *, wait_for_inflight_requests: bool = False, clear_cache: bool = True) -> None:
+        """verl's call, in the words of the vLLM that runs: later ones name the mode."""
+        pause = self._engine.pause_generation
+        if "mode" in inspect.signature(pause).parameters:
+            await pause(mode="wait" if wait_for_inflight_requests else "abort", clear_cache=clear_cache)
+        else:
+            await pause(wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache)
 
     def _is_rollout(self, parameters: Any) -> bool:
         """Whether a request is one of training: its tokens' log-probabilities are asked for, at the rollouts'
