@@ -1,5 +1,5 @@
-"""What a short run of verl on a CPU needs: the tiny model with a tokenizer that verl takes for Qwen's, prompts, a reward, and
-the command. No test here."""
+"""What a short run of verl on a CPU needs: the tiny model with a tokenizer that verl takes for Qwen's, prompts, a reward,
+and the command. No test here."""
 
 from __future__ import annotations
 

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from sparroll.corrections import Correction
 from sparroll.integrations.corrections import correct
+from sparroll.mismatch.step_metrics import distance_report
 from sparroll.types import StepReport
 
 READS = ("old_log_probs", "rollout_log_probs", "response_mask", "advantages")
 """The fields of verl's batch that a correction needs, nested: one row per rollout."""
+SPARSE = "mismatch/kl_sparse_to_dense"
 WRITES = ("rollout_is_weights", "response_mask", "loss_mask")
 
 
@@ -30,8 +32,13 @@ class CorrectedFields:
     """`correction/...`, `mismatch/kl_sparse_to_dense` and `policy/...`, by the names of our own loop."""
 
 
-def corrected_fields(made: Correction, fields: dict[str, Tensor], updates: list[list[int]]) -> CorrectedFields:
+def corrected_fields(
+    made: Correction, fields: dict[str, Tensor], updates: list[list[int]], stale_B: Tensor | None = None
+) -> CorrectedFields:
     """Correct a step's whole batch. fields: those of READS.
+
+    stale_B: bool, rollouts with tokens of older weights than those that `old_log_probs` are of. The correction cannot
+    tell staleness from sparsity and corrects both; the metrics keep them apart.
 
     updates: see `rows_of_updates`. Where the correction drops all tokens of an update, one token stays with weight 0,
     because verl divides by the number of tokens that stay.
@@ -48,7 +55,10 @@ def corrected_fields(made: Correction, fields: dict[str, Tensor], updates: list[
     )
     kept_BT = corrected.kept_BT
     trained_B = (kept_BT & (padded["advantages"] != 0)).any(-1)
-    report = corrected.report | {
+    report = corrected.report
+    if stale_B is not None and stale_B.any():
+        report = {name: value for name, value in report.items() if name != SPARSE} | _apart(padded, mask_BT, stale_B)
+    report |= {
         "policy/kept_tokens": float(kept_BT.sum()),
         "policy/trained_rollouts": float((mask_BT & (padded["advantages"] != 0)).any(-1).sum()),
         "policy/trained_tokens": float(kept_BT[trained_B].sum()),
@@ -57,6 +67,18 @@ def corrected_fields(made: Correction, fields: dict[str, Tensor], updates: list[
     weights_BT = corrected.weights_BT * kept_BT
     columns = {"rollout_is_weights": weights_BT, "response_mask": counted_BT, "loss_mask": counted_BT}
     return CorrectedFields({name: _nested(columns[name], lengths_B) for name in WRITES}, report)
+
+
+def _apart(padded: dict[str, Tensor], mask_BT: Tensor, stale_B: Tensor) -> StepReport:
+    """The distance between the policies where the weights are the same, and where they are not, which is both."""
+    tokens_B = mask_BT.sum(-1)
+    report: StepReport = {"staleness/token_share": float(tokens_B[stale_B].sum() / tokens_B.sum())}
+    for name, rows_B in ((SPARSE, ~stale_B), ("staleness/kl_sampler_to_dense", stale_B)):
+        chosen_BT = mask_BT & rows_B[:, None]
+        distance = distance_report(padded["old_log_probs"][chosen_BT], padded["rollout_log_probs"][chosen_BT])
+        if distance:
+            report[name] = distance[SPARSE]
+    return report
 
 
 def rows_of_updates(rollouts: int, mini_batch_rollouts: int, ranks: int) -> list[list[int]]:

@@ -1,6 +1,11 @@
-"""Stands in front of a server's vLLM engine: asks it for the lists that the acceptance is made of, keeps what was sampled
-until the driver asks for its measurement, and remembers which requests go on after an abort. Everything else passes
-through. No verl here; vLLM is imported only where a request is made.
+"""Stands in front of a server's vLLM engine: asks it for the lists that the acceptance is made of, and keeps what was
+sampled until the driver asks for its measurement. Everything else passes through. No verl here; vLLM is imported only where
+a request is made.
+
+In verl's asynchronous modes a request is aborted when the weights change, and the trainer sends it again with the tokens
+that it has so far as a longer prompt. Each part was sampled with one set of weights, so each counts by itself: the first
+one is dropped and counted as aborted, since its weights are gone, and the last one is measured with its own weights. So
+long responses are not left out, and old weights never count as a sparse policy.
 """
 
 # T response tokens, K top-k entries
@@ -88,9 +93,6 @@ class Tap:
         self.top_k = min(settings.top_k, vocabulary)
         self.checked = CheckedSums()
         self._samples: Counter[str] = Counter()
-        self._cut: dict[str, InForce] = {}
-        """Digest of the tokens that a request had when it was aborted -> what was in force when it began. The trainer
-        sends it again with these tokens as its prompt."""
         self._prompts: dict[str, list[int]] = {}
         """Those of the last step in which there were any, by their digests."""
         self._new_prompts: dict[str, list[int]] = {}
@@ -114,7 +116,7 @@ class Tap:
         if not sampling_params.stop:
             sampling_params.detokenize = False
         prompt_ids = list(prompt["prompt_token_ids"])
-        began = self._cut.pop(digest(prompt_ids), self.rescorer.in_force)
+        began = self.rescorer.in_force
         finished = None
         try:
             async for output in self._engine.generate(
@@ -146,7 +148,6 @@ class Tap:
         """Hold a finished rollout, and take the lists out of the output again."""
         if not output.outputs or not len(output.outputs[0].token_ids):
             self.rescorer.count_aborted()
-            self._cut[digest(prompt_ids)] = began
             return
         sampled = output.outputs[0]
         tokens, flat = list(sampled.token_ids), sampled.logprobs
@@ -154,7 +155,6 @@ class Tap:
         sampled.logprobs = _plain(tokens, logp_T.tolist())
         if sampled.finish_reason not in ("stop", "length"):
             self.rescorer.count_aborted()
-            self._cut[digest([*prompt_ids, *tokens])] = began
             return
         prompt_id = digest(prompt_ids)
         rollout_id = f"{began.weight_version}/{self.replica}/{prompt_id}#{self._samples[prompt_id]}"

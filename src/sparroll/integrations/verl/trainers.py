@@ -11,6 +11,7 @@ import os
 from typing import Any, ClassVar
 
 import ray
+import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
@@ -92,7 +93,9 @@ class SparseRollouts:
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         updates = rows_of_updates(len(batch), actor.ppo_mini_batch_size * rollout.n, ranks)
-        corrected = corrected_fields(self.settings.correction, {name: data[name] for name in READS}, updates)
+        stale_B = torch.tensor([tag["min_global_steps"] < self.global_steps - 1 for tag in batch.tags])
+        fields = {name: data[name] for name in READS}
+        corrected = corrected_fields(self.settings.correction, fields, updates, stale_B)
         self._policy.append(corrected.report)
         return tq.kv_batch_put(**where, fields=TensorDict(corrected.nested, batch_size=len(batch)))
 

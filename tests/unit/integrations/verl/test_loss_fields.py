@@ -81,3 +81,14 @@ def test_a_padding_rollout_has_no_token_that_could_stay() -> None:
 def test_updates_take_the_next_rows_of_every_rank() -> None:
     assert rows_of_updates(8, 4, 1) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert rows_of_updates(8, 4, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
+
+
+def test_staleness_is_kept_apart_from_sparsity() -> None:
+    fields, *_ = world()
+    stale_B = torch.tensor([False, True, False, False])
+    found = corrected_fields(correction("tis"), fields, [[0, 1, 2, 3]], stale_B).report
+    off = [s - d for s, d in zip(fields["rollout_log_probs"].unbind(), fields["old_log_probs"].unbind(), strict=True)]
+    assert found["staleness/kl_sampler_to_dense"] == pytest.approx(float(off[1].mean()))
+    fresh = torch.cat([row for row, stale in zip(off, stale_B.tolist(), strict=True) if not stale])
+    assert found["mismatch/kl_sparse_to_dense"] == pytest.approx(float(fresh.mean()))
+    assert found["staleness/token_share"] == 9 / 24

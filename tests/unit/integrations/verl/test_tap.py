@@ -77,10 +77,8 @@ def parameters(**named: Any) -> Any:
 
 
 async def ask(tapped: Tap, prompt: list[int], name: str = "a", **named: Any) -> Any:
-    output = None
-    async for output in tapped.generate({"prompt_token_ids": prompt}, parameters(**named), name):
-        pass
-    return output
+    request = tapped.generate({"prompt_token_ids": prompt}, parameters(**named), name)
+    return [output async for output in request][-1]
 
 
 def test_a_rollout_is_measured_and_verl_gets_the_log_probabilities_that_it_asked_for() -> None:
@@ -110,17 +108,26 @@ def test_validation_and_greedy_requests_pass_through_untouched() -> None:
 def test_what_spans_a_change_is_dropped_and_counted() -> None:
     tapped = tap(Engine(tokens=(0, 1), finish="abort"))
     asyncio.run(ask(tapped, [3], "cut"))
-    tapped.rescorer.in_force = InForce(weight_version=1)
     tapped._engine.finish = "length"
-    # The trainer sends it again with the tokens that it had; another request has the same weights all along.
-    asyncio.run(ask(tapped, [3, 0, 1], "again"))
-    asyncio.run(ask(tapped, [3, 3], "fresh"))
+    asyncio.run(ask(tapped, [3, 3], "older weights"))
+    tapped.rescorer.in_force = InForce(weight_version=1)
+    asyncio.run(ask(tapped, [3, 1], "older schedule"))
     tapped.rescorer.in_force = InForce(weight_version=1, schedule_version=1)
     asyncio.run(ask(tapped, [3, 2], "newest"))
     asyncio.run(tapped.measure())
     counts = tapped.take()[1]
     assert (counts.held, counts.aborted, counts.weights_changed) == (4, 1, 1)
     assert (counts.schedule_changed, counts.measured) == (1, 1)
+
+
+def test_what_is_sampled_after_an_abort_counts_by_itself_at_its_own_context() -> None:
+    tapped = tap(Engine(tokens=(0, 1), finish="abort"))
+    asyncio.run(ask(tapped, [3], "first part"))
+    tapped.rescorer.in_force = InForce(weight_version=1)
+    tapped._engine.finish = "stop"
+    asyncio.run(ask(tapped, [3, 0, 1], "second part"))
+    (held,) = tapped.rescorer.due()
+    assert held.rollout.context_tokens.tolist() == [3, 4] and tapped.rescorer.counts.aborted == 1
 
 
 def test_samples_of_one_prompt_have_names_of_their_own_in_every_step() -> None:
