@@ -6,16 +6,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+import psutil
 
 import sparroll.models
 from sparroll import tasks
 
 SHIM = Path(__file__).parent / "shim"
 PROMPT_TOKENS, RESPONSE_TOKENS, PROMPTS, SAMPLES = 128, 160, 4, 4
+ROLLOUTS = PROMPTS * SAMPLES
+MARK = "SPARROLL_TEST_RUN"
 SOURCE = Path(__file__).parents[2] / "src"
 
 
@@ -145,25 +149,44 @@ def command(settings: dict[str, str]) -> list[str]:
     return [sys.executable, "-m", "sparroll.verl", *(f"{name}={value}" for name, value in settings.items())]
 
 
-def run(folder: Path, settings: dict[str, str], seconds: float = 300) -> str:
-    """Run to the end and return what it printed. Everything that it started is gone afterwards."""
-    process = subprocess.Popen(
-        command(settings),
-        cwd=folder,
-        env=environment() | {"VERL_FILE_LOGGER_PATH": str(folder / "metrics.jsonl")},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def run(
+    folder: Path, settings: dict[str, str], name: str, *, kill_after_step: int | None = None, seconds: float = 280
+) -> str:
+    """Run to the end, or kill -9 everything as soon as a step was logged. -> what it printed. Metrics are in NAME.jsonl."""
+    metrics, log = folder / f"{name}.jsonl", folder / f"{name}.log"
+    marked = {"VERL_FILE_LOGGER_PATH": str(metrics), MARK: f"{folder}/{name}"}
+    with log.open("w") as sink:
+        process = subprocess.Popen(
+            command(settings), cwd=folder, env=environment() | marked, stdout=sink, stderr=subprocess.STDOUT
+        )
+    until = time.monotonic() + seconds
     try:
-        return process.communicate(timeout=seconds)[0]
+        while process.poll() is None and time.monotonic() < until:
+            if (
+                kill_after_step is not None
+                and metrics.is_file()
+                and f'"step":{kill_after_step},' in metrics.read_text()
+            ):
+                break
+            time.sleep(0.1)
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.wait()
+        _kill_marked(marked[MARK])
+    return log.read_text()
 
 
-def steps(folder: Path) -> list[dict[str, float]]:
+def _kill_marked(mark: str) -> None:
+    """Kill what a run has left: Ray's processes have sessions of their own, but they inherit its environment."""
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                process.kill()
+        except psutil.Error:
+            continue
+
+
+def steps(folder: Path, name: str) -> list[dict[str, float]]:
     """The metrics of each step that verl logged."""
-    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    lines = (folder / f"{name}.jsonl").read_text().splitlines()
     return [json.loads(line)["data"] for line in lines]
