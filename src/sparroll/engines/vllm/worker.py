@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 from collections.abc import Iterable
 from typing import Any
 
@@ -54,6 +55,10 @@ class WorkerExtension:
         on, or memory fills."""
         runner = self.model_runner
         return runner.take_checked() if hasattr(runner, "take_checked") else {}
+
+    def sparroll_take_checked_packed(self) -> bytes:
+        """The same, pickled, for an engine in another process than its user: vLLM would hand on tensors as lists."""
+        return pickle.dumps(self.sparroll_take_checked())
 
     def sparroll_reset_report(self) -> None:
         """Start counting anew. Must not be called while requests run."""
