@@ -37,6 +37,8 @@ ON_THE_SAME_FLOOR: dict[str, set[str]] = {
     "__main__": {"cli"},
     "calibrate": {"plan"},
     "report": {"train"},
+    # Guard, controller and their settings are those of our own loop.
+    "integrations": {"train"},
 }
 """What a part may import of its own floor."""
 

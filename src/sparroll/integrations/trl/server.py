@@ -1,0 +1,166 @@
+"""Stands in front of TRL's client of a `vllm serve` (server mode), in the main process. TRL calls `generate`; what is
+sampled is measured before it returns, by the same server. Everything else passes through.
+
+The server is started with the arguments of `sparroll serve-args` and VLLM_SERVER_DEV_MODE=1 (docs/trl.md), so that it can
+be asked to change its schedule and what it ran.
+"""
+
+# T response tokens, K top-k entries
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from sparroll.engines.report import EngineReport
+from sparroll.engines.vllm import rescoring
+from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
+from sparroll.errors import UserError
+from sparroll.integrations.tail import State
+from sparroll.integrations.trl.process_step import CheckSums, ProcessStep
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout, TokenScores, TopK
+
+RESCORED_AT_ONCE = 4
+"""Rollouts in one request, since a server returns their lists as text."""
+
+
+class SparseClient:
+    """`vllm_generation.vllm_client = SparseClient(vllm_generation.vllm_client, ...)`; otherwise like SparseLLM."""
+
+    weight_version = 0
+    """Rollouts are measured inside `generate`, so the weights never change in between."""
+
+    def __init__(self, client: Any, *, capacity: Schedule, settings: RescoringSettings):
+        if capacity.check is not None:
+            raise UserError(
+                "a server does not say over HTTP what its checks of drafts saw, so verified rollouts cannot be measured",
+                'vllm_mode="colocate", or a schedule without a check',
+            )
+        self._client = client
+        self._capacity = capacity
+        self.schedule: Schedule | None = capacity
+        self._unknown = True
+        """Whether it is not known what the server samples under."""
+        self.rescorer = Rescorer(settings)
+        self._round, self._measures, self._ceiling_prompts = "", True, 0
+        self._ceiling: State | None = None
+        self._ask("sparroll_reset_report")
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._client, name)
+
+    def begin(self, name: str, schedule: Schedule | None, *, measures: bool = True, ceiling_prompts: int = 0) -> None:
+        """See SparseLLM.begin."""
+        self._round, self._wanted, self._measures = name, schedule, measures
+        self._ceiling_prompts = ceiling_prompts
+        self._ask("sparroll_reset_report")
+
+    def take(self) -> ProcessStep:
+        """What was measured and counted since `begin`."""
+        estimator = self.rescorer.estimator
+        state, counts = self.rescorer.take()
+        ceiling, self._ceiling = self._ceiling, None
+        said = self._ask("sparroll_report")
+        report = EngineReport.from_table(json.loads(said) if isinstance(said, str) else said)
+        return ProcessStep(state, counts, estimator, report, CheckSums(), ceiling)
+
+    def generate(self, prompts: Sequence[list[int]], features: Any = None, n: int = 1, **theirs: Any) -> dict[str, Any]:
+        """`VLLMClient.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone."""
+        assert features is None, "models with images are refused at the start"
+        if self._ceiling_prompts:
+            self._measure_ceiling(prompts, theirs)
+        self._set_schedule(self._wanted)
+        answer, rollouts = self._sample(prompts, n, theirs)
+        if self._measures:
+            self._hold(rollouts, self._round)
+            rescoring.measure(self.rescorer, self)
+        return answer
+
+    def _sample(
+        self, prompts: Sequence[list[int]], n: int, theirs: dict[str, Any]
+    ) -> tuple[dict[str, Any], list[Rollout]]:
+        top_k = self.rescorer.settings.top_k if self._measures else 0
+        answer: dict[str, Any] = self._client.generate(prompts=list(prompts), n=n, **theirs | {"logprobs": top_k})
+        rollouts = []
+        every = zip(answer["completion_ids"], answer["logprobs"], answer["logprob_token_ids"], strict=True)
+        for place, (tokens, logp, ids) in enumerate(every):
+            rollouts.append(_rollout(answer["prompt_ids"][place // n], tokens, logp, ids, top_k))
+        answer["logprobs"] = [[[value] for value in rollout.sparse_logp.tolist()] for rollout in rollouts]
+        answer["logprob_token_ids"] = [[[token] for token in rollout.response_ids] for rollout in rollouts]
+        return answer, rollouts
+
+    def _hold(self, rollouts: list[Rollout], name: str) -> None:
+        samples: Counter[tuple[int, ...]] = Counter()
+        for place, rollout in enumerate(rollouts):
+            prompt = tuple(rollout.prompt_ids)
+            samples[prompt] += 1
+            self.rescorer.hold(rollout, f"{name}/server/{place}", prompt, self.rescorer.in_force)
+
+    def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
+        """What the dense policy says of each response token, from a dense prefill in the server (see rescoring.py)."""
+        said = self._client.get_sequence_logprobs(
+            [[*each.prompt_ids, *each.response_ids] for each in rollouts],
+            [len(each.prompt_ids) for each in rollouts],
+            top_logprobs=top_k,
+            temperature=temperature,
+            chunk_size=RESCORED_AT_ONCE,
+        )
+        every = zip(said["actual_logprobs"], said["logprob_token_ids"], said["logprobs"], strict=True)
+        return [
+            TokenScores(torch.tensor(own)[:, 0], TopK(torch.tensor(ids, dtype=torch.int64), torch.tensor(logp)))
+            for own, ids, logp in every
+        ]
+
+    def _measure_ceiling(self, prompts: Sequence[list[int]], theirs: dict[str, Any]) -> None:
+        """The tail of a few dense rollouts. They are counted nowhere."""
+        chosen, self._ceiling_prompts = list(prompts)[: self._ceiling_prompts], 0
+        kept, self.rescorer = self.rescorer, Rescorer(replace(self.rescorer.settings, probe_rollouts=None))
+        try:
+            self._set_schedule(None)
+            _, rollouts = self._sample(chosen, 1, theirs)
+            self._hold(rollouts, f"{self._round}/dense")
+            rescoring.measure(self.rescorer, self)
+            self._ceiling = self.rescorer.take()[0]
+        finally:
+            self.rescorer = kept
+        self._ask("sparroll_reset_report")
+
+    def _set_schedule(self, schedule: Schedule | None) -> None:
+        if schedule == self.schedule and not self._unknown:
+            return
+        table, name = (None, "dense") if schedule is None else (schedule.table(), schedule.name)
+        self._ask("sparroll_set_schedule", table, name)
+        # K and V of cached responses are those of the old schedule.
+        self._client.reset_prefix_cache()
+        self.schedule, self._unknown = schedule, False
+
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        """Call a method of WorkerExtension on the server's workers. -> what the first one says"""
+        url = f"{self._client.base_url}/collective_rpc"
+        answer = self._client.session.post(url, json={"method": method, "args": list(arguments)})
+        if answer.status_code != 200:
+            raise UserError(
+                f"the vLLM server at {self._client.base_url} does not answer to {method}: {answer.status_code} "
+                f"{answer.text[:200]}",
+                "start it with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL $(sparroll serve-args --schedule ...) "
+                "--max-logprobs -1 (docs/trl.md)",
+            )
+        said = answer.json() if answer.content else {}
+        return (said.get("results") or [None])[0]
+
+
+def _rollout(prompt: list[int], tokens: list[int], logp: list[list[Any]], ids: list[list[int]], top_k: int) -> Rollout:
+    """From rows of ids and log-probabilities, most likely first, with the sampled token somewhere among them."""
+    own = [row[each.index(token)] for token, row, each in zip(tokens, logp, ids, strict=True)]
+    lists = None
+    if top_k:
+        lists = TopK(
+            torch.tensor([row[:top_k] for row in ids], dtype=torch.int64), torch.tensor([row[:top_k] for row in logp])
+        )
+    return Rollout(list(prompt), list(tokens), torch.tensor(own, dtype=torch.float32), "stop", top_k=lists)
