@@ -40,12 +40,16 @@ class SparseLLM:
 
     def __init__(self, llm: Any, *, capacity: Schedule, settings: RescoringSettings, seed: int, process: int):
         self._llm = llm
-        self._capacity, self.schedule = capacity, capacity
+        self._capacity = capacity
+        self.schedule: Schedule | None = None
+        """What the engine samples under, from the first `generate` on."""
+        self._begun = False
         self._process, self._seed = process, seed
         model = llm.llm_engine.vllm_config.model_config
         self.vocabulary, self.context_limit = int(model.get_vocab_size()), int(model.max_model_len)
         self.rescorer = Rescorer(settings)
         self._round, self._measures = "", True
+        self._wanted: Schedule | None = None
         self._requests = 0
         self._ceiling_prompts = 0
         self._ceiling: State | None = None
@@ -173,7 +177,7 @@ class SparseLLM:
         return self._capacity.check is not None
 
     def _set_schedule(self, schedule: Schedule | None) -> None:
-        if schedule == self.schedule:
+        if schedule == self.schedule and self._begun:
             return
         if schedule is not None:
             check_runnable(schedule, self._capacity)
@@ -186,7 +190,7 @@ class SparseLLM:
         # `python -O` drops.
         emptied = self._llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: requests are still running"
-        self.schedule = schedule
+        self.schedule, self._begun = schedule, True
 
     def _ask(self, method: Any, *arguments: Any) -> Any:
         """Call a method of WorkerExtension on the worker, which TRL has made without it."""

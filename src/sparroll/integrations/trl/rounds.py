@@ -24,11 +24,11 @@ class WatchedRound:
     events: list[str] = field(default_factory=list)
 
 
-class Rounds:
+class SamplingRounds:
     """The schedule in force and the watchers, over all rounds of a run. A round is one batch of rollouts; TRL takes
     `steps_per_generation * num_iterations / gradient_accumulation_steps` optimizer steps on it, usually one.
 
-    >>> rounds = Rounds(setup)
+    >>> rounds = SamplingRounds(setup)
     >>> watched = rounds.complete(process_steps, policy_report)      # rounds.schedule is that of the next round
     """
 

@@ -43,12 +43,12 @@ class SparseClient:
                 'vllm_mode="colocate", or a schedule without a check',
             )
         self._client = client
-        self._capacity = capacity
-        self.schedule: Schedule | None = capacity
-        self._unknown = True
-        """Whether it is not known what the server samples under."""
+        self.schedule: Schedule | None = None
+        """What the server samples under, from the first `generate` on."""
+        self._begun = False
         self.rescorer = Rescorer(settings)
         self._round, self._measures, self._ceiling_prompts = "", True, 0
+        self._wanted: Schedule | None = None
         self._ceiling: State | None = None
         self._ask("sparroll_reset_report")
 
@@ -132,13 +132,13 @@ class SparseClient:
         self._ask("sparroll_reset_report")
 
     def _set_schedule(self, schedule: Schedule | None) -> None:
-        if schedule == self.schedule and not self._unknown:
+        if schedule == self.schedule and self._begun:
             return
         table, name = (None, "dense") if schedule is None else (schedule.table(), schedule.name)
         self._ask("sparroll_set_schedule", table, name)
         # K and V of cached responses are those of the old schedule.
         self._client.reset_prefix_cache()
-        self.schedule, self._unknown = schedule, False
+        self.schedule, self._begun = schedule, True
 
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of WorkerExtension on the server's workers. -> what the first one says"""

@@ -29,7 +29,7 @@ from sparroll.integrations.trl import refusals
 from sparroll.integrations.trl.engine import SparseLLM
 from sparroll.integrations.trl.loss import correct_batch, leave_uncorrected
 from sparroll.integrations.trl.process_step import ProcessStep, ran_report
-from sparroll.integrations.trl.rounds import Rounds
+from sparroll.integrations.trl.rounds import SamplingRounds
 from sparroll.integrations.trl.server import SparseClient
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
 from sparroll.resume import refuse_changes
@@ -63,7 +63,7 @@ class SparseRolloutsMixin:
         refusals.check_arguments(args, given)
         config = _config_of(model, args)
         self.sparse_setup = SparseSetup.of(sparse, _facts(model, config, args))
-        self.sparse_rounds = Rounds(self.sparse_setup)
+        self.sparse_rounds = SamplingRounds(self.sparse_setup)
         self.sparse_events: list[str] = []
         """What the guard, the controller and others said, with the round; in the log, too."""
         self._round_began: float | None = None
@@ -185,7 +185,7 @@ class SparseGRPOTrainer(SparseRolloutsMixin, GRPOTrainer):  # type: ignore[misc]
 class _Stop(TrainerCallback):  # type: ignore[misc]
     """Ends the run after the step in which a watcher asked for it, with a checkpoint where the run writes any."""
 
-    def __init__(self, rounds: Rounds):
+    def __init__(self, rounds: SamplingRounds):
         self._rounds = rounds
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:

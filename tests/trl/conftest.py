@@ -1,0 +1,31 @@
+"""What every test in tests/trl runs under: vLLM on a CPU, in this process, in fp32."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+# This folder looks like a package named trl where TRL is not installed; nothing is named like the data sets that it needs.
+HAVE_TRL = importlib.util.find_spec("datasets") is not None
+collect_ignore_glob = [] if HAVE_TRL else ["test_*.py"]
+
+os.environ |= {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_LOGGING_LEVEL": "ERROR",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+@pytest.fixture(scope="session")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+    """One short training run, which many tests look at."""
+    from trl_runs import Observed, train
+
+    folder: Path = tmp_path_factory.mktemp("run")
+    observed: Observed = train(folder)
+    yield observed

@@ -1,0 +1,75 @@
+"""A run that is killed goes on from TRL's checkpoint as if nothing had happened, guard and controller included."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import trl_runs
+from sparroll.errors import UserError
+from sparroll.integrations import saved_state
+from sparroll.integrations.trl import SparseRollouts
+from trl_runs import KILLED_IN_STEP, START, STEPS, Observed
+
+
+def test_a_killed_run_resumes_with_the_same_steps_and_the_same_decisions(
+    run: Observed, tmp_path: Path
+) -> None:
+    command = [sys.executable, str(Path(trl_runs.__file__)), str(tmp_path), "kill"]
+    killed = subprocess.run(command, env=trl_runs.environment(), capture_output=True, text=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]
+    assert not (tmp_path / "history.json").exists()
+    assert sorted(each.name for each in tmp_path.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    resumed = trl_runs.train(tmp_path, resume=True)
+    assert len(resumed.batches) == STEPS - KILLED_IN_STEP + 1
+    whole = [_untimed(each) for each in run.history]
+    assert [_untimed(each) for each in resumed.history] == whole
+    last = f"checkpoint-{STEPS}"
+    assert _plain(tmp_path / last) == _plain(Path(run.trainer.args.output_dir) / last)
+    assert resumed.trainer.sparse_rounds.schedule == run.trainer.sparse_rounds.schedule
+
+
+def _untimed(step: dict[str, Any]) -> dict[str, float]:
+    return {name: pytest.approx(value, rel=1e-5) for name, value in step.items() if not _is_time(name)}
+
+
+def _is_time(name: str) -> bool:
+    return "seconds" in name or "time" in name or name == "rescoring/share_of_step"
+
+
+def _plain(folder: Path) -> dict[str, Any]:
+    table = json.loads((folder / saved_state.PLAIN).read_text())
+    return {name: table[name] for name in ("rounds", "schedule", "stopped", "watchers", "settings")}
+
+
+def test_other_settings_are_refused_on_resume(run: Observed, tmp_path: Path) -> None:
+    other = trl_runs.make(tmp_path, sparse=SparseRollouts(START, correction="tis", mismatch=trl_runs.MISMATCH))
+    checkpoint = str(Path(run.trainer.args.output_dir) / "checkpoint-2")
+    with pytest.raises(UserError, match="correction"):
+        other.train(resume_from_checkpoint=checkpoint)
+
+
+def test_a_guard_that_stops_ends_the_run_with_a_checkpoint_that_says_so(run: Observed, tmp_path: Path) -> None:
+    sparse = SparseRollouts(
+        START, guard={"action": "stop", "at_least": 0.97, "window_steps": 2}, mismatch=trl_runs.MISMATCH
+    )
+    trainer = trl_runs.make(tmp_path, sparse=sparse, changes={"save_steps": 100})
+    trainer.train()
+    assert 0 < trainer.state.global_step < STEPS
+    assert "stopped" in trainer.sparse_events[-1]
+    checkpoint = tmp_path / f"checkpoint-{trainer.state.global_step}"
+    assert saved_state.read(checkpoint, "")["stopped"] == trainer.sparse_rounds.stopped != ""
+    again = trl_runs.make(tmp_path, sparse=sparse)
+    with pytest.raises(UserError, match="this run was stopped"):
+        again.train(resume_from_checkpoint=True)
+
+
+def test_a_checkpoint_without_our_state_is_refused(run: Observed, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="was not written by a run with sparroll"):
+        saved_state.read(tmp_path, "start anew")
