@@ -1,11 +1,11 @@
 """Short TRL runs for the tests in tests/trl: the tiny model, colocated vLLM on a CPU in fp32, a prompt list of its own.
 
-    python tests/trl_runs.py FOLDER [kill|resume]     # the same run in a process of its own; its log goes to FOLDER
+    python tests/trl_runs.py FOLDER kill     # the same run in a process of its own, which kills itself
+    python tests/trl_runs.py FOLDER rank     # one process of a run of two
 """
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -61,7 +61,7 @@ def on_this_cpu() -> None:
         key = os.environ[SCHEDULE_VARIABLE]
         if key not in _ENGINES:
             _ENGINES.clear()
-            _ENGINES[key] = LLM(**named, dtype="float32", enforce_eager=True)
+            _ENGINES[key] = LLM(**named, dtype="float32", enforce_eager=True, kv_cache_memory_bytes=2**26)
         return _ENGINES[key]
 
     vllm_generation.LLM = made
@@ -160,8 +160,31 @@ def main(folder: Path, what: str = "") -> None:
             if what == "kill" and state.global_step == KILLED_IN_STEP - 1:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-    observed = train(folder, resume=what == "resume", callbacks=[Kill()])
-    (folder / "history.json").write_text(json.dumps(observed.history))
+    if what == "rank":
+        one_of_two(folder)
+    else:
+        train(folder, callbacks=[Kill()])
+
+
+def one_of_two(folder: Path) -> None:
+    """One process of a run of two, with a correction that normalises over the whole batch."""
+    from sparroll.integrations.trl import SparseRollouts
+
+    sparse = SparseRollouts(
+        START, correction="sparse_rl_released", control=CONTROL, mismatch=MISMATCH, probe_rollouts=None
+    )
+    changes = {"per_device_train_batch_size": ROLLOUTS // 2, "max_steps": 2}
+    observed = train(folder, sparse=sparse, changes=changes)
+    rounds = observed.trainer.sparse_rounds
+    said = {
+        "batches": observed.batches,
+        "history": observed.history,
+        "events": observed.trainer.sparse_events,
+        "schedule": rounds.schedule.inline(),
+        "weights": observed.trainer.model.get_input_embeddings().weight.detach(),
+    }
+    torch.save(said, folder / f"rank-{observed.trainer.accelerator.process_index}.pt")
+    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
