@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import requests
 import torch
 
 from sparroll.engines.report import EngineReport
@@ -143,7 +144,9 @@ class SparseClient:
     def _ask(self, method: str, *arguments: Any) -> Any:
         """Call a method of WorkerExtension on the server's workers. -> what the first one says"""
         url = f"{self._client.base_url}/collective_rpc"
-        answer = self._client.session.post(url, json={"method": method, "args": list(arguments)})
+        # Without the session's retries: a server that cannot answer today will not a minute later.
+        asked = {"method": method, "args": list(arguments)}
+        answer = requests.post(url, json=asked, headers=dict(self._client.session.headers), timeout=600)
         if answer.status_code != 200:
             raise UserError(
                 f"the vLLM server at {self._client.base_url} does not answer to {method}: {answer.status_code} "
