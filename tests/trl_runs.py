@@ -1,7 +1,7 @@
 """Short TRL runs for the tests in tests/trl: the tiny model, colocated vLLM on a CPU in fp32, a prompt list of its own.
 
-    python tests/trl_runs.py FOLDER kill     # the same run in a process of its own, which kills itself
-    python tests/trl_runs.py FOLDER rank     # one process of a run of two
+python tests/trl_runs.py FOLDER kill     # the same run in a process of its own, which kills itself
+python tests/trl_runs.py FOLDER rank     # one process of a run of two
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def on_this_cpu() -> None:
     """TRL leaves it to vLLM to take bf16 for a model of fp32, and to compile it for a minute. In this process, vLLM is made
     once for each schedule that it starts with."""
     from trl.generation import vllm_generation
-    from vllm import LLM
 
     from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
+    from vllm import LLM
 
     def made(**named: Any) -> Any:
         key = os.environ[SCHEDULE_VARIABLE]

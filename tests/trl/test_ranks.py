@@ -69,9 +69,7 @@ def test_a_correction_that_normalises_does_so_over_both(ranks: list[dict[str, An
         return torch.cat(rows)
 
     made, mask_BT = correction("sparse_rl_released"), both("completion_mask").bool()
-    expected = made(
-        dense_logp=both("old_per_token_logps"), sparse_logp=both("sampling_per_token_logps"), mask=mask_BT
-    )
+    expected = made(dense_logp=both("old_per_token_logps"), sparse_logp=both("sampling_per_token_logps"), mask=mask_BT)
     kept_BT = expected.kept(mask_BT)
     torch.testing.assert_close(both("importance_sampling_ratio"), expected.weights, atol=1e-6, rtol=0)
     assert torch.equal(both("tool_mask").bool(), kept_BT)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from sparroll.corrections import correction, names
+from sparroll.integrations.trl import refusals
 from sparroll.integrations.trl.loss import correct_batch
 from sparroll.mismatch import TailStatistics, acceptance_of
 from sparroll.train.update.loss import LossSettings, policy_loss
@@ -52,7 +54,7 @@ def test_all_are_rescored_and_the_tail_is_logged_by_length_with_its_ceiling(run:
 def test_theirs_is_not_logged_beside_our_correction(run: Observed) -> None:
     assert not any(name.startswith("sampling/importance_sampling_ratio") for name in run.history[0])
     assert run.history[0]["correction/masked_token_share"] > 0
-    assert 0 < run.history[0]["mismatch/kl_sparse_to_dense"]
+    assert run.history[0]["mismatch/kl_sparse_to_dense"] > 0
 
 
 def test_the_controller_raises_budgets_and_the_engine_reads_more(run: Observed) -> None:
@@ -166,3 +168,14 @@ def test_micro_batches_add_up_to_the_same_loss(run: Observed) -> None:
     finally:
         trainer.args.steps_per_generation = 1
     assert parts == pytest.approx(whole, abs=1e-6)
+
+
+def test_the_refusals_know_trls_own_defaults() -> None:
+    from trl import GRPOConfig
+
+    for field in dataclasses.fields(GRPOConfig):
+        wrong = [is_wrong for name, is_wrong, _, _ in refusals._WRONG if name == field.name]
+        if field.name != "use_vllm":
+            assert not any(is_wrong(field.default) for is_wrong in wrong), field.name
+    known = {field.name for field in dataclasses.fields(GRPOConfig)}
+    assert {name for name, *_ in refusals._WRONG} <= known

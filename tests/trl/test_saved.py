@@ -18,9 +18,7 @@ from sparroll.integrations.trl import SparseRollouts
 from trl_runs import KILLED_IN_STEP, START, STEPS, Observed
 
 
-def test_a_killed_run_resumes_with_the_same_steps_and_the_same_decisions(
-    run: Observed, tmp_path: Path
-) -> None:
+def test_a_killed_run_resumes_with_the_same_steps_and_the_same_decisions(run: Observed, tmp_path: Path) -> None:
     command = [sys.executable, str(Path(trl_runs.__file__)), str(tmp_path), "kill"]
     killed = subprocess.run(command, env=trl_runs.environment(), capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr[-3000:]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,7 +23,6 @@ from sparroll.engines.vllm.worker import WorkerExtension
 from sparroll.errors import UserError
 from sparroll.integrations.tail import State
 from sparroll.integrations.trl.process_step import CheckSums, ProcessStep
-from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores
 
@@ -203,7 +202,7 @@ class SparseLLM:
         said: dict[str, dict[str, Any]] = self._ask(WorkerExtension.sparroll_take_checked)
         return {_number(name): each for name, each in said.items()}
 
-    def load_weights(self, named: list[tuple[str, Any]]) -> None:
+    def load_weights(self, named: Iterable[tuple[str, Any]]) -> None:
         """Copy the trainer's weights in on a CPU, where vLLM packs those of its layers, so that TRL's own way fails. Both
         are in this process."""
         self._ask(WorkerExtension.sparroll_load_weights, named)
@@ -216,11 +215,6 @@ def check_runnable(schedule: Schedule, capacity: Schedule) -> None:
     if len(schedule.steps) > MOST_STEPS:
         raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
     check_fits_engine(schedule, capacity)
-
-
-def no_tail(bin_tokens: int) -> State:
-    """The state of statistics without a token."""
-    return TailStatistics(bin_tokens=bin_tokens).state()
 
 
 def _number(request_id: str) -> int:

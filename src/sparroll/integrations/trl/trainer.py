@@ -97,9 +97,9 @@ class SparseRolloutsMixin:
     def _generate_single_turn(self: Any, *arguments: Any, **named: Any) -> Any:
         on_cpu = self.accelerator.device.type == "cpu"
         if on_cpu and self.vllm_mode == "colocate" and self.state.global_step != self._last_loaded_step:
-            self._sparse_engine.load_weights(
-                [(name, tensor.detach()) for name, tensor in self.vllm_generation._iter_named_params()]
-            )
+            # One at a time: TRL merges an adapter while it gives the weights, and takes it out again behind the last one.
+            named_weights = self.vllm_generation._iter_named_params()
+            self._sparse_engine.load_weights((name, tensor.detach()) for name, tensor in named_weights)
             self._last_loaded_step = self.state.global_step
         return super()._generate_single_turn(*arguments, **named)  # type: ignore[misc]
 
