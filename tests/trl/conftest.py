@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,10 @@ os.environ |= {
 
 
 @pytest.fixture(scope="session")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[object]:
+def run(tmp_path_factory: pytest.TempPathFactory) -> object:
     """One short training run, which many tests look at."""
     from trl_runs import Observed, train
 
     folder: Path = tmp_path_factory.mktemp("run")
     observed: Observed = train(folder)
-    yield observed
+    return observed

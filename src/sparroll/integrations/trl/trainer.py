@@ -70,7 +70,7 @@ class SparseRolloutsMixin:
         self._evaluations = 0
         capacity = _capacity(self.sparse_setup, config)
         with _environment(capacity, colocate=args.vllm_mode == "colocate"):
-            super().__init__(model, *arguments, **named)
+            super().__init__(model, *arguments, **named)  # type: ignore[call-arg]
         self._take_engine(capacity)
         self.add_callback(_Stop(self.sparse_rounds))
         for line in [*self.sparse_setup.events(), *refusals.loss_notice(args.loss_type)]:
@@ -174,7 +174,7 @@ class SparseRolloutsMixin:
             raise UserError(f"this run was stopped: {self.sparse_rounds.stopped}", _RESUME_HINT)
 
 
-class SparseGRPOTrainer(SparseRolloutsMixin, GRPOTrainer):  # type: ignore[misc]
+class SparseGRPOTrainer(SparseRolloutsMixin, GRPOTrainer):
     """TRL's GRPOTrainer with sparse rollouts.
 
     >>> trainer = SparseGRPOTrainer(model="Qwen/Qwen3-4B", reward_funcs=reward, args=GRPOConfig(use_vllm=True, ...),
@@ -182,7 +182,7 @@ class SparseGRPOTrainer(SparseRolloutsMixin, GRPOTrainer):  # type: ignore[misc]
     """
 
 
-class _Stop(TrainerCallback):  # type: ignore[misc]
+class _Stop(TrainerCallback):
     """Ends the run after the step in which a watcher asked for it, with a checkpoint where the run writes any."""
 
     def __init__(self, rounds: SamplingRounds):
