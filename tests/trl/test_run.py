@@ -179,3 +179,29 @@ def test_the_refusals_know_trls_own_defaults() -> None:
             assert not any(is_wrong(field.default) for is_wrong in wrong), field.name
     known = {field.name for field in dataclasses.fields(GRPOConfig)}
     assert {name for name, *_ in refusals._WRONG} <= known
+
+
+def test_other_losses_use_the_same_weights_and_masks_with_denominators_of_their_own(
+    run: Observed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = run.trainer
+    batch = {key: value for key, value in run.batches[0].items() if key != "training"}
+    batch["advantages"] = torch.linspace(-1.5, 1.0, ROLLOUTS)
+    trainer.model.train()
+    trainer.current_gradient_accumulation_steps = 1
+    now_BT = torch.log_softmax(logits(run, batch).float(), -1).gather(-1, batch["completion_ids"][..., None])[..., 0]
+    ratio_BT, advantage_B1 = (now_BT - batch["old_per_token_logps"]).exp(), batch["advantages"][:, None]
+    surrogate_BT = torch.minimum(ratio_BT * advantage_B1, ratio_BT.clamp(0.8, 1.28) * advantage_B1)
+    kept_BT = batch["completion_mask"] * batch["tool_mask"]
+    assert kept_BT.sum() < batch["completion_mask"].sum()
+    token_BT = -surrogate_BT * batch["importance_sampling_ratio"] * kept_BT
+    expected = {
+        "bnpo": token_BT.sum() / kept_BT.sum(),
+        "grpo": (token_BT.sum(-1) / kept_BT.sum(-1).clamp(min=1)).mean(),
+        "dr_grpo": token_BT.sum() / (ROLLOUTS * trainer.max_completion_length),
+        "luspo": token_BT.sum(-1).mean(),
+    }
+    for name, value in expected.items():
+        monkeypatch.setattr(trainer, "loss_type", name)
+        with torch.no_grad():
+            assert trainer._compute_loss(trainer.model, batch).item() == pytest.approx(value.item(), abs=1e-5), name

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import trl_runs
+from sparroll import Schedule
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.trl import SparseRollouts
@@ -70,3 +71,25 @@ def test_a_guard_that_stops_ends_the_run_with_a_checkpoint_that_says_so(run: Obs
 def test_a_checkpoint_without_our_state_is_refused(run: Observed, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="was not written by a run with sparroll"):
         saved_state.read(tmp_path, "start anew")
+
+
+def test_a_guards_next_schedule_must_fit_the_engine_before_it_starts(tmp_path: Path) -> None:
+    other = Schedule.fixed(128, dense_layers=(0, 1, 2)).inline()
+    guard = {"at_least": 0.9}
+    sparse = SparseRollouts(START, guard=guard, control={"by": "guard", "stricter": [other]})
+    with pytest.raises(UserError, match="dense layers"):
+        trl_runs.make(tmp_path, sparse=sparse)
+
+
+def test_the_guard_goes_on_with_the_next_schedule_and_the_engine_reads_it(run: Observed, tmp_path: Path) -> None:
+    sparse = SparseRollouts(
+        START,
+        guard={"at_least": 0.97, "window_steps": 2},
+        control={"by": "guard", "stricter": [Schedule.fixed(128).inline(), "dense"]},
+        mismatch=trl_runs.MISMATCH,
+    )
+    observed = trl_runs.train(tmp_path, sparse=sparse, changes={"save_strategy": "no"})
+    said = " ".join(observed.trainer.sparse_events)
+    assert "fixed-64 -> fixed-128" in said
+    shares = observed.steps("rollout/kv_read_share")
+    assert shares[0] < shares[-1]

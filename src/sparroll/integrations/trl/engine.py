@@ -26,6 +26,9 @@ from sparroll.integrations.trl.process_step import CheckSums, ProcessStep
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores
 
+_newest: Any = None
+"""The engine that the plugin's state in this process belongs to; there is one state per process."""
+
 
 class SparseLLM:
     """`vllm_generation.llm = SparseLLM(vllm_generation.llm, ...)`.
@@ -38,7 +41,8 @@ class SparseLLM:
     """Rollouts are measured inside `generate`, so the weights never change in between."""
 
     def __init__(self, llm: Any, *, capacity: Schedule, settings: RescoringSettings, seed: int, process: int):
-        self._llm = llm
+        global _newest
+        self._llm = _newest = llm
         self._capacity = capacity
         self.schedule: Schedule | None = None
         """What the engine samples under, from the first `generate` on."""
@@ -80,6 +84,11 @@ class SparseLLM:
 
     def generate(self, prompts: Sequence[Any], sampling_params: Any = None, **more: Any) -> list[Any]:
         """`vllm.LLM.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone."""
+        if self._llm is not _newest:
+            raise UserError(
+                "another trainer with sparse rollouts was made in this process, and took the plugin's state over",
+                "run each of them in a process of its own",
+            )
         if self._ceiling_prompts:
             self._measure_ceiling(prompts, sampling_params)
         self._set_schedule(self._wanted)

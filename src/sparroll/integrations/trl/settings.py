@@ -148,13 +148,15 @@ class SparseSetup:
         controller = make_controller(self.config, self.start, self.facts.longest_context_tokens)
         return controller.schedule() if controller else self.start
 
-    def capacity(self) -> Schedule:
-        """A schedule with the index, the dense layers and the longest window of every schedule that the run may come to;
-        its budgets say nothing."""
+    def schedules(self) -> list[Schedule]:
+        """Every schedule that the run may come to; of a controller's, the widest."""
         later = [each for watcher in self.watchers() for each in watcher.may_switch_to]
         controlled = isinstance(self.config.control, ByControllerSection)
-        schedules = [each for each in (later if controlled else [self.first_schedule(), *later]) if each is not None]
-        roomy = roomiest(schedules)
+        return [each for each in (later if controlled else [self.first_schedule(), *later]) if each is not None]
+
+    def capacity(self) -> Schedule:
+        """A schedule with the index, the dense layers and the longest window of all of these; its budgets say nothing."""
+        roomy = roomiest(self.schedules())
         assert roomy is not None, "a run without any schedule"
         return roomy
 

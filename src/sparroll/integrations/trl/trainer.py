@@ -26,7 +26,7 @@ from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.trl import refusals
-from sparroll.integrations.trl.engine import SparseLLM
+from sparroll.integrations.trl.engine import SparseLLM, check_runnable
 from sparroll.integrations.trl.loss import correct_batch, leave_uncorrected
 from sparroll.integrations.trl.process_step import ProcessStep, ran_report
 from sparroll.integrations.trl.rounds import SamplingRounds
@@ -67,7 +67,7 @@ class SparseRolloutsMixin:
         self.sparse_events: list[str] = []
         """What the guard, the controller and others said, with the round; in the log, too."""
         self._round_began: float | None = None
-        self._evaluations = 0
+        self._batches_evaluated = 0
         capacity = _capacity(self.sparse_setup, config)
         with _environment(capacity, colocate=args.vllm_mode == "colocate"):
             super().__init__(model, *arguments, **named)  # type: ignore[call-arg]
@@ -122,11 +122,18 @@ class SparseRolloutsMixin:
             self._say(line)
         return batch
 
+    def evaluate(self: Any, *arguments: Any, **named: Any) -> Any:
+        # Every evaluation uses the same draws, so two of them differ by the weights alone.
+        self._batches_evaluated = 0
+        # The time of an evaluation is not that of a step.
+        self._round_began = None
+        return super().evaluate(*arguments, **named)  # type: ignore[misc]
+
     def _dense_batch(self: Any, inputs: Any) -> Any:
         """A batch of an evaluation: dense, and counted as dense."""
-        self._evaluations += 1
+        self._batches_evaluated += 1
         if self._sparse_engine is not None:
-            self._sparse_engine.begin(f"eval/{self._evaluations}", None, measures=False)
+            self._sparse_engine.begin(f"eval/{self._batches_evaluated}", None, measures=False)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         leave_uncorrected(batch)
         self._record("eval", ran_report(self._taken()))
@@ -224,10 +231,12 @@ def _context_limit(config: Any, args: Any) -> int:
 
 def _capacity(setup: SparseSetup, config: Any) -> Schedule:
     """What the engine starts with, so that it can run every schedule of the run."""
-    for schedule in (setup.first_schedule(), setup.capacity()):
-        if schedule is not None:
-            schedule.check_layers(int(config.num_hidden_layers))
-    return widest(setup.capacity(), setup.facts.longest_context_tokens, int(config.num_hidden_layers))
+    layers = int(config.num_hidden_layers)
+    capacity = widest(setup.capacity(), setup.facts.longest_context_tokens, layers)
+    for schedule in setup.schedules():
+        schedule.check_layers(layers)
+        check_runnable(schedule, capacity)
+    return capacity
 
 
 @contextmanager
