@@ -8,7 +8,7 @@ from typing import Any
 
 from claims_speed import Claims, Figures, bare, down, training_step, up
 from record_tables import RESULTS, results
-from render_study import STUDIES, VERIFIED, worst_bin
+from render_study import CHECK_GRID, STUDIES, STUDY_CHECKS, TINY_CHECKS, VERIFIED, worst_bin
 
 from sparroll import records
 from sparroll.rounding import rounded_down
@@ -260,6 +260,60 @@ def prompts() -> Figures:
     return {"prompts": str(record["calibration_prompts"]), "samples": str(record["calibration_samples"])}
 
 
+def check_grid() -> Figures:
+    """128 tokens everywhere with other checks than the usual one."""
+    found = results(CHECK_GRID, KIND)
+    rows = ("fixed-verified-32-0.1", "fixed-verified-32-0.5", "fixed-verified-64-0.1")
+    made: dict[str, str] = {"dense": gain(means(60, "dense")), "usual": verified()["checked_fixed"]}
+    apart = []
+    for name, row in zip(("short", "strict", "higher"), rows, strict=True):
+        runs = [run for run in found["runs"] if run["row"] == row and run["state"] == "finished"]
+        ends = [run["dense_accuracy"][-1][1] - run["dense_accuracy"][0][1] for run in runs]
+        apart.append(max(ends) - min(ends))
+        made[name] = gain(statistics.mean(ends))
+    strict = next(line for line in found["table"] if line["row"] == rows[1])
+    least, most = bare(down(min(apart), 3)), bare(up(max(apart), 3))
+    return made | {"least": least, "most": most, "kl": bare(up(strict["kl"]["mean"], 3))}
+
+
+def study_checks() -> Figures:
+    """Rewards of the study's model under checks of every window and floor."""
+    rows = {row["sampler"]: row for row in results(STUDY_CHECKS, "study-checks")["rows"]}
+    checked = [row["reward"] for name, row in rows.items() if name.startswith("verified-128-")]
+    return {
+        "sparse": bare(down(rows["sparse-128"]["reward"], 3)),
+        "low": bare(down(min(checked), 3)),
+        "high": bare(down(max(checked), 3)),
+        "dense": bare(down(rows["dense"]["reward"], 3)),
+        "error": bare(up(max(row["reward_standard_error"] for row in rows.values()), 3)),
+        "least_budget": bare(down(rows["verified-64-64-0.01"]["reward"], 3)),
+        "drafts": up(rows["verified-64-64-0.01"]["drafted_per_kept"], 2),
+    }
+
+
+def tiny_checks() -> Figures:
+    """Rewards of tiny-reasoner with 160 tokens everywhere, by the floor of the checks."""
+    rows = results(TINY_CHECKS, "study-checks")["rows"]
+
+    def rewards(budget: int | None, floor: float | None) -> list[float]:
+        return [row["reward"] for row in rows if (row["kv_budget_tokens"], row["floor"]) == (budget, floor)]
+
+    (plain,) = (row for row in rows if row["sampler"] == "sparse-160")
+    made: Figures = {
+        "sparse": bare(down(*rewards(160, None), 3)),
+        "dense": bare(down(*rewards(None, None), 3)),
+        "error": bare(up(max(row["reward_standard_error"] for row in rows), 3)),
+        "off": down(1 / plain["over_2_nats_share"]),
+        "impossible": f"{1 / plain['over_10_nats_share']:,.0f}",
+    }
+    for name, floor in (("usual", 0.01), ("higher", 0.1), ("lossless", 1.0)):
+        made |= {
+            f"{name}_low": bare(down(min(rewards(160, floor)), 3)),
+            f"{name}_high": bare(down(max(rewards(160, floor)), 3)),
+        }
+    return made
+
+
 PAGES: Mapping[str, Claims] = {
     "README.md": {
         "60 steps with dense rollouts raised the accuracy by {bare_dense}, the online controller with {read_last} to "
@@ -283,11 +337,22 @@ PAGES: Mapping[str, Claims] = {
         "rollouts alone changed the dense accuracy by {plain_fixed}, with checks of every 64 tokens at floor .01 by "
         "{checked_fixed}. The schedule of .86 gained {checked_86} instead of {plain_86}, and dense rollouts "
         "{dense}.": verified,
+        "128 tokens everywhere solved {sparse} of the problems, with checks {low} to {high} (dense {dense}, standard error "
+        "{error})": study_checks,
+        "Even 64 tokens, which solve nothing alone, solve {least_budget} with checks, for {drafts} drafts a "
+        "token.": study_checks,
+        "On tiny-reasoner the floor matters: 160 tokens everywhere solved {sparse} of the problems where dense "
+        "rollouts solved {dense}. Checks at floor .01 brought {usual_low} to {usual_high}, at .1 {higher_low} to "
+        "{higher_high}, and lossless ones {lossless_low} to {lossless_high} (standard error {error}). There one "
+        "token in {off} is more than 2 nats off and one in {impossible} more than 10": tiny_checks,
     },
     "docs/study.md": {
         "128 tokens everywhere, whose sparse rollouts no correction repaired ({plain_fixed}), gained {checked_fixed}; the "
         "schedule of .75 gained {checked_75} instead of {plain_75}, and that of .86 {checked_86} instead of {plain_86}, "
         "which is what dense rollouts gain ({dense}).": verified,
+        "between 128 tokens everywhere ({usual}) and dense rollouts ({dense}): windows of 32 gained {short} at floor .1 and "
+        "{strict} at .5, windows of 64 {higher} at .1, although the KL fell to {kl} at floor .5. Seeds of one row lie "
+        "{least} to {most} apart": check_grid,
         "with the checks they read {read_fixed}, {read_75} and {read_86} % of the cache": verified,
         "It came nearest to dense rollouts: {controller} dense accuracy in [60 steps](#sixty-steps) (dense {dense}), "
         "rewards like theirs, at {read_first} % of the cache in the first steps and {read_last} % in the last.": sixty_steps,

@@ -138,26 +138,43 @@ def sparse_training_model() -> str:
     return table(["tokens", "what is trained", "forward, s", "with backward, s", "peak memory, GiB"], rows)
 
 
+TRAINING_STEPS = ("training-step-h200", "training-step-verified-h200")
+"""Records of whole steps. Cases are compared with those of their own record alone."""
+
+
 def training_step() -> str:
-    """Seconds of each finished case's last step, and how much faster it is than the dense one. A first step, which
-    compiles and measures the ceiling, says nothing of the others."""
-    found = results("training-step-h200", "training-step")
+    """Seconds of each finished case's last step, and how much faster it is than the dense and the sparse one. A first
+    step, which compiles and measures the ceiling, says nothing of the others."""
+    rows = [
+        line
+        for name in TRAINING_STEPS
+        if (RESULTS / f"{name}.json").exists()
+        for line in _steps_of(results(name, "training-step"))
+    ]
+    head = ["case", "what", "rollouts, s", "scoring, s", "update, s", "adapter, s", "step, s", "of dense", "of sparse"]
+    return table(head, rows)
+
+
+def _steps_of(found: list[dict[str, Any]]) -> list[list[str]]:
     finished = [row for row in found if row["state"] == "finished" and row["steps"][-1]["step"] > 1]
     last = {row["case"]: row["steps"][-1] for row in finished}
     rows = []
     for row in found:
         case, schedule = row["case"], row["schedule"].rpartition("-")[2]
         what = schedule if row["correction"] == "none" else f"{schedule}, {row['correction'].upper()}"
-        took, speedup = ["", "", "", "", row["state"]], ""
+        what += (", adapter" if row["distill"] else "") + (", checked" if row.get("verified") else "")
+        took, speedups = ["", "", "", "", row["state"]], ["", ""]
         if case in last:
             parts = [last[case].get(f"{name}_seconds") for name in ("rollout", "score", "update", "distill", "step")]
             towards = rounded_down if case == "dense" else rounded_up
-            took = ["" if seconds is None else towards(seconds, 1) for seconds in parts]
-        if case in last and "dense" in last:
-            speedup = times(last["dense"]["step_seconds"] / last[case]["step_seconds"])
-        rows.append([f"`{case}`", f"{what}, adapter" if row["distill"] else what, *took, speedup])
-    head = ["case", "what", "rollouts, s", "scoring, s", "update, s", "adapter, s", "step, s", "end to end"]
-    return table(head, rows)
+            # A step on checked rollouts has no scoring pass, and its seconds are those of a glance.
+            took = ["" if seconds is None or seconds < 0.05 else towards(seconds, 1) for seconds in parts]
+            speedups = [
+                times(last[other]["step_seconds"] / last[case]["step_seconds"]) if other in last else ""
+                for other in ("dense", "sparse")
+            ]
+        rows.append([f"`{case}`", what, *took, *speedups])
+    return rows
 
 
 def distilled() -> str:
@@ -257,6 +274,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "whole-runs": render_speed.whole_runs,
     "within-budget": render_speed.within_budget,
     "verified-rollouts": render_speed.verified_rollouts,
+    "verified-runs": render_speed.verified_runs,
     "steady-goals": render_speed.steady_goals,
     "decode-steps": render_speed.decode_steps,
     "short-steps": render_speed.short_steps,
@@ -273,6 +291,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-frozen": render_study.study_frozen,
     "study-eviction": render_study.study_eviction,
     "study-checks": render_study.study_checks,
+    "tiny-checks": render_study.tiny_checks,
     "study-uniform": render_study.study_uniform,
     "study-targets": render_study.study_targets,
     "controlled": controlled,

@@ -13,6 +13,7 @@ from typing import Any
 
 from record_tables import RESULTS, results, table, times
 
+from sparroll import records
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up
 
 SIZES = ("1.7b", "4b", "8b", "14b")
@@ -215,32 +216,99 @@ def within_budget() -> str:
     return table(["model", "tokens each", "batch", "dense, ms", "sparse, ms", "difference", f"within {goal}"], rows)
 
 
-VERIFIED = ("verified-rollouts-qwen3-1.7b-h200", "verified-rollouts-qwen3-1.7b-128-h200")
+EARLIER = ("verified-rollouts-qwen3-1.7b-128-h200", "verified-rollouts-qwen3-1.7b-65-rows-h200")
+"""Records of windows that had other numbers of drafts and rows than today's, or of a rule that computed less."""
+
+
+def verified_records() -> list[tuple[str, list[dict[str, Any]]]]:
+    """(size, cells) of each record of verified rollouts, by size, the plainest names first."""
+    found = []
+    for path in sorted(RESULTS.glob("verified-rollouts-*-h200.json"), key=lambda path: (len(path.stem), path)):
+        if path.stem not in EARLIER:
+            record = records.read(path, "verified-rollouts")
+            found.append((record["config"]["model"].removeprefix("qwen3-"), record["results"]))
+    return sorted(found, key=lambda each: SIZES.index(each[0]))
 
 
 def verified_rollouts() -> str:
     """Tokens per second of engines that check their drafts, beside the same schedule without a check and dense decoding."""
     rows = []
-    for name in VERIFIED:
-        cells = results(name, "verified-rollouts")
-        dense = next(cell for cell in cells if cell["engine"] == "dense")["tokens_per_second"]
-        for cell in cells:
-            if cell["engine"] == "dense":
-                continue
-            checked = cell["engine"] == "verified"
-            rows.append(
-                [
-                    cell["schedule"],
-                    str(cell["window_tokens"]) if checked else "none",
-                    percent_up(cell["cut_share"], 1) if checked else "",
-                    rounded_up(cell["drafted_per_kept"], 2) if checked else "",
-                    f"{math.floor(cell['tokens_per_second']):,}",
-                    times(cell["tokens_per_second"] / dense),
-                    rounded_down(cell["of_unverified"]) if checked else "",
-                ]
-            )
-    head = ["schedule", "window", "windows cut", "drafted per kept", "tokens/s", "of dense", "of unverified"]
-    return table(head, rows)
+    for size, cells in verified_records():
+        batches = [cell for cell in cells if cell["set"] == "batch"]
+        checked = {cell["schedule"] for cell in batches if cell["engine"] == "verified"}
+        for cell in batches:
+            if cell["schedule"] in checked:
+                requests = f"{cell['batch']} x {cell['context_tokens'] // cell['batch']:,}"
+                rows.append(
+                    [f"Qwen3-{size.upper()}", requests, *_verified_line(cell, [cell], _of_dense(cell, batches))]
+                )
+    return table(["model", "requests", *VERIFIED_HEAD], rows)
+
+
+def _of_dense(cell: dict[str, Any], cells: list[dict[str, Any]]) -> float | None:
+    """Its tokens per second / those of dense attention with the same requests; None where nobody measured these."""
+    for each in cells:
+        if each["engine"] == "dense" and all(each[name] == cell[name] for name in ("batch", "context_tokens")):
+            return float(cell["tokens_per_second"] / each["tokens_per_second"])
+    return None
+
+
+def verified_runs() -> str:
+    """The same for whole runs of the request sets, with a sentence on how they are measured; nothing without a record."""
+    rows, counts = [], {}
+    for size, cells in verified_records():
+        for run in (cell for cell in cells if "moments" in cell):
+            counts.setdefault(run["set"], []).append(run["moments"])
+            if run["engine"] != "dense":
+                line = _verified_line(run, moments_of(run, cells), run.get("of_dense"))
+                rows.append([f"Qwen3-{size.upper()}", run["set"], *line])
+    if not rows:
+        return ""
+    moments = " and ".join(f"{_span(found)} moments of the {name} one" for name, found in counts.items())
+    said = textwrap.fill(
+        "Whole runs of the [request sets](#rollouts-in-vllm), interpolated between moments as the runs above are: "
+        f"{moments}. Windows cut and drafts are means over the moments.",
+        120,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return f"\n{said}\n\n{table(['model', 'set', *VERIFIED_HEAD], rows)}"
+
+
+def moments_of(run: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The cells that a run is interpolated between."""
+    same = ("set", "engine", "schedule", "window_tokens", "floor", "kept_share_forced")
+    return [cell for cell in cells if "batch" in cell and all(cell.get(name) == run.get(name) for name in same)]
+
+
+def _span(counts: list[int]) -> str:
+    return " to ".join(dict.fromkeys((str(min(counts)), str(max(counts)))))
+
+
+VERIFIED_HEAD = [
+    "schedule",
+    "window",
+    "windows cut",
+    "drafted per kept",
+    "tokens/s",
+    "of dense",
+    "of unverified",
+]
+
+
+def _verified_line(cell: dict[str, Any], moments: list[dict[str, Any]], of_dense: float | None) -> list[str]:
+    """The cells of a line from the schedule on."""
+    checked, did = cell["engine"] == "verified", ["none", "", ""]
+    if checked:
+        cut, drafted = (statistics.mean(each[name] for each in moments) for name in ("cut_share", "drafted_per_kept"))
+        did = [str(cell["window_tokens"]), percent_up(cut, 1), rounded_up(drafted, 2)]
+    return [
+        cell["schedule"],
+        *did,
+        f"{math.floor(cell['tokens_per_second']):,}",
+        "" if of_dense is None else times(of_dense),
+        rounded_down(cell["of_unverified"]) if checked else "",
+    ]
 
 
 def _compared(dense_ms: float, sparse_ms: float) -> list[str]:

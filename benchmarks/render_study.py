@@ -37,8 +37,11 @@ AGAIN = {25: "mismatch-study-published-loss-h200", 60: "mismatch-study-published
 """The records of those rows without the defect, and of what ran beside them, by steps."""
 
 VERIFIED = "mismatch-study-verified-rollouts-60-steps-h200"
-CHECK_GRID = "mismatch-study-check-grid-60-steps-h200"
 """The record of the rows that check their drafts, which ran later than the others of 60 steps."""
+CHECK_GRID = "mismatch-study-check-grid-60-steps-h200"
+"""128 tokens everywhere with checks of other windows and floors."""
+STUDY_CHECKS, TINY_CHECKS = "mismatch-study-checks-h200", "tiny-reasoner-checks-cpu"
+"""What checks do to one policy that does not train, on the study's model and on tiny-reasoner."""
 
 
 def study_frozen() -> str:
@@ -126,7 +129,7 @@ def study_verified_rollouts() -> str:
         rows += [_verified_line(before, plain), _verified_line(after, checked)]
         if checked == "fixed-verified" and (RESULTS / f"{CHECK_GRID}.json").exists():
             grid = results(CHECK_GRID, "mismatch-study")
-            rows += [_verified_line(grid, line["row"]) for line in grid["table"] if line["runs"]]
+            rows += [_verified_line(grid, line["row"]) for line in grid["table"] if _whole_runs(grid, line["row"])]
     head = ["row", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "KV read"]
     return table([*head, "windows cut", "drafted per kept", "most nats off"], rows)
 
@@ -240,8 +243,15 @@ def study_eviction() -> str:
 
 
 def study_checks() -> str:
-    """What checks of drafts do to the study's task, with a sentence on how it was measured; nothing without a record."""
-    name = "mismatch-study-checks-h200"
+    return _checks(STUDY_CHECKS, "the study's model")
+
+
+def tiny_checks() -> str:
+    return _checks(TINY_CHECKS, "tiny-reasoner")
+
+
+def _checks(name: str, model: str) -> str:
+    """What checks of drafts do to a policy, with a sentence on how it was measured; nothing without a record."""
     if not (RESULTS / f"{name}.json").exists():
         return ""
     record = records.read(RESULTS / f"{name}.json", "study-checks")
@@ -264,8 +274,9 @@ def study_checks() -> str:
             ]
         )
     said = textwrap.fill(
-        f"Measured with the study's model (`recipes/mismatch-study/study_checks.py`, level {asked['level']}, temperature "
-        f"{asked['temperature']:g}, {asked['problems']} held-out problems, HFEngine in {asked['dtype']}, `{name}.json`). "
+        f"Measured with {model} (`recipes/mismatch-study/study_checks.py`, `{asked['task']}` level {asked['level']}, "
+        f"temperature {asked['temperature']:g}, {asked['problems']} held-out problems, HFEngine in {asked['dtype']}, "
+        f"`{name}.json`). "
         "The reward has its standard error; the tail is the 5th percentile of the drafts' acceptance, before any check.",
         width=120,
         break_long_words=False,

@@ -133,6 +133,9 @@ def window_cells(options: argparse.Namespace, schedule: Schedule) -> tuple[list[
     with v1_runner(), Engine(options.model, folder, asked, **engine_settings(options)) as engine:
         for moment in options.measured:
             for window in options.windows:
+                # So that a window shorter than the longest has a token behind its drafts, too.
+                shorter = schedule.checked(window, options.floor)
+                engine.llm.collective_rpc("sparroll_set_schedule", args=(shorter.table(), shorter.name))
                 for share in options.kept_shares:
                     with verdicts_forced(share):
                         timed = window_seconds(engine, moment["contexts"], window, options)

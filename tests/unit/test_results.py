@@ -70,13 +70,33 @@ def test_a_training_step_counts_when_its_case_finished_a_warm_one(tables: Module
     found = [case_of("dense", "finished", 90.0, 30.0), case_of("sparse", "finished", 80.0, 15.0)]
     found += [case_of("cut", "cut off", 80.0, 15.0), case_of("cold", "finished", 80.0), case_of("failed", "failed")]
     monkeypatch.setattr(tables, "results", lambda name, kind: found)
+    monkeypatch.setattr(tables, "TRAINING_STEPS", tables.TRAINING_STEPS[:1])
     lines = lines_of(tables.training_step())
-    assert lines["dense"] == ["dense", "1.0", "1.0", "1.0", "", "30.0", "1.00x"]
-    assert lines["sparse"][-2:] == ["15.0", "2.00x"]
+    assert lines["dense"] == ["dense", "1.0", "1.0", "1.0", "", "30.0", "1.00x", "0.50x"]
+    assert lines["sparse"][-3:] == ["15.0", "2.00x", "1.00x"]
     for name, state in (("cut", "cut off"), ("cold", "finished"), ("failed", "failed")):
-        assert lines[name] == [name, "", "", "", "", state, ""]
+        assert lines[name] == [name, "", "", "", "", state, "", ""]
     monkeypatch.setattr(tables, "results", lambda name, kind: found[1:])
-    assert lines_of(tables.training_step())["sparse"][-2:] == ["15.0", ""]
+    assert lines_of(tables.training_step())["sparse"][-3:] == ["15.0", "", "1.00x"]
+
+
+def test_a_checked_training_step_is_compared_with_the_sparse_one_of_its_own_record(
+    tables: ModuleType, tmp_path: Path, monkeypatch
+) -> None:
+    checked = case_of("verified", "finished", 80.0, 15.3) | {"schedule": "qwen3-1.7b-0.86", "verified": True}
+    checked["steps"][-1] |= {"score_seconds": 0.0004}
+    first, second = tables.TRAINING_STEPS
+    found = {
+        first: [case_of("dense", "finished", 90.0, 30.0), case_of("sparse", "finished", 80.0, 12.0)],
+        second: [case_of("sparse", "finished", 80.0, 15.0), checked],
+    }
+    for name in found:
+        (tmp_path / f"{name}.json").write_text("{}")
+    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    monkeypatch.setattr(tables, "results", lambda name, kind: found[name])
+    lines = tables.training_step().splitlines()[2:]
+    assert len(lines) == 4
+    assert lines[-1] == "| `verified` | 0.86, checked | 1.0 |  | 1.0 |  | 15.3 |  | 0.98x |"
 
 
 def study_of(**runs: tuple[str, int, str]) -> dict[str, Any]:
@@ -122,6 +142,36 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
     }
 
 
+def checked_run(row: str, state: str, steps: int) -> dict[str, Any]:
+    series = {"check/cut_share": [0.1], "check/drafted_per_kept": [1.05], "check/largest_nats": [2.3]}
+    return study_of(**{row: (state, steps, "")})["runs"][0] | {"series": series}
+
+
+def test_rows_of_other_checks_stand_beside_the_usual_one_once_they_ran_whole(
+    tables: ModuleType, tmp_path: Path, monkeypatch
+) -> None:
+    study = importlib.import_module("render_study")
+    plain = study_of(**dict.fromkeys(("dense", "fixed-tis", "calibrated-0.75", "calibrated-0.86"), ("finished", 4, "")))
+    for run in plain["runs"]:
+        run["series"] = {}
+    names = ["fixed-verified", "calibrated-0.75-verified", "calibrated-0.86-verified"]
+    usual = {"runs": [checked_run(name, "finished", 4) for name in names]}
+    usual["table"] = [study_of(**{name: ("finished", 4, "")})["table"][0] for name in names]
+    grid = {"runs": [checked_run("fixed-verified-32-0.1", "finished", 4), checked_run("cut", "cut", 2)]}
+    grid["table"] = study_of(**{"fixed-verified-32-0.1": ("finished", 4, ""), "cut": ("cut", 2, "")})["table"]
+    found = {study.STUDIES[60]: plain, study.VERIFIED: usual, study.CHECK_GRID: grid}
+    monkeypatch.setattr(study, "results", lambda name, kind: found[name])
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    assert list(lines_of(study.study_verified_rollouts())) == [
+        *("dense", "fixed-tis", "fixed-verified", "calibrated-0.75", "calibrated-0.75-verified"),
+        *("calibrated-0.86", "calibrated-0.86-verified"),
+    ]
+    (tmp_path / f"{study.CHECK_GRID}.json").write_text("{}")
+    lines = lines_of(study.study_verified_rollouts())
+    assert list(lines)[2:4] == ["fixed-verified", "fixed-verified-32-0.1"] and len(lines) == 8
+    assert lines["fixed-verified-32-0.1"][-3:] == ["10.0%", "1.05", "2.30"]
+
+
 def test_the_table_of_checks_stands_with_its_record_and_only_then(tables: ModuleType, tmp_path, monkeypatch) -> None:
     study = importlib.import_module("render_study")
     monkeypatch.setattr(study, "RESULTS", tmp_path)
@@ -131,7 +181,7 @@ def test_the_table_of_checks_stands_with_its_record_and_only_then(tables: Module
     of = {"kv_budget_tokens": 128, "window_tokens": 64, "floor": 0.01, "cut_share": 0.171, "drafted_per_kept": 1.132}
     plain = {"kv_budget_tokens": None, "window_tokens": None, "floor": None, "draft_acceptance_q05": None}
     rows = [about | plain, about | of | {"draft_acceptance_q05": 0.7391}]
-    config = {"level": 124, "temperature": 0.8, "problems": 128, "dtype": "fp32"}
+    config = {"task": "table_sums", "level": 124, "temperature": 0.8, "problems": 128, "dtype": "fp32"}
     path = tmp_path / "mismatch-study-checks-h200.json"
     records.write(path, "study-checks", {"rows": rows, "missing": []}, config=config)
     made = study.study_checks()
@@ -141,6 +191,52 @@ def test_the_table_of_checks_stands_with_its_record_and_only_then(tables: Module
         "| verified, 128 tokens, windows of 64, floor 0.01 | 0.531 +- 0.045 | 0.0252 | 5.4e-04 | 0 | 0 | 4.6 | 18% |"
     )
     assert f"{verified} 1.14 | 0.73 |" in made
+    assert study.tiny_checks() == ""
+    path.rename(tmp_path / "tiny-reasoner-checks-cpu.json")
+    assert study.study_checks() == "" and "Measured with tiny-reasoner (" in study.tiny_checks()
+
+
+def verified_cell(engine: str, rate: float, **more: Any) -> dict[str, Any]:
+    schedule = None if engine == "dense" else "a"
+    return {"engine": engine, "schedule": schedule, "tokens_per_second": rate, **more}
+
+
+def test_verified_rollouts_stand_beside_what_ran_with_the_same_requests(
+    tables: ModuleType, tmp_path: Path, monkeypatch
+) -> None:
+    speed = importlib.import_module("render_speed")
+    monkeypatch.setattr(speed, "RESULTS", tmp_path)
+    assert len(speed.verified_rollouts().splitlines()) == 2 and speed.verified_runs() == ""
+    batch = {"set": "batch", "step": 0, "batch": 32, "context_tokens": 960_000}
+    check = {"window_tokens": 64, "floor": 0.01, "kept_share_forced": 0.9993}
+    did = {"cut_share": 0.0365, "drafted_per_kept": 1.0045, "of_unverified": 0.8737}
+    cells = [
+        verified_cell("dense", 100.0, **batch),
+        verified_cell("sparse", 300.5, **batch),
+        verified_cell("verified", 250.0, **batch, **check, **did),
+        verified_cell("sparse", 500.0, **batch) | {"schedule": "whose checks were not timed"},
+    ]
+
+    def write(size: str, of: list[dict[str, Any]], which: str = "") -> None:
+        path = tmp_path / f"verified-rollouts-qwen3-{size}{which}-h200.json"
+        records.write(path, "verified-rollouts", of, config={"model": f"qwen3-{size}"})
+
+    write("1.7b", cells)
+    write("1.7b", cells, "-65-rows")
+    assert speed.verified_rollouts().splitlines()[2:] == [
+        "| Qwen3-1.7B | 32 x 30,000 | a | none |  |  | 300 | 3.00x |  |",
+        "| Qwen3-1.7B | 32 x 30,000 | a | 64 | 3.7% | 1.01 | 250 | 2.50x | 0.873 |",
+    ]
+    assert speed.verified_runs() == ""
+    # Moments of a set, and what they say about the whole run, without stock attention beside it.
+    moment = {"set": "steady", "step": 0, "batch": 90, "context_tokens": 900_000}
+    more = [verified_cell("verified", 240.0, **moment, **check, **did | {"cut_share": share}) for share in (0.02, 0.04)]
+    more.append(verified_cell("verified", 245.0, set="steady", moments=2, **check, of_unverified=0.9))
+    write("8b", [*cells, *more])
+    assert len(speed.verified_rollouts().splitlines()) == 6
+    made = speed.verified_runs()
+    assert "2 moments of the steady one" in made.replace("\n", " ")
+    assert made.splitlines()[-1] == "| Qwen3-8B | steady | a | 64 | 3.0% | 1.01 | 245 |  | 0.900 |"
 
 
 ABSOLUTE_PATH = re.compile(r"(?<![\w./])/\w")

@@ -158,8 +158,10 @@ def _verified(plan: Plan, found: VerifiedTime) -> list[str]:
         f"verified   {rounded_down(plan.verified_speedup, 2)}x, {found.tokens_per_second:,.0f} tokens/s: windows of "
         f"{found.window_tokens}, floor {found.floor:g}, {rounded_up(found.drafted_per_kept, 2)} drafted per kept",
         f"           a token of the batch takes {_duration(found.seconds)}: {rounded_up(found.drafted_per_kept, 2)} x "
-        f"({_duration(plan.sparse.seconds)} sparse + {_duration(found.check_seconds)} of a check ({found.check_bound} "
-        f"bound) / {found.window_tokens - 1})",
+        f"({_duration(plan.sparse.seconds)} sparse + {_duration(found.check_seconds)} of a check / "
+        f"{found.window_tokens - 1})",
+        f"           a check: attention {_duration(found.check_attention_seconds)}, layers "
+        f"{_duration(found.check_layers_seconds)}, logits and the rule {_duration(found.check_logits_seconds)}",
         f"training   the checks replace the trainer's scoring pass, {_duration(found.scoring_seconds)} for the same tokens; "
         f"without it {_duration(net)} are left, beside {_duration(plan.sparse.seconds)} unverified",
     ]

@@ -36,9 +36,12 @@ class Hardware:
     memory_bytes: float
     source: str = ""
     dtype: str = "bfloat16"
+    processors: int = 1
+    """Multiprocessors, each of which works on a tile of attention of its own; 1: all of the device on one tile after the
+    other, so that none of it is ever idle."""
 
     def __post_init__(self) -> None:
-        for name in ("flops_per_second", "bandwidth_bytes_per_second", "memory_bytes"):
+        for name in ("flops_per_second", "bandwidth_bytes_per_second", "memory_bytes", "processors"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):
                 raise UserError(f"{name} of hardware {self.name!r} must be positive, got {value!r}")
@@ -62,15 +65,15 @@ PROFILES: dict[str, Hardware] = {
     profile.name: profile
     for profile in (
         # NVIDIA A100 80GB SXM data sheet (2021): 312 TFLOPS bf16, 2,039 GB/s.
-        Hardware("A100", 312e12, 2.039e12, 80e9, "NVIDIA A100 80GB SXM data sheet"),
+        Hardware("A100", 312e12, 2.039e12, 80e9, "NVIDIA A100 80GB SXM data sheet", processors=108),
         # NVIDIA H100 SXM5 data sheet (2023): 1,979 TFLOPS bf16 with sparsity, 3.35 TB/s.
-        Hardware("H100", 989e12, 3.35e12, 80e9, "NVIDIA H100 SXM data sheet"),
+        Hardware("H100", 989e12, 3.35e12, 80e9, "NVIDIA H100 SXM data sheet", processors=132),
         # NVIDIA H200 SXM data sheet (2024): 1,979 TFLOPS bf16 with sparsity, 4.8 TB/s. Real copies reach 4.3-4.4 TB/s.
-        Hardware("H200", 989e12, 4.8e12, 141e9, "NVIDIA H200 SXM data sheet"),
+        Hardware("H200", 989e12, 4.8e12, 141e9, "NVIDIA H200 SXM data sheet", processors=132),
         # NVIDIA HGX/DGX B200 data sheet (2024), an eighth of the system: 4.5 PFLOPS bf16 with sparsity, 8 TB/s, 180 GB.
-        Hardware("B200", 2.25e15, 8.0e12, 180e9, "NVIDIA DGX B200 data sheet, one GPU of eight"),
+        Hardware("B200", 2.25e15, 8.0e12, 180e9, "NVIDIA DGX B200 data sheet, one GPU of eight", processors=148),
         # AMD Instinct MI300X data sheet (2023): 1,307.4 TFLOPS bf16, 5.3 TB/s.
-        Hardware("MI300X", 1307.4e12, 5.3e12, 192e9, "AMD Instinct MI300X data sheet"),
+        Hardware("MI300X", 1307.4e12, 5.3e12, 192e9, "AMD Instinct MI300X data sheet", processors=304),
     )
 }
 
@@ -110,6 +113,7 @@ def measure(device: torch.device | str | None = None, seed: int = 0) -> Hardware
         flops_per_second=_matrix_rate(8192 if on_gpu else 1024, dtype, generator, target),
         bandwidth_bytes_per_second=_copy_rate(2**30 if on_gpu else 2**26, generator, target),
         memory_bytes=float(torch.cuda.get_device_properties(target).total_memory if on_gpu else _memory_bytes()),
+        processors=torch.cuda.get_device_properties(target).multi_processor_count if on_gpu else 1,
         source=f"measured, seed {seed}, torch {torch.__version__}",
         dtype=str(dtype).removeprefix("torch."),
     )

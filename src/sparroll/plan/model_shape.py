@@ -14,7 +14,7 @@ from sparroll.errors import UserError
 class ModelShape:
     """The sizes that decide what a decode step costs.
 
-    >>> ModelShape("Qwen3-1.7B", 1_720_574_976, layers=28, query_heads=16, kv_heads=8, head_dim=128)
+    >>> ModelShape("Qwen3-1.7B", 1_720_574_976, layers=28, query_heads=16, kv_heads=8, head_dim=128, vocabulary=151_936)
     """
 
     name: str
@@ -24,6 +24,8 @@ class ModelShape:
     query_heads: int
     kv_heads: int
     head_dim: int
+    vocabulary: int
+    """Logits of a token."""
     expert_parameters: int = 0
     """Parameters in routed experts, of which a token uses `experts_per_token / experts`."""
     experts: int = 1
@@ -49,10 +51,10 @@ class ModelShape:
 BUILT_IN: dict[str, ModelShape] = {
     shape.name: shape
     for shape in (
-        ModelShape("Qwen3-1.7B", 1_720_574_976, layers=28, query_heads=16, kv_heads=8, head_dim=128),
-        ModelShape("Qwen3-4B", 4_022_468_096, layers=36, query_heads=32, kv_heads=8, head_dim=128),
-        ModelShape("Qwen3-8B", 8_190_735_360, layers=36, query_heads=32, kv_heads=8, head_dim=128),
-        ModelShape("Qwen3-14B", 14_768_307_200, layers=40, query_heads=40, kv_heads=8, head_dim=128),
+        ModelShape("Qwen3-1.7B", 1_720_574_976, 28, query_heads=16, kv_heads=8, head_dim=128, vocabulary=151_936),
+        ModelShape("Qwen3-4B", 4_022_468_096, 36, query_heads=32, kv_heads=8, head_dim=128, vocabulary=151_936),
+        ModelShape("Qwen3-8B", 8_190_735_360, 36, query_heads=32, kv_heads=8, head_dim=128, vocabulary=151_936),
+        ModelShape("Qwen3-14B", 14_768_307_200, 40, query_heads=40, kv_heads=8, head_dim=128, vocabulary=151_936),
     )
 }
 
@@ -139,6 +141,7 @@ def _from_config(config: Any, name: str) -> ModelShape:
         query_heads=int(config.num_attention_heads),
         kv_heads=int(_first(config, "num_key_value_heads") or config.num_attention_heads),
         head_dim=int(_first(config, "head_dim") or config.hidden_size // config.num_attention_heads),
+        vocabulary=int(config.vocab_size),
         expert_parameters=sum(p.numel() for key, p in model.named_parameters() if ".experts." in key),
         experts=int(experts),
         experts_per_token=int(_first(config, "num_experts_per_tok") or 1),

@@ -2,7 +2,8 @@
 
 The model is a roofline: a decode step takes its memory time or its compute time, whichever is larger. The reads of a
 request are averaged over the mix of context lengths. A TimeModel that was fitted to this machine can replace the
-roofline. Prefill, sampling and the trainer are not part of the prediction, so a real training step gains less.
+roofline. Prefill, sampling and the trainer are not part of the prediction, so a real training step gains less. Checks of
+drafts are not at peak rates; check_time.py has their constants.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.check_rate import CheckRate, rate_for
+from sparroll.plan.check_time import ARITHMETIC_SHARE, check_time, scoring_seconds
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.length_mix import LengthMix, LengthsAre
 from sparroll.plan.model_shape import ModelShape, model_shape
@@ -53,14 +55,16 @@ class VerifiedTime:
     drafted_per_kept_is: str
     """Where that number comes from."""
     check_seconds: float
-    """One dense pass over a window of each request of the batch, on its own: it reads the weights and every context
-    once, and computes as a prefill of `window_tokens` does."""
-    check_bound: Literal["memory", "compute"]
+    """One dense pass over a window of each request of the batch, on its own. Parts: see check_time.py. With a fitted time
+    model, attention and layers together take at least as long as a dense step."""
+    check_attention_seconds: float
+    check_layers_seconds: float
+    check_logits_seconds: float
     seconds: float
     tokens_per_second: float
     scoring_seconds: float
-    """What the trainer's own scoring pass takes for a token of each request, at the peak rate and without prompts. A
-    training step on verified rollouts leaves it out."""
+    """What the trainer's own scoring pass takes for a token of each request, without prompts. A training step on verified
+    rollouts leaves it out."""
 
 
 @dataclass(frozen=True)
@@ -150,32 +154,33 @@ class _Decoder:
         )
 
     def verified(self, mix: LengthMix, check: DraftCheck, rate: CheckRate) -> VerifiedTime:
-        shape, window, bandwidth = self.reads.shape, check.window_tokens, self.device.bandwidth_bytes_per_second
-        scoring = self._dense_arithmetic(mix) / self.device.flops_per_second
-        weights = shape.parameters_used(self.batch * window) * self.reads.element_bytes / bandwidth
-        kv_bytes = self.batch * shape.layers * mix.mean_tokens * self.reads.token_bytes
-        memory, compute = weights + kv_bytes / bandwidth, window * scoring
+        shape = self.reads.shape
+        parts = check_time(
+            shape,
+            self.device,
+            batch=self.batch,
+            mean_context_tokens=mix.mean_tokens,
+            window_tokens=check.window_tokens,
+            element_bytes=self.reads.element_bytes,
+        )
+        check_seconds = parts.seconds + self.overhead_seconds
         if self.time_model is not None:
-            memory = self.time_model.seconds(self.batch, kv_bytes)
-        check_seconds = max(memory, compute) + self.overhead_seconds
+            step = self.step(mix, sparse=False).seconds
+            check_seconds = max(step, parts.attention_seconds + parts.layers_seconds) + parts.logits_seconds
         seconds = rate.drafted_per_kept * (self.step(mix, sparse=True).seconds + check_seconds / check.drafts)
         return VerifiedTime(
-            window_tokens=window,
+            window_tokens=check.window_tokens,
             floor=check.floor,
             drafted_per_kept=rate.drafted_per_kept,
             drafted_per_kept_is=rate.source,
             check_seconds=check_seconds,
-            check_bound="memory" if memory >= compute else "compute",
+            check_attention_seconds=parts.attention_seconds,
+            check_layers_seconds=parts.layers_seconds,
+            check_logits_seconds=parts.logits_seconds,
             seconds=seconds,
             tokens_per_second=self.batch / seconds,
-            scoring_seconds=scoring,
+            scoring_seconds=scoring_seconds(shape, self.device, self.batch, mix.mean_tokens),
         )
-
-    def _dense_arithmetic(self, mix: LengthMix) -> float:
-        """FLOPs of one token of each request with attention to its whole context."""
-        shape = self.reads.shape
-        attention = shape.query_heads * shape.head_dim * 4 * shape.layers * mix.mean_tokens
-        return self.batch * (2 * shape.parameters_used(1) + attention)
 
     def row(self, context: int) -> LengthRow:
         here = LengthMix.parse(context)
@@ -265,7 +270,8 @@ def _said_of(verified: VerifiedTime | None) -> list[str]:
         return []
     return [
         f"{verified.drafted_per_kept:.3f} tokens are drafted for each that stands: {verified.drafted_per_kept_is}",
-        "a check is a pass of its own, which shares its read of the weights with no decode step",
+        "a check is a pass of its own, which shares its read of the weights with no decode step; it reaches "
+        f"{ARITHMETIC_SHARE:.0%} of the device's arithmetic, as in vLLM on an H200, and a trainer's scoring pass, too",
     ]
 
 

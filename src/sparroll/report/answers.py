@@ -158,7 +158,7 @@ def _held(under_it: Sequence[TrainingRun], runs: Sequence[TrainingRun]) -> Answe
         return Answer(HELD, "unknown", "Not known yet: no finished run with an evaluation has trained with it.")
     run = done[0]
     last = run.accuracy[-1]
-    if not dense or differences([run, dense[0]], without=("attention", "log", "checkpoint", "guard")):
+    if not dense or differences([run, dense[0]], without=("attention", "check", "log", "checkpoint", "guard")):
         return _held_alone(run)
     like = dense[0].accuracy[-1]
     figures = (

@@ -10,7 +10,7 @@ from sparroll.report.data import AccuracyPoint, TrainingRun, differences
 from sparroll.report.parts import figure, items, note, section, table
 from sparroll.rounding import percent_up, rounded_down, with_interval
 
-_ASIDE = ("attention", "log", "checkpoint")
+_ASIDE = ("attention", "check", "log", "checkpoint")
 """Sections that say what the rollouts read, and those that change no result."""
 _MOST_DIFFERENCES = 8
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.report.data import AccuracyPoint, TrainingRun
 from sparroll.schedule import Schedule
@@ -34,7 +35,7 @@ def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
         kv_read_share=tuple(line["rollout/kv_read_share"] for line in steps),
         accuracy=tuple(_accuracy(line) for line in lines if "evaluate/dense_accuracy" in line),
         config=config,
-        rollouts=_what_they_read(config["attention"], schedule),
+        rollouts=_what_they_read(config, schedule),
         schedule=schedule,
         target=_target(config, schedule),
         events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
@@ -53,11 +54,22 @@ def _last_schedule(folder: Path) -> Schedule | None:
     return Schedule.load(saved[-1]) if saved else None
 
 
-def _what_they_read(attention: dict[str, Any], schedule: Schedule | None) -> str:
-    """What the rollouts read, in words."""
+def _what_they_read(config: dict[str, Any], schedule: Schedule | None) -> str:
+    """What the rollouts read and how their drafts were checked, in words."""
     if schedule is not None:
         budgets = sorted({step.kv_budget_tokens for step in schedule.steps})
-        return f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
+        said = f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
+        return said + _checked(schedule.check)
+    section = config.get("check")
+    check = DraftCheck(section["window_tokens"], section["floor"]) if section else None
+    return _whole_or_named(config["attention"]) + _checked(check)
+
+
+def _checked(check: DraftCheck | None) -> str:
+    return f", check {check.window_tokens} / {check.floor:g}" if check else ""
+
+
+def _whole_or_named(attention: dict[str, Any]) -> str:
     kind = attention["kind"]
     if kind == "compression":
         return f"{attention['policy']}, {attention['budget_tokens']} tokens"

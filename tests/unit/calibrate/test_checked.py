@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +26,7 @@ from sparroll.types import Checks, Rollout, TokenScores
 from .fakes import study
 
 GRID = [64, 96, 128, 192, 256]
-SHAPE = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=64)
+SHAPE = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=64, vocabulary=100)
 MACHINE = Machine(SHAPE, find_hardware("H200"), LengthMix.parse("20-420"))
 CHECKS = [DraftCheck(16, 0.01), DraftCheck(64, 0.01)]
 LEAST = {"min_tokens": 100, "min_rollouts": 4}
@@ -103,6 +104,19 @@ def test_checks_have_files_of_their_own_and_may_be_added(swept, folder) -> None:
     unchecked = study()
     sweep(unchecked, out=folder, budgets=[64], dense_layers=(0,))
     assert [name for name, _ in unchecked.engine.generated] == ["fixed-64"]
+
+
+def test_checks_that_were_counted_without_the_token_behind_a_window_are_refused(tmp_path) -> None:
+    sweep(study(), out=tmp_path, budgets=[64], dense_layers=(0,), check=CHECKS[0])
+    path = tmp_path / "budget-000064-check-16-0.01.json"
+    table = json.loads(path.read_text())
+    del table["checked"]["extra_tokens"]
+    path.write_text(json.dumps(table))
+    bench = study()
+    with pytest.raises(UserError, match=r"cannot read .*check-16-0.01.json: it lacks 'extra_tokens'") as found:
+        sweep(bench, out=tmp_path, budgets=[64], dense_layers=(0,), check=CHECKS[0])
+    assert found.value.hint == f"delete {path} to measure it again"
+    assert bench.engine.generated == []
 
 
 def test_drafts_beyond_one_a_token_are_put_down_to_bins_that_read_a_part(swept) -> None:

@@ -11,7 +11,7 @@ from sparroll.plan.speedup import plan
 from sparroll.plan.time_model import MeasuredStep, fit_time_model
 from sparroll.schedule import Schedule
 
-TOY = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=8)
+TOY = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=8, vocabulary=100)
 SLOW = Hardware("slow", flops_per_second=1e12, bandwidth_bytes_per_second=1e6, memory_bytes=1e8)
 
 

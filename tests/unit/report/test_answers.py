@@ -31,6 +31,12 @@ def answer(question: str, of: Measured, its_runs: tuple[TrainingRun, ...] | None
     return one
 
 
+def test_a_checked_run_is_compared_with_dense_rollouts_which_have_no_drafts_to_check() -> None:
+    dense, calibrated, _ = runs()
+    checked = replace(calibrated, config=calibrated.config | {"check": {"window_tokens": 64, "floor": 0.01}})
+    assert answer(HELD, measured(), (dense, checked)) == answer(HELD, measured(), (dense, calibrated))
+
+
 def test_all_three_questions_are_answered_in_their_order() -> None:
     assert [each.question for each in answers([measured()], runs(), plans())] == [SAFE, SAVES, HELD]
 

@@ -77,6 +77,21 @@ def test_the_target_of_a_run_is_the_guards(sections: dict[str, Any], target: flo
     assert run.rollouts == "budget 64"
 
 
+CHECK = {"window_tokens": 32, "floor": 0.1, "dense_logp": "engine"}
+
+
+def test_a_run_whose_drafts_were_checked_says_so_with_the_check_that_held(tmp_path: Path) -> None:
+    write_run(tmp_path / "run", check=CHECK)
+    (run,) = collect(tmp_path).runs
+    assert run.rollouts.endswith(", check 32 / 0.1")
+    checkpoint = tmp_path / "run" / "checkpoints" / "step-000006"
+    checkpoint.mkdir(parents=True)
+    # A check that came with the schedule's file, or that [check] put in its place.
+    schedule(64).checked(16, 0.01).save(checkpoint / "schedule.toml")
+    (run,) = collect(tmp_path).runs
+    assert run.rollouts == "budget 64, check 16 / 0.01"
+
+
 def test_a_folder_of_two_models_is_told_apart(tmp_path: Path) -> None:
     write_run(tmp_path / "a" / "run", "first")
     write_run(tmp_path / "b" / "run", "second")

@@ -1,0 +1,115 @@
+"""How long checks of drafts took in vLLM, beside what a plan has for them, and the two constants of the plan fitted to the
+records again. Reads records and measures nothing.
+
+    python benchmarks/check_times.py
+
+Each verified cell of verified_rollouts.py's records is a measurement: the seconds between the last draft and the verdicts
+of a window of every request. Relative errors are fitted, so that short checks count as much as long ones. A row of a
+window is a token that stands when nothing is taken back, so a cell in which everything was kept says how many rows its
+windows had; one record is of a commit whose windows of 64 had 65. Cells without a set are of a rule that computed less,
+and are left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy.optimize import least_squares
+
+from sparroll import records
+from sparroll.plan.check_time import ARITHMETIC_SHARE, LOGIT_BYTES, check_time
+from sparroll.plan.hardware import find_hardware
+from sparroll.plan.model_shape import model_shape
+
+RESULTS = Path(__file__).parent / "results"
+DEVICE = find_hardware("H200")
+
+
+@dataclass(frozen=True)
+class TimedCheck:
+    """One measured cell."""
+
+    record: str
+    model: str
+    batch: int
+    context_tokens: float
+    """Mean of the requests."""
+    rows: int
+    """Of each request's window."""
+    seconds: float
+    cell: dict[str, Any]
+    """As the record has it."""
+
+    def planned(self, arithmetic_share: float = ARITHMETIC_SHARE, logit_bytes: float = LOGIT_BYTES) -> float:
+        return check_time(
+            model_shape(self.model),
+            DEVICE,
+            batch=self.batch,
+            mean_context_tokens=self.context_tokens,
+            window_tokens=self.rows,
+            arithmetic_share=arithmetic_share,
+            logit_bytes=logit_bytes,
+        ).seconds
+
+    @property
+    def error(self) -> float:
+        return self.planned() / self.seconds - 1
+
+
+def timed_checks() -> list[TimedCheck]:
+    """Of all records of an H200."""
+    found: list[TimedCheck] = []
+    for path in sorted(RESULTS.glob("verified-rollouts-*-h200.json")):
+        record = records.read(path, "verified-rollouts")
+        cells = [cell for cell in record["results"] if "check_share" in cell and "set" in cell]
+        rows = {_window(cell): tokens for cell in cells if (tokens := _tokens_if_whole(record, cell))}
+        found += [_timed(record, path.stem, cell, rows.get(_window(cell), _window(cell))) for cell in cells]
+    return found
+
+
+def _window(cell: dict[str, Any]) -> int:
+    return int(cell["window_tokens"])
+
+
+def _tokens_if_whole(record: dict[str, Any], cell: dict[str, Any]) -> int | None:
+    """Tokens that a window gave, where nothing was taken back."""
+    if cell["cut_share"]:
+        return None
+    return round(cell["tokens"][0] / cell["batch"] / record["config"]["timed_windows"])
+
+
+def _timed(record: dict[str, Any], name: str, cell: dict[str, Any], rows: int) -> TimedCheck:
+    seconds = cell["check_share"] * cell["seconds_per_window"]
+    context = cell["context_tokens"] / cell["batch"]
+    return TimedCheck(name, record["config"]["model"], cell["batch"], context, rows, seconds, cell)
+
+
+def fitted(checks: Sequence[TimedCheck]) -> tuple[float, float]:
+    """(arithmetic share, logit bytes) with the least squares of relative errors."""
+
+    def errors(constants: np.ndarray) -> np.ndarray:
+        return np.array([each.planned(constants[0], constants[1]) / each.seconds - 1 for each in checks])
+
+    share, logit_bytes = least_squares(errors, [0.5, 300.0], x_scale=[0.1, 50.0]).x
+    return float(share), float(logit_bytes)
+
+
+def main() -> None:
+    checks = timed_checks()
+    for each in checks:
+        print(
+            f"{each.record:42} batch {each.batch:3}  context {each.context_tokens:8,.0f}  rows {each.rows:4}  "
+            f"took {1e3 * each.seconds:6.1f} ms  planned {1e3 * each.planned():6.1f} ms  {100 * each.error:+5.1f} %"
+        )
+    share, logit_bytes = fitted(checks)
+    fit = {"arithmetic_share": round(share, 3), "logit_bytes": round(logit_bytes, 1)}
+    print(json.dumps({"fitted": fit, "plan": {"arithmetic_share": ARITHMETIC_SHARE, "logit_bytes": LOGIT_BYTES}}))
+
+
+if __name__ == "__main__":
+    main()
