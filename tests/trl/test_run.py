@@ -84,9 +84,9 @@ def test_the_acceptance_is_that_of_the_trainers_own_forward(run: Observed, monke
     trainer, kept = run.trainer, []
     hold = type(trainer._sparse_engine)._hold
 
-    def keep(self: Any, rollouts: list[Rollout], name: str) -> None:
+    def keep(self: Any, rollouts: list[Rollout], names: list[str]) -> None:
         kept.extend(rollouts)
-        hold(self, rollouts, name)
+        hold(self, rollouts, names)
 
     monkeypatch.setattr(type(trainer._sparse_engine), "_hold", keep)
     rounds = trainer.sparse_rounds

@@ -16,6 +16,8 @@ from sparroll import Schedule
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.trl import SparseRollouts
+from sparroll.integrations.trl.engine import SparseLLM
+from sparroll.types import Rollout
 from trl_runs import KILLED_IN_STEP, START, STEPS, Observed
 
 
@@ -81,14 +83,29 @@ def test_a_guards_next_schedule_must_fit_the_engine_before_it_starts(tmp_path: P
         trl_runs.make(tmp_path, sparse=sparse)
 
 
-def test_the_guard_goes_on_with_the_next_schedule_and_the_engine_reads_it(run: Observed, tmp_path: Path) -> None:
+def test_the_guard_goes_on_with_the_next_schedule_and_only_the_probe_has_lists(
+    run: Observed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     sparse = SparseRollouts(
         START,
         guard={"at_least": 0.97, "window_steps": 2},
         control={"by": "guard", "stricter": [Schedule.fixed(128).inline(), "dense"]},
         mismatch=trl_runs.MISMATCH,
+        probe_rollouts=8,
     )
-    observed = trl_runs.train(tmp_path, sparse=sparse, changes={"save_strategy": "no"})
+    held: list[int] = []
+    hold = SparseLLM._hold
+
+    def keep(self: SparseLLM, rollouts: list[Rollout], names: list[str]) -> None:
+        held.append(sum(rollout.top_k is not None for rollout in rollouts))
+        hold(self, rollouts, names)
+
+    monkeypatch.setattr(SparseLLM, "_hold", keep)
+    changes = {"save_strategy": "no", "per_device_train_batch_size": 12, "max_steps": 3}
+    observed = trl_runs.train(tmp_path, sparse=sparse, changes=changes)
+    assert observed.steps("rescoring/measured") == [8] * 3 and observed.steps("rescoring/not_chosen") == [4] * 3
+    # The first ones are those of the dense ceiling.
+    assert held == [2, 8, 8, 8]
     said = " ".join(observed.trainer.sparse_events)
     assert "fixed-64 -> fixed-128" in said
     shares = observed.steps("rollout/kv_read_share")

@@ -10,12 +10,15 @@ from typing import Any
 import pytest
 
 import trl_runs
+from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.errors import UserError
 from sparroll.integrations.trl import SparseRollouts
-from sparroll.integrations.trl.server import SparseClient
-from trl_runs import MISMATCH, ROLLOUTS, START, Observed
+from sparroll.integrations.trl.server import SparseClient, listed_samples
+from trl_runs import GROUP, MISMATCH, ROLLOUTS, START, Observed
 from vllm_runs import serving
+
+PROBE = 10
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +35,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     patch.setattr(VLLMClient, "update_named_params", lambda self, metadata, named: list(named))
     with serving(serve_arguments(str(wide))) as address:
         changes: dict[str, Any] = {"vllm_mode": "server", "vllm_server_base_url": address, "max_steps": 1}
-        sparse = SparseRollouts(START, correction="icepop", mismatch=MISMATCH, probe_rollouts=None)
-        yield trl_runs.train(folder, sparse=sparse, changes=changes | {"save_strategy": "no"})
+        changes |= {"per_device_train_batch_size": 2 * ROLLOUTS, "save_strategy": "no"}
+        sparse = SparseRollouts(START, correction="icepop", mismatch=MISMATCH, probe_rollouts=PROBE)
+        yield trl_runs.train(folder, sparse=sparse, changes=changes)
     patch.undo()
 
 
@@ -42,10 +46,29 @@ def test_the_server_samples_under_the_runs_schedule_and_says_what_ran(served: Ob
     tokens = int(batch["completion_mask"].sum())
     assert step["rollout/sparse_steps"] > 0
     # vLLM schedules ahead, so a response that ends with a stop id may have one more step.
-    assert tokens - ROLLOUTS <= step["rollout/sparse_steps"] + step["rollout/dense_steps"] <= tokens
-    assert step["rescoring/measured"] == ROLLOUTS and step["rescoring/measured_tokens"] == tokens
+    assert tokens - 2 * ROLLOUTS <= step["rollout/sparse_steps"] + step["rollout/dense_steps"] <= tokens
+    assert step["rescoring/measured"] == PROBE and step["rescoring/not_chosen"] == 2 * ROLLOUTS - PROBE
+    assert 0 < step["rescoring/measured_tokens"] < tokens
     assert step["mismatch/acceptance_mean"] < step["mismatch/dense_ceiling_mean"] <= 1
     assert step["correction/masked_token_share"] > 0
+
+
+def test_the_probe_is_sampled_apart_and_comes_back_in_its_place(served: Observed) -> None:
+    (batch,) = served.batches
+    prompts = batch["prompt_ids"].tolist()
+    assert all(prompts[row] == prompts[row - row % GROUP] for row in range(2 * ROLLOUTS))
+    # The trainer's own dense log-probabilities belong to the same tokens as the server's sparse ones.
+    off = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[batch["completion_mask"].bool()]
+    assert float(off.abs().median()) < 1e-2
+
+
+def test_one_sample_of_each_prompt_before_a_second_one() -> None:
+    settings = RescoringSettings(probe_rollouts=11)
+    listed = listed_samples(8, 4, settings, "train/7")
+    assert sorted(listed) == [1, 1, 1, 1, 1, 2, 2, 2]
+    assert listed != listed_samples(8, 4, settings, "train/8")
+    assert listed_samples(2, 4, settings, "train/7") == [4, 4]
+    assert listed_samples(3, 4, RescoringSettings(), "train/7") == [4, 4, 4]
 
 
 def test_a_servers_evaluation_is_dense_and_says_what_the_trainer_says(served: Observed) -> None:

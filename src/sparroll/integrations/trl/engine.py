@@ -10,7 +10,6 @@ for. So the lists are taken out of what it gets.
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -92,19 +91,28 @@ class SparseLLM:
         if self._ceiling_prompts:
             self._measure_ceiling(prompts, sampling_params)
         self._set_schedule(self._wanted)
-        finished, rollouts = self._sample(prompts, sampling_params, **more)
-        if self._measures:
-            self._hold(rollouts, self._round)
-            rescoring.measure(self.rescorer, self)
+        finished: list[Any] = self._sample(prompts, sampling_params, self._round, **more)
         return finished
 
-    def _sample(self, prompts: Sequence[Any], theirs: Any, **more: Any) -> tuple[list[Any], list[Rollout]]:
-        top_k = self.rescorer.settings.top_k if self._measures and not self.checks_drafts else 0
-        parameters = [self._parameters(theirs, top_k) for _ in prompts]
-        finished = self._llm.generate(prompts, sampling_params=parameters, **more)
+    def _sample(self, prompts: Sequence[Any], theirs: Any, name: str, **more: Any) -> list[Any]:
+        """Sample, and measure the probe. Which rollouts that is depends on their names alone, so that no other one
+        brings lists along: they are by far the largest part of what vLLM returns."""
+        names = [f"{name}/{self._process}/{place}" for place in range(len(prompts))]
+        ids = [tuple(each["prompt_token_ids"]) for each in prompts]
+        settings = self.rescorer.settings
+        chosen = set(rescoring.probe(list(zip(ids, names, strict=True)), settings)) if self._measures else set()
+        top_k = [settings.top_k if place in chosen and not self.checks_drafts else 0 for place in range(len(prompts))]
+        parameters = [self._parameters(theirs, each) for each in top_k]
+        finished: list[Any] = self._llm.generate(prompts, sampling_params=parameters, **more)
         said = self._take_checked()
-        rollouts = [self._rollout(output, top_k, said.get(_number(output.request_id))) for output in finished]
-        return finished, rollouts
+        rollouts = [
+            self._rollout(output, each, said.get(_number(output.request_id)))
+            for output, each in zip(finished, top_k, strict=True)
+        ]
+        if self._measures:
+            self._hold(rollouts, names)
+            rescoring.measure(self.rescorer, self)
+        return finished
 
     def _parameters(self, theirs: Any, top_k: int) -> Any:
         """TRL's sampling parameters for one request, with lists and a seed of its own: a resumed run draws the same."""
@@ -129,12 +137,9 @@ class SparseLLM:
         self._checked.count(rollout)
         return rollout
 
-    def _hold(self, rollouts: list[Rollout], name: str) -> None:
-        samples: Counter[tuple[int, ...]] = Counter()
-        for place, rollout in enumerate(rollouts):
-            prompt = tuple(rollout.prompt_ids)
-            samples[prompt] += 1
-            self.rescorer.hold(rollout, f"{name}/{self._process}/{place}", prompt, self.rescorer.in_force)
+    def _hold(self, rollouts: list[Rollout], names: list[str]) -> None:
+        for rollout, name in zip(rollouts, names, strict=True):
+            self.rescorer.hold(rollout, name, tuple(rollout.prompt_ids), self.rescorer.in_force)
 
     # -- what is measured ------------------------------------------------------------------------------------------------
 
@@ -169,9 +174,7 @@ class SparseLLM:
         self.rescorer = Rescorer(settings)
         try:
             self._set_schedule(None)
-            _, rollouts = self._sample(chosen, theirs, use_tqdm=False)
-            self._hold(rollouts, f"{self._round}/dense")
-            rescoring.measure(self.rescorer, self)
+            self._sample(chosen, theirs, f"{self._round}/dense", use_tqdm=False)
             self._ceiling = self.rescorer.take()[0]
         finally:
             self.rescorer, self._requests = kept, 0

@@ -9,9 +9,10 @@ be asked to change its schedule and what it ran.
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections import Counter
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +48,7 @@ class SparseClient:
         self.schedule: Schedule | None = None
         """What the server samples under, from the first `generate` on."""
         self._begun = False
+        # The probe is chosen here, and only it is held.
         self.rescorer = Rescorer(settings)
         self._round, self._measures, self._ceiling_prompts = "", True, 0
         self._wanted: Schedule | None = None
@@ -77,31 +79,56 @@ class SparseClient:
         if self._ceiling_prompts:
             self._measure_ceiling(prompts, theirs)
         self._set_schedule(self._wanted)
-        answer, rollouts = self._sample(prompts, n, theirs)
+        return self._sample(prompts, n, theirs, self._round)
+
+    def _sample(self, prompts: Sequence[list[int]], n: int, theirs: dict[str, Any], name: str) -> dict[str, Any]:
+        """Sample, and measure the probe. Its samples are asked for at the same time, in requests of their own: a server
+        returns lists as text, and so by far the most of what it returns."""
+        settings = self.rescorer.settings
+        listed = listed_samples(len(prompts), n, settings, name) if self._measures else [0] * len(prompts)
+        parts = sorted(
+            {(count, top_k) for with_lists in listed for count, top_k in _parts(with_lists, n, settings.top_k)}
+        )
+        with ThreadPoolExecutor(max_workers=len(parts)) as threads:
+            answers = {part: threads.submit(self._part, prompts, listed, n, part, theirs) for part in parts}
+            found = {part: answer.result() for part, answer in answers.items()}
+        rollouts: list[Rollout] = []
+        for place, with_lists in enumerate(listed):
+            of_prompt = [each for part in _parts(with_lists, n, settings.top_k) for each in found[part][place]]
+            for sample, rollout in enumerate(of_prompt):
+                if sample < with_lists:
+                    self.rescorer.hold(rollout, f"{name}/{place}/{sample}", place, self.rescorer.in_force)
+            rollouts += of_prompt
         if self._measures:
-            self._hold(rollouts, self._round)
+            left_out = len(rollouts) - sum(listed)
+            self.rescorer.counts.held += left_out
+            self.rescorer.counts.not_chosen += left_out
             rescoring.measure(self.rescorer, self)
-        return answer
+        return {
+            "prompt_ids": [list(prompt) for prompt in prompts],
+            "completion_ids": [rollout.response_ids for rollout in rollouts],
+            "logprobs": [[[value] for value in rollout.sparse_logp.tolist()] for rollout in rollouts],
+            "logprob_token_ids": [[[token] for token in rollout.response_ids] for rollout in rollouts],
+        }
 
-    def _sample(
-        self, prompts: Sequence[list[int]], n: int, theirs: dict[str, Any]
-    ) -> tuple[dict[str, Any], list[Rollout]]:
-        top_k = self.rescorer.settings.top_k if self._measures else 0
-        answer: dict[str, Any] = self._client.generate(prompts=list(prompts), n=n, **theirs | {"logprobs": top_k})
-        rollouts = []
-        every = zip(answer["completion_ids"], answer["logprobs"], answer["logprob_token_ids"], strict=True)
-        for place, (tokens, logp, ids) in enumerate(every):
-            rollouts.append(_rollout(answer["prompt_ids"][place // n], tokens, logp, ids, top_k))
-        answer["logprobs"] = [[[value] for value in rollout.sparse_logp.tolist()] for rollout in rollouts]
-        answer["logprob_token_ids"] = [[[token] for token in rollout.response_ids] for rollout in rollouts]
-        return answer, rollouts
-
-    def _hold(self, rollouts: list[Rollout], name: str) -> None:
-        samples: Counter[tuple[int, ...]] = Counter()
-        for place, rollout in enumerate(rollouts):
-            prompt = tuple(rollout.prompt_ids)
-            samples[prompt] += 1
-            self.rescorer.hold(rollout, f"{name}/server/{place}", prompt, self.rescorer.in_force)
+    def _part(
+        self, prompts: Sequence[list[int]], listed: list[int], n: int, part: tuple[int, int], theirs: dict[str, Any]
+    ) -> dict[int, list[Rollout]]:
+        """The samples of every prompt that needs `part`: (how many samples, length of their lists). -> by prompt"""
+        count, top_k = part
+        places = [
+            place
+            for place, with_lists in enumerate(listed)
+            if part in _parts(with_lists, n, self.rescorer.settings.top_k)
+        ]
+        asked = theirs | {"logprobs": top_k}
+        answer = self._client.generate(prompts=[prompts[place] for place in places], n=count, **asked)
+        rows = zip(answer["completion_ids"], answer["logprobs"], answer["logprob_token_ids"], strict=True)
+        found: dict[int, list[Rollout]] = {place: [] for place in places}
+        for number, (tokens, logp, ids) in enumerate(rows):
+            place = places[number // count]
+            found[place].append(_rollout(prompts[place], tokens, logp, ids, top_k))
+        return found
 
     def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
         """What the dense policy says of each response token, from a dense prefill in the server (see rescoring.py)."""
@@ -124,9 +151,7 @@ class SparseClient:
         kept, self.rescorer = self.rescorer, Rescorer(replace(self.rescorer.settings, probe_rollouts=None))
         try:
             self._set_schedule(None)
-            _, rollouts = self._sample(chosen, 1, theirs)
-            self._hold(rollouts, f"{self._round}/dense")
-            rescoring.measure(self.rescorer, self)
+            self._sample(chosen, 1, theirs, f"{self._round}/dense")
             self._ceiling = self.rescorer.take()[0]
         finally:
             self.rescorer = kept
@@ -156,6 +181,24 @@ class SparseClient:
             )
         said = answer.json() if answer.content else {}
         return (said.get("results") or [None])[0]
+
+
+def listed_samples(prompts: int, n: int, settings: RescoringSettings, name: str) -> list[int]:
+    """How many of each prompt's n samples are in the probe: first one of each prompt, then a second one. Which prompts
+    have one more is drawn from the seed and the round's name.
+
+    >>> sum(listed_samples(8, 4, RescoringSettings(probe_rollouts=11), "train/7"))
+    11
+    """
+    asked = prompts * n if settings.probe_rollouts is None else min(settings.probe_rollouts, prompts * n)
+    draws = [hashlib.blake2b(f"{settings.seed}/{name}/{place}".encode()).digest() for place in range(prompts)]
+    more = set(sorted(range(prompts), key=lambda place: draws[place])[: asked % prompts])
+    return [asked // prompts + (place in more) for place in range(prompts)]
+
+
+def _parts(with_lists: int, n: int, top_k: int) -> list[tuple[int, int]]:
+    """(samples, length of their lists) of the requests for one prompt; those with lists come first."""
+    return [part for part in ((with_lists, top_k), (n - with_lists, 0)) if part[0]]
 
 
 def _rollout(prompt: list[int], tokens: list[int], logp: list[list[Any]], ids: list[list[int]], top_k: int) -> Rollout:
