@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-# This folder looks like a package named trl where TRL is not installed; nothing is named like the data sets that it needs.
-HAVE_TRL = importlib.util.find_spec("datasets") is not None
+# Where TRL is not installed, this folder itself looks like a package of that name, but has no file of its own.
+_FOUND = importlib.util.find_spec("trl")
+HAVE_TRL = _FOUND is not None and _FOUND.origin is not None
 collect_ignore_glob = [] if HAVE_TRL else ["test_*.py"]
 
 os.environ |= {

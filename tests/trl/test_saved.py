@@ -102,8 +102,15 @@ def test_the_guard_goes_on_with_the_next_schedule_and_only_the_probe_has_lists(
         hold(self, rollouts, names)
 
     monkeypatch.setattr(SparseLLM, "_hold", keep)
-    changes = {"save_strategy": "no", "per_device_train_batch_size": 12, "max_steps": 3}
+    # Two micro batches of 6 make a step; they are sampled together.
+    changes = {
+        "save_strategy": "no",
+        "per_device_train_batch_size": 6,
+        "gradient_accumulation_steps": 2,
+        "max_steps": 3,
+    }
     observed = trl_runs.train(tmp_path, sparse=sparse, changes=changes)
+    assert [len(batch["advantages"]) for batch in observed.batches] == [12] * 3
     assert observed.steps("rescoring/measured") == [8] * 3 and observed.steps("rescoring/not_chosen") == [4] * 3
     # The first ones are those of the dense ceiling.
     assert held == [2, 8, 8, 8]
