@@ -3,12 +3,12 @@ the next schedule. Every process sees the same and decides the same. No TRL, no 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from sparroll.control.watcher import StepEvidence, Watcher, refuse_two_hands, restore_all, states_of
-from sparroll.integrations.tail import dense_ceiling_report, merged, step_report
+from sparroll.integrations.tail import State, dense_ceiling_report, merged, step_report
 from sparroll.integrations.trl.process_step import ProcessStep, checked_report, counts_report, ran_report
 from sparroll.integrations.trl.settings import SparseSetup, in_trls_words
 from sparroll.mismatch import TailStatistics
@@ -37,6 +37,8 @@ class SamplingRounds:
         self.watchers: tuple[Watcher, ...] = setup.watchers()
         refuse_two_hands(self.watchers)
         self.schedule: Schedule | None = setup.first_schedule()
+        self.checks_drafts = setup.capacity().check is not None
+        """Whether the engine is started with a check of its drafts, so that it cannot re-score."""
         self.done = 0
         self.ceiling: StepReport = {}
         self.stopped = ""
@@ -47,10 +49,14 @@ class SamplingRounds:
         """On how many prompts of the next round the dense ceiling is to be measured. Where drafts are checked there is no
         re-scoring, and their acceptance needs no ceiling: it is exact."""
         mismatch = self.setup.config.mismatch
-        if self.schedule is None or self.schedule.check is not None:
+        if self.schedule is None or self.checks_drafts:
             return 0
         regular = bool(mismatch.ceiling_every_steps and self.done % mismatch.ceiling_every_steps == 0)
         return mismatch.ceiling_prompts if regular or not self.ceiling else 0
+
+    def measured_ceiling(self, states: Iterable[State]) -> None:
+        """Take over the dense ceiling that an evaluation has measured; nothing where it measured none."""
+        self.ceiling = dense_ceiling_report(merged(states), self.done) or self.ceiling
 
     def complete(self, steps: Sequence[ProcessStep], policy: StepReport, seconds: float | None = None) -> WatchedRound:
         """Merge what the processes measured, show it to the watchers, and take the next schedule.

@@ -55,7 +55,8 @@ class SparseRollouts:
     control: Table = field(default_factory=dict)
     """The section [control]: {"by": "controller", "target": 0.86}, or {"by": "guard", "stricter": ["dense"]}."""
     mismatch: Table = field(default_factory=dict)
-    """The section [mismatch]: bin_tokens, least_tokens, ceiling_every_steps, ceiling_prompts."""
+    """The section [mismatch]: bin_tokens, least_tokens, ceiling_every_steps (here 0 by default: before the first step, and
+    with each evaluation), ceiling_prompts."""
     probe_rollouts: int | None = 32
     """How many rollouts of a step are re-scored, over all processes. A length bin needs 8 to say anything. None: all."""
     top_k: int = 20
@@ -229,6 +230,8 @@ def _checked(sparse: SparseRollouts, facts: TrainerFacts) -> SparseSetup:
             table["stricter"] = [each if each == DENSE else _as_text(each) for each in table["stricter"]]
         if table:
             ours[name] = table
+    # A dense ceiling of its own takes as long as a whole response; each evaluation brings one along.
+    ours["mismatch"] = {"ceiling_every_steps": 0} | ours.get("mismatch", {})
     if sparse.verify is not None:
         # TRL computes the dense log-probabilities of its loss itself.
         ours["check"] = sparse.verify.table() | {"dense_logp": "trainer"}

@@ -25,6 +25,7 @@ from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
+from sparroll.integrations.tail import State
 from sparroll.integrations.trl import refusals
 from sparroll.integrations.trl.engine import SparseLLM, check_runnable
 from sparroll.integrations.trl.loss import correct_batch, leave_uncorrected
@@ -68,6 +69,7 @@ class SparseRolloutsMixin:
         """What the guard, the controller and others said, with the round; in the log, too."""
         self._round_began: float | None = None
         self._batches_evaluated = 0
+        self._dense_states: list[State] = []
         capacity = _capacity(self.sparse_setup, config)
         with _environment(capacity, colocate=args.vllm_mode == "colocate"):
             super().__init__(model, *arguments, **named)  # type: ignore[call-arg]
@@ -127,16 +129,23 @@ class SparseRolloutsMixin:
         self._batches_evaluated = 0
         # The time of an evaluation is not that of a step.
         self._round_began = None
-        return super().evaluate(*arguments, **named)  # type: ignore[misc]
+        self._dense_states = []
+        report = super().evaluate(*arguments, **named)  # type: ignore[misc]
+        self.sparse_rounds.measured_ceiling(self._dense_states)
+        return report
 
     def _dense_batch(self: Any, inputs: Any) -> Any:
-        """A batch of an evaluation: dense, and counted as dense."""
+        """A batch of an evaluation: dense, and counted as dense. It is re-scored for the ceiling, which costs no
+        decoding."""
         self._batches_evaluated += 1
         if self._sparse_engine is not None:
-            self._sparse_engine.begin(f"eval/{self._batches_evaluated}", None, measures=False)
+            name = f"eval/{self._batches_evaluated}"
+            self._sparse_engine.begin(name, None, measures=not self.sparse_rounds.checks_drafts)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         leave_uncorrected(batch)
-        self._record("eval", ran_report(self._taken()))
+        taken = self._taken()
+        self._dense_states += [each.state for each in taken]
+        self._record("eval", ran_report(taken))
         return batch
 
     def _taken(self: Any) -> list[ProcessStep]:

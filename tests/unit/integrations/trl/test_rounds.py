@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from sparroll import Schedule
+from sparroll.draft_check import DraftCheck
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
@@ -59,10 +60,13 @@ def test_the_ceiling_is_measured_once_or_every_few_rounds_and_never_of_checked_d
     assert made.ceiling_prompts == 2
     made.complete([measured(range(8), 0.9, ceiling=True)], KEPT)
     assert made.ceiling_prompts == 0
-    made.setup = rounds().setup
-    checked = rounds()
-    checked.schedule = Schedule.fixed(128).checked()
-    assert checked.ceiling_prompts == 0
+    assert rounds(verify=DraftCheck()).ceiling_prompts == 0
+    before = made.ceiling["mismatch/dense_ceiling_mean"]
+    made.measured_ceiling([measured(range(8), 0.7, 5).state, measured(range(8, 16), 0.7, 5).state])
+    assert made.ceiling["mismatch/dense_ceiling_mean"] < before and made.ceiling["mismatch/dense_ceiling_step"] == 1
+    kept = made.ceiling
+    made.measured_ceiling([])
+    assert made.ceiling == kept
 
 
 def test_a_guard_switches_and_then_stops_and_both_survive_a_checkpoint(tmp_path: Path) -> None:
