@@ -1,4 +1,4 @@
-"""Short TRL runs for the tests in tests/trl: the tiny model, colocated vLLM on a CPU in fp32, a prompt list of its own.
+"""Short TRL runs for the tests in tests/in_trl: the tiny model, colocated vLLM on a CPU in fp32, a prompt list of its own.
 
 python tests/trl_runs.py FOLDER kill     # the same run in a process of its own, which kills itself
 python tests/trl_runs.py FOLDER rank     # one process of a run of two

@@ -1,4 +1,4 @@
-"""The data and the reward of recipes/verl-polaris, on small files. Its commands are composed in tests/verl."""
+"""The data and the reward of recipes/verl-polaris, on small files. Its commands are composed in tests/in_verl."""
 
 from __future__ import annotations
 

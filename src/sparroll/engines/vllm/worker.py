@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, nn
 
+from sparroll.engines.vllm.windows.packing import packed
 from sparroll.errors import UserError
 
 EXTENSION = "sparroll.engines.vllm.worker.WorkerExtension"
@@ -57,8 +57,8 @@ class WorkerExtension:
         return runner.take_checked() if hasattr(runner, "take_checked") else {}
 
     def sparroll_take_checked_packed(self) -> bytes:
-        """The same, pickled, for an engine in another process than its user: vLLM would hand on tensors as lists."""
-        return pickle.dumps(self.sparroll_take_checked())
+        """The same as bytes, for an engine in another process than its user."""
+        return packed(self.sparroll_take_checked())
 
     def sparroll_reset_report(self) -> None:
         """Start counting anew. Must not be called while requests run."""

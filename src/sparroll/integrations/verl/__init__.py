@@ -5,7 +5,7 @@ A step: verl's servers sample (server.py), and each replica measures its own rol
 driver, trainers.py corrects the batch (loss_fields.py), merges what the replicas measured, shows it to the watchers
 (steps.py), and sets the next schedule on all replicas. main.py is the entry point, settings.py reads
 `actor_rollout_ref.rollout.custom.sparroll`, and refusals.py says what of verl's own configuration contradicts it.
-worker.py is what vLLM's workers run, and saved_state.py writes what a resumed run needs into verl's checkpoints.
+worker.py is what vLLM's workers run. What a resumed run needs goes into verl's checkpoints (../saved_state.py).
 
 Only main.py, trainers.py, server.py and worker.py import verl, Ray or vLLM.
 """

@@ -16,7 +16,7 @@ from verl.utils.device import auto_set_device
 
 from sparroll.errors import UserError
 from sparroll.integrations.verl import refusals
-from sparroll.integrations.verl.settings import RunFacts, RunSettings
+from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 
 
 class SparrollTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc, name-defined]
@@ -33,7 +33,7 @@ def prepare(config: DictConfig) -> None:
     """Check the configuration and put the settings into the form that means the same on every node."""
     plain: Any = OmegaConf.to_container(config, resolve=True)
     refusals.check(plain)
-    settings = RunSettings.read(refusals.settings_of(plain), RunFacts.of(plain))
+    settings = SparseSettings.read(refusals.settings_of(plain), RunFacts.of(plain))
     with open_dict(config):
         config.actor_rollout_ref.rollout.custom.sparroll = settings.inline()
 

@@ -29,7 +29,7 @@ class SparrollHttpServer(vLLMHttpServer):
 
     @property
     def _own(self) -> Any:
-        """What the driver filled in: RunSettings.engine_table."""
+        """What the driver filled in: SparseSettings.engine_table."""
         own = self.config.custom["sparroll"]["_engine"]
         return OmegaConf.to_container(own) if OmegaConf.is_config(own) else own
 

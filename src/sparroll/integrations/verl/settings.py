@@ -79,10 +79,10 @@ class RescoringSection(Section):
 
 
 @dataclass(frozen=True)
-class RunSettings:
+class SparseSettings:
     """The settings, checked.
 
-    >>> settings = RunSettings.read({"schedule": "qwen3-4b-0.86", "correction": {"name": "tis"}}, facts)
+    >>> settings = SparseSettings.read({"schedule": "qwen3-4b-0.86", "correction": {"name": "tis"}}, facts)
     """
 
     config: TrainConfig
@@ -94,7 +94,7 @@ class RunSettings:
     longest_context_tokens: int
 
     @staticmethod
-    def read(table: Mapping[str, Any] | None, facts: RunFacts) -> RunSettings:
+    def read(table: Mapping[str, Any] | None, facts: RunFacts) -> SparseSettings:
         """Raises UserError where a key, a value or a combination is wrong, by the names that a verl user types."""
         try:
             return _read(dict(table or {}), facts)
@@ -206,7 +206,7 @@ def in_verls_words(text: str) -> str:
     return re.sub(rf"(?<![\w.])((?:{'|'.join(_SECTIONS)})\.[a-z_]+)", rf"{PREFIX}.\1", text)
 
 
-def _read(table: dict[str, Any], facts: RunFacts) -> RunSettings:
+def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     for key in table:
         if key not in _KEYS:
             raise UserError(f"unknown key {PREFIX}.{key}", nearest(str(key), list(_KEYS)))
@@ -241,14 +241,14 @@ def _read(table: dict[str, Any], facts: RunFacts) -> RunSettings:
             "name a schedule, let the controller make one (control.by=controller), or use verl's own trainer_mode",
         )
     longest = facts.max_prompt_tokens + facts.max_new_tokens
-    settings = RunSettings(config, rescoring, attention, start, longest)
+    settings = SparseSettings(config, rescoring, attention, start, longest)
     # What these refuse is to be refused before anything starts.
     settings.capacity()
     _check_measurable(settings, facts)
     return settings
 
 
-def _check_measurable(settings: RunSettings, facts: RunFacts) -> None:
+def _check_measurable(settings: SparseSettings, facts: RunFacts) -> None:
     """Raise UserError where re-scoring could not say how far the rollouts are from dense, or never of enough of them."""
     probe, schedule = settings.rescoring.probe_rollouts, settings.first_schedule()
     if probe is not None and probe < LEAST_ROLLOUTS:

@@ -12,7 +12,7 @@ from sparroll.control.watcher import StepEvidence, Watcher, refuse_two_hands, re
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.integrations.tail import State, dense_ceiling_report, merged, step_report
-from sparroll.integrations.verl.settings import RunSettings, in_verls_words
+from sparroll.integrations.verl.settings import SparseSettings, in_verls_words
 from sparroll.integrations.verl.tap import CheckedSums
 from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule
@@ -49,7 +49,7 @@ class Steps:
     >>> decided = steps.complete(7, replica_steps, report)     # steps.schedule is that of step 8
     """
 
-    def __init__(self, settings: RunSettings):
+    def __init__(self, settings: SparseSettings):
         self.settings = settings
         self.watchers: tuple[Watcher, ...] = settings.watchers()
         refuse_two_hands(self.watchers)

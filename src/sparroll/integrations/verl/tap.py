@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import inspect
-import pickle
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -27,6 +26,7 @@ import torch
 from sparroll.draft_check import FAR_NATS
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringCounts, RescoringSettings, measure_async
+from sparroll.engines.vllm.windows.packing import unpacked
 from sparroll.integrations.tail import State
 from sparroll.types import Checks, Rollout
 
@@ -180,8 +180,7 @@ class Tap:
         if not self.checks_drafts:
             return []
         packed, *_ = await self._engine.collective_rpc("sparroll_take_checked_packed")
-        heard: dict[str, dict[str, Any]] = pickle.loads(packed)
-        for name, said in heard.items():
+        for name, said in unpacked(packed).items():
             self._said.setdefault(name, []).append(said)
         # vLLM may append to a request's name.
         names = {self._name(name): name for name in self._said}

@@ -1,4 +1,4 @@
-"""verl's three trainers with sparse rollouts that are measured, corrected and watched. `SparseRollouts` is mixed in before
+"""verl's three trainers with sparse rollouts that are measured, corrected and watched. `SparseTrainer` is mixed in before
 verl's class and overrides its hooks; the loop, the loss, weight sync and checkpoints stay verl's.
 
 A step in time:  sample (verl) -> measure in the replicas -> sleep, rewards, old log-probabilities, advantages (verl) ->
@@ -19,9 +19,10 @@ from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from sparroll.errors import UserError
-from sparroll.integrations.verl import refusals, saved_state
+from sparroll.integrations import saved_state
+from sparroll.integrations.verl import refusals
 from sparroll.integrations.verl.loss_fields import READS, corrected_fields, rows_of_updates
-from sparroll.integrations.verl.settings import RunFacts, RunSettings
+from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 from sparroll.integrations.verl.steps import Steps, average, probe_of_replica, ran_report
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
@@ -33,7 +34,10 @@ def _replica_class() -> type[Any]:
     return SparrollReplica
 
 
-class SparseRollouts:
+_RESUME_HINT = "start a new run from its weights (actor_rollout_ref.model.path), or with trainer.resume_mode=disable"
+
+
+class SparseTrainer:
     """Mixed into a trainer of verl, before it. `self` is the trainer."""
 
     base_mode: ClassVar[str]
@@ -43,7 +47,7 @@ class SparseRollouts:
 
     def __init__(self: Any, config: DictConfig):
         plain: Any = OmegaConf.to_container(config, resolve=True)
-        self.settings = RunSettings.read(refusals.settings_of(plain), RunFacts.of(plain))
+        self.settings = SparseSettings.read(refusals.settings_of(plain), RunFacts.of(plain))
         self.steps = Steps(self.settings)
         self._policy: list[StepReport] = []
         self._extra: StepReport = {}
@@ -181,7 +185,7 @@ class SparseRollouts:
         folder = trainer.default_local_dir
         if trainer.resume_mode == "resume_path":
             folder = os.path.dirname(trainer.resume_from_path.rstrip("/"))
-        self.steps.restore(saved_state.read(os.path.join(folder, f"global_step_{self.global_steps}")))
+        self.steps.restore(saved_state.read(os.path.join(folder, f"global_step_{self.global_steps}"), _RESUME_HINT))
         self._restored = True
         if self.steps.stopped:
             raise UserError(
@@ -191,16 +195,16 @@ class SparseRollouts:
 
 
 @register_trainer("sparroll_sync")
-class SparrollSync(SparseRollouts, PPOTrainerSync):
+class SparrollSync(SparseTrainer, PPOTrainerSync):
     base_mode = refusals.MODES["sparroll_sync"]
     idle_between_steps = True
 
 
 @register_trainer("sparroll_colocate_async")
-class SparrollColocateAsync(SparseRollouts, PPOTrainerColocateAsync):
+class SparrollColocateAsync(SparseTrainer, PPOTrainerColocateAsync):
     base_mode = refusals.MODES["sparroll_colocate_async"]
 
 
 @register_trainer("sparroll_separate_async")
-class SparrollSeparateAsync(SparseRollouts, PPOTrainerSeparateAsync):
+class SparrollSeparateAsync(SparseTrainer, PPOTrainerSeparateAsync):
     base_mode = refusals.MODES["sparroll_separate_async"]

@@ -1,4 +1,4 @@
-"""The fields that TRL's loss reads, from a correction over all processes. No TRL here; tests/trl runs its loss on them."""
+"""The fields that TRL's loss reads, from a correction over all processes. No TRL; tests/in_trl runs its loss on them."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ DEFAULTS: dict[str, Any] = {
     "vllm_tensor_parallel_size": 1,
     "generation_kwargs": None,
 }
-"""Those of TRL 1.16, but for use_vllm; tests/trl compares them with its own."""
+"""Those of TRL 1.16, but for use_vllm; tests/in_trl compares them with its own."""
 
 
 def test_trls_defaults_pass() -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from sparroll.control.controller import Controller
 from sparroll.errors import UserError
-from sparroll.integrations.verl.settings import PREFIX, RunFacts, RunSettings, in_verls_words
+from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings, in_verls_words
 from sparroll.schedule import Schedule
 
 FACTS = RunFacts("Qwen/Qwen3-4B", 512, 8, 1024, 16384)
 
 
-def read(facts: RunFacts = FACTS, **table: Any) -> RunSettings:
-    return RunSettings.read({"schedule": "qwen3-4b-0.86", **table}, facts)
+def read(facts: RunFacts = FACTS, **table: Any) -> SparseSettings:
+    return SparseSettings.read({"schedule": "qwen3-4b-0.86", **table}, facts)
 
 
 def test_a_preset_is_enough_and_brings_the_guards_target() -> None:
@@ -42,7 +42,7 @@ def test_a_path_is_read_once_and_travels_as_the_schedule_itself(tmp_path: Path) 
     inline = json.loads(json.dumps(settings.inline()))
     for path in tmp_path.iterdir():
         path.unlink()
-    again = RunSettings.read(inline, FACTS)
+    again = SparseSettings.read(inline, FACTS)
     assert again == settings and again.inline() == inline
     first, (guard, _) = again.first_schedule(), again.watchers()
     assert first is not None and first.name == "s512-checked-32-0.01"

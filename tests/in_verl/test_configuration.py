@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from sparroll.integrations.verl import main
 from sparroll.integrations.verl.refusals import MODES
 from sparroll.integrations.verl.settings import PREFIX
 from sparroll.schedule import Schedule
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "verl-polaris" / "run.sh"
 
 
 def composed(folder: Path, *more: str, mode: str = "sparroll_sync") -> Any:
@@ -47,6 +51,26 @@ def test_what_contradicts_us_is_refused(override: str, message: str, tmp_path: P
     config = composed(tmp_path, f"+{PREFIX}.schedule=qwen3-4b-0.86", f"+{PREFIX}.force_schedule=true", override)
     with pytest.raises(UserError, match=message):
         main.prepare(config)
+
+
+@pytest.mark.parametrize("size", ["1.7b", "4b", "8b", "14b"])
+def test_the_recipe_of_each_size_composes_and_asks_for_what_was_published(size: str, tmp_path: Path) -> None:
+    shown = tmp_path / "show"
+    shown.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    shown.chmod(0o755)
+    told = subprocess.run(
+        ["bash", str(RECIPE), size], env=os.environ | {"PYTHON": str(shown)}, capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert told[:2] == ["-m", "sparroll.verl"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides=told[2:])
+    main.prepare(config)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    own = OmegaConf.to_container(rollout.custom.sparroll)
+    assert Schedule.load(own["schedule"]) == Schedule.load(f"qwen3-{size}-0.86")  # type: ignore[index, call-overload]
+    assert own["control"] == {"by": "guard", "stricter": ["dense"], "force": False}  # type: ignore[index, call-overload]
+    assert (actor.clip_ratio_low, actor.clip_ratio_high, rollout.n, rollout.temperature) == (0.2, 0.28, 8, 1.0)
+    assert rollout.max_model_len >= config.data.max_prompt_length + config.data.max_response_length == 40_888
 
 
 def test_an_error_for_the_user_is_found_under_rays() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import runs
 
-from sparroll.integrations.verl import saved_state
+from sparroll.integrations import saved_state
 from sparroll.integrations.verl.settings import PREFIX
 from sparroll.schedule import Schedule
 
@@ -106,7 +106,7 @@ def test_weights_really_arrive(run: Finished) -> None:
 
 
 def test_a_killed_run_goes_on_where_its_checkpoint_was(run: Finished) -> None:
-    checkpoints = [saved_state.read(run.folder / "checkpoints" / f"global_step_{step}") for step in (1, 2, 3)]
+    checkpoints = [saved_state.read(run.folder / "checkpoints" / f"global_step_{step}", "") for step in (1, 2, 3)]
     assert [each["schedule"]["name"] for each in checkpoints] == ["read512"] * 3
     guards = [each["watchers"]["guard"] for each in checkpoints]
     assert [each["switches"] for each in guards] == [1, 1, 1]

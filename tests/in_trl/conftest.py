@@ -1,4 +1,4 @@
-"""What every test in tests/trl runs under: vLLM on a CPU, in this process, in fp32."""
+"""What every test in tests/in_trl runs under: vLLM on a CPU, in this process, in fp32."""
 
 from __future__ import annotations
 
