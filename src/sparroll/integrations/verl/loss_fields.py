@@ -9,6 +9,7 @@ correction keeps. `rollout_is_weights` multiplies the loss of each token, outsid
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +44,7 @@ def corrected_fields(
     updates: see `rows_of_updates`. Where the correction drops all tokens of an update, one token stays with weight 0,
     because verl divides by the number of tokens that stay.
     """
-    nested_mask = fields["response_mask"]
+    nested_mask: Any = fields["response_mask"]
     lengths_B = nested_mask.offsets().diff()
     padded = {name: fields[name].to_padded_tensor(0.0) for name in READS}
     mask_BT = padded["response_mask"].bool()

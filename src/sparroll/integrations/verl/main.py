@@ -19,7 +19,7 @@ from sparroll.integrations.verl import refusals
 from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 
 
-class SparrollTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):  # type: ignore[misc, name-defined]
+class SparrollTaskRunner(TaskRunnerV1.__ray_metadata__.modified_class):
     """verl's task runner, in a process that knows our trainers."""
 
     def run(self, config: DictConfig) -> None:

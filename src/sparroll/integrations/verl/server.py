@@ -27,6 +27,8 @@ from sparroll.schedule import Schedule
 class SparrollHttpServer(vLLMHttpServer):
     """Ray runs one on each node of a replica; only the first one has the engine."""
 
+    engine: Any
+
     @property
     def _own(self) -> Any:
         """What the driver filled in: SparseSettings.engine_table."""

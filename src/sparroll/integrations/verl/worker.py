@@ -15,7 +15,7 @@ BESIDE_WINDOWS = "sparroll.integrations.verl.worker.VerlLoading"
 """For an engine that checks its drafts, whose worker class has our extension already; vLLM refuses it a second time."""
 
 
-class VerlLoading(vLLMColocateWorkerExtension):  # type: ignore[misc]
+class VerlLoading(vLLMColocateWorkerExtension):
     """verl's extension, which can load weights on a CPU, too. Mixed into vLLM's worker, so `self` is the worker."""
 
     def update_weights_from_ipc(self, *arguments: Any, **named: Any) -> None:
