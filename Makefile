@@ -1,6 +1,7 @@
 # make quickstart | test | lint | docs. Each installs what it needs into .venv first (about 75 s, once).
 # make stamp. The commit into .commit.json, for a machine that gets the files without their history.
 # make test-vllm. The vLLM tests, in an environment of their own (about two minutes, once).
+# make test-trl, make test-verl. Those of TRL and verl, in environments that see vLLM's (half a minute each, once).
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
@@ -17,7 +18,12 @@ export TOKENIZERS_PARALLELISM = false
 VENV_VLLM ?= .venv-vllm
 STAMP_VLLM = $(VENV_VLLM)/.sparroll-installed
 
-.PHONY: quickstart test test-vllm lint docs stamp install
+VENV_TRL ?= .venv-trl
+STAMP_TRL = $(VENV_TRL)/.sparroll-installed
+VENV_VERL ?= .venv-verl
+STAMP_VERL = $(VENV_VERL)/.sparroll-installed
+
+.PHONY: quickstart test test-vllm test-trl test-verl lint docs stamp install
 
 install: $(STAMP)
 
@@ -42,10 +48,10 @@ $(STAMP): $(CORE)
 quickstart: $(CORE)
 	$(BIN)/sparroll quickstart
 
-# Two worker processes with one thread each. All of tests/vllm runs in test-vllm, also what needs no vLLM.
+# Two worker processes with one thread each. All of tests/vllm runs in test-vllm, also what needs no vLLM; likewise TRL and verl.
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
-	$(BIN)/python -m pytest --ignore=tests/vllm
+	$(BIN)/python -m pytest --ignore=tests/vllm --ignore=tests/in_trl --ignore=tests/in_verl
 
 # vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
 # process to itself, so one worker.
@@ -60,6 +66,36 @@ $(STAMP_VLLM): pyproject.toml constraints-vllm.txt
 test-vllm: export OMP_NUM_THREADS = 1
 test-vllm: $(STAMP_VLLM)
 	$(VENV_VLLM)/bin/python -m pytest -n 0 tests/vllm
+
+# vLLM and torch are those of test-vllm: the .pth file puts its packages behind this environment's own.
+SEE_VLLM = -c 'import pathlib, sysconfig; \
+	vllm = pathlib.Path("$(VENV_VLLM)", *pathlib.Path(sysconfig.get_path("purelib")).parts[-3:]).resolve(); \
+	pathlib.Path(sysconfig.get_path("purelib"), "vllm.pth").write_text(f"{vllm}\n")'
+
+$(STAMP_TRL): pyproject.toml constraints-trl.txt $(STAMP_VLLM)
+	$(PYTHON) -m venv $(VENV_TRL)
+	$(VENV_TRL)/bin/python $(SEE_VLLM)
+	$(VENV_TRL)/bin/python -m pip install -q -c constraints-vllm.txt -c constraints-trl.txt trl==1.16.0
+	$(VENV_TRL)/bin/python -m pip install -q --no-deps -e .
+	@touch $@
+
+test-trl: export OMP_NUM_THREADS = 1
+test-trl: $(STAMP_TRL)
+	$(VENV_TRL)/bin/python -m pytest -n 0 tests/in_trl
+
+# What verl asks for is not all there on a CPU, and its pin of transformers is not needed: it comes without.
+$(STAMP_VERL): pyproject.toml constraints-verl.txt $(STAMP_VLLM)
+	$(PYTHON) -m venv $(VENV_VERL)
+	$(VENV_VERL)/bin/python $(SEE_VLLM)
+	$(VENV_VERL)/bin/python -m pip install -q -c constraints-verl.txt ray 'hydra-core>=1.3,<1.4' codetiming tensordict \
+		TransferQueue datasets torchdata pylatexenc tensorboard 'math-verify[antlr4-9-3]'
+	$(VENV_VERL)/bin/python -m pip install -q --no-deps verl==0.9.1
+	$(VENV_VERL)/bin/python -m pip install -q --no-deps -e .
+	@touch $@
+
+test-verl: export OMP_NUM_THREADS = 1
+test-verl: $(STAMP_VERL)
+	$(VENV_VERL)/bin/python -m pytest -n 0 tests/in_verl
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

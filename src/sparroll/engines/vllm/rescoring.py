@@ -21,7 +21,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Sequence
 from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -33,11 +33,18 @@ from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, acceptance_of
 from sparroll.types import Rollout, StepReport, TokenScores, TopK, check_seed, is_whole
 
-if TYPE_CHECKING:
-    from sparroll.engines.vllm.engine import VLLMEngine
-
 Generate = Callable[..., AsyncIterator[Any]]
 """`AsyncLLM.generate`, or what wraps it."""
+
+
+class ReadsDensely(Protocol):
+    """What `measure` asks of an engine in this process. VLLMEngine does it."""
+
+    weight_version: int
+
+    def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
+        """What the dense policy says of each response token."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -245,7 +252,7 @@ def probe(rollouts: Sequence[tuple[Hashable, str]], settings: RescoringSettings)
     return sorted(place for _, _, place in sorted(turns)[:count])
 
 
-def measure(rescorer: Rescorer, engine: VLLMEngine) -> None:
+def measure(rescorer: Rescorer, engine: ReadsDensely) -> None:
     """Re-score what is due in an engine of this process."""
     began = time.perf_counter()
     rescorer.in_force = replace(rescorer.in_force, weight_version=engine.weight_version)

@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from sparroll.engines.vllm.windows.packing import packed
 from sparroll.errors import UserError
 
 EXTENSION = "sparroll.engines.vllm.worker.WorkerExtension"
@@ -54,6 +55,10 @@ class WorkerExtension:
         on, or memory fills."""
         runner = self.model_runner
         return runner.take_checked() if hasattr(runner, "take_checked") else {}
+
+    def sparroll_take_checked_packed(self) -> bytes:
+        """The same as bytes, for an engine in another process than its user."""
+        return packed(self.sparroll_take_checked())
 
     def sparroll_reset_report(self) -> None:
         """Start counting anew. Must not be called while requests run."""

@@ -8,6 +8,8 @@ runner.py      vLLM's V1 model runner: drafts before a step, checks after it
 drafting.py    the loop of sparse one-token steps
 settling.py    the rule of draft_check.py applied to the windows of a step
 requests.py    what the worker keeps about a request: its draws, and what the checks said
+packing.py     that as bytes, for an engine in another process
+masses.py      what the rule needs to know of two distributions; triton_masses.py is its kernel
 
 The scheduler, the prefix cache and the outputs see tokens only once they are checked; drafts live within a step.
 """

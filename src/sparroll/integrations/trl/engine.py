@@ -1,0 +1,241 @@
+"""Stands in front of the `vllm.LLM` that TRL made in this process (colocate mode). TRL calls `generate`; what is sampled
+is measured before it returns, because TRL lets the engine sleep right afterwards. Everything else passes through.
+
+TRL takes the first log-probability of each position for the sampled token's, which is wrong as soon as lists are asked
+for. So the lists are taken out of what it gets.
+"""
+
+# T response tokens, K top-k entries
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from sparroll.engines.report import EngineReport
+from sparroll.engines.vllm import outputs, rescoring
+from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
+from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
+from sparroll.engines.vllm.worker import WorkerExtension
+from sparroll.errors import UserError
+from sparroll.integrations.tail import State
+from sparroll.integrations.trl.process_step import CheckSums, ProcessStep
+from sparroll.schedule import Schedule
+from sparroll.types import Rollout, TokenScores
+
+_newest: Any = None
+"""The engine that the plugin's state in this process belongs to; there is one state per process."""
+
+
+class SparseLLM:
+    """`vllm_generation.llm = SparseLLM(vllm_generation.llm, ...)`.
+
+    >>> llm.begin("train/7", schedule)       # TRL then calls llm.generate(...)
+    >>> step = llm.take()                    # what this process measured and counted
+    """
+
+    weight_version = 0
+    """Rollouts are measured inside `generate`, so the weights never change in between."""
+
+    def __init__(self, llm: Any, *, capacity: Schedule, settings: RescoringSettings, seed: int, process: int):
+        global _newest
+        self._llm = _newest = llm
+        self._capacity = capacity
+        self.schedule: Schedule | None = None
+        """What the engine samples under, from the first `generate` on."""
+        self._begun = False
+        self._process, self._seed = process, seed
+        model = llm.llm_engine.vllm_config.model_config
+        self.vocabulary, self.context_limit = int(model.get_vocab_size()), int(model.max_model_len)
+        self.rescorer = Rescorer(settings)
+        self._round, self._measures = "", True
+        self._wanted: Schedule | None = None
+        self._requests = 0
+        self._ceiling_prompts = 0
+        self._ceiling: State | None = None
+        self._checked = CheckSums()
+        self._ask(WorkerExtension.sparroll_reset_report)
+        self._take_checked()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._llm, name)
+
+    def begin(self, name: str, schedule: Schedule | None, *, measures: bool = True, ceiling_prompts: int = 0) -> None:
+        """What the next `generate` calls are for. name: that of the round, which no other round has.  schedule: what they
+        sample under; None: dense.  measures: whether what is sampled is re-scored.  ceiling_prompts: before it samples,
+        measure the dense ceiling on so many of its prompts."""
+        self._round, self._wanted, self._measures = name, schedule, measures
+        self._requests, self._ceiling_prompts = 0, ceiling_prompts
+        self._ask(WorkerExtension.sparroll_reset_report)
+
+    def take(self) -> ProcessStep:
+        """What was measured and counted since `begin`."""
+        estimator = self.rescorer.estimator
+        state, counts = self.rescorer.take()
+        ceiling, self._ceiling = self._ceiling, None
+        checked, self._checked = self._checked, CheckSums()
+        report = EngineReport.from_table(self._ask(WorkerExtension.sparroll_report))
+        return ProcessStep(state, counts, estimator, report, checked, ceiling)
+
+    # -- what TRL calls ------------------------------------------------------------------------------------------------
+
+    def generate(self, prompts: Sequence[Any], sampling_params: Any = None, **more: Any) -> list[Any]:
+        """`vllm.LLM.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone."""
+        if self._llm is not _newest:
+            raise UserError(
+                "another trainer with sparse rollouts was made in this process, and took the plugin's state over",
+                "run each of them in a process of its own",
+            )
+        if self._ceiling_prompts:
+            self._measure_ceiling(prompts, sampling_params)
+        self._set_schedule(self._wanted)
+        finished: list[Any] = self._sample(prompts, sampling_params, self._round, **more)
+        return finished
+
+    def _sample(self, prompts: Sequence[Any], theirs: Any, name: str, **more: Any) -> list[Any]:
+        """Sample, and measure the probe. Which rollouts that is depends on their names alone, so that no other one
+        brings lists along: they are by far the largest part of what vLLM returns."""
+        names = [f"{name}/{self._process}/{place}" for place in range(len(prompts))]
+        ids = [tuple(each["prompt_token_ids"]) for each in prompts]
+        settings = self.rescorer.settings
+        chosen = set(rescoring.probe(list(zip(ids, names, strict=True)), settings)) if self._measures else set()
+        top_k = [settings.top_k if place in chosen and not self.checks_drafts else 0 for place in range(len(prompts))]
+        parameters = [self._parameters(theirs, each) for each in top_k]
+        finished: list[Any] = self._llm.generate(prompts, sampling_params=parameters, **more)
+        said = self._take_checked()
+        rollouts = [
+            self._rollout(output, each, said.get(_number(output.request_id)))
+            for output, each in zip(finished, top_k, strict=True)
+        ]
+        if self._measures:
+            self._hold(rollouts, names)
+            rescoring.measure(self.rescorer, self)
+        return finished
+
+    def _parameters(self, theirs: Any, top_k: int) -> Any:
+        """TRL's sampling parameters for one request, with lists and a seed of its own: a resumed run draws the same."""
+        ours = theirs.clone()
+        ours.logprobs, ours.flat_logprobs = top_k, True
+        ours.detokenize = bool(ours.stop)
+        text = f"{self._seed}/{self._round}/{self._process}/{self._requests}"
+        ours.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
+        self._requests += 1
+        return ours
+
+    def _rollout(self, output: Any, top_k: int, said: dict[str, Any] | None) -> Rollout:
+        """The rollout of a finished request, whose lists are taken out of TRL's view."""
+        (sampled,) = output.outputs
+        tokens, prompt_ids = list(sampled.token_ids), list(output.prompt_token_ids)
+        logp_T, lists = outputs.log_probs(sampled.logprobs, tokens, top_k)
+        sampled.logprobs = _plain(tokens, logp_T.tolist())
+        rollout = Rollout(prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
+        if said is None or self.schedule is None:
+            return rollout
+        rollout = replace(rollout, **outputs.checked(said, len(tokens)))
+        self._checked.count(rollout)
+        return rollout
+
+    def _hold(self, rollouts: list[Rollout], names: list[str]) -> None:
+        for rollout, name in zip(rollouts, names, strict=True):
+            self.rescorer.hold(rollout, name, tuple(rollout.prompt_ids), self.rescorer.in_force)
+
+    # -- what is measured ------------------------------------------------------------------------------------------------
+
+    def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
+        """What the dense policy says of each response token, from a dense prefill in this engine (see rescoring.py)."""
+        if self.checks_drafts:
+            return rescoring.already_scored(rollouts)
+        rescoring.check_sampling(temperature, 1.0, top_k, self.vocabulary)
+        asked = [rescoring.request_of(each, top_k, self.context_limit) for each in rollouts]
+        finished = self._llm.generate(
+            [{"prompt_token_ids": ids} for ids, _ in asked],
+            sampling_params=[parameters for _, parameters in asked],
+            use_tqdm=False,
+        )
+        return [
+            rescoring.scores_of(
+                output.prompt_logprobs,
+                rollout,
+                len(ids),
+                temperature=temperature,
+                top_k=top_k,
+                vocabulary=self.vocabulary,
+            )
+            for rollout, (ids, _), output in zip(rollouts, asked, finished, strict=True)
+        ]
+
+    def _measure_ceiling(self, prompts: Sequence[Any], theirs: Any) -> None:
+        """The tail of a few dense rollouts. They are counted nowhere."""
+        chosen = list({tuple(each["prompt_token_ids"]): each for each in prompts}.values())[: self._ceiling_prompts]
+        self._ceiling_prompts = 0
+        kept, settings = self.rescorer, replace(self.rescorer.settings, probe_rollouts=None)
+        self.rescorer = Rescorer(settings)
+        try:
+            self._set_schedule(None)
+            self._sample(chosen, theirs, f"{self._round}/dense", use_tqdm=False)
+            self._ceiling = self.rescorer.take()[0]
+        finally:
+            self.rescorer, self._requests = kept, 0
+        self._ask(WorkerExtension.sparroll_reset_report)
+
+    # -- the schedule ------------------------------------------------------------------------------------------------------
+
+    @property
+    def checks_drafts(self) -> bool:
+        """Whether the engine was started with a schedule that checks its drafts. It then runs no unchecked ones."""
+        return self._capacity.check is not None
+
+    def _set_schedule(self, schedule: Schedule | None) -> None:
+        if schedule == self.schedule and self._begun:
+            return
+        if schedule is not None:
+            check_runnable(schedule, self._capacity)
+        table, name = (None, "dense") if schedule is None else (schedule.table(), schedule.name)
+        self._ask(WorkerExtension.sparroll_set_schedule, table, name)
+        if self.checks_drafts:
+            scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
+            scheduler.window_tokens = schedule.check.window_tokens if schedule and schedule.check else None
+        # K and V of cached responses are those of the old schedule. The call must not be inside an assertion, which
+        # `python -O` drops.
+        emptied = self._llm.reset_prefix_cache()
+        assert emptied, "vLLM kept its prefix cache: requests are still running"
+        self.schedule, self._begun = schedule, True
+
+    def _ask(self, method: Any, *arguments: Any) -> Any:
+        """Call a method of WorkerExtension on the worker, which TRL has made without it."""
+        return self._llm.collective_rpc(method, args=arguments)[0]
+
+    def _take_checked(self) -> dict[int, dict[str, Any]]:
+        """What the checks said of the requests that ended, by vLLM's number of them."""
+        if not self.checks_drafts:
+            return {}
+        said: dict[str, dict[str, Any]] = self._ask(WorkerExtension.sparroll_take_checked)
+        return {_number(name): each for name, each in said.items()}
+
+    def load_weights(self, named: Iterable[tuple[str, Any]]) -> None:
+        """Copy the trainer's weights in on a CPU, where vLLM packs those of its layers, so that TRL's own way fails. Both
+        are in this process."""
+        self._ask(WorkerExtension.sparroll_load_weights, named)
+        emptied = self._llm.reset_prefix_cache()
+        assert emptied, "vLLM kept its prefix cache: requests are still running"
+
+
+def check_runnable(schedule: Schedule, capacity: Schedule) -> None:
+    """Raise UserError where an engine that was started with `capacity` could not run this schedule."""
+    if len(schedule.steps) > MOST_STEPS:
+        raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
+    check_fits_engine(schedule, capacity)
+
+
+def _number(request_id: str) -> int:
+    # vLLM may append to a request's name; the number in front is its own counter.
+    return int(request_id.partition("-")[0])
+
+
+def _plain(tokens: list[int], logp: list[float]) -> list[Any]:
+    """The log-probabilities as vLLM gives them where no lists were asked for."""
+    from vllm.logprobs import Logprob
+
+    return [{token: Logprob(value, rank=1)} for token, value in zip(tokens, logp, strict=True)]

@@ -1,0 +1,104 @@
+"""What one process of a TRL run measured and counted in a step, and the sums over all processes. Plain data that can be
+gathered; no engine, no TRL."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from sparroll.draft_check import FAR_NATS
+from sparroll.engines.report import EngineReport
+from sparroll.engines.vllm.rescoring import RescoringCounts
+from sparroll.integrations.tail import State
+from sparroll.schedule import Schedule
+from sparroll.types import Checks, Rollout, StepReport
+
+
+@dataclass
+class CheckSums:
+    """What the checks of drafts said of rollouts, as sums that processes can add up."""
+
+    tokens: int = 0
+    far_tokens: int = 0
+    """Tokens whose log q~ is more than FAR_NATS above their log p."""
+    largest_nats: float = -torch.inf
+    draft_acceptance: float = 0.0
+    checks: Checks = field(default_factory=Checks)
+
+    def count(self, rollout: Rollout) -> None:
+        assert rollout.dense_logp is not None and rollout.draft_acceptance is not None, "a rollout without checks"
+        off_T = rollout.sparse_logp - rollout.dense_logp
+        self.tokens += len(off_T)
+        self.far_tokens += int((off_T > FAR_NATS).sum())
+        self.largest_nats = max(self.largest_nats, float(off_T.max()))
+        self.draft_acceptance += float(rollout.draft_acceptance.double().sum())
+        if rollout.checks is not None:
+            self.checks.add(rollout.checks)
+
+    def add(self, other: CheckSums) -> None:
+        """Count those of another process, too."""
+        self.tokens += other.tokens
+        self.far_tokens += other.far_tokens
+        self.largest_nats = max(self.largest_nats, other.largest_nats)
+        self.draft_acceptance += other.draft_acceptance
+        self.checks.add(other.checks)
+
+
+@dataclass
+class ProcessStep:
+    """What a process measured and counted since it was last asked."""
+
+    state: State
+    """TailStatistics.state() of its sparse rollouts."""
+    counts: RescoringCounts
+    estimator: str
+    ran: EngineReport
+    """What its attention ran, for the step's rollouts alone."""
+    checked: CheckSums
+    ceiling: State | None = None
+    """TailStatistics.state() of dense rollouts; None where none were made."""
+
+
+def counts_report(steps: Sequence[ProcessStep], step_seconds: float | None) -> StepReport:
+    """`rescoring/...` over all processes."""
+    total = RescoringCounts()
+    for each in steps:
+        total.add(each.counts)
+    return total.report(step_seconds)
+
+
+def ran_report(steps: Sequence[ProcessStep]) -> StepReport:
+    """Which attention ran, over all processes. Steps are those of one layer, the one that was sparse most often."""
+    sums = [each.ran.read_and_context_tokens for each in steps]
+    read, context = sum(each[0] for each in sums), sum(each[1] for each in sums)
+    layers = [max(each.ran.layers, key=lambda layer: layer.sparse_steps) for each in steps if each.ran.layers]
+    return {
+        "rollout/kv_read_share": read / context if context else 1.0,
+        "rollout/sparse_steps": float(sum(layer.sparse_steps for layer in layers)),
+        "rollout/dense_steps": float(sum(layer.dense_steps for layer in layers)),
+        "rollout/preemptions": float(sum(each.ran.preemptions for each in steps)),
+    }
+
+
+def checked_report(steps: Sequence[ProcessStep], schedule: Schedule | None) -> StepReport:
+    """`check/...`, by the names of our own loop; empty where no drafts are checked."""
+    if schedule is None or schedule.check is None:
+        return {}
+    total = CheckSums()
+    for each in steps:
+        total.add(each.checked)
+    if not total.tokens:
+        return {}
+    return {
+        "check/window_tokens": float(schedule.check.window_tokens),
+        "check/floor": schedule.check.floor,
+        "check/windows": float(total.checks.windows),
+        "check/cut_share": total.checks.cut_share,
+        "check/drafted_per_kept": total.checks.drafted_per_kept,
+        "check/draft_acceptance_mean": total.draft_acceptance / total.tokens,
+        "check/over_2_nats_share": total.far_tokens / total.tokens,
+        "check/largest_nats": total.largest_nats,
+        "time/check_seconds": max(each.ran.check_seconds for each in steps),
+    }

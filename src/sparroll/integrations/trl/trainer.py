@@ -1,0 +1,267 @@
+"""`SparseGRPOTrainer`: TRL's GRPOTrainer with sparse rollouts that are measured, corrected and watched. The mixin comes
+before TRL's class and overrides its methods; nothing is patched.
+
+A round in time:  weights into the engine (TRL) -> sample, measure -> rewards, advantages, dense log-probabilities (TRL) ->
+correct -> watch, decide on the next schedule -> loss, update, checkpoint (TRL).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from accelerate.utils import gather_object, pad_across_processes
+from torch import Tensor
+from transformers import AutoConfig, TrainerCallback
+
+from sparroll.engines.vllm import launch, plugin
+from sparroll.engines.vllm.arguments import widest
+from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
+from sparroll.errors import UserError
+from sparroll.integrations import saved_state
+from sparroll.integrations.tail import State
+from sparroll.integrations.trl import refusals
+from sparroll.integrations.trl.engine import SparseLLM, check_runnable
+from sparroll.integrations.trl.loss import correct_batch, leave_uncorrected
+from sparroll.integrations.trl.process_step import ProcessStep, ran_report
+from sparroll.integrations.trl.rounds import SamplingRounds
+from sparroll.integrations.trl.server import SparseClient
+from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
+from sparroll.resume import refuse_changes
+from sparroll.schedule import Schedule
+from sparroll.types import StepReport
+
+refusals.check_version()
+
+from trl import GRPOTrainer  # noqa: E402, the version is checked first
+
+_log = logging.getLogger("sparroll")
+_THEIR_RATIOS = [f"sampling/importance_sampling_ratio/{name}" for name in ("min", "mean", "max")]
+_RESUME_HINT = "start a new run from its weights, or leave resume_from_checkpoint out"
+
+
+class SparseRolloutsMixin:
+    """Mixed into GRPOTrainer, or a class of yours that derives from it, before it.
+
+    >>> class MyTrainer(SparseRolloutsMixin, MyGRPOTrainer): ...
+    """
+
+    def __init__(self: Any, model: Any, *arguments: Any, sparse: SparseRollouts, **named: Any):
+        if not isinstance(sparse, SparseRollouts):
+            raise UserError(
+                f"sparse must be a SparseRollouts, got {sparse!r}", 'sparse=SparseRollouts("qwen3-4b-0.86")'
+            )
+        given = dict(zip(_POSITIONAL, arguments, strict=False)) | named
+        args = given.get("args")
+        if args is None:
+            raise UserError("sparse rollouts need vLLM", "args=GRPOConfig(use_vllm=True, ...)")
+        refusals.check_arguments(args, given)
+        config = _config_of(model, args)
+        self.sparse_setup = SparseSetup.of(sparse, _facts(model, config, args))
+        self.sparse_rounds = SamplingRounds(self.sparse_setup)
+        self.sparse_events: list[str] = []
+        """What the guard, the controller and others said, with the round; in the log, too."""
+        self._round_began: float | None = None
+        self._batches_evaluated = 0
+        self._dense_states: list[State] = []
+        capacity = _capacity(self.sparse_setup, config)
+        with _environment(capacity, colocate=args.vllm_mode == "colocate"):
+            super().__init__(model, *arguments, **named)  # type: ignore[call-arg]
+        self._take_engine(capacity)
+        self.add_callback(_Stop(self.sparse_rounds))
+        for line in [*self.sparse_setup.events(), *refusals.loss_notice(args.loss_type)]:
+            self._say(line)
+
+    def _take_engine(self: Any, capacity: Schedule) -> None:
+        generation, setup = self.vllm_generation, self.sparse_setup
+        self._sparse_engine: SparseLLM | SparseClient | None = None
+        if generation.mode == "colocate":
+            generation.llm = self._sparse_engine = SparseLLM(
+                generation.llm,
+                capacity=capacity,
+                settings=setup.rescoring(),
+                seed=setup.sparse.seed,
+                process=self.accelerator.process_index,
+            )
+        elif self.accelerator.is_main_process:
+            generation.vllm_client = self._sparse_engine = SparseClient(
+                generation.vllm_client, capacity=capacity, settings=setup.rescoring()
+            )
+
+    # -- a round -----------------------------------------------------------------------------------------------------
+
+    def _generate_single_turn(self: Any, *arguments: Any, **named: Any) -> Any:
+        on_cpu = self.accelerator.device.type == "cpu"
+        if on_cpu and self.vllm_mode == "colocate" and self.state.global_step != self._last_loaded_step:
+            # One at a time: TRL merges an adapter while it gives the weights, and takes it out again behind the last one.
+            named_weights = self.vllm_generation._iter_named_params()
+            self._sparse_engine.load_weights((name, tensor.detach()) for name, tensor in named_weights)
+            self._last_loaded_step = self.state.global_step
+        return super()._generate_single_turn(*arguments, **named)  # type: ignore[misc]
+
+    def _generate_and_score_completions(self: Any, inputs: Any) -> Any:
+        return self._sparse_round(inputs) if self.model.training else self._dense_batch(inputs)
+
+    def _sparse_round(self: Any, inputs: Any) -> Any:
+        """A training batch: sampled under the schedule in force, measured, corrected and watched."""
+        rounds, engine = self.sparse_rounds, self._sparse_engine
+        began, before = time.perf_counter(), self._round_began
+        self._round_began = began
+        if engine is not None:
+            prompts = -(-rounds.ceiling_prompts // self.sparse_setup.facts.processes)
+            engine.begin(f"train/{rounds.done + 1}", rounds.schedule, ceiling_prompts=prompts)
+        batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        policy = correct_batch(batch, self.sparse_setup.correction, self._gathered, self.accelerator.process_index)
+        watched = rounds.complete(self._taken(), policy, None if before is None else began - before)
+        self._record("train", watched.report)
+        for line in watched.events:
+            self._say(line)
+        return batch
+
+    def evaluate(self: Any, *arguments: Any, **named: Any) -> Any:
+        # Every evaluation uses the same draws, so two of them differ by the weights alone.
+        self._batches_evaluated = 0
+        # The time of an evaluation is not that of a step.
+        self._round_began = None
+        self._dense_states = []
+        report = super().evaluate(*arguments, **named)  # type: ignore[misc]
+        self.sparse_rounds.measured_ceiling(self._dense_states)
+        return report
+
+    def _dense_batch(self: Any, inputs: Any) -> Any:
+        """A batch of an evaluation: dense, and counted as dense. It is re-scored for the ceiling, which costs no
+        decoding."""
+        self._batches_evaluated += 1
+        if self._sparse_engine is not None:
+            name = f"eval/{self._batches_evaluated}"
+            self._sparse_engine.begin(name, None, measures=not self.sparse_rounds.checks_drafts)
+        batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        leave_uncorrected(batch)
+        taken = self._taken()
+        self._dense_states += [each.state for each in taken]
+        self._record("eval", ran_report(taken))
+        return batch
+
+    def _taken(self: Any) -> list[ProcessStep]:
+        """What every process measured; the same on all of them."""
+        mine = [] if self._sparse_engine is None else [self._sparse_engine.take()]
+        return list(gather_object(mine))
+
+    def _gathered(self: Any, rows_BT: Tensor) -> Tensor:
+        every: Tensor = self.accelerator.gather(pad_across_processes(rows_BT, dim=1))
+        return every
+
+    def _record(self: Any, mode: str, report: StepReport) -> None:
+        metrics = self._metrics[mode]
+        for name in _THEIR_RATIOS:
+            # Those of TRL's own correction, which is not applied.
+            metrics.pop(name, None)
+        for name, value in report.items():
+            metrics[name].append(value)
+
+    def _say(self: Any, line: str) -> None:
+        self.sparse_events.append(f"round {self.sparse_rounds.done}: {line}")
+        if self.accelerator.is_main_process:
+            _log.warning("sparroll, round %d: %s", self.sparse_rounds.done, line)
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self: Any, model: Any, trial: Any) -> None:
+        # TRL's own files come last, the one that names the step among them.
+        if self.args.should_save:
+            folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
+            saved_state.write(folder, self.sparse_rounds.state())
+        super()._save_checkpoint(model, trial)  # type: ignore[misc]
+
+    def _load_optimizer_and_scheduler(self: Any, checkpoint: Any) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is None:
+            return
+        state = saved_state.read(checkpoint, _RESUME_HINT)
+        refuse_changes(checkpoint, state["settings"], self.sparse_setup.table())
+        self.sparse_rounds.restore(state)
+        if self.sparse_rounds.stopped:
+            raise UserError(f"this run was stopped: {self.sparse_rounds.stopped}", _RESUME_HINT)
+
+
+class SparseGRPOTrainer(SparseRolloutsMixin, GRPOTrainer):
+    """TRL's GRPOTrainer with sparse rollouts.
+
+    >>> trainer = SparseGRPOTrainer(model="Qwen/Qwen3-4B", reward_funcs=reward, args=GRPOConfig(use_vllm=True, ...),
+    ...                             train_dataset=prompts, sparse=SparseRollouts("qwen3-4b-0.86", correction="tis"))
+    """
+
+
+class _Stop(TrainerCallback):
+    """Ends the run after the step in which a watcher asked for it, with a checkpoint where the run writes any."""
+
+    def __init__(self, rounds: SamplingRounds):
+        self._rounds = rounds
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self._rounds.stopped:
+            control.should_training_stop = True
+            control.should_save = control.should_save or args.save_strategy != "no"
+
+
+_POSITIONAL = ("reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")
+
+
+def _config_of(model: Any, args: Any) -> Any:
+    if not isinstance(model, str):
+        return model.config
+    return AutoConfig.from_pretrained(model, trust_remote_code=args.trust_remote_code)
+
+
+def _facts(model: Any, config: Any, args: Any) -> TrainerFacts:
+    if getattr(config, "vision_config", None) is not None:
+        raise UserError("a model with images has never run with sparse rollouts", "use TRL's own GRPOTrainer for it")
+    return TrainerFacts(
+        model=model if isinstance(model, str) else str(model.config._name_or_path),
+        prompts_per_step=args.generation_batch_size // args.num_generations,
+        samples_per_prompt=args.num_generations,
+        max_new_tokens=args.max_completion_length,
+        longest_context_tokens=_context_limit(config, args),
+        vocabulary=int(config.vocab_size),
+        temperature=float(args.temperature),
+        processes=int(args.world_size) if args.vllm_mode == "colocate" else 1,
+    )
+
+
+def _context_limit(config: Any, args: Any) -> int:
+    return int(args.vllm_max_model_length or config.max_position_embeddings)
+
+
+def _capacity(setup: SparseSetup, config: Any) -> Schedule:
+    """What the engine starts with, so that it can run every schedule of the run."""
+    layers = int(config.num_hidden_layers)
+    capacity = widest(setup.capacity(), setup.facts.longest_context_tokens, layers)
+    for schedule in setup.schedules():
+        schedule.check_layers(layers)
+        check_runnable(schedule, capacity)
+    return capacity
+
+
+@contextmanager
+def _environment(capacity: Schedule, *, colocate: bool) -> Iterator[None]:
+    """What the plugin reads while vLLM starts in this process, since TRL passes no arguments of ours to it. A server has
+    its own."""
+    if not colocate:
+        yield
+        return
+    launch.check_installed()
+    os.environ[SCHEDULE_VARIABLE] = json.dumps(capacity.inline(), sort_keys=True)
+    set_threads = torch.set_num_threads
+    try:
+        plugin.register()
+        launch.choose_runner(v1=capacity.check is not None)
+        yield
+    finally:
+        del os.environ[SCHEDULE_VARIABLE]
+        torch.set_num_threads = set_threads

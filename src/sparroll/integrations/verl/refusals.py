@@ -1,0 +1,183 @@
+"""What of verl's own configuration contradicts sparse rollouts. Plain tables in, UserError out; verl is not imported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from sparroll.errors import UserError, nearest
+
+MODES = {
+    "sparroll_sync": "sync",
+    "sparroll_colocate_async": "colocate_async",
+    "sparroll_separate_async": "separate_async",
+}
+"""Our trainers, and those of verl that they extend."""
+_ROLLOUT = "actor_rollout_ref.rollout"
+
+
+def check(config: Mapping[str, Any]) -> None:
+    """Raise UserError for the first setting that a run with sparroll cannot have. config: verl's whole configuration."""
+    mode = _get(config, "trainer.v1.trainer_mode")
+    if mode not in MODES:
+        raise UserError(
+            f"trainer.v1.trainer_mode={mode} runs without sparroll",
+            f"use sparroll_{mode}" if f"sparroll_{mode}" in MODES else nearest(str(mode), list(MODES)),
+        )
+    for field, wrong, why, way_out in _WRONG:
+        value = _get(config, field)
+        if wrong(value):
+            raise UserError(f"{field}={_shown(value)} {why}", way_out)
+    _check_lora(config)
+    _check_updates(config)
+
+
+def _check_lora(config: Mapping[str, Any]) -> None:
+    model = "actor_rollout_ref.model"
+    for field in (f"{model}.lora_rank", f"{model}.lora.rank"):
+        if (_get(config, field) or 0) > 0 and not _get(config, f"{model}.lora.merge"):
+            raise UserError(
+                f"{field}={_get(config, field)} puts a LoRA adapter into vLLM, where sparse attention does not run with one",
+                f"merge it into the weights that vLLM gets, {model}.lora.merge=True, or train all weights",
+            )
+
+
+def _check_updates(config: Mapping[str, Any]) -> None:
+    """verl draws the rows of an update at random with shuffle; which rows share a denominator is then not known."""
+    actor = "actor_rollout_ref.actor"
+    if _get(config, f"{actor}.shuffle"):
+        raise UserError(
+            f"{actor}.shuffle=True hides which rollouts share an update, so an update whose tokens are all dropped would "
+            "divide by 0",
+            f"leave {actor}.shuffle=False",
+        )
+
+
+def settings_of(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The table custom.sparroll. Raises UserError where there is none."""
+    own = _get(config, f"{_ROLLOUT}.custom.sparroll")
+    if not isinstance(own, Mapping):
+        raise UserError(
+            f"{_ROLLOUT}.custom.sparroll is missing",
+            f"name a schedule: +{_ROLLOUT}.custom.sparroll.schedule=qwen3-4b-0.86",
+        )
+    return own
+
+
+def _get(config: Mapping[str, Any], path: str) -> Any:
+    value: Any = config
+    for part in path.split("."):
+        if not isinstance(value, Mapping) or part not in value:
+            return None
+        value = value[part]
+    return value
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value)
+
+
+def _set(value: Any) -> bool:
+    return value is not None and value is not False
+
+
+_LEAVE = "leave it at null; +actor_rollout_ref.rollout.custom.sparroll.correction.name=... is sparroll's (docs/verl.md)"
+_WRONG: list[tuple[str, Any, str, str]] = [
+    (
+        "trainer.use_v1",
+        lambda value: value is False,
+        "asks for verl's old trainer, which has no place for sparroll",
+        "leave trainer.use_v1=True",
+    ),
+    (
+        f"{_ROLLOUT}.name",
+        lambda value: value != "vllm",
+        "is an engine that sparroll's attention does not run in",
+        f"{_ROLLOUT}.name=vllm",
+    ),
+    (
+        "algorithm.rollout_correction.rollout_is",
+        _set,
+        "would weight the loss a second time",
+        _LEAVE,
+    ),
+    (
+        "algorithm.rollout_correction.rollout_rs",
+        _set,
+        "would drop tokens a second time",
+        _LEAVE,
+    ),
+    (
+        "algorithm.rollout_correction.bypass_mode",
+        _set,
+        "takes the sparse policy's log-probabilities for the dense ones, and nothing would be left to correct",
+        "leave algorithm.rollout_correction.bypass_mode=False",
+    ),
+    (
+        "actor_rollout_ref.model.mtp.enable_rollout",
+        _set,
+        "decodes speculatively, which sparse attention does not run with",
+        "leave actor_rollout_ref.model.mtp.enable_rollout=False",
+    ),
+    (
+        f"{_ROLLOUT}.disaggregation.enabled",
+        _set,
+        "moves the KV cache between engines, and sparse attention's index would stay behind",
+        f"leave {_ROLLOUT}.disaggregation.enabled=False",
+    ),
+    (
+        f"{_ROLLOUT}.engine_kwargs.vllm.kv_cache_dtype",
+        lambda value: value not in (None, "auto", "float16", "bfloat16", "float32"),
+        "is a KV cache that sparse attention cannot read",
+        "leave kv_cache_dtype out",
+    ),
+    (
+        f"{_ROLLOUT}.engine_kwargs.vllm.speculative_config",
+        _set,
+        "decodes speculatively, which sparse attention does not run with",
+        "leave it out; verified rollouts are custom.sparroll.verify.window=64",
+    ),
+    (
+        f"{_ROLLOUT}.data_parallel_size",
+        lambda value: value not in (None, 1),
+        "makes one replica of several engines, whose counters cannot be read",
+        f"{_ROLLOUT}.data_parallel_size=1: verl then makes more replicas",
+    ),
+    (
+        f"{_ROLLOUT}.logprobs_mode",
+        lambda value: value not in (None, "processed_logprobs"),
+        "gives other log-probabilities than those that were sampled from",
+        f"leave {_ROLLOUT}.logprobs_mode=processed_logprobs",
+    ),
+    (
+        f"{_ROLLOUT}.top_p",
+        lambda value: value not in (None, 1, 1.0),
+        "cuts the distribution that the acceptance compares",
+        f"{_ROLLOUT}.top_p=1",
+    ),
+    (
+        f"{_ROLLOUT}.top_k",
+        lambda value: value not in (None, -1, 0),
+        "cuts the distribution that the acceptance compares",
+        f"{_ROLLOUT}.top_k=-1",
+    ),
+    (
+        f"{_ROLLOUT}.multi_turn.enable",
+        _set,
+        "answers in several turns, and the tail of a turn that continues a cached context is not measured yet",
+        f"leave {_ROLLOUT}.multi_turn.enable=False",
+    ),
+    (
+        "actor_rollout_ref.actor.policy_loss.loss_mode",
+        lambda value: value not in (None, "vanilla"),
+        "is a loss for which the weights were never compared with sparroll's own",
+        "leave loss_mode=vanilla",
+    ),
+    (
+        "skip.rollout_tq.enable",
+        _set,
+        "replays rollouts that no engine samples, so there is nothing to measure",
+        "leave skip.rollout_tq.enable=False",
+    ),
+]
+"""(field, whether its value is wrong, why, the way out)."""

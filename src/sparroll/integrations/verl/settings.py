@@ -1,0 +1,320 @@
+"""The settings under `actor_rollout_ref.rollout.custom.sparroll`: read, checked, and turned into the configuration of our
+own loop, whose guard, controller and corrections a run in verl uses. Nothing of verl is imported.
+
+    schedule: qwen3-4b-0.86            preset, file, or the schedule itself (Schedule.inline); dense to begin dense
+    correction: {name: tis}            and its settings
+    verify: {window: 64, floor: 0.01}  check drafts; default: as the schedule's file says
+    guard, control, mismatch           the sections of `sparroll train`
+    rescoring: {probe_rollouts: 32}    what is re-scored
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import Field, ValidationError
+
+from sparroll.control.watcher import Watcher
+from sparroll.corrections import Correction
+from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
+from sparroll.engines.make import roomiest
+from sparroll.engines.vllm.rescoring import RescoringSettings, check_sampling
+from sparroll.errors import UserError, nearest
+from sparroll.integrations.corrections import check_usable
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.schedule import Schedule
+from sparroll.train.config.base import Section
+from sparroll.train.config.check import one_line
+from sparroll.train.config.control import ByControllerSection
+from sparroll.train.config.file import config_from
+from sparroll.train.config.run import TrainConfig
+from sparroll.train.schedules import check_events, make_controller, make_empty_steps, make_guard, starting_schedule
+
+PREFIX = "actor_rollout_ref.rollout.custom.sparroll"
+DENSE = "dense"
+_SECTIONS = ("correction", "guard", "control", "mismatch")
+_KEYS = ("schedule", "force_schedule", "attention", "verify", "rescoring", *_SECTIONS)
+_HERE = {
+    "--force-schedule, attention.force = true": f"{PREFIX}.force_schedule=true",
+    "rollout.samples_per_prompt": "actor_rollout_ref.rollout.n",
+    "rollout.temperature": "actor_rollout_ref.rollout.temperature",
+    "rollout.top_k": f"{PREFIX}.rescoring.top_k",
+    "rollout.max_new_tokens": "data.max_response_length",
+    "train.prompts_per_step": "data.train_batch_size",
+    "attention.force": f"{PREFIX}.force_schedule",
+    "attention.name": f"{PREFIX}.schedule",
+    "check.window_tokens": f"{PREFIX}.verify.window",
+    "check.floor": f"{PREFIX}.verify.floor",
+    'attention.kind = "dense"': f"{PREFIX}.schedule=dense",
+    'attention.kind = "schedule"': f"{PREFIX}.schedule",
+    "attention.kind": f"{PREFIX}.schedule",
+}
+"""What the fields of our own configuration are called here."""
+
+
+class VerifySection(Section):
+    """Verified rollouts: the dense policy checks what sparse attention drafts, window by window."""
+
+    window: int = Field(default=DraftCheck.window_tokens, ge=LEAST_WINDOW_TOKENS, le=MOST_WINDOW_TOKENS)
+    """Tokens that one dense pass gives at most; all but the last one are drafted."""
+    floor: float = Field(default=DraftCheck.floor, gt=0, le=1)
+    """A sampled token is at most log(1 / floor) nats less likely under the dense policy than under the one that sampled
+    it."""
+
+
+class RescoringSection(Section):
+    """Which rollouts the replicas read once more, densely, and how long the lists of both sides are."""
+
+    probe_rollouts: int | None = Field(default=32, ge=1)
+    """How many rollouts of a step are re-scored, over all replicas. A length bin needs 8 to say anything. null: all."""
+    top_k: int = Field(default=20, ge=1)
+    """How many of the most likely tokens of both policies are compared at each position."""
+    seed: int = Field(default=0, ge=0)
+    """Chooses the probe."""
+
+
+@dataclass(frozen=True)
+class SparseSettings:
+    """The settings, checked.
+
+    >>> settings = SparseSettings.read({"schedule": "qwen3-4b-0.86", "correction": {"name": "tis"}}, facts)
+    """
+
+    config: TrainConfig
+    """The same as a configuration of our own loop."""
+    rescoring: RescoringSection
+    attention: Literal["triton", "fa3_pages"]
+    start: Schedule | None
+    """What the rollouts start under; None: dense, with a controller that makes them sparse."""
+    longest_context_tokens: int
+
+    @staticmethod
+    def read(table: Mapping[str, Any] | None, facts: RunFacts) -> SparseSettings:
+        """Raises UserError where a key, a value or a combination is wrong, by the names that a verl user types."""
+        try:
+            return _read(dict(table or {}), facts)
+        except UserError as error:
+            raise UserError(in_verls_words(error.message), error.hint and in_verls_words(error.hint)) from None
+
+    @property
+    def correction(self) -> Correction:
+        return self.config.correction.make()
+
+    def watchers(self) -> tuple[Watcher, ...]:
+        """The guard, the watch on empty steps, and the controller where the run has one; in the order in which they are
+        shown a step."""
+        guard = make_guard(self.config, self.start)
+        controller = make_controller(self.config, self.start, self.longest_context_tokens)
+        made = (guard, make_empty_steps(self.config), controller)
+        return tuple(each for each in made if each is not None)
+
+    def first_schedule(self) -> Schedule | None:
+        """The schedule of the first step: the controller's, where the run has one."""
+        controller = make_controller(self.config, self.start, self.longest_context_tokens)
+        return controller.schedule() if controller else self.start
+
+    def capacity(self) -> Schedule:
+        """A schedule with the index, the dense layers and the longest window of every schedule that the run may come
+        to; its budgets say nothing."""
+        later = [each for watcher in self.watchers() for each in watcher.may_switch_to]
+        controlled = self.config.control.by == "controller"
+        schedules = [each for each in (later if controlled else [self.first_schedule(), *later]) if each is not None]
+        widest = roomiest(schedules)
+        assert widest is not None, "a run without any schedule"
+        return widest
+
+    def events(self) -> list[str]:
+        """What the start of a run says: what the guard cannot watch, and which check holds where a file says another."""
+        guard = make_guard(self.config, self.start)
+        lines = [*guard.notice(self.first_schedule() is None), *check_events(self.config, self.start)]
+        return [in_verls_words(line) for line in lines]
+
+    def rescoring_settings(self, probe_rollouts: int | None) -> RescoringSettings:
+        """Those of one replica, which re-scores that many rollouts a step."""
+        return RescoringSettings(
+            top_k=self.rescoring.top_k,
+            probe_rollouts=probe_rollouts,
+            bin_tokens=self.config.mismatch.bin_tokens,
+            seed=self.rescoring.seed,
+            temperature=self.config.rollout.temperature,
+        )
+
+    def engine_table(self) -> dict[str, Any]:
+        """What a replica's server needs to know, as plain data."""
+        first, capacity = self.first_schedule(), self.capacity()
+        return {
+            "capacity": capacity.inline(),
+            "start": None if first is None else first.inline(),
+            "forced": first is None or first.any_model,
+            "rescoring": dataclasses.asdict(self.rescoring_settings(None)),
+            "attention": self.attention,
+        }
+
+    def inline(self) -> dict[str, Any]:
+        """The settings as plain data that mean the same on every machine: schedules are given themselves instead of by
+        a path, and every default is written out."""
+        config = self.config.model_dump(mode="json", exclude_none=True)
+        table: dict[str, Any] = {name: config[name] for name in _SECTIONS}
+        attention = config["attention"]
+        table["schedule"] = attention["name"] if attention["kind"] == "schedule" else DENSE
+        table["force_schedule"] = attention.get("force", False)
+        if self.config.check is not None:
+            table["verify"] = {"window": self.config.check.window_tokens, "floor": self.config.check.floor}
+        table["rescoring"] = self.rescoring.model_dump(mode="json")
+        return table | {"attention": self.attention}
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the settings depend on of verl's own configuration."""
+
+    model: str
+    prompts_per_step: int
+    samples_per_prompt: int
+    max_prompt_tokens: int
+    max_new_tokens: int
+    temperature: float = 1.0
+    vocabulary: int | None = None
+    """Number of token ids; None where the model's files are not on this machine."""
+
+    @staticmethod
+    def of(config: Mapping[str, Any]) -> RunFacts:
+        """From verl's whole configuration, as plain tables."""
+        rollout, data = config["actor_rollout_ref"]["rollout"], config["data"]
+        model = str(config["actor_rollout_ref"]["model"]["path"])
+        return RunFacts(
+            model=model,
+            prompts_per_step=int(data["train_batch_size"]),
+            samples_per_prompt=int(rollout["n"]),
+            max_prompt_tokens=int(data["max_prompt_length"]),
+            max_new_tokens=int(data["max_response_length"]),
+            temperature=float(rollout["temperature"]),
+            vocabulary=_vocabulary(model),
+        )
+
+
+def in_verls_words(text: str) -> str:
+    """A message or hint about our own configuration, with the names that a verl user types."""
+    for ours, theirs in _HERE.items():
+        text = text.replace(f"--set {ours}", theirs).replace(ours, theirs)
+    text = re.sub(rf"--set (?={'|'.join(_SECTIONS)})", f"+{PREFIX}.", text)
+    return re.sub(rf"(?<![\w.])((?:{'|'.join(_SECTIONS)})\.[a-z_]+)", rf"{PREFIX}.\1", text)
+
+
+def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
+    for key in table:
+        if key not in _KEYS:
+            raise UserError(f"unknown key {PREFIX}.{key}", nearest(str(key), list(_KEYS)))
+    ours: dict[str, Any] = {name: _inlined(table[name]) for name in _SECTIONS if table.get(name) is not None}
+    ours["model"] = {"name": facts.model}
+    rescoring = _section(RescoringSection, table, "rescoring")
+    ours["rollout"] = {
+        "samples_per_prompt": max(facts.samples_per_prompt, 2),
+        "temperature": facts.temperature,
+        "max_new_tokens": facts.max_new_tokens,
+        "top_k": rescoring.top_k,
+    }
+    ours["train"] = {"prompts_per_step": facts.prompts_per_step}
+    ours["attention"] = _attention(table)
+    if table.get("verify") is not None:
+        verify = _section(VerifySection, table, "verify")
+        ours["check"] = {"window_tokens": verify.window, "floor": verify.floor, "dense_logp": "trainer"}
+    if (ours.get("control") or {}).get("by") == "cheaper":
+        raise UserError(
+            'control.by = "cheaper" waits for an adapter of DistillSparse, which verl does not train',
+            "choose nobody, guard or controller; `sparroll train` runs DistillSparse",
+        )
+    config = config_from(ours)
+    check_usable(config.correction.make())
+    attention = table.get("attention", "triton")
+    if attention not in ("triton", "fa3_pages"):
+        raise UserError(f"unknown {PREFIX}.attention {attention!r}", nearest(str(attention), ["triton", "fa3_pages"]))
+    start = starting_schedule(config)
+    if start is None and not isinstance(config.control, ByControllerSection):
+        raise UserError(
+            f"{PREFIX}.schedule = dense leaves nothing for sparroll to do",
+            "name a schedule, let the controller make one (control.by=controller), or use verl's own trainer_mode",
+        )
+    longest = facts.max_prompt_tokens + facts.max_new_tokens
+    settings = SparseSettings(config, rescoring, attention, start, longest)
+    # What these refuse is to be refused before anything starts.
+    settings.capacity()
+    _check_measurable(settings, facts)
+    return settings
+
+
+def _check_measurable(settings: SparseSettings, facts: RunFacts) -> None:
+    """Raise UserError where re-scoring could not say how far the rollouts are from dense, or never of enough of them."""
+    probe, schedule = settings.rescoring.probe_rollouts, settings.first_schedule()
+    if probe is not None and probe < LEAST_ROLLOUTS:
+        raise UserError(
+            f"{PREFIX}.rescoring.probe_rollouts = {probe}, and a length bin needs {LEAST_ROLLOUTS} rollouts to say anything",
+            f"{PREFIX}.rescoring.probe_rollouts={LEAST_ROLLOUTS} or more; null re-scores all",
+        )
+    if schedule is None or schedule.check is None:
+        # A vocabulary that is not known here is taken for a large one.
+        vocabulary = facts.vocabulary or settings.rescoring.top_k + 1
+        try:
+            check_sampling(facts.temperature, 1.0, settings.rescoring.top_k, vocabulary)
+        except UserError as error:
+            raise UserError(
+                error.message,
+                "actor_rollout_ref.rollout.temperature=1; or verified rollouts, which are measured at any temperature: "
+                f"+{PREFIX}.verify.window=64",
+            ) from None
+
+
+def _vocabulary(model: str) -> int | None:
+    from transformers import AutoConfig
+
+    try:
+        return int(AutoConfig.from_pretrained(model, local_files_only=True).vocab_size)
+    except (OSError, ValueError, AttributeError):
+        return None
+
+
+def _attention(table: dict[str, Any]) -> dict[str, Any]:
+    source = table.get("schedule")
+    if source is None:
+        raise UserError(
+            f"{PREFIX}.schedule is missing",
+            f"name a preset or a file, +{PREFIX}.schedule=qwen3-4b-0.86; `sparroll schedule list` names the presets",
+        )
+    if source == DENSE:
+        return {"kind": "dense"}
+    return {"kind": "schedule", "name": _as_text(source), "force": table.get("force_schedule", False)}
+
+
+def _inlined(section: Any) -> Any:
+    """A section with the schedules that it names given themselves, since a path leads nowhere on another machine."""
+    if not isinstance(section, Mapping):
+        return section
+    section = dict(section)
+    if "stricter" in section:
+        section["stricter"] = [each if each == DENSE else _as_text(each) for each in section["stricter"]]
+    return section
+
+
+def _as_text(source: Any) -> str:
+    """The schedule itself as JSON, which Schedule.load takes wherever it takes a name."""
+    if not isinstance(source, (str, Mapping)):
+        raise UserError(f"a schedule is a preset, a file or a table, got {source!r}")
+    return json.dumps(Schedule.load(source, force=True).inline(), sort_keys=True)
+
+
+def _section(kind: type[Any], table: dict[str, Any], name: str) -> Any:
+    given, where = table.get(name) or {}, f"{PREFIX}.{name}"
+    if not isinstance(given, Mapping):
+        raise UserError(f"{where} must be a table, got {given!r}", f"its keys are {', '.join(kind.model_fields)}")
+    for key in given:
+        if key not in kind.model_fields:
+            raise UserError(f"unknown key {where}.{key}", nearest(str(key), list(kind.model_fields)))
+    try:
+        return kind(**given)
+    except ValidationError as error:
+        raise one_line(error, where, kind) from None

@@ -1,0 +1,267 @@
+"""Stands in front of a server's vLLM engine: asks it for the lists that the acceptance is made of, and keeps what was
+sampled until the driver asks for its measurement. Everything else passes through. No verl here; vLLM is imported only where
+a request is made.
+
+In verl's asynchronous modes a request is aborted when the weights change, and the trainer sends it again with the tokens
+that it has so far as a longer prompt. Each part was sampled with one set of weights, so each counts by itself: the first
+one is dropped and counted as aborted, since its weights are gone, and the last one is measured with its own weights. So
+long responses are not left out, and old weights never count as a sparse policy.
+"""
+
+# T response tokens, K top-k entries
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import inspect
+import uuid
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from sparroll.draft_check import FAR_NATS
+from sparroll.engines.vllm import outputs
+from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringCounts, RescoringSettings, measure_async
+from sparroll.engines.vllm.windows.packing import unpacked
+from sparroll.integrations.tail import State
+from sparroll.types import Checks, Rollout
+
+
+@dataclass
+class CheckedSums:
+    """What the checks of drafts said of a replica's rollouts, as sums that replicas can add up."""
+
+    tokens: int = 0
+    far_tokens: int = 0
+    """Tokens whose log q~ is more than FAR_NATS above their log p."""
+    largest_nats: float = -torch.inf
+    draft_acceptance: float = 0.0
+    checks: Checks = field(default_factory=Checks)
+
+    def count(self, rollout: Rollout) -> None:
+        assert rollout.dense_logp is not None and rollout.draft_acceptance is not None, "a rollout without checks"
+        off_T = rollout.sparse_logp - rollout.dense_logp
+        self.tokens += len(off_T)
+        self.far_tokens += int((off_T > FAR_NATS).sum())
+        self.largest_nats = max(self.largest_nats, float(off_T.max()))
+        self.draft_acceptance += float(rollout.draft_acceptance.double().sum())
+        if rollout.checks is not None:
+            self.checks.add(rollout.checks)
+
+    def add(self, other: CheckedSums) -> None:
+        """Count those of another replica, too."""
+        self.tokens += other.tokens
+        self.far_tokens += other.far_tokens
+        self.largest_nats = max(self.largest_nats, other.largest_nats)
+        self.draft_acceptance += other.draft_acceptance
+        self.checks.add(other.checks)
+
+
+@dataclass
+class _Unsaid:
+    """A finished rollout whose checks have not been asked for yet."""
+
+    rollout: Rollout
+    rollout_id: str
+    prompt_id: str
+    began: InForce
+
+
+class Tap:
+    """`tap = Tap(AsyncLLM, ...)`; verl calls `tap.generate`, and the driver `measure` and `take`."""
+
+    def __init__(
+        self,
+        engine: Any,
+        settings: RescoringSettings,
+        *,
+        replica: int,
+        vocabulary: int,
+        context_limit: int,
+        checks_drafts: bool,
+    ):
+        self._engine = engine
+        self.rescorer = Rescorer(settings)
+        self.measures = True
+        """Whether what is sampled now is kept. False in dense validation."""
+        self.replica, self.vocabulary, self.context_limit = replica, vocabulary, context_limit
+        self.checks_drafts = checks_drafts
+        self.top_k = min(settings.top_k, vocabulary)
+        self.checked = CheckedSums()
+        self._samples: Counter[str] = Counter()
+        self._prompts: dict[str, list[int]] = {}
+        """Those of the last step in which there were any, by their digests."""
+        self._new_prompts: dict[str, list[int]] = {}
+        self._unsaid: dict[str, _Unsaid] = {}
+        self._said: dict[str, list[dict[str, Any]]] = {}
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    async def generate(self, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> AsyncIterator[Any]:
+        """`AsyncLLM.generate`. The outputs are those that were asked for: the lists are taken out again."""
+        if not self._is_rollout(sampling_params):
+            async for output in self._engine.generate(
+                prompt=prompt, sampling_params=sampling_params, request_id=request_id, **more
+            ):
+                yield output
+            return
+        if not self.checks_drafts:
+            sampling_params.logprobs = self.top_k
+        sampling_params.flat_logprobs = True
+        if not sampling_params.stop:
+            sampling_params.detokenize = False
+        prompt_ids = list(prompt["prompt_token_ids"])
+        began = self.rescorer.in_force
+        finished = None
+        try:
+            async for output in self._engine.generate(
+                prompt=prompt, sampling_params=sampling_params, request_id=request_id, **more
+            ):
+                if output.finished:
+                    finished = output
+                    self._keep(output, prompt_ids, request_id, began)
+                yield output
+        finally:
+            if finished is None:
+                self.rescorer.count_aborted()
+
+    async def pause_generation(self, *, wait_for_inflight_requests: bool = False, clear_cache: bool = True) -> None:
+        """verl's call, in the words of the vLLM that runs: later ones name the mode."""
+        pause = self._engine.pause_generation
+        if "mode" in inspect.signature(pause).parameters:
+            await pause(mode="wait" if wait_for_inflight_requests else "abort", clear_cache=clear_cache)
+        else:
+            await pause(wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache)
+
+    def _is_rollout(self, parameters: Any) -> bool:
+        """Whether a request is one of training: its tokens' log-probabilities are asked for, at the rollouts'
+        temperature. Greedy validation is not."""
+        same = float(parameters.temperature) == self.rescorer.settings.temperature
+        return self.measures and parameters.logprobs is not None and same
+
+    def _keep(self, output: Any, prompt_ids: list[int], request_id: str, began: InForce) -> None:
+        """Hold a finished rollout, and take the lists out of the output again."""
+        if not output.outputs or not len(output.outputs[0].token_ids):
+            self.rescorer.count_aborted()
+            return
+        sampled = output.outputs[0]
+        tokens, flat = list(sampled.token_ids), sampled.logprobs
+        logp_T, lists = outputs.log_probs(flat, tokens, 0 if self.checks_drafts else self.top_k)
+        sampled.logprobs = _plain(tokens, logp_T.tolist())
+        if sampled.finish_reason not in ("stop", "length"):
+            self.rescorer.count_aborted()
+            return
+        prompt_id = digest(prompt_ids)
+        rollout_id = f"{began.weight_version}/{self.replica}/{prompt_id}#{self._samples[prompt_id]}"
+        self._samples[prompt_id] += 1
+        self._new_prompts[prompt_id] = prompt_ids
+        rollout = Rollout(prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
+        if self.checks_drafts:
+            self._unsaid[request_id] = _Unsaid(rollout, rollout_id, prompt_id, began)
+        else:
+            self.rescorer.hold(rollout, rollout_id, prompt_id, began)
+
+    async def measure(self) -> None:
+        """Measure what is held: by the checks of drafts where the engine makes them, else by re-scoring. Call it before
+        weights, cache or schedule change."""
+        for held in await self._hear():
+            self.checked.count(held.rollout)
+            self.rescorer.hold(held.rollout, held.rollout_id, held.prompt_id, held.began)
+        await measure_async(self.rescorer, self._engine.generate, self.vocabulary, self.context_limit)
+
+    async def _hear(self) -> list[_Unsaid]:
+        """The finished rollouts, with what the checks said of them. The first worker is asked; the others know the
+        same."""
+        if not self.checks_drafts:
+            return []
+        packed, *_ = await self._engine.collective_rpc("sparroll_take_checked_packed")
+        for name, said in unpacked(packed).items():
+            self._said.setdefault(name, []).append(said)
+        # vLLM may append to a request's name.
+        names = {self._name(name): name for name in self._said}
+        whole = []
+        for request_id in [each for each in self._unsaid if each in names]:
+            held, said = self._unsaid.pop(request_id), _joined(self._said.pop(names[request_id]))
+            rollout = replace(held.rollout, **outputs.checked(said, len(held.rollout.response_ids)))
+            whole.append(replace(held, rollout=rollout))
+        running = {*self._engine.output_processor.request_states}
+        self._said = {name: parts for name, parts in self._said.items() if name in running}
+        return whole
+
+    def _name(self, name: str) -> str:
+        return name if name in self._unsaid else name.rpartition("-")[0]
+
+    async def dense_ceiling(self, prompts: int, max_tokens: int) -> State:
+        """TailStatistics.state() of dense rollouts: one response to each of so many prompts of the last step. Dense
+        attention must be set and nothing else may run.
+
+        Where the engine checks drafts, dense drafts are checked by dense passes, and the acceptance is that of the
+        drafts.
+        """
+        from vllm import SamplingParams
+
+        rollouts, kept = self.rescorer, (self.measures, self._samples)
+        settings = replace(rollouts.settings, probe_rollouts=None)
+        self.rescorer, self.measures, self._samples = Rescorer(settings, rollouts.in_force), True, Counter()
+
+        async def sample(ids: list[int]) -> None:
+            parameters = SamplingParams(
+                max_tokens=min(max_tokens, self.context_limit - len(ids)), temperature=settings.temperature, logprobs=0
+            )
+            name = f"ceiling-{uuid.uuid4().hex}"
+            async for _ in self.generate({"prompt_token_ids": ids}, parameters, name):
+                pass
+
+        try:
+            await asyncio.gather(*(sample(self._prompts[name]) for name in sorted(self._prompts)[:prompts]))
+            for held in await self._hear():
+                rollout = replace(held.rollout, acceptance=_at_most_one(held.rollout))
+                self.rescorer.hold(rollout, held.rollout_id, held.prompt_id, held.began)
+            await self.measure()
+            return self.rescorer.take()[0]
+        finally:
+            self.rescorer, (self.measures, self._samples) = rollouts, kept
+
+    def take(self) -> tuple[State, RescoringCounts, str, CheckedSums]:
+        """(TailStatistics.state(), what was counted, the estimator, what the checks said) since the last call."""
+        estimator = self.rescorer.estimator
+        state, counts = self.rescorer.take()
+        checked, self.checked = self.checked, CheckedSums()
+        self._samples.clear()
+        self._prompts, self._new_prompts = self._new_prompts or self._prompts, {}
+        return state, counts, estimator, checked
+
+
+def _at_most_one(rollout: Rollout) -> torch.Tensor:
+    """The draft acceptance, which rounding may leave a little above 1."""
+    assert rollout.draft_acceptance is not None, "a rollout without checks"
+    return rollout.draft_acceptance.clamp_max(1)
+
+
+def digest(ids: list[int]) -> str:
+    """A short name of a list of token ids."""
+    return hashlib.blake2b(torch.tensor(ids, dtype=torch.int64).numpy().tobytes(), digest_size=8).hexdigest()
+
+
+def _plain(tokens: list[int], logp: list[float]) -> list[Any]:
+    """The log-probabilities as vLLM gives them where no lists were asked for."""
+    from vllm.logprobs import Logprob
+
+    return [{token: Logprob(value)} for token, value in zip(tokens, logp, strict=True)]
+
+
+def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the checks said of one request, asked for in several parts."""
+    first, *others = parts
+    for part in others:
+        for name in ("dense_logp", "draft_acceptance", "acceptance"):
+            first[name] = torch.cat([first[name], part[name]])
+        first["checks"].add(part["checks"])
+        for name in ("check_read_tokens", "draft_context_tokens", "draft_read_tokens"):
+            first[name] += part[name]
+    return first

@@ -1,0 +1,210 @@
+"""verl's three trainers with sparse rollouts that are measured, corrected and watched. `SparseTrainer` is mixed in before
+verl's class and overrides its hooks; the loop, the loss, weight sync and checkpoints stay verl's.
+
+A step in time:  sample (verl) -> measure in the replicas -> sleep, rewards, old log-probabilities, advantages (verl) ->
+correct -> update (verl) -> take what was measured, watch, decide -> checkpoint, weight sync (verl) -> the next schedule.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, ClassVar
+
+import ray
+import torch
+import transfer_queue as tq
+from omegaconf import DictConfig, OmegaConf, open_dict
+from tensordict import TensorDict
+from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
+from verl.workers.rollout.replica import RolloutReplicaRegistry
+
+from sparroll.errors import UserError
+from sparroll.integrations import saved_state
+from sparroll.integrations.verl import refusals
+from sparroll.integrations.verl.loss_fields import READS, corrected_fields, rows_of_updates
+from sparroll.integrations.verl.settings import RunFacts, SparseSettings
+from sparroll.integrations.verl.steps import Steps, average, probe_of_replica, ran_report
+from sparroll.schedule import Schedule
+from sparroll.types import StepReport
+
+
+def _replica_class() -> type[Any]:
+    from sparroll.integrations.verl.server import SparrollReplica
+
+    return SparrollReplica
+
+
+_RESUME_HINT = "start a new run from its weights (actor_rollout_ref.model.path), or with trainer.resume_mode=disable"
+
+
+class SparseTrainer:
+    """Mixed into a trainer of verl, before it. `self` is the trainer."""
+
+    base_mode: ClassVar[str]
+    """verl's name of the trainer that is extended."""
+    idle_between_steps: ClassVar[bool] = False
+    """Whether no request runs between two steps, so that a dense validation and the dense ceiling are possible."""
+
+    def __init__(self: Any, config: DictConfig):
+        plain: Any = OmegaConf.to_container(config, resolve=True)
+        self.settings = SparseSettings.read(refusals.settings_of(plain), RunFacts.of(plain))
+        self.steps = Steps(self.settings)
+        self._policy: list[StepReport] = []
+        self._extra: StepReport = {}
+        """Metrics that come after the step's own: those of validation, and of the first dense ceiling."""
+        self._set_schedule: Schedule | None = self.steps.schedule
+        self._restored = False
+        with open_dict(config):
+            config.trainer.v1.trainer_mode = self.base_mode
+            rollout = config.actor_rollout_ref.rollout
+            rollout.calculate_log_probs = True
+            rollout.custom.sparroll["_engine"] = self.settings.engine_table()
+        RolloutReplicaRegistry.register("vllm", _replica_class)
+        super().__init__(config)  # type: ignore[call-arg]
+
+    # -- replicas ----------------------------------------------------------------------------------------------------
+
+    def _ask(self: Any, method: str, *arguments: Any) -> list[Any]:
+        """Call a method of SparrollHttpServer on every replica. The first server of a replica has its engine."""
+        replicas = [each for manager in self._rollout_server_managers() for each in manager.get_replicas()]
+        return list(ray.get([getattr(each.servers[0], method).remote(*arguments) for each in replicas]))
+
+    def _set_on_all(self: Any, schedule: Schedule | None, measures: bool = True) -> None:
+        self._ask("sparroll_set_schedule", None if schedule is None else schedule.inline(), measures)
+        self._set_schedule = schedule
+
+    def on_init_end(self: Any) -> None:
+        replicas = self._ask("sparroll_take")
+        self._ask("sparroll_probe", probe_of_replica(self.settings.rescoring.probe_rollouts, len(replicas)))
+        super().on_init_end()  # type: ignore[misc]
+        self._set_on_all(self.steps.schedule)
+        for line in [] if self._restored else self.steps.news:
+            self._say(line)
+        self.steps.news = []
+
+    # -- a step ------------------------------------------------------------------------------------------------------
+
+    def on_sample_end(self: Any) -> None:
+        # Of the updates between two weight syncs, only the last one is followed by a change.
+        if self.local_trigger_step == self.parameter_sync_step - 1:
+            self._ask("sparroll_measure")
+        super().on_sample_end()  # type: ignore[misc]
+
+    def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        where = {"keys": batch.keys, "partition_id": batch.partition_id}
+        data = tq.kv_batch_get(**where, select_fields=list(READS))
+        actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
+        ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
+        updates = rows_of_updates(len(batch), actor.ppo_mini_batch_size * rollout.n, ranks)
+        stale_B = torch.tensor([tag["min_global_steps"] < self.global_steps - 1 for tag in batch.tags])
+        fields = {name: data[name] for name in READS}
+        corrected = corrected_fields(self.settings.correction, fields, updates, stale_B)
+        self._policy.append(corrected.report)
+        return tq.kv_batch_put(**where, fields=TensorDict(corrected.nested, batch_size=len(batch)))
+
+    def step(self: Any, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
+        batch = super().step(metrics, timing_raw)  # type: ignore[misc]
+        policy, self._policy = average(self._policy), []
+        # Before the checkpoint, so that it holds what this step decided.
+        decided = self.steps.complete(self.global_steps, self._ask("sparroll_take"), policy)
+        metrics.update(decided.report)
+        for line in decided.events:
+            self._say(line)
+        return batch
+
+    def on_step_end(self: Any) -> None:
+        super().on_step_end()  # type: ignore[misc]
+        if self.steps.stopped:
+            self._stop()
+        if self.idle_between_steps and self.steps.ceiling_due(self.global_steps):
+            self._measure_ceiling()
+        if self.steps.schedule != self._set_schedule:
+            self._set_on_all(self.steps.schedule)
+
+    def _measure_ceiling(self: Any) -> None:
+        """The tail of dense rollouts, on prompts of the step that has just ended."""
+        first = not self.steps.ceiling
+        self._set_on_all(None, False)
+        replicas = self._ask("sparroll_take")
+        count = probe_of_replica(self.settings.config.mismatch.ceiling_prompts, len(replicas))
+        states = self._ask("sparroll_dense_ceiling", count, self.config.actor_rollout_ref.rollout.response_length)
+        self._ask("sparroll_take")
+        self.steps.measured_ceiling(states, self.global_steps)
+        self._set_on_all(self.steps.schedule)
+        if first:
+            self._extra |= self.steps.ceiling
+
+    def _stop(self: Any) -> None:
+        """End the run after this step, with a checkpoint if the run writes any."""
+        frequency = self.config.trainer.save_freq
+        if frequency > 0 and self.global_steps % frequency and self.global_steps < self.total_training_steps:
+            self._save_checkpoint()
+        self.total_training_steps = self.global_steps
+
+    def _compute_metrics(
+        self: Any, batch: Any, metrics: dict[str, Any], timing_raw: dict[str, Any], **more: Any
+    ) -> None:
+        super()._compute_metrics(batch, metrics, timing_raw, **more)  # type: ignore[misc]
+        metrics.update(self._extra)
+        self._extra = {}
+        if timing_raw.get("step"):
+            metrics["rescoring/share_of_step"] = metrics["rescoring/seconds"] / timing_raw["step"]
+
+    def _say(self: Any, line: str) -> None:
+        print(f"sparroll, step {self.global_steps}: {line}", flush=True)
+
+    # -- validation --------------------------------------------------------------------------------------------------
+
+    def on_validate_begin(self: Any) -> None:
+        super().on_validate_begin()  # type: ignore[misc]
+        if self.idle_between_steps:
+            self._ask("sparroll_take")
+            self._set_on_all(None, False)
+
+    def on_validate_end(self: Any) -> None:
+        if self.idle_between_steps:
+            self._extra |= ran_report(self._ask("sparroll_take"), None, "validation")
+            self._set_on_all(self.steps.schedule)
+        super().on_validate_end()  # type: ignore[misc]
+
+    # -- checkpoints -------------------------------------------------------------------------------------------------
+
+    def _save_checkpoint(self: Any) -> None:
+        # verl's own files come last, the one that names the newest checkpoint among them.
+        folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
+        os.makedirs(folder, exist_ok=True)
+        saved_state.write(folder, self.steps.state())
+        super()._save_checkpoint()  # type: ignore[misc]
+
+    def _load_checkpoint(self: Any) -> None:
+        super()._load_checkpoint()  # type: ignore[misc]
+        if not self.global_steps:
+            return
+        trainer = self.config.trainer
+        folder = trainer.default_local_dir
+        if trainer.resume_mode == "resume_path":
+            folder = os.path.dirname(trainer.resume_from_path.rstrip("/"))
+        self.steps.restore(saved_state.read(os.path.join(folder, f"global_step_{self.global_steps}"), _RESUME_HINT))
+        self._restored = True
+        if self.steps.stopped:
+            raise UserError(
+                f"this run was stopped at step {self.global_steps}: {self.steps.stopped}",
+                "start a new run from its weights (actor_rollout_ref.model.path) with other settings",
+            )
+
+
+@register_trainer("sparroll_sync")
+class SparrollSync(SparseTrainer, PPOTrainerSync):
+    base_mode = refusals.MODES["sparroll_sync"]
+    idle_between_steps = True
+
+
+@register_trainer("sparroll_colocate_async")
+class SparrollColocateAsync(SparseTrainer, PPOTrainerColocateAsync):
+    base_mode = refusals.MODES["sparroll_colocate_async"]
+
+
+@register_trainer("sparroll_separate_async")
+class SparrollSeparateAsync(SparseTrainer, PPOTrainerSeparateAsync):
+    base_mode = refusals.MODES["sparroll_separate_async"]

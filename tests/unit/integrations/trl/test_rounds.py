@@ -1,0 +1,110 @@
+"""Rounds of a run: several processes make one tail and one decision, and a state goes through a checkpoint's files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll import Schedule
+from sparroll.draft_check import DraftCheck
+from sparroll.engines.report import EngineReport, LayerReport
+from sparroll.engines.vllm.rescoring import RescoringCounts
+from sparroll.errors import UserError
+from sparroll.integrations import saved_state
+from sparroll.integrations.trl.process_step import CheckSums, ProcessStep
+from sparroll.integrations.trl.rounds import SamplingRounds
+from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
+from sparroll.mismatch import TailStatistics
+from sparroll.types import StepReport
+
+FACTS = TrainerFacts("m", 8, 8, 300, 400, 1000)
+KEPT: StepReport = {"policy/kept_tokens": 10.0, "policy/trained_rollouts": 4.0, "policy/trained_tokens": 10.0}
+
+
+def rounds(**settings: Any) -> SamplingRounds:
+    mismatch = {"bin_tokens": 100, "least_tokens": 100, "ceiling_every_steps": 0}
+    return SamplingRounds(SparseSetup.of(SparseRollouts(Schedule.fixed(128), mismatch=mismatch, **settings), FACTS))
+
+
+def measured(places: range, at: float, number: int = 1, ceiling: bool = False) -> ProcessStep:
+    """Rollouts of 100 tokens each, whose acceptance is about `at`."""
+    statistics = TailStatistics(bin_tokens=100)
+    for place in places:
+        generator = torch.Generator().manual_seed(place + 100 * number)
+        acceptance_T = (at + 0.1 * torch.rand(100, generator=generator)).clamp(0, 1)
+        statistics.add(acceptance_T, 150 + torch.arange(100), f"{number}/{place}")
+    ran = EngineReport("vllm", "m", None, 0, layers=[LayerReport(5, 0, 100, 100), LayerReport(2, 3, 100, 60)])
+    counts = RescoringCounts(held=len(places), measured=len(places), seconds=0.5)
+    state = statistics.state()
+    return ProcessStep(state, counts, "top_k_lower", ran, CheckSums(), state if ceiling else None)
+
+
+def test_two_processes_make_the_metrics_of_one() -> None:
+    alone, both = rounds(), rounds()
+    one = alone.complete([measured(range(16), 0.8, ceiling=True)], KEPT, 10.0).report
+    halves = [measured(range(8), 0.8, ceiling=True), measured(range(8, 16), 0.8, ceiling=True)]
+    two = both.complete(halves, KEPT, 10.0).report
+    for name in (name for name in one if name.startswith("mismatch/")):
+        assert one[name] == two[name], name
+    assert two["rescoring/measured"] == 16 and two["rescoring/share_of_step"] == 0.05
+    assert (two["rollout/sparse_steps"], two["rollout/dense_steps"]) == (6, 4)
+    assert two["rollout/kv_read_share"] == 0.8
+    assert two["mismatch/dense_ceiling_step"] == 0
+
+
+def test_the_ceiling_is_measured_once_or_every_few_rounds_and_never_of_checked_drafts() -> None:
+    made = rounds()
+    assert made.ceiling_prompts == 2
+    made.complete([measured(range(8), 0.9, ceiling=True)], KEPT)
+    assert made.ceiling_prompts == 0
+    assert rounds(verify=DraftCheck()).ceiling_prompts == 0
+    before = made.ceiling["mismatch/dense_ceiling_mean"]
+    made.measured_ceiling([measured(range(8), 0.7, 5).state, measured(range(8, 16), 0.7, 5).state])
+    assert made.ceiling["mismatch/dense_ceiling_mean"] < before and made.ceiling["mismatch/dense_ceiling_step"] == 1
+    kept = made.ceiling
+    made.measured_ceiling([])
+    assert made.ceiling == kept
+
+
+def test_a_guard_switches_and_then_stops_and_both_survive_a_checkpoint(tmp_path: Path) -> None:
+    settings = {
+        "guard": {"action": "stop", "at_least": 0.86, "window_steps": 3},
+        "control": {"by": "guard", "stricter": [Schedule.fixed(256).inline()]},
+    }
+    whole, begun = rounds(**settings), rounds(**settings)
+    for number in range(1, 4):
+        whole.complete([measured(range(16), 0.5, number)], KEPT)
+    begun.complete([measured(range(16), 0.5, 1)], KEPT)
+    saved_state.write(tmp_path, begun.state())
+    resumed = rounds(**settings)
+    resumed.restore(saved_state.read(tmp_path, "start anew"))
+    assert resumed.schedule == begun.schedule == Schedule.fixed(256)
+    for number in range(2, 4):
+        resumed.complete([measured(range(16), 0.5, number)], KEPT)
+    assert resumed.stopped == whole.stopped != "" and resumed.done == whole.done
+    assert str(resumed.state()["watchers"]) == str(whole.state()["watchers"])
+
+
+def test_rounds_in_which_nothing_is_kept_stop_the_run() -> None:
+    made = rounds(guard={"empty_steps": 2})
+    nothing = dict.fromkeys(KEPT, 0.0) | {"policy/trained_rollouts": 4.0}
+    for _ in range(2):
+        watched = made.complete([measured(range(8), 0.9)], nothing)
+    assert "the correction kept no token for 2 steps" in made.stopped and watched.events
+
+
+def test_a_round_without_a_measurement_decides_nothing() -> None:
+    made = rounds(guard={"action": "stop", "at_least": 0.99})
+    watched = made.complete([measured(range(0), 0.5)], KEPT)
+    assert not made.stopped and not watched.events and "mismatch/acceptance_q05" not in watched.report
+
+
+def test_a_state_of_another_format_is_refused(tmp_path: Path) -> None:
+    saved_state.write(tmp_path, rounds().state())
+    path = tmp_path / saved_state.PLAIN
+    path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
+    with pytest.raises(UserError, match="another version"):
+        saved_state.read(tmp_path, "start anew")

@@ -1,0 +1,104 @@
+"""SparseRollouts: what it means in our own loop's terms, and what is refused by the names that a TRL user types."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparroll import Schedule
+from sparroll.corrections import correction
+from sparroll.draft_check import DraftCheck
+from sparroll.errors import UserError
+from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts, in_trls_words
+
+FACTS = TrainerFacts(
+    "some/model",
+    prompts_per_step=8,
+    samples_per_prompt=8,
+    max_new_tokens=8000,
+    longest_context_tokens=10_000,
+    vocabulary=1000,
+    processes=3,
+)
+FIXED = Schedule.fixed(512)
+
+
+def setup(schedule: Any = FIXED, facts: TrainerFacts = FACTS, **settings: Any) -> SparseSetup:
+    return SparseSetup.of(SparseRollouts(schedule, **settings), facts)
+
+
+def test_a_name_a_table_and_a_schedule_mean_the_same() -> None:
+    preset = Schedule.load("qwen3-4b-0.86")
+    facts = TrainerFacts("Qwen/Qwen3-4B", 8, 8, 8000, 10_000, 151_936)
+    made = [setup(source, facts) for source in ("qwen3-4b-0.86", preset, preset.inline())]
+    assert [each.first_schedule() for each in made] == [preset] * 3
+    # The guard takes the target that the schedule was calibrated for.
+    assert [each.watchers()[0].at_least for each in made] == [0.86] * 3  # type: ignore[attr-defined]
+
+
+def test_a_schedule_of_another_model_is_refused_unless_forced() -> None:
+    with pytest.raises(UserError, match="made for Qwen/Qwen3-4B") as refused:
+        setup("qwen3-4b-0.86")
+    assert "force_schedule=True" in str(refused.value.hint)
+    assert setup("qwen3-4b-0.86", force_schedule=True).first_schedule() is not None
+
+
+def test_the_correction_is_a_name_or_a_table() -> None:
+    assert setup(correction="icepop").correction == correction("icepop")
+    tight = setup(correction={"name": "tis", "weight_max": 1.5})
+    assert tight.correction == correction("tis", weight_max=1.5)
+    with pytest.raises(UserError, match="jackpot|Jackpot"):
+        setup(correction="jackpot")
+    with pytest.raises(UserError, match="unknown correction"):
+        setup(correction="tisss")
+
+
+def test_every_process_rescores_its_part_of_the_probe() -> None:
+    assert setup(probe_rollouts=32).rescoring().probe_rollouts == 11
+    assert setup(probe_rollouts=None).rescoring().probe_rollouts is None
+
+
+def test_verified_rollouts_are_checked_under_every_schedule() -> None:
+    made = setup(verify=DraftCheck(32), guard={"at_least": 0.86}, control={"by": "guard", "stricter": ["dense"]})
+    first = made.first_schedule()
+    assert first is not None and first.check == DraftCheck(32)
+    assert made.capacity().check == DraftCheck(32)
+
+
+def test_dense_with_a_controller_begins_as_the_controller_says() -> None:
+    made = setup("dense", control={"by": "controller", "target": 0.86})
+    first = made.first_schedule()
+    assert first is not None and first.name == "controlled"
+    with pytest.raises(UserError, match="nothing for sparroll to do"):
+        setup("dense")
+
+
+def test_temperatures_that_rescoring_would_get_wrong_need_checks() -> None:
+    warm = TrainerFacts("some/model", 8, 8, 8000, 10_000, 1000, temperature=0.7)
+    with pytest.raises(UserError, match="temperature 1") as refused:
+        setup(facts=warm)
+    assert "verify=DraftCheck" in str(refused.value.hint)
+    assert setup(facts=warm, verify=DraftCheck()).rescoring().temperature == 0.7
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"verify": 64}, "verify must be a DraftCheck"),
+        ({"guard": "stop"}, "guard must be a table"),
+        ({"probe_rollouts": 4}, "probe_rollouts = 4"),
+        ({"top_k": 50}, "top_k must be from 1 to 20"),
+        ({"guard": {"actoin": "stop"}}, "actoin"),
+        ({"control": {"by": "cheaper", "schedules": ["x"]}}, "DistillSparse"),
+        ({"guard": {"action": "stop"}}, "names no target"),
+    ],
+)
+def test_mistakes_are_refused_at_the_start(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        setup(**settings)
+
+
+def test_messages_name_what_a_trl_user_types() -> None:
+    text = "--set guard.at_least=0.86, or sample more of rollout.samples_per_prompt"
+    assert in_trls_words(text) == 'guard={"at_least": 0.86}, or sample more of num_generations'

@@ -1,0 +1,79 @@
+"""verl's settings that contradict sparse rollouts are refused with the field's name and the way out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sparroll.errors import UserError
+from sparroll.integrations.verl import refusals
+
+
+def config(**changes: Any) -> dict[str, Any]:
+    """verl's configuration, as far as it is looked at; changes: by dotted name, with / for dots."""
+    table: dict[str, Any] = {}
+    plain = {
+        "trainer.v1.trainer_mode": "sparroll_sync",
+        "actor_rollout_ref.rollout.name": "vllm",
+        "actor_rollout_ref.rollout.top_p": 1,
+        "actor_rollout_ref.rollout.top_k": -1,
+        "actor_rollout_ref.rollout.custom.sparroll.schedule": "qwen3-4b-0.86",
+        "algorithm.rollout_correction.bypass_mode": False,
+        "actor_rollout_ref.model.lora.merge": False,
+        "actor_rollout_ref.actor.shuffle": False,
+    }
+    for name, value in (plain | {key.replace("/", "."): value for key, value in changes.items()}).items():
+        *parents, last = name.split(".")
+        place = table
+        for parent in parents:
+            place = place.setdefault(parent, {})
+        place[last] = value
+    return table
+
+
+def test_verls_defaults_pass() -> None:
+    refusals.check(config())
+    assert refusals.settings_of(config()) == {"schedule": "qwen3-4b-0.86"}
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "way_out"),
+    [
+        ("trainer/v1/trainer_mode", "sync", "sparroll_sync"),
+        ("trainer/v1/trainer_mode", "sparrol_sync", "sparroll_sync"),
+        ("trainer/use_v1", False, "use_v1=True"),
+        ("actor_rollout_ref/rollout/name", "sglang", "name=vllm"),
+        ("algorithm/rollout_correction/rollout_is", "token", "correction.name"),
+        ("algorithm/rollout_correction/rollout_rs", "seq_mean_k1", "correction.name"),
+        ("algorithm/rollout_correction/bypass_mode", True, "bypass_mode=False"),
+        ("actor_rollout_ref/model/lora_rank", 16, "lora.merge=True"),
+        ("actor_rollout_ref/model/lora/rank", 16, "lora.merge=True"),
+        ("actor_rollout_ref/model/mtp/enable_rollout", True, "enable_rollout=False"),
+        ("actor_rollout_ref/rollout/disaggregation/enabled", True, "enabled=False"),
+        ("actor_rollout_ref/rollout/engine_kwargs/vllm/kv_cache_dtype", "fp8", "leave kv_cache_dtype out"),
+        ("actor_rollout_ref/rollout/engine_kwargs/vllm/speculative_config", {"method": "mtp"}, "verify.window"),
+        ("actor_rollout_ref/rollout/data_parallel_size", 2, "data_parallel_size=1"),
+        ("actor_rollout_ref/rollout/logprobs_mode", "raw_logprobs", "processed_logprobs"),
+        ("actor_rollout_ref/rollout/top_p", 0.95, "top_p=1"),
+        ("actor_rollout_ref/rollout/top_k", 20, "top_k=-1"),
+        ("actor_rollout_ref/rollout/multi_turn/enable", True, "multi_turn.enable=False"),
+        ("actor_rollout_ref/actor/policy_loss/loss_mode", "gspo", "vanilla"),
+        ("actor_rollout_ref/actor/shuffle", True, "shuffle=False"),
+        ("skip/rollout_tq/enable", True, "enable=False"),
+    ],
+)
+def test_what_contradicts_sparse_rollouts_is_refused_by_its_name(field: str, value: Any, way_out: str) -> None:
+    with pytest.raises(UserError) as refused:
+        refusals.check(config(**{field: value}))
+    assert field.replace("/", ".") in refused.value.message
+    assert way_out in str(refused.value.hint)
+
+
+def test_a_lora_adapter_that_is_merged_before_it_reaches_vllm_is_fine() -> None:
+    refusals.check(config(**{"actor_rollout_ref/model/lora/rank": 16, "actor_rollout_ref/model/lora/merge": True}))
+
+
+def test_without_settings_of_ours_the_error_names_the_first_one() -> None:
+    with pytest.raises(UserError, match=r"custom\.sparroll is missing"):
+        refusals.settings_of({"actor_rollout_ref": {"rollout": {"custom": None}}})

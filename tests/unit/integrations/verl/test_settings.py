@@ -1,0 +1,104 @@
+"""What a verl user types under custom.sparroll becomes the configuration of our own loop, and mistakes are refused by the
+names that they typed."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sparroll.control.controller import Controller
+from sparroll.errors import UserError
+from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings, in_verls_words
+from sparroll.schedule import Schedule
+
+FACTS = RunFacts("Qwen/Qwen3-4B", 512, 8, 1024, 16384)
+
+
+def read(facts: RunFacts = FACTS, **table: Any) -> SparseSettings:
+    return SparseSettings.read({"schedule": "qwen3-4b-0.86", **table}, facts)
+
+
+def test_a_preset_is_enough_and_brings_the_guards_target() -> None:
+    settings = read()
+    assert settings.first_schedule() == Schedule.load("qwen3-4b-0.86")
+    guard, _ = settings.watchers()
+    assert guard.name == "guard" and guard.at_least == 0.86  # type: ignore[attr-defined]
+    assert settings.correction == read(correction={"name": "tis"}).correction
+
+
+def test_a_path_is_read_once_and_travels_as_the_schedule_itself(tmp_path: Path) -> None:
+    names = [str(Schedule.fixed(budget).save(tmp_path / f"s{budget}.toml")) for budget in (512, 1024)]
+    settings = read(
+        schedule=names[0],
+        verify={"window": 32},
+        control={"by": "guard", "stricter": [names[1], "dense"]},
+        guard={"at_least": 0.8},
+        rescoring={"probe_rollouts": None},
+    )
+    inline = json.loads(json.dumps(settings.inline()))
+    for path in tmp_path.iterdir():
+        path.unlink()
+    again = SparseSettings.read(inline, FACTS)
+    assert again == settings and again.inline() == inline
+    first, (guard, _) = again.first_schedule(), again.watchers()
+    assert first is not None and first.name == "s512-checked-32-0.01"
+    stricter, dense = guard.may_switch_to
+    assert dense is None and stricter is not None and stricter.kv_budget_tokens(9999) == 1024
+
+
+def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:
+    settings = read(schedule="dense", control={"by": "controller", "target": 0.86}, verify={"window": 64})
+    capacity, controller = settings.capacity(), settings.watchers()[-1]
+    assert isinstance(controller, Controller)
+    assert capacity.check is not None and capacity.check.window_tokens == 64
+    assert capacity.steps == controller.widest().steps
+    assert settings.first_schedule() == controller.schedule()
+    table = settings.engine_table()
+    assert json.loads(json.dumps(table)) == table
+
+
+@pytest.mark.parametrize(
+    ("table", "message", "hint"),
+    [
+        ({"schedul": "x"}, rf"unknown key {PREFIX}\.schedul", "did you mean 'schedule'"),
+        ({"schedule": None}, rf"{PREFIX}\.schedule is missing", r"\+actor_rollout_ref"),
+        ({"schedule": "dense"}, "leaves nothing for sparroll to do", "control.by=controller"),
+        ({"schedule": "qwen3-4b-0.8"}, "unknown schedule preset", "qwen3-4b-0.88"),
+        ({"schedule": "qwen3-1.7b-0.86"}, "made for Qwen/Qwen3-1.7B", rf"{PREFIX}\.force_schedule=true"),
+        ({"correction": {"name": "jackpot"}}, "Jackpot needs", "icepop"),
+        ({"correction": {"name": "tis", "weight_mx": 2}}, "no setting 'weight_mx'", "weight_max"),
+        ({"verify": {"windows": 3}}, rf"unknown key {PREFIX}\.verify\.windows", "'window'"),
+        ({"verify": {"window": 1}}, rf"{PREFIX}\.verify\.window: .*got 1", ""),
+        ({"guard": {"actoin": "stop"}}, rf"{PREFIX}\.guard\.actoin", "'action'"),
+        ({"control": {"by": "cheaper", "schedules": ["x"]}}, "DistillSparse", "nobody, guard or controller"),
+        ({"rescoring": {"probe_rollouts": 4}}, "needs 8 rollouts", "null re-scores all"),
+        ({"rescoring": {"top_k": 10}}, "this run measures", rf"\+{PREFIX}\.guard\.at_least=0\.86"),
+        ({"attention": "fa4"}, rf"unknown {PREFIX}\.attention 'fa4'", "triton"),
+    ],
+)
+def test_mistakes_are_refused_by_the_names_that_were_typed(table: dict[str, Any], message: str, hint: str) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        read(**table)
+    if hint:
+        import re
+
+        assert re.search(hint, refused.value.hint or ""), refused.value.hint
+
+
+def test_another_temperature_needs_checks_or_whole_lists() -> None:
+    warm = replace(FACTS, temperature=0.6, vocabulary=151_936)
+    with pytest.raises(UserError, match=r"temperature 0\.6") as refused:
+        read(warm)
+    assert "verify.window" in str(refused.value.hint)
+    assert read(warm, verify={"window": 64}).config.rollout.temperature == 0.6
+    assert read(replace(warm, vocabulary=20)).config.rollout.temperature == 0.6
+
+
+def test_hints_of_our_own_loop_say_what_to_type_in_verl() -> None:
+    assert in_verls_words("--set guard.window_steps=2, or train.prompts_per_step = 8") == (
+        f"+{PREFIX}.guard.window_steps=2, or data.train_batch_size = 8"
+    )

@@ -1,0 +1,143 @@
+"""What replicas measured becomes one tail, its metrics and the next schedule; a resumed run goes on where it was."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from sparroll.engines.report import EngineReport, LayerReport
+from sparroll.engines.vllm.rescoring import RescoringCounts
+from sparroll.errors import UserError
+from sparroll.integrations import saved_state
+from sparroll.integrations.verl.settings import RunFacts, SparseSettings
+from sparroll.integrations.verl.steps import ReplicaStep, Steps, average, probe_of_replica, ran_report, since
+from sparroll.integrations.verl.tap import CheckedSums
+from sparroll.mismatch import TailStatistics
+from sparroll.schedule import Schedule
+from sparroll.types import Checks
+
+FACTS = RunFacts("some/model", 4, 4, 100, 300)
+POLICY = {"policy/kept_tokens": 90.0, "policy/trained_rollouts": 16.0, "policy/trained_tokens": 90.0}
+LOW, HIGH = 0.5, 0.99
+
+
+def settings(**table: Any) -> SparseSettings:
+    mismatch = {"bin_tokens": 200, "least_tokens": 100}
+    return SparseSettings.read({"schedule": Schedule.fixed(64).inline(), "mismatch": mismatch, **table}, FACTS)
+
+
+def replica(step: int, rollouts: range, acceptance: float, number: int = 0) -> ReplicaStep:
+    """Rollouts of 100 tokens with that acceptance."""
+    statistics = TailStatistics(bin_tokens=200)
+    for rollout in rollouts:
+        statistics.add(torch.full((100,), acceptance), torch.arange(50, 150), f"{step}/{number}/{rollout}")
+    counts = RescoringCounts(held=len(rollouts), measured=len(rollouts), seconds=float(number + 1))
+    ran = EngineReport("vllm", "", None, 0, layers=[LayerReport(dense_steps=9), LayerReport(0, 40, 4000, 1000)])
+    return ReplicaStep(statistics.state(), counts, "top_k_lower", ran.table(), CheckedSums())
+
+
+def test_two_replicas_give_the_tail_of_one_and_their_counters_add_up() -> None:
+    whole = Steps(settings()).complete(1, [replica(1, range(16), HIGH)], POLICY)
+    halves = [replica(1, range(8), HIGH), replica(1, range(8, 16), HIGH)]
+    parts = Steps(settings()).complete(1, halves, POLICY)
+    assert {k: v for k, v in parts.report.items() if k.startswith("mismatch/")} == {
+        k: v for k, v in whole.report.items() if k.startswith("mismatch/")
+    }
+    assert parts.report["rescoring/measured"] == 16
+    assert parts.report["rollout/sparse_steps"] == 2 * whole.report["rollout/sparse_steps"]
+    assert parts.report["rollout/kv_read_share"] == whole.report["rollout/kv_read_share"]
+
+
+def test_sparse_steps_are_those_of_a_layer_that_may_be_sparse() -> None:
+    report = ran_report([replica(1, range(1), HIGH)], Schedule.fixed(64, dense_layers=(0,)))
+    assert (report["rollout/sparse_steps"], report["rollout/dense_steps"]) == (40, 0)
+    assert ran_report([replica(1, range(1), HIGH)], None, "validation")["validation/dense_steps"] == 9
+
+
+def test_the_guard_goes_on_with_the_stricter_schedule_and_says_so() -> None:
+    stricter = Schedule.fixed(128).inline()
+    steps = Steps(settings(control={"by": "guard", "stricter": [stricter]}, guard={"at_least": 0.8}))
+    decided = steps.complete(1, [replica(1, range(16), LOW)], POLICY)
+    assert steps.schedule == Schedule.load(stricter) and "fixed-64 -> fixed-128" in decided.events[-1]
+    assert not decided.stopped
+
+
+def test_a_guard_that_stops_ends_the_run_with_the_reason() -> None:
+    steps = Steps(settings(guard={"at_least": 0.8, "action": "stop"}))
+    assert "surely under 0.800" in steps.complete(1, [replica(1, range(16), LOW)], POLICY).stopped
+
+
+def test_a_step_without_a_measured_token_decides_nothing_about_the_tail() -> None:
+    steps = Steps(settings(guard={"at_least": 0.8, "action": "stop"}))
+    decided = steps.complete(1, [replica(1, range(0), LOW)], POLICY)
+    assert not decided.stopped and not any(name.startswith("mismatch/acceptance") for name in decided.report)
+
+
+def test_steps_in_which_the_correction_drops_everything_end_the_run() -> None:
+    steps = Steps(settings(guard={"at_least": 0.8, "empty_steps": 2}))
+    empty = POLICY | {"policy/kept_tokens": 0.0, "policy/trained_tokens": 0.0}
+    assert not steps.complete(1, [replica(1, range(16), HIGH)], empty).stopped
+    assert "kept no token" in steps.complete(2, [replica(2, range(16), HIGH)], empty).stopped
+
+
+def test_a_resumed_run_decides_what_the_uninterrupted_one_does(tmp_path: Path) -> None:
+    made = settings(schedule="dense", control={"by": "controller", "target": 0.8, "patience": 1})
+    whole, cut = Steps(made), Steps(made)
+    for step in (1, 2):
+        for each in (whole, cut):
+            each.complete(step, [replica(step, range(16), HIGH if step == 1 else LOW)], POLICY)
+    cut.measured_ceiling([replica(9, range(16), HIGH).state], 2)
+    saved_state.write(tmp_path, cut.state())
+    again = Steps(made)
+    again.restore(saved_state.read(tmp_path, "a hint"))
+    assert again.ceiling == cut.ceiling and not again.news
+    assert again.schedule is not None and again.schedule.steps == whole.schedule.steps  # type: ignore[union-attr]
+    for step in (3, 4):
+        one, other = (each.complete(step, [replica(step, range(16), LOW)], POLICY) for each in (whole, again))
+        assert one.events == other.events
+        assert {**other.report, **one.report} == other.report
+        assert again.schedule.steps == whole.schedule.steps  # type: ignore[union-attr]
+
+
+def test_a_checkpoint_of_a_run_without_us_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"no sparroll\.json"):
+        saved_state.read(tmp_path, "a hint")
+
+
+def test_the_ceiling_is_due_first_after_the_first_step_and_then_every_few() -> None:
+    steps = Steps(settings(mismatch={"ceiling_every_steps": 5, "bin_tokens": 200}))
+    assert steps.ceiling_due(1)
+    steps.measured_ceiling([replica(1, range(8), HIGH).state], 1)
+    assert [number for number in range(2, 11) if steps.ceiling_due(number)] == [5, 10]
+    report = steps.complete(2, [replica(2, range(16), HIGH)], POLICY).report
+    assert report["mismatch/dense_ceiling_step"] == 1 and report["mismatch/dense_ceiling_q05"] == pytest.approx(
+        HIGH, abs=1e-3
+    )
+
+
+def test_checks_of_drafts_are_summed_over_replicas() -> None:
+    sums = CheckedSums(100, 1, 3.0, 90.0, Checks(windows=10, cut_windows=1, drafted_tokens=80, taken_back_tokens=4))
+    replicas = [dataclasses.replace(replica(1, range(8), HIGH, n), estimator="exact", checked=sums) for n in (0, 1)]
+    report = Steps(settings(verify={"window": 8})).complete(1, replicas, POLICY).report
+    assert report["check/windows"] == 20 and report["check/cut_share"] == 0.1 and report["check/window_tokens"] == 8
+    assert report["check/draft_acceptance_mean"] == 0.9 and report["check/largest_nats"] == 3.0
+
+
+def test_what_ran_between_two_reports_is_their_difference() -> None:
+    before = replica(1, range(1), HIGH).ran
+    now = EngineReport.from_table(before)
+    now.layers[1].sparse_steps += 7
+    now.checks.windows = 3
+    less = EngineReport.from_table(since(before, now.table()))
+    assert (less.layers[1].sparse_steps, less.layers[0].dense_steps, less.checks.windows) == (7, 0, 3)
+
+
+def test_reports_of_several_updates_are_averaged_and_what_is_counted_added() -> None:
+    reports = [{"policy/kept_tokens": 2.0, "correction/weight_mean": 1.0}, {"policy/kept_tokens": 3.0}]
+    assert average(reports) == {"policy/kept_tokens": 5.0, "correction/weight_mean": 1.0}
+    assert average([]) == {}
+    assert [probe_of_replica(32, 3), probe_of_replica(None, 3)] == [11, None]
