@@ -97,8 +97,18 @@ class SparrollHttpServer(vLLMHttpServer):
         await self.engine.reset_prefix_cache()
 
     async def sparroll_measure(self) -> None:
-        """Measure what was sampled since the last time, before it is too late: call it before the weights change."""
-        await self.engine.measure()
+        """Measure what was sampled since the last time, before it is too late: call it before the weights change. A
+        replica that is paused, or lent to training, was measured when it was."""
+        if not self._submission_paused:
+            await self.engine.measure()
+
+    async def abort_all_requests(self, *arguments: Any, **named: Any) -> dict[str, Any]:
+        """verl's call before weights change or a replica is handed back to training. A paused engine takes requests and
+        never answers them, so what has ended is measured before."""
+        if self.node_rank == 0:
+            await self.sparroll_measure()
+        aborted: dict[str, Any] = await super().abort_all_requests(*arguments, **named)
+        return aborted
 
     async def sparroll_take(self) -> ReplicaStep:
         """What the replica measured and counted since the last call."""
