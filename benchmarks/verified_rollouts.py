@@ -257,8 +257,9 @@ def whole_runs(cells: list[Cell], scale: float = 1.0) -> list[Cell]:
 
 
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The same for all engines. A step has room for everybody's longest window."""
-    most = max(len(moment["contexts"]) for moment in options.measured)
+    """The same for all engines. A step has room for everybody's longest window, and every batch a graph: vLLM captures
+    multiples of 16 up to this number of requests."""
+    most = -(-max(len(moment["contexts"]) for moment in options.measured) // 16) * 16
     return {"max_num_seqs": most, "max_num_batched_tokens": max(8192, most * max(options.windows))}
 
 
