@@ -61,7 +61,7 @@ def record_step(
     context_RD, ran_RD = tokens_R[:, None] + place_D, place_D < drafted_R[:, None]
     context_R = (context_RD * ran_RD).sum(-1)
     read_R = (STATE.read_tokens(context_RD) * ran_RD).sum(-1)
-    for row in np.flatnonzero(own_R):
+    for row in np.flatnonzero(own_R).tolist():
         checks = Checks(1, *(int(each[row]) for each in (cut_R, looked_at_R, taken_back_R, extra_R)))
         said = requests[row].said
         said.checks.add(checks)
@@ -84,7 +84,7 @@ def _tell(settled: Settled, requests: Sequence[WindowRequest], counted_R: np.nda
     columns = [settled.dense_logp_RD, settled.draft_acceptance_RD, settled.acceptance_RD]
     columns += [each for each in lists if each is not None]
     parts = [torch.from_numpy(each.cpu().numpy()[inside_RD]).split(count_R.tolist()) for each in columns]
-    for row in np.flatnonzero(counted_R):
+    for row in np.flatnonzero(counted_R).tolist():
         said = requests[row].said
         dense_logp, draft_acceptance, acceptance, *of_lists = (part[row] for part in parts)
         said.dense_logp.append(dense_logp)
