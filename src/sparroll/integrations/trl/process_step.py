@@ -47,6 +47,16 @@ class CheckSums:
 
 
 @dataclass
+class SpentSeconds:
+    """Wall time inside `generate` that TRL alone would not have spent."""
+
+    measure: float = 0.0
+    """Around the sampling: choosing the probe, taking its lists, re-scoring it."""
+    ceiling: float = 0.0
+    """Dense rollouts for the ceiling, and their re-scoring."""
+
+
+@dataclass
 class ProcessStep:
     """What a process measured and counted since it was last asked."""
 
@@ -59,6 +69,7 @@ class ProcessStep:
     checked: CheckSums
     ceiling: State | None = None
     """TailStatistics.state() of dense rollouts; None where none were made."""
+    spent: SpentSeconds = field(default_factory=SpentSeconds)
 
 
 def counts_report(steps: Sequence[ProcessStep], step_seconds: float | None) -> StepReport:
@@ -67,6 +78,14 @@ def counts_report(steps: Sequence[ProcessStep], step_seconds: float | None) -> S
     for each in steps:
         total.add(each.counts)
     return total.report(step_seconds)
+
+
+def spent_report(steps: Sequence[ProcessStep]) -> StepReport:
+    """What measuring took. Processes work at the same time, so the slowest one's counts."""
+    return {
+        "time/sparroll_measure_seconds": max((each.spent.measure for each in steps), default=0.0),
+        "time/sparroll_ceiling_seconds": max((each.spent.ceiling for each in steps), default=0.0),
+    }
 
 
 def ran_report(steps: Sequence[ProcessStep]) -> StepReport:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sparroll.control.watcher import StepEvidence, Watcher, refuse_two_hands, restore_all, states_of
 from sparroll.integrations.tail import State, dense_ceiling_report, merged, step_report
-from sparroll.integrations.trl.process_step import ProcessStep, checked_report, counts_report, ran_report
+from sparroll.integrations.trl.process_step import ProcessStep, checked_report, counts_report, ran_report, spent_report
 from sparroll.integrations.trl.settings import SparseSetup, in_trls_words
 from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule
@@ -74,7 +74,7 @@ class SamplingRounds:
         report |= step_report(tail, mismatch.least_tokens, *estimators)
         report |= self.ceiling
         report |= counts_report(steps, seconds)
-        report |= ran_report(steps) | checked_report(steps, self.schedule)
+        report |= ran_report(steps) | checked_report(steps, self.schedule) | spent_report(steps)
         nothing = TailStatistics(bin_tokens=mismatch.bin_tokens)
         evidence = StepEvidence(self.done, self.schedule, self.schedule is None, tail or nothing, dict(report))
         watched = WatchedRound(report)
