@@ -100,7 +100,7 @@ def verdicts(options: argparse.Namespace) -> AbstractContextManager[None]:
     """Forced where vLLM samples. HFEngine, which only a dry run takes, obeys the rule."""
     if options.engine != "vllm":
         return nullcontext()
-    from verified_rollouts import verdicts_forced
+    from forced_verdicts import verdicts_forced
 
     return verdicts_forced(options.kept_share)
 

@@ -98,7 +98,7 @@ def drawn_reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
 def verdicts(options: argparse.Namespace, case: Case) -> AbstractContextManager[None]:
     if not case.verified:
         return nullcontext()
-    from verified_rollouts import verdicts_forced
+    from forced_verdicts import verdicts_forced
 
     return verdicts_forced(options.kept_share)
 

@@ -32,8 +32,8 @@ from pathlib import Path
 from typing import Any
 
 import rollout
-import torch
 import vllm_engines
+from forced_verdicts import verdicts_forced
 from vllm_engines import STEPS_TO_START, Engine
 
 from sparroll import records
@@ -60,29 +60,6 @@ RUN = ("engine", "schedule", "window_tokens", "floor", "kept_share_forced")
 Cell = dict[str, Any]
 Moment = dict[str, Any]
 """`set` ("batch" where none was asked for), `step` of the run, and `contexts`."""
-
-
-@contextmanager
-def verdicts_forced(kept_share: float) -> Iterator[None]:
-    """Keep each draft with this probability. Everything else is computed as before, and takes as long."""
-    from sparroll.engines.vllm.windows import settling
-
-    judge = settling._judge_lean
-
-    def forced(windows: Any, rows: Any, *arguments: Any) -> Any:
-        ids, _, *others = judge(windows, rows, *arguments)
-        kept = windows.draws_3RD[1, rows.request, rows.place] < kept_share
-        return (ids, kept | undrafted(rows), *others)
-
-    def undrafted(rows: Any) -> Any:
-        """The rows behind the drafts, whose tokens always stand."""
-        return ~torch.from_numpy(rows.drafted_n).to(rows.request.device)
-
-    settling._judge_lean = forced
-    try:
-        yield
-    finally:
-        settling._judge_lean = judge
 
 
 @contextmanager

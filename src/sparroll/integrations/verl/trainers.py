@@ -8,6 +8,10 @@ correct -> update (verl) -> take what was measured, watch, decide -> checkpoint,
 from __future__ import annotations
 
 import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
 
 import ray
@@ -53,6 +57,8 @@ class SparseTrainer:
         self._extra: StepReport = {}
         """Metrics that come after the step's own: those of validation, and of the first dense ceiling."""
         self._set_schedule: Schedule | None = self.steps.schedule
+        self._spent: dict[str, float] = defaultdict(float)
+        """Seconds of the driver in this step that verl alone would not have spent, by part."""
         self._restored = False
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
@@ -84,14 +90,27 @@ class SparseTrainer:
 
     # -- a step ------------------------------------------------------------------------------------------------------
 
+    @contextmanager
+    def _spending(self: Any, part: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[part] += time.perf_counter() - began
+
     def on_sample_end(self: Any) -> None:
         # Of the updates between two weight syncs, only the last one is followed by a change.
         if self.local_trigger_step == self.parameter_sync_step - 1:
-            self._ask("sparroll_measure")
+            with self._spending("measure"):
+                self._ask("sparroll_measure")
         super().on_sample_end()  # type: ignore[misc]
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]
+        with self._spending("correct"):
+            return self._corrected(batch)
+
+    def _corrected(self: Any, batch: Any) -> Any:
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         data = tq.kv_batch_get(**where, select_fields=list(READS))
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
@@ -107,7 +126,8 @@ class SparseTrainer:
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         policy, self._policy = average(self._policy), []
         # Before the checkpoint, so that it holds what this step decided.
-        decided = self.steps.complete(self.global_steps, self._ask("sparroll_take"), policy)
+        with self._spending("watch"):
+            decided = self.steps.complete(self.global_steps, self._ask("sparroll_take"), policy)
         metrics.update(decided.report)
         for line in decided.events:
             self._say(line)
@@ -118,9 +138,11 @@ class SparseTrainer:
         if self.steps.stopped:
             self._stop()
         if self.idle_between_steps and self.steps.ceiling_due(self.global_steps):
-            self._measure_ceiling()
+            with self._spending("ceiling"):
+                self._measure_ceiling()
         if self.steps.schedule != self._set_schedule:
-            self._set_on_all(self.steps.schedule)
+            with self._spending("watch"):
+                self._set_on_all(self.steps.schedule)
 
     def _measure_ceiling(self: Any) -> None:
         """The tail of dense rollouts, on prompts of the step that has just ended."""
@@ -148,6 +170,9 @@ class SparseTrainer:
         super()._compute_metrics(batch, metrics, timing_raw, **more)  # type: ignore[misc]
         metrics.update(self._extra)
         self._extra = {}
+        for part in ("measure", "correct", "watch", "ceiling"):
+            metrics[f"time/sparroll_{part}_seconds"] = self._spent[part]
+        self._spent.clear()
         if timing_raw.get("step"):
             metrics["rescoring/share_of_step"] = metrics["rescoring/seconds"] / timing_raw["step"]
 

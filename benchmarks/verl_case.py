@@ -1,0 +1,262 @@
+"""What a case of benchmarks/verl_steps.py is: its model and prompts, verl's overrides, the environment of its processes,
+and what a step of its log says. Starts nothing."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+PROMPT_TOKENS = 96
+CONTEXT_ROOM = 256
+"""Beside the response: the prompt, and a window of drafts."""
+ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
+SPARROLL = f"+{ROLLOUT}.custom.sparroll"
+KEPT = (
+    *("timing_s/", "perf/", "mismatch/", "correction/", "rescoring/", "rollout/", "check/", "time/", "policy/"),
+    *("rollout_corr/", "staleness/", "validation/", "val-core/", "response_length/", "critic/rewards/mean"),
+    *("actor/grad_norm", "actor/pg_loss", "training/rollout_probs_diff"),
+)
+"""Beginnings of the metrics that a record keeps."""
+ON_GPU = {
+    "VLLM_USE_FLASHINFER_SAMPLER": "0",
+    "NCCL_NVLS_ENABLE": "0",
+    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
+    "NVSHMEM_DISABLE_NVLS": "1",
+    # A host without a network has no other.
+    "VLLM_HOST_IP": "127.0.0.1",
+}
+EVERYWHERE = {
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_AUTH_MODE": "disabled",
+    "RAY_memory_monitor_refresh_ms": "0",
+    "TOKENIZERS_PARALLELISM": "false",
+    "HYDRA_FULL_ERROR": "1",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    schedule: bool = True
+    verified: bool = False
+    trainer: bool = True
+    """False: the plugin's engine alone."""
+    mode: str = "sync"
+    gpus: int = 1
+    tensor_parallel: int = 1
+    short: bool = False
+    """Whether it takes --short-tokens: it is there for what it does, and not for how fast."""
+
+
+CASES = {
+    "dense": Case(schedule=False),
+    "sparse": Case(),
+    "verified": Case(verified=True),
+    "plugin-dense": Case(schedule=False, trainer=False),
+    "plugin-sparse": Case(trainer=False),
+    "plugin-verified": Case(trainer=False, verified=True),
+    "colocate-async": Case(mode="colocate_async", short=True),
+    "two-replicas": Case(gpus=2, short=True),
+    "tensor-parallel": Case(gpus=2, tensor_parallel=2, short=True),
+    "separate-async": Case(mode="separate_async", gpus=2, short=True),
+}
+
+
+def response_tokens(options: argparse.Namespace, case: Case) -> int:
+    return int(options.short_tokens if case.short else options.response_tokens)
+
+
+def schedule_of(options: argparse.Namespace) -> str:
+    return str(options.work / "schedule.toml") if options.dry else str(options.schedule)
+
+
+def write_prompts(options: argparse.Namespace) -> None:
+    """Prompts, and a reward that is as good as random, so that the policy really moves."""
+    import pandas as pd
+
+    draw = random.Random(options.seed)
+    rows = [
+        {
+            "data_source": "random",
+            "prompt": [
+                {"role": "user", "content": " ".join(str(draw.randrange(10)) for _ in range(PROMPT_TOKENS // 2))}
+            ],
+            "ability": "none",
+            "reward_model": {"style": "rule", "ground_truth": "1"},
+            "extra_info": {"index": index},
+        }
+        for index in range(8 * options.prompts)
+    ]
+    pd.DataFrame(rows).to_parquet(options.work / "train.parquet")
+    (options.work / "reward.py").write_text(
+        "import zlib\n\n\ndef compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):\n"
+        "    return float(zlib.crc32(solution_str.encode()) % 5) / 4\n"
+    )
+
+
+def make_tokenizer_verls(folder: Path) -> None:
+    """verl wants a line break that is one token, and Qwen's end of a turn; nothing else of the tokenizer changes."""
+    path = folder / "tokenizer.json"
+    path.write_text(path.read_text().replace('"<pad>"', '"<|im_end|>"').replace('"<bos>"', '"\\n"'))
+    settings = json.loads((folder / "tokenizer_config.json").read_text())
+    settings |= {"pad_token": "<|im_end|>", "bos_token": "\n"}
+    settings["chat_template"] = (
+        "{% for m in messages %}{{ m['content'] }}{% if not loop.last %} {% endif %}{% endfor %}"
+        "{% if add_generation_prompt %} {% endif %}"
+    )
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+
+
+def overrides(options: argparse.Namespace, name: str) -> dict[str, str]:
+    """verl's, of one case; `+` in front of a name as Hydra has it."""
+    case, tokens = CASES[name], response_tokens(options, CASES[name])
+    rollouts = options.prompts * options.samples
+    device = "cpu" if options.dry else "cuda"
+    separate = case.mode == "separate_async"
+    settings = {
+        "trainer.v1.trainer_mode": f"sparroll_{case.mode}" if case.schedule else case.mode,
+        "trainer.device": device,
+        "trainer.nnodes": "1",
+        "trainer.n_gpus_per_node": str(1 if separate or options.dry else case.gpus),
+        "trainer.total_epochs": "1",
+        "trainer.total_training_steps": str(options.steps),
+        "trainer.val_before_train": "False",
+        "trainer.test_freq": "-1",
+        "trainer.save_freq": "-1",
+        "trainer.logger": '["console","file"]',
+        "trainer.default_local_dir": str(options.work / f"{name}-checkpoints"),
+        "trainer.resume_mode": "disable",
+        "data.train_files": str(options.work / "train.parquet"),
+        "data.val_files": str(options.work / "train.parquet"),
+        "data.train_batch_size": str(options.prompts),
+        "data.max_prompt_length": str(PROMPT_TOKENS),
+        "data.max_response_length": str(tokens),
+        "data.dataloader_num_workers": "0",
+        "data.filter_overlong_prompts": "False",
+        "data.shuffle": "False",
+        "actor_rollout_ref.model.path": str(options.work / "model"),
+        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
+        "actor_rollout_ref.model.use_remove_padding": "False",
+        "actor_rollout_ref.model.enable_gradient_checkpointing": str(not options.dry),
+        f"{ACTOR}.strategy": "fsdp2",
+        f"{ACTOR}.ppo_mini_batch_size": str(options.prompts),
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": str(options.micro_batch),
+        f"{ACTOR}.fsdp_config.use_torch_compile": "False",
+        f"{ACTOR}.use_torch_compile": "False",
+        f"{ACTOR}.use_kl_loss": "False",
+        f"{ACTOR}.optim.lr": str(options.learning_rate),
+        f"{ROLLOUT}.name": "vllm",
+        f"{ROLLOUT}.n": str(options.samples),
+        f"{ROLLOUT}.ignore_eos": "True",
+        f"{ROLLOUT}.calculate_log_probs": "True",
+        f"{ROLLOUT}.tensor_model_parallel_size": str(case.tensor_parallel),
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": str(options.micro_batch),
+        f"{ROLLOUT}.max_num_seqs": str(rollouts),
+        f"{ROLLOUT}.max_model_len": str(tokens + CONTEXT_ROOM),
+        f"{ROLLOUT}.max_num_batched_tokens": str(options.step_tokens),
+        f"{ROLLOUT}.gpu_memory_utilization": str(options.gpu_memory_share),
+        f"{ROLLOUT}.agent.num_workers": "1",
+        f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": "64" if options.dry else "1024",
+        "algorithm.adv_estimator": "grpo",
+        "reward.custom_reward_function.path": str(options.work / "reward.py"),
+        "reward.num_workers": "1",
+        "+ray_kwargs.ray_init.num_gpus": str(1 if options.dry else case.gpus),
+        "ray_kwargs.ray_init.num_cpus": "14",
+        "+ray_kwargs.ray_init.include_dashboard": "False",
+        "+ray_kwargs.ray_init.object_store_memory": "500000000" if options.dry else "4000000000",
+        # Two cases at the same time know nothing of each other. Ray's sockets have short paths.
+        "+ray_kwargs.ray_init._temp_dir": f"/tmp/ray-{os.getpid()}-{name}",
+        "transfer_queue.enable": "True",
+        "transfer_queue.backend.SimpleStorage.num_data_storage_units": "1",
+        "hydra.run.dir": str(options.work / f"{name}-hydra"),
+    }
+    if separate:
+        settings |= {
+            f"{ROLLOUT}.nnodes": "1",
+            f"{ROLLOUT}.n_gpus_per_node": "1",
+            f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
+            "actor_rollout_ref.hybrid_engine": "False",
+            "trainer.v1.separate_async.parameter_sync_step": "1",
+        }
+    if options.dry:
+        settings |= {
+            f"{ACTOR}.fsdp_config.model_dtype": "fp32",
+            f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype": "fp32",
+            f"{ROLLOUT}.enforce_eager": "True",
+            f"{ROLLOUT}.free_cache_engine": "False",
+            f"+{ROLLOUT}.enable_sleep_mode": "False",
+            f"{ROLLOUT}.dtype": "float32",
+            f"{ROLLOUT}.load_format": "auto",
+        }
+    if case.schedule:
+        settings |= {
+            f"{SPARROLL}.schedule": schedule_of(options),
+            f"{SPARROLL}.force_schedule": "true",
+            f"{SPARROLL}.correction.name": "tis",
+            f"{SPARROLL}.rescoring.probe_rollouts": str(options.probe),
+            f"{SPARROLL}.mismatch.ceiling_prompts": "1",
+        }
+    if case.verified:
+        settings |= {f"{SPARROLL}.verify.window": str(options.window_tokens), f"{SPARROLL}.verify.floor": "0.01"}
+    return settings
+
+
+def environment(options: argparse.Namespace, name: str, devices: list[str], python_path: str) -> dict[str, str]:
+    """What a case's processes see, beside what this one does. Ray's inherit it."""
+    own = EVERYWHERE | {
+        "VERL_FILE_LOGGER_PATH": str(metrics_path(options, name)),
+        # Two that begin together would write the same files.
+        "VLLM_CACHE_ROOT": str(options.work / f"{name}-vllm"),
+        "VERL_USE_EXTERNAL_PLUGINS": "none",
+    }
+    modules, folder = [], Path(__file__).resolve().parent
+    paths = [str(folder), python_path]
+    if options.dry:
+        shim = folder.parent / "tests" / "in_verl" / "shim"
+        paths.insert(0, str(shim))
+        modules.append("verl_on_cpu")
+        own |= {
+            "VERL_PLATFORM": "cpu",
+            "VERL_ENGINE_DEVICE": "cuda",
+            "OMP_NUM_THREADS": "1",
+            "VLLM_CPU_KVCACHE_SPACE": "1",
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+            "RAY_enable_worker_prestart": "0",
+            "RAY_prestart_worker_first_driver": "0",
+        }
+    else:
+        own |= ON_GPU | {"CUDA_VISIBLE_DEVICES": ",".join(devices)}
+    if CASES[name].verified:
+        modules.append("forced_verdicts")
+        own["SPARROLL_KEPT_SHARE"] = str(options.kept_share)
+    return own | {"PYTHONPATH": os.pathsep.join(paths), "VERL_USE_EXTERNAL_MODULES": ",".join(modules)}
+
+
+def metrics_path(options: argparse.Namespace, name: str) -> Path:
+    return Path(options.work) / f"{name}.jsonl"
+
+
+def step_of(options: argparse.Namespace, name: str, number: int, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """A step of a case, from what verl logged."""
+    tokens = options.prompts * options.samples * metrics["response_length/mean"]
+    # verl's own time has what sparroll measures before the engine sleeps.
+    generated = metrics.get("timing_s/gen", 0.0) - metrics.get("time/sparroll_measure_seconds", 0.0)
+    ours = sum(metrics.get(f"time/sparroll_{part}_seconds", 0.0) for part in ("measure", "correct", "watch"))
+    kept = {key: value for key, value in metrics.items() if key.startswith(KEPT)}
+    return {
+        "step": number,
+        "step_seconds": metrics["timing_s/step"],
+        "rollout_tokens": round(tokens),
+        "rollout_seconds": generated,
+        "tokens_per_second": tokens / generated if generated else 0.0,
+        "added_seconds": ours if CASES[name].schedule else 0.0,
+        "metrics": kept,
+    }

@@ -1,0 +1,335 @@
+"""What a step of verl costs with dense rollouts, with sparse ones and with verified ones, beside the plugin's engine alone
+on the same requests. Weights are random: times depend on shapes and lengths alone.
+
+    python benchmarks/verl_steps.py --out benchmarks/results/verl-steps-h200.json --work /tmp/verl
+    python benchmarks/verl_steps.py --out benchmarks/results/verl-steps-h200-x2.json --work /tmp/verl2 --gpus 0 1 \\
+        --cases two-replicas tensor-parallel separate-async
+
+Each case is a run of verl of its own, with a Ray of its own, on one or two GPUs: GRPO with the hybrid engine, FSDP2 and
+sleep, Qwen3-1.7B's shape, 8 prompts x 4 rollouts of 8,192 tokens (nothing ends a response). `dense` is verl as it is
+(`python -m verl.trainer.main_ppo`), the others are `python -m sparroll.verl`; `plugin-*` is VLLMEngine without a trainer,
+with the same prompts, lengths and limits. Rewards are drawn from the responses, so that the policy really moves. The last
+step counts: the first one compiles, and measures the dense ceiling.
+
+Seconds of a step: `gen` is verl's, from the first request to the engine's sleep; `rollout` is without what sparroll
+measures in it; `added` is all that sparroll adds to a step, the ceiling left out, which is measured once.
+
+Random weights would take back nearly every draft, so the verified cases keep each with the probability --kept-share
+(forced_verdicts.py).
+
+The record is written anew after each case. `--dry` runs everything with a tiny model on the CPU, where the figures say
+nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from contextlib import nullcontext, suppress
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "mismatch-study"))
+
+import verl_case
+from study_jobs import visible_device
+from trl_steps import python_path
+from verl_case import CASES, metrics_path, response_tokens, step_of
+
+from sparroll import records
+from sparroll.schedule import Schedule
+from sparroll.train.runtime.sinks import read_lines
+
+DRY = dict(
+    layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, vocabulary=512, response_tokens=96, short_tokens=96,
+    prompts=2, samples=4, micro_batch=2, probe=8, window_tokens=16, step_tokens=512, learning_rate=1e-4,
+    gpu_memory_share=0.2, cases=["dense", "sparse", "verified", "plugin-dense", "plugin-sparse", "plugin-verified"],
+)  # fmt: skip
+DRY_SCHEDULE = Schedule.fixed(64, dense_layers=(0,))
+PROGRESS_SECONDS = 20
+LOG_LINES = 25
+LEFT_OUT = ("VLLM_ENABLE_V1_MULTIPROCESSING", "PYTHONDONTWRITEBYTECODE")
+"""What an environment may say about another process, and what makes every process compile all modules anew."""
+COMPARED = ("sparse", "verified")
+
+
+class Run:
+    """The processes of one case, and what they have left so far."""
+
+    def __init__(self, options: argparse.Namespace, name: str, gpus: list[int]):
+        self.options, self.name, self.gpus, self.case = options, name, gpus, CASES[name]
+        self.began, self.seconds, self.cut = time.perf_counter(), 0.0, ""
+        self.log = options.work / f"{name}.log"
+        devices = [] if options.dry else [visible_device(gpu) for gpu in gpus]
+        if self.case.trainer:
+            entry = "sparroll.verl" if self.case.schedule else "verl.trainer.main_ppo"
+            settings = verl_case.overrides(options, name)
+            command = [sys.executable, "-m", entry, *(f"{key}={value}" for key, value in settings.items())]
+        else:
+            command = [sys.executable, str(Path(__file__).resolve()), *sys.argv[1:], "--one", name]
+        self.mark = f"{os.getpid()}-{name}"
+        own = verl_case.environment(options, name, devices, python_path(options)) | {"SPARROLL_CASE": self.mark}
+        kept = {key: value for key, value in os.environ.items() if key not in LEFT_OUT}
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                command,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=kept | own,
+                cwd=options.work,
+                start_new_session=True,
+            )
+
+    def look(self) -> None:
+        """Notice that it ended, or end it."""
+        if self.seconds:
+            return
+        code = self.process.poll()
+        if code is not None:
+            self.end("failed" if code else "")
+        elif time.perf_counter() - self.began > self.options.case_seconds:
+            self.end("cut off")
+
+    def end(self, why: str) -> None:
+        if self.seconds:
+            return
+        self.seconds, self.cut = time.perf_counter() - self.began, why
+        with suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        kill_marked(self.mark)
+
+    @property
+    def state(self) -> str:
+        return self.cut or ("finished" if self.seconds else "running")
+
+    def last_lines(self, count: int) -> list[str]:
+        lines = self.log.read_text(errors="replace").splitlines()
+        return [line[:400] for line in lines if line.strip()][-count:]
+
+    def steps(self) -> list[dict[str, Any]]:
+        path = metrics_path(self.options, self.name)
+        lines = read_lines(path) if path.is_file() else []
+        if not self.case.trainer:
+            return lines
+        return [step_of(self.options, self.name, line["step"], line["data"]) for line in lines]
+
+    def result(self) -> dict[str, Any]:
+        told = {"case": self.name, **vars(self.case), "response_tokens": response_tokens(self.options, self.case)}
+        told |= {"gpus_used": len(self.gpus), "state": self.state, "steps": self.steps()}
+        told |= {"case_seconds": self.seconds or time.perf_counter() - self.began}
+        return told if self.state == "finished" else told | {"last_lines": self.last_lines(LOG_LINES)}
+
+    def in_words(self) -> str:
+        steps = ", ".join(f"{step['step_seconds']:.1f} s" for step in self.steps())
+        return f"{self.name}: {self.state}, {time.perf_counter() - self.began:.0f} s, steps: {steps or '-'}"
+
+
+def kill_marked(mark: str) -> None:
+    """Kill what a case has left: Ray's processes have sessions of their own, but they inherit its environment."""
+    import psutil
+
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get("SPARROLL_CASE") == mark:
+                process.kill()
+
+
+def run_all(options: argparse.Namespace, until: float, on_end: Any) -> list[Run]:
+    """Cases in their order, each when its GPUs are free; what is left at `until` is killed or never begins."""
+    waiting, runs, told = list(options.cases), [], time.perf_counter()
+    try:
+        while waiting or any(not run.seconds for run in runs):
+            if time.perf_counter() > until:
+                break
+            taken = {gpu for run in runs if not run.seconds for gpu in run.gpus}
+            free = [gpu for gpu in options.gpus if gpu not in taken]
+            needed = 1 if options.dry else CASES[waiting[0]].gpus if waiting else 0
+            if waiting and len(free) >= needed:
+                runs.append(Run(options, waiting.pop(0), free[:needed]))
+                continue
+            time.sleep(0.5)
+            for run in [run for run in runs if not run.seconds]:
+                run.look()
+                if run.seconds:
+                    lines = [] if run.state == "finished" else run.last_lines(LOG_LINES)
+                    print(run.in_words(), *lines, sep="\n   ", flush=True)
+                    on_end(runs)
+            if time.perf_counter() - told > PROGRESS_SECONDS:
+                told = time.perf_counter()
+                for run in [run for run in runs if not run.seconds]:
+                    print(run.in_words(), *run.last_lines(1), sep=" | ", flush=True)
+    finally:
+        for run in runs:
+            run.end("cut off")
+    return runs
+
+
+# -- the plugin alone, in a process of its own ---------------------------------------------------------------------------
+
+
+def sample_alone(options: argparse.Namespace, name: str) -> None:
+    """The same requests, one step after the other."""
+    import pandas as pd
+    import torch
+    from forced_verdicts import verdicts_forced
+
+    from sparroll.engines.load_model import load_tokenizer
+    from sparroll.engines.vllm.engine import VLLMEngine
+
+    case, tokens = CASES[name], response_tokens(options, CASES[name])
+    schedule = Schedule.load(verl_case.schedule_of(options), force=True) if case.schedule else None
+    if schedule is not None and case.verified:
+        schedule = schedule.checked(options.window_tokens, 0.01)
+    rows = pd.read_parquet(options.work / "train.parquet")["prompt"].tolist()
+    tokenizer = load_tokenizer(str(options.work / "model"))
+    asked = [tokenizer(row[0]["content"])["input_ids"] for row in rows]
+    engine = VLLMEngine(
+        str(options.work / "model"),
+        schedule=schedule,
+        sparse=case.schedule,
+        dtype=torch.float32 if options.dry else torch.bfloat16,
+        max_batch=options.prompts * options.samples,
+        max_context_tokens=tokens + verl_case.CONTEXT_ROOM,
+        gpu_memory_share=options.gpu_memory_share,
+        max_num_batched_tokens=options.step_tokens,
+    )
+    with verdicts_forced(options.kept_share) if case.verified else nullcontext():
+        for step in range(1, options.steps + 1):
+            of_step = asked[(step - 1) * options.prompts : step * options.prompts]
+            engine.reset_report()
+            began = time.perf_counter()
+            rollouts = engine.generate(of_step, options.samples, max_new_tokens=tokens, seed=step, stop_ids=[])
+            seconds, made = time.perf_counter() - began, sum(len(each.response_ids) for each in rollouts)
+            line = {"step": step, "step_seconds": seconds, "rollout_seconds": seconds, "rollout_tokens": made}
+            line |= {"tokens_per_second": made / seconds, "kv_read_share": engine.report().kv_read_share}
+            with metrics_path(options, name).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+    engine.close()
+
+
+# -- what the cases say together -----------------------------------------------------------------------------------------
+
+
+def together(found: list[dict[str, Any]]) -> dict[str, float]:
+    """Speed-ups of rollouts and of the step, inside verl and of the plugin alone, and the share of what sparroll adds; of
+    each case's last step, where it is not the first."""
+    last = {row["case"]: row["steps"][-1] for row in found if len(row["steps"]) > 1}
+    said: dict[str, float] = {}
+    for name in COMPARED:
+        inside, dense = last.get(name), last.get("dense")
+        alone, alone_dense = last.get(f"plugin-{name}"), last.get("plugin-dense")
+        if inside and dense:
+            said[f"{name}/rollouts"] = inside["tokens_per_second"] / dense["tokens_per_second"]
+            said[f"{name}/step"] = dense["step_seconds"] / inside["step_seconds"]
+        if alone and alone_dense:
+            said[f"{name}/rollouts_of_plugin"] = alone["tokens_per_second"] / alone_dense["tokens_per_second"]
+        if f"{name}/rollouts" in said and f"{name}/rollouts_of_plugin" in said:
+            said[f"{name}/of_plugins"] = said[f"{name}/rollouts"] / said[f"{name}/rollouts_of_plugin"]
+    for name, step in last.items():
+        if CASES[name].trainer and CASES[name].schedule:
+            said[f"{name}/added_share"] = step["added_seconds"] / step["step_seconds"]
+    return said
+
+
+def table(found: list[dict[str, Any]]) -> str:
+    parts = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
+    lines = [f"{'case':16}{'tokens/s':>10}{'step s':>9}" + "".join(f"{part:>15}" for part in parts) + f"{'added s':>9}"]
+    for row in found:
+        if len(row["steps"]) < 2:
+            lines.append(f"{row['case']:16} {row['state']}, {len(row['steps'])} steps")
+            continue
+        step = row["steps"][-1]
+        metrics = step.get("metrics", {})
+        seconds = "".join(f"{metrics.get(f'timing_s/{part}', 0.0):15.2f}" for part in parts)
+        rate, added = step["tokens_per_second"], step.get("added_seconds", 0.0)
+        lines.append(f"{row['case']:16}{rate:10.0f}{step['step_seconds']:9.1f}{seconds}{added:9.2f}")
+    return "\n".join([*lines, *(f"{name}: {value:.3f}" for name, value in together(found).items())])
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--work", type=Path, required=True, help="folder of the model, the runs and their logs")
+    one_gpu = ["dense", "sparse", "plugin-dense", "plugin-sparse", "verified", "plugin-verified"]
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=one_gpu)
+    parser.add_argument("--gpus", nargs="+", type=int, default=[0])
+    parser.add_argument("--case-seconds", type=float, default=480, help="limit of each case")
+    parser.add_argument("--limit-seconds", type=float, help="of all; then what is left is killed")
+    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--prompts", type=int, default=8)
+    parser.add_argument("--samples", type=int, default=4)
+    parser.add_argument("--response-tokens", type=int, default=8192)
+    parser.add_argument("--short-tokens", type=int, default=2048, help="of cases that are not about speed")
+    parser.add_argument("--schedule", default="qwen3-1.7b-0.86")
+    parser.add_argument("--probe", type=int, default=8, help="rollouts that are re-scored")
+    parser.add_argument("--micro-batch", type=int, default=1)
+    parser.add_argument("--step-tokens", type=int, default=8192, help="max_num_batched_tokens")
+    parser.add_argument("--learning-rate", type=float, default=1e-6)
+    parser.add_argument("--layers", type=int, default=28)
+    parser.add_argument("--hidden", type=int, default=2048)
+    parser.add_argument("--heads", type=int, default=16)
+    parser.add_argument("--kv-heads", type=int, default=8)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--vocabulary", type=int, default=151_936)
+    parser.add_argument("--gpu-memory-share", type=float, default=0.45, help="of the engine")
+    parser.add_argument("--window-tokens", type=int, default=64, help="of the verified cases")
+    parser.add_argument("--kept-share", type=float, default=0.9993, help="of drafts, forced; the study's at 0.86")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dry", action="store_true", help="tiny sizes on the CPU; further options still count")
+    parser.add_argument("--one", choices=CASES, help=argparse.SUPPRESS)
+    if parser.parse_args().dry:
+        parser.set_defaults(**DRY)
+    options = parser.parse_args()
+    options.work = options.work.resolve()
+    needed = max(CASES[name].gpus for name in options.cases)
+    if len(options.gpus) < needed and not options.dry:
+        parser.error(f"a case needs {needed} GPUs, and --gpus names {len(options.gpus)}")
+    if options.steps < 2:
+        parser.error("--steps must be at least 2: a first step compiles, and says nothing of the others")
+    return options
+
+
+def main() -> None:
+    options = arguments()
+    if options.one:
+        sample_alone(options, options.one)
+        return
+    # So that `timeout` ends the cases, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    started = time.perf_counter()
+    until = started + (options.limit_seconds or float("inf"))
+    if (options.work / "model").exists():
+        raise SystemExit(f"{options.work} already holds a run\nhint: give --work another folder")
+    options.work.mkdir(parents=True, exist_ok=True)
+    config = {name: value for name, value in vars(options).items() if name not in ("out", "work", "one")}
+    # Every case's process imports this file, and has no use for our own loop.
+    import training_step
+
+    training_step.write_model(options)
+    verl_case.make_tokenizer_verls(options.work / "model")
+    verl_case.write_prompts(options)
+    DRY_SCHEDULE.save(options.work / "schedule.toml")
+    print(f"wrote the model after {time.perf_counter() - started:.0f} s", flush=True)
+
+    def record(runs: list[Run]) -> list[dict[str, Any]]:
+        found, wall = [run.result() for run in runs], time.perf_counter() - started
+        results = {"cases": found, "together": together(found)}
+        records.write(options.out, "verl-steps", results, config=config, seed=options.seed, wall_seconds=wall)
+        return found
+
+    found = record(run_all(options, until, record))
+    print(table(found))
+    print(f"wrote {options.out} after {time.perf_counter() - started:.0f} s")
+    unfinished = set(options.cases) - {row["case"] for row in found if row["state"] == "finished"}
+    if unfinished:
+        raise SystemExit(f"not finished: {', '.join(sorted(unfinished))}")
+
+
+if __name__ == "__main__":
+    main()
