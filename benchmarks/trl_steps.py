@@ -155,11 +155,7 @@ def main() -> None:
     options.work.mkdir(parents=True, exist_ok=True)
     hidden = ("out", "work", "one", "server_url", "group_port", "launched")
     config = {name: value for name, value in vars(options).items() if name not in hidden}
-    # Every case's process imports this file, and has no use for our own loop.
-    import training_step
-
-    training_step.write_model(argparse.Namespace(**vars(options) | {"response_tokens": most_tokens(options)}))
-    DRY_SCHEDULE.save(options.work / "schedule.toml")
+    write_model(options)
     print(f"wrote the model after {time.perf_counter() - started:.0f} s", flush=True)
 
     def record(runs: list[Run]) -> list[dict[str, Any]]:
@@ -176,8 +172,23 @@ def main() -> None:
         raise SystemExit(f"not finished: {', '.join(sorted(unfinished))}")
 
 
-def most_tokens(options: argparse.Namespace) -> int:
-    return int(max(options.response_tokens, options.server_tokens))
+def write_model(options: argparse.Namespace) -> None:
+    """Random weights, and a tokenizer with a word for every id and no end of sequence. vLLM decodes a response token by
+    token, and begins anew as long as it has only seen ids without a word."""
+    # Every case's process imports this file, and has no use for these.
+    import training_step
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    most_tokens = max(options.response_tokens, options.server_tokens)
+    training_step.write_model(argparse.Namespace(**vars(options) | {"response_tokens": most_tokens}))
+    words = ["<pad>", "<unk>", *map(str, range(10)), *(f"w{number}" for number in range(12, options.vocabulary))]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    whole = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", unk_token="<unk>")
+    whole.save_pretrained(options.work / "model")
+    DRY_SCHEDULE.save(options.work / "schedule.toml")
 
 
 if __name__ == "__main__":
