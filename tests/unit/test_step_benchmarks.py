@@ -1,4 +1,4 @@
-"""benchmarks/training_step.py and benchmarks/eviction.py at tiny sizes: what they record, not what they time."""
+"""Benchmarks of whole steps at tiny sizes: what they record, not what they time."""
 
 from __future__ import annotations
 
@@ -94,3 +94,16 @@ def test_eviction_is_recorded_for_every_policy_and_length(tmp_path, monkeypatch,
     assert all(len(run["all_seconds_per_step"]) == 1 and run["kv_read_share"] <= 1 for run in runs)
     assert all(run["kv_saved_share"] > 0 for run in runs[5:] if run["policy"]["kind"] == "r_kv")
     assert "MiB" in capsys.readouterr().out
+
+
+def test_trls_speed_up_is_compared_with_the_plugins_own(monkeypatch) -> None:
+    trl_steps = load("trl_steps", monkeypatch)
+
+    def ran(case: str, tokens_per_second: float, step_seconds: float, added_seconds: float | None = None) -> dict:
+        last = {"tokens_per_second": tokens_per_second, "step_seconds": step_seconds}
+        return {"case": case, "steps": [{}, last if added_seconds is None else last | {"added_seconds": added_seconds}]}
+
+    found = [ran("dense", 1000, 60, 0), ran("sparse", 1800, 40, 1), {"case": "verified", "steps": [{}]}]
+    assert trl_steps.together(found) == {"sparse/rollouts": 1.8, "sparse/step": 1.5, "sparse/added_share": 0.025}
+    said = trl_steps.together([*found, ran("plugin-dense", 1200, 50), ran("plugin-sparse", 2400, 25)])
+    assert said["sparse/rollouts_of_plugin"] == 2 and said["sparse/of_plugins"] == 0.9
