@@ -52,14 +52,14 @@ class EngineStep:
     TRL process, or the server that all of them share."""
 
     state: State
-    """TailStatistics.state() of its sparse rollouts."""
+    """TailStatistics.packed_state() of its sparse rollouts."""
     counts: RescoringCounts
     estimator: str
     ran: EngineReport
     """What its attention ran, for the step's rollouts alone."""
     checked: CheckSums
     ceiling: State | None = None
-    """TailStatistics.state() of dense rollouts that came with the step; None where none did."""
+    """TailStatistics.packed_state() of dense rollouts that came with the step; None where none did."""
 
 
 def share_of_engine(wanted: int | None, engines: int) -> int | None:

@@ -167,7 +167,7 @@ class Tap:
         return name if name in self._unsaid else name.rpartition("-")[0]
 
     async def dense_ceiling(self, prompts: int, max_tokens: int) -> State:
-        """TailStatistics.state() of dense rollouts: one response to each of so many prompts of the last step. Dense
+        """TailStatistics.packed_state() of dense rollouts: one response to each of so many prompts of the last step. Dense
         attention must be set and nothing else may run.
 
         Where the engine checks drafts, dense drafts are checked by dense passes, and the acceptance is that of the
@@ -198,7 +198,7 @@ class Tap:
             self.rescorer, (self.measures, self._samples) = rollouts, kept
 
     def take(self) -> tuple[State, RescoringCounts, str, CheckSums]:
-        """(TailStatistics.state(), what was counted, the estimator, what the checks said) since the last call."""
+        """(TailStatistics.packed_state(), what was counted, the estimator, what the checks said) since the last call."""
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
         checked, self.checked = self.checked, CheckSums()
