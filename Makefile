@@ -48,10 +48,13 @@ $(STAMP): $(CORE)
 quickstart: $(CORE)
 	$(BIN)/sparroll quickstart
 
-# Two worker processes with one thread each. All of tests/vllm runs in test-vllm, also what needs no vLLM; likewise TRL and verl.
+# Worker processes, with one thread each. CI has something else for the second core.
+WORKERS ?= 2
+
+# All of tests/vllm runs in test-vllm, also what needs no vLLM; likewise TRL and verl.
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
-	$(BIN)/python -m pytest --ignore=tests/vllm --ignore=tests/in_trl --ignore=tests/in_verl
+	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/vllm --ignore=tests/in_trl --ignore=tests/in_verl
 
 # vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
 # process to itself, so one worker.

@@ -3,7 +3,8 @@ GPU, one process.
 
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --out benchmarks/results/verified-rollouts-qwen3-1.7b-h200.json
     python benchmarks/verified_rollouts.py --model qwen3-1.7b --schedules 128 512 qwen3-1.7b-0.86 --windows 16 64
-    python benchmarks/verified_rollouts.py --model qwen3-1.7b --sets drained steady --windows 64 --schedules 128
+    python benchmarks/verified_rollouts.py --model qwen3-1.7b --sets drained steady --windows 64 --schedules 128 \\
+        --beside qwen3-1.7b-0.86
 
 A moment is a batch with its contexts: --batch requests of each of --contexts, or --moments of each of rollout.py's sets
 (half as many of the steady one, in as much cache as --capacity-tokens says). What the moments of a set say about its whole
@@ -26,6 +27,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ import vllm_engines
 from vllm_engines import STEPS_TO_START, Engine
 
 from sparroll import records
+from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.schedule import Schedule
 
 V2_VARIABLE = "VLLM_USE_V2_MODEL_RUNNER"
@@ -95,9 +98,16 @@ def v1_runner() -> Iterator[None]:
 
 
 def schedule_named(name: str, model: str, folder: Path) -> Schedule:
-    """A preset or a file, or a number of tokens that every context may read."""
-    if name.isdigit():
-        return Schedule.fixed(int(name), dense_layers=(0,) if model == vllm_engines.TINY else (0, 1))
+    """A preset or a file, or a number of tokens that every context may read: 128, or 128@4x4 for units of 4 tokens in 4
+    bits."""
+    tokens, _, units = name.partition("@")
+    if tokens.isdigit():
+        selector: Selector = PageMean()
+        if units:
+            page_tokens, bits = map(int, units.split("x"))
+            selector = QuantizedMean(page_tokens=page_tokens, bits=bits)
+        dense_layers = (0,) if model == vllm_engines.TINY else (0, 1)
+        return replace(Schedule.fixed(int(tokens), selector, dense_layers), name=f"fixed-{name.replace('@', '-')}")
     return Schedule.load(vllm_engines.schedule_of(model, name, folder))
 
 
@@ -247,8 +257,9 @@ def whole_runs(cells: list[Cell], scale: float = 1.0) -> list[Cell]:
 
 
 def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
-    """The same for all engines. A step has room for everybody's longest window."""
-    most = max(len(moment["contexts"]) for moment in options.measured)
+    """The same for all engines. A step has room for everybody's longest window, and every batch a graph: vLLM captures
+    multiples of 16 up to this number of requests."""
+    most = -(-max(len(moment["contexts"]) for moment in options.measured) // 16) * 16
     return {"max_num_seqs": most, "max_num_batched_tokens": max(8192, most * max(options.windows))}
 
 
@@ -260,7 +271,10 @@ def show(cell: Cell) -> None:
 def main() -> None:
     options = arguments()
     Path(options.folder).mkdir(parents=True, exist_ok=True)
-    schedules = [schedule_named(name, options.model, Path(options.folder)) for name in options.schedules]
+    beside, schedules = (
+        [schedule_named(name, options.model, Path(options.folder)) for name in names]
+        for names in (options.beside, options.schedules)
+    )
     asked = {key: value for key, value in vars(options).items() if key not in ("out", "folder")}
     options.measured = moments(options)
     began, cells, engines = time.perf_counter(), [], {}
@@ -279,10 +293,12 @@ def main() -> None:
     if not options.without_dense:
         cells, engines["dense"] = step_cells(options, "dense", None)
         record()
-    for schedule in schedules:
+    for schedule in [*beside, *schedules]:
         sparse, engines[f"sparse {schedule.name}"] = step_cells(options, "sparse", schedule)
         cells += sparse
         record()
+        if schedule in beside:
+            continue
         verified, engines[f"verified {schedule.name}"] = window_cells(options, schedule)
         rate = {(cell["set"], cell["step"], cell["context_tokens"]): cell["tokens_per_second"] for cell in sparse}
         for cell in verified:
@@ -297,7 +313,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out")
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
-    parser.add_argument("--schedules", nargs="+", help="presets, files or budgets in tokens; default: the 0.86 preset")
+    parser.add_argument(
+        "--schedules", nargs="+", help="presets, files, or budgets like 128 and 128@4x4; default: the 0.86 preset"
+    )
+    parser.add_argument("--beside", nargs="+", default=[], help="further ones, which run without a check only")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--contexts", nargs="+", type=int, default=[30_000])
     parser.add_argument("--sets", nargs="+", choices=["drained", "steady"], help="in place of --batch and --contexts")

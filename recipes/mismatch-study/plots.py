@@ -34,6 +34,7 @@ FAMILY_COLOR = {
     "calibrated": GOOD,
     "corrected": "#b7791f",
     "verified": "#2f7ebc",
+    "budgets": "#17a2a2",
     "adaptive": "#5b6abf",
 }
 LINES = ("-", "--", ":", "-.", (0, (5, 1, 1, 1, 1, 1)), (0, (9, 3)), (0, (1, 4)), (0, (6, 2, 2, 2)))

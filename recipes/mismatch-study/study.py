@@ -58,6 +58,8 @@ DRY = {
     "fixed_budget": 24,
     "uniform_budget": 48,
     "eviction_budgets": (48, 96),
+    "check_budgets": (32,),
+    "quantized_budgets": (24,),
     "budgets": (24, 48, 160),
     "calibration_prompts": 8,
 }

@@ -13,7 +13,7 @@ import table_sums
 from table_sums import LEVELS
 
 from sparroll import files
-from sparroll.attention.selectors import PageMean
+from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.errors import UserError, nearest
 from sparroll.schedule import Schedule
 from sparroll.train.config.file import config_from
@@ -70,6 +70,12 @@ class Settings:
     check_windows: tuple[int, ...] = (32, 64)
     check_floors: tuple[float, ...] = (0.01, 0.1, 0.5)
     """Grid of checks that are tried beside that one, with the fixed budget."""
+    check_budgets: tuple[int, ...] = (256, 512)
+    """Larger budgets at every length, with the usual check."""
+    quantized_budgets: tuple[int, ...] = (64, 128)
+    """Budgets of units in few bits, with the usual check."""
+    quantized_unit_tokens: int = 4
+    quantized_bits: int = 4
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
     """Grid of the sweep that all calibrated schedules share, in tokens. The largest holds every context, so each target
     has a budget."""
@@ -98,6 +104,27 @@ class Settings:
     @property
     def selector(self) -> PageMean:
         return PageMean(page_tokens=self.page_tokens, first_tokens=self.first_tokens, recent_tokens=self.recent_tokens)
+
+    @property
+    def quantized_selector(self) -> QuantizedMean:
+        """By default a quarter of the unit in a quarter of the bits, so its index is as large as that of `selector`."""
+        return QuantizedMean(
+            page_tokens=self.quantized_unit_tokens,
+            first_tokens=self.first_tokens,
+            recent_tokens=self.recent_tokens,
+            bits=self.quantized_bits,
+        )
+
+    def fixed_schedules(self) -> dict[str, Schedule]:
+        """Budgets that are the same at every length, by what rows call them."""
+        pages = {"fixed": self.fixed_budget, "uniform": self.uniform_budget}
+        pages |= {f"fixed-{budget}": budget for budget in self.check_budgets}
+        units = {f"quantized-{budget}": budget for budget in self.quantized_budgets}
+        return {
+            name: Schedule.fixed(budget, selector, self.dense_layers)
+            for selector, budgets in ((self.selector, pages), (self.quantized_selector, units))
+            for name, budget in budgets.items()
+        }
 
     @property
     def max_new_tokens(self) -> int:
@@ -143,7 +170,7 @@ class Row:
     about: str
     """What this row does, in words; in the record."""
     schedule: str = "dense"
-    """dense, fixed, uniform, or calibrated-0.86."""
+    """dense, calibrated-0.86, or a name in Settings.fixed_schedules."""
     tables: Tables = field(default_factory=dict)
     """Sections of the configuration that differ from what all share."""
     hf_only: bool = False
@@ -172,6 +199,13 @@ def rows(settings: Settings) -> dict[str, Row]:
     for window, floor in dict.fromkeys([usual, *product(settings.check_windows, settings.check_floors)]):
         name = "fixed-verified" if (window, floor) == usual else f"fixed-verified-{window}-{floor:g}"
         made.append(Row(name, "verified", f"{fixed}, {_said(window, floor)}", "fixed", _checked(window, floor)))
+    for budget in settings.check_budgets:
+        about = f"{budget} tokens at every length, {_said(*usual)}"
+        made.append(Row(f"fixed-{budget}-verified", "budgets", about, f"fixed-{budget}", _checked(*usual)))
+    units = f"units of {settings.quantized_unit_tokens} in {settings.quantized_bits} bits"
+    for budget in settings.quantized_budgets:
+        name, about = f"quantized-{budget}", f"{budget} tokens at every length, {units}, {_said(*usual)}"
+        made.append(Row(f"{name}-verified", "budgets", about, name, _checked(*usual)))
     for target in sorted({settings.distill_target, settings.corrected_target}):
         name = f"calibrated-{target:.2f}"
         about = f"schedule calibrated to {target:.2f}, {_said(*usual)}"
@@ -218,8 +252,7 @@ def schedule_path(out: Path, row: Row) -> Path | None:
 
 
 def write_fixed_schedules(settings: Settings, out: Path) -> None:
-    for name, budget in (("fixed", settings.fixed_budget), ("uniform", settings.uniform_budget)):
-        schedule = Schedule.fixed(budget, settings.selector, settings.dense_layers)
+    for name, schedule in settings.fixed_schedules().items():
         schedule.save(out / "calibration" / f"{name}.toml")
 
 

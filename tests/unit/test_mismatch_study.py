@@ -53,6 +53,7 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
         *(f"calibrated-0.86-{name}" for name in ("none", "icepop", "sparse_rl", "jackpot")),
         "fixed-verified",
         *(f"fixed-verified-{check}" for check in ("32-0.01", "32-0.1", "32-0.5", "64-0.1", "64-0.5")),
+        *(f"{name}-verified" for name in ("fixed-256", "fixed-512", "quantized-64", "quantized-128")),
         *(f"{name}-verified" for name in ("calibrated-0.75", "calibrated-0.86")),
         "distill",
         "distill-kl",

@@ -20,7 +20,7 @@ from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests
 
 HELD = [name for name, found in sandbox.probes().items() if found.holds]
-LIMITS = SandboxLimits(wall_seconds=4, cpu_seconds=1, memory_bytes=512 << 20, output_bytes=1 << 20)
+LIMITS = SandboxLimits(wall_seconds=20, cpu_seconds=5, memory_bytes=512 << 20, output_bytes=1 << 20)
 SQUARE = StdinTests((("4", "16"),))
 GOOD = "```python\nprint(int(input()) ** 2)\n```"
 
@@ -33,8 +33,9 @@ def reward() -> Iterator[CodeReward]:
 
 @pytest.fixture(scope="module")
 def hasty() -> Iterator[CodeReward]:
-    """For programs that end with their time alone, and so take all of it."""
-    with CodeReward(replace(LIMITS, wall_seconds=2), allow_unsafe_sandbox=True, workers=1, cache_entries=1) as made:
+    """For programs that may take all of their time. Others have enough of it on a busy machine, too."""
+    limits = replace(LIMITS, wall_seconds=2, cpu_seconds=1)
+    with CodeReward(limits, allow_unsafe_sandbox=True, workers=1, cache_entries=1) as made:
         yield made
 
 
@@ -81,7 +82,7 @@ def test_a_hostile_program_is_contained_and_the_next_one_passes(
     program: Hostile, reward: CodeReward, hasty: CodeReward, canary: Path
 ) -> None:
     _skip_without_walls(program)
-    graded_by = hasty if program.ends == {"timeout"} else reward
+    graded_by = hasty if "timeout" in program.ends else reward
     with socket.create_server(("127.0.0.1", 0)) as listener:
         code = program.code.replace("CANARY/", f"{canary}/").replace("'CANARY'", repr(str(canary)))
         code = code.replace("PORT", str(listener.getsockname()[1])).replace("HARNESS", str(os.getpid()))

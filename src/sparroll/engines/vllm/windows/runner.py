@@ -13,7 +13,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,8 +27,8 @@ from sparroll.engines.vllm.windows.configure import check_of
 from sparroll.engines.vllm.windows.drafting import draft
 from sparroll.engines.vllm.windows.requests import CheckedTokens, WindowRequest
 from sparroll.engines.vllm.windows.settling import EXACT_ROWS, LEAN_ROWS, Policies, Settled, Tempers, Windows, settle
+from sparroll.engines.vllm.windows.step_record import WindowCounters, record_step
 from sparroll.errors import UserError
-from sparroll.types import Checks
 
 MOST_SHARE = 0.25
 """Of a GPU's memory, for the logits of drafts."""
@@ -68,18 +68,6 @@ class _Step:
     settled: Settled | None = None
     began: Any = None
     """When the drafts were complete; a CUDA event, or seconds."""
-
-
-@dataclass
-class WindowCounters:
-    """What the checks of all requests did."""
-
-    checks: Checks = field(default_factory=Checks)
-    check_read_tokens: int = 0
-    taken_back_context_tokens: int = 0
-    extra_context_tokens: int = 0
-    extra_sparse_tokens: int = 0
-    check_seconds: float = 0.0
 
 
 class WindowRunner:
@@ -246,58 +234,11 @@ class WindowRunner:
 
     def _record(self: Any, step: _Step) -> None:
         """Keep what the checks said about the tokens that stand. The host has waited for the step already."""
-        windows, settled = step.windows, step.settled
-        assert settled is not None, "a step without a check"
-        counters: WindowCounters = self.window_counters
-        drafted_ids, token_ids, kept, stands = (
-            each.cpu().numpy()
-            for each in (windows.draft_ids_RD, settled.token_ids_RD, settled.kept_RD, settled.stands_RD)
-        )
-        dense_logp, draft_acceptance, acceptance = (
-            each.cpu() for each in (settled.dense_logp_RD, settled.draft_acceptance_RD, settled.acceptance_RD)
-        )
-        lists = None
-        if settled.dense_at_ids_RDK is not None:
-            assert settled.dense_top_ids_RDK is not None and settled.dense_top_logp_RDK is not None, "half a list"
-            lists = (
-                settled.dense_at_ids_RDK.cpu(),
-                settled.dense_top_ids_RDK.cpu(),
-                settled.dense_top_logp_RDK.cpu(),
-            )
-        discarded = self.discard_request_mask.np
-        for row, request in enumerate(step.requests):
-            if discarded[row]:
-                continue
-            drafted, count = int(windows.drafts_R[row]), int(stands[row].sum())
-            count = _until_stop(token_ids[row, :count], request.stops)
-            said = request.said
-            said.dense_logp.append(dense_logp[row, :count].clone())
-            said.draft_acceptance.append(draft_acceptance[row, :count].clone())
-            said.acceptance.append(acceptance[row, :count].clone())
-            if lists is not None:
-                said.lists.append(tuple(part[row, :count].clone() for part in lists))
-            if not drafted:
-                continue
-            cut, extra = int(not kept[row, count - 1]), max(0, count - drafted)
-            looked_at = _until_stop(drafted_ids[row, :drafted], request.stops)
-            checks = Checks(1, cut, looked_at, looked_at - (count - extra) + cut, extra)
-            tokens = int(step.tokens_R[row])
-            read = tokens - 1 + int(windows.rows_R[row])
-            # Drafts behind a stop id ran as well. Nobody looks at them.
-            contexts = np.arange(tokens, tokens + drafted)
-            said.draft_context_tokens += int(contexts.sum())
-            said.draft_read_tokens += int(STATE.read_tokens(contexts).sum())
-            said.checks.add(checks)
-            said.check_read_tokens += read
-            counters.checks.add(checks)
-            counters.check_read_tokens += read
-            counters.taken_back_context_tokens += sum(range(tokens + count, tokens + drafted))
-            if extra:
-                context = np.array([tokens + drafted])
-                counters.extra_context_tokens += int(context[0])
-                counters.extra_sparse_tokens += int((STATE.read_tokens(context) < context)[0])
-        if windows.drafts_R.any():
-            counters.check_seconds += self._seconds_since(step.began)
+        assert step.settled is not None, "a step without a check"
+        counted_R = ~self.discard_request_mask.np[: len(step.requests)]
+        record_step(step.windows, step.settled, step.tokens_R, step.requests, counted_R, self.window_counters)
+        if step.windows.drafts_R.any():
+            self.window_counters.check_seconds += self._seconds_since(step.began)
 
     def _drafts(self: Any) -> int:
         check = STATE.schedule.check if STATE.schedule is not None else None
@@ -321,9 +262,3 @@ class WindowRunner:
         ended = self._stamp()
         ended.synchronize()
         return began.elapsed_time(ended) / 1000
-
-
-def _until_stop(token_ids: np.ndarray, stops: frozenset[int]) -> int:
-    """How many of these tokens count: all up to the first stop id."""
-    found = np.flatnonzero(np.isin(token_ids, sorted(stops)))
-    return int(found[0]) + 1 if len(found) else len(token_ids)

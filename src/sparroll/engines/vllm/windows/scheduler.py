@@ -98,6 +98,30 @@ class WindowScheduler(Scheduler):
                 request for request in self.running if request.request_id not in known
             ]
 
+    def _update_request_with_output(
+        self, request: Request, new_token_ids: list[int], *more: Any, **named: Any
+    ) -> tuple[list[int], bool]:
+        """vLLM's own, which looks at one token after the other. What cannot end the response is added at once: a window
+        of a hundred requests has thousands of tokens."""
+        sure, last = new_token_ids[:-1], new_token_ids[-1:]
+        if not sure or not self._goes_on(request, sure):
+            return super()._update_request_with_output(request, new_token_ids, *more, **named)
+        request.append_output_token_ids(sure)
+        kept, stopped = super()._update_request_with_output(request, last, *more, **named)
+        return sure + kept, stopped
+
+    def _goes_on(self, request: Request, token_ids: list[int]) -> bool:
+        """Whether the response surely has more tokens than these."""
+        parameters, count = request.sampling_params, len(token_ids)
+        assert parameters is not None, "a request that samples nothing"
+        stops = {parameters.eos_token_id, *(parameters.stop_token_ids or ())}
+        return (
+            getattr(parameters, "repetition_detection", None) is None
+            and stops.isdisjoint(token_ids)
+            and request.num_tokens + count < self.max_model_len
+            and request.num_output_tokens + count < request.max_tokens
+        )
+
     def make_spec_decoding_stats(self, *arguments: Any, **named: Any) -> None:
         """None: vLLM's statistics are for speculative decoding with a fixed number of tokens. `sparroll_report` has
         those of the checks."""
