@@ -51,6 +51,15 @@ def test_all_are_rescored_and_the_tail_is_logged_by_length_with_its_ceiling(run:
     assert first["mismatch/acceptance_mean"] < first["mismatch/dense_ceiling_mean"]
 
 
+def test_what_is_added_to_a_round_is_timed_and_the_ceiling_once(run: Observed) -> None:
+    for name in ("measure", "correct", "watch"):
+        assert all(seconds > 0 for seconds in run.steps(f"time/sparroll_{name}_seconds")), name
+    ceilings = run.steps("time/sparroll_ceiling_seconds")
+    assert ceilings[0] > 0 and ceilings[1:] == [0.0] * (STEPS - 1)
+    for step in run.history:
+        assert step["time/sparroll_measure_seconds"] >= step["rescoring/seconds"]
+
+
 def test_theirs_is_not_logged_beside_our_correction(run: Observed) -> None:
     assert not any(name.startswith("sampling/importance_sampling_ratio") for name in run.history[0])
     assert run.history[0]["correction/masked_token_share"] > 0

@@ -47,6 +47,16 @@ class CheckSums:
 
 
 @dataclass
+class SpentSeconds:
+    """Wall time of sampling that the framework alone would not have spent."""
+
+    measure: float = 0.0
+    """Around the sampling: choosing the probe, taking its lists, re-scoring it."""
+    ceiling: float = 0.0
+    """Dense rollouts for the ceiling, and their re-scoring."""
+
+
+@dataclass
 class EngineStep:
     """What one engine measured and counted since it was last asked. A replica of verl is one, and so is the vLLM of a
     TRL process, or the server that all of them share."""
@@ -60,6 +70,8 @@ class EngineStep:
     checked: CheckSums
     ceiling: State | None = None
     """TailStatistics.packed_state() of dense rollouts that came with the step; None where none did."""
+    spent: SpentSeconds = field(default_factory=SpentSeconds)
+    """Only TRL's engines say it."""
 
 
 def share_of_engine(wanted: int | None, engines: int) -> int | None:
@@ -73,6 +85,14 @@ def rescoring_report(steps: Sequence[EngineStep], step_seconds: float | None = N
     for each in steps:
         total.add(each.counts)
     return total.report(step_seconds)
+
+
+def spent_report(steps: Sequence[EngineStep]) -> StepReport:
+    """What measuring took. Engines work at the same time, so the slowest one's counts."""
+    return {
+        "time/sparroll_measure_seconds": max((each.spent.measure for each in steps), default=0.0),
+        "time/sparroll_ceiling_seconds": max((each.spent.ceiling for each in steps), default=0.0),
+    }
 
 
 def ran_report(steps: Sequence[EngineStep], name: str = "rollout") -> StepReport:

@@ -10,6 +10,7 @@ for. So the lists are taken out of what it gets.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -20,7 +21,7 @@ from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
 from sparroll.engines.vllm.worker import WorkerExtension
 from sparroll.errors import UserError
-from sparroll.integrations.measured import CheckSums, EngineStep
+from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
 from sparroll.integrations.tail import State
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores
@@ -55,6 +56,7 @@ class SparseLLM:
         self._requests = 0
         self._ceiling_prompts = 0
         self._ceiling: State | None = None
+        self._spent = SpentSeconds()
         self._checked = CheckSums()
         self._ask(WorkerExtension.sparroll_reset_report)
         self._take_checked()
@@ -75,9 +77,10 @@ class SparseLLM:
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
         ceiling, self._ceiling = self._ceiling, None
+        spent, self._spent = self._spent, SpentSeconds()
         checked, self._checked = self._checked, CheckSums()
         report = EngineReport.from_table(self._ask(WorkerExtension.sparroll_report))
-        return EngineStep(state, counts, estimator, report, checked, ceiling)
+        return EngineStep(state, counts, estimator, report, checked, ceiling, spent)
 
     # -- what TRL calls ------------------------------------------------------------------------------------------------
 
@@ -97,13 +100,16 @@ class SparseLLM:
     def _sample(self, prompts: Sequence[Any], theirs: Any, name: str, **more: Any) -> list[Any]:
         """Sample, and measure the probe. Which rollouts that is depends on their names alone, so that no other one
         brings lists along: they are by far the largest part of what vLLM returns."""
+        began = time.perf_counter()
         names = [f"{name}/{self._process}/{place}" for place in range(len(prompts))]
         ids = [tuple(each["prompt_token_ids"]) for each in prompts]
         settings = self.rescorer.settings
         chosen = set(rescoring.probe(list(zip(ids, names, strict=True)), settings)) if self._measures else set()
         top_k = [settings.top_k if place in chosen and not self.checks_drafts else 0 for place in range(len(prompts))]
         parameters = [self._parameters(theirs, each) for each in top_k]
+        sampling_began = time.perf_counter()
         finished: list[Any] = self._llm.generate(prompts, sampling_params=parameters, **more)
+        sampling_seconds = time.perf_counter() - sampling_began
         said = self._take_checked()
         rollouts = [
             self._rollout(output, each, said.get(_number(output.request_id)))
@@ -112,6 +118,7 @@ class SparseLLM:
         if self._measures:
             self._hold(rollouts, names)
             rescoring.measure(self.rescorer, self)
+        self._spent.measure += time.perf_counter() - began - sampling_seconds
         return finished
 
     def _parameters(self, theirs: Any, top_k: int) -> Any:
@@ -170,6 +177,7 @@ class SparseLLM:
         """The tail of a few dense rollouts. They are counted nowhere."""
         chosen = list({tuple(each["prompt_token_ids"]): each for each in prompts}.values())[: self._ceiling_prompts]
         self._ceiling_prompts = 0
+        began, measure_seconds = time.perf_counter(), self._spent.measure
         kept, settings = self.rescorer, replace(self.rescorer.settings, probe_rollouts=None)
         self.rescorer = Rescorer(settings)
         try:
@@ -179,6 +187,7 @@ class SparseLLM:
         finally:
             self.rescorer, self._requests = kept, 0
         self._ask(WorkerExtension.sparroll_reset_report)
+        self._spent = SpentSeconds(measure_seconds, self._spent.ceiling + time.perf_counter() - began)
 
     # -- the schedule ------------------------------------------------------------------------------------------------------
 

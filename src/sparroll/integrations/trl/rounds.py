@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from sparroll.integrations.measured import EngineStep
+from sparroll.integrations.measured import EngineStep, spent_report
 from sparroll.integrations.tail import State
 from sparroll.integrations.trl.settings import SparseSetup
 from sparroll.integrations.watched import WatchedStep, WatchedSteps
@@ -45,7 +45,9 @@ class SamplingRounds(WatchedSteps):
     def complete(self, steps: Sequence[EngineStep], policy: StepReport, seconds: float | None = None) -> WatchedStep:
         """`watch` the next round. seconds: how long the round before took, from begin to begin."""
         self.done += 1
-        return self.watch(self.done, steps, policy, seconds)
+        watched = self.watch(self.done, steps, policy, seconds)
+        watched.report |= spent_report(steps)
+        return watched
 
     def state(self) -> dict[str, Any]:
         return super().state() | {"settings": self.setup.table(), "rounds": self.done}

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -23,7 +24,7 @@ from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import rescoring
 from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
 from sparroll.errors import UserError
-from sparroll.integrations.measured import CheckSums, EngineStep
+from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
 from sparroll.integrations.tail import State
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores, TopK
@@ -53,6 +54,7 @@ class SparseClient:
         self._round, self._measures, self._ceiling_prompts = "", True, 0
         self._wanted: Schedule | None = None
         self._ceiling: State | None = None
+        self._spent = SpentSeconds()
         self._ask("sparroll_reset_report")
 
     def __getattr__(self, name: str) -> Any:
@@ -69,9 +71,10 @@ class SparseClient:
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
         ceiling, self._ceiling = self._ceiling, None
+        spent, self._spent = self._spent, SpentSeconds()
         said = self._ask("sparroll_report")
         report = EngineReport.from_table(json.loads(said) if isinstance(said, str) else said)
-        return EngineStep(state, counts, estimator, report, CheckSums(), ceiling)
+        return EngineStep(state, counts, estimator, report, CheckSums(), ceiling, spent)
 
     def generate(self, prompts: Sequence[list[int]], features: Any = None, n: int = 1, **theirs: Any) -> dict[str, Any]:
         """`VLLMClient.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone."""
@@ -84,14 +87,16 @@ class SparseClient:
     def _sample(self, prompts: Sequence[list[int]], n: int, theirs: dict[str, Any], name: str) -> dict[str, Any]:
         """Sample, and measure the probe. Its samples are asked for at the same time, in requests of their own: a server
         returns lists as text, and so by far the most of what it returns."""
-        settings = self.rescorer.settings
+        began, settings = time.perf_counter(), self.rescorer.settings
         listed = listed_samples(len(prompts), n, settings, name) if self._measures else [0] * len(prompts)
         parts = sorted(
             {(count, top_k) for with_lists in listed for count, top_k in _parts(with_lists, n, settings.top_k)}
         )
+        sampling_began = time.perf_counter()
         with ThreadPoolExecutor(max_workers=len(parts)) as threads:
             answers = {part: threads.submit(self._part, prompts, listed, n, part, theirs) for part in parts}
             found = {part: answer.result() for part, answer in answers.items()}
+        sampling_seconds = time.perf_counter() - sampling_began
         rollouts: list[Rollout] = []
         for place, with_lists in enumerate(listed):
             of_prompt = [each for part in _parts(with_lists, n, settings.top_k) for each in found[part][place]]
@@ -104,6 +109,7 @@ class SparseClient:
             self.rescorer.counts.held += left_out
             self.rescorer.counts.not_chosen += left_out
             rescoring.measure(self.rescorer, self)
+        self._spent.measure += time.perf_counter() - began - sampling_seconds
         return {
             "prompt_ids": [list(prompt) for prompt in prompts],
             "completion_ids": [rollout.response_ids for rollout in rollouts],
@@ -147,6 +153,7 @@ class SparseClient:
 
     def _measure_ceiling(self, prompts: Sequence[list[int]], theirs: dict[str, Any]) -> None:
         """The tail of a few dense rollouts. They are counted nowhere."""
+        began, measure_seconds = time.perf_counter(), self._spent.measure
         chosen, self._ceiling_prompts = list(prompts)[: self._ceiling_prompts], 0
         kept, self.rescorer = self.rescorer, Rescorer(replace(self.rescorer.settings, probe_rollouts=None))
         try:
@@ -156,6 +163,7 @@ class SparseClient:
         finally:
             self.rescorer = kept
         self._ask("sparroll_reset_report")
+        self._spent = SpentSeconds(measure_seconds, self._spent.ceiling + time.perf_counter() - began)
 
     def _set_schedule(self, schedule: Schedule | None) -> None:
         if schedule == self.schedule and self._begun:

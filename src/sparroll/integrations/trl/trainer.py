@@ -117,9 +117,15 @@ class SparseRolloutsMixin:
             prompts = -(-rounds.ceiling_prompts // self.sparse_setup.facts.processes)
             engine.begin(f"train/{rounds.done + 1}", rounds.schedule, ceiling_prompts=prompts)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
+        correct_began = time.perf_counter()
         policy = correct_batch(batch, self.sparse_setup.correction, self._gathered, self.accelerator.process_index)
+        watch_began = time.perf_counter()
         watched = rounds.complete(self._taken(), policy, None if before is None else began - before)
-        self._record("train", watched.report)
+        spent = {
+            "time/sparroll_correct_seconds": watch_began - correct_began,
+            "time/sparroll_watch_seconds": time.perf_counter() - watch_began,
+        }
+        self._record("train", watched.report | spent)
         for line in watched.events:
             self._say(line)
         return batch

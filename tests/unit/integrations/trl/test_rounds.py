@@ -14,7 +14,7 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
-from sparroll.integrations.measured import CheckSums, EngineStep
+from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
 from sparroll.integrations.trl.rounds import SamplingRounds
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
 from sparroll.mismatch import TailStatistics
@@ -38,8 +38,8 @@ def measured(places: range, at: float, number: int = 1, ceiling: bool = False) -
         statistics.add(acceptance_T, 150 + torch.arange(100), f"{number}/{place}")
     ran = EngineReport("vllm", "m", None, 0, layers=[LayerReport(5, 0, 100, 100), LayerReport(2, 3, 100, 60)])
     counts = RescoringCounts(held=len(places), measured=len(places), seconds=0.5)
-    state = statistics.state()
-    return EngineStep(state, counts, "top_k_lower", ran, CheckSums(), state if ceiling else None)
+    state, spent = statistics.state(), SpentSeconds(measure=0.1 * len(places), ceiling=3.0 if ceiling else 0.0)
+    return EngineStep(state, counts, "top_k_lower", ran, CheckSums(), state if ceiling else None, spent)
 
 
 def test_two_processes_make_the_metrics_of_one() -> None:
@@ -52,6 +52,8 @@ def test_two_processes_make_the_metrics_of_one() -> None:
     assert two["rescoring/measured"] == 16 and two["rescoring/share_of_step"] == 0.05
     assert (two["rollout/sparse_steps"], two["rollout/dense_steps"]) == (6, 4)
     assert two["rollout/kv_read_share"] == 0.8
+    # They measure at the same time.
+    assert two["time/sparroll_measure_seconds"] == 0.8 and two["time/sparroll_ceiling_seconds"] == 3.0
     assert two["mismatch/dense_ceiling_step"] == 0
 
 
