@@ -36,7 +36,7 @@ from scipy import special, stats
 
 from sparroll import records
 from sparroll.control.guard import Guard, confidence_of, surely_low
-from sparroll.control.tail_window import TailWindow, packed
+from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import StepEvidence
 from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule
@@ -91,7 +91,7 @@ class Run:
 
     def alarms(self) -> list[int]:
         """The same, where most windows need not be looked at."""
-        measured = cache(lambda step, group: packed(self.statistics(step, group)))
+        measured = cache(lambda step, group: self.statistics(step, group).packed_state())
         for step, group, tests in self._candidates():
             window = TailWindow(WINDOW_STEPS)
             steps = range(max(0, step + 1 - WINDOW_STEPS), step + 1)

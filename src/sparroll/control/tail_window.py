@@ -1,7 +1,7 @@
 """The evidence of the last few steps, bin by bin. It keeps whole TailStatistics, so that pooled figures are those of a
 single measurement over all of these rollouts. Nothing is decided here."""
 
-# B bins, C histogram cells, K cells that hold a token, R bootstrap replicates
+# B bins, C histogram cells, R bootstrap replicates
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparroll.mismatch.bootstrap import CONFIDENCE
 from sparroll.mismatch.table import TailRow, enough
 
 Packed = dict[str, Tensor]
-"""The state of TailStatistics with only those histogram cells that hold a token, usually a few hundred of 2002."""
+"""TailStatistics.packed_state."""
 
 
 class TailWindow:
@@ -32,7 +32,7 @@ class TailWindow:
         snapshot."""
 
     def add(self, step: int, statistics: TailStatistics) -> None:
-        self.evidence = (*self.evidence, (step, packed(statistics)))[-self.steps :]
+        self.evidence = (*self.evidence, (step, statistics.packed_state()))[-self.steps :]
 
     def clear(self) -> None:
         self.evidence = ()
@@ -95,14 +95,6 @@ class TailWindow:
         self.evidence = tuple((step, _of_step(state, step)) for step in steps)
 
 
-def packed(statistics: TailStatistics) -> Packed:
-    state = statistics.state()
-    cells_K = state["counts"].sum(0).nonzero().flatten()
-    state["counts"] = state["counts"][:, cells_K].contiguous()
-    state["replicates"] = state["replicates"][:, :, cells_K].contiguous()
-    return state | {"cells": cells_K}
-
-
 def _of_step(state: dict[str, Any], step: int) -> Packed:
     prefix = f"{step}/"
     return {key.removeprefix(prefix): tensor for key, tensor in state.items() if key.startswith(prefix)}
@@ -127,7 +119,8 @@ def _pooled(here: list[Packed], starts: Sequence[int]) -> TailStatistics:
         replicates_RC[:, each["cells"]] += each["replicates"][places].sum(0, dtype=torch.int32)
         sums_5 += _sums(each, places)
     one_bin = {"counts": counts_C[None], "replicates": replicates_RC[None], "sums": sums_5[None]}
-    return TailStatistics.from_state(here[0] | one_bin | {"bins": torch.tensor([starts[0] // bin_tokens])})
+    settings = {name: tensor for name, tensor in here[0].items() if name != "cells"}
+    return TailStatistics.from_state(settings | one_bin | {"bins": torch.tensor([starts[0] // bin_tokens])})
 
 
 def _sums(each: Packed, places: list[int]) -> Tensor:

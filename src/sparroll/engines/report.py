@@ -92,6 +92,20 @@ class EngineReport:
         net = self.extra_context_tokens - self.taken_back_context_tokens
         return read, sum(layer.context_tokens + net for layer in self.layers)
 
+    def since(self, before: EngineReport) -> EngineReport:
+        """What ran after `before`, an earlier report of the same engine. Peaks and shares stay those of the whole
+        time."""
+        # An engine names its layers once they have run.
+        layers = before.layers or [LayerReport()] * len(self.layers)
+        return dataclasses.replace(
+            self,
+            **_counted(before, self),
+            checks=Checks(**_counted(before.checks, self.checks)),
+            layers=[
+                dataclasses.replace(now, **_counted(was, now)) for was, now in zip(layers, self.layers, strict=True)
+            ],
+        )
+
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
         layers = [dataclasses.asdict(layer) | {"kv_read_share": layer.kv_read_share} for layer in self.layers]
@@ -103,6 +117,16 @@ class EngineReport:
         """The report that `table` wrote."""
         layers = [LayerReport(**_without_share(layer)) for layer in table["layers"]]
         return EngineReport(**_without_share(table) | {"layers": layers, "checks": Checks(**table["checks"])})
+
+
+_NO_COUNTERS = {"weight_version", "peak_kv_bytes", "peak_dense_kv_bytes", "index_read_share"}
+"""Numbers that do not add up over time."""
+
+
+def _counted(before: Any, now: Any) -> dict[str, Any]:
+    """By how much each counter of `now` has grown."""
+    found = {each.name: getattr(now, each.name) for each in dataclasses.fields(now) if each.name not in _NO_COUNTERS}
+    return {name: value - getattr(before, name) for name, value in found.items() if isinstance(value, (int, float))}
 
 
 def _without_share(table: dict[str, Any]) -> dict[str, Any]:

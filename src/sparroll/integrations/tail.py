@@ -11,7 +11,7 @@ from sparroll.mismatch.step_metrics import ESTIMATOR, ceiling_report, tail_repor
 from sparroll.types import StepReport
 
 State = dict[str, Tensor]
-"""What `TailStatistics.state` returns."""
+"""What `TailStatistics.packed_state` or `state` returns."""
 
 
 def merged(states: Iterable[State]) -> TailStatistics | None:

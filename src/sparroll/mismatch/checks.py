@@ -35,7 +35,7 @@ def check_settings(bin_tokens: int, quantile: float, replicates: int, seed: int)
 
 
 def check_state(state: dict[str, Tensor], expected_format: int) -> None:
-    """Raise UserError unless the tensors are those that TailStatistics.state gives."""
+    """Raise UserError unless the tensors are those that TailStatistics.state or packed_state gives."""
     missing = [key for key in _STATE_KEYS if key not in state]
     if missing:
         raise UserError(f"not a state of tail statistics: {', '.join(missing)} missing", "the file may be incomplete")
@@ -45,8 +45,8 @@ def check_state(state: dict[str, Tensor], expected_format: int) -> None:
             f"tail statistics of format {written} with {cells} cells, expected {expected_format} with {CELLS}",
             "another version of sparroll wrote them, so measure again",
         )
-    bins = len(state["bins"])
-    shapes = {"counts": (bins, CELLS), "replicates": (bins, replicates, CELLS), "sums": (bins, 5), "moments": (5, 2)}
+    bins, cells = len(state["bins"]), len(state["cells"]) if "cells" in state else CELLS
+    shapes = {"counts": (bins, cells), "replicates": (bins, replicates, cells), "sums": (bins, 5), "moments": (5, 2)}
     for key, shape in shapes.items():
         if state[key].shape != shape:
             raise UserError(

@@ -205,14 +205,28 @@ class TailStatistics:
             "moments": torch.tensor([divmod(moment, 2**62) for moment in self._moments]),
         }
 
+    def packed_state(self) -> dict[str, Tensor]:
+        """`state` with those histogram cells alone that hold a token, their numbers under "cells", and replicates in the
+        narrowest integers that hold them: about a third of its bytes. To be sent, or kept for many steps."""
+        state = self.state()
+        cells_F = state["counts"].sum(0).nonzero().flatten()
+        counts_BF, replicates_BRF = state["counts"][:, cells_F], state["replicates"][:, :, cells_F]
+        return state | {
+            "cells": cells_F,
+            "counts": counts_BF.contiguous(),
+            "replicates": _narrow(replicates_BRF).contiguous(),
+        }
+
     @staticmethod
     def from_state(state: dict[str, Tensor]) -> TailStatistics:
-        """Statistics from what `state` returned, in this process or in another."""
+        """Statistics from what `state` or `packed_state` returned, in this process or in another."""
         check_state(state, FORMAT)
+        if "cells" in state:
+            state = state | {name: _unpacked(state[name], state["cells"]) for name in ("counts", "replicates")}
         _, _, bin_tokens, replicates, seed = state["settings"].tolist()
         made = TailStatistics(bin_tokens, float(state["quantile"][0]), replicates, seed)
         for row, start in enumerate(state["bins"].tolist()):
-            counts, drawn = state["counts"][row].clone(), state["replicates"][row].clone()
+            counts, drawn = state["counts"][row].clone(), state["replicates"][row].to(torch.int32, copy=True)
             made._bins[start] = _Bin(counts, drawn, state["sums"][row].tolist())
         made._rollouts, made._tokens_squared = state["overall"].tolist()
         made._moments = [high * 2**62 + low for high, low in state["moments"].tolist()]
@@ -312,6 +326,19 @@ def _by_rollout(rollout_ids: Tensor | Sequence[int | str]) -> Iterator[tuple[int
     number_N = torch.tensor([numbers.setdefault(each, len(numbers)) for each in ids], dtype=torch.int64)
     order = torch.argsort(number_N, stable=True)
     yield from zip(numbers, order.split(torch.bincount(number_N, minlength=len(numbers)).tolist()), strict=True)
+
+
+def _narrow(counts: Tensor) -> Tensor:
+    """The same whole numbers of 0 or more, in as few bytes as hold the largest one."""
+    largest = int(counts.max()) if counts.numel() else 0
+    return counts.to(next(each for each in (torch.uint8, torch.int16, torch.int32) if largest <= torch.iinfo(each).max))
+
+
+def _unpacked(filled: Tensor, cells_F: Tensor) -> Tensor:
+    """[..., C] with these cells filled, and all others 0."""
+    whole = filled.new_zeros(*filled.shape[:-1], CELLS)
+    whole[..., cells_F] = filled
+    return whole
 
 
 def _stacked(rows: list[Tensor], shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

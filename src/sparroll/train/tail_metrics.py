@@ -23,7 +23,7 @@ def measure_tail(
     for rollout, acceptance_T in zip(rollouts, found, strict=True):
         statistics.add(acceptance_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
     if ranks.count > 1:
-        states = ranks.gather([statistics.state()])
+        states = ranks.gather([statistics.packed_state()])
         statistics = TailStatistics.from_state(states[0])
         for state in states[1:]:
             statistics.merge(TailStatistics.from_state(state))

@@ -116,8 +116,25 @@ def test_a_saved_state_comes_back_and_goes_on(tmp_path: Path) -> None:
     assert same(added(back, some[12:]), whole)
 
 
-def test_an_empty_state_comes_back_empty() -> None:
-    back = TailStatistics.from_state(TailStatistics(replicates=30).state())
+@pytest.mark.parametrize(("ones", "dtype"), [(0, torch.uint8), (250, torch.int16), (20_000, torch.int32)])
+def test_a_packed_state_comes_back_and_takes_no_room_for_empty_cells(ones: int, dtype: torch.dtype) -> None:
+    statistics = added(TailStatistics(bin_tokens=30), rollouts(3, tokens=60))
+    statistics.add(torch.ones(ones), torch.zeros(ones, dtype=torch.int64), "equal")
+    packed = statistics.packed_state()
+    filled = len(packed["cells"])
+    assert packed["replicates"].shape[2] == filled == int((statistics.state()["counts"].sum(0) > 0).sum()) < 2002
+    assert packed["replicates"].dtype == dtype
+    back = TailStatistics.from_state(packed)
+    assert same(back, statistics)
+    assert same(added(back, rollouts(2, seed=9)), added(statistics, rollouts(2, seed=9)))
+    with pytest.raises(UserError, match="counts is"):
+        TailStatistics.from_state(packed | {"cells": packed["cells"][1:]})
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_an_empty_state_comes_back_empty(packed: bool) -> None:
+    empty = TailStatistics(replicates=30)
+    back = TailStatistics.from_state(empty.packed_state() if packed else empty.state())
     assert (back.tokens, back.replicates) == (0, 30)
     with pytest.raises(UserError, match="no tokens were measured"):
         back.table("exact")

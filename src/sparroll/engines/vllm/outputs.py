@@ -1,4 +1,5 @@
-"""From what vLLM returns to rollouts, and which decode steps a rollout took. Nothing is run here."""
+"""From what vLLM returns to rollouts, and which decode steps a rollout took. Nothing is run here. vLLM is
+imported only where something of its own is made."""
 
 # T response tokens, K top-k entries
 
@@ -29,6 +30,14 @@ def checked(said: dict[str, Any], tokens: int) -> dict[str, Any]:
         "acceptance": said["acceptance"],
         "checks": said["checks"],
     }
+
+
+def sampled_only(tokens: list[int], logp: list[float]) -> list[Any]:
+    """The log-probabilities as vLLM gives them where no lists were asked for."""
+    from vllm.logprobs import Logprob
+
+    # TRL sorts by the rank.
+    return [{token: Logprob(value, rank=1)} for token, value in zip(tokens, logp, strict=True)]
 
 
 def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, TopK | None]:

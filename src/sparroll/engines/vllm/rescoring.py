@@ -219,8 +219,9 @@ class Rescorer:
         return "exact" if self.counts.checked else self.settings.estimator
 
     def take(self) -> tuple[dict[str, Tensor], RescoringCounts]:
-        """(TailStatistics.state(), what was counted) since the last call. Statistics without a token can be merged."""
-        taken = self.statistics.state(), self.counts
+        """(TailStatistics.packed_state(), what was counted) since the last call. Statistics without a token can be
+        merged."""
+        taken = self.statistics.packed_state(), self.counts
         self._clear()
         return taken
 

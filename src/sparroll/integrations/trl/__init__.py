@@ -2,8 +2,9 @@
 
 The life of a step: `trainer.py` says which schedule is in force, TRL samples through `engine.py` (colocate) or
 `server.py`, which measure what was sampled before the engine sleeps, TRL computes rewards, advantages and dense
-log-probabilities, `loss.py` corrects the batch that TRL's loss reads, and `rounds.py` shows the step to guard and
-controller. TRL keeps the loop, the loss, weight sync and checkpoints; nothing of it is patched.
+log-probabilities, `loss.py` corrects the batch that TRL's loss reads, and `../watched.py` shows the step to guard and
+controller. `rounds.py` counts the rounds. TRL keeps the loop, the loss, weight sync and checkpoints; nothing of it is
+patched.
 
 Not here: what is measured and how (engines/vllm/rescoring.py, mismatch/), the corrections (corrections/), and who may move
 the schedule (control/).

@@ -21,8 +21,8 @@ from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
 from sparroll.engines.vllm.worker import WorkerExtension
 from sparroll.errors import UserError
+from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
 from sparroll.integrations.tail import State
-from sparroll.integrations.trl.process_step import CheckSums, ProcessStep, SpentSeconds
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores
 
@@ -72,7 +72,7 @@ class SparseLLM:
         self._requests, self._ceiling_prompts = 0, ceiling_prompts
         self._ask(WorkerExtension.sparroll_reset_report)
 
-    def take(self) -> ProcessStep:
+    def take(self) -> EngineStep:
         """What was measured and counted since `begin`."""
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
@@ -80,7 +80,7 @@ class SparseLLM:
         spent, self._spent = self._spent, SpentSeconds()
         checked, self._checked = self._checked, CheckSums()
         report = EngineReport.from_table(self._ask(WorkerExtension.sparroll_report))
-        return ProcessStep(state, counts, estimator, report, checked, ceiling, spent)
+        return EngineStep(state, counts, estimator, report, checked, ceiling, spent)
 
     # -- what TRL calls ------------------------------------------------------------------------------------------------
 
@@ -136,7 +136,7 @@ class SparseLLM:
         (sampled,) = output.outputs
         tokens, prompt_ids = list(sampled.token_ids), list(output.prompt_token_ids)
         logp_T, lists = outputs.log_probs(sampled.logprobs, tokens, top_k)
-        sampled.logprobs = _plain(tokens, logp_T.tolist())
+        sampled.logprobs = outputs.sampled_only(tokens, logp_T.tolist())
         rollout = Rollout(prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
         if said is None or self.schedule is None:
             return rollout
@@ -241,10 +241,3 @@ def check_runnable(schedule: Schedule, capacity: Schedule) -> None:
 def _number(request_id: str) -> int:
     # vLLM may append to a request's name; the number in front is its own counter.
     return int(request_id.partition("-")[0])
-
-
-def _plain(tokens: list[int], logp: list[float]) -> list[Any]:
-    """The log-probabilities as vLLM gives them where no lists were asked for."""
-    from vllm.logprobs import Logprob
-
-    return [{token: Logprob(value, rank=1)} for token, value in zip(tokens, logp, strict=True)]

@@ -24,8 +24,8 @@ from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import rescoring
 from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
 from sparroll.errors import UserError
+from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
 from sparroll.integrations.tail import State
-from sparroll.integrations.trl.process_step import CheckSums, ProcessStep, SpentSeconds
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores, TopK
 
@@ -66,7 +66,7 @@ class SparseClient:
         self._ceiling_prompts = ceiling_prompts
         self._ask("sparroll_reset_report")
 
-    def take(self) -> ProcessStep:
+    def take(self) -> EngineStep:
         """What was measured and counted since `begin`."""
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
@@ -74,7 +74,7 @@ class SparseClient:
         spent, self._spent = self._spent, SpentSeconds()
         said = self._ask("sparroll_report")
         report = EngineReport.from_table(json.loads(said) if isinstance(said, str) else said)
-        return ProcessStep(state, counts, estimator, report, CheckSums(), ceiling, spent)
+        return EngineStep(state, counts, estimator, report, CheckSums(), ceiling, spent)
 
     def generate(self, prompts: Sequence[list[int]], features: Any = None, n: int = 1, **theirs: Any) -> dict[str, Any]:
         """`VLLMClient.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone."""

@@ -5,30 +5,31 @@ imported.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sparroll.control.watcher import Watcher
-from sparroll.corrections import Correction
 from sparroll.draft_check import DraftCheck
-from sparroll.engines.make import roomiest
-from sparroll.engines.vllm.rescoring import RescoringSettings, check_sampling
+from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError
-from sparroll.integrations.corrections import check_usable
+from sparroll.integrations.measured import share_of_engine
+from sparroll.integrations.settings import (
+    DENSE,
+    CommonSettings,
+    as_text,
+    check_rescoring,
+    checked_config,
+    inlined,
+    stays_dense,
+)
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
 from sparroll.train.config.base import Section
-from sparroll.train.config.control import ByControllerSection
-from sparroll.train.config.file import config_from
-from sparroll.train.config.run import TrainConfig
-from sparroll.train.schedules import check_events, make_controller, make_empty_steps, make_guard, starting_schedule
+from sparroll.train.schedules import starting_schedule
 from sparroll.types import check_seed, is_whole
 
-DENSE = "dense"
 MOST_TOP_K = 20
 """vLLM's max_logprobs, which TRL leaves at its default."""
 
@@ -112,18 +113,14 @@ class TrainerFacts:
 
 
 @dataclass(frozen=True)
-class SparseSetup:
+class SparseSetup(CommonSettings):
     """The settings, checked.
 
     >>> setup = SparseSetup.of(SparseRollouts("qwen3-4b-0.86"), facts)
     """
 
-    config: TrainConfig
-    """The same as a configuration of our own loop."""
     sparse: SparseRollouts
     facts: TrainerFacts
-    start: Schedule | None
-    """What the rollouts start under; None: dense, with a controller that makes them sparse."""
 
     @staticmethod
     def of(sparse: SparseRollouts, facts: TrainerFacts) -> SparseSetup:
@@ -133,46 +130,14 @@ class SparseSetup:
         except UserError as error:
             raise UserError(in_trls_words(error.message), error.hint and in_trls_words(error.hint)) from None
 
-    @property
-    def correction(self) -> Correction:
-        return self.config.correction.make()
-
-    def watchers(self) -> tuple[Watcher, ...]:
-        """The guard, the watch on empty steps, and the controller where the run has one."""
-        guard = make_guard(self.config, self.start)
-        controller = make_controller(self.config, self.start, self.facts.longest_context_tokens)
-        made = (guard, make_empty_steps(self.config), controller)
-        return tuple(each for each in made if each is not None)
-
-    def first_schedule(self) -> Schedule | None:
-        """The schedule of the first step: the controller's, where the run has one."""
-        controller = make_controller(self.config, self.start, self.facts.longest_context_tokens)
-        return controller.schedule() if controller else self.start
-
-    def schedules(self) -> list[Schedule]:
-        """Every schedule that the run may come to; of a controller's, the widest."""
-        later = [each for watcher in self.watchers() for each in watcher.may_switch_to]
-        controlled = isinstance(self.config.control, ByControllerSection)
-        return [each for each in (later if controlled else [self.first_schedule(), *later]) if each is not None]
-
-    def capacity(self) -> Schedule:
-        """A schedule with the index, the dense layers and the longest window of all of these; its budgets say nothing."""
-        roomy = roomiest(self.schedules())
-        assert roomy is not None, "a run without any schedule"
-        return roomy
-
-    def events(self) -> list[str]:
-        """What the start of a run says: what the guard cannot watch, and which check holds where a file says another."""
-        guard = make_guard(self.config, self.start)
-        lines = [*guard.notice(self.first_schedule() is None), *check_events(self.config, self.start)]
-        return [in_trls_words(line) for line in lines]
+    def in_their_words(self, text: str) -> str:
+        return in_trls_words(text)
 
     def rescoring(self) -> RescoringSettings:
         """Those of one process, so that all together re-score at least as many rollouts as asked."""
-        asked = self.sparse.probe_rollouts
         return RescoringSettings(
             top_k=min(self.sparse.top_k, self.facts.vocabulary),
-            probe_rollouts=None if asked is None else -(-asked // self.facts.processes),
+            probe_rollouts=share_of_engine(self.sparse.probe_rollouts, self.facts.processes),
             bin_tokens=self.config.mismatch.bin_tokens,
             seed=self.sparse.seed,
             temperature=self.facts.temperature,
@@ -222,12 +187,10 @@ def _checked(sparse: SparseRollouts, facts: TrainerFacts) -> SparseSetup:
         },
         "train": {"prompts_per_step": facts.prompts_per_step, "seed": sparse.seed},
         "attention": _attention(sparse),
-        "correction": {"name": correction} if isinstance(correction, str) else _plain(correction),
+        "correction": {"name": correction} if isinstance(correction, str) else inlined(correction),
     }
     for name in ("guard", "control", "mismatch"):
-        table = _plain(getattr(sparse, name))
-        if "stricter" in table:
-            table["stricter"] = [each if each == DENSE else _as_text(each) for each in table["stricter"]]
+        table = inlined(getattr(sparse, name))
         if table:
             ours[name] = table
     # A dense ceiling of its own takes as long as a whole response; each evaluation brings one along.
@@ -235,32 +198,23 @@ def _checked(sparse: SparseRollouts, facts: TrainerFacts) -> SparseSetup:
     if sparse.verify is not None:
         # TRL computes the dense log-probabilities of its loss itself.
         ours["check"] = sparse.verify.table() | {"dense_logp": "trainer"}
-    if ours.get("control", {}).get("by") == "cheaper":
-        raise UserError(
-            'control.by = "cheaper" waits for an adapter of DistillSparse, which TRL does not train',
-            "choose nobody, guard or controller; `sparroll train` runs DistillSparse",
-        )
-    config = config_from(ours)
-    check_usable(config.correction.make())
+    config = checked_config(ours, "TRL")
     start = starting_schedule(config)
-    if start is None and not isinstance(config.control, ByControllerSection):
+    if stays_dense(config, start):
         raise UserError(
             'schedule="dense" leaves nothing for sparroll to do',
             'name a schedule, let the controller make one (control={"by": "controller", "target": 0.86}), or use '
             "TRL's own GRPOTrainer",
         )
-    setup = SparseSetup(config, sparse, facts, start)
+    setup = SparseSetup(config, start, facts.longest_context_tokens, sparse, facts)
     # What these refuse is to be refused before anything starts.
     capacity = setup.capacity()
     if capacity.check is None:
-        try:
-            check_sampling(facts.temperature, 1.0, sparse.top_k, facts.vocabulary)
-        except UserError as error:
-            raise UserError(
-                error.message,
-                "temperature=1.0; or verified rollouts, which are measured at any temperature: "
-                "verify=DraftCheck(window_tokens=64)",
-            ) from None
+        hint = (
+            "temperature=1.0; or verified rollouts, which are measured at any temperature: "
+            "verify=DraftCheck(window_tokens=64)"
+        )
+        check_rescoring(facts.temperature, sparse.top_k, facts.vocabulary, hint)
     return setup
 
 
@@ -269,16 +223,4 @@ def _attention(sparse: SparseRollouts) -> dict[str, Any]:
     if isinstance(source, str) and source == DENSE:
         return {"kind": "dense"}
     forced = sparse.force_schedule or (isinstance(source, Schedule) and source.any_model)
-    return {"kind": "schedule", "name": _as_text(source), "force": forced}
-
-
-def _as_text(source: Any) -> str:
-    """The schedule itself as JSON, which Schedule.load takes wherever it takes a name."""
-    if not isinstance(source, (Schedule, str, Path, Mapping)):
-        raise UserError(f"a schedule is a preset, a file, a table or a Schedule, got {source!r}")
-    found = source if isinstance(source, Schedule) else Schedule.load(source, force=True)
-    return json.dumps(found.inline(), sort_keys=True)
-
-
-def _plain(table: Any) -> dict[str, Any]:
-    return table.model_dump(mode="json") if isinstance(table, Section) else dict(table)
+    return {"kind": "schedule", "name": as_text(source), "force": forced}

@@ -25,11 +25,11 @@ from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
+from sparroll.integrations.measured import EngineStep, ran_report
 from sparroll.integrations.tail import State
 from sparroll.integrations.trl import refusals
 from sparroll.integrations.trl.engine import SparseLLM, check_runnable
 from sparroll.integrations.trl.loss import correct_batch, leave_uncorrected
-from sparroll.integrations.trl.process_step import ProcessStep, ran_report
 from sparroll.integrations.trl.rounds import SamplingRounds
 from sparroll.integrations.trl.server import SparseClient
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
@@ -137,7 +137,7 @@ class SparseRolloutsMixin:
         self._round_began = None
         self._dense_states = []
         report = super().evaluate(*arguments, **named)  # type: ignore[misc]
-        self.sparse_rounds.measured_ceiling(self._dense_states)
+        self.sparse_rounds.evaluated(self._dense_states)
         return report
 
     def _dense_batch(self: Any, inputs: Any) -> Any:
@@ -154,7 +154,7 @@ class SparseRolloutsMixin:
         self._record("eval", ran_report(taken))
         return batch
 
-    def _taken(self: Any) -> list[ProcessStep]:
+    def _taken(self: Any) -> list[EngineStep]:
         """What every process measured; the same on all of them."""
         mine = [] if self._sparse_engine is None else [self._sparse_engine.take()]
         return list(gather_object(mine))

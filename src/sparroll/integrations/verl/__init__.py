@@ -3,7 +3,7 @@ the tail, the corrections, the guard and the controller are sparroll's. Nothing 
 
 A step: verl's servers sample (server.py), and each replica measures its own rollouts before it sleeps (tap.py). On the
 driver, trainers.py corrects the batch (loss_fields.py), merges what the replicas measured, shows it to the watchers
-(steps.py), and sets the next schedule on all replicas. main.py is the entry point, settings.py reads
+(steps.py, ../watched.py), and sets the next schedule on all replicas. main.py is the entry point, settings.py reads
 `actor_rollout_ref.rollout.custom.sparroll`, and refusals.py says what of verl's own configuration contradicts it.
 worker.py is what vLLM's workers run. What a resumed run needs goes into verl's checkpoints (../saved_state.py).
 

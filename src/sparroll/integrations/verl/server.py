@@ -11,13 +11,14 @@ import ray
 from omegaconf import OmegaConf
 from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer, vLLMReplica
 
+from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.settings import KEY
 from sparroll.engines.vllm.windows.configure import V2_VARIABLE
 from sparroll.errors import UserError
+from sparroll.integrations.measured import EngineStep
 from sparroll.integrations.tail import State
-from sparroll.integrations.verl.steps import ReplicaStep, since
 from sparroll.integrations.verl.tap import Tap
 from sparroll.integrations.verl.worker import BESIDE_WINDOWS, EXTENSION
 from sparroll.models import fingerprint
@@ -110,12 +111,12 @@ class SparrollHttpServer(vLLMHttpServer):
         aborted: dict[str, Any] = await super().abort_all_requests(*arguments, **named)
         return aborted
 
-    async def sparroll_take(self) -> ReplicaStep:
+    async def sparroll_take(self) -> EngineStep:
         """What the replica measured and counted since the last call."""
         report = await self._report()
         state, counts, estimator, checked = self.engine.take()
-        ran, self._taken = since(self._taken, report), report
-        return ReplicaStep(state, counts, estimator, ran, checked)
+        ran, self._taken = report.since(self._taken), report
+        return EngineStep(state, counts, estimator, ran, checked)
 
     async def sparroll_probe(self, probe_rollouts: int | None) -> None:
         """How many rollouts of a step this replica re-scores; None: all."""
@@ -127,12 +128,12 @@ class SparrollHttpServer(vLLMHttpServer):
         has set dense attention, and nothing else may run."""
         return await self.engine.dense_ceiling(prompts, max_tokens)
 
-    async def _report(self) -> dict[str, Any]:
+    async def _report(self) -> EngineReport:
         ran, *others = await self.engine.collective_rpc("sparroll_report")
         for rank, other in enumerate(others, 1):
             if other["layers"] != ran["layers"]:
                 raise RuntimeError(f"worker {rank} of the replica did not run the layers as the first one did")
-        return dict(ran)
+        return EngineReport.from_table(ran)
 
 
 class SparrollReplica(vLLMReplica):

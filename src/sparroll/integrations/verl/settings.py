@@ -11,7 +11,6 @@ own loop, whose guard, controller and corrections a run in verl uses. Nothing of
 from __future__ import annotations
 
 import dataclasses
-import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,24 +18,24 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
-from sparroll.control.watcher import Watcher
-from sparroll.corrections import Correction
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
-from sparroll.engines.make import roomiest
-from sparroll.engines.vllm.rescoring import RescoringSettings, check_sampling
+from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError, nearest
-from sparroll.integrations.corrections import check_usable
+from sparroll.integrations.settings import (
+    DENSE,
+    CommonSettings,
+    as_text,
+    check_rescoring,
+    checked_config,
+    inlined,
+    stays_dense,
+)
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
-from sparroll.schedule import Schedule
 from sparroll.train.config.base import Section
 from sparroll.train.config.check import one_line
-from sparroll.train.config.control import ByControllerSection
-from sparroll.train.config.file import config_from
-from sparroll.train.config.run import TrainConfig
-from sparroll.train.schedules import check_events, make_controller, make_empty_steps, make_guard, starting_schedule
+from sparroll.train.schedules import starting_schedule
 
 PREFIX = "actor_rollout_ref.rollout.custom.sparroll"
-DENSE = "dense"
 _SECTIONS = ("correction", "guard", "control", "mismatch")
 _KEYS = ("schedule", "force_schedule", "attention", "verify", "rescoring", *_SECTIONS)
 _HERE = {
@@ -79,19 +78,14 @@ class RescoringSection(Section):
 
 
 @dataclass(frozen=True)
-class SparseSettings:
+class SparseSettings(CommonSettings):
     """The settings, checked.
 
     >>> settings = SparseSettings.read({"schedule": "qwen3-4b-0.86", "correction": {"name": "tis"}}, facts)
     """
 
-    config: TrainConfig
-    """The same as a configuration of our own loop."""
     rescoring: RescoringSection
     attention: Literal["triton", "fa3_pages"]
-    start: Schedule | None
-    """What the rollouts start under; None: dense, with a controller that makes them sparse."""
-    longest_context_tokens: int
 
     @staticmethod
     def read(table: Mapping[str, Any] | None, facts: RunFacts) -> SparseSettings:
@@ -101,38 +95,8 @@ class SparseSettings:
         except UserError as error:
             raise UserError(in_verls_words(error.message), error.hint and in_verls_words(error.hint)) from None
 
-    @property
-    def correction(self) -> Correction:
-        return self.config.correction.make()
-
-    def watchers(self) -> tuple[Watcher, ...]:
-        """The guard, the watch on empty steps, and the controller where the run has one; in the order in which they are
-        shown a step."""
-        guard = make_guard(self.config, self.start)
-        controller = make_controller(self.config, self.start, self.longest_context_tokens)
-        made = (guard, make_empty_steps(self.config), controller)
-        return tuple(each for each in made if each is not None)
-
-    def first_schedule(self) -> Schedule | None:
-        """The schedule of the first step: the controller's, where the run has one."""
-        controller = make_controller(self.config, self.start, self.longest_context_tokens)
-        return controller.schedule() if controller else self.start
-
-    def capacity(self) -> Schedule:
-        """A schedule with the index, the dense layers and the longest window of every schedule that the run may come
-        to; its budgets say nothing."""
-        later = [each for watcher in self.watchers() for each in watcher.may_switch_to]
-        controlled = self.config.control.by == "controller"
-        schedules = [each for each in (later if controlled else [self.first_schedule(), *later]) if each is not None]
-        widest = roomiest(schedules)
-        assert widest is not None, "a run without any schedule"
-        return widest
-
-    def events(self) -> list[str]:
-        """What the start of a run says: what the guard cannot watch, and which check holds where a file says another."""
-        guard = make_guard(self.config, self.start)
-        lines = [*guard.notice(self.first_schedule() is None), *check_events(self.config, self.start)]
-        return [in_verls_words(line) for line in lines]
+    def in_their_words(self, text: str) -> str:
+        return in_verls_words(text)
 
     def rescoring_settings(self, probe_rollouts: int | None) -> RescoringSettings:
         """Those of one replica, which re-scores that many rollouts a step."""
@@ -210,7 +174,7 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     for key in table:
         if key not in _KEYS:
             raise UserError(f"unknown key {PREFIX}.{key}", nearest(str(key), list(_KEYS)))
-    ours: dict[str, Any] = {name: _inlined(table[name]) for name in _SECTIONS if table.get(name) is not None}
+    ours: dict[str, Any] = {name: inlined(table[name]) for name in _SECTIONS if table.get(name) is not None}
     ours["model"] = {"name": facts.model}
     rescoring = _section(RescoringSection, table, "rescoring")
     ours["rollout"] = {
@@ -224,24 +188,18 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     if table.get("verify") is not None:
         verify = _section(VerifySection, table, "verify")
         ours["check"] = {"window_tokens": verify.window, "floor": verify.floor, "dense_logp": "trainer"}
-    if (ours.get("control") or {}).get("by") == "cheaper":
-        raise UserError(
-            'control.by = "cheaper" waits for an adapter of DistillSparse, which verl does not train',
-            "choose nobody, guard or controller; `sparroll train` runs DistillSparse",
-        )
-    config = config_from(ours)
-    check_usable(config.correction.make())
+    config = checked_config(ours, "verl")
     attention = table.get("attention", "triton")
     if attention not in ("triton", "fa3_pages"):
         raise UserError(f"unknown {PREFIX}.attention {attention!r}", nearest(str(attention), ["triton", "fa3_pages"]))
     start = starting_schedule(config)
-    if start is None and not isinstance(config.control, ByControllerSection):
+    if stays_dense(config, start):
         raise UserError(
             f"{PREFIX}.schedule = dense leaves nothing for sparroll to do",
             "name a schedule, let the controller make one (control.by=controller), or use verl's own trainer_mode",
         )
     longest = facts.max_prompt_tokens + facts.max_new_tokens
-    settings = SparseSettings(config, rescoring, attention, start, longest)
+    settings = SparseSettings(config, start, longest, rescoring, attention)
     # What these refuse is to be refused before anything starts.
     settings.capacity()
     _check_measurable(settings, facts)
@@ -259,14 +217,11 @@ def _check_measurable(settings: SparseSettings, facts: RunFacts) -> None:
     if schedule is None or schedule.check is None:
         # A vocabulary that is not known here is taken for a large one.
         vocabulary = facts.vocabulary or settings.rescoring.top_k + 1
-        try:
-            check_sampling(facts.temperature, 1.0, settings.rescoring.top_k, vocabulary)
-        except UserError as error:
-            raise UserError(
-                error.message,
-                "actor_rollout_ref.rollout.temperature=1; or verified rollouts, which are measured at any temperature: "
-                f"+{PREFIX}.verify.window=64",
-            ) from None
+        hint = (
+            "actor_rollout_ref.rollout.temperature=1; or verified rollouts, which are measured at any temperature: "
+            f"+{PREFIX}.verify.window=64"
+        )
+        check_rescoring(facts.temperature, settings.rescoring.top_k, vocabulary, hint)
 
 
 def _vocabulary(model: str) -> int | None:
@@ -287,24 +242,7 @@ def _attention(table: dict[str, Any]) -> dict[str, Any]:
         )
     if source == DENSE:
         return {"kind": "dense"}
-    return {"kind": "schedule", "name": _as_text(source), "force": table.get("force_schedule", False)}
-
-
-def _inlined(section: Any) -> Any:
-    """A section with the schedules that it names given themselves, since a path leads nowhere on another machine."""
-    if not isinstance(section, Mapping):
-        return section
-    section = dict(section)
-    if "stricter" in section:
-        section["stricter"] = [each if each == DENSE else _as_text(each) for each in section["stricter"]]
-    return section
-
-
-def _as_text(source: Any) -> str:
-    """The schedule itself as JSON, which Schedule.load takes wherever it takes a name."""
-    if not isinstance(source, (str, Mapping)):
-        raise UserError(f"a schedule is a preset, a file or a table, got {source!r}")
-    return json.dumps(Schedule.load(source, force=True).inline(), sort_keys=True)
+    return {"kind": "schedule", "name": as_text(source), "force": table.get("force_schedule", False)}
 
 
 def _section(kind: type[Any], table: dict[str, Any], name: str) -> Any:

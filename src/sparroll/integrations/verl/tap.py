@@ -18,47 +18,17 @@ import inspect
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from sparroll.draft_check import FAR_NATS
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringCounts, RescoringSettings, measure_async
 from sparroll.engines.vllm.windows.packing import unpacked
+from sparroll.integrations.measured import CheckSums
 from sparroll.integrations.tail import State
-from sparroll.types import Checks, Rollout
-
-
-@dataclass
-class CheckedSums:
-    """What the checks of drafts said of a replica's rollouts, as sums that replicas can add up."""
-
-    tokens: int = 0
-    far_tokens: int = 0
-    """Tokens whose log q~ is more than FAR_NATS above their log p."""
-    largest_nats: float = -torch.inf
-    draft_acceptance: float = 0.0
-    checks: Checks = field(default_factory=Checks)
-
-    def count(self, rollout: Rollout) -> None:
-        assert rollout.dense_logp is not None and rollout.draft_acceptance is not None, "a rollout without checks"
-        off_T = rollout.sparse_logp - rollout.dense_logp
-        self.tokens += len(off_T)
-        self.far_tokens += int((off_T > FAR_NATS).sum())
-        self.largest_nats = max(self.largest_nats, float(off_T.max()))
-        self.draft_acceptance += float(rollout.draft_acceptance.double().sum())
-        if rollout.checks is not None:
-            self.checks.add(rollout.checks)
-
-    def add(self, other: CheckedSums) -> None:
-        """Count those of another replica, too."""
-        self.tokens += other.tokens
-        self.far_tokens += other.far_tokens
-        self.largest_nats = max(self.largest_nats, other.largest_nats)
-        self.draft_acceptance += other.draft_acceptance
-        self.checks.add(other.checks)
+from sparroll.types import Rollout
 
 
 @dataclass
@@ -91,7 +61,7 @@ class Tap:
         self.replica, self.vocabulary, self.context_limit = replica, vocabulary, context_limit
         self.checks_drafts = checks_drafts
         self.top_k = min(settings.top_k, vocabulary)
-        self.checked = CheckedSums()
+        self.checked = CheckSums()
         self._samples: Counter[str] = Counter()
         self._prompts: dict[str, list[int]] = {}
         """Those of the last step in which there were any, by their digests."""
@@ -152,7 +122,7 @@ class Tap:
         sampled = output.outputs[0]
         tokens, flat = list(sampled.token_ids), sampled.logprobs
         logp_T, lists = outputs.log_probs(flat, tokens, 0 if self.checks_drafts else self.top_k)
-        sampled.logprobs = _plain(tokens, logp_T.tolist())
+        sampled.logprobs = outputs.sampled_only(tokens, logp_T.tolist())
         if sampled.finish_reason not in ("stop", "length"):
             self.rescorer.count_aborted()
             return
@@ -197,7 +167,7 @@ class Tap:
         return name if name in self._unsaid else name.rpartition("-")[0]
 
     async def dense_ceiling(self, prompts: int, max_tokens: int) -> State:
-        """TailStatistics.state() of dense rollouts: one response to each of so many prompts of the last step. Dense
+        """TailStatistics.packed_state() of dense rollouts: one response to each of so many prompts of the last step. Dense
         attention must be set and nothing else may run.
 
         Where the engine checks drafts, dense drafts are checked by dense passes, and the acceptance is that of the
@@ -227,11 +197,11 @@ class Tap:
         finally:
             self.rescorer, (self.measures, self._samples) = rollouts, kept
 
-    def take(self) -> tuple[State, RescoringCounts, str, CheckedSums]:
-        """(TailStatistics.state(), what was counted, the estimator, what the checks said) since the last call."""
+    def take(self) -> tuple[State, RescoringCounts, str, CheckSums]:
+        """(TailStatistics.packed_state(), what was counted, the estimator, what the checks said) since the last call."""
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
-        checked, self.checked = self.checked, CheckedSums()
+        checked, self.checked = self.checked, CheckSums()
         self._samples.clear()
         self._prompts, self._new_prompts = self._new_prompts or self._prompts, {}
         return state, counts, estimator, checked
@@ -246,13 +216,6 @@ def _at_most_one(rollout: Rollout) -> torch.Tensor:
 def digest(ids: list[int]) -> str:
     """A short name of a list of token ids."""
     return hashlib.blake2b(torch.tensor(ids, dtype=torch.int64).numpy().tobytes(), digest_size=8).hexdigest()
-
-
-def _plain(tokens: list[int], logp: list[float]) -> list[Any]:
-    """The log-probabilities as vLLM gives them where no lists were asked for."""
-    from vllm.logprobs import Logprob
-
-    return [{token: Logprob(value)} for token, value in zip(tokens, logp, strict=True)]
 
 
 def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:

@@ -24,10 +24,11 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
+from sparroll.integrations.measured import ran_report, share_of_engine
 from sparroll.integrations.verl import refusals
 from sparroll.integrations.verl.loss_fields import READS, corrected_fields, rows_of_updates
 from sparroll.integrations.verl.settings import RunFacts, SparseSettings
-from sparroll.integrations.verl.steps import Steps, average, probe_of_replica, ran_report
+from sparroll.integrations.verl.steps import Steps, average
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
 
@@ -81,7 +82,7 @@ class SparseTrainer:
 
     def on_init_end(self: Any) -> None:
         replicas = self._ask("sparroll_take")
-        self._ask("sparroll_probe", probe_of_replica(self.settings.rescoring.probe_rollouts, len(replicas)))
+        self._ask("sparroll_probe", share_of_engine(self.settings.rescoring.probe_rollouts, len(replicas)))
         super().on_init_end()  # type: ignore[misc]
         self._set_on_all(self.steps.schedule)
         for line in [] if self._restored else self.steps.news:
@@ -149,7 +150,7 @@ class SparseTrainer:
         first = not self.steps.ceiling
         self._set_on_all(None, False)
         replicas = self._ask("sparroll_take")
-        count = probe_of_replica(self.settings.config.mismatch.ceiling_prompts, len(replicas))
+        count = share_of_engine(self.settings.config.mismatch.ceiling_prompts, len(replicas))
         states = self._ask("sparroll_dense_ceiling", count, self.config.actor_rollout_ref.rollout.response_length)
         self._ask("sparroll_take")
         self.steps.measured_ceiling(states, self.global_steps)
@@ -189,7 +190,7 @@ class SparseTrainer:
 
     def on_validate_end(self: Any) -> None:
         if self.idle_between_steps:
-            self._extra |= ran_report(self._ask("sparroll_take"), None, "validation")
+            self._extra |= ran_report(self._ask("sparroll_take"), "validation")
             self._set_on_all(self.steps.schedule)
         super().on_validate_end()  # type: ignore[misc]
 

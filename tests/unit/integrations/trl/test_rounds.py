@@ -14,7 +14,7 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
-from sparroll.integrations.trl.process_step import CheckSums, ProcessStep, SpentSeconds
+from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
 from sparroll.integrations.trl.rounds import SamplingRounds
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
 from sparroll.mismatch import TailStatistics
@@ -29,7 +29,7 @@ def rounds(**settings: Any) -> SamplingRounds:
     return SamplingRounds(SparseSetup.of(SparseRollouts(Schedule.fixed(128), mismatch=mismatch, **settings), FACTS))
 
 
-def measured(places: range, at: float, number: int = 1, ceiling: bool = False) -> ProcessStep:
+def measured(places: range, at: float, number: int = 1, ceiling: bool = False) -> EngineStep:
     """Rollouts of 100 tokens each, whose acceptance is about `at`."""
     statistics = TailStatistics(bin_tokens=100)
     for place in places:
@@ -39,7 +39,7 @@ def measured(places: range, at: float, number: int = 1, ceiling: bool = False) -
     ran = EngineReport("vllm", "m", None, 0, layers=[LayerReport(5, 0, 100, 100), LayerReport(2, 3, 100, 60)])
     counts = RescoringCounts(held=len(places), measured=len(places), seconds=0.5)
     state, spent = statistics.state(), SpentSeconds(measure=0.1 * len(places), ceiling=3.0 if ceiling else 0.0)
-    return ProcessStep(state, counts, "top_k_lower", ran, CheckSums(), state if ceiling else None, spent)
+    return EngineStep(state, counts, "top_k_lower", ran, CheckSums(), state if ceiling else None, spent)
 
 
 def test_two_processes_make_the_metrics_of_one() -> None:
@@ -64,10 +64,10 @@ def test_the_ceiling_is_measured_once_or_every_few_rounds_and_never_of_checked_d
     assert made.ceiling_prompts == 0
     assert rounds(verify=DraftCheck()).ceiling_prompts == 0
     before = made.ceiling["mismatch/dense_ceiling_mean"]
-    made.measured_ceiling([measured(range(8), 0.7, 5).state, measured(range(8, 16), 0.7, 5).state])
+    made.evaluated([measured(range(8), 0.7, 5).state, measured(range(8, 16), 0.7, 5).state])
     assert made.ceiling["mismatch/dense_ceiling_mean"] < before and made.ceiling["mismatch/dense_ceiling_step"] == 1
     kept = made.ceiling
-    made.measured_ceiling([])
+    made.evaluated([])
     assert made.ceiling == kept
 
 

@@ -13,9 +13,9 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
+from sparroll.integrations.measured import CheckSums, EngineStep, ran_report, share_of_engine
 from sparroll.integrations.verl.settings import RunFacts, SparseSettings
-from sparroll.integrations.verl.steps import ReplicaStep, Steps, average, probe_of_replica, ran_report, since
-from sparroll.integrations.verl.tap import CheckedSums
+from sparroll.integrations.verl.steps import Steps, average
 from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule
 from sparroll.types import Checks
@@ -30,14 +30,14 @@ def settings(**table: Any) -> SparseSettings:
     return SparseSettings.read({"schedule": Schedule.fixed(64).inline(), "mismatch": mismatch, **table}, FACTS)
 
 
-def replica(step: int, rollouts: range, acceptance: float, number: int = 0) -> ReplicaStep:
+def replica(step: int, rollouts: range, acceptance: float, number: int = 0) -> EngineStep:
     """Rollouts of 100 tokens with that acceptance."""
     statistics = TailStatistics(bin_tokens=200)
     for rollout in rollouts:
         statistics.add(torch.full((100,), acceptance), torch.arange(50, 150), f"{step}/{number}/{rollout}")
     counts = RescoringCounts(held=len(rollouts), measured=len(rollouts), seconds=float(number + 1))
     ran = EngineReport("vllm", "", None, 0, layers=[LayerReport(dense_steps=9), LayerReport(0, 40, 4000, 1000)])
-    return ReplicaStep(statistics.state(), counts, "top_k_lower", ran.table(), CheckedSums())
+    return EngineStep(statistics.state(), counts, "top_k_lower", ran, CheckSums())
 
 
 def test_two_replicas_give_the_tail_of_one_and_their_counters_add_up() -> None:
@@ -52,10 +52,13 @@ def test_two_replicas_give_the_tail_of_one_and_their_counters_add_up() -> None:
     assert parts.report["rollout/kv_read_share"] == whole.report["rollout/kv_read_share"]
 
 
-def test_sparse_steps_are_those_of_a_layer_that_may_be_sparse() -> None:
-    report = ran_report([replica(1, range(1), HIGH)], Schedule.fixed(64, dense_layers=(0,)))
+def test_steps_are_those_of_the_layer_that_was_sparse_most_often() -> None:
+    first_layer_dense = replica(1, range(1), HIGH)
+    report = ran_report([first_layer_dense])
     assert (report["rollout/sparse_steps"], report["rollout/dense_steps"]) == (40, 0)
-    assert ran_report([replica(1, range(1), HIGH)], None, "validation")["validation/dense_steps"] == 9
+    ran = EngineReport("vllm", "", None, 0, layers=[LayerReport(dense_steps=9)] * 2)
+    report = ran_report([dataclasses.replace(first_layer_dense, ran=ran)], "validation")
+    assert (report["validation/sparse_steps"], report["validation/dense_steps"]) == (0, 9)
 
 
 def test_the_guard_goes_on_with_the_stricter_schedule_and_says_so() -> None:
@@ -120,24 +123,15 @@ def test_the_ceiling_is_due_first_after_the_first_step_and_then_every_few() -> N
 
 
 def test_checks_of_drafts_are_summed_over_replicas() -> None:
-    sums = CheckedSums(100, 1, 3.0, 90.0, Checks(windows=10, cut_windows=1, drafted_tokens=80, taken_back_tokens=4))
+    sums = CheckSums(100, 1, 3.0, 90.0, Checks(windows=10, cut_windows=1, drafted_tokens=80, taken_back_tokens=4))
     replicas = [dataclasses.replace(replica(1, range(8), HIGH, n), estimator="exact", checked=sums) for n in (0, 1)]
     report = Steps(settings(verify={"window": 8})).complete(1, replicas, POLICY).report
     assert report["check/windows"] == 20 and report["check/cut_share"] == 0.1 and report["check/window_tokens"] == 8
     assert report["check/draft_acceptance_mean"] == 0.9 and report["check/largest_nats"] == 3.0
 
 
-def test_what_ran_between_two_reports_is_their_difference() -> None:
-    before = replica(1, range(1), HIGH).ran
-    now = EngineReport.from_table(before)
-    now.layers[1].sparse_steps += 7
-    now.checks.windows = 3
-    less = EngineReport.from_table(since(before, now.table()))
-    assert (less.layers[1].sparse_steps, less.layers[0].dense_steps, less.checks.windows) == (7, 0, 3)
-
-
 def test_reports_of_several_updates_are_averaged_and_what_is_counted_added() -> None:
     reports = [{"policy/kept_tokens": 2.0, "correction/weight_mean": 1.0}, {"policy/kept_tokens": 3.0}]
     assert average(reports) == {"policy/kept_tokens": 5.0, "correction/weight_mean": 1.0}
     assert average([]) == {}
-    assert [probe_of_replica(32, 3), probe_of_replica(None, 3)] == [11, None]
+    assert [share_of_engine(32, 3), share_of_engine(None, 3)] == [11, None]

@@ -25,7 +25,7 @@ def _vllm(monkeypatch: pytest.MonkeyPatch) -> None:
     """As much of vLLM as is read by name."""
     vllm, logprobs = ModuleType("vllm"), ModuleType("vllm.logprobs")
     vllm.SamplingParams = lambda **named: SimpleNamespace(**{"stop": None, **named})  # type: ignore[attr-defined]
-    logprobs.Logprob = lambda logprob: SimpleNamespace(logprob=logprob)  # type: ignore[attr-defined]
+    logprobs.Logprob = lambda logprob, rank: SimpleNamespace(logprob=logprob)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", vllm)
     monkeypatch.setitem(sys.modules, "vllm.logprobs", logprobs)
 

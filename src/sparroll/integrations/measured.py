@@ -1,5 +1,5 @@
-"""What one process of a TRL run measured and counted in a step, and the sums over all processes. Plain data that can be
-gathered; no engine, no TRL."""
+"""What one engine of another trainer's run measured and counted in a step, and the metrics of all engines together. Plain
+data that can be gathered and sent; no engine, no framework."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from sparroll.types import Checks, Rollout, StepReport
 
 @dataclass
 class CheckSums:
-    """What the checks of drafts said of rollouts, as sums that processes can add up."""
+    """What the checks of drafts said of an engine's rollouts, as sums that engines can add up."""
 
     tokens: int = 0
     far_tokens: int = 0
@@ -38,7 +38,7 @@ class CheckSums:
             self.checks.add(rollout.checks)
 
     def add(self, other: CheckSums) -> None:
-        """Count those of another process, too."""
+        """Count those of another engine, too."""
         self.tokens += other.tokens
         self.far_tokens += other.far_tokens
         self.largest_nats = max(self.largest_nats, other.largest_nats)
@@ -48,7 +48,7 @@ class CheckSums:
 
 @dataclass
 class SpentSeconds:
-    """Wall time inside `generate` that TRL alone would not have spent."""
+    """Wall time of sampling that the framework alone would not have spent."""
 
     measure: float = 0.0
     """Around the sampling: choosing the probe, taking its lists, re-scoring it."""
@@ -57,51 +57,59 @@ class SpentSeconds:
 
 
 @dataclass
-class ProcessStep:
-    """What a process measured and counted since it was last asked."""
+class EngineStep:
+    """What one engine measured and counted since it was last asked. A replica of verl is one, and so is the vLLM of a
+    TRL process, or the server that all of them share."""
 
     state: State
-    """TailStatistics.state() of its sparse rollouts."""
+    """TailStatistics.packed_state() of its sparse rollouts."""
     counts: RescoringCounts
     estimator: str
     ran: EngineReport
     """What its attention ran, for the step's rollouts alone."""
     checked: CheckSums
     ceiling: State | None = None
-    """TailStatistics.state() of dense rollouts; None where none were made."""
+    """TailStatistics.packed_state() of dense rollouts that came with the step; None where none did."""
     spent: SpentSeconds = field(default_factory=SpentSeconds)
+    """Only TRL's engines say it."""
 
 
-def counts_report(steps: Sequence[ProcessStep], step_seconds: float | None) -> StepReport:
-    """`rescoring/...` over all processes."""
+def share_of_engine(wanted: int | None, engines: int) -> int | None:
+    """How many rollouts each engine re-scores, so that all together re-score at least as many as wanted. None: all."""
+    return None if wanted is None else -(-wanted // engines)
+
+
+def rescoring_report(steps: Sequence[EngineStep], step_seconds: float | None = None) -> StepReport:
+    """`rescoring/...` over all engines. step_seconds: how long all of the step took, where that is known."""
     total = RescoringCounts()
     for each in steps:
         total.add(each.counts)
     return total.report(step_seconds)
 
 
-def spent_report(steps: Sequence[ProcessStep]) -> StepReport:
-    """What measuring took. Processes work at the same time, so the slowest one's counts."""
+def spent_report(steps: Sequence[EngineStep]) -> StepReport:
+    """What measuring took. Engines work at the same time, so the slowest one's counts."""
     return {
         "time/sparroll_measure_seconds": max((each.spent.measure for each in steps), default=0.0),
         "time/sparroll_ceiling_seconds": max((each.spent.ceiling for each in steps), default=0.0),
     }
 
 
-def ran_report(steps: Sequence[ProcessStep]) -> StepReport:
-    """Which attention ran, over all processes. Steps are those of one layer, the one that was sparse most often."""
+def ran_report(steps: Sequence[EngineStep], name: str = "rollout") -> StepReport:
+    """Which attention ran, over all engines. Steps are those of one layer of each engine, the one that was sparse most
+    often: so 0 sparse steps say that no layer was sparse, whatever schedule was meant to be in force."""
     sums = [each.ran.read_and_context_tokens for each in steps]
     read, context = sum(each[0] for each in sums), sum(each[1] for each in sums)
     layers = [max(each.ran.layers, key=lambda layer: layer.sparse_steps) for each in steps if each.ran.layers]
     return {
-        "rollout/kv_read_share": read / context if context else 1.0,
-        "rollout/sparse_steps": float(sum(layer.sparse_steps for layer in layers)),
-        "rollout/dense_steps": float(sum(layer.dense_steps for layer in layers)),
-        "rollout/preemptions": float(sum(each.ran.preemptions for each in steps)),
+        f"{name}/kv_read_share": read / context if context else 1.0,
+        f"{name}/sparse_steps": float(sum(layer.sparse_steps for layer in layers)),
+        f"{name}/dense_steps": float(sum(layer.dense_steps for layer in layers)),
+        f"{name}/preemptions": float(sum(each.ran.preemptions for each in steps)),
     }
 
 
-def checked_report(steps: Sequence[ProcessStep], schedule: Schedule | None) -> StepReport:
+def checked_report(steps: Sequence[EngineStep], schedule: Schedule | None) -> StepReport:
     """`check/...`, by the names of our own loop; empty where no drafts are checked."""
     if schedule is None or schedule.check is None:
         return {}

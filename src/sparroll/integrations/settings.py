@@ -1,0 +1,123 @@
+"""The settings of a run in another trainer, as a configuration of our own loop, whose guard, controller and corrections it
+uses. What users type, and in which words a mistake is reported, each integration says itself. Imports no framework."""
+
+from __future__ import annotations
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sparroll.control.watcher import Watcher
+from sparroll.corrections import Correction
+from sparroll.engines.make import roomiest
+from sparroll.engines.vllm.rescoring import check_sampling
+from sparroll.errors import UserError
+from sparroll.integrations.corrections import check_usable
+from sparroll.schedule import Schedule
+from sparroll.train.config.base import Section
+from sparroll.train.config.control import ByControllerSection
+from sparroll.train.config.file import config_from
+from sparroll.train.config.run import TrainConfig
+from sparroll.train.schedules import check_events, make_controller, make_empty_steps, make_guard
+
+DENSE = "dense"
+
+
+@dataclass(frozen=True)
+class CommonSettings(ABC):
+    """The settings, checked."""
+
+    config: TrainConfig
+    """The same as a configuration of our own loop."""
+    start: Schedule | None
+    """What the rollouts start under; None: dense, with a controller that makes them sparse."""
+    longest_context_tokens: int
+
+    @abstractmethod
+    def in_their_words(self, text: str) -> str:
+        """A message or event about our own configuration, with the names that a user of the framework types."""
+
+    @property
+    def correction(self) -> Correction:
+        return self.config.correction.make()
+
+    def watchers(self) -> tuple[Watcher, ...]:
+        """The guard, the watch on empty steps, and the controller where the run has one; in the order in which they are
+        shown a step."""
+        guard = make_guard(self.config, self.start)
+        controller = make_controller(self.config, self.start, self.longest_context_tokens)
+        made = (guard, make_empty_steps(self.config), controller)
+        return tuple(each for each in made if each is not None)
+
+    def first_schedule(self) -> Schedule | None:
+        """The schedule of the first step: the controller's, where the run has one."""
+        controller = make_controller(self.config, self.start, self.longest_context_tokens)
+        return controller.schedule() if controller else self.start
+
+    def schedules(self) -> list[Schedule]:
+        """Every schedule that the run may come to; of a controller's, the widest."""
+        later = [each for watcher in self.watchers() for each in watcher.may_switch_to]
+        controlled = isinstance(self.config.control, ByControllerSection)
+        return [each for each in (later if controlled else [self.first_schedule(), *later]) if each is not None]
+
+    def capacity(self) -> Schedule:
+        """A schedule with the index, the dense layers and the longest window of all of these; its budgets say nothing."""
+        roomy = roomiest(self.schedules())
+        assert roomy is not None, "a run without any schedule"
+        return roomy
+
+    def events(self) -> list[str]:
+        """What the start of a run says: what the guard cannot watch, and which check holds where a file says another."""
+        guard = make_guard(self.config, self.start)
+        lines = [*guard.notice(self.first_schedule() is None), *check_events(self.config, self.start)]
+        return [self.in_their_words(line) for line in lines]
+
+
+def checked_config(ours: dict[str, Any], trainer: str) -> TrainConfig:
+    """The configuration of our own loop, without what only our own loop can do. trainer: who trains instead."""
+    control = ours.get("control")
+    if isinstance(control, Mapping) and control.get("by") == "cheaper":
+        raise UserError(
+            f'control.by = "cheaper" waits for an adapter of DistillSparse, which {trainer} does not train',
+            "choose nobody, guard or controller; `sparroll train` runs DistillSparse",
+        )
+    config = config_from(ours)
+    check_usable(config.correction.make())
+    return config
+
+
+def stays_dense(config: TrainConfig, start: Schedule | None) -> bool:
+    """Whether a run that starts under this schedule would never be sparse."""
+    return start is None and not isinstance(config.control, ByControllerSection)
+
+
+def check_rescoring(temperature: float, top_k: int, vocabulary: int, hint: str) -> None:
+    """Raise UserError, with this hint, where re-scoring could not say how far the rollouts are from dense."""
+    try:
+        check_sampling(temperature, 1.0, top_k, vocabulary)
+    except UserError as error:
+        raise UserError(error.message, hint) from None
+
+
+def inlined(section: Any) -> Any:
+    """A section as plain data, with the schedules that it names given themselves, since a path leads nowhere on another
+    machine. What is no section is returned as it is, for the configuration to refuse."""
+    if isinstance(section, Section):
+        section = section.model_dump(mode="json")
+    if not isinstance(section, Mapping):
+        return section
+    section = dict(section)
+    if "stricter" in section:
+        section["stricter"] = [each if each == DENSE else as_text(each) for each in section["stricter"]]
+    return section
+
+
+def as_text(source: Any) -> str:
+    """The schedule itself as JSON, which Schedule.load takes wherever it takes a name."""
+    if not isinstance(source, (Schedule, str, Path, Mapping)):
+        raise UserError(f"a schedule is a preset, a file or a table, got {source!r}")
+    found = source if isinstance(source, Schedule) else Schedule.load(source, force=True)
+    return json.dumps(found.inline(), sort_keys=True)
