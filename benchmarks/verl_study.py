@@ -149,6 +149,7 @@ def command(options: argparse.Namespace, settings: Settings, name: str) -> list[
 def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str, str]:
     """The study's settings in verl's words; `+` in front of a name as Hydra has it."""
     prompt_tokens = table_sums.LEVELS[settings.level].prompt_tokens
+    micro_batch = min(options.micro_batch, settings.prompts_per_step * settings.samples_per_prompt)
     device = "cpu" if options.dry else "cuda"
     given = {
         "trainer.v1.trainer_mode": "sparroll_sync",
@@ -177,7 +178,7 @@ def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str,
         "actor_rollout_ref.model.enable_gradient_checkpointing": "False",
         f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.ppo_mini_batch_size": str(settings.prompts_per_step),
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": str(options.micro_batch),
+        f"{ACTOR}.ppo_micro_batch_size_per_gpu": str(micro_batch),
         f"{ACTOR}.fsdp_config.use_torch_compile": "False",
         f"{ACTOR}.use_torch_compile": "False",
         f"{ACTOR}.use_kl_loss": "False",
@@ -191,7 +192,7 @@ def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str,
         f"{ROLLOUT}.val_kwargs.temperature": str(settings.temperature),
         f"{ROLLOUT}.val_kwargs.do_sample": "True",
         f"{ROLLOUT}.tensor_model_parallel_size": "1",
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": str(options.micro_batch),
+        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": str(micro_batch),
         f"{ROLLOUT}.max_num_seqs": str(settings.max_batch),
         f"{ROLLOUT}.max_model_len": str(prompt_tokens + settings.max_new_tokens + 64),
         f"{ROLLOUT}.max_num_batched_tokens": "512" if options.dry else "8192",
@@ -316,7 +317,7 @@ def from_log(lines: list[dict[str, Any]]) -> dict[str, Any]:
         [line["step"], value]
         for line in lines
         for name, value in line["data"].items()
-        if name.startswith("val-core/") and "/reward/mean@" in name
+        if name.startswith("val-core/") and "/acc/mean@" in name
     ]
     return {"series": series, "dense_accuracy": accuracy}
 

@@ -21,7 +21,7 @@ def verl_study(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 
 def test_a_log_of_verl_becomes_series_and_accuracies(verl_study: ModuleType) -> None:
-    validation = "val-core/table_sums/reward/mean@1"
+    validation = "val-core/table_sums/acc/mean@1"
     lines = [
         {"step": 0, "data": {validation: 0.5}},
         {"step": 1, "data": {"timing_s/step": 3.0, verl_study.TAIL: 0.8}},
