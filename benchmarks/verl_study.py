@@ -282,7 +282,7 @@ def run(options: argparse.Namespace, settings: Settings, name: str) -> dict[str,
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
         kill_marked(env[MARK])
-    told = {"case": name, "state": state, "seconds": time.perf_counter() - began}
+    told: dict[str, Any] = {"case": name, "state": state, "seconds": time.perf_counter() - began}
     told |= of_verl(options) if name == "verl" else of_own(options)
     if state != "finished":
         lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if line.strip()]
