@@ -4,7 +4,6 @@ and what a step of its log says. Starts nothing."""
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import random
 from collections.abc import Mapping
@@ -102,17 +101,23 @@ def write_prompts(options: argparse.Namespace) -> None:
     )
 
 
-def make_tokenizer_verls(folder: Path) -> None:
-    """verl wants a line break that is one token, and Qwen's end of a turn; nothing else of the tokenizer changes."""
-    path = folder / "tokenizer.json"
-    path.write_text(path.read_text().replace('"<pad>"', '"<|im_end|>"').replace('"<bos>"', '"\\n"'))
-    settings = json.loads((folder / "tokenizer_config.json").read_text())
-    settings |= {"pad_token": "<|im_end|>", "bos_token": "\n"}
-    settings["chat_template"] = (
-        "{% for m in messages %}{{ m['content'] }}{% if not loop.last %} {% endif %}{% endfor %}"
-        "{% if add_generation_prompt %} {% endif %}"
+def write_tokenizer(options: argparse.Namespace) -> None:
+    """A word for every id, since verl masks the logits of ids that the tokenizer does not know; a line break that is one
+    token and Qwen's end of a turn, which verl wants; and an end of sequence, which is not obeyed."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    special = ["<|im_end|>", "<eos>", "<unk>", "\n"]
+    words = [*special, *map(str, range(10)), *(f"w{number}" for number in range(14, options.vocabulary))]
+    tokenizer = Tokenizer(models.WordLevel({word: n for n, word in enumerate(words)}, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    whole = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<|im_end|>", eos_token="<eos>", unk_token="<unk>", bos_token="\n"
     )
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings))
+    whole.chat_template = (
+        "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %} {% endif %}"
+    )
+    whole.save_pretrained(options.work / "model")
 
 
 def overrides(options: argparse.Namespace, name: str) -> dict[str, str]:

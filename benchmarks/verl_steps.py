@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "mismatch-
 
 import verl_case
 from study_jobs import visible_device
-from trl_steps import python_path
+from trl_processes import python_path
 from verl_case import CASES, metrics_path, response_tokens, step_of
 
 from sparroll import records
@@ -312,7 +312,7 @@ def main() -> None:
     import training_step
 
     training_step.write_model(options)
-    verl_case.make_tokenizer_verls(options.work / "model")
+    verl_case.write_tokenizer(options)
     verl_case.write_prompts(options)
     DRY_SCHEDULE.save(options.work / "schedule.toml")
     print(f"wrote the model after {time.perf_counter() - started:.0f} s", flush=True)
