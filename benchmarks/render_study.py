@@ -40,6 +40,8 @@ VERIFIED = "mismatch-study-verified-rollouts-60-steps-h200"
 """The record of the rows that check their drafts, which ran later than the others of 60 steps."""
 CHECK_GRID = "mismatch-study-check-grid-60-steps-h200"
 """128 tokens everywhere with checks of other windows and floors."""
+CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
+"""Larger budgets everywhere, and units in few bits, with the usual check."""
 STUDY_CHECKS, TINY_CHECKS = "mismatch-study-checks-h200", "tiny-reasoner-checks-cpu"
 """What checks do to one policy that does not train, on the study's model and on tiny-reasoner."""
 
@@ -130,6 +132,9 @@ def study_verified_rollouts() -> str:
         if checked == "fixed-verified" and (RESULTS / f"{CHECK_GRID}.json").exists():
             grid = results(CHECK_GRID, "mismatch-study")
             rows += [_verified_line(grid, line["row"]) for line in grid["table"] if _whole_runs(grid, line["row"])]
+    if (RESULTS / f"{CHECK_BUDGETS}.json").exists():
+        budgets = results(CHECK_BUDGETS, "mismatch-study")
+        rows += [_verified_line(budgets, line["row"]) for line in budgets["table"] if _whole_runs(budgets, line["row"])]
     head = ["row", "change of dense accuracy", "reward of its rollouts", "tail", "KL", "KV read"]
     return table([*head, "windows cut", "drafted per kept", "most nats off"], rows)
 

@@ -137,8 +137,8 @@ class Run:
             step["tokens_per_second"] = step["rollout_tokens"] / step["rollout_seconds"]
         about = {key: value for line in lines if "step" not in line for key, value in line.items()}
         told = {"case": self.name, **vars(self.case), "gpus": len(self.gpus), "state": self.state}
-        told |= {"case_seconds": self.seconds or time.perf_counter() - self.began, **about, "steps": steps}
-        return told if self.state == "finished" else told | {"last_lines": self.last_lines(LOG_LINES)}
+        # Lines of a log, which name folders of this machine, are printed and not recorded.
+        return told | {"case_seconds": self.seconds or time.perf_counter() - self.began, **about, "steps": steps}
 
     def in_words(self) -> str:
         steps = ", ".join(f"{step['step_seconds']:.1f} s" for step in self.lines() if "step" in step)

@@ -122,8 +122,8 @@ class Run:
     def result(self) -> dict[str, Any]:
         told = {"case": self.name, **vars(self.case), "response_tokens": response_tokens(self.options, self.case)}
         told |= {"gpus_used": len(self.gpus), "state": self.state, "steps": self.steps()}
-        told |= {"case_seconds": self.seconds or time.perf_counter() - self.began}
-        return told if self.state == "finished" else told | {"last_lines": self.last_lines(LOG_LINES)}
+        # Lines of a log, which name folders of this machine, are printed and not recorded.
+        return told | {"case_seconds": self.seconds or time.perf_counter() - self.began}
 
     def in_words(self) -> str:
         steps = ", ".join(f"{step['step_seconds']:.1f} s" for step in self.steps())

@@ -284,10 +284,10 @@ def run(options: argparse.Namespace, settings: Settings, name: str) -> dict[str,
         kill_marked(env[MARK])
     told: dict[str, Any] = {"case": name, "state": state, "seconds": time.perf_counter() - began}
     told |= of_verl(options) if name == "verl" else of_own(options)
-    if state != "finished":
-        lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if line.strip()]
-        told["last_lines"] = lines[-LOG_LINES:]
-    print(f"{name}: {state} after {told['seconds']:.0f} s", *told.get("last_lines", []), sep="\n   ", flush=True)
+    # Lines of a log, which name folders of this machine, are printed and not recorded.
+    lines = [line[:400] for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    shown = [] if state == "finished" else lines[-LOG_LINES:]
+    print(f"{name}: {state} after {told['seconds']:.0f} s", *shown, sep="\n   ", flush=True)
     return told
 
 

@@ -1,5 +1,5 @@
 """Seconds of the dense pass that checks a window of drafts of each request, from the shape of the model and the rates of
-the device. Arithmetic, and two constants that were fitted to records.
+the device. Arithmetic, and three constants that were fitted to records.
 
 A pass has three parts, one after the other:
 
@@ -8,8 +8,9 @@ A pass has three parts, one after the other:
     layers      read their weights once, and take 2 FLOPs for each parameter and row
     logits      both distributions of each row, and the rule over them: memory traffic in proportion to the vocabulary
 
-Attention and layers take the larger of their reads at the device's bandwidth and their arithmetic at ARITHMETIC_SHARE of
-its rate. `python benchmarks/check_times.py` fits both constants again and prints how far off each record is.
+Attention takes the larger of its reads at the device's bandwidth and its arithmetic at ATTENTION_SHARE of its rate, and
+the layers likewise at LAYERS_SHARE. `python benchmarks/check_times.py` fits the constants again and prints how far off
+each record is.
 """
 
 from __future__ import annotations
@@ -23,11 +24,15 @@ from sparroll.plan.model_shape import ModelShape
 TILE_ROWS = 128
 """Query rows of a tile of FlashAttention 3. All query heads of a KV head share a tile, so with two of them it holds 64
 tokens of a window. An incomplete tile takes as long as a whole one, and a tile is one processor's."""
-ARITHMETIC_SHARE = 0.56
-"""Of the data sheet's FLOPs per second, that attention and layers reach in a check."""
-LOGIT_BYTES = 376.0
-"""Memory traffic for each row and entry of the vocabulary: some 90 passes over float32 numbers, at the device's bandwidth.
+ATTENTION_SHARE = 0.523
+"""Of the data sheet's FLOPs per second, that attention reaches in a check."""
+LAYERS_SHARE = 0.86
+"""The same for everything but attention."""
+LOGIT_BYTES = 252.0
+"""Memory traffic for each row and entry of the vocabulary: some 60 passes over float32 numbers, at the device's bandwidth.
 It also stands for what the host does meanwhile."""
+SCORING_SHARE, SCORING_LOGIT_BYTES = 0.56, 376.0
+"""Of a trainer's scoring pass: the share that all its arithmetic reaches, and its logits, which PyTorch's operators take."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ def check_time(
     mean_context_tokens: float,
     window_tokens: int,
     element_bytes: int = 2,
-    arithmetic_share: float = ARITHMETIC_SHARE,
+    attention_share: float = ATTENTION_SHARE,
+    layers_share: float = LAYERS_SHARE,
     logit_bytes: float = LOGIT_BYTES,
 ) -> CheckTime:
     """A check of one window of each of `batch` requests, on its own.
@@ -64,10 +70,8 @@ def check_time(
     # The last tiles of a check leave processors idle. With 136 tiles on 132 of them it takes as long as with 264.
     tiles = math.ceil(tiles / device.processors) * device.processors
     tile_flops = TILE_ROWS / shape.query_heads * attention_flops(shape, mean_context_tokens)
-    attention, layers = (
-        flops / (arithmetic_share * device.flops_per_second)
-        for flops in (tiles * tile_flops, rows * layer_flops(shape))
-    )
+    attention = tiles * tile_flops / (attention_share * device.flops_per_second)
+    layers = rows * layer_flops(shape) / (layers_share * device.flops_per_second)
     return CheckTime(
         attention_seconds=max(cache_bytes / bandwidth, attention),
         layers_seconds=max(shape.parameters_used(rows) * element_bytes / bandwidth, layers),
@@ -77,10 +81,10 @@ def check_time(
 
 def scoring_seconds(shape: ModelShape, device: Hardware, batch: int, mean_context_tokens: float) -> float:
     """What a trainer's own scoring pass takes for one token of each request, prompts left out. It has the same arithmetic
-    and logits as a check, in passes so long that every tile is whole."""
+    as a check, in passes so long that every tile is whole, and logits without a kernel."""
     flops = attention_flops(shape, mean_context_tokens) + layer_flops(shape)
-    logits = shape.vocabulary * LOGIT_BYTES / device.bandwidth_bytes_per_second
-    return batch * (flops / (ARITHMETIC_SHARE * device.flops_per_second) + logits)
+    logits = shape.vocabulary * SCORING_LOGIT_BYTES / device.bandwidth_bytes_per_second
+    return batch * (flops / (SCORING_SHARE * device.flops_per_second) + logits)
 
 
 def attention_flops(shape: ModelShape, context_tokens: float) -> float:

@@ -18,7 +18,7 @@ from typing import Any, Literal
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.check_rate import CheckRate, rate_for
-from sparroll.plan.check_time import ARITHMETIC_SHARE, check_time, scoring_seconds
+from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, SCORING_SHARE, check_time, scoring_seconds
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.length_mix import LengthMix, LengthsAre
 from sparroll.plan.model_shape import ModelShape, model_shape
@@ -270,8 +270,9 @@ def _said_of(verified: VerifiedTime | None) -> list[str]:
         return []
     return [
         f"{verified.drafted_per_kept:.3f} tokens are drafted for each that stands: {verified.drafted_per_kept_is}",
-        "a check is a pass of its own, which shares its read of the weights with no decode step; it reaches "
-        f"{ARITHMETIC_SHARE:.0%} of the device's arithmetic, as in vLLM on an H200, and a trainer's scoring pass, too",
+        "a check is a pass of its own, which shares its read of the weights with no decode step; of the device's "
+        f"arithmetic its attention reaches {ATTENTION_SHARE:.0%} and its layers {LAYERS_SHARE:.0%}, as in vLLM on an H200, "
+        f"and a trainer's scoring pass {SCORING_SHARE:.0%}",
     ]
 
 

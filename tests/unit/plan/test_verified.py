@@ -16,7 +16,15 @@ from sparroll import cost
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.check_rate import MEASURED_REJECTED_SHARE, CheckRate, drafts_per_token, rate_for
-from sparroll.plan.check_time import ARITHMETIC_SHARE, LOGIT_BYTES, check_time, scoring_seconds
+from sparroll.plan.check_time import (
+    ATTENTION_SHARE,
+    LAYERS_SHARE,
+    LOGIT_BYTES,
+    SCORING_LOGIT_BYTES,
+    SCORING_SHARE,
+    check_time,
+    scoring_seconds,
+)
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.model_shape import ModelShape, model_shape
 from sparroll.plan.speedup import plan
@@ -121,8 +129,7 @@ RECORD = RECORDS / "mismatch-study-checks-h200.json"
 def test_the_default_rates_are_those_of_the_record() -> None:
     rows = json.loads(RECORD.read_text())["results"]["rows"]
     measured = {row["floor"]: row for row in rows if (row["kv_budget_tokens"], row["window_tokens"]) == (128, 64)}
-    # The record was cut before floor 1.
-    assert measured.keys() == MEASURED_REJECTED_SHARE.keys() - {1.0}
+    assert measured.keys() == MEASURED_REJECTED_SHARE.keys()
     for floor, row in measured.items():
         assert MEASURED_REJECTED_SHARE[floor] == pytest.approx(row["rejected_share"], rel=0.05)
 
@@ -182,8 +189,8 @@ def test_a_verified_token_by_hand() -> None:
     assert got.verified.check_seconds == pytest.approx(attention + layers + logits)
     assert got.verified.seconds == pytest.approx(1.25 * (got.sparse.seconds + got.verified.check_seconds / 15))
     assert got.verified.tokens_per_second == pytest.approx(3 / got.verified.seconds)
-    arithmetic = (2e6 + 4 * 8 * 4 * 4 * 1024) / (ARITHMETIC_SHARE * 1e12)
-    assert got.verified.scoring_seconds == pytest.approx(3 * (arithmetic + 100 * LOGIT_BYTES / 1e6))
+    arithmetic = (2e6 + 4 * 8 * 4 * 4 * 1024) / (SCORING_SHARE * 1e12)
+    assert got.verified.scoring_seconds == pytest.approx(3 * (arithmetic + 100 * SCORING_LOGIT_BYTES / 1e6))
     assert got.table()["verified_speedup"] == got.verified_speedup == got.dense.seconds / got.verified.seconds
 
 
@@ -194,13 +201,13 @@ def test_a_window_of_two_that_is_kept_is_a_dense_step_and_its_logits_beside_the_
     assert got.verified.seconds == pytest.approx((steps + got.verified.check_logits_seconds) / 2)
 
 
-def test_in_a_long_window_the_arithmetic_decides_and_it_is_what_the_trainer_saves() -> None:
+def test_in_a_long_window_the_arithmetic_decides() -> None:
     quick_reads = Hardware("x", flops_per_second=1e9, bandwidth_bytes_per_second=1e8, memory_bytes=1e8)
-    checked = Schedule.fixed(512).checked(4096)
-    got = plan(TOY, checked, hardware=quick_reads, lengths=1024, batch=3, cut_share=0)
+    got = plan(TOY, Schedule.fixed(512).checked(4096), hardware=quick_reads, lengths=1024, batch=3, cut_share=0)
     assert got.verified is not None
-    drafts = got.verified.drafted_per_kept * got.sparse.seconds
-    assert got.verified.seconds - got.verified.scoring_seconds == pytest.approx(drafts)
+    attention, layers = 4096 * 3 * 4 * 8 * 4 * 4 * 1024 / 1e9, 4096 * 3 * 2e6 / 1e9
+    assert got.verified.check_attention_seconds == pytest.approx(attention / ATTENTION_SHARE)
+    assert got.verified.check_layers_seconds == pytest.approx(layers / LAYERS_SHARE)
 
 
 def test_a_row_more_than_a_tile_holds_costs_a_tile() -> None:
@@ -212,7 +219,7 @@ def test_a_row_more_than_a_tile_holds_costs_a_tile() -> None:
 
     # Two query heads for each KV head: a tile of 128 rows holds 64 tokens.
     assert attention_seconds(2) == attention_seconds(64) == attention_seconds(65) / 2 == attention_seconds(128) / 2
-    assert attention_seconds(64) == pytest.approx(3 * 64 * 4 * 8 * 4 * 4 * 1024 / (ARITHMETIC_SHARE * 1e9))
+    assert attention_seconds(64) == pytest.approx(3 * 64 * 4 * 8 * 4 * 4 * 1024 / (ATTENTION_SHARE * 1e9))
 
 
 def test_processors_without_a_tile_wait_for_the_others() -> None:
@@ -223,7 +230,7 @@ def test_processors_without_a_tile_wait_for_the_others() -> None:
 
     # Two KV heads, so two tiles a request.
     assert attention_seconds(1) == attention_seconds(5) == attention_seconds(6) / 2 == attention_seconds(10) / 2
-    assert attention_seconds(5) == pytest.approx(5 * 64 * 4 * 8 * 4 * 4 * 1024 / (ARITHMETIC_SHARE * 1e9))
+    assert attention_seconds(5) == pytest.approx(5 * 64 * 4 * 8 * 4 * 4 * 1024 / (ATTENTION_SHARE * 1e9))
 
 
 def test_a_fitted_time_model_times_the_checks_too() -> None:
@@ -247,24 +254,27 @@ def test_a_fitted_time_model_times_the_checks_too() -> None:
 def test_planned_checks_take_what_they_took_in_vllm(check_times: ModuleType) -> None:
     """And the constants of the plan are those that fit the records best."""
     found = check_times.timed_checks()
-    assert {each.rows for each in found} == {16, 32, 64, 65, 128}
+    assert {each.rows for each in found} == {64}
     assert {each.model for each in found} == {"qwen3-1.7b", "qwen3-8b"} and len({each.batch for each in found}) > 6
-    assert max(abs(each.error) for each in found) < 0.09
-    arithmetic_share, logit_bytes = check_times.fitted(found)
-    assert pytest.approx(arithmetic_share, rel=0.01) == ARITHMETIC_SHARE
-    assert pytest.approx(logit_bytes, rel=0.01) == LOGIT_BYTES
+    assert max(abs(each.error) for each in found) < 0.13
+    fitted = check_times.fitted(found)
+    assert fitted["attention_share"] == pytest.approx(ATTENTION_SHARE, rel=0.01)
+    assert fitted["layers_share"] == pytest.approx(LAYERS_SHARE, rel=0.01)
+    assert fitted["logit_bytes"] == pytest.approx(LOGIT_BYTES, rel=0.01)
 
 
 def test_verified_rollouts_have_the_share_of_unverified_tokens_that_is_planned(check_times: ModuleType) -> None:
     """Up to .05: a planned sparse step is at the device's peak rates, so a planned check weighs more beside it."""
-    found = [each for each in check_times.timed_checks() if each.cell["set"] == "batch" and each.rows >= 64]
+    found = [
+        each for each in check_times.timed_checks() if each.context_tokens > 5000 and "qwen3" in each.cell["schedule"]
+    ]
     assert len(found) >= 14
     for each in found:
         schedule = Schedule.load(each.cell["schedule"]).checked(each.rows, each.cell["floor"])
         got = plan(
             each.model,
             schedule,
-            lengths=f"{each.context_tokens}",
+            lengths=f"{each.context_tokens:.0f}",
             batch=each.batch,
             drafted_per_kept=each.cell["drafted_per_kept"],
         )
