@@ -14,6 +14,8 @@ COMPILE = $(BIN)/python -W ignore -m compileall -qq -j 0 $$($(BIN)/python -c 'im
 
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TOKENIZERS_PARALLELISM = false
+# Engines and Ray start many processes. Without bytecode on disk each would compile torch and vLLM again.
+unexport PYTHONDONTWRITEBYTECODE
 
 VENV_VLLM ?= .venv-vllm
 STAMP_VLLM = $(VENV_VLLM)/.sparroll-installed
@@ -56,7 +58,7 @@ test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/vllm --ignore=tests/in_trl --ignore=tests/in_verl
 
-# Nothing is compiled ahead here: a test imports a small part of what is installed.
+# Nothing is compiled ahead here: a test imports a small part of what is installed, and that is compiled once.
 # vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
 # process to itself, so one worker.
 $(STAMP_VLLM): pyproject.toml constraints-vllm.txt

@@ -237,7 +237,8 @@ def engine_settings(options: argparse.Namespace) -> dict[str, Any]:
     """The same for all engines. A step has room for everybody's longest window, and every batch a graph: vLLM captures
     multiples of 16 up to this number of requests."""
     most = -(-max(len(moment["contexts"]) for moment in options.measured) // 16) * 16
-    return {"max_num_seqs": most, "max_num_batched_tokens": max(8192, most * max(options.windows))}
+    settings = {"max_num_seqs": most, "max_num_batched_tokens": max(8192, most * max(options.windows))}
+    return settings | ({"max_model_len": options.max_model_len} if options.max_model_len else {})
 
 
 def show(cell: Cell) -> None:
@@ -298,6 +299,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--contexts", nargs="+", type=int, default=[30_000])
     parser.add_argument("--sets", nargs="+", choices=["drained", "steady"], help="in place of --batch and --contexts")
     parser.add_argument("--moments", type=int, default=8, help="of the drained set; half as many of the steady one")
+    parser.add_argument("--max-model-len", type=int, help="default 40,960; units of 4 tokens go up to 32,768")
     parser.add_argument("--capacity-tokens", type=int, default=1_050_000, help="of the cache, for the steady set")
     parser.add_argument("--max-seqs", type=int, default=128, help="of the steady set")
     parser.add_argument("--windows", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens of a window")

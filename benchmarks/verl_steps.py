@@ -312,6 +312,7 @@ def main() -> None:
     import training_step
 
     training_step.write_model(options)
+    verl_case.make_sure_of_tokens(options.work / "model")
     verl_case.write_tokenizer(options)
     verl_case.write_prompts(options)
     DRY_SCHEDULE.save(options.work / "schedule.toml")

@@ -102,7 +102,8 @@ def test_weights_really_arrive(run: Finished) -> None:
     for step in (run.second, run.third):
         assert abs(step["mismatch/kl_sparse_to_dense"]) < 1e-5 and abs(step["rollout_corr/kl"]) < 1e-5
         assert step["correction/weight_mean"] == pytest.approx(1, abs=1e-3)
-        assert step["mismatch/acceptance_q05"] == pytest.approx(step["mismatch/dense_ceiling_q05"], abs=2e-3)
+        # Both leave out the mass outside lists of 20 tokens, which differs a little from rollout to rollout.
+        assert step["mismatch/acceptance_q05"] == pytest.approx(step["mismatch/dense_ceiling_q05"], abs=1e-2)
 
 
 def test_a_killed_run_goes_on_where_its_checkpoint_was(run: Finished) -> None:
