@@ -70,7 +70,7 @@ def test_head_pages_lie_where_the_units_do(layout: str, block: int) -> None:
     "selector", [PageMean(), QuantizedMean(4, 16, 32, bits=4), Quest(8, 16, 32)], ids=lambda s: s.kind
 )
 def test_vllm_allocates_the_index_bytes_that_scoring_reads(selector: Selector) -> None:
-    spec = compat.index_spec(64, H, selector.index_width(128), selector)
+    spec = compat.rows_spec(64, H, selector.index_width(128), selector.unit_tokens, selector.index_dtype)
     assert spec.page_size_bytes == 64 * H * selector.index_bytes_per_token(128)
 
 
@@ -129,15 +129,15 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
     assert STATE.ran[1] == attention
 
     keys_PBHD, values_PBHD = kv_cache.transpose(1, 2).split(D, dim=-1)
-    expected_index = torch.zeros_like(index.index_PSHW)
+    expected_index = torch.zeros_like(index.rows_PSHW)
     paged.update_index(keys_PBHD, expected_index, slots, selector)
     # The interpreter cuts bf16 off where the device rounds.
-    torch.testing.assert_close(index.index_PSHW, expected_index, atol=1e-3, rtol=2**-7)
+    torch.testing.assert_close(index.rows_PSHW, expected_index, atol=1e-3, rtol=2**-7)
     contexts, budgets = common.seq_lens, metadata.sparroll.kv_budget_tokens_R
     scores = torch.empty(R, H, M * units_per_block)
     unit_ids = torch.empty(R, H, M * units_per_block, dtype=torch.int32)
     query_RHGD, expected = query.unflatten(1, (H, G)), torch.empty(R, H, G, D)
-    paged.score_units(query_RHGD, index.index_PSHW, table, contexts, selector, scores)
+    paged.score_units(query_RHGD, index.rows_PSHW, table, contexts, selector, scores)
     paged.choose_units(scores, contexts, budgets, selector, unit_ids)
     attend(query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, budgets, selector, D**-0.5, expected)
     torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)

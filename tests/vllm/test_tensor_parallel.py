@@ -56,7 +56,7 @@ def reports(llm: Any) -> list[EngineReport]:
 def heads_and_process(worker: Any) -> tuple[int, int, int]:
     """KV heads of a sparse layer and of its index in this worker, and which process it is."""
     attention = worker.get_model().model.layers[2].self_attn.attn
-    return attention.num_kv_heads, attention.impl.index.index_PSHW.shape[2], os.getpid()
+    return attention.num_kv_heads, attention.impl.index.rows_PSHW.shape[2], os.getpid()
 
 
 def assert_heads_are_split(llm: Any) -> None:

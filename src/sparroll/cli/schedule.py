@@ -91,9 +91,16 @@ def check(
     wrote(path, quiet=json)
 
 
+def _setting(key: str, value: object) -> str:
+    """A setting of a selector, which may be a table of its own."""
+    if isinstance(value, dict):
+        return f"{key} ({', '.join(_setting(*inner) for inner in value.items())})"
+    return f"{key} {value}"
+
+
 def _header(schedule: Schedule) -> list[str]:
     selector = schedule.selector.table()
-    settings = ", ".join(f"{key} {value}" for key, value in selector.items() if key != "kind")
+    settings = ", ".join(_setting(key, value) for key, value in selector.items() if key != "kind")
     lines = [
         f"schedule  {schedule.name}",
         f"model     {schedule.model or 'any'}",

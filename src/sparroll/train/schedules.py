@@ -59,6 +59,12 @@ def check_events(config: TrainConfig, schedule: Schedule | None) -> list[str]:
 def _with_check(schedule: Schedule, config: TrainConfig, before: DraftCheck | None = None) -> Schedule:
     """The schedule with the check that holds while it is in force: that of [check]; where the run has no such section,
     its own; where its file has none, that of the schedule `before` it. So a switch never drops a check."""
+    if schedule.selector.remainder is not None and config.distill is not None:
+        raise UserError(
+            f"the schedule {schedule.name!r} has a remainder, and [distill] trains an adapter under the schedule: attention "
+            "with a remainder has no gradient",
+            "take remainder out of the selector in the schedule's file, or leave [distill] out",
+        )
     if schedule.check is not None and config.check is None and config.distill is not None:
         raise UserError(
             f"the schedule {schedule.name!r} checks its drafts, and [distill] needs rollouts that sparse attention sampled "

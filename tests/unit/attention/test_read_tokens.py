@@ -126,5 +126,5 @@ def test_index_bytes_are_those_of_the_engines_tensors(name: str) -> None:
     assert cache.index_bytes_share(1) == selector.index_bytes_per_token(dim) / (2 * dim * 2)
     assert cache.index_bytes_share(0) == 0
     # vLLM's cache of an index layer: [blocks, heads, units, width], where it spreads a row over its unit's tokens.
-    shape = compat.index_shape(5, 32, heads, selector.index_width(dim) // unit, unit)
+    shape = compat.rows_shape(5, 32, heads, selector.index_width(dim) // unit, unit)
     assert prod(shape) * selector.index_dtype.itemsize == 5 * 32 * heads * selector.index_bytes_per_token(dim)

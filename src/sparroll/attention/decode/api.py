@@ -12,7 +12,7 @@ from types import ModuleType
 
 from torch import Tensor
 
-from sparroll.attention.decode import reference
+from sparroll.attention.decode import reference, remainder_reference
 from sparroll.attention.selectors.base import Selector
 from sparroll.errors import UserError, nearest
 
@@ -83,6 +83,41 @@ def sparse_decode(
     )
     _whole_units(cached, unit_tokens)
     return _implementation(impl).sparse_decode(query, keys, values, unit_ids, context_tokens, unit_tokens, scale)
+
+
+def sparse_decode_with_remainder(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    groups: Tensor,
+    unit_ids: Tensor,
+    context_tokens: Tensor,
+    selector: Selector,
+    scale: float,
+) -> Tensor:
+    """`sparse_decode` in which the units that were not chosen count, too: one entry of the softmax for each group of
+    tokens, as remainder_reference.py says.
+
+    index [R, H, U, W] and groups [R, H, N, V]: the rows of complete units and of complete groups, for all units that
+    the contexts have. Others may hold anything. Returns [R, H, G, D].
+    """
+    requests, heads, _, dim = query.shape
+    cached, units = keys.shape[2], index.shape[2]
+    if selector.remainder is None:
+        raise UserError(f"the selector {selector.kind!r} has no remainder", "use sparse_decode")
+    _shapes(
+        keys=(keys, (requests, heads, cached, dim)),
+        values=(values, (requests, heads, cached, dim)),
+        index=(index, (requests, heads, units, selector.index_width(dim))),
+        groups=(groups, (requests, heads, -(-units // selector.units_per_group), selector.group_width(dim))),
+        unit_ids=(unit_ids, (requests, heads, unit_ids.shape[-1])),
+        context_tokens=(context_tokens, (requests,)),
+    )
+    _whole_units(cached, selector.unit_tokens)
+    return remainder_reference.sparse_decode(
+        query, keys, values, index, groups, unit_ids, context_tokens, selector, scale
+    )
 
 
 def sparse_prefill(

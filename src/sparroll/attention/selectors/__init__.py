@@ -17,6 +17,7 @@ from sparroll.attention.selectors.oracle import OraclePage, OracleToken
 from sparroll.attention.selectors.page_mean import PageMean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.attention.selectors.quest import Quest
+from sparroll.attention.selectors.remainder import Remainder
 from sparroll.attention.selectors.streaming import Streaming
 from sparroll.errors import UserError, nearest
 
@@ -59,6 +60,8 @@ def make_selector(table: dict[str, Any]) -> Selector:
     for key in settings:
         if key not in known:
             raise UserError(f"selector {kind!r} has no setting {key!r}", nearest(key, known))
+    if "remainder" in settings:
+        settings["remainder"] = Remainder.from_table(settings["remainder"])
     return _SELECTORS[kind](**settings)
 
 
@@ -69,6 +72,7 @@ __all__ = [
     "PageMean",
     "QuantizedMean",
     "Quest",
+    "Remainder",
     "Selector",
     "Streaming",
     "make_selector",

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sparroll.attention.selectors.remainder import Remainder
 from sparroll.errors import UserError
 
 Counts = TypeVar("Counts", int, np.ndarray, Tensor)
@@ -34,12 +35,17 @@ class Selector(ABC):
     rewritable: ClassVar[bool] = True
     """Whether the index rows of units can be built again when their keys change, as a check of drafted tokens does."""
 
+    no_remainder: ClassVar[str] = "it does not say which mean keys its index rows stand for"
+    """Why the selector takes no remainder; empty where it takes one, and then `mean_keys` must be written."""
+
     page_tokens: int = 16
     """Tokens per unit of selection, 1 to 128."""
     first_tokens: int = 16
     """Tokens at the start of the context that are always read; whole units."""
     recent_tokens: int = 32
     """Tokens in the last units, which are always read, the incomplete one included; whole units, at least one."""
+    remainder: Remainder | None = None
+    """What a step keeps of the tokens that it does not read (remainder.py); None: nothing."""
 
     def __post_init__(self) -> None:
         for name in ("page_tokens", "first_tokens", "recent_tokens"):
@@ -56,11 +62,26 @@ class Selector(ABC):
                     f"{name} must be a multiple of the unit ({self.unit_tokens} tokens) and at least {least}, got {value}",
                     f"use {below} or {below + self.unit_tokens}",
                 )
+        if self.remainder is not None:
+            if not isinstance(self.remainder, Remainder):
+                raise UserError(f"remainder must be a Remainder, got {self.remainder!r}")
+            if self.no_remainder:
+                raise UserError(
+                    f"the selector {self.kind!r} takes no remainder: {self.no_remainder}",
+                    "page_mean and quantized_mean take one",
+                )
+            self.remainder.check_fits(self.unit_tokens, self.recent_tokens)
 
     @property
     def unit_tokens(self) -> int:
         """Tokens that are read or left out together."""
         return self.page_tokens
+
+    @property
+    def row_tokens(self) -> int:
+        """Tokens that share the coarsest row kept about them: a group of the remainder, or else a unit. What holds part of
+        a cache (a block, a capacity) holds whole ones."""
+        return self.unit_tokens if self.remainder is None else self.remainder.group_tokens
 
     @property
     def least_budget_tokens(self) -> int:
@@ -88,9 +109,11 @@ class Selector(ABC):
         return self.index_width(head_dim) * self.index_dtype.itemsize
 
     def index_bytes_per_token(self, head_dim: int) -> float:
-        """Bytes of index rows that scoring reads, per token of context and KV head: the bytes of a unit's row / its
-        tokens."""
-        return self.index_row_bytes(head_dim) / self.unit_tokens
+        """Bytes that a step reads beside K and V, per token of context and KV head: a unit's index row / its tokens,
+        and with a remainder a group's row / its tokens."""
+        index = self.index_row_bytes(head_dim) / self.unit_tokens
+        kept = self.remainder
+        return index if kept is None else index + self.group_width(head_dim) / kept.group_tokens
 
     @abstractmethod
     def build_index(self, keys: Tensor) -> Tensor:
@@ -105,6 +128,41 @@ class Selector(ABC):
         Returns [R, Q, H, U] float32.
         """
 
+    # -- what a remainder needs (remainder.py) ---------------------------------------------------------------------------
+
+    def mean_keys(self, index: Tensor, head_dim: int) -> Tensor:
+        """The mean keys that index rows [..., W] stand for, [..., D] float32."""
+        raise NotImplementedError(f"{self.kind} has no mean keys")
+
+    def unit_spread(self, keys: Tensor) -> Tensor:
+        """Mean over the channels of: the variance of a unit's keys about their mean, less the squared error of the mean
+        that the unit's index row stands for. keys [..., unit_tokens, D] -> [...] float32. It corrects the estimated
+        weight of the unit (decode/remainder_reference.py)."""
+        keys = keys.float()
+        mean = keys.mean(-2)
+        error = self.mean_keys(self.build_index(keys), keys.shape[-1]) - mean
+        return (keys - mean[..., None, :]).square().mean((-2, -1)) - error.square().mean(-1)
+
+    @property
+    def units_per_group(self) -> int:
+        """Units in a group of the remainder."""
+        assert self.remainder is not None, "a selector without a remainder"
+        return self.remainder.group_tokens // self.unit_tokens
+
+    def group_width(self, head_dim: int) -> int:
+        """Bytes of the remainder's row of one group and KV head."""
+        assert self.remainder is not None, "a selector without a remainder"
+        return self.remainder.row_width(head_dim, self.units_per_group)
+
+    def build_groups(self, keys: Tensor, values: Tensor) -> Tensor:
+        """The remainder's rows of complete groups: keys and values [..., group_tokens, D] -> [..., W] bytes."""
+        assert self.remainder is not None, "a selector without a remainder"
+        spread = self.unit_spread(keys.unflatten(-2, (self.units_per_group, self.unit_tokens)))
+        return self.remainder.build_rows(values, spread)
+
     def table(self) -> dict[str, Any]:
-        """The selector's table in a schedule file."""
-        return {"kind": self.kind, **dataclasses.asdict(self)}
+        """The selector's table in a schedule file. A selector without a remainder does not name it."""
+        settings = dataclasses.asdict(self)
+        if self.remainder is None:
+            del settings["remainder"]
+        return {"kind": self.kind, **settings}

@@ -18,6 +18,7 @@ class OraclePage(Selector):
     """A page's score is the attention mass its tokens would get among the competing ones, summed over the group."""
 
     kind = "oracle_page"
+    no_remainder = "its rows are all keys, and with these a step could as well read everything"
     # The index is the keys themselves; rounding them would make the scores inexact.
     index_dtype: ClassVar[torch.dtype] = torch.float32
 

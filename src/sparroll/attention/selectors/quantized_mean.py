@@ -36,6 +36,7 @@ class QuantizedMean(Selector):
     """
 
     kind = "quantized_mean"
+    no_remainder = ""
     index_dtype: ClassVar[torch.dtype] = torch.uint8
 
     bits: int = 8
@@ -80,6 +81,9 @@ class QuantizedMean(Selector):
         first_bits = torch.arange(0, 8, self.bits, device=index.device)
         codes = index[..., :at, None].int() >> first_bits & 2**self.bits - 1
         return (2 * codes.flatten(-2)[..., :head_dim] + 1 - 2**self.bits).float() * scale
+
+    def mean_keys(self, index: Tensor, head_dim: int) -> Tensor:
+        return self.means(index, head_dim)
 
     def score(self, query: Tensor, index: Tensor, scale: float, candidates: Tensor) -> Tensor:
         return torch.einsum("rqhd,rhud->rqhu", query.float().mean(3), self.means(index, query.shape[-1]))

@@ -15,6 +15,7 @@ class Quest(Selector):
     """Index = [channel maximum, channel minimum]; score = sum_d max(q_d max_d, q_d min_d), largest over the group."""
 
     kind = "quest"
+    no_remainder = "its rows are bounds of the keys, and a bound of a logit is no estimate of it"
 
     def index_width(self, head_dim: int) -> int:
         return 2 * head_dim

@@ -16,6 +16,7 @@ class Streaming(Selector):
     recent window."""
 
     kind = "streaming"
+    no_remainder = "it keeps no index from which logits could be estimated"
 
     def index_width(self, head_dim: int) -> int:
         return 0

@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from transformers import AttentionInterface, PreTrainedModel
 
 from sparroll.attention.decode import api
+from sparroll.attention.masked import remainder as masked_remainder
 from sparroll.attention.masked.api import masked_attention
 from sparroll.attention.masked.unit_choice import chosen_words, implementation
 from sparroll.compression import Compression
@@ -246,6 +247,19 @@ class DecodeStep:
             self.cache.selector,
             scale,
         )
+        selector = self.cache.selector
+        if selector.remainder is not None:
+            return api.sparse_decode_with_remainder(
+                query,
+                self.cache.keys[layer][:rows],
+                self.cache.values[layer][:rows],
+                self.cache.index[layer][:rows, :, :units],
+                self.cache.groups[layer][:rows, :, : -(-units // selector.units_per_group)],
+                unit_ids[:, 0],
+                self.context_tokens,
+                selector,
+                scale,
+            )
         # The whole capacity: a part of it could only be read through a copy.
         return api.sparse_decode(
             query,
@@ -302,7 +316,8 @@ class ReplayStep:
     prompt_tokens: Tensor
     """[B]; positions before it belong to the prefill, which is dense."""
     impl: str = "reference"
-    """What runs sparse layers: one of attention.masked.api.IMPLEMENTATIONS."""
+    """What runs sparse layers: one of attention.masked.api.IMPLEMENTATIONS. Only plain PyTorch knows remainders, so it
+    attends, without a gradient, where the selector has one."""
     keep_selection: bool = False
     """Keep each layer's units, so that a recomputation (gradient checkpointing) reads the same ones instead of choosing
     again."""
@@ -340,6 +355,8 @@ class ReplayStep:
             words = chosen_words(query, keys, dense_BS, budget_S, selector, scale, self.chose[layer])
             if self.keep_selection:
                 self._words[layer] = words
+        if selector.remainder is not None:
+            return masked_remainder.masked_attention(query, keys, values, words, selector, scale)
         return masked_attention(query, keys, values, words, selector.unit_tokens, scale, self.impl)
 
     def _reads(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, bool]:

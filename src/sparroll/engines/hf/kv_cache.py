@@ -2,7 +2,7 @@
 sampling and the choice of tokens that stay are elsewhere."""
 
 # R rows (requests), H kv heads, G query heads per kv head, C capacity in tokens, D head dimension, U units,
-# W index row width; of the recent queries, how many there are
+# W row width of the index or of groups; of the recent queries, how many there are
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from sparroll.attention.selectors.base import Selector
 class KVCache:
     """Per layer keys and values [R, H, C, D] and, in sparse layers, the index [R, H, U, W] of complete units.
 
-    The index grows with the tokens: a unit's row is written together with its last token, and not read before. Memory:
-    2 * layers * R * H * C * D elements plus the index. C starts near the length of the first prompts and grows by half
+    The index grows with the tokens: a unit's row is written together with its last token, and not read before. The same
+    holds for `groups` [R, H, C / group, W], the rows of a remainder. Memory: 2 * layers * R * H * C * D elements plus
+    the index and the groups. C starts near the length of the first prompts and grows by half
     each time, up to `most_tokens`. With `recent_queries`, a ring also holds the last W queries of each row, [R, H, G,
     W, D].
     """
@@ -37,6 +38,8 @@ class KVCache:
     ):
         self.selector = selector
         self.unit_tokens = selector.unit_tokens if selector else 1
+        self.group_tokens = selector.remainder.group_tokens if selector and selector.remainder else 0
+        """Tokens of a group; 0 where the selector has no remainder."""
         self.most_tokens = self._whole_units(most_tokens)
         self.capacity = 0
         empty = torch.empty(rows, heads, 0, head_dim, dtype=dtype, device=device)
@@ -47,6 +50,11 @@ class KVCache:
             width = selector.index_width(head_dim)
             for layer in sparse_layers:
                 self.index[layer] = torch.empty(rows, heads, 0, width, dtype=selector.index_dtype, device=device)
+        self.groups: dict[int, Tensor] = {}
+        if selector is not None and self.group_tokens:
+            width = selector.group_width(head_dim)
+            for layer in sparse_layers:
+                self.groups[layer] = torch.empty(rows, heads, 0, width, dtype=torch.uint8, device=device)
         self.queries: list[Tensor] = []
         if recent_queries:
             shape = (rows, heads, group, recent_queries, head_dim)
@@ -57,7 +65,7 @@ class KVCache:
     @property
     def allocated_bytes(self) -> int:
         """Bytes of the cache's present tensors."""
-        held = (*self.keys, *self.values, *self.index.values(), *self.queries)
+        held = (*self.keys, *self.values, *self.index.values(), *self.groups.values(), *self.queries)
         return sum(tensor.numel() * tensor.element_size() for tensor in held)
 
     def reserve(self, tokens: int) -> None:
@@ -71,6 +79,8 @@ class KVCache:
             self.values[layer] = self._grown(self.values[layer], self.capacity)
         for layer, index in self.index.items():
             self.index[layer] = self._grown(index, self.capacity // self.unit_tokens)
+        for layer, groups in self.groups.items():
+            self.groups[layer] = self._grown(groups, self.capacity // self.group_tokens)
 
     def _grown(self, held: Tensor, length: int) -> Tensor:
         # Zeros, not garbage: dense attention masks what lies past a row's context, and 0 * NaN would be NaN.
@@ -80,15 +90,9 @@ class KVCache:
         return larger
 
     def write_prompt(self, layer: int, row: int, keys: Tensor, values: Tensor) -> None:
-        """keys, values [H, L, D] become the row's first L tokens. Index rows of their complete units are written,
-        too."""
-        tokens = keys.shape[1]
-        self.keys[layer][row, :, :tokens] = keys
-        self.values[layer][row, :, :tokens] = values
-        units = tokens // self.unit_tokens
-        if layer in self.index and self.selector is not None and units:
-            complete = keys[:, : units * self.unit_tokens].unflatten(1, (units, self.unit_tokens))
-            self.index[layer][row, :, :units] = self.selector.build_index(complete)
+        """keys, values [H, L, D] become the row's first L tokens. The rows of their complete units and groups are
+        written, too."""
+        self.rewrite(layer, row, 0, keys, values)
 
     def append(self, layer: int, keys: Tensor, values: Tensor, positions: Tensor, completed: Tensor | None) -> None:
         """keys, values [A, H, D] go to positions [A] of rows 0..A-1; `completed` [M] are the rows whose unit is now
@@ -101,10 +105,19 @@ class KVCache:
         units = positions[completed] // self.unit_tokens
         full = self.keys[layer].unflatten(2, (-1, self.unit_tokens))[completed, :, units]
         self.index[layer][completed, :, units] = self.selector.build_index(full)
+        if layer not in self.groups:
+            return
+        completed = completed[(positions[completed] + 1) % self.group_tokens == 0]
+        groups = positions[completed] // self.group_tokens
+        full, full_values = (
+            held.unflatten(2, (-1, self.group_tokens))[completed, :, groups]
+            for held in (self.keys[layer], self.values[layer])
+        )
+        self.groups[layer][completed, :, groups] = self.selector.build_groups(full, full_values)
 
     def rewrite(self, layer: int, row: int, start: int, keys: Tensor, values: Tensor) -> None:
-        """keys, values [H, L, D] take the place of the row's tokens from `start` on. Index rows of the complete units
-        that they touch are built again."""
+        """keys, values [H, L, D] take the place of the row's tokens from `start` on. The rows of the complete units and
+        groups that they touch are built again."""
         end = start + keys.shape[1]
         self.keys[layer][row, :, start:end] = keys
         self.values[layer][row, :, start:end] = values
@@ -114,6 +127,17 @@ class KVCache:
             self.index[layer][row, :, first:last] = self.selector.build_index(
                 touched.unflatten(1, (last - first, self.unit_tokens))
             )
+        if layer not in self.groups or self.selector is None:
+            return
+        first, last = start // self.group_tokens, end // self.group_tokens
+        if first < last:
+            touched, touched_values = (
+                held[row, :, first * self.group_tokens : last * self.group_tokens].unflatten(
+                    1, (last - first, self.group_tokens)
+                )
+                for held in (self.keys[layer], self.values[layer])
+            )
+            self.groups[layer][row, :, first:last] = self.selector.build_groups(touched, touched_values)
 
     def remember(self, layer: int, query: Tensor, slots: Tensor) -> None:
         """query [A, H, G, D] of rows 0..A-1 goes to places `slots` [A] of their rings."""
@@ -132,24 +156,29 @@ class KVCache:
             held[rows, :, : slots.shape[2]] = taken(held[rows], slots)
 
     def copy_row(self, source: int, target: int, tokens: int) -> None:
-        """Copy the first `tokens` tokens of one row into another, with the index rows of their complete units and the
-        recent queries."""
+        """Copy the first `tokens` tokens of one row into another, with the rows of their complete units and groups and
+        the recent queries."""
         for held in (*self.keys, *self.values):
             held[target, :, :tokens] = held[source, :, :tokens]
         for index in self.index.values():
             index[target, :, : tokens // self.unit_tokens] = index[source, :, : tokens // self.unit_tokens]
+        for groups in self.groups.values():
+            groups[target, :, : tokens // self.group_tokens] = groups[source, :, : tokens // self.group_tokens]
         for queries in self.queries:
             queries[target] = queries[source]
 
     def index_bytes_share(self, layer: int) -> float:
-        """Bytes of a layer's index divided by the bytes of its K and V, per token; 0 where there is no index."""
+        """Bytes of a layer's index and groups divided by the bytes of its K and V, per token; 0 where there is no
+        index."""
         if layer not in self.index or self.selector is None:
             return 0.0
         head_dim, element_bytes = self.keys[layer].shape[-1], self.keys[layer].element_size()
         return self.selector.index_bytes_per_token(head_dim) / (2 * head_dim * element_bytes)
 
     def _whole_units(self, tokens: int) -> int:
-        return -(-tokens // self.unit_tokens) * self.unit_tokens
+        """Rounded up to whole units, and to whole groups where there are any."""
+        whole = self.selector.row_tokens if self.selector else 1
+        return -(-tokens // whole) * whole
 
 
 class DenseFootprint:

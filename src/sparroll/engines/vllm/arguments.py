@@ -65,7 +65,7 @@ def llm_arguments(
         arguments["kv_cache_memory_bytes"] = int(kv_cache_gib * 2**30)
     if capacity is not None:
         arguments |= {
-            "block_size": math.lcm(16, capacity.selector.unit_tokens),
+            "block_size": math.lcm(16, capacity.selector.row_tokens),
             "additional_config": {"sparroll": str(_schedule_file(capacity))},
         }
         if not on_cpu:

@@ -188,20 +188,25 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
     block, unit = config.cache_config.block_size, selector.unit_tokens
     if device == "cuda" and type(selector) not in (PageMean, QuantizedMean):
         return f"the selector {selector.kind!r} has no kernel; page_mean and quantized_mean have"
+    if device == "cuda" and selector.remainder is not None:
+        return "a remainder has no CUDA kernels; HFEngine runs it, or take `remainder` out of the selector"
     if device == "cuda" and unit & (unit - 1):
         return f"units of {unit} tokens; powers of two are supported"
     if device == "cuda" and config.model_config.max_model_len > MOST_UNITS * unit:
         return f"max_model_len = {config.model_config.max_model_len}; the selection takes up to {MOST_UNITS * unit}"
-    if block is not None and (block % 16 or block % unit):
-        return f"a block size of {block} tokens, which must be a multiple of 16 and of the unit ({unit})"
+    if block is not None and (block % 16 or block % selector.row_tokens):
+        what = "unit" if selector.remainder is None else "remainder's group"
+        return (
+            f"a block size of {block} tokens, which must be a multiple of 16 and of the {what} ({selector.row_tokens})"
+        )
     return None
 
 
-def index_spec(block_tokens: int, heads: int, width: int, selector: Selector) -> Any:
-    """vLLM's KV-cache spec of an index layer: one row of `width` numbers for each unit of each KV head."""
+def rows_spec(block_tokens: int, heads: int, width: int, tokens: int, dtype: torch.dtype) -> Any:
+    """vLLM's KV-cache spec of a layer of rows: one of `width` numbers for each unit or group of `tokens` tokens of each KV
+    head."""
     from vllm.v1.kv_cache_interface import FullAttentionSpec
 
-    unit, dtype = selector.unit_tokens, selector.index_dtype
     if "tokens_per_state" in {field.name for field in dataclasses.fields(FullAttentionSpec)}:
         return FullAttentionSpec(
             block_size=block_tokens,
@@ -209,19 +214,19 @@ def index_spec(block_tokens: int, heads: int, width: int, selector: Selector) ->
             head_size=width,
             head_size_v=0,
             dtype=dtype,
-            tokens_per_state=unit,
+            tokens_per_state=tokens,
         )
-    # Older vLLM knows only per-token sizes, so a unit's row is spread over its tokens; `index_shape` undoes it.
-    if width % unit:
-        raise UserError(f"this vLLM cannot keep index rows of {width} numbers for units of {unit} tokens")
+    # Older vLLM knows only per-token sizes, so a row is spread over its tokens; `rows_shape` undoes it.
+    if width % tokens:
+        raise UserError(f"this vLLM cannot keep rows of {width} numbers for units of {tokens} tokens")
     return FullAttentionSpec(
-        block_size=block_tokens, num_kv_heads=heads, head_size=width // unit, head_size_v=0, dtype=dtype
+        block_size=block_tokens, num_kv_heads=heads, head_size=width // tokens, head_size_v=0, dtype=dtype
     )
 
 
-def index_shape(blocks: int, block_tokens: int, heads: int, size_per_token: int, unit: int) -> tuple[int, ...]:
-    """[P, H, S, W] of an index layer, as vLLM before `tokens_per_state` asks the backend for it."""
-    return (blocks, heads, block_tokens // unit, size_per_token * unit)
+def rows_shape(blocks: int, block_tokens: int, heads: int, size_per_token: int, tokens: int) -> tuple[int, ...]:
+    """[P, H, S, W] of a layer of rows, as vLLM before `tokens_per_state` asks the backend for it."""
+    return (blocks, heads, block_tokens // tokens, size_per_token * tokens)
 
 
 def keys_and_values(kv_cache: Tensor, head_dim: int) -> tuple[Tensor, Tensor]:

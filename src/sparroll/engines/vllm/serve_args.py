@@ -23,7 +23,7 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False) ->
             f"the path {source!r} has characters that a shell would split or expand",
             "copy the schedule to a path of letters, digits and - _ . /",
         )
-    block_tokens = _block_tokens(schedule.selector.unit_tokens)
+    block_tokens = _block_tokens(schedule.selector.row_tokens)
     setting = "--additional-config.sparroll"
     where = [f"{setting}.schedule={source}", f"{setting}.force_schedule=true"] if force else [f"{setting}={source}"]
     return [
@@ -37,6 +37,6 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False) ->
     ]
 
 
-def _block_tokens(unit_tokens: int) -> int:
-    """vLLM's blocks are multiples of 16 and hold whole units."""
-    return math.lcm(16, unit_tokens)
+def _block_tokens(row_tokens: int) -> int:
+    """vLLM's blocks are multiples of 16 and hold whole units and groups."""
+    return math.lcm(16, row_tokens)

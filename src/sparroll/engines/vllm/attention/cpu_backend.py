@@ -18,7 +18,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from sparroll.attention.decode import paged
+from sparroll.attention.decode import paged, remainder_reference
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
 from sparroll.engines.vllm.attention.layer import SparseLayer
@@ -108,9 +108,15 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         slots_T = slots_T[slots_T >= 0]
         blocks_X, places_T = torch.unique(slots_T // block, return_inverse=True)
         rows_XSHW = index_PSHW[blocks_X]
-        keys_XBHD = _views(kv_cache)[0][blocks_X].contiguous()
-        paged.update_index(keys_XBHD, rows_XSHW, places_T * block + slots_T % block, STATE.selector, impl="reference")
+        keys_XBHD, values_XBHD = (held[blocks_X].contiguous() for held in _views(kv_cache))
+        places_T = places_T * block + slots_T % block
+        paged.update_index(keys_XBHD, rows_XSHW, places_T, STATE.selector, impl="reference")
         index_PSHW[blocks_X] = rows_XSHW
+        groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
+        if groups_PSHV is not None:
+            rows_XSHV = groups_PSHV[blocks_X]
+            remainder_reference.update_paged_groups(keys_XBHD, values_XBHD, rows_XSHV, places_T, STATE.selector)
+            groups_PSHV[blocks_X] = rows_XSHV
 
     def attends_with(self) -> str:
         return "reference"
@@ -139,6 +145,24 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         paged.choose_units(
             scores_RHU, context_tokens_R, plan.kv_budget_tokens_R, selector, unit_ids_RHN, impl="reference"
         )
+        out_RHGD = output.view(query.shape).unflatten(1, (heads, -1))
+        if selector.remainder is not None:
+            groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
+            assert groups_PSHV is not None, "a remainder without its rows"
+            remainder_reference.paged_decode(
+                query_RHGD,
+                keys_XBHD,
+                values_XBHD,
+                index_XSHW,
+                groups_PSHV[blocks_X],
+                table_RM,
+                unit_ids_RHN,
+                context_tokens_R,
+                selector,
+                self.scale,
+                out_RHGD,
+            )
+            return
         paged.paged_decode(
             query_RHGD,
             keys_XBHD,
@@ -149,7 +173,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
             plan.kv_budget_tokens_R,
             selector,
             self.scale,
-            output.view(query.shape).unflatten(1, (heads, -1)),
+            out_RHGD,
             impl="reference",
         )
 
@@ -157,9 +181,9 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         if self.index is None:
             return None
         if self.index.width:
-            return self.index.index_PSHW
+            return self.index.rows_PSHW
         blocks, heads, block = kv_cache.shape[:3]
-        return torch.empty(blocks, block // STATE.unit_tokens, heads, 0, dtype=self.index.selector.index_dtype)
+        return torch.empty(blocks, block // STATE.unit_tokens, heads, 0, dtype=self.index.dtype)
 
 
 def _views(kv_cache: Tensor) -> tuple[Tensor, Tensor]:

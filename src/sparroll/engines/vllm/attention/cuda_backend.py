@@ -243,14 +243,14 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         self, layer: torch.nn.Module, key: Tensor, value: Tensor, kv_cache: Tensor, slot_mapping: Tensor
     ) -> None:
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
-        index_PSHW = None if self.index is None else self.index.index_PSHW
+        index_PSHW = None if self.index is None else self.index.rows_PSHW
         if index_PSHW is not None and STATE.selector is not None:
             keys_PBHD, _ = compat.keys_and_values(kv_cache, self.head_size)
             paged.update_index(keys_PBHD, index_PSHW, slot_mapping, STATE.selector, impl="triton")
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
         selector, work = STATE.selector, _workspace
-        index_PSHW = None if self.index is None else self.index.index_PSHW
+        index_PSHW = None if self.index is None else self.index.rows_PSHW
         assert selector is not None and work is not None and index_PSHW is not None, "sparse decoding without an index"
         count, heads = plan.decodes, self.num_kv_heads
         query_RHGD = query.unflatten(1, (heads, -1))

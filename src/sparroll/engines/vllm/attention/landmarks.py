@@ -1,6 +1,6 @@
-"""The index (landmarks) as extra layers of vLLM's KV cache, one beside each sparse attention layer. They have the same
-block ids, so an index row is shared by prefix caching, counted by memory profiling, and put to sleep together with its
-keys.
+"""The index (landmarks) as extra layers of vLLM's KV cache, one beside each sparse attention layer, and the rows of a
+remainder's groups as another one, where the selector has a remainder. They have the same block ids, so a row is shared by
+prefix caching, counted by memory profiling, and put to sleep together with its keys.
 """
 
 # P blocks, S units per block, H kv heads, W index row width
@@ -26,39 +26,54 @@ from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.errors import UserError
 
-SUFFIX = ".sparroll_index"
+SUFFIX, GROUPS_SUFFIX = ".sparroll_index", ".sparroll_groups"
 
 
-class IndexLayer(AttentionLayerBase):
-    """Holds one layer's index rows; computes nothing. vLLM sets `kv_cache` once memory is allocated."""
+class RowsLayer(AttentionLayerBase):
+    """Holds rows of one layer, one for so many tokens and KV head; computes nothing. vLLM sets `kv_cache` once memory is
+    allocated."""
 
     supports_dcp = False
     kv_sharing_target_layer_name = None
 
-    def __init__(self, heads: int, head_dim: int, selector: Selector):
-        self.heads, self.width, self.selector = heads, selector.index_width(head_dim), selector
+    def __init__(self, heads: int, width: int, tokens: int, dtype: torch.dtype, backend: type[AttentionBackend]):
+        """width: numbers in a row.  tokens: those that share a row, a unit or a group."""
+        self.heads, self.width, self.tokens, self.dtype, self.backend = heads, width, tokens, dtype, backend
         self.kv_cache = torch.empty(0, device="cpu")
 
+    @staticmethod
+    def of_units(heads: int, head_dim: int, selector: Selector) -> RowsLayer:
+        """The index."""
+        width = selector.index_width(head_dim)
+        return RowsLayer(heads, width, selector.unit_tokens, selector.index_dtype, IndexBackend)
+
+    @staticmethod
+    def of_groups(heads: int, head_dim: int, selector: Selector) -> RowsLayer:
+        """The rows of a remainder's groups."""
+        assert selector.remainder is not None, "a selector without a remainder"
+        width = selector.group_width(head_dim)
+        return RowsLayer(heads, width, selector.remainder.group_tokens, torch.uint8, GroupsBackend)
+
     @property
-    def index_PSHW(self) -> Tensor | None:
+    def rows_PSHW(self) -> Tensor | None:
         """The rows, or None before memory is allocated."""
         return self.kv_cache.transpose(1, 2) if self.kv_cache.numel() else None
 
     def get_attn_backend(self) -> type[AttentionBackend]:
-        return IndexBackend
+        return self.backend
 
     def get_kv_cache_spec(self, vllm_config: Any) -> Any:
         block_tokens = vllm_config.cache_config.block_size
-        if block_tokens % self.selector.unit_tokens:
+        if block_tokens % self.tokens:
             raise UserError(
-                f"a block of {block_tokens} tokens does not hold whole units of {self.selector.unit_tokens}",
-                f"block_size={max(16, self.selector.unit_tokens)}",
+                f"a block of {block_tokens} tokens does not hold whole units or groups of {self.tokens}",
+                f"block_size={max(16, self.tokens)}",
             )
-        return compat.index_spec(block_tokens, self.heads, self.width, self.selector)
+        return compat.rows_spec(block_tokens, self.heads, self.width, self.tokens, self.dtype)
 
 
 class IndexMetadataBuilder(AttentionMetadataBuilder[AttentionMetadata]):
-    """Builds empty metadata: index layers are written and read by the attention layer beside them."""
+    """Builds empty metadata: these layers are written and read by the attention layer beside them."""
 
     _cudagraph_support = AttentionCGSupport.ALWAYS
 
@@ -78,7 +93,7 @@ class IndexBackend(AttentionBackend):
 
     @staticmethod
     def get_impl_cls() -> Any:
-        raise NotImplementedError("index layers compute nothing")
+        raise NotImplementedError("layers of rows compute nothing")
 
     @staticmethod
     def get_builder_cls() -> type[IndexMetadataBuilder]:
@@ -92,12 +107,26 @@ class IndexBackend(AttentionBackend):
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
-        return compat.index_shape(num_blocks, block_size, num_kv_heads, head_size, STATE.unit_tokens)
+        return compat.rows_shape(num_blocks, block_size, num_kv_heads, head_size, STATE.unit_tokens)
+
+
+class GroupsBackend(IndexBackend):
+    """The same for the rows of groups."""
+
+    @staticmethod
+    def get_name() -> str:
+        return "SPARROLL_GROUPS"
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return compat.rows_shape(num_blocks, block_size, num_kv_heads, head_size, STATE.group_tokens)
 
 
 def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | None) -> None:
-    """Give each layer of this worker its number, and each sparse layer its index. A second call, after a weight reload,
-    changes nothing."""
+    """Give each layer of this worker its number, and each sparse layer its index and groups. A second call, after a weight
+    reload, changes nothing."""
     layers = vllm_config.compilation_config.static_forward_context
     for name, layer in list(layers.items()):
         impl: Any = getattr(layer, "impl", None)
@@ -109,6 +138,10 @@ def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | No
         kv_bytes = 2 * impl.head_size * layer.kv_cache_torch_dtype.itemsize
         STATE.index_read_share[impl.number] = selector.index_bytes_per_token(impl.head_size) / kv_bytes
         if impl.index is None:
-            impl.index = IndexLayer(impl.num_kv_heads, impl.head_size, selector)
+            impl.index = RowsLayer.of_units(impl.num_kv_heads, impl.head_size, selector)
         if impl.index.width:
             layers[name + SUFFIX] = impl.index
+        if selector.remainder is not None:
+            if impl.groups is None:
+                impl.groups = RowsLayer.of_groups(impl.num_kv_heads, impl.head_size, selector)
+            layers[name + GROUPS_SUFFIX] = impl.groups

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import StepPlan
-from sparroll.engines.vllm.attention.landmarks import IndexLayer, add_index_layers
+from sparroll.engines.vllm.attention.landmarks import RowsLayer, add_index_layers
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.settings import VLLMSettings
 
@@ -49,7 +49,9 @@ class SparseLayer:
     """Mixed into vLLM's `Impl` classes, before them."""
 
     number: int
-    index: IndexLayer | None
+    index: RowsLayer | None
+    groups: RowsLayer | None
+    """None where the selector has no remainder."""
 
     def start_layer(self, parent: type, vllm_config: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         """Called at the end of `__init__`, whose arguments are checked by name."""
@@ -59,7 +61,7 @@ class SparseLayer:
         if STATE.has_index:
             bound = inspect.signature(parent.__init__).bind(self, *arguments, **named)  # type: ignore[misc]
             compat.check_layer(bound.arguments)
-        self.number, self.index = -1, None
+        self.number, self.index, self.groups = -1, None, None
         self._vllm_config = weakref.ref(vllm_config)
 
     def forward(

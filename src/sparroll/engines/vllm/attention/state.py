@@ -152,6 +152,11 @@ class State:
         """Tokens per unit of selection; 1 without an index."""
         return self._started_with.selector.unit_tokens if self._started_with else 1
 
+    @property
+    def group_tokens(self) -> int:
+        """Tokens per group of the remainder; where there is none, as `unit_tokens`."""
+        return self._started_with.selector.row_tokens if self._started_with else 1
+
     def set_schedule(self, schedule: Schedule | None) -> None:
         """Set the schedule from the next step on; None reads everything. CUDA graphs stay valid, because the new values
         go into the same tensors."""

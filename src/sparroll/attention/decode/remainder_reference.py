@@ -1,0 +1,160 @@
+"""The specification of the remainder: what a step does not read enters its softmax as one entry for each group of tokens.
+Plain PyTorch, any device, fp32; written to be read, not to be fast.
+
+An entry's weight is the sum over the group's unread units of n exp(l), with n tokens in the unit and l its estimated
+logit for each query head; its value is the mean of V over all tokens of the group, read ones included. A context within
+its budget leaves nothing unread, so all weights are 0 and the step is dense. The first and the recent units are always
+read, and the recent tokens cover a whole group, so an unread unit and its group are always complete.
+
+The estimate: a unit of n tokens with keys k_t weighs sum_t exp(s q.k_t), where s is what the model multiplies q.k with. Of
+the keys only their mean m is known, and of that only m' = m + e, which the index row stands for.
+
+- If the keys lie about m with the variance v per channel, alike in all channels, then s q.k_t has the variance
+  s^2 |q|^2 v, and the mean of exp of a Gaussian is exp(mean + variance / 2): the weight is n exp(s q.m + s^2 |q|^2 v / 2).
+  Without this term the weight is too low (Jensen).
+- If the error e is independent of the mean and has the mean square w per channel, then exp(s q.m') is on average
+  exp(s^2 |q|^2 w / 2) times too high. So that factor is taken out.
+
+Together l = s q.m' + s^2 |q|^2 (v - w) / 2. Both v and w are known when the group is complete, and `v - w` is kept for
+each unit in its group's row (`Selector.unit_spread`). It is exact in neither part: keys spread mostly in the channels
+that RoPE turns fast, and e shrinks with the norm of what is rounded.
+"""
+
+# R requests, Q query positions, H kv heads, G query heads per kv head, C tokens that may be read, U units,
+# N groups (of paged lists: chosen units), D head dimension, W index row width, V group row width in bytes,
+# T new tokens, P blocks, B tokens per block, M blocks per request, S units or groups per block
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sparroll.attention.decode.reference import NOT_CHOSEN
+from sparroll.attention.selectors.base import Selector
+
+
+def group_logits(
+    query_RQHGD: Tensor, index_RHUW: Tensor, rows_RHNV: Tensor, unread_RQHU: Tensor, selector: Selector, scale: float
+) -> Tensor:
+    """Logarithms [R, Q, H, G, N] of the groups' weights, float32; -inf for a group that is read whole.
+
+    unread: units of the context that the position does not read. Rows of other units and groups may hold anything.
+    """
+    assert selector.remainder is not None, "a selector without a remainder"
+    query, in_group, dim = query_RQHGD.float(), selector.units_per_group, query_RQHGD.shape[-1]
+    missing = rows_RHNV.shape[2] * in_group - index_RHUW.shape[2]
+    means_RHUD = selector.mean_keys(index_RHUW, dim)
+    logits = F.pad(scale * torch.einsum("rqhgd,rhud->rqhgu", query, means_RHUD), (0, missing))
+    spread_RHU = selector.remainder.spread(rows_RHNV, dim, in_group).flatten(2)
+    half_norm = 0.5 * scale**2 * query.square().sum(-1, keepdim=True)
+    logits = logits + half_norm * spread_RHU[:, None, :, None] + math.log(selector.unit_tokens)
+    logits = logits.masked_fill(~F.pad(unread_RQHU, (0, missing))[:, :, :, None], -torch.inf)
+    return logits.unflatten(-1, (-1, in_group)).logsumexp(-1)
+
+
+def mixed(
+    logits_RQHGC: Tensor, values: Tensor, group_logits_RQHGN: Tensor, rows_RHNV: Tensor, selector: Selector
+) -> Tensor:
+    """The mean value under the softmax over tokens and groups together: [R, Q, H, G, D] float32.
+
+    logits: of the tokens, -inf where one is not read; values [R, H, C, D], without NaN; rows without a weight may hold
+    anything.
+    """
+    assert selector.remainder is not None, "a selector without a remainder"
+    entries = torch.cat([logits_RQHGC, group_logits_RQHGN], dim=-1)
+    # A padding row has no entry at all, and softmax of nothing is NaN.
+    weights = entries.softmax(-1).masked_fill((entries == -torch.inf).all(-1, keepdim=True), 0.0)
+    # 0 * NaN is NaN, so what no position needs is put to zero.
+    needed_RHN1 = (group_logits_RQHGN > -torch.inf).any(3).any(1)[..., None]
+    means_RHND = selector.remainder.means(rows_RHNV, values.shape[-1]).masked_fill(~needed_RHN1, 0.0)
+    read, unread = weights.split([logits_RQHGC.shape[-1], rows_RHNV.shape[2]], dim=-1)
+    return torch.einsum("rqhgc,rhcd->rqhgd", read, values.float()) + torch.einsum(
+        "rqhgn,rhnd->rqhgd", unread, means_RHND
+    )
+
+
+def sparse_decode(
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    index: Tensor,
+    rows: Tensor,
+    unit_ids: Tensor,
+    context_tokens: Tensor,
+    selector: Selector,
+    scale: float,
+) -> Tensor:
+    """Attention of one new token per request over the chosen units, and over the rest by groups. See
+    api.sparse_decode_with_remainder."""
+    unit, units, dim = selector.unit_tokens, index.shape[2], query.shape[-1]
+    inside = torch.arange(unit, device=keys.device)
+    positions = unit_ids.long().clamp_min(0)[..., None] * unit + inside
+    visible = (unit_ids[..., None] != NOT_CHOSEN) & (positions < context_tokens[:, None, None, None])
+    visible = visible.flatten(2)
+    at = positions.flatten(2).masked_fill(~visible, 0)[..., None].expand(-1, -1, -1, dim)
+    logits = scale * torch.einsum("rhgd,rhcd->rhgc", query.float(), keys.gather(2, at).float())
+    logits = logits.masked_fill(~visible[:, :, None], -torch.inf)
+    unread = unread_units(unit_ids[:, None], context_tokens[:, None], units, unit)
+    groups = group_logits(query[:, None], index, rows, unread, selector, scale)
+    # What was never written may hold NaN, and 0 * NaN is NaN.
+    read_values = values.gather(2, at).masked_fill(~visible[..., None], 0.0)
+    return mixed(logits[:, None], read_values, groups, rows, selector)[:, 0].to(query.dtype)
+
+
+def unread_units(unit_ids_RQHN: Tensor, context_tokens_RQ: Tensor, units: int, unit_tokens: int) -> Tensor:
+    """[R, Q, H, U] bool: units of the context that are not among the chosen ones."""
+    # One column more than there are units: where the unused entries land.
+    read = torch.zeros(*unit_ids_RQHN.shape[:3], units + 1, dtype=torch.bool, device=unit_ids_RQHN.device)
+    read.scatter_(3, unit_ids_RQHN.long().masked_fill(unit_ids_RQHN == NOT_CHOSEN, units), True)
+    starts = torch.arange(units, device=unit_ids_RQHN.device) * unit_tokens
+    return ~read[..., :units] & (starts < context_tokens_RQ[..., None, None])
+
+
+# On a paged cache the rows of a block's groups belong to the block, as its index rows do.
+
+
+def update_paged_groups(
+    keys_PBHD: Tensor, values_PBHD: Tensor, groups_PSHV: Tensor, slots_T: Tensor, selector: Selector
+) -> None:
+    """Write the rows of the groups that the new tokens completed, from the keys and values that already lie in the cache.
+
+    slots_T int: block * B + offset of each new token, negative for padding.
+    """
+    assert selector.remainder is not None, "a selector without a remainder"
+    group, block_tokens = selector.remainder.group_tokens, keys_PBHD.shape[1]
+    last_X = slots_T[(slots_T >= 0) & (slots_T % group == group - 1)].long()
+    blocks_X, rows_X = last_X // block_tokens, last_X % block_tokens // group
+    inside = torch.arange(group, device=keys_PBHD.device)
+    keys_XHgD, values_XHgD = (
+        held[blocks_X[:, None], rows_X[:, None] * group + inside].transpose(1, 2) for held in (keys_PBHD, values_PBHD)
+    )
+    groups_PSHV[blocks_X, rows_X] = selector.build_groups(keys_XHgD, values_XHgD)
+
+
+def paged_decode(
+    query_RHGD: Tensor,
+    keys_PBHD: Tensor,
+    values_PBHD: Tensor,
+    index_PSHW: Tensor,
+    groups_PSHV: Tensor,
+    block_table_RM: Tensor,
+    unit_ids_RHN: Tensor,
+    context_tokens_R: Tensor,
+    selector: Selector,
+    scale: float,
+    out_RHGD: Tensor,
+) -> None:
+    """Attention over the chosen units [R, H, N], -1 where a row has fewer, and over the rest of the context by groups:
+    `sparse_decode` on a copy of each request's blocks. The table must cover the contexts."""
+    blocks_RM = block_table_RM.long()
+    keys_RHCD, values_RHCD, index_RHUW, groups_RHNV = (
+        held[blocks_RM].flatten(1, 2).transpose(1, 2) for held in (keys_PBHD, values_PBHD, index_PSHW, groups_PSHV)
+    )
+    out_RHGD.copy_(
+        sparse_decode(
+            query_RHGD, keys_RHCD, values_RHCD, index_RHUW, groups_RHNV, unit_ids_RHN, context_tokens_R, selector, scale
+        )
+    )

@@ -1,0 +1,64 @@
+"""Masked attention with a remainder: what the decode steps of a rollout computed, for all positions at once. It is plain
+PyTorch on any device, and has no gradient: no kernel and no training pass knows remainders yet. A chunk of positions is
+taken at a time."""
+
+# B sequences, S positions, Q positions of a chunk, A query heads, H kv heads, G query heads per kv head, C keys,
+# U units, D head dimension
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from sparroll.attention.decode import remainder_reference
+from sparroll.attention.masked.unit_bitmap import WORD_POSITIONS, unpack
+from sparroll.attention.selectors.base import Selector
+from sparroll.errors import UserError
+
+_LOGITS_AT_ONCE = 1 << 24
+"""Logits of a chunk: 64 MB in fp32."""
+
+
+def masked_attention(
+    query_BASD: Tensor, keys_BHSD: Tensor, values_BHSD: Tensor, words_BHPU: Tensor, selector: Selector, scale: float
+) -> Tensor:
+    """`masked.api.masked_attention` in which the units of its context that a position does not read count by groups, as
+    decode/remainder_reference.py says. Index and groups are built from the keys and values themselves.
+
+    Raises UserError where a gradient is asked for.
+    """
+    check_no_gradient(query_BASD, keys_BHSD, values_BHSD)
+    batch, all_heads, tokens, _ = query_BASD.shape
+    heads, unit, units = keys_BHSD.shape[1], selector.unit_tokens, words_BHPU.shape[3]
+    group_tokens = unit * selector.units_per_group
+    padded = [F.pad(held, (0, 0, 0, -tokens % group_tokens)) for held in (keys_BHSD, values_BHSD)]
+    with torch.autocast(query_BASD.device.type, enabled=False):
+        groups = selector.build_groups(*(held.unflatten(2, (-1, group_tokens)) for held in padded))
+        index = selector.build_index(padded[0].unflatten(2, (-1, unit)))[:, :, :units]
+        chunk = max(1, _LOGITS_AT_ONCE // (batch * all_heads * tokens * WORD_POSITIONS)) * WORD_POSITIONS
+        parts = []
+        for begin in range(0, tokens, chunk):
+            end = min(begin + chunk, tokens)
+            query = query_BASD[:, :, begin:end].unflatten(1, (heads, -1)).permute(0, 3, 1, 2, 4)
+            context_Q = torch.arange(begin + 1, end + 1, device=query.device)
+            read_BQHU = unpack(words_BHPU, begin, end).transpose(1, 2)
+            exists_QU = torch.arange(units, device=query.device) * unit < context_Q[:, None]
+            unread_BQHU = ~read_BQHU & exists_QU[:, None]
+            visible_BQHC = read_BQHU.repeat_interleave(unit, dim=3)[..., :end]
+            visible_BQHC = visible_BQHC & (torch.arange(end, device=query.device) < context_Q[:, None])[:, None]
+            logits = scale * torch.einsum("bqhgd,bhcd->bqhgc", query.float(), keys_BHSD[:, :, :end].float())
+            logits = logits.masked_fill(~visible_BQHC[:, :, :, None], -torch.inf)
+            weights = remainder_reference.group_logits(query, index, groups, unread_BQHU, selector, scale)
+            mixed = remainder_reference.mixed(logits, values_BHSD[:, :, :end], weights, groups, selector)
+            parts.append(mixed.permute(0, 2, 3, 1, 4).flatten(1, 2).to(query_BASD.dtype))
+    return torch.cat(parts, 2) if parts else torch.zeros_like(query_BASD)
+
+
+def check_no_gradient(*tensors: Tensor) -> None:
+    """Raise UserError where autograd would record the pass."""
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        raise UserError(
+            "attention with a remainder has no gradient, so no model and no adapter is trained under it",
+            "train under the same selector without its remainder; rollouts, profile and calibrate take one",
+        )
