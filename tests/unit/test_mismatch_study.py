@@ -377,6 +377,19 @@ def test_eviction_without_need_is_dense_and_says_what_it_saves_otherwise(tmp_pat
     assert dense["policy"] is None and [ample[name] for name in same] == [dense[name] for name in same]
 
 
+def test_corrections_of_a_remainder_are_printed_line_by_line(monkeypatch, capsys) -> None:
+    import remainder
+
+    asked = ["--model", "tiny-reasoner", "--response-tokens", "40", "--budgets", "64", "--units", "4x4"]
+    monkeypatch.setattr(sys, "argv", ["remainder.py", *asked, "--variants", "none", "plain", "both"])
+    remainder.main()
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [line[3] for line in lines] == ["none", "plain", "both"]
+    # Each variant reads another thing, and none of them is dense.
+    assert len({line[4] for line in lines}) == 3
+    assert all(0 < float(line[6]) < 1 for line in lines)
+
+
 def test_checks_are_sampled_row_by_row_and_go_on_where_they_were_cut(tmp_path, monkeypatch, capsys) -> None:
     def run(*more: str) -> dict:
         command = ["study_checks.py", "--quick", "--out", str(tmp_path), *more]

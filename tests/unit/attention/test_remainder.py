@@ -137,7 +137,9 @@ def test_the_correction_makes_weights_of_gaussian_keys_right_on_average() -> Non
 
 
 @each_selector
-def test_all_positions_at_once_are_the_decode_steps(selector: Selector) -> None:
+def test_all_positions_at_once_are_the_decode_steps(selector: Selector, monkeypatch: pytest.MonkeyPatch) -> None:
+    # Chunks of 32 positions: the first two are dense, the third one in part.
+    monkeypatch.setattr(masked_remainder, "_LOGITS_AT_ONCE", 1)
     tokens, prompt, budget = 133, 70, 80
     assert selector.remainder is not None
     query, keys, values = torch.randn(3, 1, HEADS, GROUP, tokens, DIM, generator=torch.Generator().manual_seed(5))
@@ -149,7 +151,7 @@ def test_all_positions_at_once_are_the_decode_steps(selector: Selector) -> None:
     mixed = masked_remainder.masked_attention(query, keys, values, words, selector, SCALE).unflatten(1, (HEADS, GROUP))
     padding = -tokens % selector.remainder.group_tokens
     padded = [torch.nn.functional.pad(held, (0, 0, 0, padding)) for held in (keys, values)]
-    for position in (prompt - 1, 80, 96, 111, 132):
+    for position in (0, 40, prompt - 1, 80, 96, 111, 132):
         allowed = position + 1 if position < prompt else budget
         allowed = -(-allowed // selector.unit_tokens) * selector.unit_tokens
         one = query.unflatten(1, (HEADS, GROUP))[:, :, :, position]

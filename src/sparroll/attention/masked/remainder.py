@@ -45,6 +45,9 @@ def masked_attention(
             read_BQHU = unpack(words_BHPU, begin, end).transpose(1, 2)
             exists_QU = torch.arange(units, device=query.device) * unit < context_Q[:, None]
             unread_BQHU = ~read_BQHU & exists_QU[:, None]
+            if not bool(unread_BQHU.any()):
+                parts.append(_dense(query_BASD[:, :, begin:end], keys_BHSD[:, :, :end], values_BHSD[:, :, :end], scale))
+                continue
             visible_BQHC = read_BQHU.repeat_interleave(unit, dim=3)[..., :end]
             visible_BQHC = visible_BQHC & (torch.arange(end, device=query.device) < context_Q[:, None])[:, None]
             logits = scale * torch.einsum("bqhgd,bhcd->bqhgc", query.float(), keys_BHSD[:, :, :end].float())
@@ -53,6 +56,18 @@ def masked_attention(
             mixed = remainder_reference.mixed(logits, values_BHSD[:, :, :end], weights, groups, selector)
             parts.append(mixed.permute(0, 2, 3, 1, 4).flatten(1, 2).to(query_BASD.dtype))
     return torch.cat(parts, 2) if parts else torch.zeros_like(query_BASD)
+
+
+def _dense(query: Tensor, keys: Tensor, values: Tensor, scale: float) -> Tensor:
+    """Causal attention of a chunk's positions, which are the last ones of the keys."""
+    end, grouped = keys.shape[2], query.shape[1] != keys.shape[1]
+    seen_QC = (
+        torch.arange(end, device=query.device) <= torch.arange(end - query.shape[2], end, device=query.device)[:, None]
+    )
+    mixed = F.scaled_dot_product_attention(
+        query.float(), keys.float(), values.float(), attn_mask=seen_QC, scale=scale, enable_gqa=grouped
+    )
+    return mixed.to(query.dtype)
 
 
 def check_no_gradient(*tensors: Tensor) -> None:
