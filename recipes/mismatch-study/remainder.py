@@ -3,8 +3,9 @@
 python recipes/mismatch-study/remainder.py --packed recipes/mismatch-study/model
 python recipes/mismatch-study/remainder.py --model tiny-reasoner
 
-The weight of an unread page is corrected by one number, its spread v - w (docs/selectors.md), so each variant is a
-selector whose spread is another one: `plain` 0, `noise` -w, `keys` v, `both` v - w. `none` has no remainder. The study's
+The weight of an unread page is corrected by one number, its spread, so each variant is a selector whose spread is
+another one: `plain` 0; `keys` v, the variance of the page's keys, as the package has it; `noise` -w, the mean squared
+error of the stored mean; `both` v - w. `none` has no remainder. The study's
 model reads right solutions of held-out problems of level 6, up to --response-tokens; another model reads its own dense
 samples. A minute for a line on one CPU core; --device cuda takes seconds. Results are printed and not kept.
 """
@@ -39,26 +40,25 @@ from sparroll.types import Rollout, TokenBatch  # noqa: E402
 
 @dataclass(frozen=True)
 class Plain(QuantizedMean):
-    """Takes (v, w) into the spread with the factors of the subclass."""
+    """Puts v and w into the spread with the factors of the subclass."""
 
     factors: ClassVar[tuple[int, int]] = (0, 0)
 
     def unit_spread(self, keys: Tensor) -> Tensor:
-        keys = keys.float()
-        variance = (keys - keys.mean(-2, keepdim=True)).square().mean((-2, -1))
         of_keys, of_noise = self.factors
-        return of_keys * variance + of_noise * (variance - super().unit_spread(keys))
+        error = self.mean_keys(self.build_index(keys), keys.shape[-1]) - keys.float().mean(-2)
+        return of_keys * super().unit_spread(keys) + of_noise * error.square().mean(-1)
 
 
 class Noise(Plain):
     factors = (0, -1)
 
 
-class Keys(Plain):
-    factors = (1, 0)
+class Both(Plain):
+    factors = (1, -1)
 
 
-VARIANTS = {"none": QuantizedMean, "plain": Plain, "noise": Noise, "keys": Keys, "both": QuantizedMean}
+VARIANTS = {"none": QuantizedMean, "plain": Plain, "noise": Noise, "keys": QuantizedMean, "both": Both}
 
 
 def arguments() -> argparse.Namespace:

@@ -12,12 +12,14 @@ the keys only their mean m is known, and of that only m' = m + e, which the inde
 - If the keys lie about m with the variance v per channel, alike in all channels, then s q.k_t has the variance
   s^2 |q|^2 v, and the mean of exp of a Gaussian is exp(mean + variance / 2): the weight is n exp(s q.m + s^2 |q|^2 v / 2).
   Without this term the weight is too low (Jensen).
-- If the error e is independent of the mean and has the mean square w per channel, then exp(s q.m') is on average
-  exp(s^2 |q|^2 w / 2) times too high. So that factor is taken out.
+- An error e that is independent of m, with the mean square w per channel, would make exp(s q.m') too high by
+  exp(s^2 |q|^2 w / 2) on average. Rounding to a few bits makes no such error. Our rows keep the norm of the mean, so
+  over many units q.m' has the variance of q.m, and exp of both has the same mean: what noise adds is what the row's
+  share of m loses. Taking w / 2 out was measured and makes weights too low, so nothing is taken out.
 
-Together l = s q.m' + s^2 |q|^2 (v - w) / 2. Both v and w are known when the group is complete, and `v - w` is kept for
-each unit in its group's row (`Selector.unit_spread`). It is exact in neither part: keys spread mostly in the channels
-that RoPE turns fast, and e shrinks with the norm of what is rounded.
+Together l = s q.m' + s^2 |q|^2 v / 2. v is known when the group is complete, and kept for each unit in its group's row
+(`Selector.unit_spread`). For units of one token it is 0. For others it is rough: keys spread mostly in the channels that
+RoPE turns fast, and one key of a unit may be all that a query looks for.
 """
 
 # R requests, Q query positions, H kv heads, G query heads per kv head, C tokens that may be read, U units,

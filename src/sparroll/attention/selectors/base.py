@@ -135,13 +135,10 @@ class Selector(ABC):
         raise NotImplementedError(f"{self.kind} has no mean keys")
 
     def unit_spread(self, keys: Tensor) -> Tensor:
-        """Mean over the channels of: the variance of a unit's keys about their mean, less the squared error of the mean
-        that the unit's index row stands for. keys [..., unit_tokens, D] -> [...] float32. It corrects the estimated
-        weight of the unit (decode/remainder_reference.py)."""
+        """Variance of a unit's keys about their mean, averaged over the channels: keys [..., unit_tokens, D] -> [...]
+        float32. It corrects the estimated weight of the unit (decode/remainder_reference.py)."""
         keys = keys.float()
-        mean = keys.mean(-2)
-        error = self.mean_keys(self.build_index(keys), keys.shape[-1]) - mean
-        return (keys - mean[..., None, :]).square().mean((-2, -1)) - error.square().mean(-1)
+        return (keys - keys.mean(-2, keepdim=True)).square().mean((-2, -1))
 
     @property
     def units_per_group(self) -> int:
