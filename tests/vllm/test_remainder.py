@@ -30,7 +30,8 @@ def expected(schedule: Schedule | None, prompts: list[list[int]]) -> tuple[HFEng
 def assert_same(sampled: list, wanted: list) -> None:
     for got, want in zip(sampled, wanted, strict=True):
         assert got.ids == want.response_ids, f"prompt of {len(want.prompt_ids)} tokens"
-        torch.testing.assert_close(got.logp, want.sparse_logp, atol=1e-4, rtol=0)
+        # K and V differ in their last bits, which may put a channel of a 4-bit or fp8 row into the next code.
+        torch.testing.assert_close(got.logp, want.sparse_logp, atol=1e-3, rtol=0)
 
 
 @needs_vllm
