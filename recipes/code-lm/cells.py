@@ -20,6 +20,8 @@ SHAPES = {"even": (1.0, 1.0), "early": (1.5, 0.5), "late": (0.5, 1.5)}
 """Budgets of the first and the second half of the sparse layers, as shares of the cell's budget. Together the same is
 read."""
 
+REMAINDER = (16, "fp8")
+
 
 @dataclass(frozen=True)
 class Rule:
@@ -34,10 +36,14 @@ class Rule:
     bits: int | None = None
     dense_layers: tuple[int, ...] = PUBLISHED_DENSE
     shape: str = "even"
+    remainder: tuple[int, str] | None = None
+    """Tokens of a group and form of its mean value, where what is not read enters the softmax as a summary."""
 
     @property
     def name(self) -> str:
         parts = [self.kind, str(self.unit_tokens) if self.bits is None else f"{self.unit_tokens}x{self.bits}"]
+        if self.remainder is not None:
+            parts.append("remainder-{}-{}".format(*self.remainder))
         if self.dense_layers != PUBLISHED_DENSE:
             parts.append(f"dense-{'-'.join(map(str, self.dense_layers)) or 'none'}")
         return "-".join(parts if self.shape == "even" else [*parts, self.shape])
@@ -45,6 +51,8 @@ class Rule:
     def selector(self) -> Selector:
         table = {"kind": self.kind, "page_tokens": self.unit_tokens}
         table |= {"first_tokens": FIRST_TOKENS, "recent_tokens": RECENT_TOKENS}
+        if self.remainder is not None:
+            table["remainder"] = dict(zip(("group_tokens", "values"), self.remainder, strict=True))
         return make_selector(table if self.bits is None else table | {"bits": self.bits})
 
     def schedule(self, budget: int, layers: int) -> Schedule:
@@ -75,30 +83,34 @@ class Cell:
         return f"{self.rule.name}-{self.budget}"
 
 
-def grid(longest_tokens: int) -> list[Cell]:
-    """All cells whose budget leaves something out of the longest context."""
-    whole = [
-        PUBLISHED,
-        *(Rule("quantized_mean", *each) for each in SAME_BYTES),
-        Rule("oracle_token", 1),
-        Rule("quest", 16),
-    ]
-    few = [
-        dataclasses.replace(rule, dense_layers=dense)
-        for dense in ((0,), ())
-        for rule in (PUBLISHED, Rule("quantized_mean", 4, 4), Rule("quantized_mean", 2, 2))
-    ]
+def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
+    """All cells whose budget leaves something out of the longest context. remainder: also each rule that can have one
+    with a summary of what is not read."""
+    fine = [Rule("quantized_mean", *each) for each in SAME_BYTES]
+    others = [Rule("quantized_mean", g, b) for g in UNITS for b in BITS if (g, b) not in SAME_BYTES]
+    whole = [PUBLISHED, *fine, Rule("oracle_token", 1), Rule("quest", 16)]
+    layers = [PUBLISHED, Rule("quantized_mean", 4, 4), Rule("quantized_mean", 2, 2)]
+    if remainder:
+        whole += [summed(rule) for rule in (PUBLISHED, *fine)]
+        layers += [summed(rule) for rule in layers]
+    few = [dataclasses.replace(rule, dense_layers=dense) for dense in ((0,), ()) for rule in layers]
     if has_layer_groups():
         few += [
             dataclasses.replace(rule, shape=shape)
             for rule in (PUBLISHED, Rule("quantized_mean", 4, 4))
             for shape in ("early", "late")
         ]
-    few += [Rule("quantized_mean", g, b) for g in UNITS for b in BITS if (g, b) not in SAME_BYTES]
-    few += [Rule("oracle_page", 16)]
+    few += [*others, Rule("oracle_page", 16)]
+    if remainder:
+        few += [summed(rule) for rule in others]
     cells = [Cell(rule, budget) for rule in whole for budget in BUDGETS]
     cells += [Cell(rule, budget) for rule in few for budget in FEW_BUDGETS]
     return [cell for cell in cells if cell.budget < longest_tokens and _is_possible(cell)]
+
+
+def summed(rule: Rule) -> Rule:
+    """The rule with a summary of what it does not read."""
+    return dataclasses.replace(rule, remainder=REMAINDER)
 
 
 def has_layer_groups() -> bool:
@@ -108,5 +120,5 @@ def has_layer_groups() -> bool:
 
 def _is_possible(cell: Cell) -> bool:
     """A budget by layers must leave a unit to choose in the half that has less."""
-    least = cell.rule.selector().least_budget_tokens
+    least = dataclasses.replace(cell.rule, remainder=None).selector().least_budget_tokens
     return min(SHAPES[cell.rule.shape]) * cell.budget >= least if cell.rule.shape != "even" else cell.budget >= least

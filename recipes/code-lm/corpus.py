@@ -65,6 +65,8 @@ def build(
             raise UserError(
                 f"the corpus in {out} was made of {known['asked']}, not of {asked}", "choose another folder"
             )
+        if on_progress is not None:
+            on_progress(1, 1, "made before")
         return known
     began = time.time()
     sources = collect(roots, most_bytes)

@@ -31,11 +31,13 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from budget_ratio import STATISTICS, ratios, smallest  # noqa: E402
 from cell_files import NATS, REPLICATES, Measured, count  # noqa: E402
-from cells import BUDGETS, FEW_BUDGETS, Cell, grid  # noqa: E402
+from cells import BUDGETS, FEW_BUDGETS, Cell, Rule, grid, summed  # noqa: E402
 from code_model import LONGEST_TOKENS  # noqa: E402
 from texts import Text, open_text  # noqa: E402
 
 from sparroll import records, resume  # noqa: E402
+from sparroll.attention.masked.api import implementation  # noqa: E402
+from sparroll.engines.hf.attention import ReplayStep  # noqa: E402
 from sparroll.engines.scoring import last_hidden  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.mismatch import acceptance  # noqa: E402
@@ -138,13 +140,28 @@ def measure_all(
     return found
 
 
-def results(text: Text, found: dict[Cell, Measured], asked: int) -> dict[str, Any]:
+def refusal(rule: Rule, device: str) -> str | None:
+    """Why the teacher-forced pass cannot run this rule here, as it says itself; None where it can."""
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    sparse_layer, tokens = max(rule.dense_layers, default=-1) + 1, 192
+    query, keys, values = (torch.ones(1, heads, tokens, 64, device=device, dtype=dtype) for heads in (4, 2, 2))
+    try:
+        schedule = rule.schedule(128, sparse_layer + 1)
+        step = ReplayStep(schedule, torch.ones(1, dtype=torch.int64, device=device), implementation("auto", device))
+        step.attend(sparse_layer, query, keys, values, 0.125)
+    except UserError as error:
+        return error.message
+    return None
+
+
+def results(text: Text, found: dict[Cell, Measured], asked: int, left_out: dict[str, str]) -> dict[str, Any]:
     rows = ratios(found, text.bins)
     rules = dict.fromkeys(row.rule for row in rows)
     return {
         "text": text.about | {"name": text.name},
         "bins": text.bins,
         "cells_asked": asked,
+        "left_out": left_out,
         "cells": [
             {**_described(cell), "seconds": measured.seconds, "bins": measured.rows(text.bins)}
             for cell, measured in found.items()
@@ -199,9 +216,11 @@ def table(found: dict[Cell, Measured], text: Text) -> str:
 
 def run(args: argparse.Namespace, progress: Progress) -> tuple[Path, str]:
     model, text = open_text(args.model, args.sequences, args.tokens, args.corpus)
+    refused = refusal(summed(Rule("quantized_mean", 4, 4)), args.device)
+    left_out = {} if refused is None else {"remainder": refused}
     cells = [
         cell
-        for cell in grid(max(text.bins))
+        for cell in grid(max(text.bins), remainder=refused is None)
         if not args.only or any(cell.name == name or cell.name.startswith(f"{name}-") for name in args.only)
     ]
     if not cells:
@@ -216,9 +235,13 @@ def run(args: argparse.Namespace, progress: Progress) -> tuple[Path, str]:
     config = asked | {"budgets": BUDGETS, "few_budgets": FEW_BUDGETS, "model": Path(args.model).name, "dry": args.dry}
     seconds = sum(each.seconds for each in found.values())
     for path in filter(None, (args.record, args.out / "cells.json")):
-        records.write(path, KIND, results(text, found, len(cells)), config=config, seed=0, wall_seconds=seconds)
+        records.write(
+            path, KIND, results(text, found, len(cells), left_out), config=config, seed=0, wall_seconds=seconds
+        )
     left = len(cells) - len(found)
     told = f"{len(found)} of {len(cells)} cells" + (f", {left} left: call again" if left else "")
+    for what, why in left_out.items():
+        told += f"; no cell has a {what}: {why}"
     return args.out / "cells.json", f"{table(found, text)}\n{told}"
 
 

@@ -62,7 +62,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-tokens", type=int, default=65_536, help="of a step")
     parser.add_argument("--pass-tokens", type=int, default=32_768, help="of one forward and backward; saves memory")
     parser.add_argument("--compile", action="store_true", help="torch.compile each layer")
-    parser.add_argument("--checkpoint-seconds", type=float, default=60.0)
+    parser.add_argument("--checkpoint-seconds", type=float, default=90.0)
     parser.add_argument("--dry", action="store_true", help="small model, small corpus, few steps, on the CPU")
     corpus.add_arguments(parser)
     args = parser.parse_args(argv)
@@ -123,7 +123,7 @@ class CodeTrainer:
         self._losses: list[torch.Tensor] = []
         if args.compile:
             for layer in self.model.model.layers:
-                layer.compile()
+                layer.compile(dynamic=False)
 
     @property
     def seconds(self) -> float:
@@ -184,7 +184,9 @@ class CodeTrainer:
             raise UserError(f"{len(ids):,} held-out tokens are too few for contexts of {tokens:,}", "add --roots")
         self.model.eval()
         cut = [np.asarray(ids[row * tokens : (row + 1) * tokens + 1]).astype(np.int64) for row in range(rows)]
-        losses = [self._loss(torch.from_numpy(row)[None].to(self.args.device)).item() for row in cut]
+        # These shapes are seen once, so compiling for them would only take time.
+        with torch.compiler.set_stance("force_eager"):
+            losses = [self._loss(torch.from_numpy(row)[None].to(self.args.device)).item() for row in cut]
         self.model.train()
         return sum(losses) / rows
 
@@ -255,6 +257,8 @@ def run(args: argparse.Namespace, progress: Progress) -> Path:
     trainer = CodeTrainer(args, text["vocabulary"])
     trainer.go_on()
     if trainer.steps and trainer.progress >= 1 and (args.out / "train.json").exists():
+        if args.record is not None:
+            files.write_bytes(args.record, (args.out / "train.json").read_bytes())
         return args.out / "train.json"
     train(trainer, progress.bar("training"))
     held_out = trainer.held_out_loss()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import sys
 from pathlib import Path
@@ -246,6 +247,15 @@ def test_the_grid_names_each_cell_once_and_every_cell_is_a_schedule() -> None:
         schedule.check_layers(12)
         assert schedule.selector.least_budget_tokens <= cell.budget
     assert max(cell.budget for cell in grid(1024)) == 512
+    more = {cell.name for cell in grid(16_385, remainder=True)} - {cell.name for cell in cells}
+    assert more and all("-remainder-16-fp8-" in name for name in more)
+    assert {name for name in more if "quest" in name or "oracle" in name} == set()
+
+
+def test_a_rule_that_the_replay_refuses_is_left_out_with_its_reason() -> None:
+    assert measure_cells.refusal(PUBLISHED, "cpu") is None and measure_cells.refusal(FINE, "cpu") is None
+    strange = dataclasses.replace(FINE, kind="no_such_selector")
+    assert "unknown selector kind 'no_such_selector'" in str(measure_cells.refusal(strange, "cpu"))
 
 
 def test_cells_are_measured_once_and_end_in_a_record_and_a_page(

@@ -16,8 +16,9 @@ from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.page_mean import PageMean
 from sparroll.errors import UserError
 
-_SCORED_AT_ONCE = 1 << 25
-"""Scores (or what a selector holds for each of them) that exist at one time: about 128 MB in fp32."""
+_SCORED_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 27}
+"""Scores (or what a selector holds for each of them) that exist at one time: about 128 MB in fp32, and on a GPU, where
+smaller pieces would wait for their launches, 512 MB."""
 
 
 def implementation(impl: str, selector: Selector) -> str:
@@ -73,7 +74,8 @@ def _selected(
     padded = F.pad(keys_BHSD, (0, 0, 0, units * unit - tokens))
     index = selector.build_index(padded.unflatten(2, (units, unit)))
     held = batch * query_BASD.shape[1] * units * max(1, index.shape[-1] // dim)
-    chunk = max(1, _SCORED_AT_ONCE // (held * WORD_POSITIONS)) * WORD_POSITIONS
+    at_once = _SCORED_AT_ONCE.get(words.device.type, 1 << 25)
+    chunk = max(1, at_once // (held * WORD_POSITIONS)) * WORD_POSITIONS
     for begin in range(0, tokens, chunk):
         end = min(begin + chunk, tokens)
         seen = -(-end // unit)
