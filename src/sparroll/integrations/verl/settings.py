@@ -49,6 +49,7 @@ _HERE = {
     "attention.name": f"{PREFIX}.schedule",
     "check.window_tokens": f"{PREFIX}.verify.window",
     "check.floor": f"{PREFIX}.verify.floor",
+    "check.dense_logp": f"{PREFIX}.verify.dense_logp",
     'attention.kind = "dense"': f"{PREFIX}.schedule=dense",
     'attention.kind = "schedule"': f"{PREFIX}.schedule",
     "attention.kind": f"{PREFIX}.schedule",
@@ -64,6 +65,9 @@ class VerifySection(Section):
     floor: float = Field(default=DraftCheck.floor, gt=0, le=1)
     """A sampled token is at most log(1 / floor) nats less likely under the dense policy than under the one that sampled
     it."""
+    dense_logp: Literal["trainer", "engine"] = "trainer"
+    """Where the loss takes its old log-probabilities from. trainer: verl's own pass over the batch. engine: the checks,
+    which have computed them; that pass is then left out."""
 
 
 class RescoringSection(Section):
@@ -117,7 +121,13 @@ class SparseSettings(CommonSettings):
             "forced": first is None or first.any_model,
             "rescoring": dataclasses.asdict(self.rescoring_settings(None)),
             "attention": self.attention,
+            "keeps_dense_logp": self.dense_logp_from_engine,
         }
+
+    @property
+    def dense_logp_from_engine(self) -> bool:
+        """Whether the loss reads the dense log-probabilities that the checks of drafts have computed."""
+        return self.config.check is not None and self.config.check.dense_logp == "engine"
 
     def inline(self) -> dict[str, Any]:
         """The settings as plain data that mean the same on every machine: schedules are given themselves instead of by
@@ -128,7 +138,8 @@ class SparseSettings(CommonSettings):
         table["schedule"] = attention["name"] if attention["kind"] == "schedule" else DENSE
         table["force_schedule"] = attention.get("force", False)
         if self.config.check is not None:
-            table["verify"] = {"window": self.config.check.window_tokens, "floor": self.config.check.floor}
+            check = self.config.check
+            table["verify"] = {"window": check.window_tokens, "floor": check.floor, "dense_logp": check.dense_logp}
         table["rescoring"] = self.rescoring.model_dump(mode="json")
         return table | {"attention": self.attention}
 
@@ -187,7 +198,7 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     ours["attention"] = _attention(table)
     if table.get("verify") is not None:
         verify = _section(VerifySection, table, "verify")
-        ours["check"] = {"window_tokens": verify.window, "floor": verify.floor, "dense_logp": "trainer"}
+        ours["check"] = {"window_tokens": verify.window, "floor": verify.floor, "dense_logp": verify.dense_logp}
     config = checked_config(ours, "verl")
     attention = table.get("attention", "triton")
     if attention not in ("triton", "fa3_pages"):

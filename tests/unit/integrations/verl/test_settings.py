@@ -34,7 +34,7 @@ def test_a_path_is_read_once_and_travels_as_the_schedule_itself(tmp_path: Path) 
     names = [str(Schedule.fixed(budget).save(tmp_path / f"s{budget}.toml")) for budget in (512, 1024)]
     settings = read(
         schedule=names[0],
-        verify={"window": 32},
+        verify={"window": 32, "dense_logp": "engine"},
         control={"by": "guard", "stricter": [names[1], "dense"]},
         guard={"at_least": 0.8},
         rescoring={"probe_rollouts": None},
@@ -44,6 +44,7 @@ def test_a_path_is_read_once_and_travels_as_the_schedule_itself(tmp_path: Path) 
         path.unlink()
     again = SparseSettings.read(inline, FACTS)
     assert again == settings and again.inline() == inline
+    assert again.dense_logp_from_engine and not read(verify={"window": 32}).dense_logp_from_engine
     first, (guard, _) = again.first_schedule(), again.watchers()
     assert first is not None and first.name == "s512-checked-32-0.01"
     stricter, dense = guard.may_switch_to
@@ -72,6 +73,7 @@ def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:
         ({"correction": {"name": "jackpot"}}, "Jackpot needs", "icepop"),
         ({"correction": {"name": "tis", "weight_mx": 2}}, "no setting 'weight_mx'", "weight_max"),
         ({"verify": {"windows": 3}}, rf"unknown key {PREFIX}\.verify\.windows", "'window'"),
+        ({"verify": {"dense_logp": "check"}}, rf"{PREFIX}\.verify\.dense_logp: .*'check'", ""),
         ({"verify": {"window": 1}}, rf"{PREFIX}\.verify\.window: .*got 1", ""),
         ({"guard": {"actoin": "stop"}}, rf"{PREFIX}\.guard\.actoin", "'action'"),
         ({"control": {"by": "cheaper", "schedules": ["x"]}}, "DistillSparse", "nobody, guard or controller"),
