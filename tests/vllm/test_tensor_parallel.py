@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,10 +15,9 @@ from sparroll import Schedule
 from sparroll.engines import HFEngine
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import launch
-from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.schedule import Step
-from vllm_runs import engine, greedy, needs_vllm, random_prompts
+from vllm_runs import needs_vllm, random_prompts
 
 pytestmark = [needs_vllm, pytest.mark.slow]
 
