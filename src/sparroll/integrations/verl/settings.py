@@ -65,8 +65,8 @@ class VerifySection(Section):
     """Tokens that one dense pass gives at most; all but the last one are drafted. None: as the schedule's file says, or
     64."""
     floor: float | None = Field(default=None, gt=0, le=1)
-    """None: as the schedule's file says, or 0.01. A sampled token is at most log(1 / floor) nats less likely under the dense policy than under the one that sampled
-    it."""
+    """A sampled token is at most log(1 / floor) nats less likely under the dense policy than under the one that sampled
+    it. None: as the schedule's file says, or 0.01."""
     dense_logp: Literal["trainer", "engine"] = "trainer"
     """Where the loss takes its old log-probabilities from. trainer: verl's own pass over the batch. engine: the checks,
     which have computed them; that pass is then left out."""
