@@ -14,6 +14,8 @@ step counts: the first one compiles, and measures the dense ceiling.
 Seconds of a step: `gen` is verl's, from the first request to the engine's sleep; `rollout` is without what sparroll
 measures in it; `added` is all that sparroll adds to a step, the ceiling left out, which is measured once.
 
+The verified case takes its old log-probabilities from the checks, so verl's pass for them is left out.
+
 Random weights would take back nearly every draft, so the verified cases keep each with the probability --kept-share
 (forced_verdicts.py).
 
