@@ -188,7 +188,7 @@ sampling = SamplingParams(temperature=0, max_tokens=40, ignore_eos=True, logprob
 outputs = llm.generate([{"prompt_token_ids": ids} for ids in random_prompts([5, 100, 37])], sampling, use_tqdm=False)
 worker = llm.llm_engine.engine_core.engine_core.model_executor.driver_worker.worker
 config, groups = llm.llm_engine.vllm_config, worker.model_runner.attn_groups
-print("found", json.dumps({
+found = {
     "tokens": [list(output.outputs[0].token_ids) for output in outputs],
     "logp": [output.outputs[0].cumulative_logprob for output in outputs],
     "blocks": [config.cache_config.block_size, config.cache_config.num_gpu_blocks],
@@ -198,21 +198,23 @@ print("found", json.dumps({
     "sizes": [str(size) for each in groups for group in each for size in group.backend.get_supported_kernel_block_sizes()],
     "attention": repr(config.attention_config),
     "backend": [str(group.backend) for each in groups for group in each],
-}))
+}
+llm.llm_engine.engine_core.shutdown()
 """
 
 
-def test_vllm_is_its_own_where_nobody_asks_for_sparroll() -> None:
-    found = []
-    for plugins in ("", "sparroll"):
-        settings = {"VLLM_PLUGINS": plugins, "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-        environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-c", PLAIN], env=environment, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        found.append(json.loads(done.stdout.rpartition("found ")[2]))
-    without, installed = found
+def test_vllm_is_its_own_where_nobody_asks_for_sparroll(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A process of its own without the plugin, and this one, in which it has run.
+    settings = {"VLLM_PLUGINS": "", "VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+    environment = os.environ | settings | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    code = PLAIN + '\nprint("found", json.dumps(found))'
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    without = json.loads(done.stdout.rpartition("found ")[2])
+    monkeypatch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    here: dict[str, Any] = {}
+    exec(PLAIN, here)
+    installed = here["found"]
     assert "sparroll" in str(installed.pop("backend")) and "sparroll" not in str(without.pop("backend"))
     assert installed == without
     assert "vllm.v1.attention.backends.cpu_attn" in installed["impl"][0]
