@@ -241,7 +241,7 @@ def choose_units(
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
     are, for readers that know the budgets.
     """
-    requests, heads, units = scores_RHU.shape
+    requests, heads, _ = scores_RHU.shape
     _shapes(
         context_tokens_R=(context_tokens_R, (requests,)),
         kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)),

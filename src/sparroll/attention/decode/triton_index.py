@@ -217,12 +217,12 @@ def _quantized_mean(
             packed = tl.where(word == SCALE_AT, scale.to(tl.int32, bitcast=True), packed)
             unit = last // UNIT
             if CUT == ROW_WORDS:
-                place = unit * words_per_unit + word
+                inside = unit * words_per_unit + word
             else:
                 behind = UNITS_PER_BLOCK * CUT + unit * (ROW_WORDS - CUT) + word - CUT
-                place = tl.where(word < CUT, unit * CUT + word, behind)
+                inside = tl.where(word < CUT, unit * CUT + word, behind)
             row = words + block * words_per_block + head * words_per_head
-            tl.store(row + place, packed, mask=word < ROW_WORDS)
+            tl.store(row + inside, packed, mask=word < ROW_WORDS)
 
 
 @triton.jit

@@ -1,6 +1,7 @@
 """The k best units of each (request, head), in ascending order: a selection, not a sort, of any number of units.
 
-One program does it for one head, in four steps, of which two look at every score:
+One program does it for one head, in four steps, of which two look at every score (the first alone, where there is a lane
+for each):
 
 1. The scores are dealt to a row of lanes, and each lane keeps its largest. At least k scores reach the k-th largest of
    these, because k lanes do. With some times more lanes than k, hardly more than k do.
@@ -46,7 +47,7 @@ class Layout:
     """Most scores that it holds at a time; a power of two, as the other two."""
     lanes: int = 2048
     """Of steps 1, 3 and 4, also the room for candidates; `chunk` where these are less than twice the units wanted."""
-    chunk_of_all: int = 4096
+    chunk_of_all: int = 2048
     """Scores that it holds at a time where there is no room for the candidates."""
 
 
@@ -161,8 +162,8 @@ def _choose(
                 scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, LANES, CHUNK,
                 LOADED, WITH_PAGES,
             )  # fmt: skip
-        elif CHUNK > LANES:
-            # More units than lanes may be wanted: every unit is a candidate then, and there is no room for them.
+        # The first condition is known when the kernel is compiled, and then what follows is left out.
+        elif CHUNK > LANES:  # noqa: SIM102
             if wanted <= CHUNK:
                 fits, reached, highest = _choose_candidates(
                     scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, CHUNK, CHUNK,
@@ -207,20 +208,27 @@ def _choose_candidates(
         unit = start + tl.arange(0, CHUNK // LANES)[:, None] * LANES + lane[None, :]
         best = tl.maximum(best, tl.max(_ordered(scores_row, unit, units, LOADED), axis=0))
     reached = best_threshold(best, lane < units, wanted, FEW=True)
+    # With a lane for each unit, the k-th largest of the lanes is that of the scores.
     count = tl.zeros([], tl.int32)
-    for start in range(0, units, CHUNK):
-        unit = start + tl.arange(0, CHUNK)
-        reaches = (_ordered(scores_row, unit, units, LOADED) >= reached).to(tl.int32)
-        place = count + tl.cumsum(reaches, axis=0) - 1
-        tl.store(listed_row + place, unit, mask=(reaches != 0) & (place < LANES))
-        count += tl.sum(reaches, axis=0)
+    unit = lane
+    ordered = best
+    threshold = reached
+    if units > LANES:
+        for start in range(0, units, CHUNK):
+            each = start + tl.arange(0, CHUNK)
+            reaches = (_ordered(scores_row, each, units, LOADED) >= reached).to(tl.int32)
+            place = count + tl.cumsum(reaches, axis=0) - 1
+            tl.store(listed_row + place, each, mask=(reaches != 0) & (place < LANES))
+            count += tl.sum(reaches, axis=0)
+        if count <= LANES:
+            # What other threads listed must have arrived.
+            tl.debug_barrier()
+            listed = lane < count
+            unit = tl.load(listed_row + lane, mask=listed, other=0)
+            score = tl.load(scores_row + unit, mask=listed, other=0.0)
+            ordered = tl.where(listed, ordered_bits(score), LEAST)
+            threshold = best_threshold(ordered, listed, wanted, FEW=True)
     if count <= LANES:
-        # What other threads listed must have arrived.
-        tl.debug_barrier()
-        listed = lane < count
-        unit = tl.load(listed_row + lane, mask=listed, other=0)
-        ordered = tl.where(listed, ordered_bits(tl.load(scores_row + unit, mask=listed, other=0.0)), LEAST)
-        threshold = best_threshold(ordered, listed, wanted, FEW=True)
         wanted_equals = wanted - tl.sum((ordered > threshold).to(tl.int32), axis=0)
         _write(
             ids_row, pages_row, table_row, unit, ordered, threshold, wanted_equals, 0, 0, UNITS_PER_BLOCK, WITH_PAGES
