@@ -16,6 +16,7 @@ from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.store import Store, measurement_table
 from sparroll.calibrate.sweep import sweep_fingerprint
+from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, Step
@@ -73,6 +74,12 @@ def verify(
     rollouts with the seed settings.seed + 1 + k, so none of them took part in the fit. Ends when all bins meet the
     target, when no budget can be raised, or after `most_rounds`. Finished rounds are kept in `out` and not repeated.
     """
+    if len(schedule.layer_groups) > 1:
+        raise UserError(
+            f"the schedule {schedule.name!r} has budgets for {len(schedule.layer_groups)} groups of layers, and this raises "
+            "one budget for all",
+            "`sparroll profile --schedule` measures it as it is",
+        )
     store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers))
     rounds: list[Measurement] = []
     notes: list[str] = []
@@ -104,7 +111,7 @@ def _round(study: Study, schedule: Schedule, number: int, store: Store, on_progr
 
 
 def _same(one: Schedule, other: Schedule) -> bool:
-    return _plain(one) == _plain(other) and one.check == other.check
+    return one.plain_budgets() == other.plain_budgets() and one.check == other.check
 
 
 def _far_share(measurement: Measurement, cell: Cell, most: float | None) -> float | None:
@@ -114,10 +121,6 @@ def _far_share(measurement: Measurement, cell: Cell, most: float | None) -> floa
     assert measurement.checked is not None, "only a schedule with a check has such a bound"
     share = measurement.checked.far_share_at(cell.from_context_tokens)
     return share if share > most else None
-
-
-def _plain(schedule: Schedule) -> list[tuple[int, int]]:
-    return [(step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps]
 
 
 def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) -> Schedule:
@@ -140,7 +143,7 @@ def _at_least(schedule: Schedule, start: int, budget: int) -> Schedule:
         steps.sort(key=lambda step: step.from_context_tokens)
     lifted = [
         Step(step.from_context_tokens, budget)
-        if step.from_context_tokens >= start and step.kv_budget_tokens < budget
+        if step.from_context_tokens >= start and step.budgets[0] < budget
         else step
         for step in steps
     ]
