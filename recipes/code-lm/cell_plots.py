@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 import matplotlib as mpl  # noqa: E402
+from cells import PUBLISHED  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
 from scale_presets import KIND  # noqa: E402
@@ -46,12 +47,13 @@ def against_budget(results: dict[str, Any], statistic: str, title: str, scale: s
         for color, (rule, cells) in zip(COLORS, _lines(results).items(), strict=False):
             rows = [cell["bins"][place] for cell in cells]
             budgets = [cell["budget"] for cell in cells]
-            axes.plot(budgets, [row[statistic] for row in rows], "o-", color=color, label=rule, markersize=4)
+            # Zeros have no place on a logarithmic scale.
+            known = [row[statistic] if scale == "linear" or row[statistic] > 0 else None for row in rows]
+            axes.plot(budgets, known, "o-", color=color, label=rule, markersize=4)
             if f"{statistic}_interval" in rows[0]:
                 low, high = zip(*(row[f"{statistic}_interval"] for row in rows), strict=True)
                 axes.fill_between(budgets, low, high, color=color, alpha=0.15, linewidth=0)
-        _by_budget(axes, f"contexts of {bins[place]['from_context_tokens']:,} on", "tokens read")
-    # A logarithm has no place for zeros, which are all there is where nothing was impossible.
+        _by_budget(axes, results, f"contexts of {bins[place]['from_context_tokens']:,} on", "tokens read")
     if any(row[statistic] > 0 for cells in _lines(results).values() for cell in cells for row in cell["bins"]):
         panels[0].set_yscale(scale)
     panels[0].set_ylabel(title)
@@ -66,6 +68,8 @@ def ratio(results: dict[str, Any]) -> Figure:
     panels = figure.subplots(1, len(bins), sharey=True, squeeze=False)[0]
     for place, axes in enumerate(panels):
         for color, rule in zip(COLORS, _lines(results), strict=False):
+            if rule == PUBLISHED.name:
+                continue
             for statistic, mark in (("q05", color), ("kl_sparse_to_dense", "none")):
                 rows = [
                     row
@@ -81,7 +85,9 @@ def ratio(results: dict[str, Any]) -> Figure:
                 points = [row["published_budget"] for row in rows], [row["ratio"] for row in rows]
                 axes.plot(*points, "o", color=color, markerfacecolor=mark, label=label)
         axes.axhline(1, color=figures.QUIET, linewidth=1)
-        _by_budget(axes, f"contexts of {bins[place]['from_context_tokens']:,} on", "tokens that page means read")
+        _by_budget(
+            axes, results, f"contexts of {bins[place]['from_context_tokens']:,} on", "tokens that page means read"
+        )
     panels[0].set_ylabel("times fewer tokens at equal statistic")
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside right upper")
     return figure
@@ -111,9 +117,11 @@ def _lines(results: dict[str, Any]) -> dict[str, list[dict[str, Any]]]:
     return dict(list((whole or rules).items())[: len(COLORS)])
 
 
-def _by_budget(axes: Axes, title: str, label: str) -> None:
-    if axes.lines and len(axes.lines[0].get_xdata()):
-        axes.set_xscale("log", base=2)
+def _by_budget(axes: Axes, results: dict[str, Any], title: str, label: str) -> None:
+    budgets = [cell["budget"] for cell in results["cells"]]
+    # Given limits, because a panel may have no points to take them from.
+    axes.set_xlim(min(budgets) / 1.2, max(budgets) * 1.2)
+    axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
     axes.set_title(title)
     axes.set_xlabel(label)

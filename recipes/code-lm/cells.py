@@ -94,12 +94,7 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
         whole += [summed(rule) for rule in (PUBLISHED, *fine)]
         layers += [summed(rule) for rule in layers]
     few = [dataclasses.replace(rule, dense_layers=dense) for dense in ((0,), ()) for rule in layers]
-    if has_layer_groups():
-        few += [
-            dataclasses.replace(rule, shape=shape)
-            for rule in (PUBLISHED, Rule("quantized_mean", 4, 4))
-            for shape in ("early", "late")
-        ]
+    few += [dataclasses.replace(rule, shape=shape) for rule in layers[:2] for shape in ("early", "late")]
     few += [*others, Rule("oracle_page", 16)]
     if remainder:
         few += [summed(rule) for rule in others]
@@ -111,11 +106,6 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
 def summed(rule: Rule) -> Rule:
     """The rule with a summary of what it does not read."""
     return dataclasses.replace(rule, remainder=REMAINDER)
-
-
-def has_layer_groups() -> bool:
-    """Whether schedules have budgets by group of layers."""
-    return any(field.name == "layer_groups" for field in dataclasses.fields(Schedule))
 
 
 def _is_possible(cell: Cell) -> bool:

@@ -54,6 +54,10 @@ def scaled(preset: Schedule, selector: Selector, dense_layers: tuple[int, ...], 
     one budget, the first stays."""
     if ratio <= 1:
         raise UserError(f"the smallest ratio is {ratio:g}: nothing is gained by this rule", "take another --rule")
+    if preset.layer_groups:
+        raise UserError(
+            f"{preset.name} has budgets by groups of layers, and the ratios do not", "take a preset without them"
+        )
     unit, steps = selector.unit_tokens, []
     for step in preset.steps:
         budget = max(selector.least_budget_tokens, -int(-step.kv_budget_tokens / ratio // unit) * unit)

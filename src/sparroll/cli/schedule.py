@@ -37,7 +37,11 @@ def list_(json: Json = False) -> None:
         target = (schedule.target or {}).get("at_least")
         span = f"{min(budgets)} to {max(budgets)}"
         table.add_row(
-            schedule.name, schedule.model, "-" if target is None else f"{target:.2f}", str(len(schedule.steps)), span
+            f"{schedule.name} ({schedule.caveat})" if schedule.caveat else schedule.name,
+            schedule.model,
+            "-" if target is None else f"{target:.2f}",
+            str(len(schedule.steps)),
+            span,
         )
     Console().print(table)
 
