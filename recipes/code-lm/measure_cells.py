@@ -29,9 +29,9 @@ from transformers import PreTrainedModel  # noqa: E402
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
-from budget_ratio import STATISTICS, ratios, smallest  # noqa: E402
+from budget_ratio import STATISTICS, Ratio, ratios, smallest  # noqa: E402
 from cell_files import NATS, REPLICATES, Measured, count  # noqa: E402
-from cells import BUDGETS, FEW_BUDGETS, Cell, Rule, grid, summed  # noqa: E402
+from cells import BUDGETS, FEW_BUDGETS, PUBLISHED, Cell, Rule, grid, summed  # noqa: E402
 from code_model import LONGEST_TOKENS  # noqa: E402
 from texts import Text, open_text  # noqa: E402
 
@@ -185,33 +185,34 @@ def _described(cell: Cell) -> dict[str, Any]:
 
 
 def table(found: dict[Cell, Measured], text: Text) -> str:
-    """Compact text: the 5th percentile and the KL of the longest bin against budget, then the smallest ratios."""
-    place, lines = len(text.bins) - 2, []
-    budgets = sorted({cell.budget for cell in found})
-    every = torch.ones(1, len(text.sequences))
+    """Compact text: statistics of the longest bin against budget, then the smallest ratios over all bins."""
+    place, every, lines = len(text.bins) - 2, torch.ones(1, len(text.sequences)), []
+    budgets, rules = sorted({cell.budget for cell in found}), dict.fromkeys(cell.rule for cell in found)
+    width = 2 + max(len(rule.name) for rule in rules)
     for statistic, digits in (("q05", ".3f"), ("kl_sparse_to_dense", ".4f"), ("over_10_nats", ".1e")):
         lines.append(f"{statistic} at contexts of {text.bins[-2]:,} and more")
-        lines.append(f"{'rule':<30}" + "".join(f"{budget:>9,}" for budget in budgets))
-        for rule in dict.fromkeys(cell.rule for cell in found):
+        lines.append(f"{'rule':<{width}}" + "".join(f"{budget:>9,}" for budget in budgets))
+        for rule in rules:
             row = [found.get(Cell(rule, budget)) for budget in budgets]
-            told = [
-                "-" if each is None else f"{each.statistic(statistic, every, place).item():{digits}}" for each in row
-            ]
-            lines.append(f"{rule.name:<30}" + "".join(f"{each:>9}" for each in told))
+            told = [each and f"{each.statistic(statistic, every, place).item():{digits}}" for each in row]
+            lines.append(f"{rule.name:<{width}}" + "".join(f"{each or '-':>9}" for each in told))
     rows = ratios(found, text.bins)
-    lines.append("smallest ratio of budgets to page means, over lengths and budgets")
-    for rule in dict.fromkeys(row.rule for row in rows):
-        told = []
-        for statistic in STATISTICS:
-            least = smallest([row for row in rows if row.statistic == statistic], rule)
-            told.append(
-                f"{statistic} -"
-                if least is None
-                else f"{statistic} {least.ratio:.2f} ({least.low:.2f} to {least.high:.2f}"
-                f" at {least.published_budget:,} of {least.from_context_tokens:,})"
-            )
-        lines.append(f"{rule:<30} " + "   ".join(told))
+    lines.append("smallest ratio of budgets to page means, over lengths and budgets; -: none that is more than a bound")
+    for rule in rules:
+        if rule != PUBLISHED:
+            told = [
+                _told(statistic, smallest([row for row in rows if row.statistic == statistic], rule.name))
+                for statistic in STATISTICS
+            ]
+            lines.append(f"{rule.name:<{width}}" + "   ".join(told))
     return "\n".join(lines)
+
+
+def _told(statistic: str, least: Ratio | None) -> str:
+    if least is None:
+        return f"{statistic} -"
+    place = f"{least.published_budget:,} of {least.from_context_tokens:,}"
+    return f"{statistic} {least.ratio:.2f} ({least.low:.2f} to {least.high:.2f} at {place})"
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tuple[Path, str]:

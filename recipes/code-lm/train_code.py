@@ -53,7 +53,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--minutes", type=float, default=8.0, help="life of the command, all calls together")
     parser.add_argument("--steps", type=int, default=0, help="stop after so many steps instead of --minutes")
-    parser.add_argument("--lr", type=float, default=1.5e-3)
+    parser.add_argument("--lr", type=float, default=1e-3)
     parser.add_argument("--warmup-steps", type=int, default=100)
     parser.add_argument("--cool-share", type=float, default=0.4, help="of the time: the rate falls")
     parser.add_argument("--short-share", type=float, default=0.45, help="of the time: contexts are short")

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from sparroll.cli import main
+from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
 from sparroll.mismatch import histogram
 from sparroll.plan.speedup import plan
@@ -157,6 +158,10 @@ def test_a_budget_above_the_context_is_dense_and_a_small_one_is_not(args, traine
     assert whole.sums_NBK[0, :, 0].tolist() == [24, 48, 97]
     part = comparison.measure(FINE.schedule(64, comparison.layers))
     assert part.sums_NBK[0, 2, 1] < 97 and part.sums_NBK[0, 2, 2] > 0
+    # The scorer's own replay, which has its dense states from transformers' attention.
+    replayed = Scorer(model).exact_replay(text.sequences, FINE.schedule(64, comparison.layers))
+    bins = [(each[23:47].sum(), each[47:95].sum(), each[95:].sum()) for each in replayed]
+    torch.testing.assert_close(part.sums_NBK[..., 1], torch.tensor(bins).double(), rtol=1e-4, atol=0)
 
 
 def test_differences_of_known_distributions() -> None:

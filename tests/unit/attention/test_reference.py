@@ -202,9 +202,10 @@ def test_a_selector_from_outside_can_be_registered_once() -> None:
     assert issubclass(Last, Base)
 
 
+@pytest.mark.parametrize("odd", [torch.nan, 1.0])
 @pytest.mark.parametrize("wanted", [[1, 1, 1, 1], [5, 5, 5, 5], [1, 3, 9, 12]])
-def test_choosing_without_sorting_keeps_the_order_of_ties_and_nans(wanted: list[int]) -> None:
-    score = torch.tensor([[[0.0, -0.0, 1.0, 1.0, torch.nan, torch.inf, -torch.inf, 1.0, 0.0, 2.0, torch.nan, -1.0]]])
+def test_choosing_without_sorting_keeps_the_order_of_ties_and_nans(wanted: list[int], odd: float) -> None:
+    score = torch.tensor([[[0.0, -0.0, 1.0, 1.0, odd, torch.inf, -torch.inf, 1.0, 0.0, 2.0, odd, -1.0]]])
     score_RQHU = score.expand(1, 4, 2, -1).contiguous()
     wanted_RQ1 = torch.tensor(wanted)[None, :, None]
     order = reference.best_first(score_RQHU)

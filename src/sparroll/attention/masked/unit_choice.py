@@ -99,7 +99,8 @@ def best(score_RQHU: Tensor, wanted_RQ1: Tensor) -> Tensor:
 
     It looks for the score of the last wanted unit and sorts nothing, which matters for units of one token.
     """
-    order_RQHU = reference.in_order(score_RQHU)
+    # Without NaN, the scores compare as their order does.
+    order_RQHU = reference.in_order(score_RQHU) if bool(score_RQHU.isnan().any()) else score_RQHU
     fewest, most = (int(bound) for bound in wanted_RQ1.aminmax())
     top_RQHN = order_RQHU.topk(most, sorted=fewest < most).values
     if fewest < most:
