@@ -13,11 +13,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 from cell_files import Measured, interval, resamplings
 from cells import PUBLISHED, Cell, Rule
-from torch import Tensor
 
 STATISTICS = ("q05", "kl_sparse_to_dense")
 LEAST_SHARE, MOST_SHARE = 1 / 16, 1 / 2
@@ -49,10 +49,10 @@ def straight(name: str, value: np.ndarray) -> np.ndarray:
     return -np.log(np.maximum(1 - value if name == "q05" else value, FLOOR))
 
 
-def equal_budget(value_W: np.ndarray, budgets_M: np.ndarray, value_MW: np.ndarray) -> np.ndarray:
+def equal_budget(value_W: np.ndarray, budgets_M: np.ndarray, curve_MW: np.ndarray) -> np.ndarray:
     """[W] the budget at which a curve [M, W] (on the scale of `straight`) has the value, at most its largest budget and
     at least its smallest. A curve that dips counts as flat there."""
-    rising_MW = np.maximum.accumulate(value_MW, axis=0)
+    rising_MW = np.maximum.accumulate(curve_MW, axis=0)
     found = [np.interp(value, rising, np.log(budgets_M)) for value, rising in zip(value_W, rising_MW.T, strict=True)]
     return np.exp(np.array(found))
 
@@ -60,27 +60,26 @@ def equal_budget(value_W: np.ndarray, budgets_M: np.ndarray, value_MW: np.ndarra
 def ratios(measured: Mapping[Cell, Measured], bins: tuple[int, ...]) -> list[Ratio]:
     """Of all rules, in all bins, at all published budgets within the bounds above that the rule was measured up to."""
     weights_WN = resamplings(len(next(iter(measured.values())).counts_NBC))
+
+    @cache
+    def value(cell: Cell, statistic: str, place: int) -> np.ndarray:
+        return measured[cell].statistic(statistic, weights_WN, place).numpy()
+
     found = []
+    published = sorted((cell for cell in measured if cell.rule == PUBLISHED), key=lambda cell: cell.budget)
     for rule in dict.fromkeys(cell.rule for cell in measured if cell.rule != PUBLISHED):
         budgets = sorted(cell.budget for cell in measured if cell.rule == rule)
         for statistic in STATISTICS:
             for place, begin in enumerate(bins[:-1]):
-                value_MW = _curve(measured, rule, budgets, statistic, weights_WN, place)
                 least, most = LEAST_SHARE * begin, min(MOST_SHARE * begin, max(budgets))
-                for published in sorted(cell.budget for cell in measured if cell.rule == PUBLISHED):
-                    tail = measured[Cell(PUBLISHED, published)].statistic("q05", weights_WN[:1], place).item()
-                    if least <= published <= most and tail >= LEAST_TAIL:
-                        [value_W] = _curve(measured, PUBLISHED, [published], statistic, weights_WN, place)
-                        found.append(_ratio(rule, statistic, begin, published, value_W, budgets, value_MW))
+                curve_MW = straight(
+                    statistic, np.array([value(Cell(rule, each), statistic, place) for each in budgets])
+                )
+                for cell in published:
+                    if least <= cell.budget <= most and value(cell, "q05", place)[0] >= LEAST_TAIL:
+                        value_W = straight(statistic, value(cell, statistic, place))
+                        found.append(_ratio(rule, statistic, begin, cell.budget, value_W, budgets, curve_MW))
     return found
-
-
-def _curve(
-    measured: Mapping[Cell, Measured], rule: Rule, budgets: list[int], statistic: str, weights_WN: Tensor, place: int
-) -> np.ndarray:
-    """[M, W] the statistic in one bin at each budget, on the scale of `straight`."""
-    values = [measured[Cell(rule, budget)].statistic(statistic, weights_WN, place).numpy() for budget in budgets]
-    return straight(statistic, np.array(values))
 
 
 def _ratio(
@@ -90,10 +89,10 @@ def _ratio(
     published: int,
     value_W: np.ndarray,
     budgets: list[int],
-    value_MW: np.ndarray,
+    curve_MW: np.ndarray,
 ) -> Ratio:
-    ratio_W = published / equal_budget(value_W, np.array(budgets), value_MW)
-    better, worse = value_W[0] < value_MW[0, 0], value_W[0] > value_MW[:, 0].max()
+    ratio_W = published / equal_budget(value_W, np.array(budgets), curve_MW)
+    better, worse = value_W[0] < curve_MW[0, 0], value_W[0] > curve_MW[:, 0].max()
     low, high = interval(ratio_W)
     bound = "at least" if better else "at most" if worse else None
     return Ratio(rule.name, statistic, begin, published, round(float(ratio_W[0]), 4), low, high, bound)

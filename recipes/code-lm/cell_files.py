@@ -99,5 +99,7 @@ def resamplings(sequences: int, replicates: int = REPLICATES) -> Tensor:
 
 
 def interval(value_W: np.ndarray) -> list[float]:
-    """The middle 95 % of the replicates. The first value is that of the data itself, and no replicate."""
-    return [round(float(end), 9) for end in np.quantile(value_W[1:], (0.025, 0.975))]
+    """The middle 95 % of the replicates. The first value is that of the data itself, and no replicate. A replicate may
+    have drawn no sequence that is long enough for the bin, and then does not count."""
+    known_W = value_W[1:][~np.isnan(value_W[1:])]
+    return [round(float(end), 9) for end in np.quantile(known_W, (0.025, 0.975))] if len(known_W) else [np.nan, np.nan]

@@ -154,8 +154,9 @@ def refusal(rule: Rule, device: str) -> str | None:
     return None
 
 
-def results(text: Text, found: dict[Cell, Measured], asked: int, left_out: dict[str, str]) -> dict[str, Any]:
-    rows = ratios(found, text.bins)
+def results(
+    text: Text, found: dict[Cell, Measured], rows: list[Ratio], asked: int, left_out: dict[str, str]
+) -> dict[str, Any]:
     rules = dict.fromkeys(row.rule for row in rows)
     return {
         "text": text.about | {"name": text.name},
@@ -184,7 +185,7 @@ def _described(cell: Cell) -> dict[str, Any]:
     }
 
 
-def table(found: dict[Cell, Measured], text: Text) -> str:
+def table(found: dict[Cell, Measured], rows: list[Ratio], text: Text) -> str:
     """Compact text: statistics of the longest bin against budget, then the smallest ratios over all bins."""
     place, every, lines = len(text.bins) - 2, torch.ones(1, len(text.sequences)), []
     budgets, rules = sorted({cell.budget for cell in found}), dict.fromkeys(cell.rule for cell in found)
@@ -196,7 +197,6 @@ def table(found: dict[Cell, Measured], text: Text) -> str:
             row = [found.get(Cell(rule, budget)) for budget in budgets]
             told = [each and f"{each.statistic(statistic, every, place).item():{digits}}" for each in row]
             lines.append(f"{rule.name:<{width}}" + "".join(f"{each or '-':>9}" for each in told))
-    rows = ratios(found, text.bins)
     lines.append("smallest ratio of budgets to page means, over lengths and budgets; -: none that is more than a bound")
     for rule in rules:
         if rule != PUBLISHED:
@@ -235,15 +235,17 @@ def run(args: argparse.Namespace, progress: Progress) -> tuple[Path, str]:
     found = measure_all(comparison, cells, args.out / "cells", args.minutes, progress.bar("cells"))
     config = asked | {"budgets": BUDGETS, "few_budgets": FEW_BUDGETS, "model": Path(args.model).name, "dry": args.dry}
     seconds = sum(each.seconds for each in found.values())
+    if not found:
+        raise UserError(f"no cell was begun in {args.minutes:g} minutes", "give more --minutes")
+    rows = ratios(found, text.bins)
+    summed_up = results(text, found, rows, len(cells), left_out)
     for path in filter(None, (args.record, args.out / "cells.json")):
-        records.write(
-            path, KIND, results(text, found, len(cells), left_out), config=config, seed=0, wall_seconds=seconds
-        )
+        records.write(path, KIND, summed_up, config=config, seed=0, wall_seconds=seconds)
     left = len(cells) - len(found)
     told = f"{len(found)} of {len(cells)} cells" + (f", {left} left: call again" if left else "")
     for what, why in left_out.items():
         told += f"; no cell has a {what}: {why}"
-    return args.out / "cells.json", f"{table(found, text)}\n{told}"
+    return args.out / "cells.json", f"{table(found, rows, text)}\n{told}"
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -185,6 +185,11 @@ def test_a_sequence_is_counted_in_its_bins() -> None:
     assert sums[:, 2].tolist() == pytest.approx([0.1 + 0.2, 0.3 + 0.4])
 
 
+def test_a_replicate_without_a_sequence_that_is_long_enough_does_not_count() -> None:
+    assert cell_files.interval(np.array([5.0, np.nan, 1.0, 1.0])) == [1.0, 1.0]
+    assert np.isnan(cell_files.interval(np.array([5.0, np.nan]))).all()
+
+
 def curve(budget: int, sequences: int = 4) -> Measured:
     """A made-up rule: 1 - q05 and the KL fall as 1 / budget, a little differently in each sequence."""
     counts, sums = torch.zeros(sequences, 1, histogram.CELLS).long(), torch.zeros(sequences, 1, len(SUMS)).double()
