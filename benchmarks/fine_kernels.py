@@ -160,7 +160,7 @@ def sweep(clock: Clock, choice: kernels.Choice, options: argparse.Namespace) -> 
             if options.dry and (tile, warps) != (64, 4):
                 continue
             other = planned(dataclasses.replace(case.workspace, scored_tile_units=tile)).case
-            layout = triton_score_codes.Layout(warps, programs)
+            layout = triton_score_codes.ScoreLayout(warps, programs)
             add(
                 "scores",
                 lambda other=other, layout=layout: triton_score_codes.score_units(
@@ -171,7 +171,7 @@ def sweep(clock: Clock, choice: kernels.Choice, options: argparse.Namespace) -> 
             )  # fmt: skip
     choice.plan()
     for warps, chunk, lanes in ((8, 4096, 2048), (8, 4096, 1024), (4, 4096, 1024), (16, 8192, 2048), (8, 2048, 1024)):
-        layout = triton_top_k.Layout(warps, chunk, lanes)
+        layout = triton_top_k.ChoiceLayout(warps, chunk, lanes)
         add(
             "choice",
             lambda layout=layout: triton_top_k.choose_units(
@@ -181,16 +181,9 @@ def sweep(clock: Clock, choice: kernels.Choice, options: argparse.Namespace) -> 
             **dataclasses.asdict(layout),
         )  # fmt: skip
     requests, _, group, dim = case.query_RHGD.shape
-    for values in (
-        (64, 4, 3, 2),
-        (64, 4, 2, 3),
-        (64, 8, 3, 2),
-        (32, 4, 4, 3),
-        (32, 4, 3, 4),
-        (32, 2, 4, 3),
-        (128, 8, 2, 1),
-    ):
-        tile_of = paged.Tile(*values)
+    tiles = ((64, 4, 3, 2), (64, 4, 2, 3), (64, 8, 3, 2), (32, 4, 4, 3), (32, 4, 3, 4), (32, 2, 4, 3), (128, 8, 2, 1))
+    for values, adds_up_inside in itertools.product(tiles, (False, True)):
+        tile_of = paged.Tile(*values, adds_up_inside)
         workspace = paged.StepWorkspace.allocate(
             requests, group, dim, case.keys_PBHD.dtype, case.selector, case.query_RHGD.device, tile_of
         )

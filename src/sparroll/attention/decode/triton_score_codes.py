@@ -38,7 +38,7 @@ _WHOLE_BITS = tl.constexpr(0x4B400000)
 
 
 @dataclass(frozen=True)
-class Layout:
+class ScoreLayout:
     """How the programs of a launch are laid out. It changes the speed and never the result."""
 
     warps: int = 4
@@ -54,12 +54,12 @@ def score_units(
     selector: QuantizedMean,
     scores_RHU: Tensor,
     workspace: StepWorkspace,
-    layout: Layout | None = None,
+    layout: ScoreLayout | None = None,
     programs: int | None = None,
 ) -> None:
     """See triton_score.score_units; the step is planned already. `layout` and `programs` are for measurements."""
     requests, heads, group, dim = query_RHGD.shape
-    layout, words = layout or Layout(), words_of(index_PSHW, selector, dim)
+    layout, words = layout or ScoreLayout(), words_of(index_PSHW, selector, dim)
     unit, held, row_words = selector.unit_tokens, selector.scale_at(dim) // 4, words.shape[3]
     align, units_per_block = loaded_bytes(selector, dim) // 4, index_PSHW.shape[1]
     tile = workspace.scored_tile_units
