@@ -85,7 +85,10 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         tile = min(max(paged.SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), 256)
         for its_tile in (tile, tile // 2) if layouts else (tile,):
             name = f"scores of {unit} x {bits}, {its_tile} units"
-            options = {"num_warps": triton_score_codes.ScoreLayout().warps, "enable_fp_fusion": False}
+            layout = triton_score_codes.ScoreLayout()
+            options = {
+                "num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False,
+            }  # fmt: skip
             yield name, triton_score_codes._score_codes, {**score, "TILE": its_tile}, options
         if bits == 4 or layouts:
             constants = {

@@ -35,7 +35,7 @@ from sparroll.attention.decode.triton_threshold import (
 from sparroll.attention.selectors.base import Selector
 
 _WIDEST_FILL = 1024
-_SCORES_PER_WARP = 512
+_SCORES_PER_WARP = 256
 
 
 @dataclass(frozen=True)
