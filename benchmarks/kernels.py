@@ -344,7 +344,7 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
             kernel="scores", tile_units=tile_units, programs=programs,
         )  # fmt: skip
     for warps in (4, 8, 16):
-        layout = triton_top_k.Layout(warps=warps)
+        layout = triton_top_k.ChoiceLayout(warps=warps)
         add(
             lambda layout=layout: triton_top_k.choose_units(
                 case.scores_RHU, case.context_tokens_R, choice.budgets_R, case.selector, choice.unit_ids_RHN,

@@ -33,6 +33,7 @@ from sparroll.schedule import Schedule
 OURS = {
     "triton_score": "scores",
     "triton_top_k": "choice",
+    "triton_score_codes": "scores",
     "triton_attend": "gather",
     "triton_index": "index update",
     "triton_budgets": "budgets",
@@ -58,7 +59,7 @@ GROUPS = {
     "copies": ("memcpy", "memset", "copy", "fill"),
 }
 """vLLM's, by a part of the name in lower case; the first group that fits."""
-OUR_GROUPS = (*OURS.values(), ADD_UP[1])
+OUR_GROUPS = (*dict.fromkeys(OURS.values()), ADD_UP[1])
 ORDER = (*GROUPS, *OUR_GROUPS, "other")
 
 

@@ -35,7 +35,7 @@ _POINTERS = {
     **dict.fromkeys(("words", "listed", "counts", "readers", "reader_counts", "wanted", "limits"), "*i32"),
     **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
-    **dict.fromkeys(("scored_before", "read_before"), "*i32"),
+    **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
     "mixed": "*fp32",
     **dict.fromkeys(("requests", "places", "ids", "slots"), "*i64"),
     **dict.fromkeys(("index", "dense_logits", "draft_logits"), "*bf16"),
@@ -85,7 +85,10 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         tile = min(max(paged.SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), 256)
         for its_tile in (tile, tile // 2) if layouts else (tile,):
             name = f"scores of {unit} x {bits}, {its_tile} units"
-            options = {"num_warps": triton_score_codes.Layout().warps, "enable_fp_fusion": False}
+            layout = triton_score_codes.ScoreLayout()
+            options = {
+                "num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False,
+            }  # fmt: skip
             yield name, triton_score_codes._score_codes, {**score, "TILE": its_tile}, options
         if bits == 4 or layouts:
             constants = {
@@ -100,10 +103,12 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         "UNIT": 4, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "launch_pdl": True,
     }  # fmt: skip
-    yield "attention", triton_attend._gather, attend, {"num_warps": tile.warps, "num_stages": tile.stages}
+    for adds_up in (False, True):
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        yield f"attention, adds up: {adds_up}", triton_attend._gather, {**attend, "ADDS_UP": adds_up}, options
 
 
-def choice_kernels(layouts: tuple[triton_top_k.Layout, ...]) -> Iterator[Kernel]:
+def choice_kernels(layouts: tuple[triton_top_k.ChoiceLayout, ...]) -> Iterator[Kernel]:
     for layout in layouts:
         constants = {
             "UNIT": 4, "UNITS_PER_BLOCK": 4, "CHUNK": layout.chunk, "LANES": layout.lanes,
@@ -173,7 +178,7 @@ def main(full: bool) -> None:
         for kernel in fine_unit_kernels(dtype, dim, group, full):
             forms = compiled(kernel, dtype)
             print(f"{kernel[0]}, {_NAMES[dtype]}, head {dim}, group {group}: {usage(forms['cubin'])}", flush=True)
-    layout = triton_top_k.Layout
+    layout = triton_top_k.ChoiceLayout
     layouts = (layout(), layout(lanes=1024), layout(warps=16, chunk=8192)) if full else (layout(),)
     for kernel in (*untyped(full), *choice_kernels(layouts)):
         print(f"{kernel[0]}: {usage(compiled(kernel, torch.float32)['cubin'])}", flush=True)

@@ -145,6 +145,7 @@ def test_scores_of_large_and_of_tiny_keys_and_queries(bits: int) -> None:
             assert_equal_scores(cache, cache.scores("triton"), cache.scores("reference"))
 
 
+@pytest.mark.filterwarnings("ignore:invalid value encountered")
 @pytest.mark.parametrize("bits", [4, 2, 1])
 def test_queries_that_have_no_whole_numbers_and_ties_between_two(bits: int) -> None:
     contexts = [60] * 5

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _QUERY_MOST = tl.constexpr(float(quantized_mean.QUERY_MOST))
 _PER_QUERY_MOST = tl.constexpr(1 / quantized_mean.QUERY_MOST)
 _LEAST_LARGEST = tl.constexpr(quantized_mean.LEAST_LARGEST)
+_REGISTERS = 65536
+"""Of a multiprocessor."""
 _MOST_GROUP = 16
 """Most units of a group."""
 _INFINITY_BITS = tl.constexpr(0x7F800000)
@@ -38,12 +40,18 @@ _WHOLE_BITS = tl.constexpr(0x4B400000)
 
 
 @dataclass(frozen=True)
-class Layout:
+class ScoreLayout:
     """How the programs of a launch are laid out. It changes the speed and never the result."""
 
     warps: int = 4
-    programs_per_multiprocessor: int = 6
-    """No more than run at a time, or the last ones begin when the first ones end."""
+    programs_per_multiprocessor: int = 8
+
+    @property
+    def most_registers(self) -> int:
+        """Of a thread: as many as let all programs run at a time. Otherwise the last ones would begin when the first ones
+        end."""
+        threads = 32 * self.warps * self.programs_per_multiprocessor
+        return min(_REGISTERS // threads // 8 * 8, 248)
 
 
 def score_units(
@@ -54,12 +62,12 @@ def score_units(
     selector: QuantizedMean,
     scores_RHU: Tensor,
     workspace: StepWorkspace,
-    layout: Layout | None = None,
+    layout: ScoreLayout | None = None,
     programs: int | None = None,
 ) -> None:
     """See triton_score.score_units; the step is planned already. `layout` and `programs` are for measurements."""
     requests, heads, group, dim = query_RHGD.shape
-    layout, words = layout or Layout(), words_of(index_PSHW, selector, dim)
+    layout, words = layout or ScoreLayout(), words_of(index_PSHW, selector, dim)
     unit, held, row_words = selector.unit_tokens, selector.scale_at(dim) // 4, words.shape[3]
     align, units_per_block = loaded_bytes(selector, dim) // 4, index_PSHW.shape[1]
     tile = workspace.scored_tile_units
@@ -96,6 +104,7 @@ def score_units(
         ALIGN=align,
         DP4A=compiled,
         num_warps=layout.warps,
+        maxnreg=layout.most_registers,
         # A product and a sum in one instruction would round once where the specification rounds twice.
         enable_fp_fusion=False,
         **overlapping(query_RHGD),

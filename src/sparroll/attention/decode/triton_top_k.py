@@ -35,11 +35,11 @@ from sparroll.attention.decode.triton_threshold import (
 from sparroll.attention.selectors.base import Selector
 
 _WIDEST_FILL = 1024
-_SCORES_PER_WARP = 512
+_SCORES_PER_WARP = 256
 
 
 @dataclass(frozen=True)
-class Layout:
+class ChoiceLayout:
     """How a program is laid out. It changes the speed and never the result."""
 
     warps: int = 8
@@ -61,14 +61,14 @@ def choose_units(
     block_table_RM: Tensor | None,
     units_per_block: int,
     fill_rest: bool = True,
-    layout: Layout | None = None,
+    layout: ChoiceLayout | None = None,
 ) -> None:
     """See paged.choose_units. `layout` is for measurements."""
     requests, heads, units = scores_RHU.shape
     most = unit_ids_RHN.shape[2]
     if requests == 0:
         return
-    layout = layout or Layout()
+    layout = layout or ChoiceLayout()
     chunk = min(max(256, triton.next_power_of_2(units)), layout.chunk)
     aligned = not any(stride % 4 for stride in scores_RHU.stride()[:2]) and scores_RHU.data_ptr() % 16 == 0
     # Inside a CUDA graph this belongs to the graph, and all layers share it.
