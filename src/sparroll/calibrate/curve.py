@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from sparroll.mismatch.divergence import BinDivergence, Divergence
 from sparroll.mismatch.table import TailFigures, TailRow, TailTable
 
 
@@ -31,17 +32,20 @@ class Cell(TailFigures):
     high: float
     tokens: int
     rollouts: int
+    divergence: BinDivergence | None = None
+    """KL and impossible tokens; None where they were not measured."""
 
     @staticmethod
-    def of(row: TailRow, kv_budget_tokens: int) -> Cell:
+    def of(row: TailRow, kv_budget_tokens: int, divergence: BinDivergence | None = None) -> Cell:
         """A row of a tail table that was measured under this budget."""
         bin = row.from_context_tokens, row.to_context_tokens
-        return Cell(kv_budget_tokens, *bin, row.value, row.low, row.high, row.tokens, row.rollouts)
+        return Cell(kv_budget_tokens, *bin, row.value, row.low, row.high, row.tokens, row.rollouts, divergence)
 
 
-def cells_of(table: TailTable, kv_budget_tokens: int) -> list[Cell]:
+def cells_of(table: TailTable, kv_budget_tokens: int, divergence: Divergence | None = None) -> list[Cell]:
     """A tail table, measured under one fixed budget, as cells."""
-    return [Cell.of(row, kv_budget_tokens) for row in table.rows]
+    of_bins = divergence.bins() if divergence is not None else {}
+    return [Cell.of(row, kv_budget_tokens, of_bins.get(row.from_context_tokens)) for row in table.rows]
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,11 @@ class Sweep:
 
     def cells(self) -> list[Cell]:
         """The cells (budget x bin) that `fit_schedule` takes."""
-        return [cell for each in self.measurements for cell in cells_of(each.tail(), _budget(each))]
+        return [cell for each in self.measurements for cell in cells_of(each.tail(), _budget(each), each.divergence)]
+
+    def ceiling_cells(self) -> list[Cell]:
+        """The cells of the dense ceiling; their budget means nothing."""
+        return cells_of(self.ceiling.tail(), 0, self.ceiling.divergence)
 
     def fit(
         self,
@@ -65,7 +69,7 @@ class Sweep:
             estimator=self.settings.estimator,
             quantile=self.settings.quantile,
             top_k=self.settings.list_tokens or None,
-            ceiling=cells_of(self.ceiling.tail(), 0),
+            ceiling=self.ceiling_cells(),
             least_budgets=least_budgets,
             min_tokens=min_tokens,
             min_rollouts=min_rollouts,
