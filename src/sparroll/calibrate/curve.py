@@ -81,12 +81,25 @@ class Curve:
         the regression never falls with the budget.
         """
         fitted = self._fitted("low")
-        meeting = [i for i, cell in enumerate(self.points) if min(cell.low, fitted[i]) >= target]
+        meeting = [i for i, low in enumerate(self.lows()) if low >= target]
         for index in meeting:
             budget = max(floor, self._crossing(index, fitted, target))
             if budget <= self.points[index].kv_budget_tokens:
                 return budget
         return floor if meeting else None
+
+    def lows(self) -> np.ndarray:
+        """The lower bound that counts at each measured budget: its own, or that of the regression if it is lower."""
+        return np.minimum([cell.low for cell in self.points], self._fitted("low"))
+
+    def values(self) -> np.ndarray:
+        """The tail at each measured budget, which never falls with the budget."""
+        return self._fitted("value")
+
+    def falling(self, figures: Sequence[float]) -> np.ndarray:
+        """A figure of each measured budget that never rises with the budget, such as the KL."""
+        tokens = np.array([cell.tokens for cell in self.points], dtype=np.float64)
+        return isotonic_regression(np.array(figures, dtype=np.float64), weights=tokens, increasing=False).x
 
     def measured(self, kv_budget_tokens: int) -> dict[str, Any]:
         """The figures at a budget. Between measured budgets they are interpolated, and marked with `interpolated`."""

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
+from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
 from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement, Study
@@ -90,7 +91,7 @@ def calibrate(
     checks: Sequence[DraftCheck] = (),
     shape: ModelShape | None = None,
     hardware: Hardware | str | Path = "H200",
-    over_2_nats_at_most: float | None = None,
+    bounds: BlindSpots = NO_BOUNDS,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
     model: str | None = None,
@@ -106,7 +107,7 @@ def calibrate(
     made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
     checks: if there are any, every budget is measured under each of them, and the check and the budgets with the least
     predicted time are taken (see choice.py), for a model of this `shape`, by default the study's, on this `hardware`.
-    over_2_nats_at_most: also hold the share of tokens that are more than 2 nats off to this, in every bin.
+    bounds: what every bin must hold beside the target.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
     least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
@@ -117,7 +118,7 @@ def calibrate(
         check_ceiling(study, ceiling, target, **least)
         check_something_is_sparse(study, min(budgets), selector, dense_layers)
 
-    if over_2_nats_at_most is not None and not checks:
+    if bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
     shape = (shape or model_shape(study.scorer.model.config)) if checks else None
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
@@ -137,9 +138,9 @@ def calibrate(
             sweeps = [measured(check=check, on_progress=stages.next("checked budgets")) for check in checks]
             stages.end()
             machine = Machine.decoding(study.dense_rollouts(), shape, device)
-            bounds = {"target": target, "over_2_nats_at_most": over_2_nats_at_most}
-            choice = choose(sweeps, machine, **bounds, **least, model=model, name=name)  # type: ignore[arg-type]
-            fitted = with_reasons(choice, made_by, over_2_nats_at_most)
+            about: dict[str, Any] = {**least, "model": model, "name": name}
+            choice = choose(sweeps, machine, target=target, bounds=bounds, **about)
+            fitted = with_reasons(choice, made_by, bounds)
             swept = next(each for each in sweeps if each.check == choice.best.check)
         else:
             swept = measured(on_progress=on_progress)
@@ -156,7 +157,7 @@ def calibrate(
                 out=out,
                 bound=bound,
                 most_rounds=verify_rounds,
-                over_2_nats_at_most=over_2_nats_at_most,
+                bounds=bounds,
                 min_tokens=min_tokens,
                 min_rollouts=min_rollouts,
                 on_progress=on_progress,

@@ -102,6 +102,7 @@ def calibrate(
 ) -> None:
     """Sweep a grid of budgets, fit the cheapest schedule that meets the target, and verify it. Resumes if
     interrupted."""
+    from sparroll.calibrate.bounds import BlindSpots
     from sparroll.calibrate.measure import MeasureSettings, check_measurable
     from sparroll.calibrate.open_study import open_study, published_selector, study_table
     from sparroll.calibrate.prospects import check_request
@@ -163,7 +164,7 @@ def calibrate(
                 verify_rounds=verify_rounds,
                 checks=checks,
                 hardware=hardware,
-                over_2_nats_at_most=check_over_2_nats,
+                bounds=BlindSpots(check_over_2_nats),
                 model=model,
                 made_by=records.made_by(common.as_typed(command)),
                 name=name,

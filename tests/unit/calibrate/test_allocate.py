@@ -7,8 +7,8 @@ import random
 
 import pytest
 
-from sparroll.calibrate import allocate as module
-from sparroll.calibrate.allocate import Allocation, Offer, OfferedBin, frontier
+from sparroll.calibrate.allocation import allocate as module
+from sparroll.calibrate.allocation.allocate import Allocation, Offer, OfferedBin, frontier
 from sparroll.errors import UserError
 
 
