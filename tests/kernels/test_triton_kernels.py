@@ -23,6 +23,7 @@ from paged_caches import (
 )
 from sparroll.attention.decode import paged
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -150,13 +151,39 @@ def test_budgets_are_those_of_the_schedule(lengths: list[int]) -> None:
     from sparroll.attention.decode import triton_budgets
 
     schedule = Schedule.load("qwen3-1.7b-0.86")
-    table = torch.full((2, 64), 1 << 30, dtype=torch.int32)
+    table = torch.full((4, 64), 1 << 30, dtype=torch.int32)
     for number, step in enumerate(schedule.steps):
-        table[:, number] = torch.tensor([step.from_context_tokens, step.kv_budget_tokens])
+        # A layer with these budgets, one with the doubles of them, and one that is dense.
+        table[:3, number] = torch.tensor([step.from_context_tokens, step.kv_budget_tokens, 2 * step.kv_budget_tokens])
     contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    out = torch.full((len(lengths) + 3,), -9, dtype=torch.int32, device=DEVICE)
-    triton_budgets.budgets(contexts, *table.to(DEVICE), out[: len(lengths)])
-    assert out.tolist() == [schedule.kv_budget_tokens(n) if n else 0 for n in lengths] + [-9] * 3
+    out = torch.full((3, len(lengths) + 3), -9, dtype=torch.int32, device=DEVICE)
+    table = table.to(DEVICE)
+    triton_budgets.budgets(contexts, table[0], table[1:], out[:, : len(lengths)])
+    budgets = [schedule.kv_budget_tokens(n) if n else 0 for n in lengths]
+    expected = [budgets, [2 * each for each in budgets], [(n > 0) << 30 for n in lengths]]
+    assert out.tolist() == [[*row, -9, -9, -9] for row in expected]
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 0, 511, 700], [700] * 70])
+def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) -> None:
+    cache, requests = paged_cache([64]), len(lengths)
+    contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    kept = torch.tensor([[64], [128], [1 << 30]], dtype=torch.int32, device=DEVICE).repeat(1, requests + 2)
+    # As in an engine, whose memory is for larger batches.
+    budgets = kept[:, :requests]
+    shared = paged.StepWorkspace.allocate(requests + 3, 2, 32, torch.float32, cache.selector, DEVICE)
+    plans = paged.LayerPlans.of(shared, 3)
+    for poisoned in (plans.read_before_LR, plans.scored_before_LR):
+        poisoned.fill_(-1 << 30)
+    paged.plan_layers(contexts, budgets, cache.selector, 44, plans)
+    for layer, own in enumerate(plans.workspaces):
+        paged.plan_step(contexts, budgets[layer], cache.selector, 44, shared)
+        assert own.mixed_XGD is shared.mixed_XGD
+        for found, alone in ((own.read_before_R, shared.read_before_R), (own.scored_before_R, shared.scored_before_R)):
+            assert torch.equal(found[: requests + 1], alone[: requests + 1])
+            assert (found[requests + 1 :] == -1 << 30).all()
+    with pytest.raises(UserError, match="kv_budget_tokens_LR must have shape"):
+        paged.plan_layers(contexts, budgets[:2], cache.selector, 44, plans)
 
 
 def test_choice_over_the_whole_range_of_floats() -> None:

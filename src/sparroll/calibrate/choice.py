@@ -149,7 +149,7 @@ def _candidates(
     found: dict[tuple[tuple[int, int], ...], Candidate] = {}
     for least in sweep.budgets:
         fitted = sweep.fit(target, least_budgets={start: max(least, held.get(start, 0)) for start in starts}, **fit)
-        key = tuple((step.from_context_tokens, step.kv_budget_tokens) for step in fitted.schedule.steps)
+        key = tuple((step.from_context_tokens, step.budgets[0]) for step in fitted.schedule.steps)
         if key in found:
             continue
         drafted_per_kept = predicted_drafts(sweep, fitted.schedule)

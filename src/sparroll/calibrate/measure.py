@@ -382,13 +382,12 @@ def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> 
 
     A rollout's first token comes from the prefill, so the decode steps are those of the other tokens.
     """
-    read, whole = 0, 0
+    unread, whole = 0, 0
     for rollout in rollouts:
         contexts_T = rollout.context_tokens[1:]
-        read += int(schedule.read_tokens(contexts_T).sum())
+        unread += int(schedule.unread_tokens(contexts_T, layers).sum())
         whole += int(contexts_T.sum())
-    dense_layers = len(schedule.dense_layers)
-    return (dense_layers * whole + (layers - dense_layers) * read) / (layers * whole) if whole else 1.0
+    return (layers * whole - unread) / (layers * whole) if whole else 1.0
 
 
 def digest(value: Any) -> str:

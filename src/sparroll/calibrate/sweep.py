@@ -198,4 +198,4 @@ def _longest_context(study: Study) -> int:
 
 def _budget(measurement: Measurement) -> int:
     assert measurement.schedule is not None, "a swept measurement has a schedule"
-    return measurement.schedule.steps[0].kv_budget_tokens
+    return measurement.schedule.steps[0].budgets[0]

@@ -105,38 +105,50 @@ def _round(study: Study, schedule: Schedule, number: int, store: Store, on_progr
 
 
 def _same(one: Schedule, other: Schedule) -> bool:
-    return _plain(one) == _plain(other) and one.check == other.check
-
-
-def _plain(schedule: Schedule) -> list[tuple[int, int]]:
-    return [(step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps]
+    return one.plain_budgets() == other.plain_budgets() and one.check == other.check
 
 
 def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) -> Schedule:
-    """The schedule with at least the next notch in each bin that missed, and in all longer bins."""
+    """The schedule with the next notch in each bin that missed, for every group of layers, and at least as much in the
+    longer bins that read as much before."""
     raised = schedule
     for cell in missed:
         start, end = cell.from_context_tokens, cell.to_context_tokens
-        budget = schedule.kv_budget_tokens(start)
-        higher = [notch for notch in sorted(notches) if notch > budget]
-        if higher and budget < end - 1:
-            raised = _at_least(raised, start, higher[0])
+        before = _budgets(schedule, schedule.step_at(start))
+        after = [
+            min((notch for notch in notches if notch > budget and budget < end - 1), default=budget)
+            for budget in before
+        ]
+        if after != before:
+            raised = _at_least(raised, start, before, after)
     return raised
 
 
-def _at_least(schedule: Schedule, start: int, budget: int) -> Schedule:
-    """The schedule with at least `budget` from `start` on. Raised steps lose the figures of their old budget."""
+def _budgets(schedule: Schedule, step: Step) -> list[int]:
+    """The budgets of a step, one for each group of layers."""
+    return [step.of_group(place).budgets[0] for place in range(len(schedule.groups))]
+
+
+def _at_least(schedule: Schedule, start: int, before: Sequence[int], after: Sequence[int]) -> Schedule:
+    """The schedule with at least the budgets `after` from `start` on, where it had at least those of `before`. Raised
+    steps lose the figures of their old budgets."""
     steps = list(schedule.steps)
     if all(step.from_context_tokens != start for step in steps):
-        steps.append(Step(start, schedule.kv_budget_tokens(start)))
+        steps.append(Step(start, schedule.step_at(start).kv_budget_tokens))
         steps.sort(key=lambda step: step.from_context_tokens)
-    lifted = [
-        Step(step.from_context_tokens, budget)
-        if step.from_context_tokens >= start and step.kv_budget_tokens < budget
-        else step
-        for step in steps
-    ]
+    lifted = []
+    for step in steps:
+        own = _budgets(schedule, step)
+        new = [
+            max(budget, high) if step.from_context_tokens >= start and budget >= low else budget
+            for budget, low, high in zip(own, before, after, strict=True)
+        ]
+        lifted.append(step if new == own else Step(step.from_context_tokens, _written(new)))
     return replace(schedule, steps=tuple(lifted))
+
+
+def _written(budgets: Sequence[int]) -> int | tuple[int, ...]:
+    return budgets[0] if len(budgets) == 1 else tuple(budgets)
 
 
 def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
@@ -144,14 +156,17 @@ def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
     found = {cell.from_context_tokens: cell.summary() | {"verified": True} for cell in cells}
     starts = sorted({*found, *(step.from_context_tokens for step in schedule.steps)})
     kept = {step.from_context_tokens: step.measured for step in schedule.steps}
-    steps = (Step(start, schedule.kv_budget_tokens(start), found.get(start, kept.get(start))) for start in starts)
+    steps = (
+        Step(start, schedule.step_at(start).kv_budget_tokens, found.get(start, kept.get(start))) for start in starts
+    )
     return replace(schedule, steps=tuple(steps))
 
 
 def _said(
     cell: Cell, number: int, target: float, bound: Bound, broken: list[str], before: Schedule, after: Schedule
 ) -> str:
-    budgets = [schedule.kv_budget_tokens(cell.from_context_tokens) for schedule in (before, after)]
-    then = f"raised to {budgets[1]}" if budgets[1] > budgets[0] else "not raised further"
+    budgets = [schedule.step_at(cell.from_context_tokens).budgets for schedule in (before, after)]
+    was, then = (" / ".join(map(str, each)) for each in budgets)
+    then = f"raised to {then}" if budgets[1] != budgets[0] else "not raised further"
     figure = " and ".join([f"{bound} {getattr(cell, bound):.4f}", *broken])
-    return f"round {number}: {cell.name} has {figure} at {budgets[0]} tokens, the target is {target}; {then}"
+    return f"round {number}: {cell.name} has {figure} at {was} tokens, the target is {target}; {then}"

@@ -72,7 +72,8 @@ class LengthRow:
     """The schedule at one context length, for the plan's batch with all requests at that length."""
 
     context_tokens: int
-    kv_budget_tokens: int
+    kv_budget_tokens: int | tuple[int, ...]
+    """One for each group of layers, where the schedule has groups."""
     kv_read_share: float
     """Tokens attended / tokens in context, over all layers, dense ones included."""
     speedup: float
@@ -185,9 +186,8 @@ class _Decoder:
     def row(self, context: int) -> LengthRow:
         here = LengthMix.parse(context)
         speedup = self.step(here, sparse=False).seconds / self.step(here, sparse=True).seconds
-        return LengthRow(
-            context, self.reads.schedule.kv_budget_tokens(context), self.reads.kv_read_share(here), speedup
-        )
+        budget = self.reads.schedule.step_at(context).kv_budget_tokens
+        return LengthRow(context, budget, self.reads.kv_read_share(here), speedup)
 
 
 def plan(

@@ -142,6 +142,8 @@ def _measured(folder: str, record: dict[str, Any]) -> Measured:
 def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budget") -> TailCurve:
     steps = (measured["schedule"] or {}).get("steps", [])
     budget = steps[0]["kv_budget_tokens"] if kind == "budget" and len(steps) == 1 else None
+    if isinstance(budget, list):
+        budget = None
     points = tuple(TailRow(**row) for row in measured["tail"]["rows"])
     table = (measured["schedule"] or {}).get("check")
     check = DraftCheck.from_table(table) if table else None

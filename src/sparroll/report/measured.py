@@ -7,6 +7,7 @@ from html import escape
 from typing import Any
 
 from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.layer_groups import budgets_in_words
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.report import figures
@@ -117,22 +118,32 @@ def _schedule(measured: Measured, number: int, where: str) -> str:
         found = step.measured or {}
         tail = with_interval(found["value"], found["low"], found["high"]) if found else "-"
         context = f"{step.from_context_tokens:,} to {'...' if end is None else f'{end:,}'}"
-        rows.append([context, f"{step.kv_budget_tokens:,}", tail, _origin(found)])
+        rows.append([context, budgets_in_words(step.kv_budget_tokens), tail, _origin(found)])
     selector = schedule.selector.table()
     text = (
         f"A schedule says how many tokens of the KV cache a decoding step reads at each context length (its KV budget). "
         f"{_how_chosen(measured)} Which tokens these are is chosen anew at each step by the selector "
         f"<code>{escape(selector['kind'])}</code>, in pages of {selector['page_tokens']} tokens. Layers that always read "
-        f"everything: {', '.join(map(str, schedule.dense_layers)) or 'none'}.{_checked(schedule)}"
+        f"everything: {', '.join(map(str, schedule.dense_layers)) or 'none'}.{_grouped(schedule)}{_checked(schedule)}"
     )
     return section(
         f"The schedule{where}",
         text,
         figure(lambda narrow: figures.schedule_budgets(schedule, longest, number=number, narrow=narrow)),
-        note("The distance between the green line and the dashed one is what a step need not read."),
+        note("The distance between a green line and the dashed one is what a step need not read.")
+        if len(schedule.groups) > 1
+        else note("The distance between the green line and the dashed one is what a step need not read."),
         table(["context", "KV budget", "tail [95 % interval]", "where the tail is from"], rows),
         items(measured.notes),
     )
+
+
+def _grouped(schedule: Schedule) -> str:
+    """Which layers have budgets of their own, in a sentence; nothing if all have the same."""
+    if len(schedule.layer_groups) < 2:
+        return ""
+    groups = "; ".join(", ".join(map(str, group)) for group in schedule.layer_groups)
+    return f" Groups of layers have budgets of their own, in this order: {groups}."
 
 
 def _checked(schedule: Schedule) -> str:

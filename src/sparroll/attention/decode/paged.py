@@ -9,14 +9,14 @@ contiguous, and rows of `quantized_mean` must be aligned. No engine is imported 
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
-# G query heads per kv head, U units, N chosen units, D head dim, W index row width
+# G query heads per kv head, U units, N chosen units, D head dim, W index row width, L layers with budgets of their own
 
 from __future__ import annotations
 
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,6 +33,7 @@ _MODULES = {
         "score_units": "triton_score",
         "choose_units": "triton_top_k",
         "plan_step": "triton_work_split",
+        "plan_layers": "triton_work_split",
         "paged_decode": "triton_attend",
     },
 }
@@ -135,6 +136,29 @@ class StepWorkspace:
         return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + plans)
 
 
+@dataclass(frozen=True)
+class LayerPlans:
+    """Workspaces of layers whose budgets differ: each has a plan of its own, and all other memory is shared."""
+
+    read_before_LR: Tensor
+    scored_before_LR: Tensor
+    workspaces: tuple[StepWorkspace, ...]
+    """One for each layer, with a row of these tensors as its plan."""
+
+    @staticmethod
+    def of(shared: StepWorkspace, layers: int) -> LayerPlans:
+        """Plans for so many layers, for the batches of `shared`."""
+        read_before_LR, scored_before_LR = (
+            torch.zeros(layers, len(plan), dtype=torch.int32, device=plan.device)
+            for plan in (shared.read_before_R, shared.scored_before_R)
+        )
+        workspaces = tuple(
+            replace(shared, read_before_R=read_before_R, scored_before_R=scored_before_R)
+            for read_before_R, scored_before_R in zip(read_before_LR, scored_before_LR, strict=True)
+        )
+        return LayerPlans(read_before_LR, scored_before_LR, workspaces)
+
+
 def update_index(
     keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selector: Selector, impl: str = "reference"
 ) -> None:
@@ -173,6 +197,24 @@ def plan_step(
         _fits(workspace, len(context_tokens_R))
         _operation(impl, "plan_step", context_tokens_R)(
             context_tokens_R, kv_budget_tokens_R, selector, most_units, workspace
+        )
+
+
+def plan_layers(
+    context_tokens_R: Tensor,
+    kv_budget_tokens_LR: Tensor,
+    selector: Selector,
+    most_units: int,
+    plans: LayerPlans,
+) -> None:
+    """What `plan_step` does, for layers with budgets of their own, all in one kernel: each layer's plan is written into
+    its workspace. The last axis of the budgets must be contiguous. Only Triton has plans."""
+    _shapes(kv_budget_tokens_LR=(kv_budget_tokens_LR, (len(plans.workspaces), len(context_tokens_R))))
+    _contiguous_rows(kv_budget_tokens_LR=kv_budget_tokens_LR)
+    if plans.workspaces:
+        _fits(plans.workspaces[0], len(context_tokens_R))
+        _operation("triton", "plan_layers", context_tokens_R)(
+            context_tokens_R, kv_budget_tokens_LR, selector, most_units, plans
         )
 
 

@@ -236,6 +236,6 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("dense_logp", "draft_acceptance", "acceptance"):
             first[name] = torch.cat([first[name], part[name]])
         first["checks"].add(part["checks"])
-        for name in ("check_read_tokens", "draft_context_tokens", "draft_read_tokens"):
+        for name in ("check_read_tokens", "draft_context_tokens", "draft_unread_tokens"):
             first[name] += part[name]
     return first

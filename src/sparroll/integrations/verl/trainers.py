@@ -111,7 +111,7 @@ class SparseTrainer:
         """From the checks of drafts where the settings say so. verl's pass, and its `actor/entropy`, are then left out."""
         if not self.settings.dense_logp_from_engine:
             return super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
-        with self._spending("measure"):
+        with self._spending("correct"):
             checked = [each for replica in self._ask("sparroll_take_responses") for each in replica]
             where = {"keys": batch.keys, "partition_id": batch.partition_id}
             data = tq.kv_batch_get(**where, select_fields=["prompts", "responses"])

@@ -51,6 +51,15 @@ def test_a_path_is_read_once_and_travels_as_the_schedule_itself(tmp_path: Path) 
     assert dense is None and stricter is not None and stricter.kv_budget_tokens(9999) == 1024
 
 
+def test_a_check_that_the_schedules_file_describes_is_kept_where_nothing_else_is_said() -> None:
+    source = Schedule.fixed(512).checked(window_tokens=32, floor=0.1).inline()
+    for verify, expected in (({"dense_logp": "engine"}, (32, 0.1)), ({"window": 16}, (16, 0.1))):
+        check = read(schedule=source, verify=verify).config.check
+        assert check is not None and (check.window_tokens, check.floor) == expected
+    check = read(verify={}).config.check
+    assert check is not None and (check.window_tokens, check.floor) == (64, 0.01)
+
+
 def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:
     settings = read(schedule="dense", control={"by": "controller", "target": 0.86}, verify={"window": 64})
     capacity, controller = settings.capacity(), settings.watchers()[-1]
