@@ -3,10 +3,10 @@ what was measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement
 from sparroll.calibrate.sweep import Sweep
 from sparroll.errors import UserError
@@ -124,6 +124,12 @@ class BlindSpots:
 
 
 NO_BOUNDS = BlindSpots()
+
+
+def holding(fitted: FittedSchedule, bounds: BlindSpots) -> FittedSchedule:
+    """The same with the bounds in the schedule's target."""
+    target = {**(fitted.schedule.target or {}), **bounds.table()}
+    return replace(fitted, schedule=replace(fitted.schedule, target=target))
 
 
 def without_lists(estimator: str) -> UserError:

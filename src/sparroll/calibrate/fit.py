@@ -32,7 +32,8 @@ class FittedBin:
 
     from_context_tokens: int
     to_context_tokens: int
-    kv_budget_tokens: int
+    kv_budget_tokens: int | tuple[int, ...]
+    """Several numbers are those of the schedule's layer groups."""
     measured: dict[str, Any] | None
     """{"value", "low", "high", "tokens", "rollouts"} at this budget, with `interpolated = true` if the budget lies
     between measured ones; None in a bin without data."""
@@ -165,6 +166,7 @@ def _walk(
     last = bins[-1]
     for skipped in waiting:
         # The same share of the context as in the longest measured bin, in whole units.
+        assert isinstance(last.kv_budget_tokens, int), "a fit knows no groups of layers"
         share_tokens = last.kv_budget_tokens * skipped.to_context_tokens / last.to_context_tokens
         bins.append(
             replace(skipped, kv_budget_tokens=math.ceil(share_tokens / selector.unit_tokens) * selector.unit_tokens)

@@ -14,6 +14,8 @@ from sparroll.types import Checks, Rollout, TokenScores, TopK
 
 LAYERS = 4
 CEILING = 0.97
+GROUP_SHARES = (0.9, 0.1)
+"""How much of what a budget loses is lost in each of two groups of layers."""
 NOTHING = float("-inf")
 DENSE_ELSEWHERE = -30.0
 """Log-probability of every token but 0 under the dense policy, which is certain of 0."""
@@ -23,6 +25,9 @@ def law(context_T, schedule):
     """Acceptance: the ceiling where the context is read whole, else it falls with context over budget."""
     if schedule is None:
         return torch.full(context_T.shape, CEILING)
+    if schedule.layer_groups:
+        lost = [CEILING - law(context_T, group) for group in schedule.groups]
+        return CEILING - sum(share * each for share, each in zip(GROUP_SHARES, lost, strict=True))
     budget_T = schedule.kv_budget_tokens(context_T)
     return torch.where(context_T <= budget_T, CEILING, CEILING - 0.1 * (context_T / budget_T - 1)).clamp_min(0.0)
 

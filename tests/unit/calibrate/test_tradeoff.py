@@ -13,7 +13,8 @@ from sparroll.calibrate.allocation.tradeoff import trade_off
 from sparroll.calibrate.allocation.wanted import Tradeoff, Wanted, selector_label
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.choice import Machine
-from sparroll.calibrate.sweep import Sweep, sweep
+from sparroll.calibrate.sweep import Sweep, sweep, sweep_groups
+from sparroll.calibrate.verify import verify
 from sparroll.errors import UserError
 from sparroll.plan.hardware import find_hardware
 from sparroll.plan.length_mix import LengthMix
@@ -161,3 +162,49 @@ def test_a_mix_beyond_the_last_bin_is_paid_for(swept) -> None:
     found = traded([swept], 0.95, machine=longer)
     assert np.isclose(found.point.step_seconds, longer.plan(found.fitted.schedule).sparse.seconds)
     assert found.point.step_time_share <= 0.95
+
+
+GROUPS = ((1,), (2, 3))
+
+
+@pytest.fixture(scope="module")
+def grouped(tmp_path_factory: pytest.TempPathFactory) -> Sweep:
+    out = tmp_path_factory.mktemp("grouped")
+    bench = study()
+    found = sweep_groups(bench, out=out, budgets=GRID, layer_groups=GROUPS, dense_layers=(0,))
+    # The dense rollouts, the largest budget once, and the others in each group.
+    assert len(bench.engine.generated) == 2 + 2 * (len(GRID) - 1)
+    again = study()
+    assert sweep_groups(again, out=out, budgets=GRID, layer_groups=GROUPS, dense_layers=(0,)).table() == found.table()
+    assert again.engine.generated == []
+    return found
+
+
+def test_the_group_that_loses_more_gets_the_larger_budget(grouped, swept) -> None:
+    found = traded([grouped], 0.7)
+    schedule = found.fitted.schedule
+    assert schedule.layer_groups == GROUPS
+    longest = schedule.step_at(350).budgets
+    assert longest[0] > longest[1]
+    assert found.point.step_seconds <= 0.7 * found.dense_step_seconds * (1 + 1e-9)
+    # Better than the best common budgets in the same time, as the sum of what the groups lose alone has it.
+    assert found.point.kl < 0.8 * traded([swept], 0.7).point.kl
+    assert found.point.tail_low >= 0.6 and Schedule.from_table(schedule.table()).layer_groups == GROUPS
+
+
+def test_what_groups_lose_adds_up_to_what_a_verification_of_the_whole_measures(grouped, tmp_path) -> None:
+    found = traded([grouped], 0.7)
+    checked = verify(study(), found.fitted.schedule, target=0.6, notches=GRID, out=tmp_path, **LEAST)
+    assert checked.met and checked.schedule.layer_groups == GROUPS
+    assert checked.measurement.divergence.overall().kl == pytest.approx(found.point.kl, rel=0.1)
+    raised = verify(study(), found.fitted.schedule, target=0.93, notches=GRID, out=tmp_path / "more", **LEAST)
+    for before, after in zip(found.fitted.schedule.steps, raised.schedule.steps, strict=False):
+        assert all(high >= low for low, high in zip(before.budgets, after.budgets, strict=True))
+    assert any(" / " in note for note in raised.notes)
+
+
+def test_groups_need_a_grid(tmp_path) -> None:
+    with pytest.raises(UserError, match="need a grid of two budgets or more"):
+        sweep_groups(study(), out=tmp_path, budgets=[64], layer_groups=GROUPS, dense_layers=(0,))
+    with pytest.raises(UserError, match="leaves out the layers"):
+        sweep_groups(study(), out=tmp_path, budgets=[64, 96], layer_groups=((1,), (2,)), dense_layers=(0,))

@@ -50,6 +50,10 @@ class SweptBin:
     def name(self) -> str:
         return bin_name(self.start, self.end)
 
+    def reaches(self, kv_budget_tokens: int) -> bool:
+        """Whether that budget was measured here in every group."""
+        return all(curve.reaches(kv_budget_tokens) for curve in self.curves)
+
     def holds(self, limits: Sequence[tuple[str, int, float]]) -> bool:
         """Whether the largest budgets hold every bound."""
         best_F = self.base_F + sum(change[-1] for change in self.changes)

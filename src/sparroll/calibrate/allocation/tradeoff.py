@@ -21,9 +21,9 @@ import numpy as np
 from sparroll.calibrate.allocation.allocate import Allocation, Frontier, Offer, OfferedBin, frontier
 from sparroll.calibrate.allocation.swept_bins import Stretch, SweptBin, swept_bin
 from sparroll.calibrate.allocation.wanted import LOW, TAIL, Point, Tradeoff, Wanted, selector_label
-from sparroll.calibrate.bounds import without_lists
+from sparroll.calibrate.bounds import holding, without_lists
 from sparroll.calibrate.choice import Machine
-from sparroll.calibrate.curve import Cell
+from sparroll.calibrate.curve import Cell, Curve, cells_of
 from sparroll.calibrate.fit import (
     FittedBin,
     FittedSchedule,
@@ -33,6 +33,7 @@ from sparroll.calibrate.fit import (
     target_table,
     too_little_data,
 )
+from sparroll.calibrate.measure import Measurement
 from sparroll.calibrate.sweep import Sweep
 from sparroll.errors import UserError
 from sparroll.plan.length_mix import LengthMix
@@ -85,6 +86,31 @@ def trade_off(
     return replace(made, fitted=replace(fitted, schedule=replace(fitted.schedule, made_by=made_by)))
 
 
+def with_verification(
+    made: Tradeoff, machine: Machine, schedule: Schedule, measurement: Measurement
+) -> tuple[Tradeoff, Schedule]:
+    """The trade-off with the point that a verification measured, and the verified schedule, which says it, too."""
+    counting = [
+        cell
+        for cell in cells_of(measurement.tail(), 0)
+        if cell.counts(made.wanted.min_tokens, made.wanted.min_rollouts)
+    ]
+    if measurement.divergence is None or not counting:
+        return made, schedule
+    overall, planned = measurement.divergence.overall(), machine.plan(schedule)
+    tails = 1 - min(cell.value for cell in counting), 1 - min(cell.low for cell in counting)
+    seconds, dense = planned.sparse.seconds, planned.dense.seconds
+    figures = (overall.kl, *overall.over_nats, *tails)
+    point = Point(made.point.selector, "verified", seconds, seconds / dense, figures, _budgets(schedule))
+    said = f"KL {rounded_up(point.kl, 5)} at {percent_up(point.step_time_share, 1)} of a dense step's predicted time"
+    made_by = {**(schedule.made_by or {}), "verified": said}
+    return replace(made, verified=point), replace(schedule, made_by=made_by)
+
+
+def _budgets(schedule: Schedule) -> tuple[tuple[int, Any], ...]:
+    return tuple((step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps)
+
+
 class _Tried:
     """One sweep: its bins, what they cost, and the choices that hold the bounds."""
 
@@ -94,6 +120,8 @@ class _Tried:
         self.sweep, self.machine, self.wanted = sweep, machine, wanted
         self.label = selector_label(sweep.selector)
         self.batch = 0
+        self.parts = sweep.parts(machine.shape.layers)
+        """(Number of layers, cells) of everything that has budgets of its own."""
         self.ceilings = {each.from_context_tokens: each for each in sweep.ceiling_cells() if self._counts(each)}
         self.bins, self.notes = self._bins()
         self._front: Frontier | None = None
@@ -106,18 +134,18 @@ class _Tried:
 
     def _bins(self) -> tuple[list[SweptBin], list[str]]:
         """The bins with data, each with the contexts that its budget rules, and notes about the others."""
-        limits, cells = self.wanted.limits(), self.sweep.cells()
-        curves = curves_of(cells, [each for each in cells if self._counts(each)], self.ceilings, self.sweep.selector)
-        if not any(curve for _, curve in curves):
+        limits, cells = self.wanted.limits(), [cell for _, cells in self.parts for cell in cells]
+        of_bins = self._curves(cells)
+        if not any(of_bins.values()):
             raise too_little_data(cells, self.wanted.min_tokens, self.wanted.min_rollouts)
         tokens = {cell.from_context_tokens: cell.tokens for cell in (*cells, *self.sweep.ceiling_cells())}
         found: list[SweptBin] = []
         waiting: list[Stretch] = []
         notes: list[str] = []
-        for (start, end), curve in curves:
+        for (start, end), curves in of_bins.items():
             here = Stretch(start, end)
-            made = curve and swept_bin(start, end, float(tokens[start]), [curve], self.sweep.selector)
-            if made is None or (not made.holds(limits) and not made.curves[0].reaches(max(self.sweep.budgets))):
+            made = swept_bin(start, end, float(tokens[start]), curves, self.sweep.selector) if curves else None
+            if made is None or (not made.holds(limits) and not made.reaches(max(self.sweep.budgets))):
                 waiting.append(here)
                 continue
             if waiting:
@@ -135,9 +163,23 @@ class _Tried:
             notes.append(self._lacking(waiting, f"the share of the context read in {last.name}"))
             longer = (replace(each, scale=each.end / last.end) for each in waiting)
             found[-1] = replace(last, stretches=(*last.stretches, *longer))
-        notes.append(f"contexts from {curves[-1][0][1]} on were not measured; they take the budget before")
+        notes.append(
+            f"contexts from {max(end for _, end in of_bins)} on were not measured; they take the budget before"
+        )
         whole = sum(each.weight for each in found)
         return [replace(each, weight=each.weight / whole) for each in found], notes
+
+    def _curves(self, cells: list[Cell]) -> dict[tuple[int, int], list[Curve]]:
+        """For every bin from 0 on the curves of all parts, or none where one of them has too little data."""
+        of_parts = [
+            dict(curves_of(own, [each for each in own if self._counts(each)], self.ceilings, self.sweep.selector))
+            for _, own in self.parts
+        ]
+        found = {}
+        for where in sorted({where for curves in of_parts for where in curves}):
+            here = [curves.get(where) for curves in of_parts]
+            found[where] = [curve for curve in here if curve is not None] if all(here) else []
+        return found
 
     def _lacking(self, waiting: Sequence[Stretch], budget: str) -> str:
         least = self.wanted.min_tokens, self.wanted.min_rollouts
@@ -172,20 +214,22 @@ class _Tried:
             return self._front
         limits = self.wanted.limits()
         self.batch = self.machine.plan(Schedule.fixed(self.sweep.budgets[-1], self.sweep.selector, ())).batch
-        sparse_layers = self.machine.shape.layers - len(self.sweep.dense_layers)
         offered = []
         for each in self.bins:
-            offers = tuple(
-                Offer(
-                    budget,
-                    self._added_seconds(each.stretches, sparse_layers, budget),
-                    each.weight * float(change_F[self.wanted.column]),
-                    tuple(float(change_F[column]) for _, column, _ in limits),
+            groups = tuple(
+                tuple(
+                    Offer(
+                        budget,
+                        self._added_seconds(each.stretches, layers, budget),
+                        each.weight * float(change_F[self.wanted.column]),
+                        tuple(float(change_F[column]) for _, column, _ in limits),
+                    )
+                    for budget, change_F in zip(budgets, changes, strict=True)
                 )
-                for budget, change_F in zip(each.budgets[0], each.changes[0], strict=True)
+                for (layers, _), budgets, changes in zip(self.parts, each.budgets, each.changes, strict=True)
             )
             room = tuple(most - float(each.base_F[column]) for _, column, most in limits)
-            offered.append(OfferedBin(each.name, (offers,), room))
+            offered.append(OfferedBin(each.name, groups, room))
         front = frontier(offered, [name for name, _, _ in limits])
         # At the slowest choice a step is the least likely to be bound by its arithmetic, which no budget changes much.
         slowest = front[len(front) - 1]
@@ -202,7 +246,7 @@ class _Tried:
             least = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
             held = wanted.bounds.least_budgets(self.sweep, **least)
             fitted = self.sweep.fit(wanted.target, least_budgets=held, **least, **about)
-            return self._with_target(fitted), self._point_of(fitted.schedule)
+            return holding(fitted, wanted.bounds), self._point_of(fitted.schedule)
         front = self.front()
         left = most_step_seconds - self._fixed_seconds
         if left < front.seconds_N[0] * (1 - 1e-9):
@@ -216,7 +260,7 @@ class _Tried:
                 f"and {rounded_up(1e3 * most_step_seconds, 3)} ms is the most",
                 "allow more time; budgets do not shorten a step that arithmetic bounds",
             )
-        return self._with_target(fitted), point
+        return holding(fitted, wanted.bounds), point
 
     def _too_slow(self, fastest: Allocation, most_step_seconds: float) -> UserError:
         need, dense = fastest.seconds + self._fixed_seconds, self._dense_seconds()
@@ -231,10 +275,6 @@ class _Tried:
     def _dense_seconds(self) -> float:
         return self.machine.plan(Schedule.fixed(self.sweep.budgets[-1], self.sweep.selector, ())).dense.seconds
 
-    def _with_target(self, fitted: FittedSchedule) -> FittedSchedule:
-        target = {**(fitted.schedule.target or {}), **self.wanted.bounds.table()}
-        return replace(fitted, schedule=replace(fitted.schedule, target=target))
-
     def _fitted(self, allocation: Allocation, about: Mapping[str, Any]) -> FittedSchedule:
         settings, bins = self.sweep.settings, self._fitted_bins(allocation)
         target = target_table(self.wanted.target, settings.estimator, settings.quantile, settings.list_tokens)
@@ -243,18 +283,23 @@ class _Tried:
 
     def _fitted_bins(self, allocation: Allocation) -> list[FittedBin]:
         unit, found = self.sweep.selector.unit_tokens, []
-        for each, (budget,) in zip(self.bins, allocation.budgets, strict=True):
+        for each, budgets in zip(self.bins, allocation.budgets, strict=True):
             for stretch in each.stretches:
-                own = stretch.start == each.start
-                measured = each.curves[0].measured(budget) if own else None
+                # Nobody measured a combination of groups yet.
+                own = stretch.start == each.start and len(budgets) == 1
+                measured = each.curves[0].measured(budgets[0]) if own else None
                 ceiling = self.ceilings.get(stretch.start)
                 summary = ceiling.summary() if ceiling else None
-                found.append(FittedBin(stretch.start, stretch.end, stretch.budget(budget, unit), measured, summary))
+                here = tuple(stretch.budget(budget, unit) for budget in budgets)
+                found.append(
+                    FittedBin(stretch.start, stretch.end, here if len(here) > 1 else here[0], measured, summary)
+                )
         return found
 
     def _schedule(self, allocation: Allocation) -> Schedule:
         steps = steps_of(self._fitted_bins(allocation))
-        return Schedule(steps=steps, selector=self.sweep.selector, dense_layers=self.sweep.dense_layers)
+        groups = self.sweep.layer_groups if len(self.sweep.layer_groups) > 1 else ()
+        return Schedule(steps, self.sweep.selector, self.sweep.dense_layers, layer_groups=groups)
 
     def one_budget_points(self) -> list[Point]:
         """Each measured budget at every length."""
@@ -278,8 +323,9 @@ class _Tried:
         for each in self.bins:
             budget = min(schedule.kv_budget_tokens(each.start), each.budgets[0][-1])
             logs = np.log(each.budgets[0])
-            columns = each.changes[0].T
-            figures.append(each.base_F + np.array([np.interp(math.log(budget), logs, column) for column in columns]))
+            # Without groups there is one part, and with them one budget alone: the largest, in all of them.
+            changes_F = [np.interp(math.log(budget), logs, column) for column in each.changes[0].T]
+            figures.append(each.base_F + np.array(changes_F))
         return self._drawn(schedule, how, figures)
 
     def _drawn(
@@ -289,6 +335,5 @@ class _Tried:
         means_F = np.array([each.weight for each in self.bins]) @ of_bins_BF
         means_F[[TAIL, LOW]] = of_bins_BF[:, [TAIL, LOW]].max(0)
         planned = self.machine.plan(schedule)
-        budgets = tuple((step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps)
         seconds, dense = planned.sparse.seconds, planned.dense.seconds
-        return Point(self.label, how, seconds, seconds / dense, tuple(means_F.tolist()), budgets)
+        return Point(self.label, how, seconds, seconds / dense, tuple(means_F.tolist()), _budgets(schedule))

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sparroll.attention.selectors import Selector
-from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
+from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, without_lists
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, check_target
 from sparroll.calibrate.sweep import Sweep
 from sparroll.errors import UserError, nearest
+from sparroll.layer_groups import LayerGroups
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.divergence import NATS
 from sparroll.rounding import percent_up, rounded_up
@@ -68,10 +69,11 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Point:
-    """One schedule in the picture, as the sweep predicts it."""
+    """One schedule in the picture, with the figures that the sweep predicts."""
 
     selector: str
-    how: Literal["one budget", "allocated", "chosen"]
+    how: Literal["one budget", "allocated", "chosen", "verified"]
+    """verified: with the figures of the verification's last round, and the schedule after it."""
     step_seconds: float
     step_time_share: float
     """Of a dense step."""
@@ -120,6 +122,19 @@ class Tradeoff:
     most_step_seconds: float | None
     """The time that a step may take; None for the objective "time"."""
     refused: tuple[str, ...]
+    verified: Point | None = None
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Selectors without a schedule, and a step that the verification made too long."""
+        most, found = self.most_step_seconds, self.verified
+        if found is None or most is None or found.step_seconds <= most * (1 + 1e-3):
+            return self.refused
+        longer = (
+            f"the verification raised budgets: a step takes {rounded_up(1e3 * found.step_seconds, 3)} ms now, and "
+            f"{rounded_up(1e3 * most, 3)} ms was the most"
+        )
+        return (*self.refused, longer)
 
     def said(self) -> str:
         """One line for `made_by`."""
@@ -146,9 +161,39 @@ class Tradeoff:
             "dense_step_seconds": self.dense_step_seconds,
             "most_step_seconds": self.most_step_seconds,
             "chosen": self.point.table(),
+            **({"verified": self.verified.table()} if self.verified else {}),
             "points": [each.table() for each in self.points],
             "refused": list(self.refused),
         }
+
+
+def check_limit(wanted: Wanted, limits: int, checked: bool, layer_groups: LayerGroups, estimator: str) -> None:
+    """Raise UserError where objective, limits of a step's time (how many are given) and what is swept do not go
+    together."""
+    objective = wanted.objective
+    if objective == "time" and limits:
+        raise UserError(
+            "a limit of a step's time needs something else to be small",
+            "add --objective kl, or leave the limit out: the schedule with the least time is then chosen",
+        )
+    if objective != "time" and limits != 1:
+        raise UserError(
+            f"the objective {objective} is as small as a step's time allows, so it needs one limit, and {limits} are given",
+            "give --step-time-share 0.4, of a dense step, or --at-time-of SCHEDULE",
+        )
+    if objective != "time" and checked:
+        raise UserError(
+            f"with checks of drafts the objective is the time of a kept token, got {objective}",
+            "leave --objective out; --kl-at-most and --impossible-at-most bound what the checks leave",
+        )
+    if objective == "time" and layer_groups:
+        raise UserError(
+            "groups of layers get budgets of their own where a step's time is shared out, not with the objective time",
+            "add --objective kl --step-time-share 0.4",
+        )
+    bounded = wanted.bounds.kl_at_most is not None or wanted.bounds.impossible_at_most is not None
+    if (objective != "time" or bounded) and not estimator.startswith("top_k"):
+        raise without_lists(estimator)
 
 
 def selector_label(selector: Selector) -> str:
