@@ -149,8 +149,11 @@ def calibrate(
         for each in selectors:
             check_something_is_sparse(study, min(budgets), each, dense_layers)
 
-    def measured(own: Selector, number: int, progress: OnProgress | None, check: DraftCheck | None = None) -> Sweep:
-        folder, common = _folder(out, own, number), {"budgets": budgets, "selector": own, "dense_layers": dense_layers}
+    def measured(own: Selector, progress: OnProgress | None, check: DraftCheck | None) -> Sweep:
+        folder, common = (
+            _folder(out, own, selectors),
+            {"budgets": budgets, "selector": own, "dense_layers": dense_layers},
+        )
         common |= {"on_ceiling": on_ceiling, "on_progress": progress}
         if layer_groups:
             return sweep_groups(study, out=folder, layer_groups=layer_groups, **common)  # type: ignore[arg-type]
@@ -159,12 +162,14 @@ def calibrate(
     with locked(out, "sparroll calibrate"):
         choice, tradeoff, machine = None, None, None
         asked = [(selectors[0], check) for check in checks] or [(each, None) for each in selectors]
-        stages = Stages(on_progress, len(asked))
-        sweeps = [
-            measured(own, 0 if checks else number, stages.next(_swept_name(own, check, len(asked))), check)
-            for number, (own, check) in enumerate(asked)
-        ]
-        stages.end()
+        stages, sweeps = Stages(on_progress, len(asked)), list[Sweep]()
+        for own, check in asked:
+            progress = (
+                stages.next("checked budgets" if check else selector_label(own)) if len(asked) > 1 else on_progress
+            )
+            sweeps.append(measured(own, progress, check))
+        if len(asked) > 1:
+            stages.end()
         if shape is not None:
             machine = Machine.decoding(study.dense_rollouts(), shape, device)
         if checks:
@@ -188,7 +193,7 @@ def calibrate(
                 fitted.schedule,
                 target=target,
                 notches=budgets,
-                out=_folder(out, swept.selector, selectors.index(swept.selector)),
+                out=_folder(out, swept.selector, selectors),
                 bound=bound,
                 most_rounds=verify_rounds,
                 bounds=bounds,
@@ -216,18 +221,11 @@ def _check_selectors(selectors: Sequence[Selector], checks: Sequence[DraftCheck]
         )
 
 
-def _folder(out: Path | str, selector: Selector, number: int) -> Path:
+def _folder(out: Path | str, selector: Selector, selectors: Sequence[Selector]) -> Path:
     """The first selector's measurements are in `out` itself, and those of each other one in a folder of its own."""
-    if not number:
+    if selector == selectors[0]:
         return Path(out)
     return Path(out) / "selectors" / f"{selector.kind}-{digest(selector.table())}"
-
-
-def _swept_name(selector: Selector, check: DraftCheck | None, count: int) -> str:
-    """Of a sweep's part of the progress; nothing where there is only one."""
-    if count < 2:
-        return ""
-    return "checked budgets" if check else selector_label(selector)
 
 
 def _most_step_seconds(machine: Machine, step_time_share: float | None, at_time_of: Schedule | None) -> float | None:

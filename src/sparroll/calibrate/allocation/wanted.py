@@ -86,6 +86,14 @@ class Point:
     def kl(self) -> float:
         return self.figures[KL]
 
+    def over(self, nats: int) -> float:
+        """Probability of tokens more than that off, one of NATS."""
+        return self.figures[1 + NATS.index(nats)]
+
+    @property
+    def worst_tail(self) -> float:
+        return 1 - self.figures[TAIL]
+
     @property
     def tail_low(self) -> float:
         """Lower bound of the worst bin's tail."""
@@ -101,7 +109,7 @@ class Point:
             "step_time_share": self.step_time_share,
             "kl": self.kl,
             **over,
-            "worst_tail": 1 - self.figures[TAIL],
+            "worst_tail": self.worst_tail,
             "worst_tail_low": self.tail_low,
             "budgets": [list(each) for each in self.budgets],
         }
