@@ -161,6 +161,16 @@ def test_a_bound_on_tokens_far_off_raises_the_budgets_that_break_it(swept) -> No
     assert least == [[64, 64, 64], [96, 128, 192]]
 
 
+def test_a_bound_on_the_kl_of_what_is_kept_raises_the_budgets_whatever_the_tail(swept) -> None:
+    def least(bounds: BlindSpots) -> int:
+        found = choose([swept], MACHINE, target=0.01, bounds=bounds, **LEAST).candidates
+        return min(each.fitted.schedule.kv_budget_tokens(350) for each in found)
+
+    assert least(BlindSpots()) == 64
+    assert least(BlindSpots(kl_at_most=8.0)) > 64
+    assert least(BlindSpots(impossible_at_most=0.1, impossible_nats=10)) > 64
+
+
 def test_a_bound_that_no_budget_holds_is_refused(tmp_path) -> None:
     found = sweep(study(), out=tmp_path, budgets=[64, 96], dense_layers=(0,), check=CHECKS[0])
     with pytest.raises(UserError, match="200-300 has a share of .* more than 2 nats off at the largest budget, 96"):

@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 
 from sparroll.attention.selectors import PageMean, QuantizedMean
-from sparroll.calibrate.allocation.tradeoff import trade_off
+from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
 from sparroll.calibrate.allocation.wanted import Tradeoff, Wanted, selector_label
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.choice import Machine
+from sparroll.calibrate.run import Calibration, calibrate
 from sparroll.calibrate.sweep import Sweep, sweep, sweep_groups
 from sparroll.calibrate.verify import verify
+from sparroll.cli.calibrate import text
+from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import find_hardware
 from sparroll.plan.length_mix import LengthMix
@@ -208,3 +211,89 @@ def test_groups_need_a_grid(tmp_path) -> None:
         sweep_groups(study(), out=tmp_path, budgets=[64], layer_groups=GROUPS, dense_layers=(0,))
     with pytest.raises(UserError, match="leaves out the layers"):
         sweep_groups(study(), out=tmp_path, budgets=[64, 96], layer_groups=((1,), (2,)), dense_layers=(0,))
+
+
+ASKED = {"budgets": GRID, "dense_layers": (0,), "shape": SHAPE, "target": 0.6, "objective": "kl", **LEAST}
+
+
+def test_from_a_study_to_a_file_with_two_selectors_and_a_second_call_writes_the_same_bytes(tmp_path: Path) -> None:
+    def run(bench) -> Calibration:
+        about = {"also_selectors": [FINE], "step_time_share": 0.8, "made_by": {"command": "me"}, "verify_rounds": 1}
+        return calibrate(bench, out=tmp_path, **ASKED, **about)
+
+    first = run(study())
+    written, loaded = first.path.read_bytes(), Schedule.load(first.path)
+    assert loaded.made_by["command"] == "me" and "of 2 selectors in" in loaded.made_by["chosen"]
+    assert loaded.made_by["verified"].startswith("KL ") and first.tradeoff.verified.kl > 0
+    assert {each.selector for each in first.tradeoff.points} == {"page_mean 16", "quantized_mean 4, bits 4"}
+    assert len(list((tmp_path / "selectors").iterdir())) == 1
+    measured = first.sweep.ceiling.statistics.tokens + first.verification.measurement.statistics.tokens
+    others = sum(each.statistics.tokens for each in first.sweep.measurements)
+    # Both selectors were swept, over the same prompts and seeds.
+    assert first.generated_tokens == measured + 2 * others == first.table()["generated_tokens"]
+    lines = "\n".join(text(first))
+    assert f"{first.generated_tokens:,} tokens were generated for this" in lines and ", verified" in lines
+    bench = study()
+    assert run(bench).path.read_bytes() == written and bench.engine.generated == []
+
+
+def test_the_time_of_another_schedule_is_the_limit(tmp_path: Path) -> None:
+    slower = Schedule.fixed(192, dense_layers=(0,))
+    found = calibrate(study(), out=tmp_path, **ASKED, at_time_of=slower, verify_rounds=0)
+    machine = Machine.decoding(study().dense_rollouts(), SHAPE, find_hardware("H200"))
+    assert found.tradeoff.most_step_seconds == pytest.approx(machine.plan(slower).sparse.seconds)
+    assert found.tradeoff.point.step_seconds <= found.tradeoff.most_step_seconds * (1 + 1e-9)
+    assert found.tradeoff.verified is None
+
+
+def test_groups_of_layers_are_calibrated_and_verified_as_a_whole(tmp_path: Path) -> None:
+    about = {**ASKED, "budgets": [64, 128, 256, 320]}
+    found = calibrate(study(), out=tmp_path, **about, layer_groups=GROUPS, step_time_share=0.7, verify_rounds=1)
+    loaded = Schedule.load(found.path)
+    assert loaded.layer_groups == GROUPS and all(step.measured["verified"] for step in loaded.steps if step.measured)
+    assert found.table()["sweep"]["layer_groups"][0]["layers"] == [1] and found.rows()
+
+
+def test_a_verification_that_makes_steps_too_long_is_noted(swept) -> None:
+    made = traded([swept], 0.7)
+    slow = Schedule.fixed(320, dense_layers=(0,))
+    after, _ = with_verification(made, MACHINE, slow, swept.measurements[-1])
+    assert "the verification raised budgets: a step takes" in after.notes[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"objective": "kl"}, "the objective kl is as small as a step's time allows, so it needs one limit, and 0 are"),
+        ({"objective": "time", "step_time_share": 0.5}, "a limit of a step's time needs something else to be small"),
+        ({"step_time_share": 0.5, "at_time_of": Schedule.fixed(64)}, "needs one limit, and 2 are given"),
+        (
+            {"step_time_share": 0.5, "checks": [DraftCheck()]},
+            "with checks of drafts the objective is the time of a kept",
+        ),
+        (
+            {"objective": "time", "layer_groups": GROUPS},
+            "groups of layers get budgets of their own where a step's time",
+        ),
+        ({"step_time_share": 0.5, "also_selectors": [PageMean()]}, "a selector is named twice"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_before_anything_runs(change, message, tmp_path) -> None:
+    bench = study()
+    with pytest.raises(UserError, match=message):
+        calibrate(bench, out=tmp_path, **{**ASKED, **change})
+    assert bench.engine.generated == []
+
+
+def test_bounds_hold_with_the_cheapest_budgets_too(swept, tmp_path) -> None:
+    plain = calibrate(study(), out=tmp_path, **{**ASKED, "objective": "time"}, verify_rounds=0)
+    bounds = BlindSpots(kl_at_most=3.5)
+    held = calibrate(study(), out=tmp_path, **{**ASKED, "objective": "time"}, bounds=bounds, verify_rounds=1)
+    assert held.schedule.target["kl_at_most"] == 3.5 and held.tradeoff is None
+    assert held.schedule.kv_budget_tokens(350) > plain.schedule.kv_budget_tokens(350)
+    of_bins = held.verification.measurement.divergence.bins()
+    assert held.verification.met and max(each.kl for start, each in of_bins.items() if start < 400) <= 3.5
+    with pytest.raises(UserError, match="has a KL of .* at the largest budget, 320; asked for: a KL of at most 0.1"):
+        BlindSpots(kl_at_most=0.1).least_budgets(swept, **LEAST)
+    with pytest.raises(UserError, match="impossible_nats must be one of 2, 5, 10, 20, got 7"):
+        BlindSpots(impossible_nats=7)
