@@ -238,6 +238,13 @@ class Schedule:
         bare = self.name if self.check is None else self.name.removesuffix(_checked_suffix(self.check))
         return dataclasses.replace(self, check=check, name=bare + _checked_suffix(check))
 
+    @property
+    def caveat(self) -> str | None:
+        """What whoever looks at the schedule must know of it: "scaled, to be calibrated on the real model". None where
+        its file says nothing of the kind in made_by."""
+        told = (self.made_by or {}).get("caveat")
+        return None if told is None else str(told)
+
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], model: str | None = None, force: bool = False) -> Schedule:
         """A published preset by name, a TOML file by path, or the schedule itself: what `inline` returns, or the same

@@ -197,11 +197,23 @@ def test_choice_over_the_whole_range_of_floats() -> None:
         assert_same_choice(cache, scores.to(DEVICE), torch.tensor([budget], device=DEVICE), 257)
 
 
-def test_choice_with_as_many_units_as_fit() -> None:
-    cache = paged_cache([paged.MOST_UNITS, 8000], unit=1, heads=1)
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(2, 1, paged.MOST_UNITS, generator=generator).to(DEVICE)
-    assert_same_choice(cache, scores, torch.tensor([1000, 8191], device=DEVICE), paged.MOST_UNITS)
+@pytest.mark.parametrize("units", [8191, 8193, 32_768])
+def test_choice_among_more_units_than_a_program_holds(units: int) -> None:
+    cache = paged_cache([units, units - 1], unit=1, heads=1)
+    generator = torch.Generator().manual_seed(units)
+    scores = torch.randn(2, 1, units, generator=generator).to(DEVICE)
+    # Many candidates at the end alone, where no lane but a few sees them.
+    scores[1, 0, -units // 8 :] += 4.0
+    for budgets in ([300, 512], [2000, 700], [units - 1, 1]):
+        assert_same_choice(cache, scores, torch.tensor(budgets, device=DEVICE), max(budgets))
+
+
+def test_more_equal_scores_than_there_is_room_for_candidates() -> None:
+    cache = paged_cache([9000, 8999, 9000], unit=1, heads=1)
+    scores = torch.zeros(3, 1, 9000, device=DEVICE)
+    scores[1, 0, 5::3] = torch.nan
+    scores[2, 0, ::2], scores[2, 0, 8001] = -0.0, 1.0
+    assert_same_choice(cache, scores, torch.tensor([400, 401, 8800], device=DEVICE), 8800)
 
 
 def test_a_full_budget_reads_no_scores_and_a_larger_list_than_units_is_filled_up() -> None:

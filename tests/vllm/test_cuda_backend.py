@@ -76,6 +76,25 @@ def test_vllm_allocates_the_index_bytes_that_scoring_reads(selector: Selector) -
 
 
 @needs_vllm
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_index_rows_of_a_head_stand_together_however_vllm_orders_a_block(by_tokens: bool) -> None:
+    from sparroll.engines.vllm.attention.landmarks import IndexLayer
+
+    selector = QuantizedMean(4, 16, 32, bits=4)
+    layer = IndexLayer(H, 64, selector)
+    assert layer.index_PSHW is None
+    shape = (P, H, 4, selector.index_width(64))
+    held = torch.zeros(P, 4, H, shape[3], dtype=torch.uint8).transpose(1, 2) if by_tokens else torch.zeros(shape)
+    layer.kv_cache = held.to(torch.uint8)
+    index_PSHW = layer.index_PSHW
+    assert index_PSHW is not None and index_PSHW.shape == (P, 4, H, shape[3])
+    assert index_PSHW.stride() == (4 * H * shape[3], shape[3], 4 * shape[3], 1)
+    assert index_PSHW.data_ptr() == layer.kv_cache.data_ptr()
+    index_PSHW.fill_(1)
+    assert layer.kv_cache.all()
+
+
+@needs_vllm
 @pytest.mark.skipif(
     torch.cuda.is_available(),
     reason="interprets kernels on CPU tensors; with CUDA Triton compiles, and test_engine_cuda.py runs what it compiled",

@@ -16,7 +16,7 @@ from sparroll.attention.selectors import PageMean
 from sparroll.engines.report import LayerReport
 from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.attention.batch import Rows
-from sparroll.engines.vllm.attention.state import UNLIMITED, DecodeRows, State
+from sparroll.engines.vllm.attention.state import UNLIMITED, State
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
@@ -59,8 +59,8 @@ def test_budgets_on_the_device_and_on_the_host_are_the_schedules(name: str) -> N
     assert (out[:2] == UNLIMITED).all() and (out[2:] == expected).all()
     # What the kernels read by the budgets on the device, and what is counted from the lengths on the host.
     assert torch.equal(schedule.selector.read_tokens(contexts.int(), out[5]), reads.int())
-    counted = state.read_tokens(contexts.numpy())
-    assert (counted[:2] == contexts.numpy()).all() and (counted[2:] == reads.numpy()).all()
+    counted = state.decode_rows(contexts.numpy()).read_tokens_L
+    assert counted.tolist() == [int(contexts.sum())] * 2 + [int(reads.sum())] * 4
     assert (state.unread_tokens(contexts.numpy()) == 4 * (contexts - reads).numpy()).all()
 
 
@@ -121,7 +121,7 @@ def test_a_new_schedule_fills_the_same_tensor() -> None:
     for schedule, budget, read in ((Schedule.fixed(256), 256, 256 - 4), (None, UNLIMITED, 300), (RISING, 128, 128 - 4)):
         state.set_schedule(schedule)
         assert state.budgets(contexts, out)[2].item() == budget
-        assert state.read_tokens(np.array([300]))[2].item() == read
+        assert state.decode_rows(np.array([300])).read_tokens_L.tolist() == [300] * 2 + [read] * 4
     assert state._steps_XS.data_ptr() == where
 
 
@@ -254,7 +254,7 @@ def test_a_captured_layer_that_is_not_entered_in_a_step_without_graphs_ran_somet
 
 def test_rows_that_only_repeat_a_token_count_for_no_layer() -> None:
     state = started()
-    state.take_back(DecodeRows.of(np.array([300]), state.read_tokens(np.array([300]))))
+    state.take_back(state.decode_rows(np.array([300])))
     run_step(state, [300, 310], {2: "triton"})
     assert state.report().layers[2].sparse_steps == state.counters.decode.rows == 1
 

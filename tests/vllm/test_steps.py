@@ -12,7 +12,7 @@ from sparroll import Schedule
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention import preemptions as steps
 from sparroll.engines.vllm.attention.preemptions import Follower
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
@@ -121,7 +121,7 @@ def test_a_row_of_the_v1_runner_that_only_repeats_a_token_is_no_decode_row(state
     follower = Follower()
     follower.prompts["a"] = 100
     contexts = np.full(7, 100)
-    state.counters.decode = DecodeRows.of(contexts, state.read_tokens(contexts))
+    state.counters.decode = state.decode_rows(contexts)
     follower.follow(came_back(1, "a", 100, 20, 112, 1), state)
     assert (state.counters.decode.rows, state.counters.recomputed_tokens) == (6, 1)
     assert state.counters.decode.sparse_L.max() == 6

@@ -17,7 +17,7 @@ import torch
 from sparroll import Schedule
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.attention.preemptions import Follower
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 from sparroll.models import resolve
 from vllm_runs import needs_vllm
 
@@ -74,7 +74,7 @@ class Worker:
     def _count(self, count: int, start: int, prefill_tokens: int) -> None:
         if count == 1 and start >= prefill_tokens:
             contexts = np.array([start + 1])
-            self.state.counters.decode += DecodeRows.of(contexts, self.state.read_tokens(contexts))
+            self.state.counters.decode += self.state.decode_rows(contexts)
 
     def _token(self) -> int:
         return STOP if self.chance.random() < self.stop_share else self.chance.randrange(5, 100)

@@ -28,13 +28,12 @@ one budget at a time, so no figure mixes two. The price is that budgets are a li
 of the tail, and not its value, is held at the target.
 
 Budgets are whole units, never fall with length, and stay between the selector's least budget (or `least_budget_tokens`)
-and the whole bin (or `most_budget_tokens`). Groups of layers with budgets of their own keep the proportions that they have
-in the schedule at the start: the controller moves the largest budget of a bin, and the others by the same factor, each
-within these limits. The tail is that of all layers together, so nothing says which group to move alone. A bin that was
-never judged follows its neighbours. Before a judged bin it
-reads as many tokens as that bin, or fewer where a calibrated schedule at the start said so. Behind the last judged bin
-it reads the same share of its context as that bin; after a calibrated start, it has its starting budget times the
-factor by which the last judged bin's budget was raised.
+and the whole bin (or `most_budget_tokens`). Groups of layers with budgets of their own keep the proportions that they
+have in the schedule at the start: the controller moves the largest budget of a bin, and the others by the same factor,
+each within these limits. The tail is that of all layers together, so nothing says which group to move alone. A bin that
+was never judged follows its neighbours. Before a judged bin it reads as many tokens as that bin, or fewer where a
+calibrated schedule at the start said so. Behind the last judged bin it reads the same share of its context as that bin;
+after a calibrated start, it has its starting budget times the factor by which the last judged bin's budget was raised.
 """
 
 from __future__ import annotations

@@ -258,6 +258,7 @@ def plan(
         kv_read_share=reads.kv_read_share(mix),
         by_length=tuple(decoder.row(context) for context in eighths),
         assumptions=(
+            *([f"the schedule is {reads.schedule.caveat}"] if reads.schedule.caveat else ()),
             *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model),
             *_said_of(verified),
         ),

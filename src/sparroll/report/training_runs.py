@@ -59,7 +59,7 @@ def _what_they_read(config: dict[str, Any], schedule: Schedule | None) -> str:
     if schedule is not None:
         budgets = sorted({budget for step in schedule.steps for budget in step.budgets})
         said = f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
-        return said + _checked(schedule.check)
+        return said + _checked(schedule.check) + (f" ({schedule.caveat})" if schedule.caveat else "")
     section = config.get("check")
     check = DraftCheck(section["window_tokens"], section["floor"]) if section else None
     return _whole_or_named(config["attention"]) + _checked(check)

@@ -39,8 +39,6 @@ _MODULES = {
 }
 SCORED_TILE_BYTES = 8192
 """Index bytes that a program has in flight when it scores."""
-MOST_UNITS = 8192
-"""Units of one request that the triton selection can choose among."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
@@ -111,6 +109,8 @@ class StepWorkspace:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
         row_bytes = selector.index_row_bytes(dim)
+        if selector.cut_at(dim) < selector.index_width(dim):
+            row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
 
         def integers() -> Tensor:
             return torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
@@ -283,7 +283,7 @@ def choose_units(
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
     are, for readers that know the budgets.
     """
-    requests, heads, units = scores_RHU.shape
+    requests, heads, _ = scores_RHU.shape
     _shapes(
         context_tokens_R=(context_tokens_R, (requests,)),
         kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)),
@@ -301,11 +301,6 @@ def choose_units(
         )
         _dtype("pages_RHN", pages_RHN, torch.int32)
         _contiguous_rows(pages_RHN=pages_RHN, block_table_RM=block_table_RM)
-    if impl == "triton" and units > MOST_UNITS:
-        raise UserError(
-            f"the triton selection chooses among at most {MOST_UNITS} units, got {units}",
-            f"bound the context at {MOST_UNITS * selector.unit_tokens} tokens",
-        )
     _operation(impl, "choose_units", scores_RHU)(
         scores_RHU, context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN, pages_RHN, block_table_RM,
         units_per_block or 1, fill_rest,

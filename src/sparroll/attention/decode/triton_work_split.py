@@ -125,3 +125,18 @@ def request_at(place, before, requests, heads, LANES_R: tl.constexpr):
     request = (tl.sum(((starts <= place) & (each < requests)).to(tl.int32), axis=0) - 1).to(tl.int64)
     its_first = tl.load(before + request)
     return request, its_first * heads, tl.load(before + request + 1) - its_first
+
+
+@triton.jit
+@no_type_check
+def competes(unit, units, FIRST: tl.constexpr, RECENT: tl.constexpr):
+    """Neither past the context nor read anyway. The row of an incomplete unit was never written; it is read anyway."""
+    return (unit < units) & (unit >= FIRST) & (unit < units - RECENT)
+
+
+@triton.jit
+@no_type_check
+def blocks_of(table_row, unit, units, UNITS_PER_BLOCK: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr):
+    """The blocks of units that compete."""
+    wanted = competes(unit, units, FIRST, RECENT)
+    return tl.load(table_row + unit // UNITS_PER_BLOCK, mask=wanted, other=0).to(tl.int64)

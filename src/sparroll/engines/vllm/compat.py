@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparroll.attention.decode.paged import MOST_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings
@@ -190,8 +189,6 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
         return f"the selector {selector.kind!r} has no kernel; page_mean and quantized_mean have"
     if device == "cuda" and unit & (unit - 1):
         return f"units of {unit} tokens; powers of two are supported"
-    if device == "cuda" and config.model_config.max_model_len > MOST_UNITS * unit:
-        return f"max_model_len = {config.model_config.max_model_len}; the selection takes up to {MOST_UNITS * unit}"
     if block is not None and (block % 16 or block % unit):
         return f"a block size of {block} tokens, which must be a multiple of 16 and of the unit ({unit})"
     return None

@@ -13,7 +13,7 @@ import pytest
 from sparroll.control.controller import Controller
 from sparroll.errors import UserError
 from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings, in_verls_words
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 
 FACTS = RunFacts("Qwen/Qwen3-4B", 512, 8, 1024, 16384)
 
@@ -58,6 +58,17 @@ def test_a_check_that_the_schedules_file_describes_is_kept_where_nothing_else_is
         assert check is not None and (check.window_tokens, check.floor) == expected
     check = read(verify={}).config.check
     assert check is not None and (check.window_tokens, check.floor) == (64, 0.01)
+
+
+def test_groups_of_layers_travel_as_the_schedule_itself_and_the_controller_keeps_them(tmp_path: Path) -> None:
+    grouped = Schedule((Step(0, (512, 256)),), layer_groups=((2, 3), (4,)), name="grouped")
+    settings = read(schedule=str(grouped.save(tmp_path / "grouped.toml")), guard={"at_least": 0.8})
+    again = SparseSettings.read(json.loads(json.dumps(settings.inline())), FACTS)
+    assert again.first_schedule() == settings.first_schedule() == grouped
+    controlled = read(schedule=grouped.inline(), control={"by": "controller", "target": 0.86})
+    first, capacity = controlled.first_schedule(), Schedule.load(json.loads(json.dumps(controlled.capacity().inline())))
+    assert first is not None and first.plain_budgets() == grouped.plain_budgets()
+    assert capacity.layer_groups == grouped.layer_groups
 
 
 def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 
 
 @dataclass
@@ -91,4 +91,4 @@ class Rows:
             state.counters.prefill_tokens -= state.check_rows
         else:
             state.counters.tail_tokens += tail
-        state.begin_step(DecodeRows.of(contexts, state.read_tokens(contexts)), may_replay)
+        state.begin_step(state.decode_rows(contexts), may_replay)

@@ -66,8 +66,10 @@ class Workspace:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
+        # Rows of whole 16 bytes are read 16 bytes at a time.
+        padded = torch.zeros(rows, heads, -(-most_units // 4) * 4, dtype=torch.float32, device=device)
         return Workspace(
-            scores_RHU=torch.zeros(rows, heads, most_units, dtype=torch.float32, device=device),
+            scores_RHU=padded[..., :most_units],
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
             plans=paged.LayerPlans.of(paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device), layers),

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 
 
 @dataclass
@@ -76,8 +76,7 @@ class Follower:
 def count(request: Resumed, start: int, end: int, state: State) -> None:
     """Count a row of a resumed request, from token `start` to `end`."""
     counters = state.counters
-    row = np.array([end])
-    decoded = DecodeRows.of(row, state.read_tokens(row))
+    decoded = state.decode_rows(np.array([end]))
     samples = end == request.known_tokens
     if end - start == 1 and start >= request.prefill_tokens and not state.checks_drafts:
         # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.

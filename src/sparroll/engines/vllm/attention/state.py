@@ -42,12 +42,6 @@ class DecodeRows:
     read_tokens_L: np.ndarray = field(default_factory=_none)
     """Tokens attended in each layer."""
 
-    @staticmethod
-    def of(contexts_R: np.ndarray, read_tokens_LR: np.ndarray) -> DecodeRows:
-        """Rows with these context lengths, of which each layer reads so much."""
-        sparse_L, read_tokens_L = (read_tokens_LR < contexts_R).sum(-1), read_tokens_LR.sum(-1)
-        return DecodeRows(len(contexts_R), int(contexts_R.sum()), sparse_L, read_tokens_L)
-
     def __add__(self, other: DecodeRows) -> DecodeRows:
         return DecodeRows(
             self.rows + other.rows,
@@ -115,6 +109,8 @@ class State:
     _steps_XS: Tensor | None = None
     """Where the schedule's steps start, and below that the budgets of each layer. Each layer has a row of its own,
     whatever its group, so that a CUDA graph that knows the row holds for every grouping."""
+    _parts: list[tuple[np.ndarray, Schedule]] = field(default_factory=list)
+    """Sparse layers of the schedule in force, and what each of them reads."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
     _counted: dict[int, LayerReport] = field(default_factory=dict)
@@ -183,7 +179,9 @@ class State:
         # The device is named because vLLM builds models under another default device.
         table = torch.full((1 + self.layers, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
         table[0, 0] = 0
+        self._parts = []
         for layers, part in schedule.parts(self.layers) if schedule else ():
+            self._parts.append((np.array(layers), part))
             for number, step in enumerate(part.steps):
                 table[0, number] = step.from_context_tokens
                 table[[1 + layer for layer in layers], number] = step.budgets[0]
@@ -209,13 +207,15 @@ class State:
         step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
         return torch.mul(budgets_LS[:, step_R.clamp_(min=0)], context_tokens_R > 0, out=out_LR)
 
-    def read_tokens(self, contexts: np.ndarray) -> np.ndarray:
-        """[L, ...] tokens that decode rows with contexts [...] attend to in each layer under the schedule in force, from
-        lengths that the host knows."""
-        read_L = np.broadcast_to(contexts, (self.layers, *contexts.shape)).copy()
-        for layers, schedule in self.schedule.parts(self.layers) if self.schedule else ():
-            read_L[list(layers)] = schedule.read_tokens(contexts)
-        return read_L
+    def decode_rows(self, contexts_R: np.ndarray) -> DecodeRows:
+        """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows."""
+        context_tokens = int(contexts_R.sum())
+        sparse_L = np.zeros(self.layers, dtype=np.int64)
+        read_tokens_L = np.full(self.layers, context_tokens)
+        for layers, schedule in self._parts:
+            read_R = schedule.read_tokens(contexts_R)
+            sparse_L[layers], read_tokens_L[layers] = (read_R < contexts_R).sum(), read_R.sum()
+        return DecodeRows(len(contexts_R), context_tokens, sparse_L, read_tokens_L)
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[...] tokens that decode rows leave out, summed over all layers."""
@@ -226,8 +226,9 @@ class State:
         it."""
         self._end_step()
         self.counters.decode += rows
-        self._step = StepUnderWay(rows + -self._not_decoding, may_replay)
-        self._not_decoding = DecodeRows()
+        if self._not_decoding.rows:
+            rows, self._not_decoding = rows + -self._not_decoding, DecodeRows()
+        self._step = StepUnderWay(rows, may_replay)
 
     def take_back(self, rows: DecodeRows) -> None:
         """These rows of the next step will look like decode rows, and are none."""

@@ -85,7 +85,7 @@ def record_step(
     counters.taken_back_context_tokens += int(context_RD[gone_RD].sum())
     extra_context = (tokens_R + drafted_R)[own_R & (extra_R > 0)]
     counters.extra_context_tokens += int(extra_context.sum())
-    counters.extra_sparse_L = counters.extra_sparse_L + (STATE.read_tokens(extra_context) < extra_context).sum(-1)
+    counters.extra_sparse_L = counters.extra_sparse_L + STATE.decode_rows(extra_context).sparse_L
 
 
 def _tell(settled: Settled, requests: Sequence[WindowRequest], counted_R: np.ndarray, count_R: np.ndarray) -> None:
