@@ -88,4 +88,4 @@ def selector_from(text: str) -> Selector:
                 "for example quantized_mean,page_tokens=4,bits=2",
             )
         settings[name.strip()] = int(value)
-    return published_selector(kind.strip(), **settings)  # type: ignore[arg-type]
+    return published_selector(kind.strip(), **settings)

@@ -27,7 +27,7 @@ from sparroll.models import fingerprint
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.model_shape import ModelShape, model_shape
 from sparroll.progress import OnProgress, Stages
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, check_budget
 
 
 @dataclass(frozen=True)
@@ -130,13 +130,13 @@ def calibrate(
     bounds: what every bin must hold beside the target.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
-    least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
+    least: dict[str, Any] = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
     check_request(target, len(study.prompts), study.settings.samples, study.settings.max_new_tokens, **least)
     selectors = [selector or PageMean(), *also_selectors]
     wanted = Wanted(objective, target, bounds, **least)
     limits = (step_time_share is not None) + (at_time_of is not None)
     check_limit(wanted, limits, bool(checks), layer_groups, study.settings.estimator)
-    _check_selectors(selectors, checks)
+    _check_selectors(selectors, checks, budgets)
     if bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
     weighs_time = bool(checks) or objective != "time" or len(selectors) > 1
@@ -149,27 +149,10 @@ def calibrate(
         for each in selectors:
             check_something_is_sparse(study, min(budgets), each, dense_layers)
 
-    def measured(own: Selector, progress: OnProgress | None, check: DraftCheck | None) -> Sweep:
-        folder, common = (
-            _folder(out, own, selectors),
-            {"budgets": budgets, "selector": own, "dense_layers": dense_layers},
-        )
-        common |= {"on_ceiling": on_ceiling, "on_progress": progress}
-        if layer_groups:
-            return sweep_groups(study, out=folder, layer_groups=layer_groups, **common)  # type: ignore[arg-type]
-        return sweep(study, out=folder, check=check, **common)  # type: ignore[arg-type]
-
+    common = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
     with locked(out, "sparroll calibrate"):
         choice, tradeoff, machine = None, None, None
-        asked = [(selectors[0], check) for check in checks] or [(each, None) for each in selectors]
-        stages, sweeps = Stages(on_progress, len(asked)), list[Sweep]()
-        for own, check in asked:
-            progress = (
-                stages.next("checked budgets" if check else selector_label(own)) if len(asked) > 1 else on_progress
-            )
-            sweeps.append(measured(own, progress, check))
-        if len(asked) > 1:
-            stages.end()
+        sweeps = _sweeps(study, out, selectors, checks, layer_groups, on_progress, **common)
         if shape is not None:
             machine = Machine.decoding(study.dense_rollouts(), shape, device)
         if checks:
@@ -212,7 +195,37 @@ def calibrate(
     return Calibration(schedule, path, swept, fitted, verification, choice, tradeoff, generated)
 
 
-def _check_selectors(selectors: Sequence[Selector], checks: Sequence[DraftCheck]) -> None:
+def _sweeps(
+    study: Study,
+    out: Path | str,
+    selectors: Sequence[Selector],
+    checks: Sequence[DraftCheck],
+    layer_groups: LayerGroups,
+    on_progress: OnProgress | None,
+    **common: Any,
+) -> list[Sweep]:
+    """A sweep for each check, or for each selector."""
+    asked: list[tuple[Selector, DraftCheck | None]] = [(selectors[0], check) for check in checks]
+    asked = asked or [(each, None) for each in selectors]
+    stages, sweeps = Stages(on_progress, len(asked)), list[Sweep]()
+    for own, check in asked:
+        progress = on_progress
+        if len(asked) > 1:
+            progress = stages.next("checked budgets" if check else selector_label(own))
+        about = {"out": _folder(out, own, selectors), "selector": own, "on_progress": progress, **common}
+        if layer_groups:
+            sweeps.append(sweep_groups(study, layer_groups=layer_groups, **about))
+        else:
+            sweeps.append(sweep(study, check=check, **about))
+    if len(asked) > 1:
+        stages.end()
+    return sweeps
+
+
+def _check_selectors(selectors: Sequence[Selector], checks: Sequence[DraftCheck], budgets: Sequence[int]) -> None:
+    for selector in selectors:
+        for budget in budgets:
+            check_budget(budget, selector)
     if len(set(selectors)) < len(selectors):
         raise UserError("a selector is named twice", "name each selector once")
     if checks and len(selectors) > 1:

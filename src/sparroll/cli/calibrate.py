@@ -305,9 +305,8 @@ def traded_text(tradeoff: Tradeoff) -> list[str]:
         if point.how == "allocated" and point.step_seconds <= tradeoff.point.step_seconds * 1.001:
             rivals[point.selector] = point
     others = [point for selector, point in rivals.items() if selector != tradeoff.point.selector]
-    for point in (tradeoff.point, tradeoff.verified, *others):
-        if point is None:
-            continue
+    verified = [tradeoff.verified] if tradeoff.verified else []
+    for point in (tradeoff.point, *verified, *others):
         name = point.selector if point.how == "allocated" else f"{point.selector}, {point.how}"
         lines.append(
             f"{name:<28}{percent_up(point.step_time_share, 1):>16}{rounded_up(point.kl, 5):>10}"

@@ -276,6 +276,10 @@ def test_a_verification_that_makes_steps_too_long_is_noted(swept) -> None:
             "groups of layers get budgets of their own where a step's time",
         ),
         ({"step_time_share": 0.5, "also_selectors": [PageMean()]}, "a selector is named twice"),
+        (
+            {"step_time_share": 0.5, "also_selectors": [PageMean(128, 128, 128)]},
+            "multiple of page_tokens \\(128\\), got 64",
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused_before_anything_runs(change, message, tmp_path) -> None:

@@ -243,7 +243,7 @@ class _Tried:
         """The best schedule in that time, or without a limit the cheapest one that holds the bounds, as `fit` has it."""
         wanted = self.wanted
         if most_step_seconds is None:
-            least = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
+            least: dict[str, Any] = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
             held = wanted.bounds.least_budgets(self.sweep, **least)
             fitted = self.sweep.fit(wanted.target, least_budgets=held, **least, **about)
             return holding(fitted, wanted.bounds), self._point_of(fitted.schedule)
