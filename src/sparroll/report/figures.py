@@ -77,7 +77,7 @@ def tail_by_length(
             figure.legend(loc="outside lower center", ncols=2)
         else:
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-        return svg(figure, _name("tail", number, narrow))
+        return svg(figure, figure_name("tail", number, narrow))
 
 
 def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
@@ -132,7 +132,7 @@ def schedule_budgets(
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.legend(loc="upper left")
-        return svg(figure, _name("schedule", number, narrow))
+        return svg(figure, figure_name("schedule", number, narrow))
 
 
 def _group_lines(schedule: Schedule) -> list[tuple[str, str, Schedule]]:
@@ -172,7 +172,7 @@ def planned_speedups(plans: Sequence[dict[str, Any]], narrow: bool = False) -> s
             figure.legend(loc="outside lower center", ncols=1)
         else:
             axes.legend(loc="lower right")
-        return svg(figure, _name("plan", 0, narrow))
+        return svg(figure, figure_name("plan", 0, narrow))
 
 
 def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int = 0, narrow: bool = False) -> str:
@@ -211,7 +211,7 @@ def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int 
         handles, labels = reward.get_legend_handles_labels()
         columns = min(len(runs), 3) if narrow else len(runs)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=10.5)
-        return svg(figure, _name("training", number, narrow))
+        return svg(figure, figure_name("training", number, narrow))
 
 
 def _seen(steps: Sequence[int], values: Sequence[float | None]) -> tuple[list[int], list[float]]:
@@ -220,7 +220,7 @@ def _seen(steps: Sequence[int], values: Sequence[float | None]) -> tuple[list[in
     return [step for step, _ in found], [value for _, value in found]
 
 
-def _name(what: str, number: int, narrow: bool) -> str:
+def figure_name(what: str, number: int, narrow: bool) -> str:
     """A name that no other figure of the page has."""
     return f"{what}{number or ''}{'-narrow' if narrow else ''}"
 

@@ -13,17 +13,20 @@ from sparroll.mismatch.table import TailRow
 from sparroll.report import figures
 from sparroll.report.data import Measured, TailCurve, thin
 from sparroll.report.parts import figure, items, note, section, table
+from sparroll.report.tradeoff import tradeoff
 from sparroll.rounding import percent_up, rounded_up, with_interval
 from sparroll.schedule import Schedule
 
 
 def measurements(all_measured: tuple[Measured, ...]) -> str:
-    """Two sections for each calibration, and one for each profile. Where there are several, titles name their
+    """Two or three sections for each calibration, and one for each profile. Where there are several, titles name their
     folders."""
     parts = []
     for number, measured in enumerate(all_measured):
         where = f": {measured.folder}" if len(all_measured) > 1 else ""
         parts += [_tail(measured, number, where), _schedule(measured, number, where)]
+        if measured.tradeoff is not None:
+            parts.append(tradeoff(measured.tradeoff, where, number))
     return "\n".join(part for part in parts if part)
 
 
@@ -169,6 +172,12 @@ def _how_chosen(measured: Measured) -> str:
         first = (
             f"Window, floor and budgets were chosen together among schedules whose tail, with the lower end of its "
             f"interval, met {target} at every length: {chosen}."
+        )
+    if measured.tradeoff is not None and measured.schedule is not None:
+        chosen = escape(str((measured.schedule.made_by or {}).get("chosen")))
+        first = (
+            f"Its tail had to meet {target} at every length, with the lower end of its interval. Among the budgets that "
+            f"were measured it has {chosen}."
         )
     if measured.bound is None:
         return f"{first} Nobody has sampled with the schedule itself, so it is not verified."
