@@ -7,7 +7,7 @@ rollouts' decode steps are at these lengths. Where groups of layers were varied 
 only a verification of the whole can confirm. allocate.py chooses.
 """
 
-# B bins, G groups of layers, O budgets measured in one of them, F figures: see _FIGURES
+# B bins, G groups of layers, O budgets measured in one of them, F figures: see wanted.FIGURES
 
 from __future__ import annotations
 
