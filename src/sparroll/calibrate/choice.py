@@ -42,11 +42,13 @@ class Machine:
     """Of measured steps of this model on this device; None: the roofline."""
 
     @staticmethod
-    def decoding(rollouts: Sequence[Rollout], shape: ModelShape, hardware: Hardware) -> Machine:
+    def decoding(
+        rollouts: Sequence[Rollout], shape: ModelShape, hardware: Hardware, time_model: TimeModel | None = None
+    ) -> Machine:
         """With the lengths that a batch of such rollouts has while it decodes."""
         ends = [len(each.prompt_ids) + len(each.response_ids) for each in rollouts]
         prompt_tokens = min(len(each.prompt_ids) for each in rollouts)
-        return Machine(shape, hardware, LengthMix.parse(ends).decode_contexts(prompt_tokens))
+        return Machine(shape, hardware, LengthMix.parse(ends).decode_contexts(prompt_tokens), time_model)
 
     def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:
         """What the schedule is predicted to cost here."""

@@ -26,6 +26,7 @@ from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.models import fingerprint
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.model_shape import ModelShape, model_shape
+from sparroll.plan.time_model import TimeModel
 from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule, check_budget
 
@@ -105,6 +106,7 @@ def calibrate(
     checks: Sequence[DraftCheck] = (),
     shape: ModelShape | None = None,
     hardware: Hardware | str | Path = "H200",
+    time_model: TimeModel | None = None,
     bounds: BlindSpots = NO_BOUNDS,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
@@ -118,7 +120,8 @@ def calibrate(
     objective: "time" takes the cheapest budgets that meet `target`. The others (see allocation/wanted.py) make a loss as
     small as a decode step's time allows, in which every bin meets the target, too: `step_time_share` of a dense step, or
     that of the schedule `at_time_of`. Times are predicted for a model of this `shape`, by default the study's, on this
-    `hardware`. also_selectors: are swept like `selector`, in folders of their own, and the best one is taken.
+    `hardware`: by a roofline, or by a `time_model` of steps that were measured there.
+    also_selectors: are swept like `selector`, in folders of their own, and the best one is taken.
     layer_groups: are varied alone, and get budgets of their own.
 
     Raises UserError before the first budget if it is clear that no schedule can be fitted (see prospects.py). If it was
@@ -154,7 +157,7 @@ def calibrate(
         choice, tradeoff, machine = None, None, None
         sweeps = _sweeps(study, out, selectors, checks, layer_groups, on_progress, **common)
         if shape is not None:
-            machine = Machine.decoding(study.dense_rollouts(), shape, device)
+            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model)
         if checks:
             assert machine is not None, "checks weigh time"
             choice = choose(sweeps, machine, target=target, bounds=bounds, **least, **about)

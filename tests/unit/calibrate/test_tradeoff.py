@@ -244,6 +244,9 @@ def test_the_time_of_another_schedule_is_the_limit(tmp_path: Path) -> None:
     assert found.tradeoff.most_step_seconds == pytest.approx(machine.plan(slower).sparse.seconds)
     assert found.tradeoff.point.step_seconds <= found.tradeoff.most_step_seconds * (1 + 1e-9)
     assert found.tradeoff.verified is None
+    steps = TimeModel(2e-3, 0.0, 1e12, 0.0, 0.0, 8)
+    timed = calibrate(study(), out=tmp_path, **ASKED, at_time_of=slower, time_model=steps, verify_rounds=0).tradeoff
+    assert timed.most_step_seconds == pytest.approx(replace(machine, time_model=steps).plan(slower).sparse.seconds)
 
 
 def test_groups_of_layers_are_calibrated_and_verified_as_a_whole(tmp_path: Path) -> None:
