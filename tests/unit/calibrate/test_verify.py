@@ -30,16 +30,6 @@ def test_a_schedule_that_holds_takes_one_round_with_a_fresh_seed(tmp_path):
     assert all(step.measured["verified"] for step in got.schedule.steps)
 
 
-def test_groups_of_layers_are_refused_before_anything_is_measured(tmp_path):
-    bench = study()
-    grouped = Schedule((Step(0, (64, 96)),), dense_layers=(0,), layer_groups=((1,), (2,)), name="mine")
-    with pytest.raises(
-        UserError, match="'mine' has budgets for 2 groups of layers, and this raises one budget for all"
-    ):
-        run(bench, grouped, tmp_path)
-    assert bench.engine.generated == []
-
-
 def test_bins_that_miss_are_raised_notch_by_notch(tmp_path):
     bench = study()
     got = run(bench, Schedule((Step(0, 96),), dense_layers=(0,), name="mine"), tmp_path)
