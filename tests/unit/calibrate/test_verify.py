@@ -6,7 +6,6 @@ import pytest
 
 from sparroll.calibrate.run import calibrate
 from sparroll.calibrate.verify import verify
-from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
 
 from .fakes import study
