@@ -40,7 +40,7 @@ from sparroll.errors import UserError
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.step_reads import StepReads
 from sparroll.rounding import percent_up, rounded_up
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 
 _SHOWN = 24
 """Choices of a selector in the picture."""
@@ -194,9 +194,8 @@ class _Tried:
         """What the reads of some sparse layers add to a step of the batch, with this budget in these contexts."""
         mix, selector = self.machine.lengths, self.sweep.selector
         contexts, total = np.ceil(mix.tokens), 0.0
-        for place, each in enumerate(stretches):
-            is_last = place == len(stretches) - 1 and each.end == self.bins[-1].stretches[-1].end
-            inside = (contexts >= each.start) & (contexts < (np.inf if is_last else each.end))
+        for each in stretches:
+            inside = (contexts >= each.start) & (contexts < each.end)
             part = LengthMix(mix.text, mix.tokens[inside], mix.weights[inside])
             budget = Schedule.fixed(each.budget(kv_budget_tokens, selector.unit_tokens), selector, dense_layers=())
             reads = StepReads(self.machine.shape, budget, element_bytes=2)
@@ -300,7 +299,12 @@ class _Tried:
         return found
 
     def _schedule(self, allocation: Allocation) -> Schedule:
-        steps = steps_of(self._fitted_bins(allocation))
+        bins = self._fitted_bins(allocation)
+        steps = steps_of(bins)
+        # Budgets may fall with length, and the last one may be small because its bin is easy.
+        largest = tuple(max(column) for column in zip(*(step.budgets for step in steps), strict=True))
+        if largest != steps[-1].budgets:
+            steps = (*steps, Step(bins[-1].to_context_tokens, largest if len(largest) > 1 else largest[0]))
         groups = self.sweep.layer_groups if len(self.sweep.layer_groups) > 1 else ()
         return Schedule(steps, self.sweep.selector, self.sweep.dense_layers, layer_groups=groups)
 
