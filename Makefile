@@ -8,13 +8,10 @@ BIN = $(VENV)/bin
 CORE = $(VENV)/.sparroll-core-installed
 STAMP = $(VENV)/.sparroll-installed
 
-# pip compiles one file after the other; this takes all cores. Like pip, it goes on where a file is no Python of today.
-COMPILE = $(BIN)/python -W ignore -m compileall -qq -j 0 $$($(BIN)/python -c 'import sysconfig; \
-	print(sysconfig.get_path("purelib"))') || true
-
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 export TOKENIZERS_PARALLELISM = false
-# Engines and Ray start many processes. Without bytecode on disk each would compile torch and vLLM again.
+# Nothing is compiled ahead: what is imported is a small part of what is installed. It is compiled once and stays on disk,
+# or each of the many processes that engines and Ray start would compile torch and vLLM again.
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV_VLLM ?= .venv-vllm
@@ -37,13 +34,11 @@ $(CORE): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt torch==2.13.0
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e .
-	@$(COMPILE)
 	@touch $@
 
 # What tests, lint and docs need beside it: Triton alone is as large as torch.
 $(STAMP): $(CORE)
 	$(BIN)/python -m pip install -q --no-compile -c constraints.txt -e '.[dev]'
-	@$(COMPILE)
 	@touch $@
 
 # From profile to report.html in runs/quickstart/; interrupted, it goes on where it was.
@@ -58,7 +53,6 @@ test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/vllm --ignore=tests/in_trl --ignore=tests/in_verl
 
-# Nothing is compiled ahead here: a test imports a small part of what is installed, and that is compiled once.
 # vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
 # process to itself, so one worker.
 $(STAMP_VLLM): pyproject.toml constraints-vllm.txt

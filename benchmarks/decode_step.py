@@ -36,7 +36,7 @@ def contexts_within_budget(schedule: Schedule, measured_tokens: int) -> list[int
     """Half of the longest context that the schedule reads whole, and the longest that stays whole while a request decodes
     what is measured."""
     whole = 1
-    while schedule.read_tokens(whole + 1) == whole + 1:
+    while all(group.read_tokens(whole + 1) == whole + 1 for group in schedule.groups):
         whole += 1
     if whole <= 2 * measured_tokens:
         raise SystemExit(

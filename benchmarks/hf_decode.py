@@ -112,8 +112,9 @@ def step_costs(model: PreTrainedModel, options: argparse.Namespace) -> dict[str,
             ids = torch.ones(options.step_batch, 1, dtype=torch.int64, device=model.device)
 
             def step(mode: str, cache: KVCache = cache, contexts: Tensor = contexts, ids: Tensor = ids) -> None:
-                budgets = torch.full_like(contexts, options.budget) if mode == "sparse" else None
-                decode = DecodeStep(cache, contexts, int(contexts[0]), True, None, budgets, frozenset())
+                selecting = range(options.layers) if mode == "sparse" else ()
+                budgets = dict.fromkeys(selecting, torch.full_like(contexts, options.budget))
+                decode = DecodeStep(cache, contexts, int(contexts[0]), True, None, budgets)
                 run_step(model, decode, options.layers, input_ids=ids, position_ids=(contexts - 1)[:, None])
 
             for mode in raw:

@@ -33,6 +33,7 @@ from sparroll.schedule import Schedule
 OURS = {
     "triton_score": "scores",
     "triton_top_k": "choice",
+    "triton_score_codes": "scores",
     "triton_attend": "gather",
     "triton_index": "index update",
     "triton_budgets": "budgets",
@@ -58,7 +59,7 @@ GROUPS = {
     "copies": ("memcpy", "memset", "copy", "fill"),
 }
 """vLLM's, by a part of the name in lower case; the first group that fits."""
-OUR_GROUPS = (*OURS.values(), ADD_UP[1])
+OUR_GROUPS = (*dict.fromkeys(OURS.values()), ADD_UP[1])
 ORDER = (*GROUPS, *OUR_GROUPS, "other")
 
 
@@ -173,9 +174,18 @@ def summed(kernels: dict[str, tuple[float, int]], wall_seconds: float, options: 
 def floors_ms(contexts: list[int], schedule: Schedule, layers: int, bandwidth: float) -> dict[str, dict[str, float]]:
     """Milliseconds per step that the bytes of each group take, dense and sparse. Within its budget a request is neither
     scored nor selected from."""
-    selector = schedule.selector
-    context = np.array(contexts)
-    read = schedule.read_tokens(context)
+    whole = rollout.kv_bytes() * float(sum(contexts))
+    sparse: dict[str, float] = {"attention, FA3": len(schedule.dense_layers) * whole}
+    for own, group in schedule.parts(layers):
+        for name, moved in _layer_bytes(np.array(contexts), group).items():
+            sparse[name] = sparse.get(name, 0.0) + len(own) * moved
+    of = {"dense": {"attention, FA3": layers * whole}, "sparse": sparse}
+    return {engine: {name: 1e3 * moved / bandwidth for name, moved in groups.items()} for engine, groups in of.items()}
+
+
+def _layer_bytes(context: np.ndarray, schedule: Schedule) -> dict[str, float]:
+    """What a sparse layer with this schedule moves in a step, by the kernels' groups."""
+    selector, read = schedule.selector, schedule.read_tokens(context)
     cut = read < context
     units = -(-context[cut] // selector.unit_tokens)
     scores = 4 * KV_HEADS * float(units.sum())
@@ -183,20 +193,13 @@ def floors_ms(contexts: list[int], schedule: Schedule, layers: int, bandwidth: f
     lists = 4 * KV_HEADS * float((-(-read // selector.unit_tokens)).sum())
     # An index row is made of one unit's keys, once in as many steps as the unit has tokens.
     keys = KV_HEADS * HEAD_DIM * ELEMENT_BYTES
-    made = len(contexts) * (keys + index_row / selector.unit_tokens)
-    per_layer = {
+    made = len(context) * (keys + index_row / selector.unit_tokens)
+    return {
         "scores": index_row * float(units.sum()) + scores,
         "choice": scores + 2 * lists,
         "gather": rollout.kv_bytes() * float(read.sum()) + 2 * lists,
         "index update": made,
     }
-    dense_layers, whole = len(schedule.dense_layers), rollout.kv_bytes() * float(context.sum())
-    sparse = {group: (layers - dense_layers) * moved for group, moved in per_layer.items()}
-    moved = {
-        "dense": {"attention, FA3": layers * whole},
-        "sparse": {"attention, FA3": dense_layers * whole, **sparse},
-    }
-    return {engine: {group: 1e3 * of / bandwidth for group, of in groups.items()} for engine, groups in moved.items()}
 
 
 def table(found: dict[str, Any]) -> None:

@@ -109,11 +109,12 @@ def index_bytes(schedule: Schedule) -> float:
 def bytes_read(contexts: list[int], schedule: Schedule, layers: int) -> float:
     """K, V and index rows that one step must read, over all layers."""
     context = np.array(contexts)
-    read = schedule.read_tokens(context)
-    dense = len(schedule.dense_layers)
-    index = np.where(read < context, context * index_bytes(schedule), 0)
-    sparse_layer = (read * kv_bytes() + index).sum()
-    return float(dense * context.sum() * kv_bytes() + (layers - dense) * sparse_layer)
+    moved = len(schedule.dense_layers) * context.sum() * kv_bytes()
+    for own, group in schedule.parts(layers):
+        read = group.read_tokens(context)
+        index = np.where(read < context, context * index_bytes(schedule), 0)
+        moved = moved + len(own) * (read * kv_bytes() + index).sum()
+    return float(moved)
 
 
 def run_seconds(

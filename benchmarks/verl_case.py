@@ -222,7 +222,11 @@ def overrides(options: argparse.Namespace, name: str) -> dict[str, str]:
             f"{SPARROLL}.mismatch.ceiling_prompts": "1",
         }
     if case.verified:
-        settings |= {f"{SPARROLL}.verify.window": str(options.window_tokens), f"{SPARROLL}.verify.floor": "0.01"}
+        settings |= {
+            f"{SPARROLL}.verify.window": str(options.window_tokens),
+            f"{SPARROLL}.verify.floor": "0.01",
+            f"{SPARROLL}.verify.dense_logp": "engine",
+        }
     return settings
 
 

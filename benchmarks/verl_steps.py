@@ -14,11 +14,13 @@ step counts: the first one compiles, and measures the dense ceiling.
 Seconds of a step: `gen` is verl's, from the first request to the engine's sleep; `rollout` is without what sparroll
 measures in it; `added` is all that sparroll adds to a step, the ceiling left out, which is measured once.
 
+The verified case takes its old log-probabilities from the checks, so verl's pass for them is left out.
+
 Random weights would take back nearly every draft, so the verified cases keep each with the probability --kept-share
 (forced_verdicts.py).
 
-The record is written anew after each case. `--dry` runs everything with a tiny model on the CPU, where the figures say
-nothing.
+The record is written anew after each case. `--dry` runs everything but `dense` with a tiny model on the CPU, where the
+figures say nothing; verl alone cannot give a CPU's vLLM its weights.
 """
 
 from __future__ import annotations
@@ -48,7 +50,7 @@ from sparroll.train.runtime.sinks import read_lines
 DRY = dict(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, vocabulary=512, response_tokens=96, short_tokens=96,
     prompts=2, samples=4, micro_batch=2, probe=8, window_tokens=16, step_tokens=512, learning_rate=1e-4,
-    gpu_memory_share=0.2, cases=["dense", "sparse", "verified", "plugin-dense", "plugin-sparse", "plugin-verified"],
+    gpu_memory_share=0.2, cases=["sparse", "verified", "plugin-dense", "plugin-sparse", "plugin-verified"],
 )  # fmt: skip
 DRY_SCHEDULE = Schedule.fixed(64, dense_layers=(0,))
 PROGRESS_SECONDS = 20

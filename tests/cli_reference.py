@@ -23,8 +23,8 @@ them works in a folder, a second one is refused there, with the name of the firs
 disk, and memory that has run out, are errors that say what is kept.
 
 An option that has no effect beside the others is refused, with the reason: `--check-floor` without a schedule,
-`--selector` without a `--budget` that it is for, `--gpu` for a calibration without checks. A few do no harm where they
-have none: `--seed` with `--prompts` at temperature 0, where nothing is drawn; `--count` beyond what a file or a set
+`--selector` without a `--budget` that it is for, `--gpu` for a calibration that compares no times. A few do no harm where
+they have none: `--seed` with `--prompts` at temperature 0, where nothing is drawn; `--count` beyond what a file or a set
 holds; `--level`, `--problem-seed`, `--mirror` and the settings of data sets beside `--tasks` that they are not for;
 `--bin-tokens` with `--no-tail`; and with `--print-config` everything about running.
 """

@@ -1,5 +1,5 @@
-"""A schedule says how many tokens of the KV cache a decode step may read at each context length. Load, check, look up,
-save.
+"""A schedule says how many tokens of the KV cache a decode step may read at each context length, in all sparse layers alike
+or in each group of layers. Load, check, look up, save.
 
 Nothing here decides a budget (see calibrate/) or reads a cache (see attention/).
 """
@@ -26,15 +26,28 @@ from sparroll.attention.selectors import PageMean, Selector, make_selector
 from sparroll.attention.selectors.base import Counts
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError, nearest
+from sparroll.layer_groups import LayerGroups, check_cover, check_groups, read_groups
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.models import packaged_name, trained_from
 from sparroll.models.fingerprint import ModelFingerprint, of_model, weights_of
 from sparroll.types import is_whole
 
-FORMAT = 1
+FORMAT, GROUPED_FORMAT = 1, 2
+"""Of files without and with groups of layers. A sparroll that knows no groups refuses the second by its number."""
 MOST_TOKENS = 2**30
 """No context is longer than this, and no budget can be larger: lengths are 32-bit numbers on a GPU."""
-_KEYS = ["format", "model", "fingerprint", "selector", "dense_layers", "check", "target", "made_by", "steps"]
+_KEYS = [
+    "format",
+    "model",
+    "fingerprint",
+    "selector",
+    "dense_layers",
+    "layer_groups",
+    "check",
+    "target",
+    "made_by",
+    "steps",
+]
 _STEP_KEYS = ["from_context_tokens", "kv_budget_tokens", "measured"]
 _FORCED = "Schedule.load(..., force=True)"
 
@@ -44,10 +57,20 @@ class Step:
     """From this context length on (prompt + generated, the current token included), read at most this many tokens."""
 
     from_context_tokens: int
-    kv_budget_tokens: int
+    kv_budget_tokens: int | tuple[int, ...]
+    """One number holds in all sparse layers; several are those of the schedule's layer groups, in their order."""
     measured: dict[str, Any] | None = None
     """The tail measured under this budget: {"value", "low", "high", "tokens"}. None if nobody measured it, as in the
     published presets."""
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """The budgets as they are written: one, or one for each group."""
+        return self.kv_budget_tokens if isinstance(self.kv_budget_tokens, tuple) else (self.kv_budget_tokens,)
+
+    def of_group(self, place: int) -> Step:
+        """The step as the layers of one group see it, without the figures, which are those of all groups together."""
+        return Step(self.from_context_tokens, self.budgets[place if len(self.budgets) > 1 else 0])
 
 
 @dataclass(frozen=True)
@@ -57,12 +80,21 @@ class Schedule:
 
     >>> Schedule.load("qwen3-1.7b-0.86").kv_budget_tokens(17_000)
     3584
+
+    Where groups of layers have budgets of their own, each group is a schedule:
+
+    >>> grouped = Schedule((Step(0, (512, 256)),), dense_layers=(0,), layer_groups=((1, 2, 3), (4, 5, 6, 7)))
+    >>> grouped.of_layer(4).kv_budget_tokens(17_000)
+    256
     """
 
     steps: tuple[Step, ...]
     selector: Selector = field(default_factory=PageMean)
     dense_layers: tuple[int, ...] = (0, 1)
     """Layers that always read the whole context."""
+    layer_groups: LayerGroups = field(default=(), kw_only=True)
+    """Groups of layers with budgets of their own, together all sparse layers of the model. Empty: all of them have the
+    same budgets."""
     check: DraftCheck | None = None
     """How the dense policy checks what is drafted under this schedule; None: it does not."""
     model: str | None = None
@@ -77,24 +109,81 @@ class Schedule:
     """Whether `check_model` accepts every model, because the user forced the schedule. Not saved."""
     _starts: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
     _budgets: list[int] = field(default_factory=list, init=False, repr=False, compare=False)
+    """Of the only group."""
+    _groups: list[Schedule] = field(default_factory=list, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        _check_steps(self.steps, self.selector)
+        _check_steps(self.steps, self.selector, len(self.layer_groups))
         if list(self.dense_layers) != sorted({layer for layer in self.dense_layers if _is_count(layer)}):
             raise UserError(
                 f"dense_layers must be distinct layer numbers in rising order, got {list(self.dense_layers)}"
             )
+        check_groups(self.layer_groups, self.dense_layers)
         if self.check is not None and not self.selector.rewritable:
             raise UserError(
                 f"the index of the selector {self.selector.kind!r} cannot be rewritten, which a check of drafts needs",
                 "take another selector, or leave the check out",
             )
         self._starts.extend(step.from_context_tokens for step in self.steps)
-        self._budgets.extend(step.kv_budget_tokens for step in self.steps)
+        self._budgets.extend(step.budgets[0] for step in self.steps)
+        for place in range(len(self.layer_groups)):
+            steps = tuple(step.of_group(place) for step in self.steps)
+            self._groups.append(dataclasses.replace(self, steps=steps, layer_groups=()))
+
+    def of_layer(self, layer: int) -> Schedule:
+        """The schedule of one sparse layer, in which all layers have that layer's budgets."""
+        if layer in self.dense_layers:
+            raise UserError(f"layer {layer} is dense under the schedule {self.name!r}, so it has no budget")
+        return self._groups[self.group_of(layer)] if self.layer_groups else self
+
+    def group_of(self, layer: int) -> int:
+        """The place of a sparse layer's group among `layer_groups`; 0 where there are none."""
+        for place, group in enumerate(self.layer_groups):
+            if layer in group:
+                return place
+        if self.layer_groups:
+            raise UserError(f"layer {layer} is in none of the layer_groups of the schedule {self.name!r}")
+        return 0
+
+    @property
+    def groups(self) -> tuple[Schedule, ...]:
+        """The schedule of each group of layers; without groups, this one alone."""
+        return tuple(self._groups) or (self,)
+
+    def parts(self, layers: int) -> tuple[tuple[tuple[int, ...], Schedule], ...]:
+        """The sparse layers of a model of so many layers, by their budgets: (layers, the schedule of each of them), one
+        for each group."""
+        sparse = tuple(layer for layer in range(layers) if layer not in self.dense_layers)
+        return tuple(zip(self.layer_groups or (sparse,), self.groups, strict=True))
+
+    def step_at(self, context_tokens: int) -> Step:
+        """The step that is in force at a context length."""
+        return self.steps[bisect.bisect_right(self._starts, context_tokens) - 1]
+
+    def plain_budgets(self) -> list[list[Any]]:
+        """[from_context_tokens, budget] of each step as plain data: equal for two schedules with the same budgets in the
+        same groups. With groups, the budget is a list of [layers, budget]."""
+        if not self.layer_groups:
+            return [[step.from_context_tokens, step.budgets[0]] for step in self.steps]
+        return [
+            [
+                step.from_context_tokens,
+                [[list(group), *step.of_group(place).budgets] for place, group in enumerate(self.layer_groups)],
+            ]
+            for step in self.steps
+        ]
 
     def kv_budget_tokens(self, context_tokens: Counts) -> Counts:
         """Budget in tokens at each context length [...]. Takes an int, or an array or tensor of integers, and returns
-        the same kind and shape; for a tensor on the same device."""
+        the same kind and shape; for a tensor on the same device.
+
+        Raises UserError where several groups of layers have budgets of their own: `of_layer` knows those.
+        """
+        if len(self.layer_groups) > 1:
+            raise UserError(
+                f"the schedule {self.name!r} has budgets for {len(self.layer_groups)} groups of layers, and no common one",
+                "ask for a layer's: schedule.of_layer(4).kv_budget_tokens(...), or of_layer(4).read_tokens(...)",
+            )
         if isinstance(context_tokens, Tensor):
             if context_tokens.is_floating_point() or context_tokens.is_complex():
                 raise UserError(f"context_tokens must be integers, got {context_tokens.dtype}")
@@ -114,12 +203,21 @@ class Schedule:
 
     def read_tokens(self, context_tokens: Counts) -> Counts:
         """Tokens that one decode step attends to in a sparse layer at each context length [...], the current token
-        included. Returns the kind and shape that it takes. A step is sparse if this is less than the context.
+        included. Returns the kind and shape that it takes. A step is sparse if this is less than the context. Like
+        `kv_budget_tokens`, this is for one group of layers.
 
         >>> Schedule.fixed(64).read_tokens(171)  # 11 units of 16 tokens, the last of which lacks 5
         59
         """
         return self.selector.read_tokens(context_tokens, self.kv_budget_tokens(context_tokens))
+
+    def unread_tokens(self, context_tokens: Counts, layers: int) -> Counts:
+        """Tokens that one decode step leaves out at each context length [...], summed over all layers of a model that
+        has so many. Returns the kind and shape that it takes; 0 where every layer reads everything."""
+        unread = context_tokens * 0
+        for own, schedule in self.parts(layers):
+            unread = unread + len(own) * (context_tokens - schedule.read_tokens(context_tokens))
+        return unread
 
     @staticmethod
     def fixed(
@@ -139,6 +237,13 @@ class Schedule:
         check = DraftCheck(window_tokens, floor)
         bare = self.name if self.check is None else self.name.removesuffix(_checked_suffix(self.check))
         return dataclasses.replace(self, check=check, name=bare + _checked_suffix(check))
+
+    @property
+    def caveat(self) -> str | None:
+        """What whoever looks at the schedule must know of it: "scaled, to be calibrated on the real model". None where
+        its file says nothing of the kind in made_by."""
+        told = (self.made_by or {}).get("caveat")
+        return None if told is None else str(told)
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], model: str | None = None, force: bool = False) -> Schedule:
@@ -168,10 +273,14 @@ class Schedule:
         for key in table:
             if key not in _KEYS:
                 raise UserError(f"unknown key {key!r}", nearest(key, _KEYS))
-        if table.get("format") != FORMAT:
+        if not is_whole(table.get("format")) or table["format"] not in (FORMAT, GROUPED_FORMAT):
             raise UserError(
-                f"format must be {FORMAT}, got {table.get('format')!r}",
+                f"format must be {FORMAT} or {GROUPED_FORMAT}, got {table.get('format')!r}",
                 "the file may come from another version of sparroll",
+            )
+        if "layer_groups" in table and table["format"] != GROUPED_FORMAT:
+            raise UserError(
+                f"layer_groups needs format = {GROUPED_FORMAT}, got {table['format']}", f"set format = {GROUPED_FORMAT}"
             )
         for key, kind in (("selector", dict), ("steps", list), ("dense_layers", list)):
             if not isinstance(table.get(key), kind):
@@ -191,6 +300,7 @@ class Schedule:
             steps=tuple(_step(entry) for entry in table["steps"]),
             selector=make_selector(table["selector"]),
             dense_layers=tuple(table["dense_layers"]),
+            layer_groups=read_groups(table["layer_groups"]) if "layer_groups" in table else (),
             check=DraftCheck.from_table(table["check"]) if "check" in table else None,
             model=table.get("model"),
             fingerprint=None if fingerprint is None else ModelFingerprint.from_table(fingerprint),
@@ -202,14 +312,20 @@ class Schedule:
     def table(self) -> dict[str, Any]:
         """The tables of the schedule's file; `from_table` gives the schedule back."""
         steps = [
-            {key: value for key, value in dataclasses.asdict(step).items() if value is not None} for step in self.steps
+            {
+                key: list(value) if isinstance(value, tuple) else value
+                for key, value in each.items()
+                if value is not None
+            }
+            for each in map(dataclasses.asdict, self.steps)
         ]
         table = {
-            "format": FORMAT,
+            "format": GROUPED_FORMAT if self.layer_groups else FORMAT,
             "model": self.model,
             "fingerprint": self.fingerprint.table() if self.fingerprint else None,
             "selector": self.selector.table(),
             "dense_layers": list(self.dense_layers),
+            "layer_groups": [list(group) for group in self.layer_groups] or None,
             "check": self.check.table() if self.check else None,
             "target": self.target,
             "made_by": self.made_by,
@@ -273,7 +389,7 @@ class Schedule:
 
     def check_layers(self, layers: int) -> None:
         """Raise UserError if `dense_layers` names a layer that a model of that many layers does not have, or all of its
-        layers."""
+        layers, and if `layer_groups` are not together all others."""
         if self.dense_layers and self.dense_layers[-1] >= layers:
             raise UserError(
                 f"dense_layers names layer {self.dense_layers[-1]}, but the model has layers 0..{layers - 1}"
@@ -283,6 +399,7 @@ class Schedule:
                 f"the schedule keeps all {layers} layers of the model dense, so nothing would be sparse",
                 "name fewer dense_layers in the schedule; `sparroll calibrate` has --dense-layers",
             )
+        check_cover(self.layer_groups, self.dense_layers, layers)
 
 
 def presets() -> list[str]:
@@ -382,17 +499,19 @@ def _step(entry: Any) -> Step:
     for key in entry:
         if key not in _STEP_KEYS:
             raise UserError(f"unknown key {key!r} in a step", nearest(key, _STEP_KEYS))
-    for key in _STEP_KEYS[:2]:
-        if not _is_count(entry.get(key)):
+    start, budget = (entry.get(key) for key in _STEP_KEYS[:2])
+    budgets: list[Any] = budget if isinstance(budget, list) else [budget]
+    for key, value in ((_STEP_KEYS[0], start), *((_STEP_KEYS[1], each) for each in budgets)):
+        if not _is_count(value):
             raise UserError(f"{key} must be a whole number of tokens, got {entry.get(key)!r}")
-        if entry[key] > MOST_TOKENS:
-            raise UserError(f"{key} must be at most {MOST_TOKENS:,}, got {entry[key]:,}")
+        if value > MOST_TOKENS:
+            raise UserError(f"{key} must be at most {MOST_TOKENS:,}, got {value:,}")
     if "measured" in entry:
         _check_measured(entry["measured"])
-    return Step(**entry)
+    return Step(entry[_STEP_KEYS[0]], tuple(budgets) if isinstance(budget, list) else budgets[0], entry.get("measured"))
 
 
-def _check_steps(steps: tuple[Step, ...], selector: Selector) -> None:
+def _check_steps(steps: tuple[Step, ...], selector: Selector, groups: int) -> None:
     if not steps:
         raise UserError("a schedule needs at least one step")
     if steps[0].from_context_tokens != 0:
@@ -404,7 +523,16 @@ def _check_steps(steps: tuple[Step, ...], selector: Selector) -> None:
                 f"got {before.from_context_tokens} then {after.from_context_tokens}"
             )
     for step in steps:
-        check_budget(step.kv_budget_tokens, selector)
+        if isinstance(step.kv_budget_tokens, tuple) and (not groups or len(step.kv_budget_tokens) != groups):
+            raise UserError(
+                f"the step from {step.from_context_tokens} on has {len(step.kv_budget_tokens)} budgets, the schedule has "
+                f"{groups or 'no'} layer_groups",
+                "give one for each group, or a single number for all"
+                if groups
+                else "give a single number, or add groups",
+            )
+        for budget in step.budgets:
+            check_budget(budget, selector)
 
 
 def check_is_schedule(value: object) -> None:

@@ -4,7 +4,7 @@ the page scores worked out from method's text. Shares no code with the package; 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -34,7 +34,7 @@ def sparse_logp(
     model: PreTrainedModel,
     ids: list[int],
     prompt_tokens: int,
-    budget_of: Callable[[int], int],
+    budget_of: Callable[[int], int] | Mapping[int, Callable[[int], int]],
     *,
     page: int,
     first_pages: int,
@@ -43,6 +43,7 @@ def sparse_logp(
     gradient: bool = False,
 ) -> Tensor:
     """[T] log-probabilities of ids[prompt_tokens:], each position reading what a decode step would have read.
+    budget_of: the budget at a context length; or that of each sparse layer.
 
     With `gradient`, through autograd: the selection is of plain numbers and has none.
     """
@@ -57,7 +58,8 @@ def sparse_logp(
             for head in range(key.shape[1]):
                 mine = query[0, head * group : (head + 1) * group, position]
                 seen = key[0, head, :context]
-                budget = context if dense else budget_of(context)
+                of_layer = budget_of if callable(budget_of) or dense else budget_of[module.layer_idx]
+                budget = context if dense else of_layer(context)
                 read = read_positions(mine, seen, budget, page, first_pages, recent_pages)
                 weights = torch.softmax(scale * mine @ seen[read].T, dim=-1)
                 output[0, head * group : (head + 1) * group, position] = weights @ value[0, head, :context][read]

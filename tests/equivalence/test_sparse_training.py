@@ -210,7 +210,7 @@ def test_under_autocast_the_selection_is_that_of_a_bf16_engine(monkeypatch: pyte
 
 
 def test_units_are_those_that_select_names_at_every_position(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(unit_choice, "_SCORED_AT_ONCE", 1)
+    monkeypatch.setitem(unit_choice._SCORED_AT_ONCE, "cpu", 1)
     generator = torch.Generator().manual_seed(0)
     query, keys = (torch.randn(2, heads, 77, 8, generator=generator) for heads in (4, 2))
     context = torch.arange(1, 78)

@@ -4,6 +4,7 @@ that the next run starts from, and recovers when the model is swapped for a hard
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 
 from integration.train_runs import short_config, write_model
 from sparroll.attention.selectors import PageMean
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 from sparroll.train import TrainConfig, train
 from sparroll.train.loop import Trainer
 from sparroll.train.runtime.sinks import read_lines
@@ -88,22 +89,35 @@ def test_a_run_moves_its_budgets_and_leaves_a_schedule_for_the_next_one(model: s
     assert again.parts.controller is not None and again.parts.controller.trust_start
 
 
-def test_a_resumed_run_decides_to_the_bit_as_one_that_was_never_cut(model: str, start: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("groups", [False, True], ids=["", "groups of layers"])
+def test_a_resumed_run_decides_to_the_bit_as_one_that_was_never_cut(
+    model: str, start: str, groups: bool, tmp_path: Path
+) -> None:
+    if groups:
+        grouped = replace(Schedule.load(start), steps=(Step(0, (16, 24)),), layer_groups=((2,), (3,)))
+        start = str(grouped.save(tmp_path / "grouped.toml"))
+
     def config(steps: int) -> TrainConfig:
         return controlled(model, start, train={"steps": steps, "lr": 1e-3}, checkpoint={"every_steps": 1, "keep": 9})
 
-    train(config(3), tmp_path / "straight")
-    train(config(2), tmp_path / "cut")
-    train(config(3), tmp_path / "cut", resume=True)
+    steps = 2 if groups else 3
+    train(config(steps), tmp_path / "straight")
+    train(config(steps - 1), tmp_path / "cut")
+    train(config(steps), tmp_path / "cut", resume=True)
     assert lines(tmp_path / "cut") == lines(tmp_path / "straight")
     for name in ("state.json", "schedule.toml", "watchers.safetensors"):
         one, other = (
-            (tmp_path / run / "checkpoints" / "step-000003" / name).read_bytes() for run in ("straight", "cut")
+            (tmp_path / run / "checkpoints" / f"step-{steps:06}" / name).read_bytes() for run in ("straight", "cut")
         )
         if name == "state.json":
             # Wall times have lengths of their own.
             one, other = ({**json.loads(text), "metrics_bytes": 0} for text in (one, other))
         assert one == other, name
+    if groups:
+        left = Schedule.load(tmp_path / "cut" / "schedule.toml", model=model)
+        assert left.layer_groups == ((2,), (3,)) and left.plain_budgets() != grouped.plain_budgets()
+        first, second = (group.steps[0].budgets[0] for group in left.groups)
+        assert first < second
 
 
 def test_without_a_schedule_it_starts_from_a_share_of_the_context(model: str, tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
-"""Compiles the kernels of the sparse training pass, and the one that checks drafts, for Hopper, on a machine without a
-GPU: `python tests/kernels/sm90.py [full]` prints registers, stack (spills) and shared memory of each. A process of its
-own, since triton interprets in the tests'.
+"""Compiles the kernels of the sparse training pass, those of decode steps with units of few bits, and the one that checks
+drafts, for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full]` prints registers, stack (spills) and
+shared memory of each. A process of its own, since triton interprets in the tests'.
 
 What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with head
-sizes 64 and 128 and groups of 1, 2 and 4 (minutes); otherwise each kernel is compiled once.
+sizes 64 and 128 and groups of 1, 2 and 4, and other layouts
+(minutes); otherwise each kernel is compiled once.
 """
 
 from __future__ import annotations
@@ -23,15 +24,20 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from sparroll.attention.decode import paged, triton_attend, triton_index, triton_score_codes, triton_top_k
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
+from sparroll.attention.selectors import QuantizedMean, quantized_mean
 from sparroll.engines.vllm.windows import triton_masses
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _POINTERS = {
     **dict.fromkeys(("words", "listed", "counts", "readers", "reader_counts", "wanted", "limits"), "*i32"),
     **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
-    **dict.fromkeys(("requests", "places", "ids"), "*i64"),
+    **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
+    **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
+    "mixed": "*fp32",
+    **dict.fromkeys(("requests", "places", "ids", "slots"), "*i64"),
     **dict.fromkeys(("index", "dense_logits", "draft_logits"), "*bf16"),
     **dict.fromkeys(
         ("query", "keys", "values", "out", "grad_out", "grad_query", "grad_keys", "grad_values"), "of the model"
@@ -61,6 +67,57 @@ def kernels(dtype: torch.dtype, dim: int, group: int, tile: MaskedTile | None = 
     yield "score", choice._score, {**sizes, **score}, {"num_warps": 4, "num_stages": 2}
 
 
+FINE_UNITS = ((4, 4), (2, 2), (1, 1))
+"""Tokens and bits of units: all take 1/30 to 1/26 of the bytes of K and V."""
+
+
+def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = False) -> Iterator[Kernel]:
+    """Of a decode step over units of few bits, in blocks of 16 tokens."""
+    for unit, bits in FINE_UNITS:
+        selector = QuantizedMean(unit, 16, 32, bits)
+        sizes = {"UNIT": unit, "UNITS_PER_BLOCK": 16 // unit, "D": dim, "BITS": bits, "launch_pdl": True}
+        words, row_words = selector.scale_at(dim) // 4, selector.index_width(dim) // 4
+        score = {
+            **sizes, "GROUP": 16 // unit, "FIRST": 16 // unit, "RECENT": 32 // unit, "HEADS": 8, "G": group, "W": words,
+            "ROW_WORDS": row_words, "LANES_W": triton.next_power_of_2(words), "LANES_R": 32,
+            "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "DP4A": True,
+        }  # fmt: skip
+        tile = min(max(paged.SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), 256)
+        for its_tile in (tile, tile // 2) if layouts else (tile,):
+            name = f"scores of {unit} x {bits}, {its_tile} units"
+            layout = triton_score_codes.ScoreLayout()
+            options = {
+                "num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False,
+            }  # fmt: skip
+            yield name, triton_score_codes._score_codes, {**score, "TILE": its_tile}, options
+        if bits == 4 or layouts:
+            constants = {
+                **sizes, "SCALE_AT": words, "CUT": words, "ROW_WORDS": row_words,
+                "LANES": triton.next_power_of_2(row_words), "FP8_PER_MOST": 1 / quantized_mean.FP8_MOST,
+                "FIXED_MOST": float(quantized_mean.FIXED_MOST), "PER_FIXED_MOST": 1 / quantized_mean.FIXED_MOST,
+                "PER_D": 1 / dim, "STEP_PER_RMS": quantized_mean.STEP_PER_RMS[bits], "BLOCK_TOKENS": 16,
+            }  # fmt: skip
+            yield f"index of {unit} x {bits}", triton_index._quantized_mean, constants, {"num_warps": 2}
+    tile = paged.Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
+    attend = {
+        "UNIT": 4, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
+        "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "launch_pdl": True,
+    }  # fmt: skip
+    for adds_up in (False, True):
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        yield f"attention, adds up: {adds_up}", triton_attend._gather, {**attend, "ADDS_UP": adds_up}, options
+
+
+def choice_kernels(layouts: tuple[triton_top_k.ChoiceLayout, ...]) -> Iterator[Kernel]:
+    for layout in layouts:
+        constants = {
+            "UNIT": 4, "UNITS_PER_BLOCK": 4, "CHUNK": layout.chunk, "LANES": layout.lanes,
+            "CHUNK_OF_ALL": layout.chunk_of_all, "LOADED": 4, "FILL": 1024, "WITH_PAGES": True, "FILL_REST": False,
+            "launch_pdl": True,
+        }  # fmt: skip
+        yield f"choice, {layout}", triton_top_k._choose, constants, {"num_warps": layout.warps}
+
+
 def untyped(full: bool) -> Iterator[Kernel]:
     """Those that know neither the model's dtype nor its heads."""
     choice, sizes = triton_unit_choice, {"HEADS": 2, "UNIT": 16, "RECENT": 2, "FIRST": 1}
@@ -87,7 +144,8 @@ def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
         if name in constants:
             signature[name] = "constexpr"
             continue
-        signature[name] = _POINTERS.get(name, "fp32" if name.startswith(("scale", "floor")) else "i32")
+        number_of = "fp32" if name.startswith(("scale", "floor")) else "i32"
+        signature[name] = number_of if parameter.do_not_specialize else _POINTERS.get(name, number_of)
         if signature[name] == "of the model":
             signature[name] = f"*{_NAMES[dtype]}"
         if signature[name] != "fp32" and not parameter.do_not_specialize:
@@ -116,7 +174,13 @@ def main(full: bool) -> None:
         for kernel in kernels(dtype, dim, group):
             forms = compiled(kernel, dtype)
             print(f"{kernel[0]}, {_NAMES[dtype]}, head {dim}, group {group}: {usage(forms['cubin'])}", flush=True)
-    for kernel in untyped(full):
+    for dtype, dim, group in cases if full else [(torch.bfloat16, 128, 2)]:
+        for kernel in fine_unit_kernels(dtype, dim, group, full):
+            forms = compiled(kernel, dtype)
+            print(f"{kernel[0]}, {_NAMES[dtype]}, head {dim}, group {group}: {usage(forms['cubin'])}", flush=True)
+    layout = triton_top_k.ChoiceLayout
+    layouts = (layout(), layout(lanes=1024), layout(warps=16, chunk=8192)) if full else (layout(),)
+    for kernel in (*untyped(full), *choice_kernels(layouts)):
         print(f"{kernel[0]}: {usage(compiled(kernel, torch.float32)['cubin'])}", flush=True)
 
 

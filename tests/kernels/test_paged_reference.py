@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -17,13 +18,18 @@ from paged_caches import (
     units_wanted,
 )
 from sparroll.attention.decode import paged, reference
-from sparroll.attention.selectors import HeadSoftmax, OraclePage, PageMean, Quest, Selector, Streaming
+from sparroll.attention.selectors import HeadSoftmax, OraclePage, PageMean, QuantizedMean, Quest, Selector, Streaming
 from sparroll.errors import UserError
+
+
+@dataclass(frozen=True)
+class FourBits(QuantizedMean):
+    bits: int = 4
 
 
 @pytest.mark.parametrize("layout", ["token_head", "head_token"])
 @pytest.mark.parametrize(("unit", "block_tokens"), [(16, 16), (4, 64), (1, 16)])
-@pytest.mark.parametrize("kind", [PageMean, HeadSoftmax, Quest, Streaming, OraclePage])
+@pytest.mark.parametrize("kind", [PageMean, FourBits, HeadSoftmax, Quest, Streaming, OraclePage])
 def test_paged_equals_unpaged(kind: type[Selector], unit: int, block_tokens: int, layout: str) -> None:
     selector = selector_of(unit, kind)
     cache = paged_cache(SHORT_CONTEXTS, block_tokens=block_tokens, group=3, layout=layout, selector=selector)  # type: ignore[arg-type]

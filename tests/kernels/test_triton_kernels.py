@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -23,6 +24,7 @@ from paged_caches import (
 )
 from sparroll.attention.decode import paged
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -150,13 +152,39 @@ def test_budgets_are_those_of_the_schedule(lengths: list[int]) -> None:
     from sparroll.attention.decode import triton_budgets
 
     schedule = Schedule.load("qwen3-1.7b-0.86")
-    table = torch.full((2, 64), 1 << 30, dtype=torch.int32)
+    table = torch.full((4, 64), 1 << 30, dtype=torch.int32)
     for number, step in enumerate(schedule.steps):
-        table[:, number] = torch.tensor([step.from_context_tokens, step.kv_budget_tokens])
+        # A layer with these budgets, one with the doubles of them, and one that is dense.
+        table[:3, number] = torch.tensor([step.from_context_tokens, step.kv_budget_tokens, 2 * step.kv_budget_tokens])
     contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
-    out = torch.full((len(lengths) + 3,), -9, dtype=torch.int32, device=DEVICE)
-    triton_budgets.budgets(contexts, *table.to(DEVICE), out[: len(lengths)])
-    assert out.tolist() == [schedule.kv_budget_tokens(n) if n else 0 for n in lengths] + [-9] * 3
+    out = torch.full((3, len(lengths) + 3), -9, dtype=torch.int32, device=DEVICE)
+    table = table.to(DEVICE)
+    triton_budgets.budgets(contexts, table[0], table[1:], out[:, : len(lengths)])
+    budgets = [schedule.kv_budget_tokens(n) if n else 0 for n in lengths]
+    expected = [budgets, [2 * each for each in budgets], [(n > 0) << 30 for n in lengths]]
+    assert out.tolist() == [[*row, -9, -9, -9] for row in expected]
+
+
+@pytest.mark.parametrize("lengths", [[1], [1, 0, 511, 700], [700] * 70])
+def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) -> None:
+    cache, requests = paged_cache([64]), len(lengths)
+    contexts = torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+    kept = torch.tensor([[64], [128], [1 << 30]], dtype=torch.int32, device=DEVICE).repeat(1, requests + 2)
+    # As in an engine, whose memory is for larger batches.
+    budgets = kept[:, :requests]
+    shared = paged.StepWorkspace.allocate(requests + 3, 2, 32, torch.float32, cache.selector, DEVICE)
+    plans = paged.LayerPlans.of(shared, 3)
+    for poisoned in (plans.read_before_LR, plans.scored_before_LR):
+        poisoned.fill_(-1 << 30)
+    paged.plan_layers(contexts, budgets, cache.selector, 44, plans)
+    for layer, own in enumerate(plans.workspaces):
+        paged.plan_step(contexts, budgets[layer], cache.selector, 44, shared)
+        assert own.mixed_XGD is shared.mixed_XGD
+        for found, alone in ((own.read_before_R, shared.read_before_R), (own.scored_before_R, shared.scored_before_R)):
+            assert torch.equal(found[: requests + 1], alone[: requests + 1])
+            assert (found[requests + 1 :] == -1 << 30).all()
+    with pytest.raises(UserError, match="kv_budget_tokens_LR must have shape"):
+        paged.plan_layers(contexts, budgets[:2], cache.selector, 44, plans)
 
 
 def test_choice_over_the_whole_range_of_floats() -> None:
@@ -170,11 +198,23 @@ def test_choice_over_the_whole_range_of_floats() -> None:
         assert_same_choice(cache, scores.to(DEVICE), torch.tensor([budget], device=DEVICE), 257)
 
 
-def test_choice_with_as_many_units_as_fit() -> None:
-    cache = paged_cache([paged.MOST_UNITS, 8000], unit=1, heads=1)
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(2, 1, paged.MOST_UNITS, generator=generator).to(DEVICE)
-    assert_same_choice(cache, scores, torch.tensor([1000, 8191], device=DEVICE), paged.MOST_UNITS)
+@pytest.mark.parametrize("units", [8191, 8193, 32_768])
+def test_choice_among_more_units_than_a_program_holds(units: int) -> None:
+    cache = paged_cache([units, units - 1], unit=1, heads=1)
+    generator = torch.Generator().manual_seed(units)
+    scores = torch.randn(2, 1, units, generator=generator).to(DEVICE)
+    # Many candidates at the end alone, where no lane but a few sees them.
+    scores[1, 0, -units // 8 :] += 4.0
+    for budgets in ([300, 512], [2000, 700], [units - 1, 1]):
+        assert_same_choice(cache, scores, torch.tensor(budgets, device=DEVICE), max(budgets))
+
+
+def test_more_equal_scores_than_there_is_room_for_candidates() -> None:
+    cache = paged_cache([9000, 8999, 9000], unit=1, heads=1)
+    scores = torch.zeros(3, 1, 9000, device=DEVICE)
+    scores[1, 0, 5::3] = torch.nan
+    scores[2, 0, ::2], scores[2, 0, 8001] = -0.0, 1.0
+    assert_same_choice(cache, scores, torch.tensor([400, 401, 8800], device=DEVICE), 8800)
 
 
 def test_a_full_budget_reads_no_scores_and_a_larger_list_than_units_is_filled_up() -> None:
@@ -213,6 +253,23 @@ def test_decode_at_every_head_size_and_group(group: int, dim: int) -> None:
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 def test_decode_at_odd_contexts_and_any_number_of_programs(dtype: torch.dtype, programs: int) -> None:
     assert_same_attention(paged_cache(ODD_CONTEXTS, dtype=dtype, block_tokens=32), programs, seed=programs)
+
+
+@pytest.mark.parametrize("programs", [1, 7, 16, 100])
+def test_pairs_that_their_last_program_adds_up(programs: int) -> None:
+    cache = paged_cache(ODD_CONTEXTS, dtype=DOT_DTYPES[-1], group=3, unit=4).index_written()
+    budgets = budgets_of(cache)
+    ids, pages = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets), "reference")
+    own = cache.workspace(programs)
+    inside = dataclasses.replace(own, tile=dataclasses.replace(own.tile, adds_up_inside=True))
+    for _ in range(2):
+        out = torch.full_like(cache.query_RHGD, torch.nan)
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, ids, cache.context_tokens_R,
+            budgets, cache.selector, cache.scale, out, inside, "triton", pages_RHN=pages,
+        )  # fmt: skip
+        assert_attends(cache, ids, out)
+        assert not out[cache.context_tokens_R == 0].any() and not inside.arrivals_X.any()
 
 
 @pytest.mark.parametrize("block_tokens", [16, 64])

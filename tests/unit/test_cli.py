@@ -35,6 +35,19 @@ def test_schedule_show_prints_steps_and_a_plot(capsys: pytest.CaptureFixture[str
     assert "█" in printed
 
 
+def test_schedule_show_prints_each_group_of_layers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    grouped = Schedule((Step(0, (512, 1024)), Step(4000, 1536)), dense_layers=(0,), layer_groups=((1, 2, 3), (4,)))
+    path = grouped.save(tmp_path / "grouped.toml")
+    assert main(["schedule", "show", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "group 1   layers 1, 2, 3\ngroup 2   layers 4\n" in printed
+    # At 4,000 tokens three layers read 512 and one reads 1,024.
+    assert "512 / 1,024" in printed and "100% to 16%" in printed
+    assert printed.count("█") > 0 and printed.count("bars: tokens read") == 2
+    assert main(["schedule", "check", str(path), "--out", str(tmp_path / "checked.toml")]) == 0
+    assert Schedule.load(tmp_path / "checked.toml").layer_groups == grouped.layer_groups
+
+
 def test_schedule_show_as_json_is_the_schedule(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schedule", "show", "qwen3-4b-0.86", "--json"]) == 0
     table = json.loads(capsys.readouterr().out)

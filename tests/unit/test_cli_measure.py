@@ -117,6 +117,33 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
     assert "needs 8 rollouts, and 3 prompts with 2 samples each give 6" in message
 
 
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ("--objective kll", "unknown objective 'kll'", "kl"),
+        ("--objective kl", "the objective kl is as small as a step's time allows", "--step-time-share 0.4"),
+        ("--step-time-share 0.4", "a limit of a step's time needs something else to be small", "--objective kl"),
+        ("--objective kl --step-time-share 0.4 --estimator exact", "the estimator exact has none", "top_k_lower"),
+        ("--kl-at-most 0.01 --estimator exact", "the estimator exact has none", "top_k_lower"),
+        ("--objective kl --at-time-of no-such-preset", "no-such-preset", ""),
+        ("--impossible-nats 10", "--impossible-nats has no effect without --impossible-at-most", "leave it out"),
+        ("--impossible-at-most 0.1 --impossible-nats 7", "impossible_nats must be one of 2, 5, 10, 20, got 7", ""),
+        ("--also-selector page_meen", "unknown selector kind 'page_meen'", "page_mean"),
+        ("--also-selector quantized_mean,bits", "name=number, got 'bits'", "quantized_mean,page_tokens=4,bits=2"),
+        ("--layer-groups 1-2/3-x", "--layer-groups takes layers, got '1-2/3-x'", "2-14/15-27"),
+        ("--layer-groups 1-3", "--layer-groups takes two groups or more", "slash"),
+        ("--layer-groups 1-2/3", "groups of layers get budgets of their own where", "--objective kl"),
+        ("--gpu H100", "--gpu has no effect where no times are compared", "leave it out"),
+    ],
+)
+def test_calibrate_refuses_what_does_not_go_together_before_the_model_is_loaded(
+    options: str, message: str, hint: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = ["calibrate", "--model", "no-such-model", "--task", "synthetic", "--out", str(tmp_path / "out")]
+    said, how = error_of([*there, *options.split()], capsys)
+    assert message in said and hint in how
+
+
 def test_a_model_of_two_layers_has_none_that_would_be_sparse(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

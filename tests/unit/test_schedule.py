@@ -97,7 +97,7 @@ def test_a_broken_inline_schedule_says_what_is_wrong() -> None:
         ('{"format": 1', "not valid JSON"),
         ({**Schedule.fixed(512).inline(), "name": 3}, "name of a schedule must be text, got 3"),
         ({**Schedule.fixed(512).inline(), "stepps": []}, "schedule fixed-512: unknown key 'stepps'"),
-        ('{"format": 2}', "schedule inline: format must be 1, got 2"),
+        ('{"format": 3}', "schedule inline: format must be 1 or 2, got 3"),
     ):
         with pytest.raises(UserError, match=message):
             Schedule.load(given)
@@ -106,7 +106,7 @@ def test_a_broken_inline_schedule_says_what_is_wrong() -> None:
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ("format = 1", "format = 2", "format must be 1, got 2"),
+        ("format = 1", "format = 3", "format must be 1 or 2, got 3"),
         ("format = 1", "format = [", "not valid TOML"),
         ("dense_layers = [0, 1]", "", "'dense_layers' is missing"),
         ("dense_layers = [0, 1]", "dense_layers = [1, 0]", "distinct layer numbers in rising order"),
@@ -183,3 +183,113 @@ def test_budgets_are_whole_units_of_the_selector() -> None:
     assert Schedule.fixed(50, OracleToken(first_tokens=3, recent_tokens=5)).kv_budget_tokens(10) == 50
     with pytest.raises(UserError, match="multiple"):
         Schedule(steps=(Step(0, 50),), selector=PageMean(page_tokens=4, first_tokens=4, recent_tokens=4))
+
+
+# -- groups of layers ------------------------------------------------------------------------------------------------------
+
+GROUPED = """
+format = 2
+model = "Qwen/Qwen3-1.7B"
+selector = { kind = "page_mean", page_tokens = 16, first_tokens = 16, recent_tokens = 32 }
+dense_layers = [0]
+layer_groups = [[1, 2, 3], [4, 5]]
+
+[[steps]]
+from_context_tokens = 0
+kv_budget_tokens = [512, 256]
+measured = { value = 0.866, low = 0.861, high = 0.871, tokens = 81234 }
+
+[[steps]]
+from_context_tokens = 2000
+kv_budget_tokens = 1024
+"""
+
+
+def test_each_group_of_layers_is_a_schedule(tmp_path: Path) -> None:
+    schedule = Schedule.load(write(tmp_path, GROUPED))
+    assert schedule.layer_groups == ((1, 2, 3), (4, 5))
+    for layer, budget in ((1, 512), (3, 512), (4, 256), (5, 256)):
+        own = schedule.of_layer(layer)
+        assert [own.kv_budget_tokens(length) for length in (1, 1999, 2000)] == [budget, budget, 1024]
+        assert (own.selector, own.dense_layers, own.layer_groups) == (schedule.selector, (0,), ())
+        assert own.read_tokens(torch.tensor([600, 1000])).tolist() == [budget - 8, budget - 8]
+    assert schedule.parts(6) == (((1, 2, 3), schedule.of_layer(1)), ((4, 5), schedule.of_layer(4)))
+    # 1000 tokens: three layers read 504 and two read 248.
+    assert schedule.unread_tokens(1000, 6) == 3 * (1000 - 504) + 2 * (1000 - 248)
+    assert schedule.unread_tokens(torch.tensor([[256], [400]]), 6).tolist() == [[0], [2 * 144]]
+    assert (schedule.step_at(1999).kv_budget_tokens, schedule.step_at(2000).kv_budget_tokens) == ((512, 256), 1024)
+
+
+def test_a_schedule_without_groups_is_its_own_part() -> None:
+    schedule = Schedule.fixed(512)
+    assert schedule.parts(5) == (((2, 3, 4), schedule),) and schedule.of_layer(3) is schedule
+    assert schedule.groups == (schedule,) and schedule.unread_tokens(1024, 5) == 3 * 512
+    assert schedule.plain_budgets() == [[0, 512]]
+
+
+def test_a_grouped_schedule_has_no_common_budget(tmp_path: Path) -> None:
+    schedule = Schedule.load(write(tmp_path, GROUPED))
+    for ask in (schedule.kv_budget_tokens, schedule.read_tokens):
+        with pytest.raises(UserError, match="budgets for 2 groups of layers, and no common one") as caught:
+            ask(1000)
+        assert "schedule.of_layer(4)" in (caught.value.hint or "")
+    with pytest.raises(UserError, match="layer 0 is dense"):
+        schedule.of_layer(0)
+    with pytest.raises(UserError, match="layer 6 is in none of the layer_groups"):
+        schedule.of_layer(6)
+    one = replace(schedule, layer_groups=((1, 2, 3, 4, 5),), steps=(Step(0, (512,)), Step(9, 1024)))
+    assert one.kv_budget_tokens(torch.tensor([8, 9])).tolist() == [512, 1024]
+
+
+def test_groups_survive_files_and_messages_and_other_schedules_keep_their_format(tmp_path: Path) -> None:
+    schedule = Schedule.load(write(tmp_path, GROUPED), force=True).checked(64)
+    again = Schedule.load(schedule.save(tmp_path / "copy.toml"))
+    assert again == replace(schedule, name="copy") and again.table() == schedule.table()
+    assert schedule.table()["format"] == 2 and schedule.table()["steps"][0]["kv_budget_tokens"] == [512, 256]
+    assert Schedule.load(json.dumps(schedule.inline())) == schedule
+    assert json.loads(json.dumps(schedule.plain_budgets())) == schedule.plain_budgets()
+    equal = replace(schedule, steps=(schedule.steps[0], Step(2000, (1024, 1024))))
+    assert equal.plain_budgets() == schedule.plain_budgets() != replace(schedule, steps=(Step(0, 512),)).plain_budgets()
+    plain = Schedule.load(write(tmp_path, VALID))
+    assert plain.table()["format"] == 1 and "layer_groups" not in plain.table()
+    assert "layer_groups" not in plain.save(tmp_path / "plain.toml").read_text()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ("format = 2", "format = 1", "layer_groups needs format = 2, got 1\nhint: set format = 2"),
+        ("[[1, 2, 3], [4, 5]]", "[1, 2]", "layer_groups must be a list of lists of layers, got [1, 2]"),
+        ("[[1, 2, 3], [4, 5]]", "[]", "layer_groups must be a list of lists of layers, got []"),
+        ("[[1, 2, 3], [4, 5]]", "[[1, 2, 3], []]", "distinct layer numbers in rising order, got []"),
+        ("[4, 5]", "[5, 4]", "distinct layer numbers in rising order, got [5, 4]"),
+        ("[4, 5]", "[4, -5]", "distinct layer numbers in rising order, got [4, -5]"),
+        ("[4, 5]", '[4, "5"]', "distinct layer numbers in rising order, got [4, '5']"),
+        ("[4, 5]", "[4, true]", "distinct layer numbers in rising order, got [4, True]"),
+        ("[4, 5]", "[3, 4, 5]", "layer 3 is in two of the layer_groups: [1, 2, 3] and [3, 4, 5]\nhint: name each layer"),
+        ("[1, 2, 3]", "[0, 1, 2, 3]", "layer 0 is in dense_layers and in a group of layer_groups"),
+        ("[512, 256]", "[512, 256, 128]", "step from 0 on has 3 budgets, the schedule has 2 layer_groups\nhint: give one"),
+        ("[512, 256]", "[512]", "step from 0 on has 1 budgets, the schedule has 2 layer_groups"),
+        ("[512, 256]", "[]", "step from 0 on has 0 budgets"),
+        ("[512, 256]", "[512, 250]", "multiple of page_tokens (16), got 250"),
+        ("[512, 256]", "[512, 48]", "must be at least 64"),
+        ("[512, 256]", "[512, 2.5]", "whole number of tokens, got [512, 2.5]"),
+        ("layer_groups = [[1, 2, 3], [4, 5]]", "", "has 2 budgets, the schedule has no layer_groups\nhint: give a single"),
+        ("layer_groups", "layer_group", "unknown key 'layer_group'\nhint: did you mean 'layer_groups'?"),
+    ],
+)  # fmt: skip
+def test_each_group_that_cannot_be_is_a_clear_error(tmp_path: Path, before: str, after: str, message: str) -> None:
+    assert before in GROUPED
+    with pytest.raises(UserError) as caught:
+        Schedule.load(write(tmp_path, GROUPED.replace(before, after)))
+    assert message in str(caught.value)
+
+
+def test_groups_are_together_all_sparse_layers_of_the_model(tmp_path: Path) -> None:
+    schedule = Schedule.load(write(tmp_path, GROUPED))
+    schedule.check_layers(6)
+    with pytest.raises(UserError, match="layer_groups names layer 5, but the model has layers 0..4"):
+        schedule.check_layers(5)
+    with pytest.raises(UserError, match=r"leaves out the layers \[6, 7\] of the model") as caught:
+        schedule.check_layers(8)
+    assert "or into dense_layers" in (caught.value.hint or "")

@@ -255,6 +255,7 @@ def test_overlapping_kernels_count_once(profile_step: ModuleType) -> None:
         ("_add_up", "add-up"),
         ("_choose", "choice"),
         ("_mean_query", "scores"),
+        ("_score_codes", "scores"),
         ("triton_red_fused__to_copy_add_mean", "norms, rope, activation"),
         ("something_new", "other"),
     ],

@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import torch
 
 from sparroll import records
 
@@ -107,3 +108,22 @@ def test_trls_speed_up_is_compared_with_the_plugins_own(monkeypatch) -> None:
     assert trl_steps.together(found) == {"sparse/rollouts": 1.8, "sparse/step": 1.5, "sparse/added_share": 0.025}
     said = trl_steps.together([*found, ran("plugin-dense", 1200, 50), ran("plugin-sparse", 2400, 25)])
     assert said["sparse/rollouts_of_plugin"] == 2 and said["sparse/of_plugins"] == 0.9
+
+
+@pytest.mark.slow
+def test_a_dry_run_of_the_kernels_of_fine_units_checks_them_and_times_nothing(tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("triton", reason="triton runs on Linux only")
+    if torch.cuda.is_available():
+        pytest.skip("interprets kernels on CPU tensors; with CUDA the benchmark itself checks what it compiled")
+    fine_kernels, out = load("fine_kernels", monkeypatch), tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", ["fine_kernels.py", "--dry", "--units", "4x4", "--out", str(out)])
+    fine_kernels.main()
+    record = records.read(out, "fine-kernels")
+    rows = record["results"]["rows"]
+    assert [row["kernel"] for row in rows] == ["scores", "choice", "attention", "sparse layer"] * 2
+    assert {row["units"] for row in rows} == {"4x4 equal", "4x4 mixed"}
+    assert all(row["graph_us"] is None and row["bytes"] > 0 for row in rows)
+    # The row of a unit: 32 channels of 4 bits and a scale.
+    scored = {row["units"]: row["bytes"] for row in rows if row["kernel"] == "scores"}
+    assert scored["4x4 equal"] == 2 * 38 * (4 + 20)
+    assert "4x4 mixed" in capsys.readouterr().out

@@ -22,6 +22,7 @@ from vllm_runs import needs_vllm
 # R rows, H kv heads, G query heads per kv head, D head dim, P blocks, B tokens per block, M blocks per request
 R, H, G, D, P, M = 4, 2, 2, 32, 64, 12
 SCHEDULE = Schedule(steps=(Step(0, 64), Step(128, 80)), dense_layers=(0,))
+GROUPED = Schedule(steps=(Step(0, (96, 64)), Step(128, (112, 80))), dense_layers=(0,), layer_groups=((2,), (1,)))
 CONTEXTS = [1, 60, 171, 0]
 
 
@@ -75,13 +76,34 @@ def test_vllm_allocates_the_index_bytes_that_scoring_reads(selector: Selector) -
 
 
 @needs_vllm
+@pytest.mark.parametrize("by_tokens", [False, True])
+def test_index_rows_of_a_head_stand_together_however_vllm_orders_a_block(by_tokens: bool) -> None:
+    from sparroll.engines.vllm.attention.landmarks import RowsLayer
+
+    selector = QuantizedMean(4, 16, 32, bits=4)
+    layer = RowsLayer.of_units(H, 64, selector)
+    assert layer.rows_PSHW is None
+    shape = (P, H, 4, selector.index_width(64))
+    held = torch.zeros(P, 4, H, shape[3], dtype=torch.uint8).transpose(1, 2) if by_tokens else torch.zeros(shape)
+    layer.kv_cache = held.to(torch.uint8)
+    index_PSHW = layer.rows_PSHW
+    assert index_PSHW is not None and index_PSHW.shape == (P, 4, H, shape[3])
+    assert index_PSHW.stride() == (4 * H * shape[3], shape[3], 4 * shape[3], 1)
+    assert index_PSHW.data_ptr() == layer.kv_cache.data_ptr()
+    index_PSHW.fill_(1)
+    assert layer.kv_cache.all()
+
+
+@needs_vllm
 @pytest.mark.skipif(
     torch.cuda.is_available(),
     reason="interprets kernels on CPU tensors; with CUDA Triton compiles, and test_engine_cuda.py runs what it compiled",
 )
 @pytest.mark.parametrize("attention", ["triton", "fa3_pages"])
-@pytest.mark.parametrize("block", [16, 64])
-def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attention: str, block: int) -> None:
+@pytest.mark.parametrize(("block", "schedule"), [(16, SCHEDULE), (64, SCHEDULE), (64, GROUPED)])
+def test_a_decode_step_is_the_references(
+    monkeypatch: pytest.MonkeyPatch, attention: str, block: int, schedule: Schedule
+) -> None:
     # Before the kernels' modules are first imported.
     monkeypatch.setenv("TRITON_INTERPRET", "1")
     from vllm.v1.attention.backends import fa_utils, flash_attn
@@ -98,11 +120,11 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
         "build",
         lambda self, prefix, common, fast_build=False: SimpleNamespace(),
     )
-    STATE.configure(SCHEDULE, 2, "cpu", attention=attention)
-    selector, units_per_block = SCHEDULE.selector, block // 16
+    STATE.configure(schedule, 3, "cpu", attention=attention)
+    selector, units_per_block = schedule.selector, block // 16
     kv_cache = cache("NHD", block)
     table = torch.randperm(P)[: R * M].view(R, M).int()
-    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.float32, selector, torch.device("cpu"))
+    work = backend.Workspace.allocate(R, H, G, D, M * units_per_block, torch.float32, selector, 3, torch.device("cpu"))
     monkeypatch.setattr(backend, "_workspace", work)
 
     builder = object.__new__(backend.SparseMetadataBuilder)
@@ -116,9 +138,13 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
         block_table_tensor=table,
     )
     metadata = builder.build(0, common)
-    assert metadata.sparroll.kv_budget_tokens_R.tolist() == [UNLIMITED, 64, 80, 0]
+    assert metadata.sparroll.kv_budget_tokens_LR.tolist() == [
+        [UNLIMITED] * 3 + [0],
+        [UNLIMITED, 64, 80, 0],
+        [UNLIMITED, *(schedule.of_layer(2).kv_budget_tokens(each) for each in (60, 171)), 0],
+    ]
 
-    index = SimpleNamespace(index_PSHW=torch.zeros(P, units_per_block, H, D, dtype=torch.bfloat16))
+    index = SimpleNamespace(rows_PSHW=torch.zeros(P, units_per_block, H, D, dtype=torch.bfloat16))
     impl = object.__new__(backend.SparseImpl)
     for name, value in dict(number=1, index=index, num_heads=H * G, num_kv_heads=H, head_size=D, scale=D**-0.5).items():
         setattr(impl, name, value)
@@ -133,7 +159,7 @@ def test_a_decode_step_is_the_references(monkeypatch: pytest.MonkeyPatch, attent
     paged.update_index(keys_PBHD, expected_index, slots, selector)
     # The interpreter cuts bf16 off where the device rounds.
     torch.testing.assert_close(index.rows_PSHW, expected_index, atol=1e-3, rtol=2**-7)
-    contexts, budgets = common.seq_lens, metadata.sparroll.kv_budget_tokens_R
+    contexts, budgets = common.seq_lens, metadata.sparroll.kv_budget_tokens_LR[1]
     scores = torch.empty(R, H, M * units_per_block)
     unit_ids = torch.empty(R, H, M * units_per_block, dtype=torch.int32)
     query_RHGD, expected = query.unflatten(1, (H, G)), torch.empty(R, H, G, D)

@@ -28,6 +28,9 @@ SPARSE = Schedule(
     selector=PageMean(page_tokens=16, first_tokens=16, recent_tokens=32),
     name="rising",
 )
+GROUPED = replace(
+    SPARSE, steps=(Step(0, (96, 64)), Step(150, (128, 80))), layer_groups=((2, 5), (3, 4)), name="grouped"
+)
 KINDS = ["hf", "vllm"]
 
 
@@ -297,17 +300,43 @@ def test_the_schedule_switches_and_back(engine: Any) -> None:
     assert [each[0].attention for each in (dense, sparse, full, again)] == ["dense", "sparse", "dense", "dense"]
 
 
-def test_the_report_counts_what_ran(engine: Any) -> None:
+def test_groups_of_layers_with_equal_budgets_are_no_groups(engine: Any) -> None:
+    asked, settings = prompts([150, 90]), dict(max_new_tokens=50, temperature=0, stop_ids=[])
     engine.set_schedule(SPARSE)
     engine.reset_report()
+    plain, report = engine.generate(asked, **settings), engine.report()
+    # The running engine goes from no groups to two, four and three.
+    of_four = (Step(0, (64, 64, 64, 64)), Step(150, (80, 80, 80, 80)))
+    for groups, steps in (
+        (((2, 3), (4, 5)), SPARSE.steps),
+        (((5,), (3,), (2,), (4,)), of_four),
+        (((2,), (3, 5), (4,)), SPARSE.steps),
+    ):
+        engine.set_schedule(replace(SPARSE, steps=steps, layer_groups=groups))
+        engine.reset_report()
+        for one, other in zip(engine.generate(asked, **settings), plain, strict=True):
+            assert one.response_ids == other.response_ids and torch.equal(one.sparse_logp, other.sparse_logp)
+            assert one.kv_read_share == other.kv_read_share
+        assert engine.report().layers == report.layers
+    with pytest.raises(UserError, match=r"layer_groups leaves out the layers \[4\]"):
+        engine.set_schedule(replace(GROUPED, layer_groups=((2, 5), (3,))))
+
+
+@pytest.mark.parametrize("schedule", [SPARSE, GROUPED], ids=lambda schedule: schedule.name)
+def test_the_report_counts_what_ran(engine: Any, schedule: Schedule) -> None:
+    engine.set_schedule(schedule)
+    engine.reset_report()
     settings: dict[str, Any] = dict(max_new_tokens=70, temperature=0, stop_ids=[])
-    engine.generate(prompts([20, 100]), **settings)
+    rollouts = engine.generate(prompts([20, 100]), **settings)
     reference = oracle()
-    reference.set_schedule(SPARSE)
+    reference.set_schedule(schedule)
     reference.reset_report()
-    reference.generate(prompts([20, 100]), **settings)
+    for one, other in zip(rollouts, reference.generate(prompts([20, 100]), **settings), strict=True):
+        assert one.response_ids == other.response_ids
+        torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=1e-4, rtol=0)
+        assert one.kv_read_share == pytest.approx(other.kv_read_share)
     found, expected = engine.report(), reference.report()
-    assert found.schedule_name == "rising" and found.weight_version == engine.weight_version
+    assert found.schedule_name == schedule.name and found.weight_version == engine.weight_version
     assert found.generated_tokens == expected.generated_tokens == 140
     assert found.prefill_tokens == expected.prefill_tokens
     assert found.kv_read_share == pytest.approx(expected.kv_read_share)

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,7 +26,7 @@ import vllm_gpu
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.errors import UserError
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 from sparroll.types import Rollout
 from vllm_gpu import DRY, FULL, GIB, SELECTOR, SPARSE, Difference, Judge, Watch, note, only_on_gpu, prompts
 
@@ -35,6 +36,16 @@ ROLLOUT_TOKENS = 120 if DRY else 1000
 GREEDY_TOKENS = 40 if DRY else 300
 LENGTHS = [20, 90] if DRY else [9, 12, 60, 100, 170, 255, 256, 257, 333, 600, 640, 900]
 GREEDY: dict[str, Any] = dict(max_new_tokens=GREEDY_TOKENS, temperature=0, stop_ids=[])
+
+GROUPED = dataclasses.replace(
+    SPARSE,
+    steps=(Step(0, (64, 192)), Step(256, (96, 256)), Step(640, (160, 128))),
+    layer_groups=((3, 5), (2, 4)),
+    name="grouped",
+)
+ONE_BY_ONE = dataclasses.replace(
+    SPARSE, steps=(Step(0, (64, 96, 128, 192)),), layer_groups=((5,), (2,), (4,), (3,)), name="one by one"
+)
 
 found: dict[str, Any] = {}
 """What one engine left for the test of another."""
@@ -172,6 +183,31 @@ class TestSparse:
         assert (last.context_tokens, last.read_tokens) == (context, read)
         assert report.layers[0].sparse_steps == 0 and report.layers[0].read_tokens == context
         assert report.prefill_tokens == sum(LENGTHS)
+
+    def test_layers_read_the_budgets_of_their_groups_in_the_graphs_of_a_schedule_without(
+        self, engine: Any, judge: Judge, before: list[Rollout], noise: Difference
+    ) -> None:
+        for name, schedule in (("two groups", GROUPED), ("a group for each layer", ONE_BY_ONE)):
+            engine.set_schedule(schedule)
+            errors = judge.errors(sampled(engine), schedule, None)
+            note(f"bf16, {name}", **dataclasses.asdict(errors))
+            errors.check()
+            engine.reset_report()
+            greedy(engine)
+            contexts = np.concatenate([outputs.decode_contexts(tokens, GREEDY_TOKENS) for tokens in LENGTHS])
+            for layer, found in enumerate(engine.report().layers):
+                dense = layer in schedule.dense_layers
+                read = contexts if dense else schedule.of_layer(layer).read_tokens(contexts)
+                assert (found.context_tokens, found.read_tokens) == (contexts.sum(), read.sum()), (name, layer)
+                assert found.sparse_steps == (read < contexts).sum(), (name, layer)
+        # Groups that differ in nothing are no groups, and what was set before leaves no trace.
+        engine.set_schedule(dataclasses.replace(SPARSE, layer_groups=GROUPED.layer_groups))
+        equal = Difference.of(before, greedy(engine))
+        engine.set_schedule(SPARSE)
+        back = Difference.of(before, greedy(engine))
+        note("equal groups", **dataclasses.asdict(equal))
+        equal.check_same(noise)
+        back.check_same(noise)
 
     def test_an_untouched_engine_repeats_itself(self, engine: Any, noise: Difference) -> None:
         note("again", **dataclasses.asdict(noise))

@@ -37,6 +37,7 @@ def engine() -> Iterator[VLLMEngine]:
     [
         (Schedule.fixed(64, PageMean(page_tokens=8, first_tokens=8)), "keeps the index of"),
         (Schedule(tuple(Step(100 * step, 64) for step in range(65))), "schedules of up to 64 steps, got 65"),
+        (Schedule((Step(0, (64, 80)),), layer_groups=((2, 5), (4,))), r"layer_groups leaves out the layers \[3\]"),
     ],
 )
 def test_a_schedule_that_cannot_run_is_refused_before_vllm_starts(

@@ -222,7 +222,7 @@ def test_counters_add_up(load: Load) -> None:
             preemptions=off,
             preemptions_reported=report.preemptions,
             resumed_tokens=report.resumed_tokens,
-            resumed_sparse_tokens=report.resumed_sparse_tokens,
+            resumed_sparse_tokens=layer.resumed_sparse_tokens,
             recomputed_tokens=report.recomputed_tokens,
             prefilled=report.prefill_tokens,
             kv_read_share=layer.kv_read_share,
@@ -238,7 +238,7 @@ def test_counters_add_up(load: Load) -> None:
         # And exactly, by the engine's own count of what preemptions did.
         assert report.preemptions == off
         assert rows + report.resumed_tokens == len(contexts)
-        assert layer.sparse_steps + report.resumed_sparse_tokens == sparse
+        assert layer.sparse_steps + layer.resumed_sparse_tokens == sparse
         assert report.recomputed_tokens <= min(round_.recomputed_tokens, report.prefill_tokens - prompt_tokens)
 
 

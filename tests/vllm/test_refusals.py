@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from sparroll.attention.selectors import PageMean, Quest
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.errors import UserError
@@ -50,7 +50,6 @@ def config(**changes: Any) -> SimpleNamespace:
         ({"cache_config__cache_dtype": "fp8"}, "type fp8"),
         ({"cache_config__block_size": 24}, "block size of 24"),
         ({"kv_transfer_config": object()}, "kv_transfer_config"),
-        ({"model_config__max_model_len": 200_000}, "200000"),
         ({"model_config__hf_text_config": SimpleNamespace(num_attention_heads=8, layer_types=["x"])}, "type x"),
     ],
 )
@@ -58,6 +57,12 @@ def test_unsupported_features_are_refused_with_the_reason(changes: dict[str, Any
     compat.check_engine(config(), PageMean(), "cuda")
     with pytest.raises(UserError, match=reason):
         compat.check_engine(config(**changes), PageMean(), "cuda")
+
+
+@pytest.mark.parametrize("tokens", [40_960, 131_072, 200_000])
+def test_contexts_of_any_length_are_taken_with_units_of_any_size(tokens: int) -> None:
+    for selector in (PageMean(), QuantizedMean(4, 16, 32, bits=4), QuantizedMean(1, 16, 32, bits=1)):
+        compat.check_engine(config(model_config__max_model_len=tokens), selector, "cuda")
 
 
 def test_selectors_without_a_kernel_run_on_cpu_only() -> None:

@@ -37,7 +37,8 @@ def assert_same(sampled: list, wanted: list) -> None:
 @needs_vllm
 @pytest.mark.slow
 def test_batches_prefixes_and_switches_are_the_oracles(tmp_path: Path) -> None:
-    prompts = random_prompts(LENGTHS)
+    # With these prompts no choice is so close that a last bit of K, V or the query decides it.
+    prompts = random_prompts(LENGTHS, 2)
     hf, wanted = expected(RISING, prompts)
     assert wanted[1].attention == "sparse"
     with engine(tmp_path, RISING, block_size=32, max_num_batched_tokens=48, max_num_seqs=3) as llm:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,12 +14,14 @@ import torch
 from sparroll import Schedule
 from sparroll.attention.selectors import PageMean
 from sparroll.engines.report import LayerReport
+from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.attention.batch import Rows
-from sparroll.engines.vllm.attention.state import UNLIMITED, DecodeRows, State
+from sparroll.engines.vllm.attention.state import UNLIMITED, State
 from sparroll.errors import UserError
 from sparroll.schedule import Step
 
 RISING = Schedule(steps=(Step(0, 64), Step(100, 96), Step(250, 128)), name="rising")
+GROUPED = Schedule(steps=(Step(0, (96, 64)), Step(100, (160, 80))), layer_groups=((2, 5), (3, 4)), name="grouped")
 
 
 @dataclass
@@ -52,36 +54,81 @@ def test_budgets_on_the_device_and_on_the_host_are_the_schedules(name: str) -> N
     )
     expected = schedule.kv_budget_tokens(contexts)
     reads = schedule.read_tokens(contexts)
-    out = torch.empty(len(contexts), dtype=torch.int32)
+    out = torch.empty(6, len(contexts), dtype=torch.int32)
     assert state.budgets(contexts.int(), out) is out
-    assert torch.equal(out.long(), expected)
+    assert (out[:2] == UNLIMITED).all() and (out[2:] == expected).all()
     # What the kernels read by the budgets on the device, and what is counted from the lengths on the host.
-    assert torch.equal(schedule.selector.read_tokens(contexts.int(), out), reads.int())
-    assert (state.read_tokens(contexts.numpy()) == reads.numpy()).all()
+    assert torch.equal(schedule.selector.read_tokens(contexts.int(), out[5]), reads.int())
+    counted = state.decode_rows(contexts.numpy()).read_tokens_L
+    assert counted.tolist() == [int(contexts.sum())] * 2 + [int(reads.sum())] * 4
+    assert (state.unread_tokens(contexts.numpy()) == 4 * (contexts - reads).numpy()).all()
+
+
+def test_each_layer_has_the_budgets_of_its_group_whatever_the_grouping() -> None:
+    contexts = torch.tensor([0, 60, 100, 300], dtype=torch.int32)
+    state, out = started(), torch.empty(6, 4, dtype=torch.int32)
+    state.budgets(contexts, out)
+    where = state._steps_XS.data_ptr()
+    of_each = Schedule((Step(0, (64, 80, 96, 128)),), layer_groups=((2,), (3,), (4,), (5,)))
+    everything, rising = [0] + [UNLIMITED] * 3, [0, 64, 96, 128]
+    for schedule, expected in (
+        (GROUPED, [[0, 96, 160, 160], [0, 64, 80, 80], [0, 64, 80, 80], [0, 96, 160, 160]]),
+        (of_each, [[0, n, n, n] for n in (64, 80, 96, 128)]),
+        (None, [everything] * 4),
+        (RISING, [rising] * 4),
+    ):  # fmt: skip
+        state.set_schedule(schedule)
+        assert state.budgets(contexts, out).tolist() == [everything, everything, *expected]
+    assert state._steps_XS.data_ptr() == where
+
+
+def test_an_engine_that_starts_with_groups_takes_all_others_and_none() -> None:
+    start = widest(GROUPED, 1000, 6)
+    assert start.layer_groups == () and start.kv_budget_tokens(1000) >= 1000
+    for state in (started(start), started(GROUPED)):
+        for schedule in (GROUPED, replace(GROUPED, layer_groups=((2, 3, 4), (5,))), RISING, None):
+            state.set_schedule(schedule)
+        with pytest.raises(UserError, match="layer_groups leaves out the layers"):
+            state.set_schedule(replace(GROUPED, layer_groups=((2,), (3, 4))))
+        assert state.schedule is None
+
+
+def test_what_layers_of_other_groups_read_is_counted_apart() -> None:
+    state = started(GROUPED)
+    # 150 tokens: group 0 reads all of them, group 1 (layers 3 and 4) 80 but for what the last unit of 16 lacks.
+    for ran in ({0: "dense", 2: "triton", 3: "triton"}, {0: "dense", 2: "triton", 3: "triton", 4: "dense"}):
+        run_step(state, [150], ran)
+    layers = state.report().layers
+    assert [layers[n].sparse_steps for n in range(5)] == [0, 0, 0, 2, 0]
+    assert [layers[n].read_tokens for n in (0, 2, 3, 4)] == [300, 300, 2 * (80 - 10), 150]
+    # Layer 2 had nothing to leave out; layer 4 had, and ran dense.
+    assert state.ran == {0: "dense", 2: "dense", 3: "triton", 4: "dense"}
+    run_step(state, [300], {2: "triton"})
+    assert state.report().layers[2].read_tokens == 300 + 160 - 4 and state.ran[2] == "triton"
 
 
 def test_padding_rows_have_no_budget() -> None:
-    out = torch.full((3,), 7, dtype=torch.int32)
+    out = torch.full((6, 3), 7, dtype=torch.int32)
     started().budgets(torch.tensor([0, 5, 0], dtype=torch.int32), out)
-    assert out.tolist() == [0, 64, 0]
+    assert out.tolist() == [[0, UNLIMITED, 0]] * 2 + [[0, 64, 0]] * 4
 
 
 def test_a_new_schedule_fills_the_same_tensor() -> None:
     state = started()
-    contexts, out = torch.tensor([300], dtype=torch.int32), torch.empty(1, dtype=torch.int32)
+    contexts, out = torch.tensor([300], dtype=torch.int32), torch.empty(6, 1, dtype=torch.int32)
     state.budgets(contexts, out)
-    where = state._steps_2S.data_ptr()
+    where = state._steps_XS.data_ptr()
     for schedule, budget, read in ((Schedule.fixed(256), 256, 256 - 4), (None, UNLIMITED, 300), (RISING, 128, 128 - 4)):
         state.set_schedule(schedule)
-        assert state.budgets(contexts, out).item() == budget
-        assert state.read_tokens(np.array([300])).item() == read
-    assert state._steps_2S.data_ptr() == where
+        assert state.budgets(contexts, out)[2].item() == budget
+        assert state.decode_rows(np.array([300])).read_tokens_L.tolist() == [300] * 2 + [read] * 4
+    assert state._steps_XS.data_ptr() == where
 
 
 def test_the_hosts_copy_stays_there_under_another_default_device() -> None:
     with torch.device("meta"):
         state = started()
-    assert state.budgets(torch.tensor([300]), torch.empty(1, dtype=torch.int32)).item() == 128
+    assert state.budgets(torch.tensor([300]), torch.empty(6, 1, dtype=torch.int32))[2].item() == 128
 
 
 @pytest.mark.parametrize(
@@ -113,7 +160,9 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     counted = state.counters
     assert (counted.tail_tokens, counted.prefill_tokens) == (1, 81)
     # 300 tokens are 19 units of 16, of which the last holds 12.
-    assert counted.decode == DecodeRows(rows=2, sparse=1, context_tokens=340, read_tokens=40 + 128 - 4)
+    assert (counted.decode.rows, counted.decode.context_tokens) == (2, 340)
+    assert counted.decode.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
+    assert counted.decode.read_tokens_L.tolist() == [340] * 2 + [40 + 128 - 4] * 4
 
 
 def test_rows_within_their_budget_padding_and_the_ends_of_prompts_are_not_sparse() -> None:
@@ -205,7 +254,7 @@ def test_a_captured_layer_that_is_not_entered_in_a_step_without_graphs_ran_somet
 
 def test_rows_that_only_repeat_a_token_count_for_no_layer() -> None:
     state = started()
-    state.take_back(DecodeRows(1, 1, 300, 124))
+    state.take_back(state.decode_rows(np.array([300])))
     run_step(state, [300, 310], {2: "triton"})
     assert state.report().layers[2].sparse_steps == state.counters.decode.rows == 1
 

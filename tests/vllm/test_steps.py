@@ -5,14 +5,16 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sparroll import Schedule
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention import preemptions as steps
 from sparroll.engines.vllm.attention.preemptions import Follower
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 from sparroll.errors import UserError
+from sparroll.schedule import Step
 
 
 def step(
@@ -59,7 +61,7 @@ def state() -> State:
 
 def counted(state: State) -> tuple[int, int, int, int]:
     found = state.counters
-    return found.preemptions, found.recomputed_tokens, found.resumed_tokens, found.resumed_sparse_tokens
+    return found.preemptions, found.recomputed_tokens, found.resumed_tokens, int(found.resumed_sparse_L.max())
 
 
 def came_back(runner: int, name: str, prompt: int, sampled: int, computed: int, tokens: int) -> Any:
@@ -118,10 +120,22 @@ def test_a_last_token_alone_is_a_decode_row_to_the_v1_runner_and_prefill_to_v2(s
 def test_a_row_of_the_v1_runner_that_only_repeats_a_token_is_no_decode_row(state: State) -> None:
     follower = Follower()
     follower.prompts["a"] = 100
-    state.counters.decode = DecodeRows(rows=7, sparse=7, context_tokens=700, read_tokens=400)
+    contexts = np.full(7, 100)
+    state.counters.decode = state.decode_rows(contexts)
     follower.follow(came_back(1, "a", 100, 20, 112, 1), state)
-    assert (state.counters.decode.rows, state.counters.decode.sparse, state.counters.recomputed_tokens) == (6, 6, 1)
+    assert (state.counters.decode.rows, state.counters.recomputed_tokens) == (6, 1)
+    assert state.counters.decode.sparse_L.max() == 6
     assert follower.resumed
+
+
+def test_what_a_decode_row_would_have_read_is_counted_for_each_layer(state: State) -> None:
+    grouped = Schedule((Step(0, (64, 256)),), dense_layers=(0,), layer_groups=((2,), (1,)))
+    state.configure(grouped, 3, "cpu")
+    follower = Follower()
+    for name, known in (("a", 20), ("b", 120), ("c", 300)):
+        follower.follow(came_back(2, name, known - 10, 10, 0, known), state)
+    assert state.report().resumed_tokens == 3
+    assert [layer.resumed_sparse_tokens for layer in state.report().layers] == [0, 1, 2]
 
 
 def test_a_finished_request_is_forgotten(state: State) -> None:

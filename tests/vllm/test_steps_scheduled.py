@@ -17,7 +17,7 @@ import torch
 from sparroll import Schedule
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.attention.preemptions import Follower
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 from sparroll.models import resolve
 from vllm_runs import needs_vllm
 
@@ -74,8 +74,7 @@ class Worker:
     def _count(self, count: int, start: int, prefill_tokens: int) -> None:
         if count == 1 and start >= prefill_tokens:
             contexts = np.array([start + 1])
-            sparse = int((SCHEDULE.read_tokens(contexts) < contexts).sum())
-            self.state.counters.decode += DecodeRows(rows=1, sparse=sparse)
+            self.state.counters.decode += self.state.decode_rows(contexts)
 
     def _token(self) -> int:
         return STOP if self.chance.random() < self.stop_share else self.chance.randrange(5, 100)
@@ -159,7 +158,7 @@ def test_every_token_is_a_decode_row_a_prompts_end_or_a_resumed_requests_end(
         # Scheduled ahead, a request that stops may have run one row more.
         wasted = sum(request.output_token_ids[-1] == STOP for request in asked) if ahead else 0
         assert 0 <= counted.decode.rows + counted.resumed_tokens - len(contexts) <= wasted
-        assert 0 <= counted.decode.sparse + counted.resumed_sparse_tokens - needed_sparse <= wasted
+        assert 0 <= counted.decode.sparse_L.max() + counted.resumed_sparse_L.max() - needed_sparse <= wasted
         assert not worker.follower.resumed
         seen_preemptions += counted.preemptions
     assert seen_preemptions > 6

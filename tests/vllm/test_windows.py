@@ -4,6 +4,7 @@ HFEngine does is tested in tests/equivalence/test_hf_verified.py."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,9 @@ RISING = Schedule(
     name="rising",
 )
 CHECKED = RISING.checked(window_tokens=8, floor=0.3)
+GROUPED = replace(
+    CHECKED, steps=(Step(0, (112, 64)), Step(150, (128, 80))), layer_groups=((2, 5), (3, 4)), name="grouped"
+)
 
 
 @pytest.fixture(scope="module")
@@ -113,10 +117,13 @@ def test_checked_rollouts_are_the_oracles(engine: VLLMEngine, hf: HFEngine, sett
         assert sum(rollout.checks.cut_windows for rollout in found) > 0
 
 
-def test_the_report_is_the_oracles(engine: VLLMEngine, hf: HFEngine) -> None:
+@pytest.mark.parametrize("schedule", [CHECKED, GROUPED], ids=["", "grouped"])
+def test_the_report_is_the_oracles(engine: VLLMEngine, hf: HFEngine, schedule: Schedule) -> None:
     asked = prompts([20, 100, 150])
-    engine.generate(asked, max_new_tokens=40, stop_ids=[])
-    rollouts = oracle(hf, CHECKED, asked, max_new_tokens=40, stop_ids=[])
+    engine.set_schedule(schedule)
+    sampled = engine.generate(asked, max_new_tokens=40, stop_ids=[])
+    rollouts = oracle(hf, schedule, asked, max_new_tokens=40, stop_ids=[])
+    assert_same(sampled, rollouts)
     found, expected = engine.report(), hf.report()
     assert found.checks == expected.checks and found.checks.windows == sum(each.checks.windows for each in rollouts)
     assert found.layers == expected.layers

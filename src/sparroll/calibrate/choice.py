@@ -16,15 +16,16 @@ from typing import Any
 
 import numpy as np
 
+from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
 from sparroll.calibrate.fit import FittedSchedule
 from sparroll.calibrate.sweep import Sweep
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
-from sparroll.mismatch.table import bin_name
 from sparroll.plan.hardware import Hardware
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
-from sparroll.plan.speedup import plan
+from sparroll.plan.speedup import Plan, plan
+from sparroll.plan.time_model import TimeModel
 from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout
@@ -37,13 +38,29 @@ class Machine:
     shape: ModelShape
     hardware: Hardware
     lengths: LengthMix
+    time_model: TimeModel | None = None
+    """Of measured steps of this model on this device; None: the roofline."""
 
     @staticmethod
-    def decoding(rollouts: Sequence[Rollout], shape: ModelShape, hardware: Hardware) -> Machine:
+    def decoding(
+        rollouts: Sequence[Rollout], shape: ModelShape, hardware: Hardware, time_model: TimeModel | None = None
+    ) -> Machine:
         """With the lengths that a batch of such rollouts has while it decodes."""
         ends = [len(each.prompt_ids) + len(each.response_ids) for each in rollouts]
         prompt_tokens = min(len(each.prompt_ids) for each in rollouts)
-        return Machine(shape, hardware, LengthMix.parse(ends).decode_contexts(prompt_tokens))
+        return Machine(shape, hardware, LengthMix.parse(ends).decode_contexts(prompt_tokens), time_model)
+
+    def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:
+        """What the schedule is predicted to cost here."""
+        return plan(
+            self.shape,
+            schedule,
+            hardware=self.hardware,
+            lengths=self.lengths,
+            time_model=self.time_model,
+            drafted_per_kept=drafted_per_kept,
+            force_schedule=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -95,12 +112,17 @@ class CheckChoice:
 
 
 def choose(
-    sweeps: Sequence[Sweep], machine: Machine, *, target: float, over_2_nats_at_most: float | None = None, **fit: Any
+    sweeps: Sequence[Sweep],
+    machine: Machine,
+    *,
+    target: float,
+    bounds: BlindSpots = NO_BOUNDS,
+    **fit: Any,
 ) -> CheckChoice:
     """The candidates of these sweeps, each of which has its own check.
 
-    over_2_nats_at_most: largest share of tokens more than 2 nats off that a budget may have in a bin.  fit: what
-    `Sweep.fit` takes. Raises the last sweep's error where no sweep meets the target at any budget.
+    bounds: what every bin must hold beside the target, of what is sampled, checks included.  fit: what `Sweep.fit`
+    takes. Raises the last sweep's error where no sweep meets the target at any budget.
     """
     candidates: list[Candidate] = []
     refused: list[str] = []
@@ -108,7 +130,7 @@ def choose(
     for sweep in sweeps:
         assert sweep.check is not None, "only checked sweeps are compared"
         try:
-            candidates += _candidates(sweep, machine, target, over_2_nats_at_most, fit)
+            candidates += _candidates(sweep, machine, target, bounds, fit)
         except UserError as found:
             error = found
             refused.append(f"windows of {sweep.check.window_tokens}, floor {sweep.check.floor:g}: {found.message}")
@@ -120,26 +142,20 @@ def choose(
 
 
 def _candidates(
-    sweep: Sweep, machine: Machine, target: float, over_2_nats_at_most: float | None, fit: dict[str, Any]
+    sweep: Sweep, machine: Machine, target: float, bounds: BlindSpots, fit: dict[str, Any]
 ) -> list[Candidate]:
     """One for each different schedule that the sweep's budgets give."""
     assert sweep.check is not None
-    held = _near_enough(sweep, over_2_nats_at_most)
+    held = bounds.least_budgets(sweep, **{key: fit[key] for key in ("min_tokens", "min_rollouts") if key in fit})
+    starts = {cell.from_context_tokens for cell in sweep.cells()}
     found: dict[tuple[tuple[int, int], ...], Candidate] = {}
     for least in sweep.budgets:
-        fitted = sweep.fit(target, least_budgets={start: max(least, budget) for start, budget in held.items()}, **fit)
-        key = tuple((step.from_context_tokens, step.kv_budget_tokens) for step in fitted.schedule.steps)
+        fitted = sweep.fit(target, least_budgets={start: max(least, held.get(start, 0)) for start in starts}, **fit)
+        key = tuple((step.from_context_tokens, step.budgets[0]) for step in fitted.schedule.steps)
         if key in found:
             continue
         drafted_per_kept = predicted_drafts(sweep, fitted.schedule)
-        predicted = plan(
-            machine.shape,
-            fitted.schedule,
-            hardware=machine.hardware,
-            lengths=machine.lengths,
-            drafted_per_kept=drafted_per_kept,
-            force_schedule=True,
-        ).verified
+        predicted = machine.plan(fitted.schedule, drafted_per_kept).verified
         assert predicted is not None, "the schedule has a check"
         figures = drafted_per_kept, predicted.seconds, predicted.tokens_per_second
         found[key] = Candidate(sweep.check, least, fitted, *figures)
@@ -170,36 +186,11 @@ def predicted_drafts(sweep: Sweep, schedule: Schedule) -> float:
     return nothing_taken_back * (1 + float(sum(here)))
 
 
-def _near_enough(sweep: Sweep, most: float | None) -> dict[int, int]:
-    """For each bin the least budget of the grid from which on no more than this share of tokens is far off."""
-    ends = {cell.from_context_tokens: cell.to_context_tokens for cell in sweep.cells()}
-    if most is None:
-        return dict.fromkeys(ends, 0)
-    found = {}
-    for start, end in ends.items():
-        shares = [each.checked.far_share_at(start) for each in sweep.measurements if each.checked is not None]
-        good = len(shares)
-        while good > 0 and shares[good - 1] <= most:
-            good -= 1
-        if good == len(shares):
-            raise UserError(
-                f"at {bin_name(start, end)} a share of {rounded_up(shares[-1], 5)} of the tokens is more than 2 nats off at "
-                f"the largest budget, {sweep.budgets[-1]}, and {most:g} is the most that was asked for",
-                "measure larger budgets, raise the floor, or allow a larger share with --check-over-2-nats",
-            )
-        found[start] = sweep.budgets[good]
-    return found
-
-
-def with_reasons(
-    choice: CheckChoice, made_by: dict[str, Any] | None, over_2_nats_at_most: float | None
-) -> FittedSchedule:
+def with_reasons(choice: CheckChoice, made_by: dict[str, Any] | None, bounds: BlindSpots) -> FittedSchedule:
     """The best schedule. It says in `made_by` what it was chosen among and what its tails leave out, and in its target
     all bounds that it holds."""
     fitted = choice.best.fitted
-    target = dict(fitted.schedule.target or {})
-    if over_2_nats_at_most is not None:
-        target["over_2_nats_at_most"] = over_2_nats_at_most
+    target = {**(fitted.schedule.target or {}), **bounds.table()}
     left_out = rounding_left_out(fitted)
     made_by = {**(made_by or {}), "chosen": choice.said(), "left_out": left_out}
     schedule = replace(fitted.schedule, target=target, made_by=made_by)

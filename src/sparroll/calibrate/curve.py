@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
+from sparroll.mismatch.divergence import BinDivergence, Divergence
 from sparroll.mismatch.table import TailFigures, TailRow, TailTable
 
 
@@ -31,17 +32,20 @@ class Cell(TailFigures):
     high: float
     tokens: int
     rollouts: int
+    divergence: BinDivergence | None = None
+    """KL and impossible tokens; None where they were not measured."""
 
     @staticmethod
-    def of(row: TailRow, kv_budget_tokens: int) -> Cell:
+    def of(row: TailRow, kv_budget_tokens: int, divergence: BinDivergence | None = None) -> Cell:
         """A row of a tail table that was measured under this budget."""
         bin = row.from_context_tokens, row.to_context_tokens
-        return Cell(kv_budget_tokens, *bin, row.value, row.low, row.high, row.tokens, row.rollouts)
+        return Cell(kv_budget_tokens, *bin, row.value, row.low, row.high, row.tokens, row.rollouts, divergence)
 
 
-def cells_of(table: TailTable, kv_budget_tokens: int) -> list[Cell]:
+def cells_of(table: TailTable, kv_budget_tokens: int, divergence: Divergence | None = None) -> list[Cell]:
     """A tail table, measured under one fixed budget, as cells."""
-    return [Cell.of(row, kv_budget_tokens) for row in table.rows]
+    of_bins = divergence.bins() if divergence is not None else {}
+    return [Cell.of(row, kv_budget_tokens, of_bins.get(row.from_context_tokens)) for row in table.rows]
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,25 @@ class Curve:
         the regression never falls with the budget.
         """
         fitted = self._fitted("low")
-        meeting = [i for i, cell in enumerate(self.points) if min(cell.low, fitted[i]) >= target]
+        meeting = [i for i, low in enumerate(self.lows()) if low >= target]
         for index in meeting:
             budget = max(floor, self._crossing(index, fitted, target))
             if budget <= self.points[index].kv_budget_tokens:
                 return budget
         return floor if meeting else None
+
+    def lows(self) -> np.ndarray:
+        """The lower bound that counts at each measured budget: its own, or that of the regression if it is lower."""
+        return np.minimum([cell.low for cell in self.points], self._fitted("low"))
+
+    def values(self) -> np.ndarray:
+        """The tail at each measured budget, which never falls with the budget."""
+        return self._fitted("value")
+
+    def falling(self, figures: Sequence[float]) -> np.ndarray:
+        """A figure of each measured budget that never rises with the budget, such as the KL."""
+        tokens = np.array([cell.tokens for cell in self.points], dtype=np.float64)
+        return isotonic_regression(np.array(figures, dtype=np.float64), weights=tokens, increasing=False).x
 
     def measured(self, kv_budget_tokens: int) -> dict[str, Any]:
         """The figures at a budget. Between measured budgets they are interpolated, and marked with `interpolated`."""

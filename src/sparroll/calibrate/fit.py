@@ -32,7 +32,8 @@ class FittedBin:
 
     from_context_tokens: int
     to_context_tokens: int
-    kv_budget_tokens: int
+    kv_budget_tokens: int | tuple[int, ...]
+    """Several numbers are those of the schedule's layer groups."""
     measured: dict[str, Any] | None
     """{"value", "low", "high", "tokens", "rollouts"} at this budget, with `interpolated = true` if the budget lies
     between measured ones; None in a bin without data."""
@@ -85,16 +86,17 @@ def fit_schedule(
     needs = _Needs(target, min_tokens, min_rollouts, max(cell.kv_budget_tokens for cell in cells))
     ceilings = {cell.from_context_tokens: cell for cell in ceiling if needs.enough(cell)}
     needs.check_ceiling(list(ceilings.values()))
-    curves = _curves(cells, ceilings, _bin_tokens([*cells, *ceiling]), needs, selector)
+    counting = [cell for cell in cells if needs.enough(cell)]
+    curves = curves_of(cells, counting, ceilings, selector)
     if not any(curve for _, curve in curves):
         raise too_little_data(cells, min_tokens, min_rollouts)
     bins, notes = _walk(curves, ceilings, needs, selector, least_budgets or {})
     schedule = Schedule(
-        steps=_steps(bins),
+        steps=steps_of(bins),
         selector=selector,
         dense_layers=tuple(dense_layers),
         model=model,
-        target=_target(target, estimator, quantile, top_k),
+        target=target_table(target, estimator, quantile, top_k),
         made_by=made_by,
         name=name,
     )
@@ -116,13 +118,15 @@ def too_little_data(cells: Sequence[Cell], min_tokens: int, min_rollouts: int) -
     )
 
 
-def _curves(
-    cells: Sequence[Cell], ceilings: dict[int, Cell], width: int, needs: _Needs, selector: Selector
+def curves_of(
+    cells: Sequence[Cell], counting: Sequence[Cell], ceilings: Mapping[int, Cell], selector: Selector
 ) -> list[tuple[tuple[int, int], Curve | None]]:
-    """Every bin from 0 to the longest one that has a cell, with its curve, or None if the bin has too little data."""
+    """Every bin from 0 to the longest one that has a cell, with its curve through the cells that count, or None if there
+    is none. ceilings: the dense ceiling by the start of a bin."""
+    width = _bin_tokens([*cells, *ceilings.values()])
     curves = []
     for start in range(0, max(cell.from_context_tokens for cell in cells) + 1, width):
-        here = [cell for cell in cells if cell.from_context_tokens == start and needs.enough(cell)]
+        here = [cell for cell in counting if cell.from_context_tokens == start]
         curve = Curve.through(here, ceilings.get(start), start + width, selector.unit_tokens) if here else None
         curves.append(((start, start + width), curve))
     return curves
@@ -162,6 +166,7 @@ def _walk(
     last = bins[-1]
     for skipped in waiting:
         # The same share of the context as in the longest measured bin, in whole units.
+        assert isinstance(last.kv_budget_tokens, int), "a fit knows no groups of layers"
         share_tokens = last.kv_budget_tokens * skipped.to_context_tokens / last.to_context_tokens
         bins.append(
             replace(skipped, kv_budget_tokens=math.ceil(share_tokens / selector.unit_tokens) * selector.unit_tokens)
@@ -213,11 +218,17 @@ class _Needs:
         )
 
     def lacking(self, bins: Sequence[FittedBin], budget: str) -> str:
-        where = bin_name(bins[0].from_context_tokens, bins[-1].to_context_tokens)
-        return (
-            f"{where}: fewer than {self.min_tokens} tokens or {self.min_rollouts} rollouts at the budgets that matter, so "
-            f"it takes {budget}"
+        return lacking(
+            bins[0].from_context_tokens, bins[-1].to_context_tokens, budget, self.min_tokens, self.min_rollouts
         )
+
+
+def lacking(start: int, end: int, budget: str, min_tokens: int, min_rollouts: int) -> str:
+    """The note about bins without data, and what they take."""
+    return (
+        f"{bin_name(start, end)}: fewer than {min_tokens} tokens or {min_rollouts} rollouts at the budgets that matter, so "
+        f"it takes {budget}"
+    )
 
 
 def _bin_tokens(cells: Sequence[Cell]) -> int:
@@ -228,12 +239,13 @@ def _bin_tokens(cells: Sequence[Cell]) -> int:
     return width
 
 
-def _target(target: float, estimator: str, quantile: float, top_k: int | None) -> dict[str, Any]:
+def target_table(target: float, estimator: str, quantile: float, top_k: int | None) -> dict[str, Any]:
+    """What a schedule file says of its target."""
     table = {"statistic": "acceptance", "estimator": estimator, "top_k": top_k, "quantile": quantile}
     return {key: value for key, value in table.items() if value is not None} | {"at_least": target}
 
 
-def _steps(bins: Sequence[FittedBin]) -> tuple[Step, ...]:
+def steps_of(bins: Sequence[FittedBin]) -> tuple[Step, ...]:
     """One step for each bin with data, and one wherever the budget changes."""
     steps: list[Step] = []
     for found in bins:

@@ -23,6 +23,7 @@ from sparroll.engines.generate_arguments import check_temperature
 from sparroll.engines.sampling import request_seed
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
+from sparroll.mismatch.divergence import Divergence
 from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
 from sparroll.types import MOST_SAMPLES, Rollout, TokenScores, check_seed
@@ -132,6 +133,8 @@ class Measurement:
     wall_seconds: float = 0.0
     checked: CheckFigures | None = None
     """What the checks of drafts did; None for a schedule without a check."""
+    divergence: Divergence | None = None
+    """KL and impossible tokens, where the tail is blind; None for an estimator without top-k lists."""
 
     @property
     def name(self) -> str:
@@ -181,8 +184,9 @@ class Study:
             return self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
         stages = Stages(on_progress, 2)
         rollouts = self.dense_rollouts(stages.next("dense rollouts"))
-        statistics = self._statistics(rollouts, None, "faithful", stages.next("dense scores"))
-        return self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
+        statistics, divergence = self._statistics(rollouts, None, "faithful", stages.next("dense scores"))
+        found = self._measurement(None, statistics, 1.0, "dense", self.settings.seed, started)
+        return replace(found, divergence=divergence)
 
     def measure(
         self,
@@ -208,8 +212,9 @@ class Study:
         else:
             rollouts = self._generate(schedule, seed, stages.next(f"rollouts with {schedule.name}"))
             share = self.engine.report().kv_read_share
-        statistics = self._statistics(rollouts, schedule, mode, stages.next(f"scores of {schedule.name}"))
-        found = self._measurement(schedule, statistics, share, mode, seed, started)
+        progress = stages.next(f"scores of {schedule.name}")
+        statistics, divergence = self._statistics(rollouts, schedule, mode, progress)
+        found = replace(self._measurement(schedule, statistics, share, mode, seed, started), divergence=divergence)
         if schedule.check is not None:
             found.checked = CheckFigures.of(rollouts, self.settings.bin_tokens)
         return found
@@ -297,42 +302,67 @@ class Study:
 
     def _statistics(
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
-    ) -> TailStatistics:
-        statistics = self.settings.statistics()
-        values = self._acceptances(rollouts, schedule, mode, counted(on_progress, "rollouts scored"))
+    ) -> tuple[TailStatistics, Divergence | None]:
+        statistics, progress = self.settings.statistics(), counted(on_progress, "rollouts scored")
+        if not self.settings.list_tokens:
+            values, divergence = self._without_lists(rollouts, schedule, mode, progress), None
+        else:
+            read, dense = self._with_lists(rollouts, schedule, mode, progress)
+            values, divergence = (
+                acceptance_of(read, dense, self.settings.estimator),
+                Divergence(self.settings.bin_tokens),
+            )
+            for rollout, scores in zip(read, dense, strict=True):
+                divergence.add(rollout, scores, sampled_it=mode == "faithful")
         for rollout, acceptance_T in zip(rollouts, values, strict=True):
             statistics.add(acceptance_T, rollout.context_tokens, _name(rollout))
-        return statistics
+        return statistics, divergence
 
-    def _acceptances(
-        self,
-        rollouts: list[Rollout],
-        schedule: Schedule | None,
-        mode: Mode,
-        on_progress: OnProgress | None,
-    ) -> list[Tensor]:
-        temperature, estimator = self.settings.temperature, self.settings.estimator
+    def _with_lists(
+        self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
+    ) -> tuple[list[Rollout], list[TokenScores]]:
+        """The rollouts as the measured policy sampled or read them, and the dense policy's scores of them."""
         if schedule is not None and schedule.check is not None:
             # The engine's own checks scored every token. A scoring pass would add the scorer's rounding to it.
+            return rollouts, [_seen(rollout) for rollout in rollouts]
+        if mode == "faithful":
+            return rollouts, self._dense(rollouts, on_progress)
+        assert schedule is not None, "a replay needs a schedule"
+        # The dense scores are those at the dense rollouts' own lists, which are not the lists of the replay.
+        dense = [replace(scores, logp_at_ids=None) for scores in self._dense(rollouts, None)]
+        temperature, width = self.settings.temperature, self.settings.list_tokens
+        sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, top_k=width, on_progress=on_progress)
+        return [rollout.read_by(score) for rollout, score in zip(rollouts, sparse, strict=True)], dense
+
+    def _without_lists(
+        self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
+    ) -> list[Tensor]:
+        """The acceptances by the estimators "exact" of a replay and "sampled"."""
+        temperature, estimator = self.settings.temperature, self.settings.estimator
+        if schedule is not None and schedule.check is not None:
             return acceptance_of(rollouts, [_seen(rollout) for rollout in rollouts], estimator)
         if mode == "faithful":
             return acceptance_of(rollouts, self._dense(rollouts, on_progress), estimator)
         assert schedule is not None, "a replay needs a schedule"
         if estimator == "exact":
             return self.scorer.exact_replay(rollouts, schedule, temperature=temperature, on_progress=on_progress)
-        dense, width = self._dense(rollouts, None), self.settings.list_tokens
-        sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, top_k=width, on_progress=on_progress)
-        if estimator == "sampled":
-            # The dense policy p drew the token, so the roles change: the mean of min(1, q/p) under p is the acceptance.
-            return [acceptance_sampled(q.logp, p.logp) for q, p in zip(sparse, dense, strict=True)]
-        replayed = [rollout.read_by(score) for rollout, score in zip(rollouts, sparse, strict=True)]
-        return acceptance_of(replayed, dense, estimator)
+        # The dense policy p drew the token, so the roles change: the mean of min(1, q/p) under p is the acceptance.
+        dense = self._dense(rollouts, None)
+        sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, on_progress=on_progress)
+        return [acceptance_sampled(q.logp, p.logp) for q, p in zip(sparse, dense, strict=True)]
 
     def _dense(self, rollouts: list[Rollout], on_progress: OnProgress | None) -> list[TokenScores]:
         if rollouts is self.rollouts and self._dense_scores is not None:
             return self._dense_scores
         width, temperature = self.settings.list_tokens, self.settings.temperature
-        scores = self.scorer.dense(rollouts, temperature=temperature, top_k=width, on_progress=on_progress)
+        lists = [rollout.top_k.ids for rollout in rollouts if rollout.top_k is not None]
+        scores = self.scorer.dense(
+            rollouts,
+            temperature=temperature,
+            top_k=width,
+            at_ids=lists if width and len(lists) == len(rollouts) else None,
+            on_progress=on_progress,
+        )
         if rollouts is self.rollouts:
             self._dense_scores = scores
         return scores
@@ -352,13 +382,12 @@ def read_share(rollouts: Sequence[Rollout], schedule: Schedule, layers: int) -> 
 
     A rollout's first token comes from the prefill, so the decode steps are those of the other tokens.
     """
-    read, whole = 0, 0
+    unread, whole = 0, 0
     for rollout in rollouts:
         contexts_T = rollout.context_tokens[1:]
-        read += int(schedule.read_tokens(contexts_T).sum())
+        unread += int(schedule.unread_tokens(contexts_T, layers).sum())
         whole += int(contexts_T.sum())
-    dense_layers = len(schedule.dense_layers)
-    return (dense_layers * whole + (layers - dense_layers) * read) / (layers * whole) if whole else 1.0
+    return (layers * whole - unread) / (layers * whole) if whole else 1.0
 
 
 def digest(value: Any) -> str:

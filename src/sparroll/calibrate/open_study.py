@@ -11,6 +11,7 @@ from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.engines.make import dtype_named, make_engine, roomiest
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.tasks.prompt_file import plain_prompt
 from sparroll.types import Prompt
@@ -63,12 +64,28 @@ def study_table(
 
 
 def published_selector(
-    kind: str, page_tokens: int, first_tokens: int | None = None, recent_tokens: int | None = None
+    kind: str, page_tokens: int, first_tokens: int | None = None, recent_tokens: int | None = None, **more: int
 ) -> Selector:
     """A selector that always reads the first and the last tokens. By default it reads at least the first 16 and the
-    last 32, in whole pages, as published."""
+    last 32, in whole pages, as published. more: settings of its own, such as the bits of quantized_mean."""
     first, recent = (-(-tokens // page_tokens) * page_tokens for tokens in (16, 32))
     table: dict[str, Any] = {"kind": kind, "page_tokens": page_tokens}
     table["first_tokens"] = first if first_tokens is None else first_tokens
     table["recent_tokens"] = max(recent, 2 * page_tokens) if recent_tokens is None else recent_tokens
-    return make_selector(table)
+    return make_selector(table | more)
+
+
+def selector_from(text: str) -> Selector:
+    """A selector from its kind and settings in one word: "quantized_mean,page_tokens=4,bits=2". What is left out is as in
+    `published_selector`, with pages of 16 tokens."""
+    kind, *parts = text.split(",")
+    settings = {"page_tokens": 16}
+    for part in parts:
+        name, equals, value = part.partition("=")
+        if not equals or not value.strip().isdecimal():
+            raise UserError(
+                f"a selector is its kind, then settings as name=number, got {part!r} in {text!r}",
+                "for example quantized_mean,page_tokens=4,bits=2",
+            )
+        settings[name.strip()] = int(value)
+    return published_selector(kind.strip(), **settings)

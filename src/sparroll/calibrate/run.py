@@ -1,30 +1,34 @@
-"""From a model to a schedule file in one call: sweep, fit, verify, save. Each step has its own module."""
+"""From a model to a schedule file in one call: sweep, fit or allocate, verify, save. Each step has its own module."""
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
+from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
+from sparroll.calibrate.allocation.wanted import Objective, Tradeoff, Wanted, check_limit, selector_label
+from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, holding
 from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
-from sparroll.calibrate.measure import Measurement, Study
+from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
-from sparroll.calibrate.sweep import Sweep, sweep
+from sparroll.calibrate.sweep import Sweep, sweep, sweep_groups
 from sparroll.calibrate.verify import Bound, Verification, verify
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
+from sparroll.layer_groups import LayerGroups
 from sparroll.locks import locked
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.models import fingerprint
 from sparroll.plan.hardware import Hardware, find_hardware
 from sparroll.plan.model_shape import ModelShape, model_shape
+from sparroll.plan.time_model import TimeModel
 from sparroll.progress import OnProgress, Stages
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, check_budget
 
 
 @dataclass(frozen=True)
@@ -38,11 +42,16 @@ class Calibration:
     verification: Verification | None
     choice: CheckChoice | None = None
     """What the check and the budgets were chosen among; None without a check."""
+    tradeoff: Tradeoff | None = None
+    """What the selector and the budgets were chosen among; None where nothing but the target was asked for."""
+    generated_tokens: int = 0
+    """Tokens that were sampled for all of it: dense rollouts, sweeps and verification, drafts taken back left out."""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """Notes for the reader: bins without data, and budgets that the verification raised."""
         refused = self.choice.refused if self.choice else ()
+        refused += self.tradeoff.notes if self.tradeoff else ()
         return self.fitted.notes + refused + (self.verification.notes if self.verification else ())
 
     def rows(self) -> list[dict[str, Any]]:
@@ -56,7 +65,7 @@ class Calibration:
         return [
             {
                 "from_context_tokens": start,
-                "kv_budget_tokens": self.schedule.kv_budget_tokens(start),
+                "kv_budget_tokens": self.schedule.step_at(start).kv_budget_tokens,
                 "q05": tails.get(start, {}).get("value"),
                 "q05_low": tails.get(start, {}).get("low"),
                 "dense_ceiling_q05": ceilings.get(start, {}).get("value"),
@@ -73,7 +82,9 @@ class Calibration:
             "bins": [dataclasses.asdict(found) for found in self.fitted.bins],
             "sweep": self.sweep.table(),
             "verification": self.verification.table() if self.verification else None,
+            "generated_tokens": self.generated_tokens,
             **({"choice": self.choice.table()} if self.choice else {}),
+            **({"tradeoff": self.tradeoff.table()} if self.tradeoff else {}),
         }
 
 
@@ -84,13 +95,19 @@ def calibrate(
     budgets: Sequence[int],
     target: float = 0.86,
     selector: Selector | None = None,
+    also_selectors: Sequence[Selector] = (),
     dense_layers: tuple[int, ...] = (0, 1),
+    layer_groups: LayerGroups = (),
+    objective: Objective = "time",
+    step_time_share: float | None = None,
+    at_time_of: Schedule | None = None,
     verify_rounds: int = 4,
     bound: Bound = "value",
     checks: Sequence[DraftCheck] = (),
     shape: ModelShape | None = None,
     hardware: Hardware | str | Path = "H200",
-    over_2_nats_at_most: float | None = None,
+    time_model: TimeModel | None = None,
+    bounds: BlindSpots = NO_BOUNDS,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
     model: str | None = None,
@@ -98,73 +115,144 @@ def calibrate(
     name: str = "schedule",
     on_progress: OnProgress | None = None,
 ) -> Calibration:
-    """Measure `budgets`, fit the cheapest schedule that meets `target`, verify it, and write OUT/NAME.toml.
+    """Measure `budgets`, choose the schedule, verify it, and write OUT/NAME.toml.
+
+    objective: "time" takes the cheapest budgets that meet `target`. The others (see allocation/wanted.py) make a loss as
+    small as a decode step's time allows, in which every bin meets the target, too: `step_time_share` of a dense step, or
+    that of the schedule `at_time_of`. Times are predicted for a model of this `shape`, by default the study's, on this
+    `hardware`: by a roofline, or by a `time_model` of steps that were measured there.
+    also_selectors: are swept like `selector`, in folders of their own, and the best one is taken.
+    layer_groups: are varied alone, and get budgets of their own.
 
     Raises UserError before the first budget if it is clear that no schedule can be fitted (see prospects.py). If it was
     interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
     the target after the last round, the file is written with their figures, and `verification.met` is false. model and
     made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
     checks: if there are any, every budget is measured under each of them, and the check and the budgets with the least
-    predicted time are taken (see choice.py), for a model of this `shape`, by default the study's, on this `hardware`.
-    over_2_nats_at_most: also hold the share of tokens that are more than 2 nats off to this, in every bin.
+    predicted time of a kept token are taken (see choice.py).
+    bounds: what every bin must hold beside the target.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
-    least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
+    least: dict[str, Any] = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
     check_request(target, len(study.prompts), study.settings.samples, study.settings.max_new_tokens, **least)
-    selector = selector or PageMean()
+    selectors = [selector or PageMean(), *also_selectors]
+    wanted = Wanted(objective, target, bounds, **least)
+    limits = (step_time_share is not None) + (at_time_of is not None)
+    check_limit(wanted, limits, bool(checks), layer_groups, study.settings.estimator)
+    _check_selectors(selectors, checks, budgets)
+    if bounds.over_2_nats_at_most is not None and not checks:
+        raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
+    weighs_time = bool(checks) or objective != "time" or len(selectors) > 1
+    shape = (shape or model_shape(study.scorer.model.config)) if weighs_time else None
+    device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
+    about: dict[str, Any] = {"model": model, "name": name}
 
     def on_ceiling(ceiling: Measurement) -> None:
         check_ceiling(study, ceiling, target, **least)
-        check_something_is_sparse(study, min(budgets), selector, dense_layers)
+        for each in selectors:
+            check_something_is_sparse(study, min(budgets), each, dense_layers)
 
-    if over_2_nats_at_most is not None and not checks:
-        raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
-    shape = (shape or model_shape(study.scorer.model.config)) if checks else None
-    device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
-    measured = partial(
-        sweep,
-        study,
-        out=out,
-        budgets=budgets,
-        selector=selector,
-        dense_layers=dense_layers,
-        on_ceiling=on_ceiling,
-    )
+    common = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
     with locked(out, "sparroll calibrate"):
-        choice = None
+        choice, tradeoff, machine = None, None, None
+        sweeps = _sweeps(study, out, selectors, checks, layer_groups, on_progress, **common)
         if shape is not None:
-            stages = Stages(on_progress, len(checks))
-            sweeps = [measured(check=check, on_progress=stages.next("checked budgets")) for check in checks]
-            stages.end()
-            machine = Machine.decoding(study.dense_rollouts(), shape, device)
-            bounds = {"target": target, "over_2_nats_at_most": over_2_nats_at_most}
-            choice = choose(sweeps, machine, **bounds, **least, model=model, name=name)  # type: ignore[arg-type]
-            fitted = with_reasons(choice, made_by, over_2_nats_at_most)
+            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model)
+        if checks:
+            assert machine is not None, "checks weigh time"
+            choice = choose(sweeps, machine, target=target, bounds=bounds, **least, **about)
+            fitted = with_reasons(choice, made_by, bounds)
             swept = next(each for each in sweeps if each.check == choice.best.check)
+        elif machine is not None:
+            most = _most_step_seconds(machine, step_time_share, at_time_of)
+            tradeoff = trade_off(sweeps, machine, wanted, most, made_by=made_by, **about)
+            fitted, swept = tradeoff.fitted, tradeoff.sweep
         else:
-            swept = measured(on_progress=on_progress)
-            fitted = swept.fit(
-                target, min_tokens=min_tokens, min_rollouts=min_rollouts, model=model, made_by=made_by, name=name
-            )
+            (swept,) = sweeps
+            held = bounds.least_budgets(swept, **least)
+            fitted = swept.fit(target, **least, least_budgets=held, made_by=made_by, **about)
+            fitted = holding(fitted, bounds)
         verification = None
         if verify_rounds > 0:
             verification = verify(
                 study,
                 fitted.schedule,
                 target=target,
-                notches=swept.budgets,
-                out=out,
+                notches=budgets,
+                out=_folder(out, swept.selector, selectors),
                 bound=bound,
                 most_rounds=verify_rounds,
-                over_2_nats_at_most=over_2_nats_at_most,
+                bounds=bounds,
                 min_tokens=min_tokens,
                 min_rollouts=min_rollouts,
                 on_progress=on_progress,
             )
-        schedule = replace(
-            verification.schedule if verification else fitted.schedule,
-            name=name,
-            fingerprint=None if model is None else fingerprint.of_model(model),
-        )
+        found = verification.schedule if verification else fitted.schedule
+        if tradeoff is not None and verification is not None:
+            assert machine is not None, "a trade-off weighs time"
+            tradeoff, found = with_verification(tradeoff, machine, found, verification.measurement)
+        fingerprinted = None if model is None else fingerprint.of_model(model)
+        schedule = replace(found, name=name, fingerprint=fingerprinted)
         path = schedule.save(Path(out) / f"{name}.toml")
-    return Calibration(schedule, path, swept, fitted, verification, choice)
+    generated = _generated_tokens(study, sweeps, verification)
+    return Calibration(schedule, path, swept, fitted, verification, choice, tradeoff, generated)
+
+
+def _sweeps(
+    study: Study,
+    out: Path | str,
+    selectors: Sequence[Selector],
+    checks: Sequence[DraftCheck],
+    layer_groups: LayerGroups,
+    on_progress: OnProgress | None,
+    **common: Any,
+) -> list[Sweep]:
+    """A sweep for each check, or for each selector."""
+    asked: list[tuple[Selector, DraftCheck | None]] = [(selectors[0], check) for check in checks]
+    asked = asked or [(each, None) for each in selectors]
+    stages, sweeps = Stages(on_progress, len(asked)), list[Sweep]()
+    for own, check in asked:
+        progress = on_progress
+        if len(asked) > 1:
+            progress = stages.next("checked budgets" if check else selector_label(own))
+        about = {"out": _folder(out, own, selectors), "selector": own, "on_progress": progress, **common}
+        if layer_groups:
+            sweeps.append(sweep_groups(study, layer_groups=layer_groups, **about))
+        else:
+            sweeps.append(sweep(study, check=check, **about))
+    if len(asked) > 1:
+        stages.end()
+    return sweeps
+
+
+def _check_selectors(selectors: Sequence[Selector], checks: Sequence[DraftCheck], budgets: Sequence[int]) -> None:
+    for selector in selectors:
+        for budget in budgets:
+            check_budget(budget, selector)
+    if len(set(selectors)) < len(selectors):
+        raise UserError("a selector is named twice", "name each selector once")
+    if checks and len(selectors) > 1:
+        raise UserError(
+            "checks of drafts are chosen for one selector", "choose the selector without checks, then its check"
+        )
+
+
+def _folder(out: Path | str, selector: Selector, selectors: Sequence[Selector]) -> Path:
+    """The first selector's measurements are in `out` itself, and those of each other one in a folder of its own."""
+    if selector == selectors[0]:
+        return Path(out)
+    return Path(out) / "selectors" / f"{selector.kind}-{digest(selector.table())}"
+
+
+def _most_step_seconds(machine: Machine, step_time_share: float | None, at_time_of: Schedule | None) -> float | None:
+    if at_time_of is not None:
+        return machine.plan(at_time_of).sparse.seconds
+    if step_time_share is None:
+        return None
+    return step_time_share * machine.plan(Schedule.fixed(PageMean().least_budget_tokens, dense_layers=())).dense.seconds
+
+
+def _generated_tokens(study: Study, sweeps: Sequence[Sweep], verification: Verification | None) -> int:
+    dense = 0 if study.given_rollouts else sum(len(each.response_ids) for each in study.dense_rollouts())
+    rounds = verification.rounds if verification else ()
+    return dense + sum(each.generated_tokens for each in sweeps) + sum(each.statistics.tokens for each in rounds)

@@ -22,12 +22,14 @@ from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
+from sparroll.mismatch.divergence import Divergence
 from sparroll.progress import OnProgress, Stages
 from sparroll.resume import begin_or_resume
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TopK
 
-FORMAT = 1
+FORMAT = 2
+"""Measurements of format 1 hold no KL."""
 
 
 class Store:
@@ -47,6 +49,8 @@ class Store:
             raise UserError(
                 f"{self.folder} holds measurements but no settings.json", "choose another folder with --out"
             )
+        if begun:
+            _check_format(path)
         begin_or_resume(path, {"format": FORMAT, **settings}, begun=begun or shared)
 
     def load(self, name: str) -> Measurement | None:
@@ -66,6 +70,7 @@ class Store:
                 seed=table["seed"],
                 wall_seconds=table["wall_seconds"],
                 checked=CheckFigures.from_table(table["checked"]) if "checked" in table else None,
+                divergence=Divergence.from_table(table["divergence"]) if "divergence" in table else None,
             )
         except (KeyError, TypeError) as error:
             raise _damaged(path, f"it lacks {error}") from None
@@ -144,6 +149,7 @@ def measurement_table(measurement: Measurement) -> dict[str, Any]:
         "wall_seconds": round(measurement.wall_seconds, 3),
         "tail": measurement.tail().table(),
         **({"checked": measurement.checked.table()} if measurement.checked else {}),
+        **({"divergence": measurement.divergence.table()} if measurement.divergence else {}),
     }
 
 
@@ -193,6 +199,17 @@ def rollouts_from(tensors: Mapping[str, Tensor]) -> list[Rollout]:
             )
         )
     return rollouts
+
+
+def _check_format(path: Path) -> None:
+    """Raise UserError where the folder's measurements are of another format: they lack figures, or have unknown ones."""
+    found = files.read_table(path, "choose another folder with --out").get("format")
+    if found != FORMAT:
+        raise UserError(
+            f"{path.parent} holds measurements of format {found}, and this sparroll reads format {FORMAT}, in which they "
+            "have the KL, too",
+            "choose another folder with --out; they cannot be continued",
+        )
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:

@@ -13,13 +13,14 @@ from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, fit_schedule
-from sparroll.calibrate.measure import Measurement, MeasureSettings, Study, check_measurable
+from sparroll.calibrate.measure import Measurement, MeasureSettings, Study, check_measurable, digest
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
+from sparroll.layer_groups import LayerGroups
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress, Stages
-from sparroll.schedule import Schedule, check_budget
+from sparroll.schedule import Schedule, Step, check_budget
 
 PUBLISHED_PAGES = (32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 """The paper's grid, in pages of 16 tokens."""
@@ -36,14 +37,39 @@ class Sweep:
     measurements: tuple[Measurement, ...]
     check: DraftCheck | None = None
     """How the drafts of all measurements but the ceiling were checked."""
+    layer_groups: LayerGroups = ()
+    """Groups of layers that were varied alone; empty: all layers had the same budget."""
+    alone: tuple[tuple[Measurement, ...], ...] = ()
+    """For each of these groups the measurements of its smaller budgets, in rising order, in which all other groups had
+    the largest one. `measurements` then is that of the largest budget in all of them."""
 
     @property
     def budgets(self) -> list[int]:
         return [_budget(each) for each in self.measurements]
 
+    def parts(self, layers: int) -> list[tuple[int, list[Cell]]]:
+        """(Number of layers, cells) of what was varied in a model of that many layers: the groups, or all sparse
+        layers."""
+        if not self.layer_groups:
+            return [(layers - len(self.dense_layers), self.cells())]
+        return [
+            (len(group), [*(cell for each in own for cell in _cells(each, _least_budget(each))), *self.cells()])
+            for group, own in zip(self.layer_groups, self.alone, strict=True)
+        ]
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that were sampled for the budgets; those of the dense ceiling are not among them."""
+        sampled = (*self.measurements, *(each for own in self.alone for each in own))
+        return sum(each.statistics.tokens for each in sampled if each.mode == "faithful")
+
     def cells(self) -> list[Cell]:
         """The cells (budget x bin) that `fit_schedule` takes."""
-        return [cell for each in self.measurements for cell in cells_of(each.tail(), _budget(each))]
+        return [cell for each in self.measurements for cell in _cells(each, _budget(each))]
+
+    def ceiling_cells(self) -> list[Cell]:
+        """The cells of the dense ceiling; their budget means nothing."""
+        return cells_of(self.ceiling.tail(), 0, self.ceiling.divergence)
 
     def fit(
         self,
@@ -65,7 +91,7 @@ class Sweep:
             estimator=self.settings.estimator,
             quantile=self.settings.quantile,
             top_k=self.settings.list_tokens or None,
-            ceiling=cells_of(self.ceiling.tail(), 0),
+            ceiling=self.ceiling_cells(),
             least_budgets=least_budgets,
             min_tokens=min_tokens,
             min_rollouts=min_rollouts,
@@ -84,7 +110,17 @@ class Sweep:
             **({"check": self.check.table()} if self.check else {}),
             "dense_ceiling": measurement_table(self.ceiling),
             "budgets": [{"kv_budget_tokens": _budget(each), **measurement_table(each)} for each in self.measurements],
+            **({"layer_groups": self._groups_table()} if self.layer_groups else {}),
         }
+
+    def _groups_table(self) -> list[dict[str, Any]]:
+        return [
+            {
+                "layers": list(group),
+                "budgets": [{"kv_budget_tokens": _least_budget(each), **measurement_table(each)} for each in own],
+            }
+            for group, own in zip(self.layer_groups, self.alone, strict=True)
+        ]
 
 
 def sweep(
@@ -128,6 +164,70 @@ def sweep(
         measurements.append(store.measured(budget_name(budget, check), measure))
     stages.end()
     return Sweep(study.settings, selector, dense_layers, ceiling, tuple(measurements), check)
+
+
+def sweep_groups(
+    study: Study,
+    *,
+    out: Path | str,
+    budgets: Sequence[int],
+    layer_groups: LayerGroups,
+    selector: Selector | None = None,
+    dense_layers: tuple[int, ...] = (0, 1),
+    on_ceiling: Callable[[Measurement], None] | None = None,
+    on_progress: OnProgress | None = None,
+) -> Sweep:
+    """Measure every group of layers alone under each of `budgets` but the largest, which the other groups have meanwhile,
+    and the largest in all of them. For the rest see `sweep`."""
+    selector = selector or PageMean()
+    grid = _grid(study, budgets, selector, dense_layers)
+    if len(grid) < 2:
+        raise UserError(f"groups of layers need a grid of two budgets or more, got {grid}", "give smaller budgets, too")
+    largest = grid[-1]
+    schedules = [
+        [_one_group(budget, largest, place, selector, dense_layers, layer_groups) for budget in grid[:-1]]
+        for place in range(len(layer_groups))
+    ]
+    schedules[0][0].check_layers(study.layers)
+    store = Store(out, sweep_fingerprint(study, selector, dense_layers))
+    stages = Stages(on_progress, 1 + len(layer_groups) * (len(grid) - 1))
+    whole = sweep(
+        study,
+        out=out,
+        budgets=[largest],
+        selector=selector,
+        dense_layers=dense_layers,
+        on_ceiling=on_ceiling,
+        on_progress=stages.next(f"budget {largest}"),
+    )
+    alone = []
+    for group, own in zip(layer_groups, schedules, strict=True):
+        measured = []
+        for schedule in own:
+            budget = min(schedule.steps[0].budgets)
+            progress = stages.next(f"budget {budget} in layers {group[0]} to {group[-1]}")
+            measure = partial(study.measure, schedule, on_progress=progress)
+            if budget >= _longest_context(study):
+                measure = partial(replace, whole.ceiling, schedule=schedule, mode="dense", wall_seconds=0.0)
+            name = f"{budget_name(budget)}-layers-{digest([group, largest])}"
+            measured.append(store.measured(name, measure))
+        alone.append(tuple(measured))
+    stages.end()
+    return replace(whole, layer_groups=layer_groups, alone=tuple(alone))
+
+
+def _one_group(
+    budget: int,
+    others: int,
+    place: int,
+    selector: Selector,
+    dense_layers: tuple[int, ...],
+    layer_groups: LayerGroups,
+) -> Schedule:
+    """`budget` in one group and `others` in all others, at every length."""
+    budgets = tuple(budget if number == place else others for number in range(len(layer_groups)))
+    name = f"fixed-{budget}-in-group-{place}"
+    return Schedule((Step(0, budgets),), selector, dense_layers, layer_groups=layer_groups, name=name)
 
 
 def sweep_budget(
@@ -192,6 +292,15 @@ def _longest_context(study: Study) -> int:
     return max(len(rollout.prompt_ids) for rollout in rollouts) + study.settings.max_new_tokens - 1
 
 
+def _cells(measurement: Measurement, kv_budget_tokens: int) -> list[Cell]:
+    return cells_of(measurement.tail(), kv_budget_tokens, measurement.divergence)
+
+
+def _least_budget(measurement: Measurement) -> int:
+    assert measurement.schedule is not None, "a swept measurement has a schedule"
+    return min(measurement.schedule.steps[0].budgets)
+
+
 def _budget(measurement: Measurement) -> int:
     assert measurement.schedule is not None, "a swept measurement has a schedule"
-    return measurement.schedule.steps[0].kv_budget_tokens
+    return measurement.schedule.steps[0].budgets[0]

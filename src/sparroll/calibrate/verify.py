@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
+from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
 from sparroll.calibrate.curve import Cell, cells_of
 from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.calibrate.measure import Measurement, Study
@@ -60,7 +61,7 @@ def verify(
     out: Path | str,
     bound: Bound = "value",
     most_rounds: int = 4,
-    over_2_nats_at_most: float | None = None,
+    bounds: BlindSpots = NO_BOUNDS,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
     on_progress: OnProgress | None = None,
@@ -68,10 +69,10 @@ def verify(
     """Measure `schedule` faithfully. If a bin misses the target, raise its budget to the next notch and measure again.
 
     notches: budgets in tokens, usually the sweep's grid. bound: what must meet the target, the measured quantile
-    ("value") or the lower end of its interval ("low"). over_2_nats_at_most: for a schedule with a check, the largest
-    share of a bin's tokens that may be more than 2 nats off; a bin with more misses the target, too. Round k draws its
-    rollouts with the seed settings.seed + 1 + k, so none of them took part in the fit. Ends when all bins meet the
-    target, when no budget can be raised, or after `most_rounds`. Finished rounds are kept in `out` and not repeated.
+    ("value") or the lower end of its interval ("low"). bounds: a bin that breaks one of them misses the target, too.
+    Round k draws its rollouts with the seed settings.seed + 1 + k, so none of them took part in the fit. Ends when all
+    bins meet the target, when no budget can be raised, or after `most_rounds`. Finished rounds are kept in `out` and not
+    repeated.
     """
     store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers))
     rounds: list[Measurement] = []
@@ -80,10 +81,10 @@ def verify(
         measurement = _round(study, schedule, len(rounds), store, on_progress)
         rounds.append(measurement)
         cells = [cell for cell in cells_of(measurement.tail(), 0) if cell.counts(min_tokens, min_rollouts)]
-        far = {cell.name: _far_share(measurement, cell, over_2_nats_at_most) for cell in cells}
-        missed = [cell for cell in cells if getattr(cell, bound) < target or far[cell.name] is not None]
+        broken = {cell.name: bounds.broken(measurement, cell.from_context_tokens) for cell in cells}
+        missed = [cell for cell in cells if getattr(cell, bound) < target or broken[cell.name]]
         raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
-        notes += [_said(cell, len(rounds), target, bound, far[cell.name], schedule, raised) for cell in missed]
+        notes += [_said(cell, len(rounds), target, bound, broken[cell.name], schedule, raised) for cell in missed]
         if raised.steps == schedule.steps:
             break
         schedule = raised
@@ -104,47 +105,50 @@ def _round(study: Study, schedule: Schedule, number: int, store: Store, on_progr
 
 
 def _same(one: Schedule, other: Schedule) -> bool:
-    return _plain(one) == _plain(other) and one.check == other.check
-
-
-def _far_share(measurement: Measurement, cell: Cell, most: float | None) -> float | None:
-    """The share of the bin's tokens that are far off; None if it is no larger than asked for."""
-    if most is None:
-        return None
-    assert measurement.checked is not None, "only a schedule with a check has such a bound"
-    share = measurement.checked.far_share_at(cell.from_context_tokens)
-    return share if share > most else None
-
-
-def _plain(schedule: Schedule) -> list[tuple[int, int]]:
-    return [(step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps]
+    return one.plain_budgets() == other.plain_budgets() and one.check == other.check
 
 
 def _raised(schedule: Schedule, missed: Sequence[Cell], notches: Sequence[int]) -> Schedule:
-    """The schedule with at least the next notch in each bin that missed, and in all longer bins."""
+    """The schedule with the next notch in each bin that missed, for every group of layers, and at least as much in the
+    longer bins that read as much before."""
     raised = schedule
     for cell in missed:
         start, end = cell.from_context_tokens, cell.to_context_tokens
-        budget = schedule.kv_budget_tokens(start)
-        higher = [notch for notch in sorted(notches) if notch > budget]
-        if higher and budget < end - 1:
-            raised = _at_least(raised, start, higher[0])
+        before = _budgets(schedule, schedule.step_at(start))
+        after = [
+            min((notch for notch in notches if notch > budget and budget < end - 1), default=budget)
+            for budget in before
+        ]
+        if after != before:
+            raised = _at_least(raised, start, before, after)
     return raised
 
 
-def _at_least(schedule: Schedule, start: int, budget: int) -> Schedule:
-    """The schedule with at least `budget` from `start` on. Raised steps lose the figures of their old budget."""
+def _budgets(schedule: Schedule, step: Step) -> list[int]:
+    """The budgets of a step, one for each group of layers."""
+    return [step.of_group(place).budgets[0] for place in range(len(schedule.groups))]
+
+
+def _at_least(schedule: Schedule, start: int, before: Sequence[int], after: Sequence[int]) -> Schedule:
+    """The schedule with at least the budgets `after` from `start` on, where it had at least those of `before`. Raised
+    steps lose the figures of their old budgets."""
     steps = list(schedule.steps)
     if all(step.from_context_tokens != start for step in steps):
-        steps.append(Step(start, schedule.kv_budget_tokens(start)))
+        steps.append(Step(start, schedule.step_at(start).kv_budget_tokens))
         steps.sort(key=lambda step: step.from_context_tokens)
-    lifted = [
-        Step(step.from_context_tokens, budget)
-        if step.from_context_tokens >= start and step.kv_budget_tokens < budget
-        else step
-        for step in steps
-    ]
+    lifted = []
+    for step in steps:
+        own = _budgets(schedule, step)
+        new = [
+            max(budget, high) if step.from_context_tokens >= start and budget >= low else budget
+            for budget, low, high in zip(own, before, after, strict=True)
+        ]
+        lifted.append(step if new == own else Step(step.from_context_tokens, _written(new)))
     return replace(schedule, steps=tuple(lifted))
+
+
+def _written(budgets: Sequence[int]) -> int | tuple[int, ...]:
+    return budgets[0] if len(budgets) == 1 else tuple(budgets)
 
 
 def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
@@ -152,16 +156,17 @@ def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
     found = {cell.from_context_tokens: cell.summary() | {"verified": True} for cell in cells}
     starts = sorted({*found, *(step.from_context_tokens for step in schedule.steps)})
     kept = {step.from_context_tokens: step.measured for step in schedule.steps}
-    steps = (Step(start, schedule.kv_budget_tokens(start), found.get(start, kept.get(start))) for start in starts)
+    steps = (
+        Step(start, schedule.step_at(start).kv_budget_tokens, found.get(start, kept.get(start))) for start in starts
+    )
     return replace(schedule, steps=tuple(steps))
 
 
 def _said(
-    cell: Cell, number: int, target: float, bound: Bound, far: float | None, before: Schedule, after: Schedule
+    cell: Cell, number: int, target: float, bound: Bound, broken: list[str], before: Schedule, after: Schedule
 ) -> str:
-    budgets = [schedule.kv_budget_tokens(cell.from_context_tokens) for schedule in (before, after)]
-    then = f"raised to {budgets[1]}" if budgets[1] > budgets[0] else "not raised further"
-    figure = f"{bound} {getattr(cell, bound):.4f}"
-    if far is not None:
-        figure += f" and a share of {far:.2g} of its tokens more than 2 nats off"
-    return f"round {number}: {cell.name} has {figure} at {budgets[0]} tokens, the target is {target}; {then}"
+    budgets = [schedule.step_at(cell.from_context_tokens).budgets for schedule in (before, after)]
+    was, then = (" / ".join(map(str, each)) for each in budgets)
+    then = f"raised to {then}" if budgets[1] != budgets[0] else "not raised further"
+    figure = " and ".join([f"{bound} {getattr(cell, bound):.4f}", *broken])
+    return f"round {number}: {cell.name} has {figure} at {was} tokens, the target is {target}; {then}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,11 +15,13 @@ from sparroll.cli.common import MEASURING, OUTPUT, READING, option
 from sparroll.draft_check import DraftCheck
 from sparroll.engines.make import check_names
 from sparroll.errors import UserError
+from sparroll.layer_groups import budgets_in_words
 from sparroll.progress import Progress, quiet_transformers, say
-from sparroll.rounding import rounded_down, rounded_up
+from sparroll.rounding import percent_up, rounded_down, rounded_up
 from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
+    from sparroll.calibrate.allocation.wanted import Point, Tradeoff
     from sparroll.calibrate.choice import CheckChoice
     from sparroll.calibrate.run import Calibration
 
@@ -62,12 +65,59 @@ def calibrate(
             "held.",
         ),
     ] = None,
+    objective: Annotated[
+        str,
+        option(
+            MEASURING,
+            "--objective",
+            help="What is to be small: time (the cheapest budgets at the target), or as far as a step's time allows: kl, "
+            "impossible (tokens) or tail (1 - tail).",
+        ),
+    ] = "time",
+    step_time_share: Annotated[
+        float | None,
+        option(
+            MEASURING,
+            "--step-time-share",
+            min=0,
+            max=1,
+            help="A decode step may take this share of a dense one's time.",
+        ),
+    ] = None,
+    at_time_of: Annotated[
+        str | None,
+        option(MEASURING, "--at-time-of", help="A decode step may take as long as under this preset or schedule file."),
+    ] = None,
+    kl_at_most: Annotated[
+        float | None,
+        option(
+            MEASURING,
+            "--kl-at-most",
+            min=0,
+            help="The mean KL at any length may be at most this; with a check, of what is kept. Default: not held.",
+        ),
+    ] = None,
+    impossible_at_most: Annotated[
+        float | None,
+        option(
+            MEASURING,
+            "--impossible-at-most",
+            min=0,
+            max=1,
+            help="At most this share of the probability at any length may be on tokens far off. Default: not held.",
+        ),
+    ] = None,
+    impossible_nats: Annotated[
+        int,
+        option(MEASURING, "--impossible-nats", help="How far off a token is impossible: 2, 5, 10 or 20 nats."),
+    ] = 20,
     gpu: Annotated[
         str,
         option(
             MEASURING,
             "--gpu",
-            help="Where the chosen check is predicted to be the fastest: A100, H100, H200, B200, MI300X or a JSON profile.",
+            help="Where times are predicted, to compare checks, selectors and budgets: A100, H100, H200, B200, MI300X or a "
+            "JSON profile.",
         ),
     ] = "H200",
     prompts_file: common.Prompts = None,
@@ -86,6 +136,22 @@ def calibrate(
     first_tokens: common.FirstTokens = None,
     recent_tokens: common.RecentTokens = None,
     dense_layers: common.DenseLayers = "0,1",
+    also_selector: Annotated[
+        list[str] | None,
+        option(
+            READING,
+            "--also-selector",
+            help="Sweep this selector, too, and take the best, e.g. quantized_mean,page_tokens=4,bits=2; repeatable.",
+        ),
+    ] = None,
+    layer_groups: Annotated[
+        str | None,
+        option(
+            READING,
+            "--layer-groups",
+            help="Budgets of their own for groups of layers, e.g. 2-14/15-27; needs an objective other than time.",
+        ),
+    ] = None,
     verify_rounds: Annotated[
         int,
         option(
@@ -100,10 +166,11 @@ def calibrate(
     dtype: common.Dtype = None,
     json_output: common.Json = False,
 ) -> None:
-    """Sweep a grid of budgets, fit the cheapest schedule that meets the target, and verify it. Resumes if
-    interrupted."""
+    """Sweep a grid of budgets, choose the schedule that meets the target, and verify it. Resumes if interrupted."""
+    from sparroll.calibrate.allocation.wanted import Wanted, check_limit
+    from sparroll.calibrate.bounds import BlindSpots
     from sparroll.calibrate.measure import MeasureSettings, check_measurable
-    from sparroll.calibrate.open_study import open_study, published_selector, study_table
+    from sparroll.calibrate.open_study import open_study, published_selector, selector_from, study_table
     from sparroll.calibrate.prospects import check_request
     from sparroll.calibrate.run import calibrate as run
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
@@ -113,7 +180,12 @@ def calibrate(
 
     common.refuse_idle_prompt_options(command, prompts_file, task)
     unchecked = check_windows is None and check_floors is None
-    common.refuse_idle(command, unchecked, "without --check-windows or --check-floors: it only times checks", "gpu")
+    plain = unchecked and objective == "time" and not also_selector
+    common.refuse_idle(
+        command, plain, "where no times are compared: neither of checks nor of selectors nor of budgets", "gpu"
+    )
+    far = impossible_at_most is not None or objective == "impossible"
+    common.refuse_idle(command, not far, "without --impossible-at-most or --objective impossible", "impossible_nats")
     check_names(engine, model, device, dtype)
     if not name or name != Path(name).name or name.startswith(".") or name.endswith(".toml"):
         raise UserError(
@@ -134,14 +206,23 @@ def calibrate(
             "--check-over-2-nats bounds what a check leaves, and there is none",
             "add --check-windows 32,64,128, or leave it out",
         )
+    bounds = BlindSpots(check_over_2_nats, kl_at_most, impossible_at_most, impossible_nats)
+    others, groups = [selector_from(each) for each in also_selector or []], groups_of(layer_groups)
+    limits = (step_time_share is not None) + (at_time_of is not None)
+    check_limit(Wanted(objective, target, bounds), limits, bool(checks), groups, estimator)  # type: ignore[arg-type]
+    slower = None if at_time_of is None else Schedule.load(at_time_of)
     hardware = find_hardware(gpu)
     entries = read_prompts(prompts_file, task, level, count, seed)
     check_request(target, len(entries), samples, max_new_tokens)
-    largest = Schedule.fixed(max(*budgets, chosen.least_budget_tokens), chosen, dense)
+    tried = [Schedule.fixed(max(*budgets, each.least_budget_tokens), each, dense) for each in (chosen, *others)]
+    largest = tried[0]
     if checks:
         longest = max(check.window_tokens for check in checks)
         largest = largest.checked(longest, checks[0].floor)
         check_measurable(largest, settings)
+        tried[0] = largest
+    elif groups:
+        tried = [dataclasses.replace(each, layer_groups=groups) for each in tried]
     quiet_transformers()
     started = time.perf_counter()
     with (
@@ -149,7 +230,7 @@ def calibrate(
         Progress(json_output) as bars,
     ):
         study = open_study(
-            model, entries, chat, settings, [largest],
+            model, entries, chat, settings, tried,
             engine=engine, device=device, dtype=dtype, max_batch=max_batch,
         )  # fmt: skip
         with study.engine:
@@ -159,20 +240,34 @@ def calibrate(
                 budgets=budgets,
                 target=target,
                 selector=chosen,
+                also_selectors=others,
                 dense_layers=dense,
+                layer_groups=groups,
+                objective=objective,  # type: ignore[arg-type]
+                step_time_share=step_time_share,
+                at_time_of=slower,
                 verify_rounds=verify_rounds,
                 checks=checks,
                 hardware=hardware,
-                over_2_nats_at_most=check_over_2_nats,
+                bounds=bounds,
                 model=model,
                 made_by=records.made_by(common.as_typed(command)),
                 name=name,
                 on_progress=bars.bar("calibrate"),
             )
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets, target=target)
+    config |= bounds.table()
     if checks:
-        asked = {"checks": [check.table() for check in checks], "over_2_nats_at_most": check_over_2_nats, "gpu": gpu}
-        config |= asked
+        config |= {"checks": [check.table() for check in checks], "over_2_nats_at_most": check_over_2_nats, "gpu": gpu}
+    if not plain:
+        config |= {
+            "objective": objective,
+            "step_time_share": step_time_share,
+            "at_time_of": at_time_of,
+            "also_selectors": [each.table() for each in others],
+            "layer_groups": [list(group) for group in groups],
+            "gpu": gpu,
+        }
     seconds = time.perf_counter() - started
     record = records.write(
         out / "calibration.json", "calibration", found.table(), config=config, seed=seed, wall_seconds=seconds
@@ -195,8 +290,29 @@ def text(found: Calibration) -> list[str]:
             f"{rounded_down(row[key]):>{width}}"
             for key, width in (("q05", 8), ("q05_low", 8), ("dense_ceiling_q05", 15))
         )
-        lines.append(f"{row['from_context_tokens']:>12,}{row['kv_budget_tokens']:>11,}{cells}")
-    return [*lines, *(checked_text(found, found.choice) if found.choice else ()), "", *(f"- {n}" for n in found.notes)]
+        lines.append(f"{row['from_context_tokens']:>12,}{budgets_in_words(row['kv_budget_tokens']):>11}{cells}")
+    lines += checked_text(found, found.choice) if found.choice else ()
+    lines += traded_text(found.tradeoff) if found.tradeoff else ()
+    lines += ["", f"{found.generated_tokens:,} tokens were generated for this"]
+    return [*lines, *(f"- {note}" for note in found.notes)]
+
+
+def traded_text(tradeoff: Tradeoff) -> list[str]:
+    """The chosen point and its rivals of every selector: the best allocation in no more time."""
+    lines = ["", f"{'selector':<28}{'of a dense step':>16}{'KL':>10}{'over 20 nats':>14}{'worst tail':>12}"]
+    rivals: dict[str, Point] = {}
+    for point in tradeoff.points:
+        if point.how == "allocated" and point.step_seconds <= tradeoff.point.step_seconds * 1.001:
+            rivals[point.selector] = point
+    others = [point for selector, point in rivals.items() if selector != tradeoff.point.selector]
+    verified = [tradeoff.verified] if tradeoff.verified else []
+    for point in (tradeoff.point, *verified, *others):
+        name = point.selector if point.how == "allocated" else f"{point.selector}, {point.how}"
+        lines.append(
+            f"{name:<28}{percent_up(point.step_time_share, 1):>16}{rounded_up(point.kl, 5):>10}"
+            f"{point.over(20):>14.1e}{rounded_down(point.worst_tail):>12}"
+        )
+    return [*lines, tradeoff.said()]
 
 
 def checked_text(found: Calibration, choice: CheckChoice) -> list[str]:
@@ -219,6 +335,26 @@ def checks_of(windows: str | None, floors: str | None) -> list[DraftCheck]:
     sizes = _numbers("--check-windows", windows, int) if windows else [DraftCheck.window_tokens]
     shares = _numbers("--check-floors", floors, float) if floors else [DraftCheck.floor]
     return [DraftCheck(int(size), share) for size in sorted(set(sizes)) for share in sorted(set(shares))]
+
+
+def groups_of(text: str | None) -> tuple[tuple[int, ...], ...]:
+    """The layers of each group in "2-14/15-27"; none if nothing is given."""
+    if text is None:
+        return ()
+    groups = []
+    for part in text.split("/"):
+        layers: set[int] = set()
+        for piece in part.split(","):
+            first, _, last = piece.strip().partition("-")
+            if not first.isdecimal() or not (last or first).isdecimal():
+                raise UserError(f"--layer-groups takes layers, got {text!r}", "for example 2-14/15-27, or 2,3/4-27")
+            layers.update(range(int(first), int(last or first) + 1))
+        groups.append(tuple(sorted(layers)))
+    if len(groups) < 2:
+        raise UserError(
+            f"--layer-groups takes two groups or more, got {text!r}", "separate them with a slash: 2-14/15-27"
+        )
+    return tuple(groups)
 
 
 def _numbers(name: str, text: str, kind: type[int] | type[float]) -> list[float]:

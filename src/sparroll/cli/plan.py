@@ -11,6 +11,7 @@ from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import MODEL, OUTPUT, READING, option
 from sparroll.errors import UserError
+from sparroll.layer_groups import budgets_in_words
 from sparroll.progress import quiet_transformers
 from sparroll.rounding import percent_up, rounded_down, rounded_up
 
@@ -125,6 +126,8 @@ def plan(
 def text(plan: Plan) -> list[str]:
     """The lines of a plan as it is printed."""
     device = plan.hardware
+    budgets = [budgets_in_words(row.kv_budget_tokens) for row in plan.by_length]
+    width = max(9, *(2 + len(each) for each in budgets))
     lines = [
         f"model      {plan.model.name}: {plan.model.parameters / 1e9:.2f} B parameters, {plan.model.layers} layers, "
         f"{plan.kv_bytes_per_token / 1024:.0f} KiB of cache per token",
@@ -140,11 +143,11 @@ def text(plan: Plan) -> list[str]:
         f"speed-up   {rounded_down(plan.speedup, 2)}x",
         *(_verified(plan, plan.verified) if plan.verified else ()),
         "",
-        f"{'context':>9}{'budget':>9}{'read':>7}{'speed-up':>10}",
+        f"{'context':>9}{'budget':>{width}}{'read':>7}{'speed-up':>10}",
         *(
-            f"{row.context_tokens:>9,}{row.kv_budget_tokens:>9,}{percent_up(row.kv_read_share):>7}"
+            f"{row.context_tokens:>9,}{budget:>{width}}{percent_up(row.kv_read_share):>7}"
             f"{rounded_down(row.speedup, 2):>9}x"
-            for row in plan.by_length
+            for row, budget in zip(plan.by_length, budgets, strict=True)
         ),
         "",
     ]

@@ -14,8 +14,9 @@ from rich.table import Table
 from sparroll.cli.common import OUTPUT, Json, Verb, option, print_json, wrote
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError
+from sparroll.layer_groups import budgets_in_words
 from sparroll.rounding import percent_up, rounded_down, rounded_up, with_interval
-from sparroll.schedule import Schedule, presets
+from sparroll.schedule import Schedule, Step, presets
 
 app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_args_is_help=True)
 
@@ -32,11 +33,15 @@ def list_(json: Json = False) -> None:
         return
     table = Table("name", "model", "target", "steps", "budget tokens", box=None)
     for schedule in loaded:
-        budgets = [step.kv_budget_tokens for step in schedule.steps]
+        budgets = [budget for step in schedule.steps for budget in step.budgets]
         target = (schedule.target or {}).get("at_least")
         span = f"{min(budgets)} to {max(budgets)}"
         table.add_row(
-            schedule.name, schedule.model, "-" if target is None else f"{target:.2f}", str(len(budgets)), span
+            f"{schedule.name} ({schedule.caveat})" if schedule.caveat else schedule.name,
+            schedule.model,
+            "-" if target is None else f"{target:.2f}",
+            str(len(schedule.steps)),
+            span,
         )
     Console().print(table)
 
@@ -107,6 +112,8 @@ def _header(schedule: Schedule) -> list[str]:
         f"selector  {selector['kind']} ({settings})",
         f"dense     layers {', '.join(map(str, schedule.dense_layers)) or 'none'}",
     ]
+    for place, group in enumerate(schedule.layer_groups, 1):
+        lines.append(f"group {place:<4}layers {', '.join(map(str, group))}")
     if schedule.check:
         lines.append(
             f"check     windows of {schedule.check.window_tokens} tokens, floor {schedule.check.floor:g}: no token more "
@@ -126,7 +133,7 @@ def _steps(schedule: Schedule, longest: int) -> Table:
     ends = [step.from_context_tokens for step in schedule.steps[1:]]
     for step, end in zip(schedule.steps, [*ends, None], strict=True):
         ends_tokens = (max(1, step.from_context_tokens), max(1, end or longest))
-        shares = [schedule.selector.read_tokens(at, step.kv_budget_tokens) / at for at in ends_tokens]
+        shares = [_share_read(schedule, step, at) for at in ends_tokens]
         measured = step.measured or {}
         tail = rounded_down(measured.get("value"))
         if {"value", "low", "high"} <= measured.keys():
@@ -134,7 +141,7 @@ def _steps(schedule: Schedule, longest: int) -> Table:
         table.add_row(
             f"{step.from_context_tokens:,}",
             "" if end is None else f"{end:,}",
-            f"{step.kv_budget_tokens:,}",
+            budgets_in_words(step.kv_budget_tokens),
             f"{percent_up(shares[0])} to {percent_up(shares[1])}",
             tail,
             f"{measured['tokens']:,}" if "tokens" in measured else "-",
@@ -142,8 +149,24 @@ def _steps(schedule: Schedule, longest: int) -> Table:
     return table
 
 
+def _share_read(schedule: Schedule, step: Step, context: int) -> float:
+    """The share of a context that a sparse layer reads; of groups with budgets of their own, the mean over layers."""
+    sizes = [len(group) for group in schedule.layer_groups] or [1]
+    read = [schedule.selector.read_tokens(context, step.of_group(place).budgets[0]) for place in range(len(sizes))]
+    return sum(size * tokens for size, tokens in zip(sizes, read, strict=True)) / (sum(sizes) * context)
+
+
 def plot(schedule: Schedule, longest: int) -> list[str]:
-    """A plot in characters of tokens read against context. Dots mark the whole context, which dense attention reads."""
+    """A plot in characters of tokens read against context. Dots mark the whole context, which dense attention reads.
+    Groups of layers with budgets of their own have a plot each."""
+    lines = []
+    for place, group in enumerate(schedule.groups, 1):
+        lines += [f"group {place}"] if len(schedule.groups) > 1 else []
+        lines += _plot(group, longest)
+    return lines
+
+
+def _plot(schedule: Schedule, longest: int) -> list[str]:
     unit = schedule.selector.unit_tokens
     # Contexts whose last unit is complete, because incomplete ones would give the bars a sawtooth edge.
     contexts = [-(-longest * (column + 1) // _COLUMNS // unit) * unit for column in range(_COLUMNS)]

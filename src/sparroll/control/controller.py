@@ -28,26 +28,30 @@ one budget at a time, so no figure mixes two. The price is that budgets are a li
 of the tail, and not its value, is held at the target.
 
 Budgets are whole units, never fall with length, and stay between the selector's least budget (or `least_budget_tokens`)
-and the whole bin (or `most_budget_tokens`). A bin that was never judged follows its neighbours. Before a judged bin it
-reads as many tokens as that bin, or fewer where a calibrated schedule at the start said so. Behind the last judged bin
-it reads the same share of its context as that bin; after a calibrated start, it has its starting budget times the
-factor by which the last judged bin's budget was raised.
+and the whole bin (or `most_budget_tokens`). Groups of layers with budgets of their own keep the proportions that they
+have in the schedule at the start: the controller moves the largest budget of a bin, and the others by the same factor,
+each within these limits. The tail is that of all layers together, so nothing says which group to move alone. A bin that
+was never judged follows its neighbours. Before a judged bin it reads as many tokens as that bin, or fewer where a
+calibrated schedule at the start said so. Behind the last judged bin it reads the same share of its context as that bin;
+after a calibrated start, it has its starting budget times the factor by which the last judged bin's budget was raised.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sparroll.control.length_bins import LengthBins
+from sparroll.control.length_bins import Budget, LengthBins
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.draft_check import DraftCheck
+from sparroll.layer_groups import LayerGroups
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.table import TailRow
 from sparroll.rounding import rounded_down
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 from sparroll.types import StepReport
 
 EXPONENT = 0.7
@@ -75,6 +79,8 @@ class BinState:
     """Where one bin stands; plain data, kept in checkpoints."""
 
     budget: int
+    """That of the group of layers with the largest one. It may go beyond the bin, as long as another group is still
+    inside."""
     start: int
     """Budget at the start of the run."""
     since_step: int = 0
@@ -101,8 +107,8 @@ class Move:
     """One change of a budget, and why."""
 
     name: str
-    old: int
-    new: int
+    old: str
+    new: str
     reason: str
 
     def __str__(self) -> str:
@@ -110,9 +116,10 @@ class Move:
 
 
 class Controller:
-    """Holds one BinState per bin, and the window. budgets: those at the start, one per bin of `bins`.
+    """Holds one BinState per bin, and the window. budgets: those at the start, one per bin of `bins`, or one for each
+    group of layers.
 
-    dense_layers, model, target, check: fields of the schedules that it makes, see Schedule.
+    dense_layers, layer_groups, model, target, check: fields of the schedules that it makes, see Schedule.
 
     trust_start: whether the budgets at the start were calibrated. Their proportions are then kept where nothing was
     measured yet.
@@ -124,9 +131,10 @@ class Controller:
         self,
         rules: Rules,
         bins: LengthBins,
-        budgets: list[int],
+        budgets: Sequence[Budget],
         *,
         dense_layers: tuple[int, ...] = (0, 1),
+        layer_groups: LayerGroups = (),
         model: str | None = None,
         target: dict[str, Any] | None = None,
         check: DraftCheck | None = None,
@@ -135,14 +143,16 @@ class Controller:
         self.rules, self.bins, self.trust_start = rules, bins, trust_start
         self.about: dict[str, Any] = {
             "dense_layers": dense_layers,
+            "layer_groups": layer_groups,
             "model": model,
             "target": target,
             "check": check,
         }
-        assert all(bins.within(budget, place) == budget for place, budget in enumerate(budgets)), (
-            "outside of the limits"
-        )
-        self.states = [BinState(budget, budget) for budget in budgets]
+        self.starts = [Step(0, budget).budgets for budget in budgets]
+        """Of each bin: the budgets at the start, of each group."""
+        for place, each in enumerate(self.starts):
+            assert all(bins.within(budget, place) == budget for budget in each), "outside of the limits"
+        self.states = [BinState(max(each), max(each)) for each in self.starts]
         self.window = TailWindow(rules.window_steps)
         self.schedule()
 
@@ -160,11 +170,14 @@ class Controller:
             report[f"controller/tail_low/{self.bins.name(place)}"] = row.low
             new, reason = self._raised(place, row) or self._lowered(place, row) or (state.budget, "")
             if new != state.budget:
-                moves.append(Move(self.bins.name(place), state.budget, new, reason))
+                moves.append(
+                    Move(self.bins.name(place), self._said(place, state.budget), self._said(place, new), reason)
+                )
                 self._set(place, new, step.step)
             elif reason and not state.stuck:
                 state.stuck = True
-                events.append(f"controller: {self.bins.name(place)}: {reason}, and {new} tokens are its limit")
+                limit = self._said(place, new)
+                events.append(f"controller: {self.bins.name(place)}: {reason}, and {limit} tokens are its limit")
         follow = self._followers(step.step)
         report["controller/moves"] = float(len(moves))
         said = (*(str(move) for move in moves), *follow, *events)
@@ -174,11 +187,12 @@ class Controller:
 
     @property
     def budgets(self) -> list[int]:
+        """What it moves: of each bin the largest budget."""
         return [state.budget for state in self.states]
 
     def schedule(self) -> Schedule:
         """The present budgets as a schedule for an engine."""
-        return Schedule(self.bins.steps(self.budgets), self.bins.selector, name="controlled", **self.about)
+        return Schedule(self.bins.steps(self._budgets()), self.bins.selector, name="controlled", **self.about)
 
     @property
     def may_switch_to(self) -> tuple[Schedule | None, ...]:
@@ -198,7 +212,7 @@ class Controller:
             row = self.window.row(place * self.bins.bin_tokens, state.since_step)
             if row is not None and row.counts(self.rules.least_tokens):
                 measured[place] = row.summary()
-        steps = self.bins.steps(self.budgets, measured)
+        steps = self.bins.steps(self._budgets(), measured)
         return Schedule(steps, self.bins.selector, made_by=made_by, name="controlled", **self.about)
 
     def state(self) -> dict[str, Any]:
@@ -208,6 +222,31 @@ class Controller:
     def restore(self, state: dict[str, Any]) -> None:
         self.states = [BinState(**each) for each in state["bins"]]
         self.window.restore({name: value for name, value in state.items() if name != "bins"})
+
+    # -- groups of layers ------------------------------------------------------------------------------------------------
+
+    def _of_groups(self, place: int, budget: int) -> tuple[int, ...]:
+        """The budget of each group where the largest one would be `budget`."""
+        start = self.starts[place]
+        return tuple(self.bins.within(budget * own / max(start), place) for own in start)
+
+    def _budgets(self) -> list[Budget]:
+        """The present budgets of each bin, which fall with length in no group."""
+        found: list[tuple[int, ...]] = []
+        for place, state in enumerate(self.states):
+            own = self._of_groups(place, state.budget)
+            found.append(tuple(map(max, own, found[-1])) if found else own)
+        return [each if len(each) > 1 else each[0] for each in found]
+
+    def _within(self, tokens: float, place: int) -> int:
+        """The nearest budget that the largest group of a bin may be given: the others follow, and may each come to the
+        limit of the bin."""
+        start = self.starts[place]
+        most = self.bins.units(self.bins.most(place) * max(start) / min(start))
+        return min(max(self.bins.units(tokens), self.bins.least), most)
+
+    def _said(self, place: int, budget: int) -> str:
+        return " / ".join(map(str, self._of_groups(place, budget)))
 
     # -- one bin ---------------------------------------------------------------------------------------------------------
 
@@ -241,10 +280,10 @@ class Controller:
         else:
             return None
         if state.held:
-            reason += f"; {state.budget} tokens were tried and did not hold"
+            reason += f"; {self._said(place, state.budget)} tokens were tried and did not hold"
             state.failed, state.wait = max(state.failed, state.budget), 2 * state.wait
         wanted = max(self.bins.units(state.budget * factor), state.budget + self.bins.selector.unit_tokens, state.held)
-        new = self.bins.within(wanted, place)
+        new = self._within(wanted, place)
         # A budget at its limit is reported only where the percentile itself is under the target, not for a low bound.
         return (new, reason) if new != state.budget or row.q05 < target else None
 
@@ -292,10 +331,10 @@ class Controller:
         last = known[-1]
         for place in range(last - 1, -1, -1):
             if not self.states[place].known:
-                following = self.bins.within(wanted[place + 1], place)
+                following = self._within(wanted[place + 1], place)
                 wanted[place] = min(wanted[place], following) if self.trust_start else following
         for place in range(last + 1, self.bins.count):
-            wanted[place] = self.bins.within(self._behind(place, last), place)
+            wanted[place] = self._within(self._behind(place, last), place)
         for place in range(1, self.bins.count):
             wanted[place] = max(wanted[place], wanted[place - 1])
         return self._follow(wanted, last, step)
@@ -311,17 +350,18 @@ class Controller:
         for place, (state, new) in enumerate(zip(self.states, wanted, strict=True)):
             if new == state.budget:
                 continue
+            old_said, new_said = self._said(place, state.budget), self._said(place, new)
             if place > last:
-                behind.append((place, state.budget, new))
+                behind.append((place, old_said, new_said))
             else:
                 why = "is not to read less than a shorter one" if new > state.budget else "was never measured: follows"
-                events.append(str(Move(self.bins.name(place), state.budget, new, why)))
+                events.append(str(Move(self.bins.name(place), old_said, new_said, why)))
             self._set(place, new, step)
             state.held = 0
         if behind:
-            (first, old, new), name = behind[0], self.bins.name(last)
+            (first, was, now), name = behind[0], self.bins.name(last)
             events.append(
-                f"controller: from {first * self.bins.bin_tokens} on ({old} -> {new} tokens, ...): not measured yet, "
+                f"controller: from {first * self.bins.bin_tokens} on ({was} -> {now} tokens, ...): not measured yet, "
                 f"follows {name}"
             )
         return events
@@ -329,7 +369,8 @@ class Controller:
     def _report(self, statistics: TailStatistics) -> StepReport:
         """The budgets under which this step's rollouts were sampled, in the bins that they reached."""
         places = [start // self.bins.bin_tokens for start in statistics.starts]
-        return {f"controller/budget_tokens/{self.bins.name(p)}": float(self.states[p].budget) for p in places}
+        largest = {p: max(self._of_groups(p, self.states[p].budget)) for p in places}
+        return {f"controller/budget_tokens/{self.bins.name(p)}": float(budget) for p, budget in largest.items()}
 
 
 def _words(row: TailRow) -> str:

@@ -69,9 +69,8 @@ class Guard:
         """Schedules to go on with at alarms, one after the other; None among them is dense. After the last one,
         `action` applies."""
         self.window = TailWindow(window_steps)
-        self.budgets: list[list[int]] = []
-        """[from_context_tokens, kv_budget_tokens] of each step of the schedule that the window's evidence was sampled
-        under."""
+        self.budgets: list[list[Any]] = []
+        """Schedule.plain_budgets() of the schedule that the window's evidence was sampled under."""
         self.quiet_until = 0
         """No alarm before this step. It keeps a warning from being repeated every step: the next one has to wait until
         the window is full of later steps."""
@@ -123,8 +122,7 @@ class Guard:
 
     def _start_anew_under_another(self, schedule: Schedule | None) -> None:
         """Clear the window where the schedule has changed: evidence of two schedules is not pooled."""
-        steps = schedule.steps if schedule else ()
-        budgets = [[each.from_context_tokens, each.kv_budget_tokens] for each in steps]
+        budgets = schedule.plain_budgets() if schedule else []
         if budgets != self.budgets:
             self.window.clear()
         self.budgets = budgets

@@ -13,6 +13,9 @@ from sparroll.errors import UserError
 from sparroll.mismatch.table import bin_name
 from sparroll.schedule import Schedule, Step, check_budget
 
+Budget = int | tuple[int, ...]
+"""Of a bin, in tokens: one, or one for each group of layers (Step.kv_budget_tokens)."""
+
 
 @dataclass(frozen=True)
 class LengthBins:
@@ -84,17 +87,21 @@ class LengthBins:
         """Budgets that read this share of the context at the end of each bin."""
         return [self.within(share * self.end(place), place) for place in range(self.count)]
 
-    def of_schedule(self, schedule: Schedule) -> list[int]:
+    def of_schedule(self, schedule: Schedule) -> list[Budget]:
         """A schedule's budgets on these bins: each bin gets the largest budget that the schedule has in it, and no less
-        than the bin before.
+        than the bin before; in each group of layers, where the schedule has groups.
 
         A budget above the whole bin becomes the whole bin, which reads the same. Raises UserError for a budget above
         `most_budget_tokens`.
         """
+        groups = [self._of_group(group) for group in schedule.groups]
+        return list(groups[0]) if len(groups) == 1 else list(zip(*groups, strict=True))
+
+    def _of_group(self, schedule: Schedule) -> list[int]:
         budgets: list[int] = []
         for place in range(self.count):
             start, end = place * self.bin_tokens, self.end(place)
-            inside = [step.kv_budget_tokens for step in schedule.steps if start < step.from_context_tokens < end]
+            inside = [step.budgets[0] for step in schedule.steps if start < step.from_context_tokens < end]
             asked = max([schedule.kv_budget_tokens(start), *inside, *budgets[-1:]])
             if self.most_budget_tokens is not None and min(asked, self.units(end)) > self.most_budget_tokens:
                 raise UserError(
@@ -105,11 +112,12 @@ class LengthBins:
             budgets.append(self.within(asked, place))
         return budgets
 
-    def steps(self, budgets: Sequence[int], measured: dict[int, dict[str, Any]] | None = None) -> tuple[Step, ...]:
-        """The steps of a schedule with these budgets: a step starts wherever the budget changes, and at each bin with a
+    def steps(self, budgets: Sequence[Budget], measured: dict[int, dict[str, Any]] | None = None) -> tuple[Step, ...]:
+        """The steps of a schedule with these budgets: a step starts wherever a budget changes, and at each bin with a
         measurement."""
         assert len(budgets) == self.count, f"{len(budgets)} budgets for {self.count} bins"
-        assert list(budgets) == sorted(budgets), f"budgets must not fall with length: {budgets}"
+        by_group = zip(*(Step(0, budget).budgets for budget in budgets), strict=True)
+        assert all(list(each) == sorted(each) for each in by_group), f"budgets must not fall with length: {budgets}"
         measured = measured or {}
         steps: list[Step] = []
         for place, budget in enumerate(budgets):

@@ -22,6 +22,11 @@ class LayerReport:
     """Sum of the contexts' lengths over all steps."""
     read_tokens: int = 0
     """Sum of the tokens attended."""
+    resumed_sparse_tokens: int = 0
+    """Of the report's `resumed_tokens`, those for which the schedule would have let this layer read only a part of the
+    context."""
+    extra_sparse_tokens: int = 0
+    """The same of the tokens that checks gave behind whole windows (`checks.extra_tokens`)."""
     index_read_share: float = 0.0
     """Bytes of index rows that scoring reads, divided by the bytes of all K and V of the context; 0 in a dense
     layer."""
@@ -49,8 +54,6 @@ class EngineReport:
     """Response tokens that were prefilled, and so read densely, after a preemption. `prefill_tokens` includes them."""
     resumed_tokens: int = 0
     """Response tokens that were sampled at the end of such a prefill. No layer counts a step for them."""
-    resumed_sparse_tokens: int = 0
-    """How many of those the schedule would have let read only a part of the context."""
     compression_name: str | None = None
     checks: Checks = field(default_factory=Checks)
     """What the dense checks of drafted tokens did. A check is no decode step; a drafted token is one, also if it is
@@ -62,8 +65,6 @@ class EngineReport:
     extra_context_tokens: int = 0
     """The same sum over the tokens that no decode step gave, because the dense policy gave them behind a window
     (`checks.extra_tokens`)."""
-    extra_sparse_tokens: int = 0
-    """How many of those the schedule would have let read only a part of the context."""
     check_seconds: float = 0.0
     peak_kv_bytes: int = 0
     """Largest number of bytes that the tensors of the KV cache had at any time. Only HFEngine measures it."""

@@ -64,7 +64,8 @@ def sparse(
     context is shorter. A Schedule is integrated exactly over the positions and never reads more than the context.
     unit_tokens: tokens per scored unit; by default those of the schedule's selector, or 16 for an int.
     scoring: "corrected" divides the prompt's terms by unit_tokens, too; "published" does not, as printed in the paper;
-    "none" leaves scoring out. This model knows neither dense layers nor the width of the selector's index.
+    "none" leaves scoring out. This model knows neither dense layers nor the width of the selector's index. Of layer
+    groups with budgets of their own it takes the mean over layers.
     """
     _check(parameters, prompt_tokens, response_tokens, kv_width, gqa_ratio, samples, intensity)
     P, N, Lin, Lout, D, r = parameters, samples, prompt_tokens, response_tokens, kv_width, gqa_ratio
@@ -162,20 +163,25 @@ def _dense_arithmetic(
 
 
 def integrated_budget(schedule: Schedule, from_context_tokens: float, to_context_tokens: float) -> float:
-    """Integral of min(budget(x), x) over context lengths x: the tokens read by a response that spans them.
+    """Integral of min(budget(x), x) over context lengths x: the tokens read by a response that spans them, in a sparse
+    layer; where groups of layers have budgets of their own, the mean over these layers.
 
     The sum of `Schedule.read_tokens` over whole lengths is smaller, by up to half a unit per step: here lengths are
     continuous, and the last unit is never incomplete.
     """
     if to_context_tokens < from_context_tokens:
         raise UserError(f"the span must not end before it starts, got {from_context_tokens} to {to_context_tokens}")
+    if len(schedule.groups) > 1:
+        sizes = [len(group) for group in schedule.layer_groups]
+        each = [integrated_budget(group, from_context_tokens, to_context_tokens) for group in schedule.groups]
+        return sum(size * read for size, read in zip(sizes, each, strict=True)) / sum(sizes)
     starts = [step.from_context_tokens for step in schedule.steps]
     total = 0.0
     for step, end in zip(schedule.steps, [*starts[1:], math.inf], strict=True):
         low = max(from_context_tokens, step.from_context_tokens)
         high = min(to_context_tokens, end)
         if low < high:
-            total += _integral_of_minimum(step.kv_budget_tokens, low, high)
+            total += _integral_of_minimum(step.budgets[0], low, high)
     return total
 
 

@@ -72,7 +72,8 @@ class LengthRow:
     """The schedule at one context length, for the plan's batch with all requests at that length."""
 
     context_tokens: int
-    kv_budget_tokens: int
+    kv_budget_tokens: int | tuple[int, ...]
+    """One for each group of layers, where the schedule has groups."""
     kv_read_share: float
     """Tokens attended / tokens in context, over all layers, dense ones included."""
     speedup: float
@@ -185,9 +186,8 @@ class _Decoder:
     def row(self, context: int) -> LengthRow:
         here = LengthMix.parse(context)
         speedup = self.step(here, sparse=False).seconds / self.step(here, sparse=True).seconds
-        return LengthRow(
-            context, self.reads.schedule.kv_budget_tokens(context), self.reads.kv_read_share(here), speedup
-        )
+        budget = self.reads.schedule.step_at(context).kv_budget_tokens
+        return LengthRow(context, budget, self.reads.kv_read_share(here), speedup)
 
 
 def plan(
@@ -258,6 +258,7 @@ def plan(
         kv_read_share=reads.kv_read_share(mix),
         by_length=tuple(decoder.row(context) for context in eighths),
         assumptions=(
+            *([f"the schedule is {reads.schedule.caveat}"] if reads.schedule.caveat else ()),
             *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model),
             *_said_of(verified),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -24,37 +25,40 @@ class StepReads:
         return 2 * self.shape.kv_heads * self.shape.head_dim * self.element_bytes
 
     @property
-    def dense_layers(self) -> int:
-        return len(self.schedule.dense_layers)
-
-    @property
     def index_share(self) -> float:
         """Bytes of the index per byte of K and V."""
         head_dim = self.shape.head_dim
         return self.schedule.selector.index_bytes_per_token(head_dim) / (2 * head_dim * self.element_bytes)
 
-    def attended(self, contexts: np.ndarray) -> np.ndarray:
-        """Tokens attended to in a sparse layer at each context. A length between two whole ones leaves out as many
-        tokens as the longer of them."""
+    def attended(self, schedule: Schedule, contexts: np.ndarray) -> np.ndarray:
+        """Tokens attended to at each context in a sparse layer that has this schedule. A length between two whole ones
+        leaves out as many tokens as the longer of them."""
         whole = np.ceil(contexts).astype(np.int64)
-        return contexts - (whole - self.schedule.read_tokens(whole))
+        return contexts - (whole - schedule.read_tokens(whole))
 
-    def index(self, contexts: np.ndarray) -> np.ndarray:
-        """Reads of the index at each context. Attended tokens and index together are at most the context, so a context
-        within the budget reads no index."""
-        return np.minimum(contexts - self.attended(contexts), contexts * self.index_share)
+    def index(self, schedule: Schedule, contexts: np.ndarray) -> np.ndarray:
+        """Reads of the index at each context in such a layer. Attended tokens and index together are at most the
+        context, so a context within the budget reads no index."""
+        return np.minimum(contexts - self.attended(schedule, contexts), contexts * self.index_share)
 
     def layer_sums(self, mix: LengthMix) -> tuple[float, float]:
         """(tokens attended to, reads of the index) that one request is expected to need in a step, summed over all
         layers."""
-        sparse_layers = self.shape.layers - self.dense_layers
-        attended = self.dense_layers * mix.mean_tokens + sparse_layers * mix.mean_of(self.attended)
-        return attended, sparse_layers * mix.mean_of(self.index)
+        parts = self.schedule.parts(self.shape.layers)
+        attended = (self.shape.layers - sum(len(layers) for layers, _ in parts)) * mix.mean_tokens
+        index = 0.0
+        for layers, schedule in parts:
+            attended += len(layers) * mix.mean_of(partial(self.attended, schedule))
+            index += len(layers) * mix.mean_of(partial(self.index, schedule))
+        return attended, index
 
     def selecting_layers(self, mix: LengthMix) -> int:
         """How many layers select for at least one length of the mix."""
-        partly = bool((self.attended(mix.tokens) < mix.tokens).any())
-        return self.shape.layers - self.dense_layers if partly else 0
+        return sum(
+            len(layers)
+            for layers, schedule in self.schedule.parts(self.shape.layers)
+            if bool((self.attended(schedule, mix.tokens) < mix.tokens).any())
+        )
 
     def kv_read_share(self, mix: LengthMix) -> float:
         """Tokens attended / tokens in context, over all layers."""

@@ -30,11 +30,7 @@ def answers(
 def _same_budgets(run: TrainingRun, about: Measured) -> bool:
     if run.schedule is None or about.schedule is None:
         return False
-    plain = [
-        [(step.from_context_tokens, step.kv_budget_tokens) for step in schedule.steps]
-        for schedule in (run.schedule, about.schedule)
-    ]
-    return plain[0] == plain[1]
+    return run.schedule.plain_budgets() == about.schedule.plain_budgets()
 
 
 # -- is it safe ------------------------------------------------------------------------------------------------------------

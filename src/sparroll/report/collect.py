@@ -120,6 +120,13 @@ def _measured(folder: str, record: dict[str, Any]) -> Measured:
     budgets = sweep.get("budgets") or sweep.get("schedules") or []
     ceiling = sweep["dense_ceiling"]
     curves = [_curve(each) for each in budgets if each["mode"] != "dense"]
+    for group in sweep.get("layer_groups", ()):
+        where = f"in layers {group['layers'][0]} to {group['layers'][-1]}"
+        curves += [
+            _curve(each, name=f"{each['kv_budget_tokens']} {where}")
+            for each in group["budgets"]
+            if each["mode"] != "dense"
+        ]
     verification = results.get("verification")
     if verification:
         curves.append(_curve(verification["rounds"][-1], name="calibrated schedule", kind="schedule"))
@@ -136,12 +143,15 @@ def _measured(folder: str, record: dict[str, Any]) -> Measured:
         # Every record without the field was verified by the value, which is the default.
         bound=verification.get("bound", "value") if verification else None,
         notes=tuple(results.get("notes", ())),
+        tradeoff=results.get("tradeoff"),
     )
 
 
 def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budget") -> TailCurve:
     steps = (measured["schedule"] or {}).get("steps", [])
     budget = steps[0]["kv_budget_tokens"] if kind == "budget" and len(steps) == 1 else None
+    if isinstance(budget, list):
+        budget = None
     points = tuple(TailRow(**row) for row in measured["tail"]["rows"])
     table = (measured["schedule"] or {}).get("check")
     check = DraftCheck.from_table(table) if table else None

@@ -50,6 +50,8 @@ class Measured:
     """What had to meet the target in the verification: the measured tail, or the lower end of its interval. None: there
     was no verification."""
     notes: tuple[str, ...] = ()
+    tradeoff: dict[str, Any] | None = None
+    """What a decode step's time buys, as the record has it; None where nothing but the target was asked for."""
 
     @property
     def verified(self) -> TailCurve | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -76,7 +77,7 @@ def tail_by_length(
             figure.legend(loc="outside lower center", ncols=2)
         else:
             axes.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
-        return svg(figure, _name("tail", number, narrow))
+        return svg(figure, figure_name("tail", number, narrow))
 
 
 def _tail_line(axes: Axes, curve: TailCurve, budgets: list[int]) -> None:
@@ -115,16 +116,14 @@ def schedule_budgets(
         unit = schedule.selector.unit_tokens
         # Contexts whose last unit is complete, because incomplete ones would give the curve a sawtooth edge.
         contexts = np.unique(-(-np.linspace(0, longest, 401).astype(np.int64) // unit) * unit)
-        read = schedule.read_tokens(contexts)
-        axes.fill_between(contexts, read, color=GOOD, alpha=0.18, linewidth=0)
-        axes.plot(contexts, read, color=GOOD, label=f"{schedule.name}: tokens read")
+        for style, label, group in _group_lines(schedule):
+            read = group.read_tokens(contexts)
+            axes.fill_between(contexts, read, color=GOOD, alpha=0.18, linewidth=0)
+            axes.plot(contexts, read, color=GOOD, linestyle=style, label=label)
         for index, other in enumerate(others):
-            axes.plot(
-                contexts,
-                other.read_tokens(contexts),
-                color=run_color(other.name, index),
-                label=f"{other.name}: tokens read",
-            )
+            for style, label, group in _group_lines(other):
+                read = group.read_tokens(contexts)
+                axes.plot(contexts, read, color=run_color(other.name, index), linestyle=style, label=label)
         axes.plot(contexts, contexts, color=DENSE, linestyle="--", linewidth=1.6, label="dense: the whole context")
         axes.set_xlim(0, longest)
         axes.set_ylim(0, None)
@@ -133,7 +132,21 @@ def schedule_budgets(
         axes.xaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.yaxis.set_major_formatter(FuncFormatter(_thousands))
         axes.legend(loc="upper left")
-        return svg(figure, _name("schedule", number, narrow))
+        return svg(figure, figure_name("schedule", number, narrow))
+
+
+def _group_lines(schedule: Schedule) -> list[tuple[str, str, Schedule]]:
+    """(The line's style, its label, the schedule) for each group of layers."""
+    if len(schedule.groups) == 1:
+        return [("-", f"{schedule.name}: tokens read", schedule.groups[0])]
+    named = [f"{schedule.name}, layers {_layers(group)}: tokens read" for group in schedule.layer_groups]
+    styles = itertools.cycle(("-", "-.", ":"))
+    return list(zip(styles, named, schedule.groups, strict=False))
+
+
+def _layers(group: tuple[int, ...]) -> str:
+    """Layer numbers, in short where they are many."""
+    return ", ".join(map(str, group)) if len(group) < 5 else f"{group[0]}, {group[1]}, ..., {group[-1]}"
 
 
 def planned_speedups(plans: Sequence[dict[str, Any]], narrow: bool = False) -> str:
@@ -159,7 +172,7 @@ def planned_speedups(plans: Sequence[dict[str, Any]], narrow: bool = False) -> s
             figure.legend(loc="outside lower center", ncols=1)
         else:
             axes.legend(loc="lower right")
-        return svg(figure, _name("plan", 0, narrow))
+        return svg(figure, figure_name("plan", 0, narrow))
 
 
 def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int = 0, narrow: bool = False) -> str:
@@ -198,7 +211,7 @@ def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int 
         handles, labels = reward.get_legend_handles_labels()
         columns = min(len(runs), 3) if narrow else len(runs)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=10.5)
-        return svg(figure, _name("training", number, narrow))
+        return svg(figure, figure_name("training", number, narrow))
 
 
 def _seen(steps: Sequence[int], values: Sequence[float | None]) -> tuple[list[int], list[float]]:
@@ -207,7 +220,7 @@ def _seen(steps: Sequence[int], values: Sequence[float | None]) -> tuple[list[in
     return [step for step, _ in found], [value for _, value in found]
 
 
-def _name(what: str, number: int, narrow: bool) -> str:
+def figure_name(what: str, number: int, narrow: bool) -> str:
     """A name that no other figure of the page has."""
     return f"{what}{number or ''}{'-narrow' if narrow else ''}"
 

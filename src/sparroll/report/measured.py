@@ -7,22 +7,26 @@ from html import escape
 from typing import Any
 
 from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.layer_groups import budgets_in_words
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.report import figures
 from sparroll.report.data import Measured, TailCurve, thin
 from sparroll.report.parts import figure, items, note, section, table
+from sparroll.report.tradeoff import tradeoff
 from sparroll.rounding import percent_up, rounded_up, with_interval
 from sparroll.schedule import Schedule
 
 
 def measurements(all_measured: tuple[Measured, ...]) -> str:
-    """Two sections for each calibration, and one for each profile. Where there are several, titles name their
+    """Two or three sections for each calibration, and one for each profile. Where there are several, titles name their
     folders."""
     parts = []
     for number, measured in enumerate(all_measured):
         where = f": {measured.folder}" if len(all_measured) > 1 else ""
         parts += [_tail(measured, number, where), _schedule(measured, number, where)]
+        if measured.tradeoff is not None:
+            parts.append(tradeoff(measured.tradeoff, where, number))
     return "\n".join(part for part in parts if part)
 
 
@@ -117,22 +121,32 @@ def _schedule(measured: Measured, number: int, where: str) -> str:
         found = step.measured or {}
         tail = with_interval(found["value"], found["low"], found["high"]) if found else "-"
         context = f"{step.from_context_tokens:,} to {'...' if end is None else f'{end:,}'}"
-        rows.append([context, f"{step.kv_budget_tokens:,}", tail, _origin(found)])
+        rows.append([context, budgets_in_words(step.kv_budget_tokens), tail, _origin(found)])
     selector = schedule.selector.table()
     text = (
         f"A schedule says how many tokens of the KV cache a decoding step reads at each context length (its KV budget). "
         f"{_how_chosen(measured)} Which tokens these are is chosen anew at each step by the selector "
         f"<code>{escape(selector['kind'])}</code>, in pages of {selector['page_tokens']} tokens. Layers that always read "
-        f"everything: {', '.join(map(str, schedule.dense_layers)) or 'none'}.{_checked(schedule)}"
+        f"everything: {', '.join(map(str, schedule.dense_layers)) or 'none'}.{_grouped(schedule)}{_checked(schedule)}"
     )
     return section(
         f"The schedule{where}",
         text,
         figure(lambda narrow: figures.schedule_budgets(schedule, longest, number=number, narrow=narrow)),
-        note("The distance between the green line and the dashed one is what a step need not read."),
+        note("The distance between a green line and the dashed one is what a step need not read.")
+        if len(schedule.groups) > 1
+        else note("The distance between the green line and the dashed one is what a step need not read."),
         table(["context", "KV budget", "tail [95 % interval]", "where the tail is from"], rows),
         items(measured.notes),
     )
+
+
+def _grouped(schedule: Schedule) -> str:
+    """Which layers have budgets of their own, in a sentence; nothing if all have the same."""
+    if len(schedule.layer_groups) < 2:
+        return ""
+    groups = "; ".join(", ".join(map(str, group)) for group in schedule.layer_groups)
+    return f" Groups of layers have budgets of their own, in this order: {groups}."
 
 
 def _checked(schedule: Schedule) -> str:
@@ -158,6 +172,12 @@ def _how_chosen(measured: Measured) -> str:
         first = (
             f"Window, floor and budgets were chosen together among schedules whose tail, with the lower end of its "
             f"interval, met {target} at every length: {chosen}."
+        )
+    if measured.tradeoff is not None and measured.schedule is not None:
+        chosen = escape(str((measured.schedule.made_by or {}).get("chosen")))
+        first = (
+            f"Its tail had to meet {target} at every length, with the lower end of its interval. Among the budgets that "
+            f"were measured it has {chosen}."
         )
     if measured.bound is None:
         return f"{first} Nobody has sampled with the schedule itself, so it is not verified."

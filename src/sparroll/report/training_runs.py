@@ -57,9 +57,9 @@ def _last_schedule(folder: Path) -> Schedule | None:
 def _what_they_read(config: dict[str, Any], schedule: Schedule | None) -> str:
     """What the rollouts read and how their drafts were checked, in words."""
     if schedule is not None:
-        budgets = sorted({step.kv_budget_tokens for step in schedule.steps})
+        budgets = sorted({budget for step in schedule.steps for budget in step.budgets})
         said = f"budget {budgets[0]}" if len(budgets) == 1 else f"budgets {budgets[0]} to {budgets[-1]}"
-        return said + _checked(schedule.check)
+        return said + _checked(schedule.check) + (f" ({schedule.caveat})" if schedule.caveat else "")
     section = config.get("check")
     check = DraftCheck(section["window_tokens"], section["floor"]) if section else None
     return _whole_or_named(config["attention"]) + _checked(check)

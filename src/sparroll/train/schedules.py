@@ -113,6 +113,7 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
         bins,
         bins.of_schedule(schedule) if schedule else bins.share(settings.start_share),
         dense_layers=like.dense_layers,
+        layer_groups=like.layer_groups,
         model=config.model.name,
         target=target | {"at_least": settings.target},
         check=schedule.check if schedule else config.check.of_drafts() if config.check else None,
@@ -188,8 +189,15 @@ def _refuse_too_small_a_replay(config: TrainConfig, control: ByCheaperSection) -
 
 
 def _refuse_dearer(before: Schedule, after: Schedule) -> None:
+    """Raise UserError where `after` has a larger budget than `before` at some length, in some layer, and a smaller one
+    nowhere."""
     starts = sorted({step.from_context_tokens for each in (before, after) for step in each.steps})
-    budgets = [(start, before.kv_budget_tokens(start), after.kv_budget_tokens(start)) for start in starts]
+    grouped = {layer for each in (before, after) for group in each.layer_groups for layer in group}
+    both = sorted(grouped - {*before.dense_layers, *after.dense_layers})
+    pairs = [(before.of_layer(layer), after.of_layer(layer)) for layer in both] or [(before, after)]
+    budgets = [
+        (start, old.kv_budget_tokens(start), new.kv_budget_tokens(start)) for old, new in pairs for start in starts
+    ]
     dearer = [each for each in budgets if each[2] > each[1]]
     if dearer and not any(now < was for _, was, now in budgets):
         start, was, now = dearer[0]

@@ -103,8 +103,8 @@ BYTES_PER_TOKEN = {
     "oracle_page": (selector_of("oracle_page"), 4 * 128),
     "oracle_token": (selector_of("oracle_token", 1), 4 * 128),
     "8 bits, 16 tokens": (selector_of("quantized_mean", 16, bits=8), 144 / 16),
-    "4 bits, 4 tokens": (selector_of("quantized_mean", 4, bits=4), 80 / 4),
-    "2 bits, 2 tokens": (selector_of("quantized_mean", 2, bits=2), 40 / 2),
+    "4 bits, 4 tokens": (selector_of("quantized_mean", 4, bits=4), 68 / 4),
+    "2 bits, 2 tokens": (selector_of("quantized_mean", 2, bits=2), 36 / 2),
     "1 bit, 1 token": (selector_of("quantized_mean", 1, bits=1), 20),
 }
 

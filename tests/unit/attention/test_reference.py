@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparroll.attention.decode import api
+from sparroll.attention.decode import api, reference
+from sparroll.attention.masked.unit_choice import best
 from sparroll.attention.selectors import PageMean, Selector, make_selector, register_selector, selector_kinds
 from sparroll.attention.selectors.base import Selector as Base
 from sparroll.errors import UserError
@@ -199,3 +200,16 @@ def test_a_selector_from_outside_can_be_registered_once() -> None:
 
         selectors._SELECTORS.pop("last_key", None)
     assert issubclass(Last, Base)
+
+
+@pytest.mark.parametrize("odd", [torch.nan, 1.0])
+@pytest.mark.parametrize("wanted", [[1, 1, 1, 1], [5, 5, 5, 5], [1, 3, 9, 12]])
+def test_choosing_without_sorting_keeps_the_order_of_ties_and_nans(wanted: list[int], odd: float) -> None:
+    score = torch.tensor([[[0.0, -0.0, 1.0, 1.0, odd, torch.inf, -torch.inf, 1.0, 0.0, 2.0, odd, -1.0]]])
+    score_RQHU = score.expand(1, 4, 2, -1).contiguous()
+    wanted_RQ1 = torch.tensor(wanted)[None, :, None]
+    order = reference.best_first(score_RQHU)
+    read = best(score_RQHU, wanted_RQ1)
+    for position, units in enumerate(wanted):
+        for head in range(2):
+            assert read[0, position, head].nonzero()[:, 0].tolist() == sorted(order[0, position, head, :units].tolist())

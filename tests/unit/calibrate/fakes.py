@@ -14,13 +14,20 @@ from sparroll.types import Checks, Rollout, TokenScores, TopK
 
 LAYERS = 4
 CEILING = 0.97
+GROUP_SHARES = (0.9, 0.1)
+"""How much of what a budget loses is lost in each of two groups of layers."""
 NOTHING = float("-inf")
+DENSE_ELSEWHERE = -30.0
+"""Log-probability of every token but 0 under the dense policy, which is certain of 0."""
 
 
 def law(context_T, schedule):
     """Acceptance: the ceiling where the context is read whole, else it falls with context over budget."""
     if schedule is None:
         return torch.full(context_T.shape, CEILING)
+    if schedule.layer_groups:
+        lost = [CEILING - law(context_T, group) for group in schedule.groups]
+        return CEILING - sum(share * each for share, each in zip(GROUP_SHARES, lost, strict=True))
     budget_T = schedule.kv_budget_tokens(context_T)
     return torch.where(context_T <= budget_T, CEILING, CEILING - 0.1 * (context_T / budget_T - 1)).clamp_min(0.0)
 
@@ -135,13 +142,14 @@ class FakeScorer:
         self.model = FakeModel()
         self.calls = []
 
-    def dense(self, rollouts, *, temperature=1.0, top_k=0, on_progress=None):
+    def dense(self, rollouts, *, temperature=1.0, top_k=0, at_ids=None, on_progress=None):
         self.calls.append("dense")
         scores = []
-        for rollout in rollouts:
+        for number, rollout in enumerate(rollouts):
             tokens = len(rollout.response_ids)
             certain = TopK(torch.tensor([[0, 1]]).expand(tokens, 2), torch.tensor([[0.0, NOTHING]]).expand(tokens, 2))
-            scores.append(TokenScores(torch.zeros(tokens), certain))
+            asked = None if at_ids is None else torch.where(at_ids[number] == 0, 0.0, DENSE_ELSEWHERE)
+            scores.append(TokenScores(torch.zeros(tokens), certain, asked))
         return scores
 
     def sparse(self, rollouts, schedule, *, temperature=1.0, top_k=0, on_progress=None):

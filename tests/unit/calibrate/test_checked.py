@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.choice import Machine, choose, predicted_drafts
 from sparroll.calibrate.measure import check_measurable
@@ -150,7 +151,7 @@ def test_the_fastest_schedule_at_the_target_is_chosen_and_not_the_one_that_reads
 
 def test_a_bound_on_tokens_far_off_raises_the_budgets_that_break_it(swept) -> None:
     free = choose([swept], MACHINE, target=0.6, **LEAST)
-    held = choose([swept], MACHINE, target=0.6, over_2_nats_at_most=0.0, **LEAST)
+    held = choose([swept], MACHINE, target=0.6, bounds=BlindSpots(0.0), **LEAST)
     contexts = (150, 250, 350)
     least = [
         [min(each.fitted.schedule.kv_budget_tokens(at) for each in found.candidates) for at in contexts]
@@ -160,14 +161,24 @@ def test_a_bound_on_tokens_far_off_raises_the_budgets_that_break_it(swept) -> No
     assert least == [[64, 64, 64], [96, 128, 192]]
 
 
+def test_a_bound_on_the_kl_of_what_is_kept_raises_the_budgets_whatever_the_tail(swept) -> None:
+    def least(bounds: BlindSpots) -> int:
+        found = choose([swept], MACHINE, target=0.01, bounds=bounds, **LEAST).candidates
+        return min(each.fitted.schedule.kv_budget_tokens(350) for each in found)
+
+    assert least(BlindSpots()) == 64
+    assert least(BlindSpots(kl_at_most=8.0)) > 64
+    assert least(BlindSpots(impossible_at_most=0.1, impossible_nats=10)) > 64
+
+
 def test_a_bound_that_no_budget_holds_is_refused(tmp_path) -> None:
     found = sweep(study(), out=tmp_path, budgets=[64, 96], dense_layers=(0,), check=CHECKS[0])
-    with pytest.raises(UserError, match="at 200-300 a share of .* more than 2 nats off at the largest budget, 96"):
-        choose([found], MACHINE, target=0.6, over_2_nats_at_most=0.0, **LEAST)
+    with pytest.raises(UserError, match="200-300 has a share of .* more than 2 nats off at the largest budget, 96"):
+        choose([found], MACHINE, target=0.6, bounds=BlindSpots(0.0), **LEAST)
 
 
 def test_the_file_names_the_check_and_what_was_held_and_a_second_call_writes_the_same_bytes(tmp_path) -> None:
-    first = run(study(), tmp_path, over_2_nats_at_most=0.01, made_by={"command": "me"})
+    first = run(study(), tmp_path, bounds=BlindSpots(0.01), made_by={"command": "me"})
     written = first.path.read_bytes()
     loaded = Schedule.load(first.path)
     assert loaded.check in CHECKS and loaded.check == first.choice.best.check
@@ -179,7 +190,7 @@ def test_the_file_names_the_check_and_what_was_held_and_a_second_call_writes_the
     assert first.verification.met and first.verification.measurement.checked.far_share <= 0.01
     assert first.table()["choice"]["candidates"][0]["window_tokens"] == loaded.check.window_tokens
     bench = study()
-    assert run(bench, tmp_path, over_2_nats_at_most=0.01, made_by={"command": "me"}).path.read_bytes() == written
+    assert run(bench, tmp_path, bounds=BlindSpots(0.01), made_by={"command": "me"}).path.read_bytes() == written
     assert bench.engine.generated == []
 
 
@@ -209,7 +220,7 @@ def test_without_checks_nothing_is_written_about_them(tmp_path) -> None:
     assert "check" not in found.sweep.table() and "checked" not in found.table()["sweep"]["budgets"][0]
     assert not {"chosen", "left_out"} & (found.schedule.made_by or {}).keys()
     with pytest.raises(UserError, match="needs checked drafts"):
-        run(study(), tmp_path, checks=(), over_2_nats_at_most=0.1)
+        run(study(), tmp_path, checks=(), bounds=BlindSpots(0.1))
 
 
 def test_a_round_of_another_check_is_not_taken_over(tmp_path) -> None:
@@ -229,7 +240,7 @@ def test_a_bin_with_too_many_tokens_far_off_is_raised_though_its_tail_holds(tmp_
     schedule = Schedule.fixed(96, dense_layers=(0,)).checked(16, 0.01)
     about = {"target": 0.5, "notches": GRID, **LEAST}
     assert len(verify(study(), schedule, out=tmp_path / "free", **about).rounds) == 1
-    held = verify(study(), schedule, out=tmp_path / "held", over_2_nats_at_most=0.0, **about)
+    held = verify(study(), schedule, out=tmp_path / "held", bounds=BlindSpots(0.0), **about)
     assert held.met and len(held.rounds) > 1
     assert "of its tokens more than 2 nats off at 96 tokens, the target is 0.5; raised to 128" in held.notes[0]
     assert held.schedule.check == schedule.check

@@ -246,3 +246,33 @@ def test_progress_goes_over_all_cells_to_the_end(tmp_path):
     assert [done for done, _, _ in seen] == sorted(done for done, _, _ in seen)
     assert seen[-1][:2] == (400, 400)
     assert any("budget 128" in text for _, _, text in seen)
+
+
+@pytest.mark.parametrize("mode", ["faithful", "replay"])
+def test_the_kl_is_measured_with_every_budget_and_comes_back_from_the_files(tmp_path, mode):
+    first = sweep(study(mode=mode), out=tmp_path, budgets=GRID, dense_layers=(0,))
+    again = sweep(study(mode=mode), out=tmp_path, budgets=GRID, dense_layers=(0,))
+    assert [each.divergence for each in again.measurements] == [each.divergence for each in first.measurements]
+    means = [each.divergence.overall().kl for each in (*first.measurements, first.ceiling)]
+    assert means == sorted(means, reverse=True) and means[-1] > 0
+    # The fake's other token, which the dense policy has 30 nats below, has what the acceptance leaves; a replay takes its
+    # share from the dense list, where it is not, so it has at most the mass that the list leaves.
+    missing = 1 - first.measurements[0].tail().overall.mean
+    assert first.measurements[0].divergence.overall().over(5) == pytest.approx(missing, abs=1e-4)
+    for cell in first.cells():
+        assert cell.divergence is not None and cell.divergence.tokens == cell.tokens
+
+
+def test_measurements_without_the_kl_are_refused_with_what_to_do(tmp_path):
+    sweep(study(), out=tmp_path, budgets=[64], dense_layers=(0,))
+    path = tmp_path / "settings.json"
+    path.write_text(path.read_text().replace('"format": 2', '"format": 1'))
+    bench = study()
+    with pytest.raises(UserError, match="holds measurements of format 1, and this sparroll reads format 2") as found:
+        sweep(bench, out=tmp_path, budgets=[64], dense_layers=(0,))
+    assert "another folder" in found.value.hint and bench.engine.generated == []
+
+
+def test_an_estimator_without_lists_has_no_kl(tmp_path):
+    found = sweep(study(estimator="exact", mode="replay"), out=tmp_path, budgets=[64], dense_layers=(0,))
+    assert found.measurements[0].divergence is None and found.cells()[0].divergence is None

@@ -110,6 +110,36 @@ def test_at_the_limit_it_says_so_once() -> None:
     assert decisions[1].schedule is None
 
 
+def test_groups_of_layers_move_by_a_common_factor_each_within_the_limits() -> None:
+    start = Schedule((Step(0, (512, 256)), Step(4000, (768, 1024))), dense_layers=(0,), layer_groups=((1,), (2, 3)))
+    budgets = BINS.of_schedule(start)
+    assert budgets == [(512, 256), (512, 256), (768, 1024), (768, 1024)]
+    about = {"dense_layers": start.dense_layers, "layer_groups": start.layer_groups}
+    one = Controller(RULES, BINS, budgets, **about)
+    assert one.schedule().plain_budgets() == start.plain_budgets()
+    decision = one.watch(evidence(1, measured(1, {0: 0.867, 1: 0.80, 2: 0.867})))
+    # By 1.665: 853 and 426 tokens, in whole pages.
+    assert decision.schedule is not None and decision.schedule.step_at(3000).kv_budget_tokens == (864, 432)
+    assert decision.events[0].startswith("controller: 2k-4k: 512 / 256 -> 864 / 432 tokens: tail 0.")
+    # No group falls with length, also where the largest one of a bin is another one than before.
+    assert [one.schedule().step_at(at).kv_budget_tokens for at in (0, 5000)] == [(512, 256), (864, 1024)]
+    assert decision.report["controller/budget_tokens/2k-4k"] == 512
+    one.schedule().check_layers(4), one.widest().check_layers(4)
+    events = [one.watch(evidence(step, measured(step, {0: 0.5}))).events for step in range(2, 8)]
+    # The first group has come to the whole bin, and the second one goes on until it has, too.
+    assert [words[0].split(" tokens")[0].rpartition(": ")[2] for words in events[:3]] == [
+        "512 / 256 -> 1024 / 512", "1024 / 512 -> 2000 / 1024", "2000 / 1024 -> 2000 / 2000"
+    ]  # fmt: skip
+    assert "2000 / 2000 tokens are its limit" in events[3][-1] and events[4] == events[5] == ()
+    for _ in range(2):
+        again = Controller(RULES, BINS, budgets, **about)
+        again.restore(one.state())
+        assert again.schedule() == one.schedule()
+    down = Controller(RULES, BINS, [(64, 96)] * 4, **about)
+    shown(down, [HIGH] * 60)
+    assert down.schedule().plain_budgets() == [[0, [[[1], 64], [[2, 3], 64]]]]
+
+
 def test_no_budget_exceeds_the_limit_that_was_given() -> None:
     one = controller([512] * 4, bins=LengthBins(BIN, 8000, PageMean(), most_budget_tokens=640))
     shown(one, [{2: 0.5}] * 3)

@@ -148,6 +148,21 @@ def test_stricter_goes_down_its_list_and_dense_ends_the_watch() -> None:
     assert taken == [("switch", "fixed-512"), ("switch", "dense"), ("none", "dense"), ("none", "dense")]
 
 
+def test_evidence_of_two_groupings_is_not_pooled_and_equal_budgets_are_one_schedule() -> None:
+    guard = Guard("stop", 0.86)
+    grouped = Schedule((Step(0, (64, 128)),), layer_groups=((2,), (3,)))
+    for seen, schedule in enumerate((grouped, Schedule.from_table(grouped.table()))):
+        guard.watch(shown(1 + seen, 0.87, schedule))
+        assert len(guard.window.evidence) == 1 + seen
+    other = Guard("stop", 0.86)
+    state = {name: json.loads(json.dumps(each)) for name, each in guard.state().items() if name in ("budgets",)}
+    other.restore(guard.state() | state)
+    other.watch(shown(3, 0.87, grouped))
+    assert len(other.window.evidence) == 3
+    other.watch(shown(4, 0.87, Schedule((Step(0, (64, 128)),), layer_groups=((3,), (2,)))))
+    assert len(other.window.evidence) == 1
+
+
 def test_evidence_of_two_schedules_is_not_pooled() -> None:
     guard = Guard("stop", 0.86)
     tails = [0.857] * 10

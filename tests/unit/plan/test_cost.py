@@ -81,6 +81,15 @@ def test_a_schedule_sums_by_hand():
     assert cost.integrated_budget(schedule, 2500, 2500) == 0
 
 
+def test_groups_of_layers_count_by_their_size():
+    grouped = Schedule((Step(0, (512, 256)),), dense_layers=(0,), layer_groups=((1, 2, 3), (4,)))
+    alone = [cost.integrated_budget(Schedule.fixed(budget), 100, 5000) for budget in (512, 256)]
+    assert cost.integrated_budget(grouped, 100, 5000) == pytest.approx((3 * alone[0] + alone[1]) / 4)
+    case = {**QWEN3_1_7B, "samples": 4, "prompt_tokens": 4096, "response_tokens": 1000}
+    mean = cost.sparse(**case, kv_budget_tokens=(3 * 512 + 256) // 4)
+    assert cost.sparse(**case, kv_budget_tokens=grouped) == pytest.approx(mean)
+
+
 def test_the_integral_is_the_sum_of_what_steps_read_but_for_incomplete_units():
     schedule = Schedule.load("qwen3-1.7b-0.86")
     contexts = np.arange(318, 20_329)

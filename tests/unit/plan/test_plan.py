@@ -1,15 +1,17 @@
 """Predictions: the published rooflines, and plans small enough to compute by hand."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
+from sparroll.cli.plan import text
 from sparroll.errors import UserError
 from sparroll.plan.hardware import Hardware
 from sparroll.plan.model_shape import ModelShape
 from sparroll.plan.speedup import plan
-from sparroll.plan.time_model import MeasuredStep, fit_time_model
-from sparroll.schedule import Schedule
+from sparroll.plan.time_model import MeasuredStep, TimeModel, fit_time_model
+from sparroll.schedule import Schedule, Step
 
 TOY = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=8, vocabulary=100)
 SLOW = Hardware("slow", flops_per_second=1e12, bandwidth_bytes_per_second=1e6, memory_bytes=1e8)
@@ -34,6 +36,26 @@ def test_a_memory_bound_step_by_hand():
     assert got.kv_read_share == 0.75
     assert got.dense.tokens_per_second == pytest.approx(3 / got.dense.seconds)
     assert got.speedup == pytest.approx(got.dense.seconds / got.sparse.seconds)
+
+
+def test_layers_of_other_groups_read_their_own_budgets():
+    grouped = Schedule((Step(0, (512, 256)),), dense_layers=(0,), layer_groups=((1, 3), (2,)))
+    got = plan(TOY, grouped, hardware=SLOW, lengths=1024, batch=3)
+    # By hand as above: the dense layer, two of 512 tokens, one of 256; and 32 of the index in each of the three.
+    assert got.sparse.kv_seconds == pytest.approx(3 * (1024 + 2 * 512 + 256) * 64 / 1e6)
+    assert got.sparse.index_seconds == pytest.approx(3 * 3 * 32 * 64 / 1e6)
+    assert got.kv_read_share == (1024 + 2 * 512 + 256) / 4096
+    assert got.by_length[0].kv_budget_tokens == (512, 256) and got.table()["by_length"][0]["kv_budget_tokens"]
+    assert "512 / 256" in "\n".join(text(got))
+    # At 512 tokens only the second group selects, and a fitted model adds the cost of one layer.
+    model = TimeModel(1.0, 0.0, 1e12, 10.0, 0.0, 3)
+    step = plan(TOY, grouped, hardware=SLOW, lengths=512, batch=1, time_model=model).sparse
+    assert step.seconds == pytest.approx(11.0)
+    equal = replace(grouped, steps=(Step(0, 512),))
+    alone = plan(TOY, Schedule.fixed(512, dense_layers=(0,)), hardware=SLOW, lengths="0-4096", batch=3)
+    assert plan(TOY, equal, hardware=SLOW, lengths="0-4096", batch=3).sparse == alone.sparse
+    with pytest.raises(UserError, match="layer_groups leaves out the layers"):
+        plan(TOY, replace(grouped, layer_groups=((1,), (2,))), hardware=SLOW, lengths=512, batch=1)
 
 
 def test_an_incomplete_last_unit_is_a_whole_one_of_the_budget():

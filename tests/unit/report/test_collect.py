@@ -13,6 +13,7 @@ from report_data import row, schedule
 from sparroll import records
 from sparroll.errors import UserError
 from sparroll.report import collect, write_report
+from sparroll.schedule import Step
 
 REWARDS = (0.9, 0.1, 0.2, 0.5, 0.6, 0.3)
 
@@ -90,6 +91,10 @@ def test_a_run_whose_drafts_were_checked_says_so_with_the_check_that_held(tmp_pa
     schedule(64).checked(16, 0.01).save(checkpoint / "schedule.toml")
     (run,) = collect(tmp_path).runs
     assert run.rollouts == "budget 64, check 16 / 0.01"
+    grouped = dataclasses.replace(schedule(64), steps=(Step(0, (64, 1024)), Step(9, 96)), layer_groups=((2,), (3,)))
+    grouped.save(checkpoint / "schedule.toml")
+    (run,) = collect(tmp_path).runs
+    assert run.rollouts == "budgets 64 to 1024" and run.schedule.layer_groups == ((2,), (3,))
 
 
 def test_a_folder_of_two_models_is_told_apart(tmp_path: Path) -> None:
@@ -118,6 +123,19 @@ def test_a_budget_whose_drafts_were_checked_says_so_and_what_the_checks_did(tmp_
         assert said in page
     write_profile(tmp_path / "profile.json", "first")
     assert "checks of drafts" not in write_report(tmp_path).read_text()
+
+
+def test_a_schedule_with_groups_of_layers_is_named_by_itself(tmp_path: Path) -> None:
+    write_profile(tmp_path / "profile.json", "first")
+    record = json.loads((tmp_path / "profile.json").read_text())
+    entry = record["results"]["schedules"][0]
+    entry["schedule"] |= {"format": 2, "layer_groups": [[2], [3]]}
+    entry["schedule"]["steps"][0]["kv_budget_tokens"] = [64, 128]
+    entry["name"] = "grouped"
+    (tmp_path / "profile.json").write_text(json.dumps(record))
+    (measured,) = collect(tmp_path).measured
+    assert measured.curves[0].name == "grouped" and measured.curves[0].kv_budget_tokens is None
+    assert "grouped" in write_report(tmp_path).read_text()
 
 
 def test_a_calibration_supersedes_the_profile_that_it_began_with_and_no_other(tmp_path: Path) -> None:

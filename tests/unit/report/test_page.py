@@ -8,13 +8,13 @@ from html.parser import HTMLParser
 
 import pytest
 
-from report_data import config, full, measured, row, run, runs
+from report_data import config, full, measured, row, run, runs, schedule
 from sparroll.mismatch import TailRow
 from sparroll.report import figures
 from sparroll.report.data import ReportData, TailCurve
 from sparroll.report.figures import TARGET, schedule_budgets, tail_by_length
 from sparroll.report.page import render
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 
 VOID = {"meta", "path", "use", "rect", "circle", "line", "br", "stop"}
 
@@ -147,6 +147,18 @@ def test_what_the_schedule_had_to_meet_is_what_the_record_says(bound: str | None
     page = render(ReportData(title="t", measured=(measured(bound=bound),)))
     assert said in page
     assert "smallest KV budget whose tail meets the target" not in page
+
+
+@pytest.mark.usefixtures("words")
+def test_groups_of_layers_have_a_line_each_and_their_budgets_stand_side_by_side() -> None:
+    grouped = replace(
+        schedule(64), steps=(Step(0, (64, 128)), Step(500, (1024, 192))), dense_layers=(0,), layer_groups=((1, 2), (3,))
+    )
+    page = render(ReportData(title="t", measured=(measured(schedule=grouped),)))
+    assert "Groups of layers have budgets of their own, in this order: 1, 2; 3." in page
+    assert "1,024 / 192" in page and "between a green line and the dashed one" in page
+    drawn = schedule_budgets(grouped, 1000)
+    assert "layers 1, 2: tokens read" in drawn and "layers 3: tokens read" in drawn
 
 
 @pytest.mark.usefixtures("words")

@@ -11,9 +11,9 @@ from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics, TailTable
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 from sparroll.train.config.file import load_config
-from sparroll.train.schedules import make_cheaper_schedules, starting_schedule
+from sparroll.train.schedules import _refuse_dearer, make_cheaper_schedules, starting_schedule
 
 OPTIONS = [
     "model.name=Qwen/Qwen3-1.7B", "attention.kind=schedule", "attention.name=qwen3-1.7b-0.86", "distill.rank=16",
@@ -146,6 +146,20 @@ def test_a_cheaper_schedule_that_reads_more_is_refused_at_the_start() -> None:
         made("qwen3-1.7b-0.92")
     with pytest.raises(UserError, match="from 'qwen3-1.7b-0.80' to 'qwen3-1.7b-0.83', which reads more"):
         made("qwen3-1.7b-0.80", "qwen3-1.7b-0.83")
+
+
+@pytest.mark.parametrize(
+    ("budgets", "dearer"), [((512, 512), False), ((512, 528), True), ((496, 528), False), (512, False), (528, True)]
+)
+def test_cheaper_schedules_are_compared_layer_by_layer(budgets: int | tuple[int, ...], dearer: bool) -> None:
+    groups = ((2, 3), (4,))
+    grouped = Schedule((Step(0, budgets),), layer_groups=groups, name="after")
+    for before in (Schedule.fixed(512), Schedule((Step(0, (512, 512)),), layer_groups=((2,), (3, 4)))):
+        if dearer:
+            with pytest.raises(UserError, match="which reads more: 528 tokens instead of 512 from 0 on"):
+                _refuse_dearer(before, grouped)
+        else:
+            _refuse_dearer(before, grouped)
 
 
 def test_measurements_that_could_never_count_are_refused_at_the_start() -> None:

@@ -9,14 +9,14 @@ contiguous, and rows of `quantized_mean` must be aligned. No engine is imported 
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
-# G query heads per kv head, U units, N chosen units, D head dim, W index row width
+# G query heads per kv head, U units, N chosen units, D head dim, W index row width, L layers with budgets of their own
 
 from __future__ import annotations
 
 import importlib
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -33,13 +33,12 @@ _MODULES = {
         "score_units": "triton_score",
         "choose_units": "triton_top_k",
         "plan_step": "triton_work_split",
+        "plan_layers": "triton_work_split",
         "paged_decode": "triton_attend",
     },
 }
 SCORED_TILE_BYTES = 8192
 """Index bytes that a program has in flight when it scores."""
-MOST_UNITS = 8192
-"""Units of one request that the triton selection can choose among."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
@@ -55,6 +54,9 @@ class Tile:
     stages: int
     """Iterations in flight, the running one included."""
     programs_per_multiprocessor: int
+    adds_up_inside: bool = False
+    """Whether the parts of a (request, head) that several programs read are added up by the last of these, and not by a
+    second kernel."""
 
     @staticmethod
     def default(dim: int, element_bytes: int, device: torch.device) -> Tile:
@@ -84,6 +86,9 @@ class StepWorkspace:
     """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
     log_sum_XG: Tensor
     """fp32 base-2 logarithms of their softmax sums; -inf where nothing was visible."""
+    arrivals_X: Tensor
+    """[programs] int32: how many parts of the (request, head) that goes on behind a program are there. Zeros before and
+    after each call; only used where `Tile.adds_up_inside`."""
 
     @staticmethod
     def allocate(
@@ -110,6 +115,8 @@ class StepWorkspace:
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
         parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
         row_bytes = selector.index_row_bytes(dim)
+        if selector.cut_at(dim) < selector.index_width(dim):
+            row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
 
         def integers() -> Tensor:
             return torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
@@ -122,6 +129,7 @@ class StepWorkspace:
             integers(),
             torch.zeros(parts, group, dim, dtype=torch.float32, device=device),
             torch.zeros(parts, group, dtype=torch.float32, device=device),
+            torch.zeros(parts // 2, dtype=torch.int32, device=device),
         )
 
     @property
@@ -132,7 +140,30 @@ class StepWorkspace:
     @property
     def bytes(self) -> int:
         plans = self.read_before_R.numel() + self.scored_before_R.numel()
-        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + plans)
+        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + self.arrivals_X.numel() + plans)
+
+
+@dataclass(frozen=True)
+class LayerPlans:
+    """Workspaces of layers whose budgets differ: each has a plan of its own, and all other memory is shared."""
+
+    read_before_LR: Tensor
+    scored_before_LR: Tensor
+    workspaces: tuple[StepWorkspace, ...]
+    """One for each layer, with a row of these tensors as its plan."""
+
+    @staticmethod
+    def of(shared: StepWorkspace, layers: int) -> LayerPlans:
+        """Plans for so many layers, for the batches of `shared`."""
+        read_before_LR, scored_before_LR = (
+            torch.zeros(layers, len(plan), dtype=torch.int32, device=plan.device)
+            for plan in (shared.read_before_R, shared.scored_before_R)
+        )
+        workspaces = tuple(
+            replace(shared, read_before_R=read_before_R, scored_before_R=scored_before_R)
+            for read_before_R, scored_before_R in zip(read_before_LR, scored_before_LR, strict=True)
+        )
+        return LayerPlans(read_before_LR, scored_before_LR, workspaces)
 
 
 def update_index(
@@ -173,6 +204,24 @@ def plan_step(
         _fits(workspace, len(context_tokens_R))
         _operation(impl, "plan_step", context_tokens_R)(
             context_tokens_R, kv_budget_tokens_R, selector, most_units, workspace
+        )
+
+
+def plan_layers(
+    context_tokens_R: Tensor,
+    kv_budget_tokens_LR: Tensor,
+    selector: Selector,
+    most_units: int,
+    plans: LayerPlans,
+) -> None:
+    """What `plan_step` does, for layers with budgets of their own, all in one kernel: each layer's plan is written into
+    its workspace. The last axis of the budgets must be contiguous. Only Triton has plans."""
+    _shapes(kv_budget_tokens_LR=(kv_budget_tokens_LR, (len(plans.workspaces), len(context_tokens_R))))
+    _contiguous_rows(kv_budget_tokens_LR=kv_budget_tokens_LR)
+    if plans.workspaces:
+        _fits(plans.workspaces[0], len(context_tokens_R))
+        _operation("triton", "plan_layers", context_tokens_R)(
+            context_tokens_R, kv_budget_tokens_LR, selector, most_units, plans
         )
 
 
@@ -241,7 +290,7 @@ def choose_units(
     units_per_block + u % units_per_block, with -1 after them. `fill_rest=False` leaves the entries after them as they
     are, for readers that know the budgets.
     """
-    requests, heads, units = scores_RHU.shape
+    requests, heads, _ = scores_RHU.shape
     _shapes(
         context_tokens_R=(context_tokens_R, (requests,)),
         kv_budget_tokens_R=(kv_budget_tokens_R, (requests,)),
@@ -259,11 +308,6 @@ def choose_units(
         )
         _dtype("pages_RHN", pages_RHN, torch.int32)
         _contiguous_rows(pages_RHN=pages_RHN, block_table_RM=block_table_RM)
-    if impl == "triton" and units > MOST_UNITS:
-        raise UserError(
-            f"the triton selection chooses among at most {MOST_UNITS} units, got {units}",
-            f"bound the context at {MOST_UNITS * selector.unit_tokens} tokens",
-        )
     _operation(impl, "choose_units", scores_RHU)(
         scores_RHU, context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN, pages_RHN, block_table_RM,
         units_per_block or 1, fill_rest,

@@ -23,7 +23,8 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
     blocks_X, rows_X = last_X // block_tokens, last_X % block_tokens // unit
     inside = torch.arange(unit, device=keys_PBHD.device)
     complete_XUHD = keys_PBHD[blocks_X[:, None], rows_X[:, None] * unit + inside]
-    index_PSHW[blocks_X, rows_X] = selector.build_index(complete_XUHD.transpose(1, 2))
+    cut = selector.cut_at(keys_PBHD.shape[-1])
+    _store_rows(index_PSHW, blocks_X, rows_X, selector.build_index(complete_XUHD.transpose(1, 2)), cut)
 
 
 def score_units(
@@ -49,7 +50,8 @@ def score_units(
     columns_U = (ids_U // units_per_block).clamp_max(block_table_RM.shape[1] - 1)
     blocks_RU = block_table_RM[:, columns_U].long().masked_fill(~candidates_RU, 0)
     # Rows that were never written may hold NaN, and a selector may mix rows.
-    index_RUHW = index_PSHW[blocks_RU, ids_U % units_per_block].masked_fill(~candidates_RU[..., None, None], 0)
+    index_RUHW = rows_of_units(index_PSHW, blocks_RU, ids_U % units_per_block, selector.cut_at(query_RHGD.shape[-1]))
+    index_RUHW = index_RUHW.masked_fill(~candidates_RU[..., None, None], 0)
     score_RHU = selector.score(
         query_RHGD[:, None], index_RUHW.transpose(1, 2), scale, candidates_RU[:, None, None]
     )[:, 0]  # fmt: skip
@@ -128,6 +130,33 @@ def paged_decode(
     )
     # A padding row sees nothing, and softmax of nothing is NaN.
     out_RHGD.copy_(mixed_RHGD.masked_fill(~visible_RHC.any(-1)[..., None, None], 0.0))
+
+
+def _store_rows(index_PSHW: Tensor, blocks_X: Tensor, rows_X: Tensor, built_XHW: Tensor, cut: int) -> None:
+    if cut == index_PSHW.shape[3]:
+        index_PSHW[blocks_X, rows_X] = built_XHW
+        return
+    units_SW, numbers_SW = _places(index_PSHW, cut)
+    index_PSHW[blocks_X[:, None], units_SW[rows_X], :, numbers_SW[rows_X]] = built_XHW.transpose(1, 2)
+
+
+def rows_of_units(index_PSHW: Tensor, blocks_RU: Tensor, rows_U: Tensor, cut: int) -> Tensor:
+    """Whole index rows [R, U, H, W] from blocks in which they are cut (`Selector.cut_at`). rows_U: places in a block."""
+    if cut == index_PSHW.shape[3]:
+        return index_PSHW[blocks_RU, rows_U]
+    units_SW, numbers_SW = _places(index_PSHW, cut)
+    return index_PSHW[blocks_RU[..., None], units_SW[rows_U], :, numbers_SW[rows_U]].transpose(2, 3)
+
+
+def _places(index_PSHW: Tensor, cut: int) -> tuple[Tensor, Tensor]:
+    """Where each number of each unit's row is stored, as places on the axes S and W: behind the first parts of all rows
+    of a block, which end at the cut, stand the second parts."""
+    units, width = index_PSHW.shape[1], index_PSHW.shape[3]
+    unit = torch.arange(units, device=index_PSHW.device)[:, None]
+    number = torch.arange(width, device=index_PSHW.device)
+    behind = units * cut + unit * (width - cut) + number - cut
+    place_SW = torch.where(number < cut, unit * cut + number, behind)
+    return place_SW // width, place_SW % width
 
 
 def _wanted(context_tokens_R: Tensor, kv_budget_tokens_R: Tensor, unit: int) -> Tensor:

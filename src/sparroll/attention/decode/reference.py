@@ -25,6 +25,18 @@ def select(
     query: Tensor, index: Tensor, context_tokens: Tensor, kv_budget_tokens: Tensor, selector: Selector, scale: float
 ) -> Tensor:
     """Units that each query position reads, per KV head (Sparrow, section 3). See api.select."""
+    score_RQHU, wanted_RQ1 = ranked(query, index, context_tokens, kv_budget_tokens, selector, scale)
+    most = min(int(wanted_RQ1.max()), index.shape[2])
+    ids_RQHN = best_first(score_RQHU)[..., :most]
+    chosen_RQ1N = torch.arange(most, device=query.device) < wanted_RQ1[:, :, None]
+    return ids_RQHN.masked_fill(~chosen_RQ1N, NOT_CHOSEN)
+
+
+def ranked(
+    query: Tensor, index: Tensor, context_tokens: Tensor, kv_budget_tokens: Tensor, selector: Selector, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Scores [R, Q, H, U] in whose order units are read: +inf for those that are always read, -inf for those that do
+    not exist. And how many units each position reads: [R, Q, 1]. Arguments as in api.select."""
     unit = selector.unit_tokens
     ids_U = torch.arange(index.shape[2], device=query.device)
     units_RQ1 = (context_tokens[..., None] + unit - 1) // unit
@@ -35,21 +47,17 @@ def select(
     score_RQHU = selector.score(query, index, scale, candidates_RQU[:, :, None])
     score_RQHU = score_RQHU.masked_fill(forced_RQU[:, :, None], torch.inf)
     score_RQHU = score_RQHU.masked_fill(~exists_RQU[:, :, None], -torch.inf)
-    wanted_RQ1 = torch.minimum(kv_budget_tokens[..., None] // unit, units_RQ1)
-    most = min(int(wanted_RQ1.max()), index.shape[2])
-    ids_RQHN = best_first(score_RQHU)[..., :most]
-    chosen_RQ1N = torch.arange(most, device=query.device) < wanted_RQ1[:, :, None]
-    return ids_RQHN.masked_fill(~chosen_RQ1N, NOT_CHOSEN)
+    return score_RQHU, torch.minimum(kv_budget_tokens[..., None] // unit, units_RQ1)
 
 
 def best_first(score: Tensor) -> Tensor:
     """score [..., U] -> units [..., U] int64, the highest score first; of equal scores, the lowest unit first."""
     # Not topk, which promises no order among equal scores; not the scores themselves, whose stable sort on a GPU leaves
     # NaNs in any order.
-    return _in_order(score).argsort(dim=-1, descending=True, stable=True)
+    return in_order(score).argsort(dim=-1, descending=True, stable=True)
 
 
-def _in_order(score: Tensor) -> Tensor:
+def in_order(score: Tensor) -> Tensor:
     """Whole numbers in the order of the scores: both zeros are one number, and every NaN is the largest."""
     score = score if score.dtype == torch.float64 else score.float()
     whole = torch.int64 if score.dtype == torch.float64 else torch.int32

@@ -34,6 +34,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparroll.attention.decode.paged_reference import rows_of_units
 from sparroll.attention.decode.reference import NOT_CHOSEN
 from sparroll.attention.selectors.base import Selector
 
@@ -151,10 +152,14 @@ def paged_decode(
 ) -> None:
     """Attention over the chosen units [R, H, N], -1 where a row has fewer, and over the rest of the context by groups:
     `sparse_decode` on a copy of each request's blocks. The table must cover the contexts."""
-    blocks_RM = block_table_RM.long()
-    keys_RHCD, values_RHCD, index_RHUW, groups_RHNV = (
-        held[blocks_RM].flatten(1, 2).transpose(1, 2) for held in (keys_PBHD, values_PBHD, index_PSHW, groups_PSHV)
+    blocks_RM, units = block_table_RM.long(), index_PSHW.shape[1]
+    keys_RHCD, values_RHCD, groups_RHNV = (
+        held[blocks_RM].flatten(1, 2).transpose(1, 2) for held in (keys_PBHD, values_PBHD, groups_PSHV)
     )
+    blocks_RU = blocks_RM.repeat_interleave(units, dim=1)
+    rows_U = torch.arange(units, device=blocks_RM.device).repeat(blocks_RM.shape[1])
+    cut = selector.cut_at(query_RHGD.shape[-1])
+    index_RHUW = rows_of_units(index_PSHW, blocks_RU, rows_U, cut).transpose(1, 2)
     out_RHGD.copy_(
         sparse_decode(
             query_RHGD, keys_RHCD, values_RHCD, index_RHUW, groups_RHNV, unit_ids_RHN, context_tokens_R, selector, scale

@@ -1,6 +1,7 @@
-"""Computes the KV budget of each request from its context length, in one small kernel that runs once a step."""
+"""Computes the KV budget of each request in each layer from its context length, in one small kernel that runs once a
+step."""
 
-# R requests, S steps of a schedule
+# R requests, S steps of a schedule, L layers
 
 from __future__ import annotations
 
@@ -11,19 +12,23 @@ import triton.language as tl
 from torch import Tensor
 
 
-def budgets(context_tokens_R: Tensor, starts_S: Tensor, budgets_S: Tensor, out_R: Tensor) -> None:
-    """Schedule.kv_budget_tokens on the device: the budget of the last step that starts at or below each context, 0 for
-    context 0. All int32; starts ascend, unused steps start above every context; S is a power of two."""
+def budgets(context_tokens_R: Tensor, starts_S: Tensor, budgets_LS: Tensor, out_LR: Tensor) -> None:
+    """Schedule.kv_budget_tokens of each layer on the device: the budget of the last step that starts at or below each
+    context, 0 for context 0. All int32; starts ascend, unused steps start above every context; S is a power of two. The
+    last axis of each tensor is contiguous, and rows of budgets_LS stand one after the other."""
     requests = len(context_tokens_R)
-    if requests:
-        _look_up[(triton.cdiv(requests, 64),)](
-            context_tokens_R, starts_S, budgets_S, out_R, requests, S=len(starts_S), TILE=64, num_warps=4
-        )
+    if requests and len(out_LR):
+        _look_up[(triton.cdiv(requests, 64), len(out_LR))](
+            context_tokens_R, starts_S, budgets_LS, out_LR, out_LR.stride(0), requests, S=len(starts_S), TILE=64,
+            num_warps=4,
+        )  # fmt: skip
 
 
 @triton.jit
 @no_type_check
-def _look_up(context_tokens, starts, step_budgets, out, requests, S: tl.constexpr, TILE: tl.constexpr):
+def _look_up(context_tokens, starts, step_budgets, out, out_stride, requests, S: tl.constexpr, TILE: tl.constexpr):
+    step_budgets += tl.program_id(1) * S
+    out += tl.program_id(1) * out_stride
     request = tl.program_id(0) * TILE + tl.arange(0, TILE)
     step = tl.arange(0, S)
     context = tl.load(context_tokens + request, mask=request < requests, other=0)

@@ -3,6 +3,7 @@ programs find no completed unit and end at once."""
 
 from __future__ import annotations
 
+import math
 from typing import no_type_check
 
 import torch
@@ -47,7 +48,7 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
             **launch,
         )
         return
-    words = words_of(index_PSHW, selector)
+    words = words_of(index_PSHW, selector, dim)
     _quantized_mean[grid](
         keys_PBHD,
         words,
@@ -62,6 +63,8 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
         D=dim,
         BITS=selector.bits,
         SCALE_AT=selector.scale_at(dim) // 4,
+        CUT=selector.cut_at(dim) // 4,
+        UNITS_PER_BLOCK=block_tokens // selector.unit_tokens,
         ROW_WORDS=words.shape[3],
         LANES=triton.next_power_of_2(words.shape[3]),
         FP8_PER_MOST=1 / quantized_mean.FP8_MOST,
@@ -73,10 +76,23 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
     )
 
 
-def words_of(index_PSHW: Tensor, selector: QuantizedMean) -> Tensor:
-    """The same memory as int32. Raises UserError where wide loads of it would not be aligned."""
-    align = selector.row_align
-    if any(place % align for place in (*index_PSHW.stride()[:3], index_PSHW.storage_offset())):
+def loaded_bytes(selector: QuantizedMean, dim: int) -> int:
+    """What a thread loads of a row's channels at a time, and so what their place must be a multiple of."""
+    return 16 if selector.bits == 8 else math.gcd(16, selector.cut_at(dim))
+
+
+def words_of(index_PSHW: Tensor, selector: QuantizedMean, dim: int) -> Tensor:
+    """The same memory as int32. Raises UserError where wide loads of it would not be aligned, and where rows that are
+    cut do not stand together."""
+    align, (_, units, _, width) = loaded_bytes(selector, dim), index_PSHW.shape
+    per_block, per_unit, per_head, _ = index_PSHW.stride()
+    if units > 1 and per_unit != width and (selector.bits < 8 or per_unit % align):
+        raise UserError(
+            "index rows of quantized_mean must follow each other in a block, those of one head after those of another; "
+            f"got strides {index_PSHW.stride()}",
+            "allocate [blocks, heads, units, width] and pass it with units and heads exchanged",
+        )
+    if any(place % align for place in (per_block, per_head, index_PSHW.storage_offset())):
         raise UserError(
             f"index rows of quantized_mean must lie at multiples of {align} bytes, got strides {index_PSHW.stride()}",
             "allocate rows of index_width(head_dim) bytes one after the other",
@@ -156,6 +172,8 @@ def _quantized_mean(
     D: tl.constexpr,
     BITS: tl.constexpr,
     SCALE_AT: tl.constexpr,
+    CUT: tl.constexpr,
+    UNITS_PER_BLOCK: tl.constexpr,
     ROW_WORDS: tl.constexpr,
     LANES: tl.constexpr,
     FP8_PER_MOST: tl.constexpr,
@@ -197,8 +215,14 @@ def _quantized_mean(
             packed = tl.sum(codes << (BITS * part)[None, :], axis=1)
             packed = tl.where(word < SCALE_AT, packed, 0)
             packed = tl.where(word == SCALE_AT, scale.to(tl.int32, bitcast=True), packed)
-            row = words + block * words_per_block + (last // UNIT) * words_per_unit + head * words_per_head
-            tl.store(row + word, packed, mask=word < ROW_WORDS)
+            unit = last // UNIT
+            if CUT == ROW_WORDS:
+                inside = unit * words_per_unit + word
+            else:
+                behind = UNITS_PER_BLOCK * CUT + unit * (ROW_WORDS - CUT) + word - CUT
+                inside = tl.where(word < CUT, unit * CUT + word, behind)
+            row = words + block * words_per_block + head * words_per_head
+            tl.store(row + inside, packed, mask=word < ROW_WORDS)
 
 
 @triton.jit

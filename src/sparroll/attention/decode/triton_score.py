@@ -1,9 +1,9 @@
 """Scores all units of each (request, head). The speed limit is reading the index once, so the work is split evenly: the
 tiles of units of all (request, head) pairs form one row, and every program takes an equal stretch of it.
 
-Index rows are floating-point numbers of any type, or words of packed codes. A code is never converted. Masked out of
-its word, it already is the bit pattern of a float that differs from its value by a power of two, and the query is
-multiplied by that power beforehand.
+Index rows are floating-point numbers of any type, or words of fp8 codes. A code is never converted. Masked out of its
+word, it already is the bit pattern of a float that differs from its value by a power of two, and the query is multiplied
+by that power beforehand. Codes of fewer bits are triton_score_codes.py's.
 """
 
 from __future__ import annotations
@@ -14,9 +14,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.decode.triton_index import words_of
+from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_work_split import plan_step, request_at, stretch
+from sparroll.attention.decode.triton_score_codes import score_units as score_codes
+from sparroll.attention.decode.triton_work_split import blocks_of, competes, plan_step, request_at, stretch
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
@@ -48,11 +49,15 @@ def score_units(
         return
     if not planned:
         plan_step(context_tokens_R, kv_budget_tokens_R, selector, units, workspace)
-    bits, align, rows = 0, 1, index_PSHW
+    fp8, align, rows, held = False, 1, index_PSHW, index_PSHW.shape[3]
     if isinstance(selector, QuantizedMean):
-        bits, align, rows = selector.bits, selector.row_align // 4, words_of(index_PSHW, selector)
-    held = dim * bits // 32 if bits else rows.shape[3]
-    lanes = triton.next_power_of_2(held)
+        if selector.bits < 8:
+            score_codes(
+                query_RHGD, index_PSHW, block_table_RM, context_tokens_R, selector, scores_RHU, workspace,
+                programs=programs,
+            )  # fmt: skip
+            return
+        fp8, align, rows, held = True, loaded_bytes(selector, dim) // 4, words_of(index_PSHW, selector, dim), dim // 4
     _mean_query[(programs or workspace.processors * PROGRAMS_PER_MULTIPROCESSOR,)](
         query_RHGD,
         rows,
@@ -74,10 +79,10 @@ def score_units(
         G=group,
         W=held,
         LANES_G=triton.next_power_of_2(group),
-        LANES_W=lanes,
+        LANES_W=triton.next_power_of_2(held),
         LANES_R=triton.next_power_of_2(requests),
         TILE=workspace.scored_tile_units,
-        BITS=bits,
+        FP8=fp8,
         ALIGN=align,
         num_warps=4,
         **overlapping(query_RHGD),
@@ -115,15 +120,13 @@ def _mean_query(
     LANES_W: tl.constexpr,
     LANES_R: tl.constexpr,
     TILE: tl.constexpr,
-    BITS: tl.constexpr,
+    FP8: tl.constexpr,
     ALIGN: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
     at, end = stretch(scored_before, requests, HEADS)
     lane = tl.arange(0, LANES_W)
-    # Bits of a word that lie in the mantissa of a float, as far as they are whole codes.
-    LOW_BITS: tl.constexpr = 0 if BITS == 0 else 23 // BITS * BITS
     while at < end:
         request, request_begins, tiles = request_at(at, scored_before, requests, HEADS, LANES_R)
         units = (tl.load(context_tokens + request) + UNIT - 1) // UNIT
@@ -131,60 +134,37 @@ def _mean_query(
         head_begins = request_begins + head * tiles
         last = tl.minimum(end, head_begins + tiles)
         first_query = query + request * query_per_request + head * query_per_head
-        if BITS == 0:
-            mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
-        else:
+        if FP8:
             # Unpacking wants each channel's query in a register of its own.
             means = ()
-            summed = tl.zeros([LANES_W], tl.float32)
-            for part in tl.static_range(32 // BITS):
-                channels = lane * (32 // BITS) + part
-                its_mean = _group_mean(first_query, query_per_member, channels, lane < W, G, LANES_G)
-                summed += its_mean
-                means += (its_mean * 2.0 ** (60 if BITS == 8 else 64 - part * BITS % LOW_BITS),)
-            of_all = tl.sum(summed, axis=0)
+            for part in tl.static_range(4):
+                its_mean = _group_mean(first_query, query_per_member, 4 * lane + part, lane < W, G, LANES_G)
+                means += (its_mean * 2.0**60,)
+        else:
+            mean = _group_mean(first_query, query_per_member, lane, lane < W, G, LANES_G)
         head_index = index + head * index_per_head * ALIGN
         table_row = block_table + request * table_per_request
         target = scores + request * scores_per_request + head * scores_per_head
         unit = (at - head_begins) * TILE + tl.arange(0, TILE)
-        block = _look_up(table_row, unit, units, UNITS_PER_BLOCK, FIRST, RECENT)
+        block = blocks_of(table_row, unit, units, UNITS_PER_BLOCK, FIRST, RECENT)
         for _ in range(at, last):
-            candidate = _competes(unit, units, FIRST, RECENT)
+            candidate = competes(unit, units, FIRST, RECENT)
             row = head_index + block * index_per_block * ALIGN + (unit % UNITS_PER_BLOCK) * index_per_unit * ALIGN
             # One tile early, so that its rows wait for no other load.
-            block = _look_up(table_row, unit + TILE, units, UNITS_PER_BLOCK, FIRST, RECENT)
+            block = blocks_of(table_row, unit + TILE, units, UNITS_PER_BLOCK, FIRST, RECENT)
             held = tl.load(row[:, None] + lane[None, :], mask=candidate[:, None] & (lane < W)[None, :], other=0)
-            if BITS == 0:
-                score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
-            else:
+            if FP8:
                 products = tl.zeros([TILE, LANES_W], tl.float32)
-                for part in tl.static_range(32 // BITS):
-                    products += _as_float(held, part, BITS, LOW_BITS) * means[part][None, :]
-                score = tl.sum(products, axis=1)
-                if BITS == 8:
-                    score *= 2.0**60
-                else:
-                    score = score * 2.0**86 - (2**BITS - 1) * of_all
+                for part in tl.static_range(4):
+                    products += _fp8_as_float(held, part) * means[part][None, :]
+                score = tl.sum(products, axis=1) * 2.0**60
                 score *= tl.load(row + W, mask=candidate, other=0).to(tl.float32, bitcast=True)
+            else:
+                score = tl.sum(held.to(tl.float32) * mean[None, :], axis=1)
             score = tl.where(candidate, score, tl.where(unit < units, float("inf"), float("-inf")))
             tl.store(target + unit, score, mask=unit < units_held)
             unit += TILE
         at = last
-
-
-@triton.jit
-@no_type_check
-def _competes(unit, units, FIRST: tl.constexpr, RECENT: tl.constexpr):
-    """Neither past the context nor read anyway. The row of an incomplete unit was never written; it is read anyway."""
-    return (unit < units) & (unit >= FIRST) & (unit < units - RECENT)
-
-
-@triton.jit
-@no_type_check
-def _look_up(table_row, unit, units, UNITS_PER_BLOCK: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr):
-    """The blocks of units that compete."""
-    competes = _competes(unit, units, FIRST, RECENT)
-    return tl.load(table_row + unit // UNITS_PER_BLOCK, mask=competes, other=0).to(tl.int64)
 
 
 @triton.jit
@@ -202,14 +182,8 @@ def _group_mean(query, query_per_member, channel, wanted, G: tl.constexpr, LANES
 
 @triton.jit
 @no_type_check
-def _as_float(words, part: tl.constexpr, BITS: tl.constexpr, LOW_BITS: tl.constexpr):
-    """Code number `part` of each word: times 2 ** -120 if e4m3, else times 2 ** (part * BITS % LOW_BITS - 149)."""
-    if BITS == 8:
-        # Sign to bit 31, the other seven bits to the lower exponent and the upper mantissa of fp32; the sign's copies
-        # that the shift leaves between them are masked out, by 0x87F00000.
-        codes = ((words << (24 - 8 * part)) >> 4) & -0x78100000
-    else:
-        # The mantissa of a subnormal number. Words are shifted only to bring further codes below bit 23.
-        SHIFT: tl.constexpr = part * BITS // LOW_BITS * LOW_BITS
-        codes = (words >> SHIFT) & ((2**BITS - 1) << (part * BITS - SHIFT))
-    return codes.to(tl.float32, bitcast=True)
+def _fp8_as_float(words, part: tl.constexpr):
+    """Byte number `part` of each word, an e4m3 number, times 2 ** -120."""
+    # Sign to bit 31, the other seven bits to the lower exponent and the upper mantissa of fp32; the sign's copies that
+    # the shift leaves between them are masked out, by 0x87F00000.
+    return (((words << (24 - 8 * part)) >> 4) & -0x78100000).to(tl.float32, bitcast=True)

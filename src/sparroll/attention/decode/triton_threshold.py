@@ -24,16 +24,51 @@ def ordered_bits(score):
 
 @triton.jit
 @no_type_check
-def best_threshold(ordered, exists, wanted):
+def best_threshold(ordered, exists, wanted, FEW: tl.constexpr = False):
     """The `wanted`-th largest of `ordered`, or a number that exactly `wanted` of them reach; the largest where none is
-    wanted. Lanes that do not exist are LEAST, and `wanted` is no more than those that do."""
+    wanted. Lanes that do not exist are LEAST, and `wanted` is no more than those that do. FEW: compare with three
+    numbers a round, because where a thread holds few lanes the sum over all threads is what takes the time."""
     low = tl.min(tl.where(exists, ordered, 0x7FFFFFFF), axis=0).to(tl.int64)
     high = tl.max(ordered, axis=0).to(tl.int64)
     # At least `wanted` scores are >= low, and the wanted-th largest is <= high; both ends meet in it, or in any
     # threshold that exactly `wanted` scores reach.
     while low < high:
-        middle = (low + high + 1) >> 1
-        reaching = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32), axis=0)
-        low = tl.where(reaching >= wanted, middle, low)
-        high = tl.where(reaching > wanted, high, tl.where(reaching == wanted, middle, middle - 1))
+        if FEW:
+            first, second, third = quarters(low, high)
+            reaching = tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
+            low, high = narrowed(low, high, first, second, third, reaching, wanted)
+        else:
+            middle = (low + high + 1) >> 1
+            reaching = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32), axis=0)
+            low = tl.where(reaching >= wanted, middle, low)
+            high = tl.where(reaching > wanted, high, tl.where(reaching == wanted, middle, middle - 1))
     return low.to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def quarters(low, high):
+    """Three numbers above low and up to high, in order; equal ones where there are fewer. All int64."""
+    apart = high - low
+    return low + ((apart + 3) >> 2), low + ((2 * apart + 3) >> 2), low + ((3 * apart + 3) >> 2)
+
+
+@triton.jit
+@no_type_check
+def reaching_quarters(ordered, first, second, third):
+    """Which of the three each number reaches, in three fields of 21 bits, whose sums are counts."""
+    reached = (ordered >= first.to(tl.int32)).to(tl.int64)
+    reached += (ordered >= second.to(tl.int32)).to(tl.int64) << 21
+    return reached + ((ordered >= third.to(tl.int32)).to(tl.int64) << 42)
+
+
+@triton.jit
+@no_type_check
+def narrowed(low, high, first, second, third, reaching, wanted):
+    """The ends after a round. They meet or cross once exactly `wanted` reach one of the three, which then is `low`."""
+    for field in tl.static_range(3):
+        middle = first if field == 0 else (second if field == 1 else third)
+        count = ((reaching >> (21 * field)) & 0x1FFFFF).to(tl.int32)
+        low = tl.where(count >= wanted, tl.maximum(low, middle), low)
+        high = tl.where(count > wanted, high, tl.minimum(high, tl.where(count == wanted, middle, middle - 1)))
+    return low, high

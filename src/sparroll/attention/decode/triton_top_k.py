@@ -1,21 +1,54 @@
-"""The k best units of each (request, head), in ascending order: a selection, not a sort. One program holds all scores
-of its head in registers, finds the k-th largest by bisection over their ordered bits, and writes what lies above it
-and, of the units equal to it, the lowest."""
+"""The k best units of each (request, head), in ascending order: a selection, not a sort, of any number of units.
+
+One program does it for one head, in four steps, of which two look at every score (the first alone, where there is a lane
+for each):
+
+1. The scores are dealt to a row of lanes, and each lane keeps its largest. At least k scores reach the k-th largest of
+   these, because k lanes do. With some times more lanes than k, hardly more than k do.
+2. The units that reach it are listed, in ascending order. They are the candidates.
+3. The k-th largest of the candidates' scores is found by search over their ordered bits.
+4. Candidates above it are written, and of those equal to it the lowest.
+
+Where more candidates were found than there is room for, as among equal scores, the search looks at all scores each time:
+slower, and just as exact.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import no_type_check
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_threshold import LEAST, best_threshold, ordered_bits
+from sparroll.attention.decode.triton_threshold import (
+    LEAST,
+    best_threshold,
+    narrowed,
+    ordered_bits,
+    quarters,
+    reaching_quarters,
+)
 from sparroll.attention.selectors.base import Selector
 
 _WIDEST_FILL = 1024
 _SCORES_PER_WARP = 256
+
+
+@dataclass(frozen=True)
+class ChoiceLayout:
+    """How a program is laid out. It changes the speed and never the result."""
+
+    warps: int = 8
+    chunk: int = 4096
+    """Most scores that it holds at a time; a power of two, as the other two."""
+    lanes: int = 2048
+    """Of steps 1, 3 and 4, also the room for candidates; `chunk` where these are less than twice the units wanted."""
+    chunk_of_all: int = 2048
+    """Scores that it holds at a time where there is no room for the candidates."""
 
 
 def choose_units(
@@ -28,14 +61,18 @@ def choose_units(
     block_table_RM: Tensor | None,
     units_per_block: int,
     fill_rest: bool = True,
-    warps: int | None = None,
+    layout: ChoiceLayout | None = None,
 ) -> None:
-    """See paged.choose_units. `warps` is for measurements."""
+    """See paged.choose_units. `layout` is for measurements."""
     requests, heads, units = scores_RHU.shape
     most = unit_ids_RHN.shape[2]
     if requests == 0:
         return
-    lanes = max(256, triton.next_power_of_2(units))
+    layout = layout or ChoiceLayout()
+    chunk = min(max(256, triton.next_power_of_2(units)), layout.chunk)
+    aligned = not any(stride % 4 for stride in scores_RHU.stride()[:2]) and scores_RHU.data_ptr() % 16 == 0
+    # Inside a CUDA graph this belongs to the graph, and all layers share it.
+    candidates = torch.empty(requests, heads, chunk, dtype=torch.int32, device=scores_RHU.device)
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
     block_table = unit_ids_RHN if block_table_RM is None else block_table_RM
     _choose[(heads, requests)](
@@ -45,6 +82,7 @@ def choose_units(
         unit_ids_RHN,
         pages,
         block_table,
+        candidates,
         *scores_RHU.stride()[:2],
         *unit_ids_RHN.stride()[:2],
         *pages.stride()[:2],
@@ -52,11 +90,15 @@ def choose_units(
         most,
         UNIT=selector.unit_tokens,
         UNITS_PER_BLOCK=units_per_block,
-        LANES=lanes,
+        CHUNK=chunk,
+        LANES=min(layout.lanes, chunk),
+        CHUNK_OF_ALL=min(layout.chunk_of_all, chunk),
+        # Rows that begin at whole 16 bytes also have room up to the next ones.
+        LOADED=4 if aligned else 1,
         FILL=min(max(32, triton.next_power_of_2(most)), _WIDEST_FILL),
         WITH_PAGES=pages_RHN is not None,
         FILL_REST=fill_rest,
-        num_warps=warps or min(max(4, lanes // _SCORES_PER_WARP), 8),
+        num_warps=min(max(4, chunk // _SCORES_PER_WARP), layout.warps),
         **overlapping(scores_RHU),
     )
 
@@ -70,6 +112,7 @@ def _choose(
     unit_ids,
     pages,
     block_table,
+    candidates,
     scores_per_request,
     scores_per_head,
     ids_per_request,
@@ -80,7 +123,10 @@ def _choose(
     most,
     UNIT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
     LANES: tl.constexpr,
+    CHUNK_OF_ALL: tl.constexpr,
+    LOADED: tl.constexpr,
     FILL: tl.constexpr,
     WITH_PAGES: tl.constexpr,
     FILL_REST: tl.constexpr,
@@ -106,14 +152,28 @@ def _choose(
             if WITH_PAGES:
                 its_block = tl.load(table_row + each // UNITS_PER_BLOCK, mask=each < wanted, other=0).to(tl.int32)
                 tl.store(pages_row + each, its_block * UNITS_PER_BLOCK + each % UNITS_PER_BLOCK, mask=each < wanted)
-    else:
-        # Short contexts need not pay for the longest one.
-        if units <= LANES // 8:
-            _select(scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES // 8, WITH_PAGES)
-        elif units <= LANES // 2:
-            _select(scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES // 2, WITH_PAGES)
-        else:
-            _select(scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, LANES, WITH_PAGES)
+    elif wanted > 0:
+        listed_row = candidates + (request * tl.num_programs(0) + head) * CHUNK
+        fits = 0
+        reached = tl.full([], LEAST + 1, tl.int32)
+        highest = tl.full([], 0x7FFFFFFF, tl.int32)
+        if (units <= LANES) | (2 * wanted <= LANES):
+            fits, reached, highest = _choose_candidates(
+                scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, LANES, CHUNK,
+                LOADED, WITH_PAGES,
+            )  # fmt: skip
+        # The first condition is known when the kernel is compiled, and then what follows is left out.
+        elif CHUNK > LANES:  # noqa: SIM102
+            if wanted <= CHUNK:
+                fits, reached, highest = _choose_candidates(
+                    scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, CHUNK, CHUNK,
+                    LOADED, WITH_PAGES,
+                )  # fmt: skip
+        if fits == 0:
+            _choose_from_all(
+                scores_row, ids_row, pages_row, table_row, units, wanted, reached, highest, UNITS_PER_BLOCK,
+                CHUNK_OF_ALL, LOADED, WITH_PAGES,
+            )  # fmt: skip
 
     if FILL_REST:
         nothing = tl.full([FILL], -1, tl.int32)
@@ -126,30 +186,133 @@ def _choose(
 
 @triton.jit
 @no_type_check
-def _select(
+def _choose_candidates(
+    scores_row,
+    ids_row,
+    pages_row,
+    table_row,
+    listed_row,
+    units,
+    wanted,
+    UNITS_PER_BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LOADED: tl.constexpr,
+    WITH_PAGES: tl.constexpr,
+):
+    """Write the `wanted` best, at least one, not all and no more than lanes; nothing where the candidates do not fit.
+    Whether they do, what at least `wanted` scores reach, and the highest score."""
+    lane = tl.arange(0, LANES)
+    best = tl.full([LANES], LEAST, tl.int32)
+    for start in range(0, units, CHUNK):
+        unit = start + tl.arange(0, CHUNK // LANES)[:, None] * LANES + lane[None, :]
+        best = tl.maximum(best, tl.max(_ordered(scores_row, unit, units, LOADED), axis=0))
+    reached = best_threshold(best, lane < units, wanted, FEW=True)
+    # With a lane for each unit, the k-th largest of the lanes is that of the scores.
+    count = tl.zeros([], tl.int32)
+    unit = lane
+    ordered = best
+    threshold = reached
+    if units > LANES:
+        for start in range(0, units, CHUNK):
+            each = start + tl.arange(0, CHUNK)
+            reaches = (_ordered(scores_row, each, units, LOADED) >= reached).to(tl.int32)
+            place = count + tl.cumsum(reaches, axis=0) - 1
+            tl.store(listed_row + place, each, mask=(reaches != 0) & (place < LANES))
+            count += tl.sum(reaches, axis=0)
+        if count <= LANES:
+            # What other threads listed must have arrived.
+            tl.debug_barrier()
+            listed = lane < count
+            unit = tl.load(listed_row + lane, mask=listed, other=0)
+            score = tl.load(scores_row + unit, mask=listed, other=0.0)
+            ordered = tl.where(listed, ordered_bits(score), LEAST)
+            threshold = best_threshold(ordered, listed, wanted, FEW=True)
+    if count <= LANES:
+        wanted_equals = wanted - tl.sum((ordered > threshold).to(tl.int32), axis=0)
+        _write(
+            ids_row, pages_row, table_row, unit, ordered, threshold, wanted_equals, 0, 0, UNITS_PER_BLOCK, WITH_PAGES
+        )
+    return (count <= LANES).to(tl.int32), reached, tl.max(best, axis=0)
+
+
+@triton.jit
+@no_type_check
+def _choose_from_all(
     scores_row,
     ids_row,
     pages_row,
     table_row,
     units,
     wanted,
+    reached,
+    highest,
     UNITS_PER_BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LOADED: tl.constexpr,
     WITH_PAGES: tl.constexpr,
 ):
-    """The `wanted` best of fewer than or exactly LANES units."""
-    unit = tl.arange(0, LANES)
-    exists = unit < units
-    score = tl.load(scores_row + unit, mask=exists, other=float("-inf"))
-    ordered = tl.where(exists, ordered_bits(score), LEAST)
-    threshold = best_threshold(ordered, exists, wanted)
+    """Write the `wanted` best, whose threshold lies between two numbers: at least `wanted` scores reach the lower one,
+    and none lies above the higher one."""
+    low = reached.to(tl.int64)
+    high = highest.to(tl.int64)
+    # As best_threshold does.
+    while low < high:
+        first, second, third = quarters(low, high)
+        reaching = tl.zeros([], tl.int64)
+        for start in range(0, units, CHUNK):
+            ordered = _ordered(scores_row, start + tl.arange(0, CHUNK), units, LOADED)
+            reaching += tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
+        low, high = narrowed(low, high, first, second, third, reaching, wanted)
+    threshold = low.to(tl.int32)
+    above = tl.zeros([], tl.int32)
+    for start in range(0, units, CHUNK):
+        ordered = _ordered(scores_row, start + tl.arange(0, CHUNK), units, LOADED)
+        above += tl.sum((ordered > threshold).to(tl.int32), axis=0)
+    wanted_equals = wanted - above
+    above = tl.zeros([], tl.int32)
+    equal = tl.zeros([], tl.int32)
+    for start in range(0, units, CHUNK):
+        unit = start + tl.arange(0, CHUNK)
+        ordered = _ordered(scores_row, unit, units, LOADED)
+        _write(
+            ids_row, pages_row, table_row, unit, ordered, threshold, wanted_equals, above, equal, UNITS_PER_BLOCK,
+            WITH_PAGES,
+        )  # fmt: skip
+        above += tl.sum((ordered > threshold).to(tl.int32), axis=0)
+        equal += tl.sum((ordered == threshold).to(tl.int32), axis=0)
+
+
+@triton.jit
+@no_type_check
+def _ordered(scores_row, unit, units, LOADED: tl.constexpr):
+    """Ordered bits of scores; LEAST, which no score has, of units that do not exist. A thread loads LOADED at a time."""
+    score = tl.load(scores_row + unit, mask=unit // LOADED < (units + LOADED - 1) // LOADED, other=0.0)
+    return tl.where(unit < units, ordered_bits(score), LEAST)
+
+
+@triton.jit
+@no_type_check
+def _write(
+    ids_row,
+    pages_row,
+    table_row,
+    unit,
+    ordered,
+    threshold,
+    wanted_equals,
+    above_before,
+    equal_before,
+    UNITS_PER_BLOCK: tl.constexpr,
+    WITH_PAGES: tl.constexpr,
+):
+    """Ascending units into the list: those above the threshold, and of those equal to it as many as are wanted."""
     above = (ordered > threshold).to(tl.int32)
-    equal = ((ordered == threshold) & exists).to(tl.int32)
-    wanted_equals = wanted - tl.sum(above, axis=0)
+    equal = (ordered == threshold).to(tl.int32)
     # One scan counts both: units above in the lower half of each word, equal ones in the upper half.
     counted = tl.cumsum(above + (equal << 16), axis=0)
-    above_so_far = counted & 0xFFFF
-    equal_so_far = counted >> 16
+    above_so_far = above_before + (counted & 0xFFFF)
+    equal_so_far = equal_before + (counted >> 16)
     chosen = (above != 0) | ((equal != 0) & (equal_so_far <= wanted_equals))
     place = above_so_far + tl.minimum(equal_so_far, wanted_equals) - 1
     tl.store(ids_row + place, unit, mask=chosen)

@@ -1,5 +1,7 @@
 """Shares the work of a step: running sums of each request's tiles, in which every program finds its equal stretch. The
-sums are the same in all layers, so they are computed once a step."""
+sums are the same in all layers with the same budgets, so they are computed once a step."""
+
+# R requests, L layers with budgets of their own
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from torch import Tensor
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
-    from sparroll.attention.decode.paged import StepWorkspace
+    from sparroll.attention.decode.paged import LayerPlans, StepWorkspace
 
 
 def plan_step(
@@ -23,31 +25,58 @@ def plan_step(
     workspace: StepWorkspace,
 ) -> None:
     """See paged.plan_step. Without budgets every unit of `most_units` is scored, existing or not."""
+    budgets_1R = None if kv_budget_tokens_R is None else kv_budget_tokens_R[None]
+    plans = workspace.read_before_R[None], workspace.scored_before_R[None]
+    _launch(context_tokens_R, budgets_1R, selector, most_units, workspace, *plans)
+
+
+def plan_layers(
+    context_tokens_R: Tensor, kv_budget_tokens_LR: Tensor, selector: Selector, most_units: int, plans: LayerPlans
+) -> None:
+    """See paged.plan_layers."""
+    before = plans.read_before_LR, plans.scored_before_LR
+    _launch(context_tokens_R, kv_budget_tokens_LR, selector, most_units, plans.workspaces[0], *before)
+
+
+def _launch(
+    context_tokens_R: Tensor,
+    kv_budget_tokens_LR: Tensor | None,
+    selector: Selector,
+    most_units: int,
+    workspace: StepWorkspace,
+    read_before_LR: Tensor,
+    scored_before_LR: Tensor,
+) -> None:
+    """Write a plan for each row of budgets. The workspace says in which tiles programs read and score."""
     requests = len(context_tokens_R)
     if requests:
-        _plan[(1,)](
+        _plan[(len(read_before_LR),)](
             context_tokens_R,
-            context_tokens_R if kv_budget_tokens_R is None else kv_budget_tokens_R,
-            workspace.read_before_R,
-            workspace.scored_before_R,
+            context_tokens_R if kv_budget_tokens_LR is None else kv_budget_tokens_LR,
+            read_before_LR,
+            scored_before_LR,
+            0 if kv_budget_tokens_LR is None else kv_budget_tokens_LR.stride(0),
+            read_before_LR.stride(0),
             requests,
             most_units,
             UNIT=selector.unit_tokens,
             READ_TILE=workspace.tile.tokens,
             SCORED_TILE=workspace.scored_tile_units,
-            WITH_BUDGETS=kv_budget_tokens_R is not None,
+            WITH_BUDGETS=kv_budget_tokens_LR is not None,
             LANES_R=triton.next_power_of_2(requests),
             num_warps=4,
         )
 
 
-@triton.jit(do_not_specialize=["requests"])
+@triton.jit(do_not_specialize=["budget_stride", "plan_stride", "requests"])
 @no_type_check
 def _plan(
     context_tokens,
     kv_budget_tokens,
     read_before,
     scored_before,
+    budget_stride,
+    plan_stride,
     requests,
     most_units,
     UNIT: tl.constexpr,
@@ -56,6 +85,9 @@ def _plan(
     WITH_BUDGETS: tl.constexpr,
     LANES_R: tl.constexpr,
 ):
+    kv_budget_tokens += tl.program_id(0) * budget_stride
+    read_before += tl.program_id(0) * plan_stride
+    scored_before += tl.program_id(0) * plan_stride
     request = tl.arange(0, LANES_R)
     context = tl.load(context_tokens + request, mask=request < requests, other=0).to(tl.int32)
     budget = tl.load(kv_budget_tokens + request, mask=request < requests, other=0).to(tl.int32)
@@ -93,3 +125,18 @@ def request_at(place, before, requests, heads, LANES_R: tl.constexpr):
     request = (tl.sum(((starts <= place) & (each < requests)).to(tl.int32), axis=0) - 1).to(tl.int64)
     its_first = tl.load(before + request)
     return request, its_first * heads, tl.load(before + request + 1) - its_first
+
+
+@triton.jit
+@no_type_check
+def competes(unit, units, FIRST: tl.constexpr, RECENT: tl.constexpr):
+    """Neither past the context nor read anyway. The row of an incomplete unit was never written; it is read anyway."""
+    return (unit < units) & (unit >= FIRST) & (unit < units - RECENT)
+
+
+@triton.jit
+@no_type_check
+def blocks_of(table_row, unit, units, UNITS_PER_BLOCK: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr):
+    """The blocks of units that compete."""
+    wanted = competes(unit, units, FIRST, RECENT)
+    return tl.load(table_row + unit // UNITS_PER_BLOCK, mask=wanted, other=0).to(tl.int64)

@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparroll.attention.decode import api
-from sparroll.attention.decode.reference import NOT_CHOSEN
+from sparroll.attention.decode import reference
 from sparroll.attention.masked import api as masked
 from sparroll.attention.masked.unit_bitmap import WORD_POSITIONS, pack
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.page_mean import PageMean
 from sparroll.errors import UserError
 
-_SCORED_AT_ONCE = 1 << 25
-"""Scores (or what a selector holds for each of them) that exist at one time: about 128 MB in fp32."""
+_SCORED_AT_ONCE = {"cpu": 1 << 25, "cuda": 1 << 27}
+"""Scores (or what a selector holds for each of them) that exist at one time: about 128 MB in fp32, and on a GPU, where
+smaller pieces would wait for their launches, 512 MB."""
 
 
 def implementation(impl: str, selector: Selector) -> str:
@@ -74,7 +74,8 @@ def _selected(
     padded = F.pad(keys_BHSD, (0, 0, 0, units * unit - tokens))
     index = selector.build_index(padded.unflatten(2, (units, unit)))
     held = batch * query_BASD.shape[1] * units * max(1, index.shape[-1] // dim)
-    chunk = max(1, _SCORED_AT_ONCE // (held * WORD_POSITIONS)) * WORD_POSITIONS
+    at_once = _SCORED_AT_ONCE.get(words.device.type, 1 << 25)
+    chunk = max(1, at_once // (held * WORD_POSITIONS)) * WORD_POSITIONS
     for begin in range(0, tokens, chunk):
         end = min(begin + chunk, tokens)
         seen = -(-end // unit)
@@ -84,15 +85,30 @@ def _selected(
         if bool(sparse_S[begin:end].any()):
             part = query_BASD[:, :, begin:end].unflatten(1, (heads, group)).permute(0, 3, 1, 2, 4)
             budgets_BQ = kv_budget_tokens_S[begin:end].expand(batch, -1)
-            ids = api.select(part, index[:, :, :seen], context_Q.expand(batch, -1), budgets_BQ, selector, scale)
-            read_BQHU = read_BQHU & (_listed(ids, seen) | dense_BS[:, begin:end, None, None])
+            ranked = reference.ranked(
+                part, index[:, :, :seen], context_Q.expand(batch, -1), budgets_BQ, selector, scale
+            )
+            read_BQHU = read_BQHU & (best(*ranked) | dense_BS[:, begin:end, None, None])
         blocks = slice(begin // WORD_POSITIONS, -(-end // WORD_POSITIONS))
         words[:, :, blocks, :seen] = pack(read_BQHU)
     return words
 
 
-def _listed(unit_ids_RQHN: Tensor, units: int) -> Tensor:
-    """[R, Q, H, U] bool from ids; one column more than there are units is where the unused entries land."""
-    read = torch.zeros(*unit_ids_RQHN.shape[:3], units + 1, dtype=torch.bool, device=unit_ids_RQHN.device)
-    read.scatter_(3, unit_ids_RQHN.masked_fill(unit_ids_RQHN == NOT_CHOSEN, units), True)
-    return read[..., :units]
+def best(score_RQHU: Tensor, wanted_RQ1: Tensor) -> Tensor:
+    """[R, Q, H, U] bool: as many units as are wanted, those that `reference.best_first` puts first.
+
+    It looks for the score of the last wanted unit and sorts nothing, which matters for units of one token.
+    """
+    # Without NaN, the scores compare as their order does.
+    order_RQHU = reference.in_order(score_RQHU) if bool(score_RQHU.isnan().any()) else score_RQHU
+    fewest, most = (int(bound) for bound in wanted_RQ1.aminmax())
+    top_RQHN = order_RQHU.topk(most, sorted=fewest < most).values
+    if fewest < most:
+        last_RQH1 = top_RQHN.gather(3, (wanted_RQ1[..., None] - 1).expand(*top_RQHN.shape[:3], 1).long())
+    else:
+        last_RQH1 = top_RQHN.amin(3, keepdim=True)
+    above_RQHU, equal_RQHU = order_RQHU > last_RQH1, order_RQHU == last_RQH1
+    left_RQH1 = wanted_RQ1[..., None] - above_RQHU.sum(3, keepdim=True)
+    if bool((equal_RQHU.sum(3, keepdim=True) > left_RQH1).any()):
+        equal_RQHU = equal_RQHU & (equal_RQHU.cumsum(3, dtype=torch.int32) <= left_RQH1)
+    return above_RQHU | equal_RQHU

@@ -104,6 +104,11 @@ class Selector(ABC):
     def index_width(self, head_dim: int) -> int:
         """Numbers kept per unit and KV head."""
 
+    def cut_at(self, head_dim: int) -> int:
+        """Where rows are cut in a block of a paged cache: the first parts of the rows of all its units stand before
+        their second parts. By default rows stand whole, one after the other."""
+        return self.index_width(head_dim)
+
     def index_row_bytes(self, head_dim: int) -> int:
         """Bytes of the index row of one unit and KV head."""
         return self.index_width(head_dim) * self.index_dtype.itemsize

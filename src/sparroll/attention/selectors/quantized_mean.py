@@ -1,5 +1,7 @@
 """Page means in few bits: a channel takes 8 to 1 bits where page_mean has 16, so smaller units become affordable. This
-file defines the row format; the kernels write and read the same bytes."""
+file defines the row format and the score; the kernels write and read the same bytes, and compute the same scores."""
+
+# R requests, Q query positions, H kv heads, G query heads per kv head, U units, D head dimension, W index row width
 
 from __future__ import annotations
 
@@ -21,6 +23,10 @@ FP8_MOST = 448.0
 FIXED_MOST = 2047
 """Largest value in the fixed-point copy of a row. The sum of 512 squares then fits int32, and the order of an integer
 sum does not matter."""
+QUERY_MOST = 127
+"""Largest magnitude of a query's channel in whole numbers."""
+LEAST_LARGEST = 2.0**-100
+"""A vector of zeros is scaled as if its largest channel were this: any number that is not zero will do."""
 STEP_PER_RMS = {4: 0.3352, 2: 0.9957, 1: 1.5958}
 """Distance between neighbouring levels with the least error for a Gaussian (Max, 1960), in units of its root mean
 square."""
@@ -28,11 +34,24 @@ square."""
 
 @dataclass(frozen=True)
 class QuantizedMean(Selector):
-    """Scored like page_mean; a row is the mean's channels in `bits` bits each and one scale.
+    """Scored like page_mean, below 8 bits with a rounded query; a row is the mean's channels in `bits` bits each and
+    one scale.
 
     Row: channel c in bits c * bits and up, low bits first, then zeros up to whole 4 bytes; the scale as little-endian
     fp32; zeros up to `row_align`. At 8 bits a channel is e4m3 and means itself times the scale. Below, a channel n
-    means (2 n + 1 - 2 ** bits) times the scale, which keeps the row's norm.
+    means the level 2 n + 1 - 2 ** bits times the scale, which keeps the row's norm. In a block of a paged cache, the
+    channels of all units of a head come first, and their scales behind them (`cut_at`).
+
+    Score at 8 bits: the group's mean query times the mean that the row stands for, in fp32. Below, it is defined to the
+    last bit, so that everything that scores a unit chooses the same ones:
+
+    - The mean query: fp32, the group's heads added in their order, times 1 / G.
+    - The query in whole numbers: each channel times (127 / largest), rounded to the nearest, halves to the even one;
+      `largest` is the mean query's largest magnitude, and at least 2 ** -100, so that a query of zeros becomes zeros
+      and scores 0 everywhere. One scale for each KV head: largest * (1 / 127). Where the mean query holds an infinity
+      or a NaN, all its scores are NaN.
+    - The score: the sum over channels of whole number times level, which is exact; as fp32, times the scale of the
+      unit, times the scale of the query, in this order.
     """
 
     kind = "quantized_mean"
@@ -55,9 +74,9 @@ class QuantizedMean(Selector):
 
     @property
     def row_align(self) -> int:
-        """Rows are padded to a multiple of this many bytes. It is a multiple of what one thread loads at a time (32
-        channels, at most 16 bytes) and of the unit, because some caches spread a row over the unit's tokens."""
-        return math.lcm(min(4 * self.bits, 16), self.unit_tokens)
+        """Rows are padded to a multiple of this many bytes: of whole words, at 8 bits of the 16 bytes that a thread
+        loads at a time, and of the unit, because some caches spread a row over the unit's tokens."""
+        return math.lcm(16 if self.bits == 8 else 4, self.unit_tokens)
 
     def scale_at(self, head_dim: int) -> int:
         """The byte of a row at which its scale begins."""
@@ -65,6 +84,10 @@ class QuantizedMean(Selector):
 
     def index_width(self, head_dim: int) -> int:
         return -(-(self.scale_at(head_dim) + SCALE_BYTES) // self.row_align) * self.row_align
+
+    def cut_at(self, head_dim: int) -> int:
+        # Scales between the channels would leave these unaligned.
+        return self.index_width(head_dim) if self.bits == 8 else self.scale_at(head_dim)
 
     def build_index(self, keys: Tensor) -> Tensor:
         mean = _mean(keys.detach())
@@ -74,32 +97,54 @@ class QuantizedMean(Selector):
 
     def means(self, index: Tensor, head_dim: int) -> Tensor:
         """The means that rows [..., W] stand for: [..., D] float32."""
-        at = self.scale_at(head_dim)
-        scale = index[..., at : at + SCALE_BYTES].contiguous().view(torch.float32)
         if self.bits == 8:
-            return index[..., :head_dim].contiguous().view(torch.float8_e4m3fn).float() * scale
+            return index[..., :head_dim].contiguous().view(torch.float8_e4m3fn).float() * self._scale(index, head_dim)
+        return self.levels(index, head_dim) * self._scale(index, head_dim)
+
+    def levels(self, index: Tensor, head_dim: int) -> Tensor:
+        """Below 8 bits: the odd whole numbers that the channels of rows [..., W] stand for: [..., D] float32."""
         first_bits = torch.arange(0, 8, self.bits, device=index.device)
-        codes = index[..., :at, None].int() >> first_bits & 2**self.bits - 1
-        return (2 * codes.flatten(-2)[..., :head_dim] + 1 - 2**self.bits).float() * scale
+        codes = index[..., : self.scale_at(head_dim), None].int() >> first_bits & 2**self.bits - 1
+        return (2 * codes.flatten(-2)[..., :head_dim] + 1 - 2**self.bits).float()
 
     def mean_keys(self, index: Tensor, head_dim: int) -> Tensor:
         return self.means(index, head_dim)
 
     def score(self, query: Tensor, index: Tensor, scale: float, candidates: Tensor) -> Tensor:
-        return torch.einsum("rqhd,rhud->rqhu", query.float().mean(3), self.means(index, query.shape[-1]))
+        dim = query.shape[-1]
+        if self.bits == 8:
+            return torch.einsum("rqhd,rhud->rqhu", query.float().mean(3), self.means(index, dim))
+        codes, query_scale = rounded_query(query)
+        # Every product and every sum is a whole number below 2 ** 24, so no order of adding them rounds.
+        with torch.autocast(query.device.type, enabled=False):
+            whole = torch.einsum("rqhd,rhud->rqhu", codes, self.levels(index, dim))
+        return whole * self._scale(index, dim)[..., 0][:, None] * query_scale
+
+    def _scale(self, index: Tensor, head_dim: int) -> Tensor:
+        at = self.scale_at(head_dim)
+        return index[..., at : at + SCALE_BYTES].contiguous().view(torch.float32)
+
+
+def rounded_query(query: Tensor) -> tuple[Tensor, Tensor]:
+    """query [..., G, D] -> the group's mean in whole numbers -127..127 [..., D], and its scale [..., 1], both float32;
+    see QuantizedMean."""
+    mean = _mean(query)
+    largest = _largest(mean)
+    codes = (mean * (torch.full_like(largest, QUERY_MOST) / largest)).round()
+    return torch.where(largest.isfinite(), codes, 0.0), largest * (1 / QUERY_MOST)
 
 
 # Below, divisions by a Python number are written as products with its reciprocal: torch divides so on GPUs, but not on
 # CPUs.
 
 
-def _mean(keys: Tensor) -> Tensor:
-    # Keys are added in the order of the tokens. Another order rounds differently, and rows must not depend on what
-    # writes them.
-    total = keys[..., 0, :].float()
-    for token in range(1, keys.shape[-2]):
-        total = total + keys[..., token, :].float()
-    return total * (1 / keys.shape[-2])
+def _mean(vectors: Tensor) -> Tensor:
+    # They are added in order. Another order rounds differently, and neither rows nor scores must depend on what
+    # computes them.
+    total = vectors[..., 0, :].float()
+    for number in range(1, vectors.shape[-2]):
+        total = total + vectors[..., number, :].float()
+    return total * (1 / vectors.shape[-2])
 
 
 def _fp8(mean: Tensor) -> tuple[Tensor, Tensor]:
@@ -119,8 +164,7 @@ def _levels(mean: Tensor, bits: int) -> tuple[Tensor, Tensor]:
 
 
 def _largest(mean: Tensor) -> Tensor:
-    # For a row of zeros, any scale that is not zero will do.
-    return mean.abs().amax(-1, keepdim=True).clamp_min(2.0**-100)
+    return mean.abs().amax(-1, keepdim=True).clamp_min(LEAST_LARGEST)
 
 
 def _sqrt(value: Tensor) -> Tensor:

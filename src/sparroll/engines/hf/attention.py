@@ -10,7 +10,7 @@ says what to do; it is passed through the model's forward as a keyword argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -204,9 +204,8 @@ class DecodeStep:
     """Whether all rows have the same length, so that no mask is needed."""
     completed: Tensor | None
     """Rows whose last unit is complete with this token; None where there is none."""
-    kv_budget_tokens: Tensor | None
-    """[A], or None where every layer reads everything in this step."""
-    dense_layers: frozenset[int]
+    kv_budget_tokens: Mapping[int, Tensor]
+    """[A] of each layer that reads a part of some row's context; the others read everything in this step."""
     evicting: Evicting | None = None
     ran: dict[int, str] = field(default_factory=dict)
 
@@ -219,7 +218,7 @@ class DecodeStep:
         rows, heads = keys.shape[:2]
         self.cache.append(layer, keys[:, :, 0], values[:, :, 0], self._positions, self.completed)
         query = query[:, :, 0].unflatten(1, (heads, -1))
-        if self.kv_budget_tokens is None or layer in self.dense_layers:
+        if layer not in self.kv_budget_tokens:
             self.ran[layer] = "dense" if self.evicting is None else "evicted"
             mixed = F.scaled_dot_product_attention(
                 query,
@@ -236,14 +235,14 @@ class DecodeStep:
         return mixed.flatten(1, 2)[:, :, None]
 
     def _sparse(self, layer: int, query: Tensor, scale: float) -> Tensor:
-        assert self.kv_budget_tokens is not None and self.cache.selector is not None, "sparse step without a schedule"
+        assert self.cache.selector is not None, "sparse step without a schedule"
         rows, unit = len(query), self.cache.unit_tokens
         units = -(-self.longest // unit)
         unit_ids = api.select(
             query[:, None],
             self.cache.index[layer][:rows, :, :units],
             self.context_tokens[:, None],
-            self.kv_budget_tokens[:, None],
+            self.kv_budget_tokens[layer][:, None],
             self.cache.selector,
             scale,
         )
@@ -325,7 +324,8 @@ class ReplayStep:
     chose: dict[int, str] = field(default_factory=dict)
     """What chose the units of each sparse layer: a name that `attention.masked.unit_choice.implementation` returned."""
     _words: dict[int, Tensor] = field(default_factory=dict)
-    _budgets: tuple[Tensor, Tensor, bool] | None = None
+    _budgets: dict[int, tuple[Tensor, Tensor, bool]] = field(default_factory=dict)
+    """Of each group of layers, by its place."""
 
     def __post_init__(self) -> None:
         if self.schedule.check is not None:
@@ -343,9 +343,10 @@ class ReplayStep:
             self.ran[layer] = "dense"
             return causal(query, keys, values, scale)
         self.ran[layer] = "sparse"
-        if self._budgets is None:
-            self._budgets = self._reads(keys.shape[2], query.device)
-        dense_BS, budget_S, all_dense = self._budgets
+        group = self.schedule.group_of(layer)
+        if group not in self._budgets:
+            self._budgets[group] = self._reads(self.schedule.of_layer(layer), keys.shape[2], query.device)
+        dense_BS, budget_S, all_dense = self._budgets[group]
         if all_dense:
             return causal(query, keys, values, scale)
         selector = self.schedule.selector
@@ -359,10 +360,10 @@ class ReplayStep:
             return masked_remainder.masked_attention(query, keys, values, words, selector, scale)
         return masked_attention(query, keys, values, words, selector.unit_tokens, scale, self.impl)
 
-    def _reads(self, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, bool]:
+    def _reads(self, schedule: Schedule, tokens: int, device: torch.device) -> tuple[Tensor, Tensor, bool]:
         """[B, S] bool positions that read everything, [S] budgets, and whether all positions are dense. They are
-        computed once for all layers, because the last one waits for the device."""
+        computed once for all layers of a group, because the last one waits for the device."""
         context_S = torch.arange(1, tokens + 1, device=device)
-        budget_S = self.schedule.kv_budget_tokens(context_S)
+        budget_S = schedule.kv_budget_tokens(context_S)
         dense_BS = (context_S <= self.prompt_tokens[:, None]) | (budget_S >= context_S)
         return dense_BS, budget_S, bool(dense_BS.all())

@@ -51,9 +51,11 @@ class Request:
     top_k: list[tuple[Tensor, Tensor]] = field(default_factory=list)
     finish_reason: str = ""
     context_tokens: int = 0
-    read_tokens: int = 0
-    """These two are sums over the request's decode steps, in a sparse layer."""
+    """Sum over the request's decode steps."""
+    unread_tokens: int = 0
+    """What all layers together left out of it."""
     sparse_steps: int = 0
+    """Steps in which a layer read a part of the context."""
     evicted_tokens: int = 0
     """Tokens that have left the cache, the same number in every layer and head."""
     drafts: Drafts | None = None
@@ -120,16 +122,11 @@ class Run:
         self.active: list[Request] = []
         self.first_logp: dict[int, Tensor] = {}
         """Log-probabilities of the first token, by prompt, while samples of the prompt still wait."""
-        dense = self.schedule.dense_layers if self.schedule else range(self.layers)
-        self.dense_layers = frozenset(dense)
-        self.sparse_layers = frozenset(range(self.layers)) - self.dense_layers
+        self.parts = self.schedule.parts(self.layers) if self.schedule else ()
+        """Sparse layers and what each of them reads."""
+        self.sparse_layers = frozenset(layer for layers, _ in self.parts for layer in layers)
         self.rows = min(settings.max_batch, self.total)
         self._allocate(max(len(request.prompt_ids) + request.max_new_tokens for request in requests))
-
-    @property
-    def partial_layers(self) -> int:
-        """Layers that may read a part of the context."""
-        return self.layers if self.compression else len(self.sparse_layers)
 
     def _allocate(self, longest_tokens: int) -> None:
         """Make the cache, and the calculation of the cache size that dense rollouts of the same requests would have
@@ -174,9 +171,8 @@ class Run:
     def rollout(self, request: Request) -> Rollout:
         """The rollout of a request that has ended."""
         settings, drafts = self.settings, request.drafts
-        read = self.layers * request.context_tokens
-        read -= self.partial_layers * (request.context_tokens - request.read_tokens)
         whole = self.layers * request.context_tokens
+        read = whole - request.unread_tokens
         checked: dict[str, Any] = {}
         if drafts is not None:
             checked = drafts.results()
@@ -270,13 +266,17 @@ class Run:
         longest = int(held.max())
         self._reserve(longest, int(contexts.max()))
         context_tokens = torch.from_numpy(contexts).to(device)
-        completed, budgets, read = None, None, held
+        completed = None
+        budgets: dict[int, Tensor] = {}
+        read = dict.fromkeys(range(self.layers), held) if self.compression else {}
         if self.schedule is not None:
             full = np.flatnonzero(contexts % self.cache.unit_tokens == 0)
             completed = torch.from_numpy(full).to(device) if len(full) else None
-            read = self.schedule.read_tokens(contexts)
-            if self.sparse_layers and bool((read < contexts).any()):
-                budgets = torch.from_numpy(self.schedule.kv_budget_tokens(contexts)).to(device)
+        for layers, schedule in self.parts:
+            read_tokens = schedule.read_tokens(contexts)
+            if bool((read_tokens < contexts).any()):
+                read |= dict.fromkeys(layers, read_tokens)
+                budgets |= dict.fromkeys(layers, torch.from_numpy(schedule.kv_budget_tokens(contexts)).to(device))
         step = DecodeStep(
             cache=self.cache,
             context_tokens=torch.from_numpy(held).to(device) if self.compression else context_tokens,
@@ -284,7 +284,6 @@ class Run:
             even=bool((held == longest).all()),
             completed=completed,
             kv_budget_tokens=budgets,
-            dense_layers=self.dense_layers,
             evicting=self._evicting(self.compression, held) if self.compression else None,
         )
         ids = torch.tensor([[request.response_ids[-1]] for request in self.active], device=device)
@@ -363,8 +362,10 @@ class Run:
         if outcome.checks.extra_tokens:
             context = np.array([request.cached_tokens])
             self.report.extra_context_tokens += int(context[0])
-            if self.schedule is not None and self.sparse_layers:
-                self.report.extra_sparse_tokens += int((self.schedule.read_tokens(context) < context)[0])
+            for layers, schedule in self.parts:
+                sparse = int((schedule.read_tokens(context) < context)[0])
+                for layer in layers:
+                    self.report.layers[layer].extra_sparse_tokens += sparse
         self.report.checks.add(outcome.checks)
         self.report.generated_tokens += stand + outcome.checks.extra_tokens
 
@@ -442,18 +443,20 @@ class Run:
                 self.cache.copy_row(len(self.active), row, last.held_tokens)
                 self.active[row] = last
 
-    def _count(self, step: DecodeStep, contexts: np.ndarray, read: np.ndarray) -> None:
-        """Add the step to the report. read: tokens that each row attends to in a layer that does not read
+    def _count(self, step: DecodeStep, contexts: np.ndarray, read: dict[int, np.ndarray]) -> None:
+        """Add the step to the report. read: tokens that each row attends to, in each layer that does not read
         everything."""
-        partly = read < contexts
-        for request, context, tokens, part in zip(self.active, contexts, read, partly, strict=True):
-            request.context_tokens += int(context)
-            request.read_tokens += int(tokens)
-            request.sparse_steps += int(part)
+        unread = np.zeros_like(contexts)
         for layer, counted in enumerate(self.report.layers):
-            sparse_rows = int(partly.sum()) if step.ran[layer] != "dense" else 0
+            attended = read[layer] if step.ran[layer] != "dense" else contexts
+            sparse_rows = int((attended < contexts).sum())
             counted.sparse_steps += sparse_rows
             counted.dense_steps += len(contexts) - sparse_rows
             counted.context_tokens += int(contexts.sum())
-            counted.read_tokens += int((read if step.ran[layer] != "dense" else contexts).sum())
+            counted.read_tokens += int(attended.sum())
             counted.index_read_share = self.cache.index_bytes_share(layer)
+            unread += contexts - attended
+        for request, context, tokens in zip(self.active, contexts, unread, strict=True):
+            request.context_tokens += int(context)
+            request.unread_tokens += int(tokens)
+            request.sparse_steps += int(tokens > 0)

@@ -75,8 +75,8 @@ def llm_arguments(
 
 def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
     """The schedule that an engine starts with: this schedule's selector and dense layers, with the whole context as
-    budget, so that any schedule with the same selector and dense layers can be set later. A check keeps its window, for
-    which there must be memory; its floor is set later."""
+    budget, so that any schedule with the same selector and dense layers can be set later, whatever its groups. A check
+    keeps its window, for which there must be memory; its floor is set later."""
     unit = schedule.selector.unit_tokens
     whole = max(-(-context_limit // unit) * unit, schedule.selector.least_budget_tokens)
     dense_layers = tuple(layer for layer in schedule.dense_layers if layer < layers)

@@ -19,7 +19,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sparroll.attention.decode.paged import MOST_UNITS
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings
@@ -192,8 +191,6 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
         return "a remainder has no CUDA kernels; HFEngine runs it, or take `remainder` out of the selector"
     if device == "cuda" and unit & (unit - 1):
         return f"units of {unit} tokens; powers of two are supported"
-    if device == "cuda" and config.model_config.max_model_len > MOST_UNITS * unit:
-        return f"max_model_len = {config.model_config.max_model_len}; the selection takes up to {MOST_UNITS * unit}"
     if block is not None and (block % 16 or block % selector.row_tokens):
         what = "unit" if selector.remainder is None else "remainder's group"
         return (

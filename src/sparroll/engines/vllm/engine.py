@@ -479,15 +479,14 @@ class VLLMEngine(Engine):
         logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
         assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"
         contexts = outputs.decode_contexts(len(prompt), len(tokens))
-        read = self._read_tokens(contexts)
-        whole = self.layers * int(contexts.sum())
-        unread = self._sparse_layers * int((contexts - read).sum())
+        unread_T = self.schedule.unread_tokens(contexts, self.layers) if self.schedule else np.zeros_like(contexts)
+        whole, unread = self.layers * int(contexts.sum()), int(unread_T.sum())
         share = (whole - unread) / whole if whole else 1.0
         checked: dict[str, Any] = {}
         if said is not None and self.schedule is not None:
             checked = outputs.checked(said, len(tokens))
             read_all = self.layers * (said["draft_context_tokens"] + said["check_read_tokens"])
-            read_all -= self._sparse_layers * (said["draft_context_tokens"] - said["draft_read_tokens"])
+            read_all -= said["draft_unread_tokens"]
             share = read_all / whole if whole else 1.0
         return Rollout(
             prompt_ids=prompt,
@@ -499,20 +498,13 @@ class VLLMEngine(Engine):
             seed=seed,
             weight_version=self.weight_version,
             schedule_name=self.schedule.name if self.schedule else None,
-            attention="sparse" if self._sparse_layers and bool((read < contexts).any()) else "dense",
+            attention="sparse" if unread else "dense",
             kv_read_share=share,
             wall_seconds=seconds,
             top_k=lists,
             **checked,
             text=response_text(self.tokenizer, tokens),
         )
-
-    def _read_tokens(self, contexts: np.ndarray) -> np.ndarray:
-        return contexts if self.schedule is None else self.schedule.read_tokens(contexts)
-
-    @property
-    def _sparse_layers(self) -> int:
-        return self.layers - len(self.schedule.dense_layers) if self.schedule else 0
 
     def _check_ran(self, before: EngineReport, rollouts: list[Rollout]) -> None:
         """Raise RuntimeError unless the backend counted every decode step that the rollouts needed.
@@ -533,17 +525,18 @@ class VLLMEngine(Engine):
             self._count_dense(all_contexts, sum(len(rollout.prompt_ids) for rollout in rollouts))
             return
         after = self.report()
-        sparse = int((self._read_tokens(all_contexts) < all_contexts).sum())
+        sparse = [0] * self.layers
+        for layers, schedule in self.schedule.parts(self.layers) if self.schedule else ():
+            for layer in layers:
+                sparse[layer] = int((schedule.read_tokens(all_contexts) < all_contexts).sum())
         preemptions = after.preemptions - before.preemptions
         resumed = min(after.resumed_tokens - before.resumed_tokens, preemptions)
-        resumed_sparse = min(after.resumed_sparse_tokens - before.resumed_sparse_tokens, preemptions)
         needed = len(all_contexts) - resumed - (after.checks.extra_tokens - before.checks.extra_tokens)
-        extra_sparse = after.extra_sparse_tokens - before.extra_sparse_tokens
-        dense_layers = self.schedule.dense_layers if self.schedule else range(self.layers)
         for layer, (was, now) in enumerate(zip(before.layers, after.layers, strict=True)):
             ran_sparse = now.sparse_steps - was.sparse_steps
             ran = ran_sparse + now.dense_steps - was.dense_steps
-            needed_sparse = 0 if layer in dense_layers else sparse - resumed_sparse - extra_sparse
+            resumed_sparse = min(now.resumed_sparse_tokens - was.resumed_sparse_tokens, preemptions)
+            needed_sparse = sparse[layer] - resumed_sparse - (now.extra_sparse_tokens - was.extra_sparse_tokens)
             if ran < needed or ran_sparse < needed_sparse:
                 raise RuntimeError(
                     f"layer {layer} ran {ran} decode steps through sparroll's backend, {ran_sparse} of them sparse; the "

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
@@ -47,7 +46,7 @@ class WorkerExtension:
         if not steps.watched(self.model_runner):
             raise UserError("nothing was counted yet", "call sparroll_reset_report first")
         report, counted = STATE.report(), getattr(self.model_runner, "window_counters", None)
-        return (report if counted is None else dataclasses.replace(report, **vars(counted))).table()
+        return (report if counted is None else counted.added_to(report)).table()
 
     def sparroll_take_checked(self) -> dict[str, dict[str, Any]]:
         """What the checks of drafts said of each request's response since the last call, by vLLM's name of it. Must not

@@ -30,6 +30,7 @@ def check(config: Mapping[str, Any]) -> None:
             raise UserError(f"{field}={_shown(value)} {why}", way_out)
     _check_lora(config)
     _check_updates(config)
+    _check_dense_logp(config, mode)
 
 
 def _check_lora(config: Mapping[str, Any]) -> None:
@@ -50,6 +51,16 @@ def _check_updates(config: Mapping[str, Any]) -> None:
             f"{actor}.shuffle=True hides which rollouts share an update, so an update whose tokens are all dropped would "
             "divide by 0",
             f"leave {actor}.shuffle=False",
+        )
+
+
+def _check_dense_logp(config: Mapping[str, Any], mode: str) -> None:
+    field = f"{_ROLLOUT}.custom.sparroll.verify.dense_logp"
+    if _get(config, field) == "engine" and mode != "sparroll_sync":
+        raise UserError(
+            f"{field}=engine with trainer.v1.trainer_mode={mode}: a rollout may hold tokens of several weights there, and "
+            "the checks know each part's own weights alone",
+            f"{field}=trainer, or trainer.v1.trainer_mode=sparroll_sync",
         )
 
 

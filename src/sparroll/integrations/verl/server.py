@@ -19,6 +19,7 @@ from sparroll.engines.vllm.windows.configure import V2_VARIABLE
 from sparroll.errors import UserError
 from sparroll.integrations.measured import EngineStep
 from sparroll.integrations.tail import State
+from sparroll.integrations.verl.checked_logp import CheckedResponse
 from sparroll.integrations.verl.tap import Tap
 from sparroll.integrations.verl.worker import BESIDE_WINDOWS, EXTENSION
 from sparroll.models import fingerprint
@@ -73,6 +74,7 @@ class SparrollHttpServer(vLLMHttpServer):
             vocabulary=int(self.model_config.hf_config.vocab_size),
             context_limit=int(self.config.max_model_len),
             checks_drafts=self._checks_drafts,
+            keeps_dense_logp=own["keeps_dense_logp"],
         )
         await self.engine.collective_rpc("sparroll_reset_report")
         await self.engine.collective_rpc("sparroll_take_checked_packed")
@@ -117,6 +119,10 @@ class SparrollHttpServer(vLLMHttpServer):
         state, counts, estimator, checked = self.engine.take()
         ran, self._taken = report.since(self._taken), report
         return EngineStep(state, counts, estimator, ran, checked)
+
+    async def sparroll_take_responses(self) -> list[CheckedResponse]:
+        """The dense log-probabilities of what the replica measured since the last call."""
+        return self.engine.take_responses()
 
     async def sparroll_probe(self, probe_rollouts: int | None) -> None:
         """How many rollouts of a step this replica re-scores; None: all."""

@@ -31,6 +31,7 @@ from sparroll.integrations.settings import (
     stays_dense,
 )
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.schedule import Schedule
 from sparroll.train.config.base import Section
 from sparroll.train.config.check import one_line
 from sparroll.train.schedules import starting_schedule
@@ -49,6 +50,7 @@ _HERE = {
     "attention.name": f"{PREFIX}.schedule",
     "check.window_tokens": f"{PREFIX}.verify.window",
     "check.floor": f"{PREFIX}.verify.floor",
+    "check.dense_logp": f"{PREFIX}.verify.dense_logp",
     'attention.kind = "dense"': f"{PREFIX}.schedule=dense",
     'attention.kind = "schedule"': f"{PREFIX}.schedule",
     "attention.kind": f"{PREFIX}.schedule",
@@ -59,11 +61,15 @@ _HERE = {
 class VerifySection(Section):
     """Verified rollouts: the dense policy checks what sparse attention drafts, window by window."""
 
-    window: int = Field(default=DraftCheck.window_tokens, ge=LEAST_WINDOW_TOKENS, le=MOST_WINDOW_TOKENS)
-    """Tokens that one dense pass gives at most; all but the last one are drafted."""
-    floor: float = Field(default=DraftCheck.floor, gt=0, le=1)
+    window: int | None = Field(default=None, ge=LEAST_WINDOW_TOKENS, le=MOST_WINDOW_TOKENS)
+    """Tokens that one dense pass gives at most; all but the last one are drafted. None: as the schedule's file says, or
+    64."""
+    floor: float | None = Field(default=None, gt=0, le=1)
     """A sampled token is at most log(1 / floor) nats less likely under the dense policy than under the one that sampled
-    it."""
+    it. None: as the schedule's file says, or 0.01."""
+    dense_logp: Literal["trainer", "engine"] = "trainer"
+    """Where the loss takes its old log-probabilities from. trainer: verl's own pass over the batch. engine: the checks,
+    which have computed them; that pass is then left out."""
 
 
 class RescoringSection(Section):
@@ -117,7 +123,13 @@ class SparseSettings(CommonSettings):
             "forced": first is None or first.any_model,
             "rescoring": dataclasses.asdict(self.rescoring_settings(None)),
             "attention": self.attention,
+            "keeps_dense_logp": self.dense_logp_from_engine,
         }
+
+    @property
+    def dense_logp_from_engine(self) -> bool:
+        """Whether the loss reads the dense log-probabilities that the checks of drafts have computed."""
+        return self.config.check is not None and self.config.check.dense_logp == "engine"
 
     def inline(self) -> dict[str, Any]:
         """The settings as plain data that mean the same on every machine: schedules are given themselves instead of by
@@ -128,7 +140,8 @@ class SparseSettings(CommonSettings):
         table["schedule"] = attention["name"] if attention["kind"] == "schedule" else DENSE
         table["force_schedule"] = attention.get("force", False)
         if self.config.check is not None:
-            table["verify"] = {"window": self.config.check.window_tokens, "floor": self.config.check.floor}
+            check = self.config.check
+            table["verify"] = {"window": check.window_tokens, "floor": check.floor, "dense_logp": check.dense_logp}
         table["rescoring"] = self.rescoring.model_dump(mode="json")
         return table | {"attention": self.attention}
 
@@ -186,8 +199,7 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     ours["train"] = {"prompts_per_step": facts.prompts_per_step}
     ours["attention"] = _attention(table)
     if table.get("verify") is not None:
-        verify = _section(VerifySection, table, "verify")
-        ours["check"] = {"window_tokens": verify.window, "floor": verify.floor, "dense_logp": "trainer"}
+        ours["check"] = _check(_section(VerifySection, table, "verify"), table["schedule"])
     config = checked_config(ours, "verl")
     attention = table.get("attention", "triton")
     if attention not in ("triton", "fa3_pages"):
@@ -243,6 +255,16 @@ def _attention(table: dict[str, Any]) -> dict[str, Any]:
     if source == DENSE:
         return {"kind": "dense"}
     return {"kind": "schedule", "name": as_text(source), "force": table.get("force_schedule", False)}
+
+
+def _check(verify: VerifySection, source: Any) -> dict[str, Any]:
+    """The section [check] of our own loop; what the user leaves open is as the schedule says."""
+    said = (None if source == DENSE else Schedule.load(as_text(source)).check) or DraftCheck()
+    return {
+        "window_tokens": said.window_tokens if verify.window is None else verify.window,
+        "floor": said.floor if verify.floor is None else verify.floor,
+        "dense_logp": verify.dense_logp,
+    }
 
 
 def _section(kind: type[Any], table: dict[str, Any], name: str) -> Any:

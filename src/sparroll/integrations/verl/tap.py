@@ -13,7 +13,6 @@ long responses are not left out, and old weights never count as a sparse policy.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import inspect
 import uuid
 from collections import Counter
@@ -28,6 +27,7 @@ from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringCounts, 
 from sparroll.engines.vllm.windows.packing import unpacked
 from sparroll.integrations.measured import CheckSums
 from sparroll.integrations.tail import State
+from sparroll.integrations.verl.checked_logp import CheckedResponse, digest
 from sparroll.types import Rollout
 
 
@@ -53,6 +53,7 @@ class Tap:
         vocabulary: int,
         context_limit: int,
         checks_drafts: bool,
+        keeps_dense_logp: bool = False,
     ):
         self._engine = engine
         self.rescorer = Rescorer(settings)
@@ -60,6 +61,7 @@ class Tap:
         """Whether what is sampled now is kept. False in dense validation."""
         self.replica, self.vocabulary, self.context_limit = replica, vocabulary, context_limit
         self.checks_drafts = checks_drafts
+        self._keeps_dense_logp = keeps_dense_logp
         self.top_k = min(settings.top_k, vocabulary)
         self.checked = CheckSums()
         self._samples: Counter[str] = Counter()
@@ -68,6 +70,7 @@ class Tap:
         self._new_prompts: dict[str, list[int]] = {}
         self._unsaid: dict[str, _Unsaid] = {}
         self._said: dict[str, list[dict[str, Any]]] = {}
+        self._responses: list[CheckedResponse] = []
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._engine, name)
@@ -141,6 +144,8 @@ class Tap:
         weights, cache or schedule change."""
         for held in await self._hear():
             self.checked.count(held.rollout)
+            if self._keeps_dense_logp:
+                self._responses.append(_response(held))
             self.rescorer.hold(held.rollout, held.rollout_id, held.prompt_id, held.began)
         await measure_async(self.rescorer, self._engine.generate, self.vocabulary, self.context_limit)
 
@@ -206,16 +211,22 @@ class Tap:
         self._prompts, self._new_prompts = self._new_prompts or self._prompts, {}
         return state, counts, estimator, checked
 
+    def take_responses(self) -> list[CheckedResponse]:
+        """The dense log-probabilities of what was measured since the last call, where they are kept."""
+        taken, self._responses = self._responses, []
+        return taken
+
+
+def _response(held: _Unsaid) -> CheckedResponse:
+    assert held.rollout.dense_logp is not None, "a rollout without checks"
+    ids = torch.tensor(held.rollout.response_ids, dtype=torch.int32)
+    return CheckedResponse(held.prompt_id, ids, held.rollout.dense_logp.float().cpu())
+
 
 def _at_most_one(rollout: Rollout) -> torch.Tensor:
     """The draft acceptance, which rounding may leave a little above 1."""
     assert rollout.draft_acceptance is not None, "a rollout without checks"
     return rollout.draft_acceptance.clamp_max(1)
-
-
-def digest(ids: list[int]) -> str:
-    """A short name of a list of token ids."""
-    return hashlib.blake2b(torch.tensor(ids, dtype=torch.int64).numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
@@ -225,6 +236,6 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("dense_logp", "draft_acceptance", "acceptance"):
             first[name] = torch.cat([first[name], part[name]])
         first["checks"].add(part["checks"])
-        for name in ("check_read_tokens", "draft_context_tokens", "draft_read_tokens"):
+        for name in ("check_read_tokens", "draft_context_tokens", "draft_unread_tokens"):
             first[name] += part[name]
     return first

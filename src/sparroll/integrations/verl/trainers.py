@@ -26,6 +26,7 @@ from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.measured import ran_report, share_of_engine
 from sparroll.integrations.verl import refusals
+from sparroll.integrations.verl.checked_logp import old_log_probs
 from sparroll.integrations.verl.loss_fields import READS, corrected_fields, rows_of_updates
 from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 from sparroll.integrations.verl.steps import Steps, average
@@ -105,6 +106,18 @@ class SparseTrainer:
             with self._spending("measure"):
                 self._ask("sparroll_measure")
         super().on_sample_end()  # type: ignore[misc]
+
+    def _compute_old_log_prob(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
+        """From the checks of drafts where the settings say so. verl's pass, and its `actor/entropy`, are then left out."""
+        if not self.settings.dense_logp_from_engine:
+            return super()._compute_old_log_prob(batch, metrics)  # type: ignore[misc]
+        with self._spending("correct"):
+            checked = [each for replica in self._ask("sparroll_take_responses") for each in replica]
+            where = {"keys": batch.keys, "partition_id": batch.partition_id}
+            data = tq.kv_batch_get(**where, select_fields=["prompts", "responses"])
+            rows = old_log_probs(checked, data["prompts"].unbind(), data["responses"].unbind())
+            fields = {"old_log_probs": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
+            return tq.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(batch)))
 
     def _compute_advantage(self: Any, batch: Any, metrics: dict[str, Any]) -> Any:
         batch = super()._compute_advantage(batch, metrics)  # type: ignore[misc]

@@ -74,6 +74,14 @@ def test_a_lora_adapter_that_is_merged_before_it_reaches_vllm_is_fine() -> None:
     refusals.check(config(**{"actor_rollout_ref/model/lora/rank": 16, "actor_rollout_ref/model/lora/merge": True}))
 
 
+def test_log_probabilities_of_the_checks_are_those_of_one_set_of_weights_alone() -> None:
+    field = "actor_rollout_ref/rollout/custom/sparroll/verify/dense_logp"
+    refusals.check(config(**{field: "engine"}))
+    with pytest.raises(UserError, match="tokens of several weights") as refused:
+        refusals.check(config(**{field: "engine", "trainer/v1/trainer_mode": "sparroll_colocate_async"}))
+    assert "trainer_mode=sparroll_sync" in str(refused.value.hint)
+
+
 def test_without_settings_of_ours_the_error_names_the_first_one() -> None:
     with pytest.raises(UserError, match=r"custom\.sparroll is missing"):
         refusals.settings_of({"actor_rollout_ref": {"rollout": {"custom": None}}})

@@ -13,7 +13,7 @@ import pytest
 from sparroll.control.controller import Controller
 from sparroll.errors import UserError
 from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings, in_verls_words
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
 
 FACTS = RunFacts("Qwen/Qwen3-4B", 512, 8, 1024, 16384)
 
@@ -34,7 +34,7 @@ def test_a_path_is_read_once_and_travels_as_the_schedule_itself(tmp_path: Path) 
     names = [str(Schedule.fixed(budget).save(tmp_path / f"s{budget}.toml")) for budget in (512, 1024)]
     settings = read(
         schedule=names[0],
-        verify={"window": 32},
+        verify={"window": 32, "dense_logp": "engine"},
         control={"by": "guard", "stricter": [names[1], "dense"]},
         guard={"at_least": 0.8},
         rescoring={"probe_rollouts": None},
@@ -44,10 +44,31 @@ def test_a_path_is_read_once_and_travels_as_the_schedule_itself(tmp_path: Path) 
         path.unlink()
     again = SparseSettings.read(inline, FACTS)
     assert again == settings and again.inline() == inline
+    assert again.dense_logp_from_engine and not read(verify={"window": 32}).dense_logp_from_engine
     first, (guard, _) = again.first_schedule(), again.watchers()
     assert first is not None and first.name == "s512-checked-32-0.01"
     stricter, dense = guard.may_switch_to
     assert dense is None and stricter is not None and stricter.kv_budget_tokens(9999) == 1024
+
+
+def test_a_check_that_the_schedules_file_describes_is_kept_where_nothing_else_is_said() -> None:
+    source = Schedule.fixed(512).checked(window_tokens=32, floor=0.1).inline()
+    for verify, expected in (({"dense_logp": "engine"}, (32, 0.1)), ({"window": 16}, (16, 0.1))):
+        check = read(schedule=source, verify=verify).config.check
+        assert check is not None and (check.window_tokens, check.floor) == expected
+    check = read(verify={}).config.check
+    assert check is not None and (check.window_tokens, check.floor) == (64, 0.01)
+
+
+def test_groups_of_layers_travel_as_the_schedule_itself_and_the_controller_keeps_them(tmp_path: Path) -> None:
+    grouped = Schedule((Step(0, (512, 256)),), layer_groups=((2, 3), (4,)), name="grouped")
+    settings = read(schedule=str(grouped.save(tmp_path / "grouped.toml")), guard={"at_least": 0.8})
+    again = SparseSettings.read(json.loads(json.dumps(settings.inline())), FACTS)
+    assert again.first_schedule() == settings.first_schedule() == grouped
+    controlled = read(schedule=grouped.inline(), control={"by": "controller", "target": 0.86})
+    first, capacity = controlled.first_schedule(), Schedule.load(json.loads(json.dumps(controlled.capacity().inline())))
+    assert first is not None and first.plain_budgets() == grouped.plain_budgets()
+    assert capacity.layer_groups == grouped.layer_groups
 
 
 def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:
@@ -72,6 +93,7 @@ def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:
         ({"correction": {"name": "jackpot"}}, "Jackpot needs", "icepop"),
         ({"correction": {"name": "tis", "weight_mx": 2}}, "no setting 'weight_mx'", "weight_max"),
         ({"verify": {"windows": 3}}, rf"unknown key {PREFIX}\.verify\.windows", "'window'"),
+        ({"verify": {"dense_logp": "check"}}, rf"{PREFIX}\.verify\.dense_logp: .*'check'", ""),
         ({"verify": {"window": 1}}, rf"{PREFIX}\.verify\.window: .*got 1", ""),
         ({"guard": {"actoin": "stop"}}, rf"{PREFIX}\.guard\.actoin", "'action'"),
         ({"control": {"by": "cheaper", "schedules": ["x"]}}, "DistillSparse", "nobody, guard or controller"),

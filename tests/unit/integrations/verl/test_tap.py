@@ -153,7 +153,7 @@ def said(tokens: int, acceptance: float) -> dict[str, Any]:
         "checks": Checks(windows=1),
         "check_read_tokens": 1,
         "draft_context_tokens": 1,
-        "draft_read_tokens": 1,
+        "draft_unread_tokens": 1,
     }
 
 

@@ -1,7 +1,7 @@
 """Which rows of a step decode, and what they may read, from lengths that the host knows; also counts both. There are no
 kernels here."""
 
-# R rows of a step (requests, padding rows included), M blocks per request
+# R rows of a step (requests, padding rows included), M blocks per request, L layers of the model
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from sparroll.engines.vllm import compat
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 
 
 @dataclass
@@ -26,7 +26,8 @@ class StepPlan:
     prefills: Any
     """The parent backend's metadata of the rows behind them, which prefill; None where no row does."""
     context_tokens_R: Tensor
-    kv_budget_tokens_R: Tensor
+    kv_budget_tokens_LR: Tensor
+    """A layer finds its own by its number."""
     block_table_RM: Tensor
 
 
@@ -76,20 +77,18 @@ class Rows:
         return dataclasses.replace(self, whole_R=np.ones_like(self.whole_R))
 
     def some_are_sparse(self, state: State) -> bool:
-        """Whether any of the `decodes` rows reads only a part of its context."""
+        """Whether any of the `decodes` rows reads only a part of its context in any layer."""
         contexts = self.contexts_R[~self.whole_R]
-        return bool((state.read_tokens(contexts) < contexts).any())
+        return bool((state.unread_tokens(contexts) > 0).any())
 
     def count(self, state: State, may_replay: bool = False) -> None:
         """Tell the state about the step. may_replay: whether a full CUDA graph may run it."""
         decoding = ~self.whole_R & (self.contexts_R > 0)
         tail = int((self.whole_R & (self.contexts_R > 0)).sum())
         contexts = self.contexts_R[decoding]
-        read = state.read_tokens(contexts)
         state.counters.prefill_tokens += self.prefill_tokens + tail
         if state.checks_drafts and not state.drafting:
             state.counters.prefill_tokens -= state.check_rows
         else:
             state.counters.tail_tokens += tail
-        sparse, context_tokens, read_tokens = (int(each.sum()) for each in (read < contexts, contexts, read))
-        state.begin_step(DecodeRows(len(contexts), sparse, context_tokens, read_tokens), may_replay)
+        state.begin_step(state.decode_rows(contexts), may_replay)

@@ -75,14 +75,14 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
             return whole
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
-        budgets_R = STATE.budgets(context_tokens_R, torch.empty_like(context_tokens_R))
-        budgets_R.masked_fill_(torch.from_numpy(rows.whole_R), UNLIMITED)
+        budgets_LR = STATE.budgets(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))
+        budgets_LR.masked_fill_(torch.from_numpy(rows.whole_R), UNLIMITED)
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
         whole.sparroll = StepPlan(
             decodes=count,
             prefills=behind,
             context_tokens_R=context_tokens_R,
-            kv_budget_tokens_R=budgets_R,
+            kv_budget_tokens_LR=budgets_LR,
             block_table_RM=common.block_table_tensor[:count, : -(-longest // self.block_size)],
         )
         return whole
@@ -125,6 +125,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         selector, index_PSHW = STATE.selector, self._index(kv_cache)
         assert selector is not None and index_PSHW is not None, "sparse decoding without an index"
         heads, context_tokens_R = self.num_kv_heads, plan.context_tokens_R
+        budgets_R = plan.kv_budget_tokens_LR[self.number]
         query_RHGD = query.unflatten(1, (heads, -1))
         blocks_X, table_RM = torch.unique(plan.block_table_RM, return_inverse=True)
         keys_XBHD, values_XBHD = (held[blocks_X].contiguous() for held in _views(kv_cache))
@@ -142,9 +143,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
             impl="reference",
             scale=self.scale,
         )
-        paged.choose_units(
-            scores_RHU, context_tokens_R, plan.kv_budget_tokens_R, selector, unit_ids_RHN, impl="reference"
-        )
+        paged.choose_units(scores_RHU, context_tokens_R, budgets_R, selector, unit_ids_RHN, impl="reference")
         out_RHGD = output.view(query.shape).unflatten(1, (heads, -1))
         if selector.remainder is not None:
             groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
@@ -170,7 +169,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
             table_RM,
             unit_ids_RHN,
             context_tokens_R,
-            plan.kv_budget_tokens_R,
+            budgets_R,
             selector,
             self.scale,
             out_RHGD,

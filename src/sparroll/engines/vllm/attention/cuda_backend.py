@@ -2,12 +2,12 @@
 everything else.
 
 A step that only decodes can run inside a full CUDA graph. The sparse layers then do the same in every such step: they
-read lengths, budgets and blocks from tensors at fixed addresses, and where a budget exceeds its context the result is
-dense attention. Steps that also prefill run outside full graphs, decode rows first.
+read lengths, blocks and their own budgets from tensors at fixed addresses, and where a budget exceeds its context the
+result is dense attention. Steps that also prefill run outside full graphs, decode rows first.
 """
 
 # R rows that decode (padding included), H kv heads, G query heads per kv head, U units, N chosen units, D head dim,
-# P blocks, B tokens per block
+# P blocks, B tokens per block, L layers of the model
 
 from __future__ import annotations
 
@@ -45,9 +45,9 @@ class Workspace:
     scores_RHU: Tensor
     unit_ids_RHN: Tensor
     pages_RHN: Tensor
-    shared: paged.StepWorkspace
-    kv_budget_tokens_R: Tensor
-    read_tokens_RH: Tensor
+    plans: paged.LayerPlans
+    kv_budget_tokens_LR: Tensor
+    read_tokens_LRH: Tensor
     starts: Tensor
     """0, 1, 2, ...: where the one query of each (request, head) starts."""
 
@@ -60,18 +60,21 @@ class Workspace:
         most_units: int,
         dtype: torch.dtype,
         selector: Selector,
+        layers: int,
         device: torch.device,
     ) -> Workspace:
         def integers(*shape: int) -> Tensor:
             return torch.zeros(shape, dtype=torch.int32, device=device)
 
+        # Rows of whole 16 bytes are read 16 bytes at a time.
+        padded = torch.zeros(rows, heads, -(-most_units // 4) * 4, dtype=torch.float32, device=device)
         return Workspace(
-            scores_RHU=torch.zeros(rows, heads, most_units, dtype=torch.float32, device=device),
+            scores_RHU=padded[..., :most_units],
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
-            shared=paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device),
-            kv_budget_tokens_R=integers(rows),
-            read_tokens_RH=integers(rows, heads),
+            plans=paged.LayerPlans.of(paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device), layers),
+            kv_budget_tokens_LR=integers(layers, rows),
+            read_tokens_LRH=integers(layers, rows, heads),
             starts=integers(rows * heads + 1),
         )
 
@@ -167,22 +170,22 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         assert _workspace is not None, "metadata is built before any layer exists"
         count = rows.decodes
         context_tokens_R = common.seq_lens[:count]
-        budgets_R = _workspace.kv_budget_tokens_R[:count]
-        STATE.budgets(context_tokens_R, budgets_R)
+        budgets_LR = _workspace.kv_budget_tokens_LR[:, :count]
+        STATE.budgets(context_tokens_R, budgets_LR)
         if rows.whole_R.any():
-            budgets_R.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
+            budgets_LR.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
         selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
         assert selector is not None, "a plan without a schedule"
-        paged.plan_step(context_tokens_R, budgets_R, selector, most_units, _workspace.shared)
+        paged.plan_layers(context_tokens_R, budgets_LR, selector, most_units, _workspace.plans)
         if STATE.attention == "fa3_pages":
-            heads = _workspace.read_tokens_RH.shape[1]
+            heads = _workspace.read_tokens_LRH.shape[2]
             torch.arange(count * heads + 1, dtype=torch.int32, out=_workspace.starts[: count * heads + 1])
-            _workspace.read_tokens_RH[:count] = selector.read_tokens(context_tokens_R, budgets_R)[:, None]
+            _workspace.read_tokens_LRH[:, :count] = selector.read_tokens(context_tokens_R, budgets_LR)[..., None]
         whole.sparroll = StepPlan(
             decodes=count,
             prefills=self._prefills(common, count) if rows.prefills else None,
             context_tokens_R=context_tokens_R,
-            kv_budget_tokens_R=budgets_R,
+            kv_budget_tokens_LR=budgets_LR,
             block_table_RM=common.block_table_tensor[:count],
         )
         return whole
@@ -235,6 +238,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             most_units,
             vllm_config.model_config.dtype,
             selector,
+            STATE.layers,
             STATE.device,
         )
         STATE.has_workspace = True
@@ -253,6 +257,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         index_PSHW = None if self.index is None else self.index.rows_PSHW
         assert selector is not None and work is not None and index_PSHW is not None, "sparse decoding without an index"
         count, heads = plan.decodes, self.num_kv_heads
+        budgets_R, shared = plan.kv_budget_tokens_LR[self.number], work.plans.workspaces[self.number]
         query_RHGD = query.unflatten(1, (heads, -1))
         out_RHGD = output.view(count, heads, -1, self.head_size)
         keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
@@ -267,15 +272,15 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             selector,
             scores_RHU,
             impl="triton",
-            kv_budget_tokens_R=plan.kv_budget_tokens_R,
+            kv_budget_tokens_R=budgets_R,
             scale=self.scale,
-            workspace=work.shared,
+            workspace=shared,
             planned=True,
         )
         paged.choose_units(
             scores_RHU,
             plan.context_tokens_R,
-            plan.kv_budget_tokens_R,
+            budgets_R,
             selector,
             unit_ids_RHN,
             impl="triton",
@@ -295,11 +300,11 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             plan.block_table_RM,
             unit_ids_RHN,
             plan.context_tokens_R,
-            plan.kv_budget_tokens_R,
+            budgets_R,
             selector,
             self.scale,
             out_RHGD,
-            work.shared,
+            shared,
             impl="triton",
             pages_RHN=pages_RHN,
             planned=True,
@@ -322,7 +327,7 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             out=out_RHGD.view(count * heads, -1, self.head_size),
             cu_seqlens_q=work.starts[: count * heads + 1],
             max_seqlen_q=1,
-            seqused_k=work.read_tokens_RH[:count].view(-1),
+            seqused_k=work.read_tokens_LRH[self.number, :count].view(-1),
             max_seqlen_k=numbers_RHN.shape[2] * PAGE_TOKENS,
             softmax_scale=self.scale,
             causal=True,

@@ -56,8 +56,15 @@ class RowsLayer(AttentionLayerBase):
 
     @property
     def rows_PSHW(self) -> Tensor | None:
-        """The rows, or None before memory is allocated."""
-        return self.kv_cache.transpose(1, 2) if self.kv_cache.numel() else None
+        """The rows, or None before memory is allocated. In a block, those of one head stand together."""
+        held = self.kv_cache
+        if not held.numel():
+            return None
+        _, heads, units, width = held.shape
+        if units > 1 and held.stride()[1:] == (width, heads * width, 1):
+            # vLLM may order a block's memory by tokens. Nobody else reads these bytes, so they are taken by heads.
+            held = held.as_strided(held.shape, (held.stride(0), units * width, width, 1))
+        return held.transpose(1, 2)
 
     def get_attn_backend(self) -> type[AttentionBackend]:
         return self.backend

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sparroll.engines.vllm.attention.state import DecodeRows, State
+from sparroll.engines.vllm.attention.state import State
 
 
 @dataclass
@@ -76,19 +76,19 @@ class Follower:
 def count(request: Resumed, start: int, end: int, state: State) -> None:
     """Count a row of a resumed request, from token `start` to `end`."""
     counters = state.counters
-    read = int(state.read_tokens(np.array([end]))[0])
+    decoded = state.decode_rows(np.array([end]))
     samples = end == request.known_tokens
     if end - start == 1 and start >= request.prefill_tokens and not state.checks_drafts:
         # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.
         if not samples:
-            state.take_back(DecodeRows(1, int(read < end), end, read))
+            state.take_back(decoded)
             counters.prefill_tokens += 1
             counters.recomputed_tokens += 1
         return
     counters.recomputed_tokens += max(0, end - max(start, request.prompt_tokens))
     if samples:
         counters.resumed_tokens += 1
-        counters.resumed_sparse_tokens += read < end
+        counters.resumed_sparse_L = counters.resumed_sparse_L + decoded.sparse_L
 
 
 def watch(runner: Any, state: State) -> None:

@@ -5,7 +5,7 @@ that is entered says so itself. A step that is replayed from a full CUDA graph e
 ran when the graph was captured; they said so then.
 """
 
-# R rows of a step, S schedule steps
+# R rows of a step, S schedule steps, L layers of the model, dense ones included
 
 from __future__ import annotations
 
@@ -26,27 +26,32 @@ UNLIMITED = 1 << 30
 """A budget above every context: the row reads everything."""
 
 
+def _none() -> np.ndarray:
+    """A count of nothing, which can be added to the counts of any number of layers."""
+    return np.zeros((), dtype=np.int64)
+
+
 @dataclass
 class DecodeRows:
     """Decode rows of a step, or of several. A decode row is one new token of one request."""
 
     rows: int = 0
-    sparse: int = 0
-    """Rows that read a part of their context in the sparse layers."""
     context_tokens: int = 0
-    read_tokens: int = 0
-    """Tokens attended in each sparse layer; a dense layer attends to all `context_tokens`."""
+    sparse_L: np.ndarray = field(default_factory=_none)
+    """Rows that read a part of their context, in each layer."""
+    read_tokens_L: np.ndarray = field(default_factory=_none)
+    """Tokens attended in each layer."""
 
     def __add__(self, other: DecodeRows) -> DecodeRows:
         return DecodeRows(
             self.rows + other.rows,
-            self.sparse + other.sparse,
             self.context_tokens + other.context_tokens,
-            self.read_tokens + other.read_tokens,
+            self.sparse_L + other.sparse_L,
+            self.read_tokens_L + other.read_tokens_L,
         )
 
     def __neg__(self) -> DecodeRows:
-        return DecodeRows(-self.rows, -self.sparse, -self.context_tokens, -self.read_tokens)
+        return DecodeRows(-self.rows, -self.context_tokens, -self.sparse_L, -self.read_tokens_L)
 
 
 @dataclass
@@ -64,8 +69,8 @@ class Counters:
     sampled."""
     resumed_tokens: int = 0
     """Response tokens sampled at the end of such a prefill, and not in a decode row."""
-    resumed_sparse_tokens: int = 0
-    """How many of those would have been sparse rows if a decode row had sampled them."""
+    resumed_sparse_L: np.ndarray = field(default_factory=_none)
+    """How many of those would have been sparse rows, in each layer, if a decode row had sampled them."""
 
 
 @dataclass
@@ -101,7 +106,11 @@ class State:
     captured: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that it ran while CUDA graphs were captured; "dense" if it was dense in any of them."""
     index_read_share: dict[int, float] = field(default_factory=dict)
-    _steps_2S: Tensor | None = None
+    _steps_XS: Tensor | None = None
+    """Where the schedule's steps start, and below that the budgets of each layer. Each layer has a row of its own,
+    whatever its group, so that a CUDA graph that knows the row holds for every grouping."""
+    _parts: list[tuple[np.ndarray, Schedule]] = field(default_factory=list)
+    """Sparse layers of the schedule in force, and what each of them reads."""
     _started_with: Schedule | None = None
     _step: StepUnderWay | None = None
     _counted: dict[int, LayerReport] = field(default_factory=dict)
@@ -124,7 +133,7 @@ class State:
         self.has_index, self.has_workspace = schedule is not None, False
         self.attention = attention
         self._started_with = schedule
-        self._steps_2S = None
+        self._steps_XS = None
         self.index_read_share = {}
         self.captured = {}
         self.drafting, self.check_rows = False, 0
@@ -172,45 +181,59 @@ class State:
             if len(schedule.steps) > MOST_STEPS:
                 raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
         self.schedule = schedule
-        starts = [step.from_context_tokens for step in schedule.steps] if schedule else [0]
-        budgets = [step.kv_budget_tokens for step in schedule.steps] if schedule else [UNLIMITED]
         # The device is named because vLLM builds models under another default device.
-        table = torch.full((2, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
-        table[0, : len(starts)] = torch.tensor(starts, dtype=torch.int32, device="cpu")
-        table[1, : len(budgets)] = torch.tensor(budgets, dtype=torch.int32, device="cpu")
+        table = torch.full((1 + self.layers, MOST_STEPS), UNLIMITED, dtype=torch.int32, device="cpu")
+        table[0, 0] = 0
+        self._parts = []
+        for layers, part in schedule.parts(self.layers) if schedule else ():
+            self._parts.append((np.array(layers), part))
+            for number, step in enumerate(part.steps):
+                table[0, number] = step.from_context_tokens
+                table[[1 + layer for layer in layers], number] = step.budgets[0]
         # A new tensor each time: an upload of the old one may still be under way.
-        self._host_2S = table.pin_memory() if self.device.type == "cuda" else table
-        if self._steps_2S is not None:
-            self._steps_2S.copy_(self._host_2S, non_blocking=True)
+        self._host_XS = table.pin_memory() if self.device.type == "cuda" else table
+        if self._steps_XS is not None:
+            self._steps_XS.copy_(self._host_XS, non_blocking=True)
 
-    def budgets(self, context_tokens_R: Tensor, out_R: Tensor) -> Tensor:
-        """KV budget of each row, on the device; 0 for padding rows (context 0). No synchronisation."""
-        if self._steps_2S is None:
+    def budgets(self, context_tokens_R: Tensor, out_LR: Tensor) -> Tensor:
+        """KV budget of each row in each layer, on the device; 0 for padding rows (context 0), and UNLIMITED in dense
+        layers. No synchronisation."""
+        if self._steps_XS is None:
             # Allocated at the first step, because an engine loses in its sleep what was allocated while the model
             # loads. Inference mode, in which steps run, is left, because its tensors could not be written to later.
             with torch.inference_mode(False):
-                self._steps_2S = self._host_2S.to(self.device, non_blocking=True)
-        starts_S, budgets_S = self._steps_2S
+                self._steps_XS = self._host_XS.to(self.device, non_blocking=True)
+        starts_S, budgets_LS = self._steps_XS[0], self._steps_XS[1:]
         if self.device.type == "cuda":
             from sparroll.attention.decode import triton_budgets
 
-            triton_budgets.budgets(context_tokens_R, starts_S, budgets_S, out_R)
-            return out_R
+            triton_budgets.budgets(context_tokens_R, starts_S, budgets_LS, out_LR)
+            return out_LR
         step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
-        return torch.mul(budgets_S[step_R.clamp_(min=0)], context_tokens_R > 0, out=out_R)
+        return torch.mul(budgets_LS[:, step_R.clamp_(min=0)], context_tokens_R > 0, out=out_LR)
 
-    def read_tokens(self, contexts: np.ndarray) -> np.ndarray:
-        """Tokens that decode rows attend to in a sparse layer under the schedule in force, from lengths that the host
-        knows."""
-        return contexts if self.schedule is None else self.schedule.read_tokens(contexts)
+    def decode_rows(self, contexts_R: np.ndarray) -> DecodeRows:
+        """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows."""
+        context_tokens = int(contexts_R.sum())
+        sparse_L = np.zeros(self.layers, dtype=np.int64)
+        read_tokens_L = np.full(self.layers, context_tokens)
+        for layers, schedule in self._parts:
+            read_R = schedule.read_tokens(contexts_R)
+            sparse_L[layers], read_tokens_L[layers] = (read_R < contexts_R).sum(), read_R.sum()
+        return DecodeRows(len(contexts_R), context_tokens, sparse_L, read_tokens_L)
+
+    def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
+        """[...] tokens that decode rows leave out, summed over all layers."""
+        return np.zeros_like(contexts) if self.schedule is None else self.schedule.unread_tokens(contexts, self.layers)
 
     def begin_step(self, rows: DecodeRows, may_replay: bool) -> None:
         """The metadata of a step was built: these are its decode rows. may_replay: whether a full CUDA graph may run
         it."""
         self._end_step()
         self.counters.decode += rows
-        self._step = StepUnderWay(rows + -self._not_decoding, may_replay)
-        self._not_decoding = DecodeRows()
+        if self._not_decoding.rows:
+            rows, self._not_decoding = rows + -self._not_decoding, DecodeRows()
+        self._step = StepUnderWay(rows, may_replay)
 
     def take_back(self, rows: DecodeRows) -> None:
         """These rows of the next step will look like decode rows, and are none."""
@@ -247,7 +270,6 @@ class State:
             preemptions=self.counters.preemptions,
             recomputed_tokens=self.counters.recomputed_tokens,
             resumed_tokens=self.counters.resumed_tokens,
-            resumed_sparse_tokens=self.counters.resumed_sparse_tokens,
             layers=[self._layer(layer) for layer in range(self.layers)],
         )
 
@@ -259,7 +281,9 @@ class State:
 
     def _layer(self, layer: int) -> LayerReport:
         share = self.index_read_share.get(layer, 0.0) if self.schedule else 0.0
-        return replace(self._counted.get(layer, LayerReport()), index_read_share=share)
+        resumed = int(np.broadcast_to(self.counters.resumed_sparse_L, self.layers)[layer])
+        counted = self._counted.get(layer, LayerReport())
+        return replace(counted, resumed_sparse_tokens=resumed, index_read_share=share)
 
     def _end_step(self) -> None:
         """Count for each layer what it ran in the step under way."""
@@ -269,14 +293,15 @@ class State:
         # Where one layer was entered, no graph ran the step: a layer that was not entered ran something else.
         ran = self.captured if step.may_replay and not step.ran else step.ran
         for layer, attention in ran.items():
-            sparse = step.rows.sparse if attention != "dense" else 0
-            read = step.rows.read_tokens if attention != "dense" else step.rows.context_tokens
+            needed_sparse = int(step.rows.sparse_L[layer])
+            sparse = needed_sparse if attention != "dense" else 0
+            read = int(step.rows.read_tokens_L[layer]) if attention != "dense" else step.rows.context_tokens
             counted = self._counted.setdefault(layer, LayerReport())
             counted.dense_steps += step.rows.rows - sparse
             counted.sparse_steps += sparse
             counted.context_tokens += step.rows.context_tokens
             counted.read_tokens += read
-            if step.rows.sparse and self._sparse_rows_ran.get(layer) != "dense":
+            if needed_sparse and self._sparse_rows_ran.get(layer) != "dense":
                 self._sparse_rows_ran[layer] = attention
 
 

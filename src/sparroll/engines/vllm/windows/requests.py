@@ -31,8 +31,8 @@ class CheckedTokens:
     """Tokens of the cache that the checks read in each layer."""
     draft_context_tokens: int = 0
     """Sum of the contexts' lengths over all drafts, those that were taken back included."""
-    draft_read_tokens: int = 0
-    """Tokens that they read in each sparse layer."""
+    draft_unread_tokens: int = 0
+    """Tokens that they left out, summed over all layers."""
 
     def table(self) -> dict[str, Any]:
         """The same as tensors of the whole response, for the engine's process."""
@@ -48,7 +48,7 @@ class CheckedTokens:
             "checks": self.checks,
             "check_read_tokens": self.check_read_tokens,
             "draft_context_tokens": self.draft_context_tokens,
-            "draft_read_tokens": self.draft_read_tokens,
+            "draft_unread_tokens": self.draft_unread_tokens,
         }
 
 

@@ -1,16 +1,17 @@
 """What the checks of a step said, kept with each request and counted over all. A window of a hundred requests has thousands
 of tokens, so everything that can be is an array over the requests. vLLM is not imported."""
 
-# R requests of a step, D rows of the longest window
+# R requests of a step, D rows of the longest window, L layers of the model
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 
+from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.requests import WindowRequest
 from sparroll.engines.vllm.windows.settling import Settled, Windows
@@ -25,8 +26,18 @@ class WindowCounters:
     check_read_tokens: int = 0
     taken_back_context_tokens: int = 0
     extra_context_tokens: int = 0
-    extra_sparse_tokens: int = 0
+    extra_sparse_L: np.ndarray = field(default_factory=lambda: np.zeros((), dtype=np.int64))
+    """Of each layer of the model."""
     check_seconds: float = 0.0
+
+    def added_to(self, report: EngineReport) -> EngineReport:
+        """The report with these counts in it."""
+        counts = {name: value for name, value in vars(self).items() if name != "extra_sparse_L"}
+        extra_L = np.broadcast_to(self.extra_sparse_L, len(report.layers)).tolist()
+        layers = [
+            replace(layer, extra_sparse_tokens=extra) for layer, extra in zip(report.layers, extra_L, strict=True)
+        ]
+        return replace(report, **counts, layers=layers)
 
 
 def record_step(
@@ -60,21 +71,21 @@ def record_step(
     # Drafts behind a stop id ran as well. Nobody looks at them.
     context_RD, ran_RD = tokens_R[:, None] + place_D, place_D < drafted_R[:, None]
     context_R = (context_RD * ran_RD).sum(-1)
-    read_R = (STATE.read_tokens(context_RD) * ran_RD).sum(-1)
+    unread_R = (STATE.unread_tokens(context_RD) * ran_RD).sum(-1)
     for row in np.flatnonzero(own_R).tolist():
         checks = Checks(1, *(int(each[row]) for each in (cut_R, looked_at_R, taken_back_R, extra_R)))
         said = requests[row].said
         said.checks.add(checks)
         said.check_read_tokens += int(check_read_R[row])
         said.draft_context_tokens += int(context_R[row])
-        said.draft_read_tokens += int(read_R[row])
+        said.draft_unread_tokens += int(unread_R[row])
         counters.checks.add(checks)
     counters.check_read_tokens += int(check_read_R[own_R].sum())
     gone_RD = ran_RD & (place_D >= count_R[:, None]) & own_R[:, None]
     counters.taken_back_context_tokens += int(context_RD[gone_RD].sum())
     extra_context = (tokens_R + drafted_R)[own_R & (extra_R > 0)]
     counters.extra_context_tokens += int(extra_context.sum())
-    counters.extra_sparse_tokens += int((STATE.read_tokens(extra_context) < extra_context).sum())
+    counters.extra_sparse_L = counters.extra_sparse_L + STATE.decode_rows(extra_context).sparse_L
 
 
 def _tell(settled: Settled, requests: Sequence[WindowRequest], counted_R: np.ndarray, count_R: np.ndarray) -> None:

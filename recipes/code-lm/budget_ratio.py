@@ -1,0 +1,105 @@
+"""How many times fewer tokens a rule reads than the published one for the same statistic. Arithmetic on measured cells;
+measures nothing.
+
+A ratio is read off two curves of a statistic against budget, page means on one side and a rule on the other: the
+published budget divided by the rule's budget with the same value. Between budgets, log(budget) is interpolated linearly
+in log(1 - q05) or log(KL), in which the curves are nearly straight. Intervals come from resampled sequences, the same for
+both curves.
+"""
+
+# W weightings of the sequences, M budgets
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+from cell_files import Measured, interval, resamplings
+from cells import PUBLISHED, Cell, Rule
+
+STATISTICS = ("q05", "kl_sparse_to_dense")
+LEAST_SHARE, MOST_SHARE = 1 / 16, 1 / 2
+"""Published budgets at which ratios are taken, as shares of a bin's shortest context: the published schedules read
+between a sixteenth and a half."""
+LEAST_TAIL = 0.5
+"""Least 5th percentile of page means at such a budget. Nobody samples from rollouts that are further off, and where both
+curves lie on the ground, no budgets are equal."""
+FLOOR = 1e-9
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """Budgets at one equal value of a statistic."""
+
+    rule: str
+    statistic: str
+    from_context_tokens: int
+    published_budget: int
+    ratio: float
+    low: float
+    high: float
+    bound: str | None = None
+    """"at least": the rule's smallest budget is already better; "at most": its largest is still worse."""
+
+
+def straight(name: str, value: np.ndarray) -> np.ndarray:
+    """The statistic on a scale that rises with the budget, nearly linearly in its logarithm."""
+    return -np.log(np.maximum(1 - value if name == "q05" else value, FLOOR))
+
+
+def equal_budget(value_W: np.ndarray, budgets_M: np.ndarray, curve_MW: np.ndarray) -> np.ndarray:
+    """[W] the budget at which a curve [M, W] (on the scale of `straight`) has the value, at most its largest budget and
+    at least its smallest. A curve that dips counts as flat there."""
+    rising_MW = np.maximum.accumulate(curve_MW, axis=0)
+    found = [np.interp(value, rising, np.log(budgets_M)) for value, rising in zip(value_W, rising_MW.T, strict=True)]
+    return np.exp(np.array(found))
+
+
+def ratios(measured: Mapping[Cell, Measured], bins: tuple[int, ...]) -> list[Ratio]:
+    """Of all rules, in all bins, at all published budgets within the bounds above that the rule was measured up to."""
+    weights_WN = resamplings(len(next(iter(measured.values())).counts_NBC))
+
+    @cache
+    def value(cell: Cell, statistic: str, place: int) -> np.ndarray:
+        return measured[cell].statistic(statistic, weights_WN, place).numpy()
+
+    found = []
+    published = sorted((cell for cell in measured if cell.rule == PUBLISHED), key=lambda cell: cell.budget)
+    for rule in dict.fromkeys(cell.rule for cell in measured if cell.rule != PUBLISHED):
+        budgets = sorted(cell.budget for cell in measured if cell.rule == rule)
+        for statistic in STATISTICS:
+            for place, begin in enumerate(bins[:-1]):
+                least, most = LEAST_SHARE * begin, min(MOST_SHARE * begin, max(budgets))
+                curve_MW = straight(
+                    statistic, np.array([value(Cell(rule, each), statistic, place) for each in budgets])
+                )
+                for cell in published:
+                    if least <= cell.budget <= most and value(cell, "q05", place)[0] >= LEAST_TAIL:
+                        value_W = straight(statistic, value(cell, statistic, place))
+                        found.append(_ratio(rule, statistic, begin, cell.budget, value_W, budgets, curve_MW))
+    return found
+
+
+def _ratio(
+    rule: Rule,
+    statistic: str,
+    begin: int,
+    published: int,
+    value_W: np.ndarray,
+    budgets: list[int],
+    curve_MW: np.ndarray,
+) -> Ratio:
+    ratio_W = published / equal_budget(value_W, np.array(budgets), curve_MW)
+    better, worse = value_W[0] < curve_MW[0, 0], value_W[0] > curve_MW[:, 0].max()
+    low, high = interval(ratio_W)
+    bound = "at least" if better else "at most" if worse else None
+    return Ratio(rule.name, statistic, begin, published, round(float(ratio_W[0]), 4), low, high, bound)
+
+
+def smallest(found: list[Ratio], rule: str) -> Ratio | None:
+    """The row of a rule with the smallest ratio, over bins, statistics, budgets and whatever models the rows are of. Rows
+    that only bound a ratio from below say nothing about the smallest; None where there are no others."""
+    told = [row for row in found if row.rule == rule and row.bound != "at least"]
+    return min(told, key=lambda row: row.ratio, default=None)

@@ -1,0 +1,108 @@
+"""Published schedules for another selector: their budgets divided by the smallest measured ratio.
+
+    python recipes/code-lm/scale_presets.py --records runs/code-lm/seed-*/cells/cells.json runs/code-lm/study/cells.json \\
+        --rule quantized_mean-4x4 --presets qwen3-1.7b-0.86 --out runs/code-lm/presets
+
+The ratio comes from small models, not from those that the presets are for. So each file says that it is scaled and to be
+calibrated on the real model, where `sparroll schedule show` and `sparroll plan` repeat it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
+
+from budget_ratio import STATISTICS, Ratio, smallest  # noqa: E402
+
+from sparroll import records  # noqa: E402
+from sparroll.attention.selectors import Selector, make_selector  # noqa: E402
+from sparroll.errors import UserError, nearest  # noqa: E402
+from sparroll.schedule import Schedule, Step, presets  # noqa: E402
+
+KIND = "code_lm_cells"
+CAVEAT = "scaled, to be calibrated on the real model"
+
+
+def smallest_of_models(
+    results: dict[str, dict[str, Any]], rule: str, statistics: tuple[str, ...] = STATISTICS
+) -> dict[str, Ratio]:
+    """Of each record (by its name), the row with the rule's smallest ratio. Raises UserError where one has none."""
+    found = {}
+    for name, result in results.items():
+        rows = [Ratio(**row) for row in result["ratios"] if row["statistic"] in statistics]
+        if rule not in {row.rule for row in rows}:
+            raise UserError(f"{name} has no ratio of {rule!r}", nearest(rule, sorted({row.rule for row in rows})))
+        least = smallest(rows, rule)
+        if least is None:
+            raise UserError(
+                f"{name} bounds the ratios of {rule!r} from below only: its smallest budget is better than all published "
+                "ones they are taken at",
+                "measure longer contexts",
+            )
+        found[name] = least
+    return found
+
+
+def scaled(preset: Schedule, selector: Selector, dense_layers: tuple[int, ...], ratio: float, source: str) -> Schedule:
+    """The preset with another selector and its budgets divided by the ratio, rounded up to whole units. Of steps with
+    one budget, the first stays."""
+    if ratio <= 1:
+        raise UserError(f"the smallest ratio is {ratio:g}: nothing is gained by this rule", "take another --rule")
+    if preset.layer_groups:
+        raise UserError(
+            f"{preset.name} has budgets by groups of layers, and the ratios do not", "take a preset without them"
+        )
+    unit, steps = selector.unit_tokens, []
+    for step in preset.steps:
+        budget = max(selector.least_budget_tokens, -int(-step.kv_budget_tokens / ratio // unit) * unit)
+        if not steps or steps[-1].kv_budget_tokens != budget:
+            steps.append(Step(step.from_context_tokens, budget))
+    made_by = {"source": f"budgets of {preset.name} divided by {ratio:.4g}, {source}", "caveat": CAVEAT}
+    return dataclasses.replace(
+        preset,
+        steps=tuple(steps),
+        selector=selector,
+        dense_layers=dense_layers,
+        made_by=made_by,
+        name=f"{preset.name}-scaled",
+    )
+
+
+def main(argv: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=Path, nargs="+", required=True, help="cells.json of each model")
+    parser.add_argument("--rule", required=True, help="for example quantized_mean-4x4")
+    parser.add_argument("--presets", nargs="+", default=[name for name in presets() if name.endswith("-0.86")])
+    parser.add_argument("--statistics", nargs="+", choices=STATISTICS, default=list(STATISTICS))
+    parser.add_argument("--out", type=Path, required=True)
+    args = parser.parse_args(argv)
+    try:
+        results = {str(path): records.read(path, KIND)["results"] for path in args.records}
+        by_model = smallest_of_models(results, args.rule, tuple(args.statistics))
+        for name, row in by_model.items():
+            print(
+                f"{name}: {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}), {row.statistic} at {row.published_budget:,} "
+                f"tokens from {row.from_context_tokens:,} on"
+            )
+        least = min(by_model.values(), key=lambda row: row.ratio)
+        cell = next(cell for cell in next(iter(results.values()))["cells"] if cell["rule"] == args.rule)
+        if cell["layer_budgets"] != "even":
+            raise UserError(f"{args.rule} has budgets by layer, which presets have not", "take a rule without them")
+        source = f"the smallest ratio of {args.rule} at equal {' and '.join(args.statistics)}, models: {len(results)}"
+        for name in args.presets:
+            made = scaled(
+                Schedule.load(name), make_selector(cell["selector"]), tuple(cell["dense_layers"]), least.ratio, source
+            )
+            print(f"wrote {made.save(args.out / f'{made.name}.toml')}: {CAVEAT}")
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What every length bin must hold beside the tail, which does not see the few tokens that are far off. Pure functions of
+what was measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
+from sparroll.calibrate.measure import Measurement
+from sparroll.calibrate.sweep import Sweep
+from sparroll.errors import UserError
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.mismatch.divergence import NATS
+from sparroll.mismatch.table import bin_name
+from sparroll.rounding import rounded_up
+
+IMPOSSIBLE_NATS = 20
+"""The distance whose share orders the project's own runs best by what they gained (docs/study.md)."""
+
+
+@dataclass(frozen=True)
+class BlindSpots:
+    """The largest figures that a bin may have where its tail is blind; None bounds nothing.
+
+    >>> BlindSpots(kl_at_most=0.01, impossible_at_most=1e-4)
+    """
+
+    over_2_nats_at_most: float | None = None
+    """Share of the tokens that checks of drafts left more than 2 nats off, as counted."""
+    kl_at_most: float | None = None
+    """Mean KL of the tokens (see mismatch/divergence.py)."""
+    impossible_at_most: float | None = None
+    """Probability of tokens that are more than `impossible_nats` off."""
+    impossible_nats: int = IMPOSSIBLE_NATS
+
+    def __post_init__(self) -> None:
+        for name in ("over_2_nats_at_most", "impossible_at_most"):
+            value = getattr(self, name)
+            if value is not None and not 0 <= value <= 1:
+                raise UserError(f"{name} must be a share from 0 to 1, got {value}")
+        if self.kl_at_most is not None and not self.kl_at_most > 0:
+            raise UserError(f"kl_at_most must be above 0, got {self.kl_at_most}")
+        if self.impossible_nats not in NATS:
+            raise UserError(
+                f"impossible_nats must be one of {', '.join(map(str, NATS))}, got {self.impossible_nats}",
+                "these distances are measured",
+            )
+
+    @property
+    def any(self) -> bool:
+        return any(each is not None for each in (self.over_2_nats_at_most, self.kl_at_most, self.impossible_at_most))
+
+    def table(self) -> dict[str, Any]:
+        """The bounds that are set, as the target of a schedule file has them."""
+        found = {
+            "over_2_nats_at_most": self.over_2_nats_at_most,
+            "kl_at_most": self.kl_at_most,
+            "impossible_at_most": self.impossible_at_most,
+            "impossible_nats": self.impossible_nats if self.impossible_at_most is not None else None,
+        }
+        return {name: value for name, value in found.items() if value is not None}
+
+    def broken(self, measurement: Measurement, from_context_tokens: int) -> list[str]:
+        """What one bin of a measurement has too much of, in words; nothing if every bound holds."""
+        found = []
+        if self.over_2_nats_at_most is not None:
+            assert measurement.checked is not None, "only a schedule with a check has such a bound"
+            share = measurement.checked.far_share_at(from_context_tokens)
+            if share > self.over_2_nats_at_most:
+                found.append(f"a share of {share:.2g} of its tokens more than 2 nats off")
+        if self.kl_at_most is None and self.impossible_at_most is None:
+            return found
+        here = measurement.divergence.bins().get(from_context_tokens) if measurement.divergence else None
+        if here is None:
+            return found
+        if self.kl_at_most is not None and here.kl > self.kl_at_most:
+            found.append(f"a KL of {here.kl:.2g}")
+        if self.impossible_at_most is not None and here.over(self.impossible_nats) > self.impossible_at_most:
+            share = here.over(self.impossible_nats)
+            found.append(f"a share of {share:.2g} of the probability more than {self.impossible_nats} nats off")
+        return found
+
+    def check_measured(self, sweep: Sweep) -> None:
+        """Raise UserError where the sweep does not measure what is bounded."""
+        needs_lists = self.kl_at_most is not None or self.impossible_at_most is not None
+        if needs_lists and not sweep.settings.list_tokens:
+            raise without_lists(sweep.settings.estimator)
+
+    def least_budgets(
+        self, sweep: Sweep, min_tokens: int = MIN_TOKENS, min_rollouts: int = LEAST_ROLLOUTS
+    ) -> dict[int, int]:
+        """For each bin with enough data the least budget of the grid from which on every bound holds. Raises UserError
+        where the largest one breaks a bound."""
+        self.check_measured(sweep)
+        counting = [cell for cell in sweep.cells() if cell.counts(min_tokens, min_rollouts)]
+        ends = {cell.from_context_tokens: cell.to_context_tokens for cell in counting}
+        if not self.any:
+            return dict.fromkeys(ends, 0)
+        found = {}
+        for start, end in ends.items():
+            broken = [self.broken(each, start) for each in sweep.measurements]
+            good = len(broken)
+            while good > 0 and not broken[good - 1]:
+                good -= 1
+            if good == len(broken):
+                raise UserError(
+                    f"{bin_name(start, end)} has {' and '.join(broken[-1])} at the largest budget, {sweep.budgets[-1]}; "
+                    f"asked for: {self}",
+                    "measure larger budgets, allow more, or with checks raise the floor",
+                )
+            found[start] = sweep.budgets[good]
+        return found
+
+    def __str__(self) -> str:
+        parts = []
+        if self.over_2_nats_at_most is not None:
+            parts.append(f"at most {self.over_2_nats_at_most:g} of the tokens over 2 nats off")
+        if self.kl_at_most is not None:
+            parts.append(f"a KL of at most {rounded_up(self.kl_at_most, 6)}")
+        if self.impossible_at_most is not None:
+            parts.append(f"at most {self.impossible_at_most:g} of the probability over {self.impossible_nats} nats off")
+        return " and ".join(parts) or "nothing"
+
+
+NO_BOUNDS = BlindSpots()
+
+
+def holding(fitted: FittedSchedule, bounds: BlindSpots) -> FittedSchedule:
+    """The same with the bounds in the schedule's target."""
+    target = {**(fitted.schedule.target or {}), **bounds.table()}
+    return replace(fitted, schedule=replace(fitted.schedule, target=target))
+
+
+def without_lists(estimator: str) -> UserError:
+    """The error where KL or impossible tokens are asked for and no top-k lists are measured."""
+    return UserError(
+        f"the KL and impossible tokens come from top-k lists, and the estimator {estimator} has none",
+        "use the estimator top_k_lower",
+    )

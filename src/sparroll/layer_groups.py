@@ -1,0 +1,77 @@
+"""Groups of layers that a schedule gives budgets of their own: what a list of groups must look like, and how budgets of
+several groups are written. Nothing here knows what a budget means (see schedule.py)."""
+
+from __future__ import annotations
+
+from sparroll.errors import UserError
+from sparroll.types import is_whole
+
+LayerGroups = tuple[tuple[int, ...], ...]
+"""Layer numbers of each group.
+
+>>> ((1, 2, 3), (4, 5, 6, 7))
+"""
+_EXAMPLE = "layer_groups = [[1, 2, 3], [4, 5, 6, 7]]"
+
+
+def read_groups(value: object) -> LayerGroups:
+    """The groups from the lists of a schedule's file."""
+    if not isinstance(value, list) or not value or not all(isinstance(group, list) for group in value):
+        raise UserError(f"layer_groups must be a list of lists of layers, got {value!r}", f"for example {_EXAMPLE}")
+    return tuple(tuple(group) for group in value)
+
+
+def check_groups(layer_groups: LayerGroups, dense_layers: tuple[int, ...]) -> None:
+    """Raise UserError for groups that no model could have."""
+    for group in layer_groups:
+        layers = [layer for layer in group if is_whole(layer) and layer >= 0]
+        if not group or len(layers) < len(group) or layers != sorted(set(layers)):
+            raise UserError(
+                f"each of the layer_groups must be distinct layer numbers in rising order, got {list(group)}",
+                f"for example {_EXAMPLE}",
+            )
+    seen: dict[int, int] = {}
+    for place, group in enumerate(layer_groups):
+        for layer in group:
+            if layer in dense_layers:
+                raise UserError(
+                    f"layer {layer} is in dense_layers and in a group of layer_groups, and a dense layer has no budget",
+                    "take it out of one of them",
+                )
+            if layer in seen:
+                raise UserError(
+                    f"layer {layer} is in two of the layer_groups: {list(layer_groups[seen[layer]])} and {list(group)}",
+                    "name each layer once",
+                )
+            seen[layer] = place
+
+
+def check_cover(layer_groups: LayerGroups, dense_layers: tuple[int, ...], layers: int) -> None:
+    """Raise UserError unless the groups are together all sparse layers of a model of that many layers."""
+    if not layer_groups:
+        return
+    grouped = {layer for group in layer_groups for layer in group}
+    sparse = set(range(layers)) - set(dense_layers)
+    if foreign := sorted(grouped - sparse):
+        raise UserError(
+            f"layer_groups names layer {foreign[0]}, but the model has layers 0..{layers - 1}",
+            "the schedule is for a deeper model: take one that was made for this model",
+        )
+    if missing := sorted(sparse - grouped):
+        raise UserError(
+            f"layer_groups leaves out the layers {missing} of the model, which has layers 0..{layers - 1}",
+            "put each of them into a group, or into dense_layers",
+        )
+
+
+def budgets_in_words(kv_budget_tokens: int | tuple[int, ...]) -> str:
+    """A step's budget for a table: that of each group, in their order.
+
+    >>> budgets_in_words((1024, 512))
+    '1,024 / 512'
+    """
+    return " / ".join(f"{budget:,}" for budget in _each(kv_budget_tokens))
+
+
+def _each(kv_budget_tokens: int | tuple[int, ...]) -> tuple[int, ...]:
+    return kv_budget_tokens if isinstance(kv_budget_tokens, tuple) else (kv_budget_tokens,)

@@ -1,0 +1,46 @@
+"""Two steps of verl on a CPU in which the dense policy checks every draft, and the loss takes its old log-probabilities from
+the checks."""
+
+from __future__ import annotations
+
+import pytest
+import runs
+
+from sparroll.integrations.verl.settings import PREFIX
+from sparroll.schedule import Schedule
+
+
+@pytest.fixture(scope="module")
+def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
+    folder = tmp_path_factory.mktemp("verified")
+    runs.write_world(folder)
+    verified = {
+        f"+{PREFIX}.schedule": str(Schedule.fixed(64).save(folder / "read64.toml")),
+        f"+{PREFIX}.verify.window": "16",
+        f"+{PREFIX}.verify.dense_logp": "engine",
+        f"+{PREFIX}.mismatch.ceiling_prompts": "1",
+        "trainer.total_training_steps": "2",
+    }
+    printed = runs.run(folder, runs.overrides(folder) | verified, "verified")
+    assert (folder / "verified.jsonl").is_file(), printed[-4000:]
+    first, second = runs.steps(folder, "verified")
+    return [first, second]
+
+
+def test_every_rollout_was_drafted_sparsely_and_checked(steps: list[dict[str, float]]) -> None:
+    for step in steps:
+        assert step["rescoring/checked"] == step["rescoring/held"] == runs.ROLLOUTS
+        assert step["rollout/sparse_steps"] > 0
+        assert step["check/windows"] >= runs.ROLLOUTS and step["check/floor"] == 0.01
+        assert 0 < step["check/cut_share"] < 1
+        # No token is less likely under the dense policy than the floor allows: log(1 / 0.01) nats.
+        assert step["check/largest_nats"] < 4.61
+
+
+def test_the_checks_log_probabilities_are_the_trainers_own(steps: list[dict[str, float]]) -> None:
+    # Before an update changes anything, the loss compares the policy with itself: with the engine's numbers on one side
+    # and the trainer's on the other. In the second step the weights have moved, and arrived.
+    assert steps[0]["actor/grad_norm"] > 0
+    for step in steps:
+        assert "actor/entropy" not in step
+        assert abs(step["actor/ppo_kl"]) < 1e-5 and step["actor/pg_clipfrac"] == 0
