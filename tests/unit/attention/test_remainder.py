@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparroll.attention.decode import api
+from sparroll.attention.decode import api, paged_reference, remainder_reference
 from sparroll.attention.masked import remainder as masked_remainder
 from sparroll.attention.masked.unit_choice import chosen_words
 from sparroll.attention.selectors import HeadSoftmax, PageMean, QuantizedMean, Remainder, Selector, make_selector
@@ -157,6 +157,33 @@ def test_all_positions_at_once_are_the_decode_steps(selector: Selector, monkeypa
         one = query.unflatten(1, (HEADS, GROUP))[:, :, :, position]
         expected, _ = step(selector, one, *padded, position + 1, allowed)
         torch.testing.assert_close(mixed[:, :, :, position], expected, atol=1e-5, rtol=0)
+
+
+@each_selector
+def test_blocks_in_any_order_give_the_decode_step(selector: Selector) -> None:
+    """In a block the rows of an index may be cut, channels in front and scales behind."""
+    assert selector.remainder is not None
+    context, budget, block, blocks = 250, 64, 32, 12
+    query, keys, values = poisoned(context, selector)
+    expected, ids_HN = step(selector, query, keys, values, context, budget)
+    table_RM = torch.randperm(blocks, generator=torch.Generator().manual_seed(1))[None, : -(-context // block)]
+    keys_PBHD, values_PBHD = torch.full((2, blocks, block, HEADS, DIM), torch.nan)
+    positions = torch.arange(context)
+    slots = table_RM[0, positions // block] * block + positions % block
+    for held, given in ((keys_PBHD, keys), (values_PBHD, values)):
+        held.view(-1, HEADS, DIM)[slots] = given[0, :, :context].transpose(0, 1)
+    width = selector.index_width(DIM)
+    index_PSHW = torch.zeros(blocks, block // selector.unit_tokens, HEADS, width, dtype=selector.index_dtype)
+    groups_PSHV = torch.zeros(
+        blocks, block // selector.remainder.group_tokens, HEADS, selector.group_width(DIM), dtype=torch.uint8
+    )
+    paged_reference.update_index(keys_PBHD, index_PSHW, slots, selector)
+    remainder_reference.update_paged_groups(keys_PBHD, values_PBHD, groups_PSHV, slots, selector)
+    found, lengths = torch.empty_like(query), torch.tensor([context])
+    remainder_reference.paged_decode(
+        query, keys_PBHD, values_PBHD, index_PSHW, groups_PSHV, table_RM, ids_HN[None], lengths, selector, SCALE, found
+    )
+    torch.testing.assert_close(found, expected)
 
 
 def test_a_pass_with_a_gradient_is_refused() -> None:
