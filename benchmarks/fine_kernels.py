@@ -6,9 +6,9 @@
 
 One call runs the kernels' own tests, compiled; then, for each kind of unit, compares index, scores, choice and attention
 with the paged reference on the data that is timed; then times scores, choice, attention and the three together, as they
-follow each other in a layer. `us` is as in kernels.py (CUDA graph replay, the L2 cache flushed before each call, median of
-repeats), `floor` what the bytes take at the bandwidth of a large copy. Contexts are all of --context tokens, and once
-mixed: as many requests, somewhere in their responses.
+follow each other in a layer. `us` is as in decode_kernels.py (CUDA graph replay, the L2 cache flushed before each call,
+median of repeats), `floor` what the bytes take at the bandwidth of a large copy. Contexts are all of --context tokens,
+and once mixed: as many requests, somewhere in their responses.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ if "--dry" in sys.argv:
     # Read when triton is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
+import decode_kernels
 import numpy as np
 import torch
 
-import kernels
 from sparroll import records
 from sparroll.attention.decode import paged
 from sparroll.attention.selectors import QuantizedMean
@@ -47,7 +47,7 @@ GOALS = {
     ("attention", None): "1.35 x floor",
     ("sparse layer", 1024): "105 us",
 }
-"""What issue 19 asks for, by kernel and budget, at 32 requests of 30,000 tokens."""
+"""What the kernels aim at, by kernel and budget, at 32 requests of 30,000 tokens."""
 DRY = {"requests": 2, "context": 150, "heads": 1, "dim": 32, "budgets": [80], "dtype": "float32", "repeats": 1}
 
 
@@ -62,7 +62,7 @@ class DryClock:
         return math.nan
 
 
-Clock = kernels.Clock | DryClock
+Clock = decode_kernels.Clock | DryClock
 
 
 def run_tests() -> None:
@@ -74,7 +74,7 @@ def run_tests() -> None:
     subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", processes, *tests], cwd=root, check=True)
 
 
-def cases(options: argparse.Namespace) -> Iterator[kernels.Case]:
+def cases(options: argparse.Namespace) -> Iterator[decode_kernels.Case]:
     """Every kind of unit with equal and with mixed contexts, over the same random numbers."""
     random = np.random.default_rng(options.seed)
     mixed = (options.context * random.uniform(0.05, 1.0, options.requests)).astype(np.int64)
@@ -84,14 +84,14 @@ def cases(options: argparse.Namespace) -> Iterator[kernels.Case]:
         torch.manual_seed(options.seed)
         unit, _, bits = units.partition("x") if units != "page_mean" else ("16", "", "0")
         its = argparse.Namespace(**vars(options), unit=int(unit), bits=int(bits))
-        case = kernels.Case.build(its, f"{units} {name}", contexts)
+        case = decode_kernels.Case.build(its, f"{units} {name}", contexts)
         if its.unit < 16:
             # First and recent tokens are the same for all units.
             case = dataclasses.replace(case, selector=QuantizedMean(its.unit, 16, 32, its.bits))
         yield case
 
 
-def rows_of(clock: Clock, bandwidth: float, choice: kernels.Choice) -> list[dict[str, Any]]:
+def rows_of(clock: Clock, bandwidth: float, choice: decode_kernels.Choice) -> list[dict[str, Any]]:
     """Each kernel of a layer by itself, then all of them."""
     case = choice.case
     _, heads, _, dim = case.query_RHGD.shape
@@ -129,7 +129,7 @@ def show(rows: list[dict[str, Any]]) -> None:
         print(f"{about[0]:>16} {about[1]:>6} " + " ".join(f"{cells[name]:>18}" for name in KERNELS), flush=True)
 
 
-def sweep(clock: Clock, choice: kernels.Choice, options: argparse.Namespace) -> list[dict[str, Any]]:
+def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespace) -> list[dict[str, Any]]:
     """Other layouts of each kernel's programs: each checked against the one that is used, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
@@ -151,7 +151,7 @@ def sweep(clock: Clock, choice: kernels.Choice, options: argparse.Namespace) -> 
             torch.testing.assert_close(found[3], expected[3], atol=2e-2, rtol=2e-2)
         rows.append(row)
 
-    def planned(workspace: paged.StepWorkspace) -> kernels.Choice:
+    def planned(workspace: paged.StepWorkspace) -> decode_kernels.Choice:
         other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace))
         other.plan()
         return other
@@ -232,24 +232,24 @@ def main() -> None:
     started = time.perf_counter()
     if not options.no_tests:
         run_tests()
-    clock: Clock = DryClock() if options.dry else kernels.Clock(options.repeats, options.calls)
+    clock: Clock = DryClock() if options.dry else decode_kernels.Clock(options.repeats, options.calls)
     bandwidth = clock.copy_bytes_per_second()
     print(f"copy bandwidth: {bandwidth / 1e12:.2f} TB/s")
     print(f"{'units':>16} {'budget':>6} " + " ".join(f"{name:>18}" for name in KERNELS))
     rows: list[dict[str, Any]] = []
     swept: list[dict[str, Any]] = []
     for case in cases(options):
-        kernels.check_case(case)
+        decode_kernels.check_case(case)
         for budget in options.budgets:
-            choice = kernels.Choice.build(case, str(budget), np.full(options.requests, budget))
-            kernels.check_choice(choice)
+            choice = decode_kernels.Choice.build(case, str(budget), np.full(options.requests, budget))
+            decode_kernels.check_choice(choice)
             its = rows_of(clock, bandwidth, choice)
             show(its)
             rows += its
             if options.sweep:
                 swept += sweep(clock, choice, options)
             # Timed runs wrote the same outputs many times over.
-            kernels.check_choice(choice)
+            decode_kernels.check_choice(choice)
     if options.out is None:
         return
     results = {"copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}

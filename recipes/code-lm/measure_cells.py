@@ -72,6 +72,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
             "quantized_mean-4x4-64",
             "quantized_mean-4x4-128",
         ]
+    # A script's time counts from before its slow imports.
+    args.began = BEGAN if argv is None else time.time()
     return args
 
 
@@ -124,13 +126,13 @@ class Comparison:
 
 
 def measure_all(
-    comparison: Comparison, cells: list[Cell], folder: Path, minutes: float, on_progress: OnProgress
+    comparison: Comparison, cells: list[Cell], folder: Path, until: float, on_progress: OnProgress
 ) -> dict[Cell, Measured]:
-    """Those cells that were measured before or could be begun in time."""
+    """Those cells that were measured before or could be begun until this time.time()."""
     found: dict[Cell, Measured] = {}
     for done, cell in enumerate(cells):
         path = folder / f"{cell.name}.safetensors"
-        if not path.exists() and time.time() - BEGAN >= 60 * minutes:
+        if not path.exists() and time.time() >= until:
             continue
         if not path.exists():
             on_progress(done, len(cells), cell.name)
@@ -232,7 +234,7 @@ def run(args: argparse.Namespace, progress: Progress) -> tuple[Path, str]:
     asked = {"weights": digest.hexdigest(), "text": text.about, "device": args.device.partition(":")[0]}
     resume.begin_or_resume(args.out / "asked.json", asked, begun=(args.out / "cells").exists())
     comparison = Comparison(model, text, args.device)
-    found = measure_all(comparison, cells, args.out / "cells", args.minutes, progress.bar("cells"))
+    found = measure_all(comparison, cells, args.out / "cells", args.began + 60 * args.minutes, progress.bar("cells"))
     config = asked | {"budgets": BUDGETS, "few_budgets": FEW_BUDGETS, "model": Path(args.model).name, "dry": args.dry}
     seconds = sum(each.seconds for each in found.values())
     if not found:

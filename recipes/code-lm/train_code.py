@@ -76,6 +76,8 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     for name in ("short_tokens", "long_tokens"):
         if args.pass_tokens % getattr(args, name) or args.batch_tokens % args.pass_tokens:
             parser.error("--batch-tokens must be a multiple of --pass-tokens, and that of both contexts")
+    # A script's time counts from before its slow imports.
+    args.began = BEGAN if argv is None else time.time()
     return args
 
 
@@ -127,7 +129,7 @@ class CodeTrainer:
 
     @property
     def seconds(self) -> float:
-        return self.spent + time.time() - BEGAN
+        return self.spent + time.time() - self.args.began
 
     @property
     def progress(self) -> float:

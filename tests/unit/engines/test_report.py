@@ -15,7 +15,7 @@ def test_what_ran_since_an_earlier_report_is_the_growth_of_its_counters() -> Non
     grown = now.since(before)
     assert (grown.schedule_name, grown.weight_version, grown.peak_kv_bytes) == ("b", 4, 80)
     assert (grown.generated_tokens, grown.check_seconds, grown.checks.windows) == (7, 0.5, 3)
-    assert grown.layers == [LayerReport(0, 7, 0, 0, 0.1)]
+    assert grown.layers == [LayerReport(0, 7, 0, 0, index_read_share=0.1)]
     assert now.generated_tokens == 12
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
@@ -44,7 +44,7 @@ class Selector(ABC):
     """Tokens at the start of the context that are always read; whole units."""
     recent_tokens: int = 32
     """Tokens in the last units, which are always read, the incomplete one included; whole units, at least one."""
-    remainder: Remainder | None = None
+    remainder: Remainder | None = field(default=None, kw_only=True)
     """What a step keeps of the tokens that it does not read (remainder.py); None: nothing."""
 
     def __post_init__(self) -> None:

@@ -1,7 +1,7 @@
 """Each paged kernel against the time that its bytes take at the bandwidth of a large copy, on a CUDA GPU.
 
-    python benchmarks/kernels.py --out benchmarks/results/kernels-h200.json
-    python benchmarks/kernels.py --out runs/kernels-sweep.json --contexts 30000 --sweep     # other tiles, warps, splits
+    python benchmarks/decode_kernels.py --out benchmarks/results/kernels-h200.json
+    python benchmarks/decode_kernels.py --out runs/kernels-sweep.json --contexts 30000 --sweep  # other tiles, warps, splits
 
 Before a kernel is timed its result is compared with the paged reference on the same data. `graph_us` is the median over
 replays of a CUDA graph that holds the kernel several times, an L2 flush before each, less the same graph with the flushes
