@@ -109,7 +109,7 @@ def main() -> None:
     for unit, bits in (map(int, each.split("x")) for each in args.units):
         for budget, group, name in ((b, g, v) for b in args.budgets for g in args.groups for v in args.variants):
             began, kept = time.perf_counter(), None if name == "none" else Remainder(group, args.values)
-            selector = VARIANTS[name](unit, 16, max(32, group), kept, bits)
+            selector = VARIANTS[name](unit, 16, max(32, group), bits=bits, remainder=kept)
             schedule = Schedule.fixed(budget, selector, tuple(args.dense_layers))
             sparse = [logp(model, rollout, schedule) for rollout in rollouts]
             both = list(zip(dense, sparse, strict=True))
