@@ -150,7 +150,7 @@ def command(settings: dict[str, str]) -> list[str]:
 
 
 def run(
-    folder: Path, settings: dict[str, str], name: str, *, kill_after_step: int | None = None, seconds: float = 280
+    folder: Path, settings: dict[str, str], name: str, *, kill_after_step: int | None = None, seconds: float = 600
 ) -> str:
     """Run to the end, or kill -9 everything as soon as a step was logged. -> what it printed. Metrics are in NAME.jsonl."""
     metrics, log = folder / f"{name}.jsonl", folder / f"{name}.log"
