@@ -299,7 +299,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--contexts", nargs="+", type=int, default=[30_000])
     parser.add_argument("--sets", nargs="+", choices=["drained", "steady"], help="in place of --batch and --contexts")
     parser.add_argument("--moments", type=int, default=8, help="of the drained set; half as many of the steady one")
-    parser.add_argument("--max-model-len", type=int, help="default 40,960; units of 4 tokens go up to 32,768")
+    parser.add_argument("--max-model-len", type=int, help="default 40,960")
     parser.add_argument("--capacity-tokens", type=int, default=1_050_000, help="of the cache, for the steady set")
     parser.add_argument("--max-seqs", type=int, default=128, help="of the steady set")
     parser.add_argument("--windows", nargs="+", type=int, default=[16, 32, 64, 128], help="tokens of a window")

@@ -4,7 +4,7 @@ process; the next one starts only when the GPU's memory is free again.
 
 The cache is filled by vLLM's own DecodeBenchConnector: a request of n prompt tokens starts decoding at once on n - 1
 tokens of random keys and values. Speed depends neither on weights nor on what the cache holds, as long as the pages that
-are chosen lie as scattered as real ones do; random keys see to that.
+are chosen lie as scattered as real ones do; random keys see to that, and random rows where a unit's row is in bytes.
 
 Steps are timed in blocks: two readings of the clock, no synchronisation in between. vLLM (0.26) in this process schedules
 asynchronously: `step()` launches step n + 1 and then waits for the tokens of step n, so the host works while the GPU does,
@@ -85,6 +85,29 @@ def model_folder(name: str, root: Path) -> Path:
     return folder
 
 
+def _fill_rows_of_bytes() -> None:
+    """Have vLLM's connector fill index rows of bytes, too, whose numbers it would draw as floats and cannot.
+
+    A row of few bits holds codes and fp32 scales at whole 4 bytes. The bytes of random fp32 numbers are therefore valid
+    rows, and with the lowest bit of each byte cleared none is an e4m3 NaN."""
+    from vllm.distributed.kv_transfer.kv_connector.v1.decode_bench_connector import DecodeBenchConnectorWorker as Worker
+
+    fill = Worker._fill_block_tensor
+    if fill.__name__ == "with_bytes":
+        return
+
+    def with_bytes(self: Any, kv_cache: Any, block_ids: list[int], *more: Any) -> None:
+        import torch
+
+        if kv_cache.dtype != torch.uint8:
+            return fill(self, kv_cache, block_ids, *more)
+        shape = kv_cache.shape[1:]
+        numbers = torch.randn(len(block_ids), shape.numel() // 4, device=kv_cache.device)
+        kv_cache[torch.tensor(block_ids, device=kv_cache.device)] = (numbers.view(torch.uint8) & 0xFE).view(-1, *shape)
+
+    Worker._fill_block_tensor = with_bytes
+
+
 def on_gpu() -> bool:
     import torch
 
@@ -112,6 +135,7 @@ def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: An
         settings |= {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 4096}
         settings["kv_cache_memory_bytes"] = 1 << 29
     allow_graphs()
+    _fill_rows_of_bytes()
     connector = {"fill_mean": 0.0, "fill_std": 1.0}
     return LLM(
         model=str(model_folder(name, root)),
