@@ -100,7 +100,8 @@ def _fill_rows_of_bytes() -> None:
         import torch
 
         if kv_cache.dtype != torch.uint8:
-            return fill(self, kv_cache, block_ids, *more)
+            fill(self, kv_cache, block_ids, *more)
+            return
         shape = kv_cache.shape[1:]
         numbers = torch.randn(len(block_ids), shape.numel() // 4, device=kv_cache.device)
         kv_cache[torch.tensor(block_ids, device=kv_cache.device)] = (numbers.view(torch.uint8) & 0xFE).view(-1, *shape)
