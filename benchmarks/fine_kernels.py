@@ -183,8 +183,8 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
         )  # fmt: skip
     requests, _, group, dim = case.query_RHGD.shape
     tiles = ((64, 4, 3, 2), (64, 4, 2, 3), (64, 8, 3, 2), (32, 4, 4, 3), (32, 4, 3, 4), (32, 2, 4, 3), (128, 8, 2, 1))
-    for values, adds_up_inside in itertools.product(tiles, (False, True)):
-        tile_of = paged.Tile(*values, adds_up_inside)
+    for values in tiles:
+        tile_of = paged.Tile(*values)
         workspace = paged.StepWorkspace.allocate(
             requests, group, dim, case.keys_PBHD.dtype, case.selector, case.query_RHGD.device, tile_of
         )

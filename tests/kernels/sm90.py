@@ -35,7 +35,7 @@ _POINTERS = {
     **dict.fromkeys(("words", "listed", "counts", "readers", "reader_counts", "wanted", "limits"), "*i32"),
     **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
-    **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
+    **dict.fromkeys(("scored_before", "read_before"), "*i32"),
     "mixed": "*fp32",
     **dict.fromkeys(("requests", "places", "ids", "slots"), "*i64"),
     **dict.fromkeys(("index", "dense_logits", "draft_logits"), "*bf16"),
@@ -103,9 +103,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         "UNIT": 4, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "launch_pdl": True,
     }  # fmt: skip
-    for adds_up in (False, True):
-        options = {"num_warps": tile.warps, "num_stages": tile.stages}
-        yield f"attention, adds up: {adds_up}", triton_attend._gather, {**attend, "ADDS_UP": adds_up}, options
+    yield "attention", triton_attend._gather, attend, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
 def choice_kernels(layouts: tuple[triton_top_k.ChoiceLayout, ...]) -> Iterator[Kernel]:

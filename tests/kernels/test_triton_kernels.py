@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -253,23 +252,6 @@ def test_decode_at_every_head_size_and_group(group: int, dim: int) -> None:
 @pytest.mark.parametrize("dtype", DOT_DTYPES)
 def test_decode_at_odd_contexts_and_any_number_of_programs(dtype: torch.dtype, programs: int) -> None:
     assert_same_attention(paged_cache(ODD_CONTEXTS, dtype=dtype, block_tokens=32), programs, seed=programs)
-
-
-@pytest.mark.parametrize("programs", [1, 7, 16, 100])
-def test_pairs_that_their_last_program_adds_up(programs: int) -> None:
-    cache = paged_cache(ODD_CONTEXTS, dtype=DOT_DTYPES[-1], group=3, unit=4).index_written()
-    budgets = budgets_of(cache)
-    ids, pages = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets), "reference")
-    own = cache.workspace(programs)
-    inside = dataclasses.replace(own, tile=dataclasses.replace(own.tile, adds_up_inside=True))
-    for _ in range(2):
-        out = torch.full_like(cache.query_RHGD, torch.nan)
-        paged.paged_decode(
-            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, ids, cache.context_tokens_R,
-            budgets, cache.selector, cache.scale, out, inside, "triton", pages_RHN=pages,
-        )  # fmt: skip
-        assert_attends(cache, ids, out)
-        assert not out[cache.context_tokens_R == 0].any() and not inside.arrivals_X.any()
 
 
 @pytest.mark.parametrize("block_tokens", [16, 64])

@@ -54,9 +54,6 @@ class Tile:
     stages: int
     """Iterations in flight, the running one included."""
     programs_per_multiprocessor: int
-    adds_up_inside: bool = False
-    """Whether the parts of a (request, head) that several programs read are added up by the last of these, and not by a
-    second kernel."""
 
     @staticmethod
     def default(dim: int, element_bytes: int, device: torch.device) -> Tile:
@@ -86,9 +83,6 @@ class StepWorkspace:
     """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
     log_sum_XG: Tensor
     """fp32 base-2 logarithms of their softmax sums; -inf where nothing was visible."""
-    arrivals_X: Tensor
-    """[programs] int32: how many parts of the (request, head) that goes on behind a program are there. Zeros before and
-    after each call; only used where `Tile.adds_up_inside`."""
 
     @staticmethod
     def allocate(
@@ -129,7 +123,6 @@ class StepWorkspace:
             integers(),
             torch.zeros(parts, group, dim, dtype=torch.float32, device=device),
             torch.zeros(parts, group, dtype=torch.float32, device=device),
-            torch.zeros(parts // 2, dtype=torch.int32, device=device),
         )
 
     @property
@@ -140,7 +133,7 @@ class StepWorkspace:
     @property
     def bytes(self) -> int:
         plans = self.read_before_R.numel() + self.scored_before_R.numel()
-        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + self.arrivals_X.numel() + plans)
+        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + plans)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
 """Attention of one new token per request over its chosen units. The tiles of all (request, head) pairs form one row,
-and every program takes an equal stretch of it, which may cross pairs. The parts of pairs that were cut are added up by a
-second kernel, or by whichever program finishes a pair last (`Tile.adds_up_inside`)."""
+and every program takes an equal stretch of it, which may cross pairs. A second kernel adds up the parts of pairs that
+were cut."""
 
 from __future__ import annotations
 
@@ -60,7 +60,6 @@ def paged_decode(
         out_RHGD,
         workspace.mixed_XGD,
         workspace.log_sum_XG,
-        workspace.arrivals_X,
         *query_RHGD.stride()[:3],
         *keys_PBHD.stride()[:3],
         *values_PBHD.stride()[:3],
@@ -81,13 +80,10 @@ def paged_decode(
         LANES_D=lanes_d,
         TILE=tile.tokens,
         WITH_PAGES=pages_RHN is not None,
-        ADDS_UP=tile.adds_up_inside,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **overlap,
     )
-    if tile.adds_up_inside:
-        return
     _add_up[(group, heads, requests)](
         workspace.mixed_XGD,
         workspace.log_sum_XG,
@@ -120,7 +116,6 @@ def _gather(
     out,
     mixed,
     log_sum,
-    arrivals,
     query_per_request,
     query_per_head,
     query_per_member,
@@ -151,7 +146,6 @@ def _gather(
     LANES_D: tl.constexpr,
     TILE: tl.constexpr,
     WITH_PAGES: tl.constexpr,
-    ADDS_UP: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
@@ -159,10 +153,6 @@ def _gather(
     member = tl.arange(0, LANES_G)
     channel = tl.arange(0, LANES_D)
     in_group = (member < G)[:, None] & (channel < D)[None, :]
-    if ADDS_UP:
-        _fill_rows_without_tiles(
-            read_before, out, out_per_request, out_per_head, out_per_member, requests, member, channel, in_group, HEADS
-        )
     while at < end:
         request, request_begins, tiles = request_at(at, read_before, requests, HEADS, LANES_R)
         context = tl.load(context_tokens + request).to(tl.int32)
@@ -247,89 +237,7 @@ def _gather(
             log_total = tl.where(total_weight > 0.0, top + tl.log2(divisor), float("-inf"))
             tl.store(log_sum + part * G + member, log_total, mask=member < G)
             tl.store(mixed + part * (G * D) + member[:, None] * D + channel[None, :], mix, mask=in_group)
-            if ADDS_UP:
-                # As in _add_up. Only one pair goes on from a program to the next, so its first program stands for it.
-                total = tl.load(read_before + requests) * HEADS
-                share = (total + tl.num_programs(0) - 1) // tl.num_programs(0)
-                begins = request_begins + head * tiles
-                first = begins // share
-                parts = (begins + tiles - 1) // share - first + 1
-                # All threads have stored their part before one of them says so.
-                tl.debug_barrier()
-                if tl.atomic_add(arrivals + first, 1, sem="acq_rel") == parts - 1:
-                    target = out + request * out_per_request + head * out_per_head
-                    _add_up_pair(
-                        mixed, log_sum, first, parts, target, out_per_member, member, channel, in_group, G, D, LANES_G,
-                        LANES_D,
-                    )  # fmt: skip
-                    tl.store(arrivals + first, 0)
         at += last_tile - first_tile
-
-
-@triton.jit
-@no_type_check
-def _fill_rows_without_tiles(
-    read_before,
-    out,
-    out_per_request,
-    out_per_head,
-    out_per_member,
-    requests,
-    member,
-    channel,
-    in_group,
-    HEADS: tl.constexpr,
-):
-    """Zeros where a request reads nothing, as padding rows do."""
-    for row in range(tl.program_id(0), requests, tl.num_programs(0)):
-        if tl.load(read_before + row) == tl.load(read_before + row + 1):
-            for head in range(HEADS):
-                target = out + row * out_per_request + head * out_per_head
-                zeros = tl.zeros(in_group.shape, out.dtype.element_ty)
-                tl.store(target + member[:, None] * out_per_member + channel[None, :], zeros, mask=in_group)
-
-
-@triton.jit
-@no_type_check
-def _add_up_pair(
-    mixed,
-    log_sum,
-    first,
-    parts,
-    target,
-    out_per_member,
-    member,
-    channel,
-    in_group,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    LANES_G: tl.constexpr,
-    LANES_D: tl.constexpr,
-):
-    """What _add_up does, for all heads of a group and a part at a time."""
-    top = tl.full([LANES_G], float("-inf"), tl.float32)
-    total_weight = tl.zeros([LANES_G], tl.float32)
-    result = tl.zeros([LANES_G, LANES_D], tl.float32)
-    for part in range(parts):
-        row = (2 * (first + part)).to(tl.int64)
-        if part == 0:
-            row += 1
-        # Other programs wrote them: they are read past this multiprocessor's own cache.
-        log_weight = tl.load(log_sum + row * G + member, mask=member < G, other=float("-inf"), cache_modifier=".cg")
-        part_mixed = tl.load(
-            mixed + row * (G * D) + member[:, None] * D + channel[None, :], mask=in_group, other=0.0,
-            cache_modifier=".cg",
-        )  # fmt: skip
-        new_top = tl.maximum(top, log_weight)
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(log_weight - anchor)
-        shrink = tl.exp2(top - anchor)
-        total_weight = total_weight * shrink + weight
-        result = result * shrink[:, None] + part_mixed * weight[:, None]
-        top = new_top
-    result = result / tl.where(total_weight > 0.0, total_weight, 1.0)[:, None]
-    at = target + member[:, None] * out_per_member + channel[None, :]
-    tl.store(at, result.to(target.dtype.element_ty), mask=in_group)
 
 
 @triton.jit
@@ -418,5 +326,5 @@ def _add_up(
 @triton.jit
 @no_type_check
 def _row(first, part):
-    """Where the part of a pair lies that begins in program `first`: see the end of `_gather`, and `_add_up_pair`."""
+    """Where the part of a pair lies that begins in program `first`: see the end of `_gather`."""
     return 2 * (first + part) + (part == 0).to(tl.int32)

@@ -44,7 +44,7 @@ class ScoreLayout:
     """How the programs of a launch are laid out. It changes the speed and never the result."""
 
     warps: int = 4
-    programs_per_multiprocessor: int = 8
+    programs_per_multiprocessor: int = 6
 
     @property
     def most_registers(self) -> int:
