@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 from sparroll.attention.decode import paged, triton_attend, triton_index, triton_score_codes, triton_top_k
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
-from sparroll.attention.selectors import QuantizedMean, quantized_mean
+from sparroll.attention.selectors import QuantizedMean, quantized_mean, row_bytes
 from sparroll.engines.vllm.windows import triton_masses
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -93,7 +93,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         if bits == 4 or layouts:
             constants = {
                 **sizes, "SCALE_AT": words, "CUT": words, "ROW_WORDS": row_words,
-                "LANES": triton.next_power_of_2(row_words), "FP8_PER_MOST": 1 / quantized_mean.FP8_MOST,
+                "LANES": triton.next_power_of_2(row_words), "FP8_PER_MOST": 1 / row_bytes.FP8_MOST,
                 "FIXED_MOST": float(quantized_mean.FIXED_MOST), "PER_FIXED_MOST": 1 / quantized_mean.FIXED_MOST,
                 "PER_D": 1 / dim, "STEP_PER_RMS": quantized_mean.STEP_PER_RMS[bits], "BLOCK_TOKENS": 16,
             }  # fmt: skip

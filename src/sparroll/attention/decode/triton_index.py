@@ -12,7 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.selectors import quantized_mean
+from sparroll.attention.selectors import quantized_mean, row_bytes
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.errors import UserError
@@ -67,7 +67,7 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
         UNITS_PER_BLOCK=block_tokens // selector.unit_tokens,
         ROW_WORDS=words.shape[3],
         LANES=triton.next_power_of_2(words.shape[3]),
-        FP8_PER_MOST=1 / quantized_mean.FP8_MOST,
+        FP8_PER_MOST=1 / row_bytes.FP8_MOST,
         FIXED_MOST=float(quantized_mean.FIXED_MOST),
         PER_FIXED_MOST=1 / quantized_mean.FIXED_MOST,
         PER_D=1 / dim,

@@ -20,7 +20,7 @@ from torch import Tensor
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_work_split import competes, request_at, stretch
-from sparroll.attention.selectors import quantized_mean
+from sparroll.attention.selectors import quantized_mean, row_bytes
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 _QUERY_MOST = tl.constexpr(float(quantized_mean.QUERY_MOST))
 _PER_QUERY_MOST = tl.constexpr(1 / quantized_mean.QUERY_MOST)
-_LEAST_LARGEST = tl.constexpr(quantized_mean.LEAST_LARGEST)
+_LEAST_LARGEST = tl.constexpr(row_bytes.LEAST_LARGEST)
 _REGISTERS = 65536
 """Of a multiprocessor."""
 _MOST_GROUP = 16

@@ -14,19 +14,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.selectors.row_bytes import (
+    SCALE_BYTES,
+    as_bytes,
+    from_fp8,
+    largest_channel,
+    mean_in_order,
+    scale_in,
+    to_fp8,
+)
 from sparroll.errors import UserError
 
-SCALE_BYTES = 4
 MOST_UNIT_TOKENS = 16
-FP8_MOST = 448.0
-"""Largest finite e4m3."""
 FIXED_MOST = 2047
 """Largest value in the fixed-point copy of a row. The sum of 512 squares then fits int32, and the order of an integer
 sum does not matter."""
 QUERY_MOST = 127
 """Largest magnitude of a query's channel in whole numbers."""
-LEAST_LARGEST = 2.0**-100
-"""A vector of zeros is scaled as if its largest channel were this: any number that is not zero will do."""
 STEP_PER_RMS = {4: 0.3352, 2: 0.9957, 1: 1.5958}
 """Distance between neighbouring levels with the least error for a Gaussian (Max, 1960), in units of its root mean
 square."""
@@ -90,15 +94,15 @@ class QuantizedMean(Selector):
         return self.index_width(head_dim) if self.bits == 8 else self.scale_at(head_dim)
 
     def build_index(self, keys: Tensor) -> Tensor:
-        mean = _mean(keys.detach())
-        codes, scale = _fp8(mean) if self.bits == 8 else _levels(mean, self.bits)
-        row = torch.cat([_packed(codes, self.bits, self.scale_at(keys.shape[-1])), _bytes(scale)], dim=-1)
+        mean = mean_in_order(keys.detach())
+        codes, scale = to_fp8(mean) if self.bits == 8 else _levels(mean, self.bits)
+        row = torch.cat([_packed(codes, self.bits, self.scale_at(keys.shape[-1])), as_bytes(scale)], dim=-1)
         return F.pad(row, (0, self.index_width(keys.shape[-1]) - row.shape[-1]))
 
     def means(self, index: Tensor, head_dim: int) -> Tensor:
         """The means that rows [..., W] stand for: [..., D] float32."""
         if self.bits == 8:
-            return index[..., :head_dim].contiguous().view(torch.float8_e4m3fn).float() * self._scale(index, head_dim)
+            return from_fp8(index[..., :head_dim], self._scale(index, head_dim))
         return self.levels(index, head_dim) * self._scale(index, head_dim)
 
     def levels(self, index: Tensor, head_dim: int) -> Tensor:
@@ -121,50 +125,28 @@ class QuantizedMean(Selector):
         return whole * self._scale(index, dim)[..., 0][:, None] * query_scale
 
     def _scale(self, index: Tensor, head_dim: int) -> Tensor:
-        at = self.scale_at(head_dim)
-        return index[..., at : at + SCALE_BYTES].contiguous().view(torch.float32)
+        return scale_in(index, self.scale_at(head_dim))
 
 
 def rounded_query(query: Tensor) -> tuple[Tensor, Tensor]:
     """query [..., G, D] -> the group's mean in whole numbers -127..127 [..., D], and its scale [..., 1], both float32;
     see QuantizedMean."""
-    mean = _mean(query)
-    largest = _largest(mean)
+    mean = mean_in_order(query)
+    largest = largest_channel(mean)
     codes = (mean * (torch.full_like(largest, QUERY_MOST) / largest)).round()
     return torch.where(largest.isfinite(), codes, 0.0), largest * (1 / QUERY_MOST)
 
 
-# Below, divisions by a Python number are written as products with its reciprocal: torch divides so on GPUs, but not on
-# CPUs.
-
-
-def _mean(vectors: Tensor) -> Tensor:
-    # They are added in order. Another order rounds differently, and neither rows nor scores must depend on what
-    # computes them.
-    total = vectors[..., 0, :].float()
-    for number in range(1, vectors.shape[-2]):
-        total = total + vectors[..., number, :].float()
-    return total * (1 / vectors.shape[-2])
-
-
-def _fp8(mean: Tensor) -> tuple[Tensor, Tensor]:
-    scale = _largest(mean) * (1 / FP8_MOST)
-    return (mean / scale).to(torch.float8_e4m3fn).view(torch.uint8), scale
-
-
 def _levels(mean: Tensor, bits: int) -> tuple[Tensor, Tensor]:
     """The codes, and the scale with which the levels have the norm of the row."""
-    largest = _largest(mean)
+    # Divided by Python numbers as row_bytes says.
+    largest = largest_channel(mean)
     fixed = (mean / largest * FIXED_MOST).int()
     squares = fixed.square().sum(-1, keepdim=True, dtype=torch.int32).float()
     step = (_sqrt(squares * (1 / mean.shape[-1])) * STEP_PER_RMS[bits]).clamp_min(1.0)
     codes = (fixed / step).floor().int().add(2 ** (bits - 1)).clamp(0, 2**bits - 1)
     of_levels = (2 * codes + 1 - 2**bits).square().sum(-1, keepdim=True, dtype=torch.int32).float()
     return codes.to(torch.uint8), _sqrt(squares / of_levels) * (largest * (1 / FIXED_MOST))
-
-
-def _largest(mean: Tensor) -> Tensor:
-    return mean.abs().amax(-1, keepdim=True).clamp_min(LEAST_LARGEST)
 
 
 def _sqrt(value: Tensor) -> Tensor:
@@ -177,7 +159,3 @@ def _packed(codes: Tensor, bits: int, into_bytes: int) -> Tensor:
     codes = F.pad(codes, (0, channels - codes.shape[-1])).unflatten(-1, (into_bytes, 8 // bits))
     first_bits = torch.arange(0, 8, bits, device=codes.device)
     return (codes.int() << first_bits).sum(-1).to(torch.uint8)
-
-
-def _bytes(scale: Tensor) -> Tensor:
-    return scale.contiguous().view(torch.uint8)

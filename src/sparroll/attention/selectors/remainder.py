@@ -18,12 +18,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparroll.attention.selectors.row_bytes import SCALE_BYTES, as_bytes, from_fp8, mean_in_order, scale_in, to_fp8
 from sparroll.errors import UserError, nearest
 
 LEAST_GROUP_TOKENS, MOST_GROUP_TOKENS = 16, 64
-FP8_MOST = 448.0
-"""Largest finite e4m3."""
-_SCALE_BYTES, _SPREAD_BYTES = 4, 2
+_SPREAD_BYTES = 2
 _VALUES = ("bf16", "fp8")
 
 
@@ -84,30 +83,22 @@ class Remainder:
 
     def build_rows(self, values: Tensor, spread: Tensor) -> Tensor:
         """Rows of complete groups, [..., W] bytes: values [..., group_tokens, D], spread [..., units] of the units (see
-        Selector.unit_spread). The mean is accumulated in fp32, in the order of the tokens, so that a row does not
-        depend on what writes it."""
-        total = values[..., 0, :].float()
-        for token in range(1, values.shape[-2]):
-            total = total + values[..., token, :].float()
-        mean = total * (1 / values.shape[-2])
+        Selector.unit_spread). A row does not depend on what writes it."""
+        mean = mean_in_order(values)
         if self.values == "bf16":
-            parts = [_bytes(mean.to(torch.bfloat16))]
+            parts = [as_bytes(mean.to(torch.bfloat16))]
         else:
-            # For a row of zeros, any scale that is not zero will do.
-            scale = mean.abs().amax(-1, keepdim=True).clamp_min(2.0**-100) * (1 / FP8_MOST)
-            channels = _bytes((mean / scale).to(torch.float8_e4m3fn))
-            channels = F.pad(channels, (0, self._spreads_at(values.shape[-1]) - _SCALE_BYTES - channels.shape[-1]))
-            parts = [channels, _bytes(scale)]
-        row = torch.cat([*parts, _bytes(spread.to(torch.bfloat16))], dim=-1)
+            channels, scale = to_fp8(mean)
+            channels = F.pad(channels, (0, self._spreads_at(values.shape[-1]) - SCALE_BYTES - channels.shape[-1]))
+            parts = [channels, as_bytes(scale)]
+        row = torch.cat([*parts, as_bytes(spread.to(torch.bfloat16))], dim=-1)
         return F.pad(row, (0, self.row_width(values.shape[-1], spread.shape[-1]) - row.shape[-1]))
 
     def means(self, rows: Tensor, head_dim: int) -> Tensor:
         """The mean values that rows [..., W] stand for: [..., D] float32."""
         if self.values == "bf16":
             return rows[..., : 2 * head_dim].contiguous().view(torch.bfloat16).float()
-        at = self._spreads_at(head_dim) - _SCALE_BYTES
-        scale = rows[..., at : at + _SCALE_BYTES].contiguous().view(torch.float32)
-        return rows[..., :head_dim].contiguous().view(torch.float8_e4m3fn).float() * scale
+        return from_fp8(rows[..., :head_dim], scale_in(rows, self._spreads_at(head_dim) - SCALE_BYTES))
 
     def spread(self, rows: Tensor, head_dim: int, units: int) -> Tensor:
         """The units' spreads in rows [..., W]: [..., units] float32."""
@@ -116,8 +107,4 @@ class Remainder:
 
     def _spreads_at(self, head_dim: int) -> int:
         """The byte of a row at which the spreads begin."""
-        return 2 * head_dim if self.values == "bf16" else -(-head_dim // 4) * 4 + _SCALE_BYTES
-
-
-def _bytes(numbers: Tensor) -> Tensor:
-    return numbers.contiguous().view(torch.uint8)
+        return 2 * head_dim if self.values == "bf16" else -(-head_dim // 4) * 4 + SCALE_BYTES
