@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[1] / "src" / "sparroll"
 MOST_FILES = 16
 
 _GROUND = {"types", "errors", "files", "locks", "progress", "rounding", "strict"}
-_FIRST = {"draft_check", "layer_groups", "attention", "mismatch", "compression", "models", "checkout"}
+_FIRST = {"draft_check", "layer_groups", "attention", "mismatch", "compression", "models", "checkout", "presets"}
 _SECOND = {"schedule", "corrections", "records", "resume"}
 _THIRD = {"control", "tasks"}
 _FOURTH = {"engines"}

@@ -23,7 +23,8 @@ from budget_ratio import STATISTICS, Ratio, smallest  # noqa: E402
 from sparroll import records  # noqa: E402
 from sparroll.attention.selectors import Selector, make_selector  # noqa: E402
 from sparroll.errors import UserError, nearest  # noqa: E402
-from sparroll.schedule import Schedule, Step, presets  # noqa: E402
+from sparroll.presets import presets  # noqa: E402
+from sparroll.schedule import Schedule, Step  # noqa: E402
 
 KIND = "code_lm_cells"
 CAVEAT = "scaled, to be calibrated on the real model"

@@ -252,7 +252,8 @@ def _folder(what: str, path: Path) -> Finding:
 
 
 def _presets() -> Finding:
-    from sparroll.schedule import Schedule, presets
+    from sparroll.presets import presets
+    from sparroll.schedule import Schedule
 
     names = [Schedule.load(name).name for name in presets()]
     return Finding("ok" if names else "bad", "schedules", f"{len(names)} presets", "`sparroll schedule list`")

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-import json
-import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +27,7 @@ from sparroll.layer_groups import LayerGroups, check_cover, check_groups, read_g
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.models import packaged_name, trained_from
 from sparroll.models.fingerprint import ModelFingerprint, of_model, weights_of
+from sparroll.presets import is_inline, read_table
 from sparroll.types import is_whole
 
 FORMAT, GROUPED_FORMAT = 1, 2
@@ -253,12 +251,12 @@ class Schedule:
         If `model` is given, a schedule that was made for another model is refused, unless `force` is set. A missing or
         broken file is an error; it is never replaced by another schedule.
         """
-        table, name = _read_inline(source) or _read_file(str(source))
+        table, name = read_table(source)
         try:
             schedule = Schedule.from_table(table, name)
         except UserError as error:
             raise UserError(
-                f"schedule {name if isinstance(source, Mapping) or _is_json(source) else source}: {error.message}",
+                f"schedule {name if is_inline(source) else source}: {error.message}",
                 error.hint,
             ) from None
         if force:
@@ -400,61 +398,6 @@ class Schedule:
                 "name fewer dense_layers in the schedule; `sparroll calibrate` has --dense-layers",
             )
         check_cover(self.layer_groups, self.dense_layers, layers)
-
-
-def presets() -> list[str]:
-    """Names of the schedules that ship with the package."""
-    folder = resources.files("sparroll") / "presets"
-    return sorted(entry.name.removesuffix(".toml") for entry in folder.iterdir() if entry.name.endswith(".toml"))
-
-
-def _is_json(source: object) -> bool:
-    return isinstance(source, str) and source.lstrip().startswith("{")
-
-
-def _read_inline(source: str | Path | Mapping[str, Any]) -> tuple[dict[str, Any], str] | None:
-    """(The tables, the name) of a schedule that is given itself; None where `source` names one."""
-    if isinstance(source, Mapping):
-        table = dict(source)
-    elif isinstance(source, str) and _is_json(source):
-        try:
-            table = json.loads(source)
-        except json.JSONDecodeError as error:
-            raise UserError(
-                f"the schedule starts with a brace, but is not valid JSON: {error}",
-                "`sparroll schedule show qwen3-1.7b-0.86 --json` prints a schedule as JSON; a preset or a file is "
-                "given by its name or path",
-            ) from None
-    else:
-        return None
-    name = table.pop("name", "inline")
-    if not isinstance(name, str) or not name:
-        raise UserError(f"the name of a schedule must be text, got {name!r}", "leave it out to call it 'inline'")
-    return table, name
-
-
-def _read_file(name_or_path: str) -> tuple[dict[str, Any], str]:
-    path, name = _find(name_or_path)
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8")), name
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"the schedule file {name_or_path} is not valid TOML: {error}",
-            "`sparroll schedule show qwen3-1.7b-0.86 --json` shows what a schedule file holds",
-        ) from None
-    except OSError as error:
-        raise UserError(f"cannot read the schedule file {name_or_path}: {error.strerror}") from None
-
-
-def _find(name_or_path: str) -> tuple[Path, str]:
-    if name_or_path in presets():
-        return Path(str(resources.files("sparroll") / "presets" / f"{name_or_path}.toml")), name_or_path
-    path = Path(name_or_path)
-    if path.suffix == ".toml" or "/" in name_or_path:
-        if not path.is_file():
-            raise UserError(f"no schedule file at {name_or_path}", "`sparroll schedule list` names the presets")
-        return path, path.stem
-    raise UserError(f"unknown schedule preset {name_or_path!r}", nearest(name_or_path, presets()))
 
 
 def _checked_suffix(check: DraftCheck) -> str:

@@ -24,10 +24,11 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from sparroll.attention import row_bytes
 from sparroll.attention.decode import paged, triton_attend, triton_index, triton_score_codes, triton_top_k
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
-from sparroll.attention.selectors import QuantizedMean, quantized_mean, row_bytes
+from sparroll.attention.selectors import QuantizedMean, quantized_mean
 from sparroll.engines.vllm.windows import triton_masses
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}

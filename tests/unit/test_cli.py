@@ -17,7 +17,8 @@ from cli_runs import error_of
 from sparroll import doctor
 from sparroll.cli import main
 from sparroll.cli.schedule import plot
-from sparroll.schedule import Schedule, Step, presets
+from sparroll.presets import presets
+from sparroll.schedule import Schedule, Step
 
 ROOT = Path(__file__).parents[2]
 

@@ -11,7 +11,8 @@ import torch
 
 from sparroll.attention.selectors import OracleToken, PageMean
 from sparroll.errors import UserError
-from sparroll.schedule import Schedule, Step, presets
+from sparroll.presets import presets
+from sparroll.schedule import Schedule, Step
 
 VALID = """
 format = 1

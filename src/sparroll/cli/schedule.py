@@ -15,8 +15,9 @@ from sparroll.cli.common import OUTPUT, Json, Verb, option, print_json, wrote
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError
 from sparroll.layer_groups import budgets_in_words
+from sparroll.presets import presets
 from sparroll.rounding import percent_up, rounded_down, rounded_up, with_interval
-from sparroll.schedule import Schedule, Step, presets
+from sparroll.schedule import Schedule, Step
 
 app = typer.Typer(help="Look at schedules: context length -> KV budget.", no_args_is_help=True)
 

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparroll.attention import row_bytes
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.selectors import quantized_mean, row_bytes
+from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 from sparroll.errors import UserError

@@ -17,10 +17,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparroll.attention import row_bytes
 from sparroll.attention.decode.triton_index import loaded_bytes, words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_work_split import competes, request_at, stretch
-from sparroll.attention.selectors import quantized_mean, row_bytes
+from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
 if TYPE_CHECKING:

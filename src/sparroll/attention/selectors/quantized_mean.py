@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparroll.attention.selectors.base import Selector
-from sparroll.attention.selectors.row_bytes import (
+from sparroll.attention.row_bytes import (
     SCALE_BYTES,
     as_bytes,
     from_fp8,
@@ -23,6 +22,7 @@ from sparroll.attention.selectors.row_bytes import (
     scale_in,
     to_fp8,
 )
+from sparroll.attention.selectors.base import Selector
 from sparroll.errors import UserError
 
 MOST_UNIT_TOKENS = 16

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparroll.attention.selectors.row_bytes import SCALE_BYTES, as_bytes, from_fp8, mean_in_order, scale_in, to_fp8
+from sparroll.attention.row_bytes import SCALE_BYTES, as_bytes, from_fp8, mean_in_order, scale_in, to_fp8
 from sparroll.errors import UserError, nearest
 
 LEAST_GROUP_TOKENS, MOST_GROUP_TOKENS = 16, 64

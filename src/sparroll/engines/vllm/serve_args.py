@@ -8,7 +8,8 @@ from pathlib import Path
 
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
-from sparroll.schedule import Schedule, presets
+from sparroll.presets import presets
+from sparroll.schedule import Schedule
 
 _SAFE = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
