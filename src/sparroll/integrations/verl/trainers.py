@@ -7,6 +7,7 @@ correct -> update (verl) -> take what was measured, watch, decide -> checkpoint,
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections import defaultdict
@@ -247,3 +248,13 @@ class SparrollColocateAsync(SparseTrainer, PPOTrainerColocateAsync):
 @register_trainer("sparroll_separate_async")
 class SparrollSeparateAsync(SparseTrainer, PPOTrainerSeparateAsync):
     base_mode = refusals.MODES["sparroll_separate_async"]
+
+    def _setup(self) -> None:
+        # Without hybrid replicas verl 0.9.1 ends here, in a line of its log: it gives logging an argument of print's.
+        log = logging.getLogger(PPOTrainerSeparateAsync.__module__)
+        level = log.level
+        log.setLevel(max(level, logging.WARNING))
+        try:
+            super()._setup()
+        finally:
+            log.setLevel(level)
