@@ -3,13 +3,13 @@
     python benchmarks/verl_study.py --out benchmarks/results/verl-study-h200.json --work /tmp/verl-study
 
 Both train the packaged weights on the study's task under the schedule of --schedules-of, with the study's settings
-(study_rows.Settings), TIS, and dense validation before the first step and after the last one. `verl` is
-`python -m sparroll.verl` in sparroll_sync; `own` is recipes/mismatch-study/study.py. Each is a process of its own with a
-limit of --case-seconds, one after the other, and the record is written anew after each.
+(study_rows.Settings) at a temperature of 1, TIS, and dense validation before the first step and after the last one.
+`verl` is `python -m sparroll.verl` in sparroll_sync; `own` is recipes/mismatch-study/study.py. Each is a process of its
+own with a limit of --case-seconds, one after the other, and the record is written anew after each.
 
-What differs between the two: verl's prompts keep the order of the task's stream. And its tail is of lists of the whole
-vocabulary, since re-scoring needs them at a temperature other than 1, where that of our own loop is a lower bound from
-the 20 likeliest tokens.
+What differs between the two: verl's prompts keep the order of the task's stream. Both tails are lower bounds from the 20
+likeliest tokens. At the study's own temperature of 0.8, re-scoring would need lists of the whole vocabulary, and vLLM
+gives them for every token of its long prompts, too: a step then took minutes.
 
 `--dry` runs an untrained small model for two steps on the CPU, where the figures say nothing.
 """
@@ -140,6 +140,7 @@ def command(options: argparse.Namespace, settings: Settings, name: str) -> list[
         return [sys.executable, "-m", "sparroll.verl", *(f"{key}={value}" for key, value in given.items())]
     study = [sys.executable, str(RECIPE / "study.py"), "--out", str(options.work / "own"), "--seeds", str(options.seed)]
     study += ["--model", str(options.work / "model"), "--steps", str(settings.steps)]
+    study += ["--temperature", str(settings.temperature)]
     if options.dry:
         return [*study, "--dry", "--rows", "fixed-tis"]
     study += ["--rows", f"calibrated-{settings.corrected_target:.2f}", "--engine", "vllm", "--gpus", "0"]
@@ -205,7 +206,7 @@ def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str,
         f"{SPARROLL}.correction.name": "tis",
         f"{SPARROLL}.guard.action": "off",
         f"{SPARROLL}.mismatch.bin_tokens": str(settings.bin_tokens),
-        f"{SPARROLL}.rescoring.top_k": str(len(table_sums.VOCABULARY)),
+        f"{SPARROLL}.rescoring.top_k": str(settings.top_k),
         "algorithm.adv_estimator": "grpo",
         "reward.custom_reward_function.path": str(options.work / "reward.py"),
         "reward.num_workers": "1",
@@ -376,7 +377,8 @@ def main() -> None:
         raise SystemExit(f"{options.work} already holds a run\nhint: give --work another folder")
     options.work.mkdir(parents=True, exist_ok=True)
     asked = {"steps": options.steps, "evaluate_prompts": options.evaluate_prompts}
-    settings = Settings.from_table({"model": str(options.work / "model"), **(DRY if options.dry else asked)})
+    shared = {"model": str(options.work / "model"), "temperature": 1.0}
+    settings = Settings.from_table({**(DRY if options.dry else asked), **shared})
     write_world(options, settings)
     config = settings.table() | {"model": "recipes/mismatch-study/model", "dry": options.dry, "seed": options.seed}
     found: list[dict[str, Any]] = []
