@@ -171,8 +171,12 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
                 tile_units=tile, warps=warps, programs_per_multiprocessor=programs,
             )  # fmt: skip
     choice.plan()
-    for warps, chunk, lanes in ((8, 4096, 2048), (8, 4096, 1024), (4, 4096, 1024), (16, 8192, 2048), (8, 2048, 1024)):
-        layout = triton_top_k.ChoiceLayout(warps, chunk, lanes)
+    held = ((8, 8192), (16, 8192), (16, 16_384), (32, 32_768))
+    parts = ((8, 4096, 2048), (8, 4096, 1024), (4, 4096, 1024), (16, 8192, 2048), (8, 2048, 1024))
+    for layout in [
+        *itertools.starmap(triton_top_k.ChoiceLayout, held),
+        *(triton_top_k.ChoiceLayout(warps, chunk=chunk, lanes=lanes) for warps, chunk, lanes in parts),
+    ]:
         add(
             "choice",
             lambda layout=layout: triton_top_k.choose_units(

@@ -110,9 +110,9 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
 def choice_kernels(layouts: tuple[triton_top_k.ChoiceLayout, ...]) -> Iterator[Kernel]:
     for layout in layouts:
         constants = {
-            "UNIT": 4, "UNITS_PER_BLOCK": 4, "CHUNK": layout.chunk, "LANES": layout.lanes,
-            "CHUNK_OF_ALL": layout.chunk_of_all, "LOADED": 4, "FILL": 1024, "WITH_PAGES": True, "FILL_REST": False,
-            "launch_pdl": True,
+            "UNIT": 4, "UNITS_PER_BLOCK": 4, "CHUNK": layout.held or layout.chunk, "LANES": layout.held or layout.lanes,
+            "HELD": layout.held > 0, "CHUNK_OF_ALL": layout.chunk_of_all, "LOADED": 4, "FILL": 1024, "WITH_PAGES": True,
+            "FILL_REST": False, "launch_pdl": True,
         }  # fmt: skip
         yield f"choice, {layout}", triton_top_k._choose, constants, {"num_warps": layout.warps}
 
@@ -178,7 +178,7 @@ def main(full: bool) -> None:
             forms = compiled(kernel, dtype)
             print(f"{kernel[0]}, {_NAMES[dtype]}, head {dim}, group {group}: {usage(forms['cubin'])}", flush=True)
     layout = triton_top_k.ChoiceLayout
-    layouts = (layout(), layout(lanes=1024), layout(warps=16, chunk=8192)) if full else (layout(),)
+    layouts = (layout(), layout(held=0), layout(held=8192), layout(16, 16_384))[: None if full else 2]
     for kernel in (*untyped(full), *choice_kernels(layouts)):
         print(f"{kernel[0]}: {usage(compiled(kernel, torch.float32)['cubin'])}", flush=True)
 

@@ -32,6 +32,13 @@ def best_threshold(ordered, exists, wanted, FEW: tl.constexpr = False):
     high = tl.max(ordered, axis=0).to(tl.int64)
     # At least `wanted` scores are >= low, and the wanted-th largest is <= high; both ends meet in it, or in any
     # threshold that exactly `wanted` scores reach.
+    if FEW:
+        # The best are seldom further than an octave or two (of 2 ** 23 numbers) below the highest; the lowest is far away.
+        first = tl.maximum(high - (1 << 26), low)
+        second = tl.maximum(high - (1 << 24), low)
+        third = tl.maximum(high - (1 << 22), low)
+        reaching = tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
+        low, high = narrowed(low, high, first, second, third, reaching, wanted)
     while low < high:
         if FEW:
             first, second, third = quarters(low, high)

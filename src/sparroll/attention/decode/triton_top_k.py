@@ -1,13 +1,12 @@
 """The k best units of each (request, head), in ascending order: a selection, not a sort, of any number of units.
 
-One program does it for one head, in four steps, of which two look at every score (the first alone, where there is a lane
-for each):
+One program does it for one head. Where it can hold all scores, it looks for the k-th largest by search over their ordered
+bits, and writes the units above it and, of those equal to it, the lowest. Of more scores it makes candidates first, and
+looks at all of them only twice:
 
 1. The scores are dealt to a row of lanes, and each lane keeps its largest. At least k scores reach the k-th largest of
    these, because k lanes do. With some times more lanes than k, hardly more than k do.
-2. The units that reach it are listed, in ascending order. They are the candidates.
-3. The k-th largest of the candidates' scores is found by search over their ordered bits.
-4. Candidates above it are written, and of those equal to it the lowest.
+2. The units that reach it are listed, in ascending order. They are the candidates, among which the search goes on.
 
 Where more candidates were found than there is room for, as among equal scores, the search looks at all scores each time:
 slower, and just as exact.
@@ -36,6 +35,7 @@ from sparroll.attention.selectors.base import Selector
 
 _WIDEST_FILL = 1024
 _SCORES_PER_WARP = 256
+_MOST_SCORES_PER_WARP = 1024
 
 
 @dataclass(frozen=True)
@@ -43,12 +43,15 @@ class ChoiceLayout:
     """How a program is laid out. It changes the speed and never the result."""
 
     warps: int = 8
+    held: int = 2048
+    """Up to so many units there is a lane for each score; a power of two, as the other three."""
     chunk: int = 4096
-    """Most scores that it holds at a time; a power of two, as the other two."""
+    """Most scores that it holds at a time where there are more."""
     lanes: int = 2048
-    """Of steps 1, 3 and 4, also the room for candidates; `chunk` where these are less than twice the units wanted."""
+    """Of step 1 and of the search, and the room for candidates; `chunk` where these are less than twice the units
+    wanted."""
     chunk_of_all: int = 2048
-    """Scores that it holds at a time where there is no room for the candidates."""
+    """Scores that it holds at a time while it writes, and where there is no room for the candidates."""
 
 
 def choose_units(
@@ -69,7 +72,8 @@ def choose_units(
     if requests == 0:
         return
     layout = layout or ChoiceLayout()
-    chunk = min(max(256, triton.next_power_of_2(units)), layout.chunk)
+    all_units = max(256, triton.next_power_of_2(units))
+    chunk, lanes = (all_units, all_units) if all_units <= layout.held else (layout.chunk, layout.lanes)
     aligned = not any(stride % 4 for stride in scores_RHU.stride()[:2]) and scores_RHU.data_ptr() % 16 == 0
     # Inside a CUDA graph this belongs to the graph, and all layers share it.
     candidates = torch.empty(requests, heads, chunk, dtype=torch.int32, device=scores_RHU.device)
@@ -91,14 +95,15 @@ def choose_units(
         UNIT=selector.unit_tokens,
         UNITS_PER_BLOCK=units_per_block,
         CHUNK=chunk,
-        LANES=min(layout.lanes, chunk),
+        LANES=lanes,
+        HELD=all_units <= layout.held,
         CHUNK_OF_ALL=min(layout.chunk_of_all, chunk),
         # Rows that begin at whole 16 bytes also have room up to the next ones.
         LOADED=4 if aligned else 1,
         FILL=min(max(32, triton.next_power_of_2(most)), _WIDEST_FILL),
         WITH_PAGES=pages_RHN is not None,
         FILL_REST=fill_rest,
-        num_warps=min(max(4, chunk // _SCORES_PER_WARP), layout.warps),
+        num_warps=max(min(max(4, chunk // _SCORES_PER_WARP), layout.warps), chunk // _MOST_SCORES_PER_WARP),
         **overlapping(scores_RHU),
     )
 
@@ -125,6 +130,7 @@ def _choose(
     UNITS_PER_BLOCK: tl.constexpr,
     CHUNK: tl.constexpr,
     LANES: tl.constexpr,
+    HELD: tl.constexpr,
     CHUNK_OF_ALL: tl.constexpr,
     LOADED: tl.constexpr,
     FILL: tl.constexpr,
@@ -153,25 +159,20 @@ def _choose(
                 its_block = tl.load(table_row + each // UNITS_PER_BLOCK, mask=each < wanted, other=0).to(tl.int32)
                 tl.store(pages_row + each, its_block * UNITS_PER_BLOCK + each % UNITS_PER_BLOCK, mask=each < wanted)
     elif wanted > 0:
-        listed_row = candidates + (request * tl.num_programs(0) + head) * CHUNK
-        fits = 0
-        reached = tl.full([], LEAST + 1, tl.int32)
-        highest = tl.full([], 0x7FFFFFFF, tl.int32)
-        if (units <= LANES) | (2 * wanted <= LANES):
-            fits, reached, highest = _choose_candidates(
-                scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, LANES, CHUNK,
-                LOADED, WITH_PAGES,
+        if HELD:
+            unit = tl.arange(0, LANES)
+            ordered = _ordered(scores_row, unit, units, LOADED)
+            threshold = best_threshold(ordered, unit < units, wanted, FEW=True)
+            wanted_equals = wanted - tl.sum((ordered > threshold).to(tl.int32), axis=0)
+            # In parts, because a place for every score would take more registers than the search.
+            _write_all(
+                scores_row, ids_row, pages_row, table_row, units, threshold, wanted_equals, UNITS_PER_BLOCK,
+                CHUNK_OF_ALL, LOADED, WITH_PAGES,
             )  # fmt: skip
-        # The first condition is known when the kernel is compiled, and then what follows is left out.
-        elif CHUNK > LANES:  # noqa: SIM102
-            if wanted <= CHUNK:
-                fits, reached, highest = _choose_candidates(
-                    scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, CHUNK, CHUNK,
-                    LOADED, WITH_PAGES,
-                )  # fmt: skip
-        if fits == 0:
-            _choose_from_all(
-                scores_row, ids_row, pages_row, table_row, units, wanted, reached, highest, UNITS_PER_BLOCK,
+        else:
+            listed_row = candidates + (request * tl.num_programs(0) + head) * CHUNK
+            _choose_of_many(
+                scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, LANES, CHUNK,
                 CHUNK_OF_ALL, LOADED, WITH_PAGES,
             )  # fmt: skip
 
@@ -182,6 +183,46 @@ def _choose(
             tl.store(ids_row + spare, nothing, mask=spare < most)
             if WITH_PAGES:
                 tl.store(pages_row + spare, nothing, mask=spare < most)
+
+
+@triton.jit
+@no_type_check
+def _choose_of_many(
+    scores_row,
+    ids_row,
+    pages_row,
+    table_row,
+    listed_row,
+    units,
+    wanted,
+    UNITS_PER_BLOCK: tl.constexpr,
+    LANES: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNK_OF_ALL: tl.constexpr,
+    LOADED: tl.constexpr,
+    WITH_PAGES: tl.constexpr,
+):
+    """Write the `wanted` best, at least one and not all."""
+    fits = 0
+    reached = tl.full([], LEAST + 1, tl.int32)
+    highest = tl.full([], 0x7FFFFFFF, tl.int32)
+    if (units <= LANES) | (2 * wanted <= LANES):
+        fits, reached, highest = _choose_candidates(
+            scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, LANES, CHUNK,
+            LOADED, WITH_PAGES,
+        )  # fmt: skip
+    # The first condition is known when the kernel is compiled, and then what follows is left out.
+    elif CHUNK > LANES:  # noqa: SIM102
+        if wanted <= CHUNK:
+            fits, reached, highest = _choose_candidates(
+                scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, CHUNK, CHUNK,
+                LOADED, WITH_PAGES,
+            )  # fmt: skip
+    if fits == 0:
+        _choose_from_all(
+            scores_row, ids_row, pages_row, table_row, units, wanted, reached, highest, UNITS_PER_BLOCK,
+            CHUNK_OF_ALL, LOADED, WITH_PAGES,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -269,7 +310,28 @@ def _choose_from_all(
     for start in range(0, units, CHUNK):
         ordered = _ordered(scores_row, start + tl.arange(0, CHUNK), units, LOADED)
         above += tl.sum((ordered > threshold).to(tl.int32), axis=0)
-    wanted_equals = wanted - above
+    _write_all(
+        scores_row, ids_row, pages_row, table_row, units, threshold, wanted - above, UNITS_PER_BLOCK, CHUNK, LOADED,
+        WITH_PAGES,
+    )  # fmt: skip
+
+
+@triton.jit
+@no_type_check
+def _write_all(
+    scores_row,
+    ids_row,
+    pages_row,
+    table_row,
+    units,
+    threshold,
+    wanted_equals,
+    UNITS_PER_BLOCK: tl.constexpr,
+    CHUNK: tl.constexpr,
+    LOADED: tl.constexpr,
+    WITH_PAGES: tl.constexpr,
+):
+    """Write the units above the threshold, and of those equal to it as many as are wanted, looking at CHUNK at a time."""
     above = tl.zeros([], tl.int32)
     equal = tl.zeros([], tl.int32)
     for start in range(0, units, CHUNK):
