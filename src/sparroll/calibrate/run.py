@@ -154,32 +154,24 @@ def calibrate(
 
     common = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
     with locked(out, "sparroll calibrate"):
-        choice, tradeoff, machine = None, None, None
         sweeps = _sweeps(study, out, selectors, checks, layer_groups, on_progress, **common)
-        if shape is not None:
-            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model)
-        if checks:
-            assert machine is not None, "checks weigh time"
-            choice = choose(sweeps, machine, target=target, bounds=bounds, **least, **about)
-            fitted = with_reasons(choice, made_by, bounds)
-            swept = next(each for each in sweeps if each.check == choice.best.check)
-        elif machine is not None:
-            most = _most_step_seconds(machine, step_time_share, at_time_of)
-            tradeoff = trade_off(sweeps, machine, wanted, most, made_by=made_by, **about)
-            fitted, swept = tradeoff.fitted, tradeoff.sweep
+        if shape is None:
+            chosen = _by_budget_alone(sweeps, wanted, made_by, about)
         else:
-            (swept,) = sweeps
-            held = bounds.least_budgets(swept, **least)
-            fitted = swept.fit(target, **least, least_budgets=held, made_by=made_by, **about)
-            fitted = holding(fitted, bounds)
+            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model)
+            if checks:
+                chosen = _by_check(sweeps, machine, wanted, made_by, about)
+            else:
+                most = _most_step_seconds(machine, step_time_share, at_time_of)
+                chosen = _by_time(sweeps, machine, wanted, most, made_by, about)
         verification = None
         if verify_rounds > 0:
             verification = verify(
                 study,
-                fitted.schedule,
+                chosen.fitted.schedule,
                 target=target,
                 notches=budgets,
-                out=_folder(out, swept.selector, selectors),
+                out=_folder(out, chosen.sweep.selector, selectors),
                 bound=bound,
                 most_rounds=verify_rounds,
                 bounds=bounds,
@@ -187,15 +179,64 @@ def calibrate(
                 min_rollouts=min_rollouts,
                 on_progress=on_progress,
             )
-        found = verification.schedule if verification else fitted.schedule
-        if tradeoff is not None and verification is not None:
-            assert machine is not None, "a trade-off weighs time"
-            tradeoff, found = with_verification(tradeoff, machine, found, verification.measurement)
+        found, tradeoff = chosen.fitted.schedule, chosen.tradeoff
+        if verification is not None:
+            found = verification.schedule
+            if tradeoff is not None:
+                tradeoff, found = with_verification(tradeoff, machine, found, verification.measurement)
         fingerprinted = None if model is None else fingerprint.of_model(model)
         schedule = replace(found, name=name, fingerprint=fingerprinted)
         path = schedule.save(Path(out) / f"{name}.toml")
     generated = _generated_tokens(study, sweeps, verification)
-    return Calibration(schedule, path, swept, fitted, verification, choice, tradeoff, generated)
+    return Calibration(schedule, path, chosen.sweep, chosen.fitted, verification, chosen.choice, tradeoff, generated)
+
+
+@dataclass(frozen=True)
+class _Chosen:
+    """One of the sweeps, and the schedule that was fitted to it; with a choice, what it was chosen among."""
+
+    sweep: Sweep
+    fitted: FittedSchedule
+    choice: CheckChoice | None = None
+    tradeoff: Tradeoff | None = None
+
+
+def _by_budget_alone(
+    sweeps: Sequence[Sweep], wanted: Wanted, made_by: dict[str, Any] | None, about: dict[str, Any]
+) -> _Chosen:
+    """The cheapest budgets of the only sweep that hold the target."""
+    (only,) = sweeps
+    least: dict[str, Any] = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
+    held = wanted.bounds.least_budgets(only, **least)
+    fitted = only.fit(wanted.target, **least, least_budgets=held, made_by=made_by, **about)
+    return _Chosen(only, holding(fitted, wanted.bounds))
+
+
+def _by_check(
+    sweeps: Sequence[Sweep],
+    machine: Machine,
+    wanted: Wanted,
+    made_by: dict[str, Any] | None,
+    about: dict[str, Any],
+) -> _Chosen:
+    """The check, with its budgets, under which a kept token takes the least time."""
+    least: dict[str, Any] = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
+    choice = choose(sweeps, machine, target=wanted.target, bounds=wanted.bounds, **least, **about)
+    sweep = next(each for each in sweeps if each.check == choice.best.check)
+    return _Chosen(sweep, with_reasons(choice, made_by, wanted.bounds), choice=choice)
+
+
+def _by_time(
+    sweeps: Sequence[Sweep],
+    machine: Machine,
+    wanted: Wanted,
+    most_step_seconds: float | None,
+    made_by: dict[str, Any] | None,
+    about: dict[str, Any],
+) -> _Chosen:
+    """The selector, with its budgets, that is best by the objective and the time of a step."""
+    tradeoff = trade_off(sweeps, machine, wanted, most_step_seconds, made_by=made_by, **about)
+    return _Chosen(tradeoff.sweep, tradeoff.fitted, tradeoff=tradeoff)
 
 
 def _sweeps(
