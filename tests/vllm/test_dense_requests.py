@@ -12,6 +12,7 @@ import torch
 
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
+from sparroll.engines.vllm import requests
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
@@ -125,13 +126,13 @@ def test_without_dense_requests_nothing_is_flagged_or_salted_and_a_dense_engine_
     engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[Any, Any]] = []
-    run = VLLMEngine._run
+    run = requests.run
 
-    def noted(self: VLLMEngine, asked: Any, parameters: Any, on_progress: Any) -> Any:
+    def noted(llm: Any, asked: Any, parameters: Any, *more: Any) -> Any:
         seen.extend(zip(asked, parameters, strict=True))
-        return run(self, asked, parameters, on_progress)
+        return run(llm, asked, parameters, *more)
 
-    monkeypatch.setattr(VLLMEngine, "_run", noted)
+    monkeypatch.setattr(requests, "run", noted)
     for schedule, flags in ((RISING, None), (RISING, [False] * 10), (None, FLAGS), (None, [True] * 10)):
         generated(engine, schedule, dense=flags, max_new_tokens=3)
         assert engine.report().dense_request_steps == 0
@@ -187,8 +188,7 @@ def test_without_the_salt_a_dense_request_would_read_what_sparse_steps_wrote(
     engine: VLLMEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     apart, _ = continued(engine, False, True)
-    prompt = VLLMEngine._prompt
-    monkeypatch.setattr(VLLMEngine, "_prompt", lambda self, ids, dense=False: prompt(self, ids))
+    monkeypatch.setattr(requests, "tokens_prompt", lambda ids, _apart=False: {"prompt_token_ids": ids})
     together, cached = continued(engine, False, True)
     assert cached >= 176
     assert (apart.sparse_logp - together.sparse_logp).abs().max() > 1e-2

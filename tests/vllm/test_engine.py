@@ -14,6 +14,7 @@ from torch import Tensor
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
+from sparroll.engines.vllm import requests
 from sparroll.engines.vllm.launch import installed_version
 from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringSettings, measure, measure_async
 from sparroll.errors import UserError
@@ -453,7 +454,7 @@ def test_a_server_measures_what_an_engine_in_this_process_measures(vllm_engine: 
     measure(here, vllm_engine)
 
     async def generate(prompt: dict[str, Any], sampling_params: Any, request_id: str) -> AsyncIterator[Any]:
-        for output, _, _ in vllm_engine._run([prompt["prompt_token_ids"]], [sampling_params], None):
+        for output, _, _ in requests.run(vllm_engine.llm, [prompt], [sampling_params], dict, None):
             yield output
 
     asyncio.run(measure_async(there, generate, vllm_engine.vocabulary, CONTEXT_TOKENS))

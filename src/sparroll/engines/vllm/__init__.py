@@ -5,8 +5,10 @@ settings.py    what the user asked for, from `additional_config` or the environm
 compat.py      everything that depends on vLLM's version, and what is refused
 attention/     what runs inside vLLM's workers
 windows/       drafts that the dense policy checks, window by window
-engine.py      VLLMEngine: vLLM in this process behind the engine protocol; launch.py and arguments.py start it
-outputs.py     from what vLLM returns to rollouts
+engine.py      VLLMEngine: vLLM in this process behind the engine protocol; launch.py and arguments.py start it, with
+               what model_files.py reads of the model
+requests.py    what vLLM is asked for, run to its end; outputs.py: from what it returns to rollouts
+step_check.py  whether the backend counted every step that the rollouts needed
 weights.py     whether given weights fit the model
 worker.py      what vLLM's workers can be asked for
 serve_args.py  the arguments of `vllm serve` for a schedule

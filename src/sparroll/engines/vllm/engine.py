@@ -17,7 +17,7 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase
 
 from sparroll.compression import Compression
 from sparroll.engines import generate_arguments
@@ -25,16 +25,14 @@ from sparroll.engines.base import Engine
 from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
-from sparroll.engines.supported_models import unsupported_config
-from sparroll.engines.vllm import launch, outputs, rescoring
+from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
 from sparroll.engines.vllm.arguments import llm_arguments, widest
-from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
-from sparroll.errors import UserError, reason_of
+from sparroll.errors import UserError
 from sparroll.models import fingerprint, whole_model
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, check_is_schedule
@@ -87,18 +85,20 @@ class VLLMEngine(Engine):
         launch.prepare_process()
         folder = whole_model(str(model))
         self.model_name = str(model)
-        self.config, self.tokenizer = _described(folder, tokenizer)
+        self.config, self.tokenizer = model_files.described(folder, tokenizer)
         self.layers = int(self.config.num_hidden_layers)
         self.max_batch, self.sparse = max_batch, sparse
         self.vocabulary = int(self.config.vocab_size)
-        self.context_limit = _context_limit(self.config, max_context_tokens)
+        self.context_limit = model_files.context_limit(self.config, max_context_tokens)
         self.weight_version = 0
         self.schedule: Schedule | None = None
         self.compression: Compression | None = None
         self._weights: Literal["whole", "gone"] = "whole"
         self._asleep = False
         self._llm: Any = None
-        self._end_ids = generate_arguments.end_ids(_generation_config(folder), self.tokenizer, self.vocabulary)
+        self._end_ids = generate_arguments.end_ids(
+            model_files.generation_config(folder), self.tokenizer, self.vocabulary
+        )
         chosen = _loaded(schedule)
         self._capacity = widest(capacity or chosen or Schedule.fixed(512), self.context_limit, self.layers)
         if chosen is not None:
@@ -346,9 +346,14 @@ class VLLMEngine(Engine):
         asked = [prompt for prompt in ids for _ in range(n)]
         before = self.report()
         began = time.perf_counter()
-        finished = self._run(
-            [self._prompt(prompt, flag) for prompt, flag in zip(asked, flags, strict=True)],
-            self._parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k, flags),
+        finished = requests.run(
+            self.llm,
+            [
+                requests.tokens_prompt(ids, flag and not self.checks_drafts)
+                for ids, flag in zip(asked, flags, strict=True)
+            ],
+            requests.parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k, flags),
+            self._take_checked,
             on_progress,
         )
         self._wall_seconds += time.perf_counter() - began
@@ -391,8 +396,8 @@ class VLLMEngine(Engine):
             return rescoring.already_scored(rollouts)
         rescoring.check_sampling(temperature, top_p, top_k, self.vocabulary)
         asked = [rescoring.request_of(each, top_k, self.context_limit) for each in rollouts]
-        prompts = [self._prompt(ids) for ids, _ in asked]
-        finished = self._run(prompts, [parameters for _, parameters in asked], on_progress)
+        prompts, parameters = [requests.tokens_prompt(ids) for ids, _ in asked], [each for _, each in asked]
+        finished = requests.run(self.llm, prompts, parameters, self._take_checked, on_progress)
         return [
             rescoring.scores_of(
                 output.prompt_logprobs,
@@ -412,66 +417,6 @@ class VLLMEngine(Engine):
             raise UserError("the engine sleeps", "wake() it first")
         if self._weights == "gone":
             raise UserError("the engine has no whole weights", "load_weights(...) first")
-
-    def _parameters(
-        self,
-        max_new_tokens: int,
-        temperature: float,
-        top_p: float,
-        stops: Sequence[int],
-        seeds: list[int],
-        top_k: int,
-        flags: list[bool],
-    ) -> list[Any]:
-        from vllm import SamplingParams
-
-        return [
-            SamplingParams(
-                temperature=temperature,
-                top_p=top_p,
-                max_tokens=max_new_tokens,
-                seed=seed,
-                # The model's own end ids are among the stops, or meant to be ignored.
-                ignore_eos=True,
-                stop_token_ids=sorted(set(stops)),
-                logprobs=top_k,
-                flat_logprobs=True,
-                detokenize=False,
-                extra_args={DENSE_REQUEST: True} if flag else None,
-            )
-            for seed, flag in zip(seeds, flags, strict=True)
-        ]
-
-    def _prompt(self, ids: list[int], dense: bool = False) -> dict[str, Any]:
-        """vLLM's TokensPrompt. Where drafts are checked, all K and V in the cache are dense and may be shared."""
-        return {"prompt_token_ids": ids} | ({"cache_salt": CACHE_SALT} if dense and not self.checks_drafts else {})
-
-    def _run(
-        self, asked: list[dict[str, Any]], parameters: list[Any], on_progress: OnProgress | None
-    ) -> list[tuple[Any, float, dict[str, Any] | None]]:
-        """(vLLM's output, seconds until it was complete, what checks of drafts said) of each request. After an
-        exception no request is left running."""
-        engine = self.llm.llm_engine
-        began = time.perf_counter()
-        names = self.llm.enqueue(asked, parameters, use_tqdm=False)
-        # vLLM may append to a request's name; the number in front is its own counter.
-        places = {_number(name): place for place, name in enumerate(names)}
-        finished: dict[int, tuple[Any, float]] = {}
-        checked: dict[int, dict[str, Any]] = {}
-        try:
-            while engine.has_unfinished_requests():
-                for output in engine.step():
-                    if output.finished:
-                        place = places[_number(output.request_id)]
-                        finished[place] = (output, time.perf_counter() - began)
-                        if on_progress:
-                            on_progress(len(finished), len(asked))
-        except BaseException:
-            engine.abort_request([name for name in names if places[_number(name)] not in finished], internal=True)
-            raise
-        finally:
-            checked = {places.get(_number(name), -1): said for name, said in self._take_checked().items()}
-        return [(*finished[place], checked.get(place)) for place in range(len(asked))]
 
     def _take_checked(self) -> dict[str, dict[str, Any]]:
         """What the first worker kept about the checks of the requests that ended; the others kept the same."""
@@ -536,49 +481,9 @@ class VLLMEngine(Engine):
                 layer.read_tokens += int(contexts.sum())
 
 
-def _number(request_id: str) -> int:
-    return int(request_id.partition("-")[0])
-
-
 def _loaded(schedule: Schedule | str | Path | None) -> Schedule | None:
     if isinstance(schedule, (str, Path)):
         return Schedule.load(schedule)
     if schedule is not None:
         check_is_schedule(schedule)
     return schedule
-
-
-def _described(folder: str, tokenizer: PreTrainedTokenizerBase | None) -> tuple[Any, PreTrainedTokenizerBase | None]:
-    """Config and tokenizer; a folder without a tokenizer has none, and takes prompts as ids."""
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except Exception as error:
-        raise UserError(
-            f"cannot load the model {folder!r}: {reason_of(error)}", "give a hub name or a folder"
-        ) from error
-    unsupported = unsupported_config(config)
-    if unsupported:
-        raise UserError(f"{folder} is not supported: {unsupported}", "docs/engines.md lists the architectures that are")
-    if tokenizer is None:
-        try:
-            tokenizer = AutoTokenizer.from_pretrained(folder)
-        except (OSError, ValueError):
-            tokenizer = None
-    return config, tokenizer
-
-
-def _generation_config(folder: str) -> Any:
-    try:
-        return GenerationConfig.from_pretrained(folder)
-    except OSError:
-        return None
-
-
-def _context_limit(config: Any, asked: int | None) -> int:
-    own: int | None = getattr(config, "max_position_embeddings", None)
-    if asked is not None and own is not None and asked > own:
-        raise UserError(f"max_context_tokens is {asked}, the model's context holds {own}")
-    limit = own if asked is None else asked
-    if limit is None:
-        raise UserError("the model's config names no context length", "give max_context_tokens")
-    return limit

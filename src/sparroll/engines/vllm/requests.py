@@ -1,0 +1,87 @@
+"""The requests of a `generate`: what vLLM is asked for, and how they run to their end. vLLM is imported only where its own
+parameters are made."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
+from sparroll.progress import OnProgress
+
+Finished = tuple[Any, float, dict[str, Any] | None]
+"""vLLM's output of a request, seconds until it was complete, and what the checks of its drafts said."""
+
+
+def tokens_prompt(ids: list[int], apart: bool = False) -> dict[str, Any]:
+    """vLLM's TokensPrompt. apart: its K and V are shared with those of dense requests alone."""
+    return {"prompt_token_ids": ids} | ({"cache_salt": CACHE_SALT} if apart else {})
+
+
+def parameters(
+    max_new_tokens: int,
+    temperature: float,
+    top_p: float,
+    stops: Sequence[int],
+    seeds: Sequence[int],
+    top_k: int,
+    dense: Sequence[bool],
+) -> list[Any]:
+    """vLLM's SamplingParams of each request."""
+    from vllm import SamplingParams
+
+    return [
+        SamplingParams(
+            temperature=temperature,
+            top_p=top_p,
+            max_tokens=max_new_tokens,
+            seed=seed,
+            # The model's own end ids are among the stops, or meant to be ignored.
+            ignore_eos=True,
+            stop_token_ids=sorted(set(stops)),
+            logprobs=top_k,
+            flat_logprobs=True,
+            detokenize=False,
+            extra_args={DENSE_REQUEST: True} if flag else None,
+        )
+        for seed, flag in zip(seeds, dense, strict=True)
+    ]
+
+
+def run(
+    llm: Any,
+    asked: Sequence[dict[str, Any]],
+    parameters: Sequence[Any],
+    take_checked: Callable[[], dict[str, dict[str, Any]]],
+    on_progress: OnProgress | None,
+) -> list[Finished]:
+    """Run all requests to their end on this `vllm.LLM`. After an exception none is left running.
+
+    take_checked: what the checks said of the requests that have ended, by vLLM's names for them.
+    """
+    engine = llm.llm_engine
+    began = time.perf_counter()
+    names = llm.enqueue(list(asked), list(parameters), use_tqdm=False)
+    # vLLM may append to a request's name; the number in front is its own counter.
+    places = {_number(name): place for place, name in enumerate(names)}
+    finished: dict[int, tuple[Any, float]] = {}
+    checked: dict[int, dict[str, Any]] = {}
+    try:
+        while engine.has_unfinished_requests():
+            for output in engine.step():
+                if output.finished:
+                    place = places[_number(output.request_id)]
+                    finished[place] = (output, time.perf_counter() - began)
+                    if on_progress:
+                        on_progress(len(finished), len(asked))
+    except BaseException:
+        engine.abort_request([name for name in names if places[_number(name)] not in finished], internal=True)
+        raise
+    finally:
+        checked = {places.get(_number(name), -1): said for name, said in take_checked().items()}
+    return [(*finished[place], checked.get(place)) for place in range(len(asked))]
+
+
+def _number(request_id: str) -> int:
+    return int(request_id.partition("-")[0])
