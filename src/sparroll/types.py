@@ -155,7 +155,8 @@ class Rollout:
     seed: int = 0
     weight_version: int = 0
     schedule_name: str | None = None
-    """Name of the schedule in force; None when the engine was asked for dense attention, or for a compression."""
+    """Name of the schedule in force; None when the engine, or this request of it, was asked for dense attention, or for
+    a compression."""
     compression_name: str | None = None
     """Kind and budget of the compression in force."""
     attention: Literal["dense", "sparse", "evicted"] = "dense"

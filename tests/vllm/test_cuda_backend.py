@@ -6,6 +6,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -99,10 +100,11 @@ def test_index_rows_of_a_head_stand_together_however_vllm_orders_a_block(by_toke
     torch.cuda.is_available(),
     reason="interprets kernels on CPU tensors; with CUDA Triton compiles, and test_engine_cuda.py runs what it compiled",
 )
+@pytest.mark.parametrize("dense", [False, True])
 @pytest.mark.parametrize("attention", ["triton", "fa3_pages"])
 @pytest.mark.parametrize(("block", "schedule"), [(16, SCHEDULE), (64, SCHEDULE), (64, GROUPED)])
 def test_a_decode_step_is_the_references(
-    monkeypatch: pytest.MonkeyPatch, attention: str, block: int, schedule: Schedule
+    monkeypatch: pytest.MonkeyPatch, attention: str, block: int, schedule: Schedule, dense: bool
 ) -> None:
     # Before the kernels' modules are first imported.
     monkeypatch.setenv("TRITON_INTERPRET", "1")
@@ -137,11 +139,14 @@ def test_a_decode_step_is_the_references(
         is_prefilling=torch.zeros(R, dtype=torch.bool),
         block_table_tensor=table,
     )
+    if dense:
+        monkeypatch.setattr(STATE, "dense_rows", np.array([False, False, True]))
     metadata = builder.build(0, common)
+    long = [UNLIMITED] * 2 if dense else [80, schedule.of_layer(2).kv_budget_tokens(171)]
     assert metadata.sparroll.kv_budget_tokens_LR.tolist() == [
         [UNLIMITED] * 3 + [0],
-        [UNLIMITED, 64, 80, 0],
-        [UNLIMITED, *(schedule.of_layer(2).kv_budget_tokens(each) for each in (60, 171)), 0],
+        [UNLIMITED, 64, long[0], 0],
+        [UNLIMITED, schedule.of_layer(2).kv_budget_tokens(60), long[1], 0],
     ]
 
     index = SimpleNamespace(rows_PSHW=torch.zeros(P, units_per_block, H, D, dtype=torch.bfloat16))
@@ -152,7 +157,8 @@ def test_a_decode_step_is_the_references(
     impl.do_kv_cache_update(None, None, None, kv_cache, slots)
     query, output = torch.randn(R, H * G, D), torch.full((R, H * G, D), float("nan"))
     impl.forward(None, query, None, None, kv_cache, metadata, output)
-    assert STATE.ran[1] == attention
+    # No other row is longer than its budget.
+    assert STATE.ran[1] == ("dense" if dense else attention)
 
     keys_PBHD, values_PBHD = kv_cache.transpose(1, 2).split(D, dim=-1)
     expected_index = torch.zeros_like(index.rows_PSHW)
@@ -168,3 +174,11 @@ def test_a_decode_step_is_the_references(
     attend(query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, budgets, selector, D**-0.5, expected)
     torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
     assert (output[3] == 0).all()
+    if dense:
+        keys, values = (held[table[2].long()].flatten(0, 1)[: CONTEXTS[2]] for held in (keys_PBHD, values_PBHD))
+        whole = torch.softmax(torch.einsum("hgd,thd->hgt", query_RHGD[2], keys) * D**-0.5, -1)
+        whole = torch.einsum("hgt,thd->hgd", whole, values)
+        torch.testing.assert_close(output[2].unflatten(0, (H, G)), whole, atol=1e-5, rtol=1e-5)
+    report = STATE.report()
+    assert report.dense_request_steps == dense
+    assert report.layers[1].sparse_steps == (0 if dense else 1)

@@ -165,6 +165,28 @@ def test_a_mixed_step_is_told_apart_and_counted() -> None:
     assert counted.decode.read_tokens_L.tolist() == [340] * 2 + [40 + 128 - 4] * 4
 
 
+def test_rows_of_dense_requests_decode_and_read_everything() -> None:
+    # Two long decode rows, of which the second is dense; a short one; a dense prompt's end; padding.
+    common = Common.of([1, 1, 1, 1, 0], [300, 310, 40, 129, 0], [False, False, False, True, False])
+    rows = Rows.of(common, np.array([False, True, False, True]))
+    assert rows.dense_R.tolist() == [False, True, False, True, False]
+    assert rows.reads_all_R.tolist() == [False, True, False, True, False]
+    state = started()
+    assert rows.some_are_sparse(state)
+    rows.count(state)
+    counted = state.counters
+    assert (counted.tail_tokens, counted.prefill_tokens) == (1, 1)
+    assert (counted.decode.rows, counted.decode.context_tokens) == (3, 650)
+    assert (counted.decode.dense_rows, counted.decode.dense_context_tokens) == (1, 310)
+    assert counted.decode.sparse_L.tolist() == [0, 0, 1, 1, 1, 1]
+    # 300 tokens are 19 units of 16, of which the last holds 12.
+    assert counted.decode.read_tokens_L.tolist() == [650] * 2 + [310 + 40 + 128 - 4] * 4
+    report = state.report()
+    assert (report.dense_request_steps, report.dense_request_context_tokens) == (1, 310)
+    assert not Rows.of(common, np.array([True] * 4)).some_are_sparse(state)
+    assert Rows.of(common).dense_R.tolist() == [False] * 5
+
+
 def test_rows_within_their_budget_padding_and_the_ends_of_prompts_are_not_sparse() -> None:
     assert Rows.of(Common.of([1, 1], [64, 65], [False, False])).some_are_sparse(started())
     for new_tokens, contexts, prefilling in (([1], [64], [False]), ([1], [65], [True]), ([0], [0], [False])):

@@ -11,6 +11,7 @@ import pytest
 from sparroll import Schedule
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention import preemptions as steps
+from sparroll.engines.vllm.attention.dense_requests import DENSE_REQUEST, asks_dense
 from sparroll.engines.vllm.attention.preemptions import Follower
 from sparroll.engines.vllm.attention.state import State
 from sparroll.errors import UserError
@@ -25,6 +26,7 @@ def step(
     finished: set[str] = frozenset(),  # type: ignore[assignment]
     tokens: dict[str, int] | None = None,
     runner: int = 1,
+    dense: set[str] = frozenset(),  # type: ignore[assignment]
 ) -> Any:
     """The part of vLLM's SchedulerOutput that is looked at.
 
@@ -37,6 +39,7 @@ def step(
                 prompt_token_ids=[5] * prompt,
                 prefill_token_ids=[5] * known if runner == 2 else None,
                 num_computed_tokens=computed,
+                sampling_params=SimpleNamespace(extra_args={DENSE_REQUEST: True} if name in dense else None),
             )
             for name, prompt, known, computed in new
         ],
@@ -136,6 +139,81 @@ def test_what_a_decode_row_would_have_read_is_counted_for_each_layer(state: Stat
         follower.follow(came_back(2, name, known - 10, 10, 0, known), state)
     assert state.report().resumed_tokens == 3
     assert [layer.resumed_sparse_tokens for layer in state.report().layers] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("runner", [1, 2])
+def test_a_dense_request_stays_dense_and_is_never_resumed_sparsely(state: State, runner: int) -> None:
+    follower = Follower()
+    both = [("a", 100, 100, 0), ("b", 100, 100, 0)]
+    follower.follow(step(new=both, tokens={"a": 100, "b": 100}, runner=runner, dense={"a"}), state)
+    follower.follow(step(preempted={"a", "b"}), state)
+    assert follower.dense == {"a"}
+    for name in ("a", "b"):
+        again = came_back(runner, name, 100, 20, 0, 120)
+        for new in again.scheduled_new_reqs:
+            new.sampling_params.extra_args = {DENSE_REQUEST: True} if name == "a" else {"other": 1}
+        follower.follow(again, state)
+        assert counted(state) == ((2, 20, 1, 0) if name == "a" else (2, 40, 2, 1))
+    assert follower.dense == {"a"}
+    follower.follow(step(finished={"a", "b"}), state)
+    assert not follower.dense
+
+
+def test_a_flag_may_come_as_true_one_or_text_and_nothing_else_is_one() -> None:
+    for value, expected in ((True, True), (1, True), ("true", True), (False, False), ("no", False), ([], False)):
+        assert asks_dense(SimpleNamespace(extra_args={DENSE_REQUEST: value})) is expected
+    assert not asks_dense(SimpleNamespace(extra_args=None)) and not asks_dense(None)
+
+
+class Rows:
+    """A model runner of vLLM as far as it is looked at. Its metadata is `state.dense_rows` when it is built."""
+
+    def __init__(self, state: State, names: list[str]):
+        self.state, self.names, self.seen = state, names, []
+
+    def execute_model(self, output: Any, dummy_run: bool = False) -> list[Any]:
+        self.seen = []
+        self.run(dummy_run)
+        return self.seen
+
+    def build(self, *what: Any) -> None:
+        rows = self.state.dense_rows
+        self.seen.append(None if rows is None else rows.tolist())
+
+
+class V1Rows(Rows):
+    def run(self, dummy_run: bool) -> None:
+        self.input_batch = SimpleNamespace(req_ids=[] if dummy_run else self.names)
+        # Of a draft step, and of the step.
+        self._build_attention_metadata(1, logits_indices=None)
+        self._build_attention_metadata(2)
+
+    def _build_attention_metadata(self, *what: Any, **named: Any) -> None:
+        self.build()
+
+
+class V2Rows(Rows):
+    def run(self, dummy_run: bool) -> None:
+        batch = SimpleNamespace(req_ids=["req_0_1"]) if dummy_run else self.prepare_inputs("output", "descriptor")
+        self.build(batch)
+
+    def prepare_inputs(self, *what: Any) -> Any:
+        return SimpleNamespace(req_ids=self.names)
+
+
+@pytest.mark.parametrize(("kind", "builds"), [(V1Rows, 2), (V2Rows, 1)])
+def test_the_rows_of_dense_requests_are_known_when_metadata_is_built(state: State, kind: Any, builds: int) -> None:
+    runner = kind(state, ["b", "a", "c"])
+    steps.watch(runner, state)
+    plain = [(name, 10, 10, 0) for name in "abc"]
+    assert runner.execute_model(step(new=plain, tokens=dict.fromkeys("abc", 10))) == [None] * builds
+    assert runner.execute_model(step(new=[("a", 10, 10, 0)], dense={"a"})) == [[False, True, False]] * builds
+    runner.names = ["a", "b"]
+    assert runner.execute_model(step()) == [[True, False]] * builds
+    assert runner.execute_model(step(), dummy_run=True) == [None] * builds
+    runner.names = ["b"]
+    assert runner.execute_model(step(finished={"a"})) == [None] * builds
+    assert state.dense_rows is None
 
 
 def test_a_finished_request_is_forgotten(state: State) -> None:

@@ -132,6 +132,37 @@ def test_the_report_is_the_oracles(engine: VLLMEngine, hf: HFEngine, schedule: S
     assert found.kv_read_share == pytest.approx(expected.kv_read_share) and found.check_seconds > 0
 
 
+@pytest.mark.parametrize("settings", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 4}, {"stop_ids": [5, 44, 9]}])
+def test_dense_requests_beside_checked_ones_are_the_oracles_and_keep_every_draft(
+    engine: VLLMEngine, hf: HFEngine, settings: dict[str, Any]
+) -> None:
+    asked, flags = prompts([5, 100, 37, 170, 64]), [True, False, False, True, True, True, False, True, False, False]
+    settings = {"n": 2, "max_new_tokens": 40, "stop_ids": [], "seed": 3} | settings
+    plain = oracle(hf, None, asked, **settings)
+    rollouts = oracle(hf, CHECKED, asked, dense=flags, **settings)
+    found = engine.generate(asked, dense=flags, **settings)
+    assert_same(found, rollouts)
+    for flag, one, other in zip(flags, found, plain, strict=True):
+        assert one.schedule_name == (None if flag else CHECKED.name)
+        if not flag:
+            continue
+        # The tokens of a dense engine, because draws belong to positions.
+        assert one.response_ids == other.response_ids and one.attention == "dense"
+        assert one.checks.taken_back_tokens == one.checks.cut_windows == 0
+        assert one.checks.windows >= len(one.response_ids) // 8
+        torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=2e-4, rtol=0)
+        torch.testing.assert_close(one.sparse_logp, one.dense_logp, atol=2e-4, rtol=0)
+    ours, theirs = engine.report(), hf.report()
+    if settings["stop_ids"]:
+        # vLLM's last windows go on behind their stop ids.
+        assert ours.dense_request_steps > theirs.dense_request_steps
+        return
+    assert ours.layers == theirs.layers and ours.checks == theirs.checks
+    assert ours.dense_request_steps == theirs.dense_request_steps
+    assert ours.dense_request_context_tokens == theirs.dense_request_context_tokens
+    assert ours.kv_read_share == pytest.approx(theirs.kv_read_share)
+
+
 def test_at_floor_1_greedy_tokens_are_those_of_dense_decoding(engine: VLLMEngine, hf: HFEngine) -> None:
     asked, settings = prompts([20, 150]), {"max_new_tokens": 60, "temperature": 0, "stop_ids": []}
     engine.set_schedule(RISING.checked(window_tokens=8, floor=1))

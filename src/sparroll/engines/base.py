@@ -77,6 +77,7 @@ class Engine(Protocol):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
+        dense: Sequence[bool] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; the same seed gives the same rollouts in any batch.
@@ -86,6 +87,9 @@ class Engine(Protocol):
         The log-probabilities of rollouts are those of the distribution that was drawn from, after temperature and top_p.
         stop_ids: default, the model's end-of-sequence ids.  seed: one for all, or one per request, prompt by prompt.
         top_k: also return the k most likely tokens at each step and their log-probabilities.
+        dense: one flag per request, prompt by prompt like a list of seeds: True where the request's decode steps read
+        everything although the engine has a schedule. Such a rollout is the one that the engine would sample without a
+        schedule. Without one the flags change nothing; under a compression, True is refused.
         on_progress: called with (rollouts finished, rollouts in all) after each rollout that ends.
         """
         ...

@@ -120,6 +120,32 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
     return whole
 
 
+def dense_flags(engine: Engine, dense: Sequence[bool] | None, requests: int) -> list[bool]:
+    """Which requests the engine decodes densely although it has a schedule, prompt by prompt. Without a schedule none
+    is apart from the others, so all flags are False then. Raises UserError for anything but one truth value for each
+    request, and for a dense request under a compression."""
+    if dense is None:
+        return [False] * requests
+    if isinstance(dense, (str, bytes)) or not hasattr(dense, "__len__"):
+        raise UserError(f"dense must be a list of True and False, got {dense!r}", "leave it out for none")
+    if len(dense) != requests:
+        raise UserError(
+            f"dense needs one flag per request, {requests} in all, got {len(dense)}",
+            "n flags for each prompt, prompt by prompt, as in a list of seeds",
+        )
+    flags = list(dense)
+    for flag in flags:
+        if not isinstance(flag, bool):
+            raise UserError(f"dense must hold True and False, got {flag!r}")
+    if any(flags) and engine.compression is not None:
+        raise UserError(
+            f"a request cannot be dense under the compression {engine.compression.name}: the cache has room for what the "
+            "compression keeps, and what it drops is gone",
+            "sample dense rollouts with compression=None, in a generate of their own",
+        )
+    return flags if engine.schedule is not None else [False] * requests
+
+
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:
     """The values as integers. Raises UserError for anything else, such as a float, which int() would cut."""
     try:

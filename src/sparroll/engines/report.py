@@ -54,6 +54,11 @@ class EngineReport:
     """Response tokens that were prefilled, and so read densely, after a preemption. `prefill_tokens` includes them."""
     resumed_tokens: int = 0
     """Response tokens that were sampled at the end of such a prefill. No layer counts a step for them."""
+    dense_request_steps: int = 0
+    """Decode steps of requests that read everything because `generate(dense=...)` asked for it, under a schedule. Each
+    layer has them among its `dense_steps`."""
+    dense_request_context_tokens: int = 0
+    """Sum of the contexts' lengths over these steps. Each layer has it in `context_tokens` and `read_tokens`."""
     compression_name: str | None = None
     checks: Checks = field(default_factory=Checks)
     """What the dense checks of drafted tokens did. A check is no decode step; a drafted token is one, also if it is

@@ -206,6 +206,8 @@ class DecodeStep:
     """Rows whose last unit is complete with this token; None where there is none."""
     kv_budget_tokens: Mapping[int, Tensor]
     """[A] of each layer that reads a part of some row's context; the others read everything in this step."""
+    dense_rows: Tensor | None = None
+    """Rows that read everything in every layer, whatever their budget; None where there is none."""
     evicting: Evicting | None = None
     ran: dict[int, str] = field(default_factory=dict)
 
@@ -220,19 +222,26 @@ class DecodeStep:
         query = query[:, :, 0].unflatten(1, (heads, -1))
         if layer not in self.kv_budget_tokens:
             self.ran[layer] = "dense" if self.evicting is None else "evicted"
-            mixed = F.scaled_dot_product_attention(
-                query,
-                self.cache.keys[layer][:rows, :, : self.longest],
-                self.cache.values[layer][:rows, :, : self.longest],
-                attn_mask=self._mask,
-                scale=scale,
-            )
+            mixed = self._dense(layer, query, slice(rows), scale)
         else:
             self.ran[layer] = "sparse"
             mixed = self._sparse(layer, query, scale)
+            if self.dense_rows is not None:
+                # All rows went through the sparse step: to leave some out would copy the others' K and V.
+                mixed[self.dense_rows] = self._dense(layer, query[self.dense_rows], self.dense_rows, scale)
         if self.evicting is not None:
             self.evicting.after(self.cache, layer, query, self.longest, scale)
         return mixed.flatten(1, 2)[:, :, None]
+
+    def _dense(self, layer: int, query: Tensor, rows: Tensor | slice, scale: float) -> Tensor:
+        """query [.., H, G, D] of these rows, which read everything."""
+        return F.scaled_dot_product_attention(
+            query,
+            self.cache.keys[layer][rows, :, : self.longest],
+            self.cache.values[layer][rows, :, : self.longest],
+            attn_mask=None if self._mask is None else self._mask[rows],
+            scale=scale,
+        )
 
     def _sparse(self, layer: int, query: Tensor, scale: float) -> Tensor:
         assert self.cache.selector is not None, "sparse step without a schedule"

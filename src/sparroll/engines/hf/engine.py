@@ -169,6 +169,7 @@ class HFEngine(Engine):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
+        dense: Sequence[bool] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order.
@@ -176,15 +177,18 @@ class HFEngine(Engine):
         prompts: strings (needs a tokenizer) or token ids. temperature 0 is greedy. top_p: below 1, each token is drawn
         from the fewest most likely ones with at least this mass, and log-probabilities are those of what was drawn
         from. stop_ids: default, the model's end-of-sequence ids. seed: one for all (each request derives its own), or
-        one per request. top_k: also return the k most likely tokens and their log-probabilities. Raises UserError for
+        one per request. top_k: also return the k most likely tokens and their log-probabilities. dense: one flag per
+        request, prompt by prompt; True reads everything in each step, whatever the schedule. Where drafts are checked,
+        such a request is drafted and checked like the others, with drafts of the dense policy. Raises UserError for
         empty prompts, prompts that do not leave room for `max_new_tokens` in the model's context, and NaN logits.
         """
         model = self.model
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
         prompt_ids = generate_arguments.prompt_ids(self, prompts, max_new_tokens)
         seeds = generate_arguments.seeds(seed, len(prompt_ids), n)
+        flags = generate_arguments.dense_flags(self, dense, len(seeds))
         asked = [
-            Request(ids, index, sample, seeds[index * n + sample], max_new_tokens)
+            Request(ids, index, sample, seeds[index * n + sample], max_new_tokens, flags[index * n + sample])
             for index, ids in enumerate(prompt_ids)
             for sample in range(n)
         ]

@@ -2,10 +2,10 @@
 
 The life of a request: It waits in the queue. It gets a cache row, and its prompt's K and V are computed, or copied from
 a row that samples from the same prompt. Each decode step appends one token, under the budget for the request's own
-context length. Where drafts are checked, such a token is a draft, and the check of its window may take it back
-(windows.py). Under a compression, tokens above the budget leave the cache during the prefill and after every
-`every_tokens` of its decode steps. When it ends, the last active row moves into its row, so that rows 0..A-1 are always
-the active ones, and a waiting request takes the free row.
+context length; a dense request reads everything. Where drafts are checked, such a token is a draft, and the check of
+its window may take it back (windows.py). Under a compression, tokens above the budget leave the cache during the
+prefill and after every `every_tokens` of its decode steps. When it ends, the last active row moves into its row, so
+that rows 0..A-1 are always the active ones, and a waiting request takes the free row.
 """
 
 # A active rows, M rows to compress, W observed queries, H kv heads, V vocabulary
@@ -46,6 +46,8 @@ class Request:
     sample_index: int
     seed: int
     max_new_tokens: int
+    dense: bool = False
+    """Whether its decode steps read everything, whatever the schedule."""
     response_ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     top_k: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -190,7 +192,7 @@ class Run:
             sample_index=request.sample_index,
             seed=request.seed,
             weight_version=settings.weight_version,
-            schedule_name=settings.schedule.name if settings.schedule else None,
+            schedule_name=settings.schedule.name if settings.schedule and not request.dense else None,
             compression_name=settings.compression.name if settings.compression else None,
             attention=request.attention,
             kv_read_share=read / whole if whole else 1.0,
@@ -272,8 +274,9 @@ class Run:
         if self.schedule is not None:
             full = np.flatnonzero(contexts % self.cache.unit_tokens == 0)
             completed = torch.from_numpy(full).to(device) if len(full) else None
+        dense = np.array([request.dense for request in self.active])
         for layers, schedule in self.parts:
-            read_tokens = schedule.read_tokens(contexts)
+            read_tokens = np.where(dense, contexts, schedule.read_tokens(contexts))
             if bool((read_tokens < contexts).any()):
                 read |= dict.fromkeys(layers, read_tokens)
                 budgets |= dict.fromkeys(layers, torch.from_numpy(schedule.kv_budget_tokens(contexts)).to(device))
@@ -284,6 +287,7 @@ class Run:
             even=bool((held == longest).all()),
             completed=completed,
             kv_budget_tokens=budgets,
+            dense_rows=torch.from_numpy(np.flatnonzero(dense)).to(device) if dense.any() else None,
             evicting=self._evicting(self.compression, held) if self.compression else None,
         )
         ids = torch.tensor([[request.response_ids[-1]] for request in self.active], device=device)
@@ -362,7 +366,7 @@ class Run:
         if outcome.checks.extra_tokens:
             context = np.array([request.cached_tokens])
             self.report.extra_context_tokens += int(context[0])
-            for layers, schedule in self.parts:
+            for layers, schedule in self.parts if not request.dense else ():
                 sparse = int((schedule.read_tokens(context) < context)[0])
                 for layer in layers:
                     self.report.layers[layer].extra_sparse_tokens += sparse
@@ -457,6 +461,9 @@ class Run:
             counted.index_read_share = self.cache.index_bytes_share(layer)
             unread += contexts - attended
         for request, context, tokens in zip(self.active, contexts, unread, strict=True):
+            if request.dense:
+                self.report.dense_request_steps += 1
+                self.report.dense_request_context_tokens += int(context)
             request.context_tokens += int(context)
             request.unread_tokens += int(tokens)
             request.sparse_steps += int(tokens > 0)

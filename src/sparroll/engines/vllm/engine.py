@@ -28,8 +28,10 @@ from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.supported_models import unsupported_config
 from sparroll.engines.vllm import launch, outputs, rescoring
 from sparroll.engines.vllm.arguments import llm_arguments, widest
+from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
+from sparroll.engines.vllm.step_check import check_ran
 from sparroll.engines.vllm.weights import checked, expected_shapes
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError, reason_of
@@ -320,11 +322,13 @@ class VLLMEngine(Engine):
         stop_ids: Sequence[int] | None = None,
         seed: int | Sequence[int] = 0,
         top_k: int = 0,
+        dense: Sequence[bool] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[Rollout]:
         """`n` rollouts per prompt, in the prompts' order; arguments and refusals are HFEngine's.
 
-        Raises RuntimeError where the backend did not count every step that the rollouts needed.
+        Dense requests have a `cache_salt`, so vLLM's prefix cache keeps their K and V apart from those that sparse steps
+        wrote. Raises RuntimeError where the backend did not count every step that the rollouts needed.
         """
         self._check_ready()
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
@@ -337,20 +341,26 @@ class VLLMEngine(Engine):
         seeds = generate_arguments.seeds(seed, len(ids), n)
         stops = self._end_ids if stop_ids is None else stop_ids
         stops = generate_arguments.whole_numbers(stops, "stop_ids", "give token ids")
+        flags = generate_arguments.dense_flags(self, dense, len(seeds))
         top_k = min(top_k, self.vocabulary)
         asked = [prompt for prompt in ids for _ in range(n)]
         before = self.report()
         began = time.perf_counter()
         finished = self._run(
-            asked, self._parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k), on_progress
+            [self._prompt(prompt, flag) for prompt, flag in zip(asked, flags, strict=True)],
+            self._parameters(max_new_tokens, temperature, top_p, stops, seeds, top_k, flags),
+            on_progress,
         )
         self._wall_seconds += time.perf_counter() - began
         rollouts = [
-            self._rollout(prompt, *finished[place], top_k, place // n, place % n, seeds[place])
+            self._rollout(prompt, *finished[place], top_k, place // n, place % n, seeds[place], flags[place])
             for place, prompt in enumerate(asked)
         ]
         self._generated_tokens += sum(len(rollout.response_ids) for rollout in rollouts)
-        self._check_ran(before, rollouts)
+        if self.sparse:
+            check_ran(self.report().since(before), rollouts, flags, self.schedule)
+        else:
+            self._count_dense(rollouts)
         return rollouts
 
     def dense_scores(
@@ -381,7 +391,8 @@ class VLLMEngine(Engine):
             return rescoring.already_scored(rollouts)
         rescoring.check_sampling(temperature, top_p, top_k, self.vocabulary)
         asked = [rescoring.request_of(each, top_k, self.context_limit) for each in rollouts]
-        finished = self._run([ids for ids, _ in asked], [parameters for _, parameters in asked], on_progress)
+        prompts = [self._prompt(ids) for ids, _ in asked]
+        finished = self._run(prompts, [parameters for _, parameters in asked], on_progress)
         return [
             rescoring.scores_of(
                 output.prompt_logprobs,
@@ -410,6 +421,7 @@ class VLLMEngine(Engine):
         stops: Sequence[int],
         seeds: list[int],
         top_k: int,
+        flags: list[bool],
     ) -> list[Any]:
         from vllm import SamplingParams
 
@@ -425,18 +437,23 @@ class VLLMEngine(Engine):
                 logprobs=top_k,
                 flat_logprobs=True,
                 detokenize=False,
+                extra_args={DENSE_REQUEST: True} if flag else None,
             )
-            for seed in seeds
+            for seed, flag in zip(seeds, flags, strict=True)
         ]
 
+    def _prompt(self, ids: list[int], dense: bool = False) -> dict[str, Any]:
+        """vLLM's TokensPrompt. Where drafts are checked, all K and V in the cache are dense and may be shared."""
+        return {"prompt_token_ids": ids} | ({"cache_salt": CACHE_SALT} if dense and not self.checks_drafts else {})
+
     def _run(
-        self, asked: list[list[int]], parameters: list[Any], on_progress: OnProgress | None
+        self, asked: list[dict[str, Any]], parameters: list[Any], on_progress: OnProgress | None
     ) -> list[tuple[Any, float, dict[str, Any] | None]]:
         """(vLLM's output, seconds until it was complete, what checks of drafts said) of each request. After an
         exception no request is left running."""
         engine = self.llm.llm_engine
         began = time.perf_counter()
-        names = self.llm.enqueue([{"prompt_token_ids": prompt} for prompt in asked], parameters, use_tqdm=False)
+        names = self.llm.enqueue(asked, parameters, use_tqdm=False)
         # vLLM may append to a request's name; the number in front is its own counter.
         places = {_number(name): place for place, name in enumerate(names)}
         finished: dict[int, tuple[Any, float]] = {}
@@ -473,13 +490,15 @@ class VLLMEngine(Engine):
         index: int,
         sample: int,
         seed: int,
+        dense: bool,
     ) -> Rollout:
+        schedule = None if dense else self.schedule
         output = finished.outputs[0]
         tokens = list(output.token_ids)
         logp, lists = outputs.log_probs(output.logprobs, tokens, top_k)
         assert output.finish_reason in ("stop", "length"), f"vLLM ended a request with {output.finish_reason!r}"
         contexts = outputs.decode_contexts(len(prompt), len(tokens))
-        unread_T = self.schedule.unread_tokens(contexts, self.layers) if self.schedule else np.zeros_like(contexts)
+        unread_T = schedule.unread_tokens(contexts, self.layers) if schedule else np.zeros_like(contexts)
         whole, unread = self.layers * int(contexts.sum()), int(unread_T.sum())
         share = (whole - unread) / whole if whole else 1.0
         checked: dict[str, Any] = {}
@@ -497,7 +516,7 @@ class VLLMEngine(Engine):
             sample_index=sample,
             seed=seed,
             weight_version=self.weight_version,
-            schedule_name=self.schedule.name if self.schedule else None,
+            schedule_name=schedule.name if schedule else None,
             attention="sparse" if unread else "dense",
             kv_read_share=share,
             wall_seconds=seconds,
@@ -506,51 +525,15 @@ class VLLMEngine(Engine):
             text=response_text(self.tokenizer, tokens),
         )
 
-    def _check_ran(self, before: EngineReport, rollouts: list[Rollout]) -> None:
-        """Raise RuntimeError unless the backend counted every decode step that the rollouts needed.
-
-        A response of T tokens needs T - 1 steps: its first token is sampled at the end of its prompt's prefill, and
-        each other token in a decode row over all tokens before it. Only a preempted request differs: the prefill that
-        computes it again samples one token at its end, at most once per preemption. The worker counts these tokens, and
-        how many of them a decode row would have sampled sparsely; and the same of the tokens that checks gave behind
-        whole windows. A step's rows count for the layers that ran, each with the attention that it says it ran.
-
-        So in each layer that ran, decode rows + resumed and extra tokens >= the sum of T - 1, and in a sparse layer the
-        same holds for sparse rows. Both sides are equal unless vLLM schedules ahead: a request that meets a stop id may then
-        have run one more row, whose token is thrown away.
-        """
-        contexts = [outputs.decode_contexts(len(r.prompt_ids), len(r.response_ids)) for r in rollouts]
-        all_contexts = np.concatenate(contexts)
-        if not self.sparse:
-            self._count_dense(all_contexts, sum(len(rollout.prompt_ids) for rollout in rollouts))
-            return
-        after = self.report()
-        sparse = [0] * self.layers
-        for layers, schedule in self.schedule.parts(self.layers) if self.schedule else ():
-            for layer in layers:
-                sparse[layer] = int((schedule.read_tokens(all_contexts) < all_contexts).sum())
-        preemptions = after.preemptions - before.preemptions
-        resumed = min(after.resumed_tokens - before.resumed_tokens, preemptions)
-        needed = len(all_contexts) - resumed - (after.checks.extra_tokens - before.checks.extra_tokens)
-        for layer, (was, now) in enumerate(zip(before.layers, after.layers, strict=True)):
-            ran_sparse = now.sparse_steps - was.sparse_steps
-            ran = ran_sparse + now.dense_steps - was.dense_steps
-            resumed_sparse = min(now.resumed_sparse_tokens - was.resumed_sparse_tokens, preemptions)
-            needed_sparse = sparse[layer] - resumed_sparse - (now.extra_sparse_tokens - was.extra_sparse_tokens)
-            if ran < needed or ran_sparse < needed_sparse:
-                raise RuntimeError(
-                    f"layer {layer} ran {ran} decode steps through sparroll's backend, {ran_sparse} of them sparse; the "
-                    f"rollouts needed {needed}, {needed_sparse} of them sparse under schedule "
-                    f"{self.schedule.name if self.schedule else 'dense'}, after {preemptions} preemptions: vLLM ran another "
-                    "attention backend, or rows were lost"
-                )
-
-    def _count_dense(self, contexts: np.ndarray, prefill_tokens: int) -> None:
-        self._needed.prefill_tokens += prefill_tokens
-        for layer in self._needed.layers:
-            layer.dense_steps += len(contexts)
-            layer.context_tokens += int(contexts.sum())
-            layer.read_tokens += int(contexts.sum())
+    def _count_dense(self, rollouts: list[Rollout]) -> None:
+        """Count the steps that vLLM's own attention must have run for these rollouts."""
+        for rollout in rollouts:
+            contexts = outputs.decode_contexts(len(rollout.prompt_ids), len(rollout.response_ids))
+            self._needed.prefill_tokens += len(rollout.prompt_ids)
+            for layer in self._needed.layers:
+                layer.dense_steps += len(contexts)
+                layer.context_tokens += int(contexts.sum())
+                layer.read_tokens += int(contexts.sum())
 
 
 def _number(request_id: str) -> int:

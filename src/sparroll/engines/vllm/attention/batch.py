@@ -43,11 +43,14 @@ class Rows:
     """Context lengths of the `decodes` rows, the new token included; 0 for padding."""
     whole_R: np.ndarray
     """Which of these rows must read everything because they are the end of a prompt."""
+    dense_R: np.ndarray
+    """Which of them read everything because their request is dense. They decode like the others."""
     prefill_tokens: int
 
     @staticmethod
-    def of(common: Any) -> Rows:
-        """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1."""
+    def of(common: Any, dense_rows: np.ndarray | None = None) -> Rows:
+        """From vLLM's CommonAttentionMetadata, whose rows are ordered by a reorder threshold of 1. dense_rows: see
+        State."""
         starts = np.asarray(common.query_start_loc_cpu)[: common.num_reqs + 1]
         new_tokens = np.diff(starts)
         longer = np.flatnonzero(new_tokens > 1)
@@ -62,11 +65,16 @@ class Rows:
             prefilling[: len(known)] = known
         # A prompt of one token has no context before it and is prefill, too.
         prefilling |= (new_tokens == 1) & (contexts == 1)
+        dense = np.zeros(common.num_reqs, dtype=bool)
+        if dense_rows is not None:
+            # Rows behind those of the requests are padding.
+            dense[: len(dense_rows)] = dense_rows[: common.num_reqs]
         return Rows(
             decodes=decodes,
             prefills=common.num_reqs - decodes,
             contexts_R=contexts[:decodes],
             whole_R=prefilling[:decodes],
+            dense_R=dense[:decodes],
             prefill_tokens=int(new_tokens[decodes:].sum()),
         )
 
@@ -76,9 +84,14 @@ class Rows:
             return self
         return dataclasses.replace(self, whole_R=np.ones_like(self.whole_R))
 
+    @property
+    def reads_all_R(self) -> np.ndarray:
+        """Which of the `decodes` rows read everything, whatever their budget."""
+        return self.whole_R | self.dense_R
+
     def some_are_sparse(self, state: State) -> bool:
         """Whether any of the `decodes` rows reads only a part of its context in any layer."""
-        contexts = self.contexts_R[~self.whole_R]
+        contexts = self.contexts_R[~self.reads_all_R]
         return bool((state.unread_tokens(contexts) > 0).any())
 
     def count(self, state: State, may_replay: bool = False) -> None:
@@ -91,4 +104,4 @@ class Rows:
             state.counters.prefill_tokens -= state.check_rows
         else:
             state.counters.tail_tokens += tail
-        state.begin_step(state.decode_rows(contexts), may_replay)
+        state.begin_step(state.decode_rows(contexts, self.dense_R[decoding]), may_replay)

@@ -69,14 +69,14 @@ class SparseCPUMetadataBuilder(CPUAttentionMetadataBuilder):
         whole.sparroll = None
         if not self.ours:
             return whole
-        rows = Rows.of(common).checked(STATE)
+        rows = Rows.of(common, STATE.dense_rows).checked(STATE)
         rows.count(STATE)
         if not rows.some_are_sparse(STATE):
             return whole
         count, longest = rows.decodes, int(rows.contexts_R.max())
         context_tokens_R = common.seq_lens[:count].to(torch.int32)
         budgets_LR = STATE.budgets(context_tokens_R, torch.empty(STATE.layers, count, dtype=torch.int32))
-        budgets_LR.masked_fill_(torch.from_numpy(rows.whole_R), UNLIMITED)
+        budgets_LR.masked_fill_(torch.from_numpy(rows.reads_all_R), UNLIMITED)
         behind = super().build(0, compat.rows_from(common, count), fast_build) if rows.prefills else None
         whole.sparroll = StepPlan(
             decodes=count,

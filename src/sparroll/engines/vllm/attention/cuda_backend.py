@@ -144,7 +144,7 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
     def build(
         self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False
     ) -> FlashAttentionMetadata:
-        rows = Rows.of(common_attn_metadata).checked(STATE)
+        rows = Rows.of(common_attn_metadata, STATE.dense_rows).checked(STATE)
         rows.count(STATE, may_replay=self._may_replay(rows))
         return self._plan(common_prefix_len, common_attn_metadata, fast_build, rows, captures=False)
 
@@ -172,8 +172,8 @@ class SparseMetadataBuilder(FlashAttentionMetadataBuilder):
         context_tokens_R = common.seq_lens[:count]
         budgets_LR = _workspace.kv_budget_tokens_LR[:, :count]
         STATE.budgets(context_tokens_R, budgets_LR)
-        if rows.whole_R.any():
-            budgets_LR.masked_fill_(compat.on_device(rows.whole_R, self.device), UNLIMITED)
+        if rows.reads_all_R.any():
+            budgets_LR.masked_fill_(compat.on_device(rows.reads_all_R, self.device), UNLIMITED)
         selector, most_units = STATE.selector, _workspace.unit_ids_RHN.shape[2]
         assert selector is not None, "a plan without a schedule"
         paged.plan_layers(context_tokens_R, budgets_LR, selector, most_units, _workspace.plans)

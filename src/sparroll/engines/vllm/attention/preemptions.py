@@ -1,5 +1,6 @@
-"""Counts preemptions from what vLLM's scheduler tells a worker: how many there were, and which response tokens went
-through prefill because of them. vLLM is not imported; the fields of its SchedulerOutput are read by name.
+"""Follows requests by what vLLM's scheduler tells a worker: which of them are dense, how many preemptions there were, and
+which response tokens went through prefill because of them. vLLM is not imported; the fields of its SchedulerOutput are
+read by name.
 
 A preempted request comes back with its prompt and the tokens that it had sampled, and prefills whatever of them is not
 cached. The end of that prefill samples its next token. vLLM's V1 runner treats it as the same request, resumed; its V2
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sparroll.engines.vllm.attention.dense_requests import asks_dense, follow_rows
 from sparroll.engines.vllm.attention.state import State
 
 
@@ -26,6 +28,7 @@ class Resumed:
     """Tokens of prompt and response when it came back."""
     prefill_tokens: int
     """Up to this token vLLM's runner calls it a prefill: V1 for the prompt, V2 for all known tokens."""
+    dense: bool = False
 
 
 @dataclass
@@ -34,6 +37,8 @@ class Follower:
 
     prompts: dict[str, int] = field(default_factory=dict)
     resumed: dict[str, Resumed] = field(default_factory=dict)
+    dense: set[str] = field(default_factory=set)
+    """Requests that decode densely under a schedule."""
 
     def follow(self, step: Any, state: State) -> None:
         """Update the counters from vLLM's SchedulerOutput. Called before the worker runs the step."""
@@ -43,6 +48,7 @@ class Follower:
             self.resumed.pop(name, None)
         for name in step.finished_req_ids:
             self.prompts.pop(name, None)
+            self.dense.discard(name)
         self._enter(step)
         if not self.resumed:
             return
@@ -58,25 +64,27 @@ class Follower:
 
     def _enter(self, step: Any) -> None:
         for new in step.scheduled_new_reqs:
+            if asks_dense(new.sampling_params):
+                self.dense.add(new.req_id)
             if new.prompt_token_ids is None:
                 continue
             prompt = self.prompts[new.req_id] = len(new.prompt_token_ids)
             known = len(new.prefill_token_ids or new.prompt_token_ids)
             if known > prompt:
-                self.resumed[new.req_id] = Resumed(prompt, known, prefill_tokens=known)
+                self.resumed[new.req_id] = Resumed(prompt, known, prefill_tokens=known, dense=new.req_id in self.dense)
         cached = step.scheduled_cached_reqs
         if not cached.resumed_req_ids:
             return
         for name, sampled in zip(cached.req_ids, cached.num_output_tokens, strict=True):
             if name in cached.resumed_req_ids and sampled and name in self.prompts:
                 prompt = self.prompts[name]
-                self.resumed[name] = Resumed(prompt, prompt + sampled, prefill_tokens=prompt)
+                self.resumed[name] = Resumed(prompt, prompt + sampled, prefill_tokens=prompt, dense=name in self.dense)
 
 
 def count(request: Resumed, start: int, end: int, state: State) -> None:
     """Count a row of a resumed request, from token `start` to `end`."""
     counters = state.counters
-    decoded = state.decode_rows(np.array([end]))
+    decoded = state.decode_rows(np.array([end]), request.dense)
     samples = end == request.known_tokens
     if end - start == 1 and start >= request.prefill_tokens and not state.checks_drafts:
         # The runner and the metadata builder take this for a decode row. Unless it samples, it only repeats a token.
@@ -103,10 +111,14 @@ def watch(runner: Any, state: State) -> None:
         # Warm-ups and profiling are not requests.
         if not named.get("dummy_run"):
             follower.follow(scheduler_output, state)
-        return run(scheduler_output, *arguments, **named)
+        try:
+            return run(scheduler_output, *arguments, **named)
+        finally:
+            state.dense_rows = None
 
     execute_model.sparroll_follower = follower  # type: ignore[attr-defined]
     runner.execute_model = execute_model
+    follow_rows(runner, state, follower.dense)
 
 
 def watched(runner: Any) -> bool:

@@ -41,6 +41,9 @@ class DecodeRows:
     """Rows that read a part of their context, in each layer."""
     read_tokens_L: np.ndarray = field(default_factory=_none)
     """Tokens attended in each layer."""
+    dense_rows: int = 0
+    """Those of the rows that belong to dense requests. They read everything in every layer."""
+    dense_context_tokens: int = 0
 
     def __add__(self, other: DecodeRows) -> DecodeRows:
         return DecodeRows(
@@ -48,10 +51,19 @@ class DecodeRows:
             self.context_tokens + other.context_tokens,
             self.sparse_L + other.sparse_L,
             self.read_tokens_L + other.read_tokens_L,
+            self.dense_rows + other.dense_rows,
+            self.dense_context_tokens + other.dense_context_tokens,
         )
 
     def __neg__(self) -> DecodeRows:
-        return DecodeRows(-self.rows, -self.context_tokens, -self.sparse_L, -self.read_tokens_L)
+        return DecodeRows(
+            -self.rows,
+            -self.context_tokens,
+            -self.sparse_L,
+            -self.read_tokens_L,
+            -self.dense_rows,
+            -self.dense_context_tokens,
+        )
 
 
 @dataclass
@@ -102,6 +114,8 @@ class State:
     """Whether the metadata being built is that of a draft step. Where drafts are checked, all other steps are dense."""
     check_rows: int = 0
     """How many rows of the next dense step check drafts."""
+    dense_rows: np.ndarray | None = None
+    """[R] bool: which rows of the step whose metadata is built next belong to dense requests; None where none does."""
     counters: Counters = field(default_factory=Counters)
     captured: dict[int, str] = field(default_factory=dict)
     """Layer -> the attention that it ran while CUDA graphs were captured; "dense" if it was dense in any of them."""
@@ -136,7 +150,7 @@ class State:
         self._steps_XS = None
         self.index_read_share = {}
         self.captured = {}
-        self.drafting, self.check_rows = False, 0
+        self.drafting, self.check_rows, self.dense_rows = False, 0, None
         self.reset_report()
         self.set_schedule(schedule)
 
@@ -212,15 +226,18 @@ class State:
         step_R = torch.bucketize(context_tokens_R, starts_S, right=True) - 1
         return torch.mul(budgets_LS[:, step_R.clamp_(min=0)], context_tokens_R > 0, out=out_LR)
 
-    def decode_rows(self, contexts_R: np.ndarray) -> DecodeRows:
-        """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows."""
+    def decode_rows(self, contexts_R: np.ndarray, dense_R: np.ndarray | bool = False) -> DecodeRows:
+        """Decode rows with these contexts, as the schedule in force reads them, from lengths that the host knows.
+        dense_R: which of them belong to dense requests."""
         context_tokens = int(contexts_R.sum())
+        dense_R = np.broadcast_to(dense_R, contexts_R.shape)
         sparse_L = np.zeros(self.layers, dtype=np.int64)
         read_tokens_L = np.full(self.layers, context_tokens)
         for layers, schedule in self._parts:
-            read_R = schedule.read_tokens(contexts_R)
+            read_R = np.where(dense_R, contexts_R, schedule.read_tokens(contexts_R))
             sparse_L[layers], read_tokens_L[layers] = (read_R < contexts_R).sum(), read_R.sum()
-        return DecodeRows(len(contexts_R), context_tokens, sparse_L, read_tokens_L)
+        dense = int(dense_R.sum()), int(contexts_R[dense_R].sum())
+        return DecodeRows(len(contexts_R), context_tokens, sparse_L, read_tokens_L, *dense)
 
     def unread_tokens(self, contexts: np.ndarray) -> np.ndarray:
         """[...] tokens that decode rows leave out, summed over all layers."""
@@ -270,6 +287,8 @@ class State:
             preemptions=self.counters.preemptions,
             recomputed_tokens=self.counters.recomputed_tokens,
             resumed_tokens=self.counters.resumed_tokens,
+            dense_request_steps=self.counters.decode.dense_rows,
+            dense_request_context_tokens=self.counters.decode.dense_context_tokens,
             layers=[self._layer(layer) for layer in range(self.layers)],
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sparroll.engines import sampling
 from sparroll.engines.sampling import CheckDraws
+from sparroll.engines.vllm.attention.dense_requests import asks_dense
 from sparroll.types import Checks
 
 
@@ -59,6 +60,8 @@ class WindowRequest:
     temperature: float
     top_p: float
     stops: frozenset[int]
+    dense: bool
+    """Whether its drafts read everything, whatever the schedule."""
     draws_3T: Tensor
     """float64 uniforms for each response position: to draft, to keep, and to draw from the residual."""
     said: CheckedTokens = field(default_factory=CheckedTokens)
@@ -80,5 +83,6 @@ class WindowRequest:
             temperature=float(parameters.temperature),
             top_p=float(parameters.top_p),
             stops=frozenset(stops),
+            dense=asks_dense(parameters),
             draws_3T=torch.stack([sampling.uniforms(seed, count), keep_T, redraw_T]),
         )

@@ -71,7 +71,8 @@ def record_step(
     # Drafts behind a stop id ran as well. Nobody looks at them.
     context_RD, ran_RD = tokens_R[:, None] + place_D, place_D < drafted_R[:, None]
     context_R = (context_RD * ran_RD).sum(-1)
-    unread_R = (STATE.unread_tokens(context_RD) * ran_RD).sum(-1)
+    dense_R = np.array([request.dense for request in requests])
+    unread_R = (STATE.unread_tokens(context_RD) * ran_RD).sum(-1) * ~dense_R
     for row in np.flatnonzero(own_R).tolist():
         checks = Checks(1, *(int(each[row]) for each in (cut_R, looked_at_R, taken_back_R, extra_R)))
         said = requests[row].said
@@ -83,9 +84,10 @@ def record_step(
     counters.check_read_tokens += int(check_read_R[own_R].sum())
     gone_RD = ran_RD & (place_D >= count_R[:, None]) & own_R[:, None]
     counters.taken_back_context_tokens += int(context_RD[gone_RD].sum())
-    extra_context = (tokens_R + drafted_R)[own_R & (extra_R > 0)]
+    behind_R = own_R & (extra_R > 0)
+    extra_context = (tokens_R + drafted_R)[behind_R]
     counters.extra_context_tokens += int(extra_context.sum())
-    counters.extra_sparse_L = counters.extra_sparse_L + STATE.decode_rows(extra_context).sparse_L
+    counters.extra_sparse_L = counters.extra_sparse_L + STATE.decode_rows(extra_context, dense_R[behind_R]).sparse_L
 
 
 def _tell(settled: Settled, requests: Sequence[WindowRequest], counted_R: np.ndarray, count_R: np.ndarray) -> None:

@@ -1,0 +1,185 @@
+"""Dense requests of a sparse HFEngine: each is the rollout of a dense engine, and those beside it are unchanged."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from equivalence.models import VOCABULARY, prompts, tiny_model
+from sparroll.attention.selectors import OraclePage, PageMean, QuantizedMean
+from sparroll.attention.selectors.remainder import Remainder
+from sparroll.engines import HFEngine
+from sparroll.engines.scoring import Scorer
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule, Step
+from sparroll.types import Checks, Rollout
+
+SMALL_PAGES = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
+RISING = Schedule((Step(0, 16), Step(20, 20), Step(33, 28)), SMALL_PAGES, (1,), name="rising")
+GROUPED = Schedule(
+    (Step(0, (16, 24)), Step(30, (20, 32))), SMALL_PAGES, (), layer_groups=((0, 2), (1,)), name="grouped"
+)
+LENGTHS = [5, 1, 37, 16]
+FLAGS = [True, False, False, False, True, True, False, True]
+"""Two of each prompt: both kinds, sparse ones alone, dense ones alone, both kinds."""
+
+
+def generated(engine: HFEngine, schedule: Schedule | None, **settings: Any) -> list[Rollout]:
+    engine.set_schedule(schedule)
+    engine.reset_report()
+    asked = {"max_new_tokens": 40, "seed": 3, "top_k": 5} | settings
+    return engine.generate(prompts(LENGTHS), n=2, **asked)
+
+
+def of_two_engines(engine: HFEngine, schedule: Schedule, **settings: Any) -> list[Rollout]:
+    """Dense requests from a dense generate, the others from a sparse one."""
+    dense, sparse = generated(engine, None, **settings), generated(engine, schedule, **settings)
+    assert any(left.response_ids != right.response_ids for left, right in zip(dense, sparse, strict=True))
+    return [dense[place] if flag else sparse[place] for place, flag in enumerate(FLAGS)]
+
+
+def assert_same(found: list[Rollout], expected: list[Rollout], atol: float = 1e-5) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert (one.response_ids, one.finish_reason) == (other.response_ids, other.finish_reason)
+        assert (one.attention, one.schedule_name) == (other.attention, other.schedule_name)
+        assert one.kv_read_share == other.kv_read_share
+        torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=atol, rtol=0)
+        torch.testing.assert_close(one.top_k.logp, other.top_k.logp, atol=atol, rtol=0)
+
+
+@pytest.mark.parametrize("max_batch", [1, 3, 64])
+def test_a_mixed_batch_is_two_separate_ones(max_batch: int) -> None:
+    engine = HFEngine(tiny_model(), max_batch=max_batch)
+    expected = of_two_engines(engine, RISING, stop_ids=[3, 17, 40])
+    assert {each.finish_reason for each in expected} == {"stop", "length"}
+    mixed = generated(engine, RISING, stop_ids=[3, 17, 40], dense=FLAGS)
+    assert_same(mixed, expected)
+    assert [each.top_k.ids.tolist() for each in mixed] == [each.top_k.ids.tolist() for each in expected]
+    for flag, rollout in zip(FLAGS, mixed, strict=True):
+        assert rollout.schedule_name == (None if flag else "rising")
+        if flag:
+            assert (rollout.attention, rollout.kv_read_share) == ("dense", 1.0)
+    assert "sparse" in {rollout.attention for rollout in mixed}
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        GROUPED,
+        Schedule.fixed(16, QuantizedMean(page_tokens=4, first_tokens=4, recent_tokens=8)),
+        Schedule.fixed(16, OraclePage(page_tokens=4, first_tokens=4, recent_tokens=8)),
+        Schedule.fixed(32, PageMean(page_tokens=4, first_tokens=4, recent_tokens=16, remainder=Remainder(16))),
+    ],
+    ids=lambda schedule: schedule.name + "-" + schedule.selector.kind,
+)
+def test_whatever_the_selector_and_the_groups_of_layers(schedule: Schedule) -> None:
+    engine = HFEngine(tiny_model())
+    assert_same(generated(engine, schedule, dense=FLAGS), of_two_engines(engine, schedule))
+
+
+def test_temperature_0_and_top_p_hold_for_both_kinds() -> None:
+    engine = HFEngine(tiny_model())
+    for settings in ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.8}):
+        assert_same(generated(engine, RISING, dense=FLAGS, **settings), of_two_engines(engine, RISING, **settings))
+
+
+def test_dense_requests_read_everything_in_the_report_and_count_no_sparse_step() -> None:
+    engine = HFEngine(tiny_model(), max_batch=3)
+    mixed = generated(engine, RISING, dense=FLAGS)
+    report = engine.report()
+    sparse_only = [rollout for flag, rollout in zip(FLAGS, mixed, strict=True) if not flag]
+    contexts = {
+        flag: [c for mine, each in zip(FLAGS, mixed, strict=True) if mine == flag for c in each.context_tokens[1:]]
+        for flag in (True, False)
+    }
+    assert report.dense_request_steps == len(contexts[True]) == 4 * 39
+    assert report.dense_request_context_tokens == sum(contexts[True])
+    whole = sum(contexts[True]) + sum(contexts[False])
+    for number, layer in enumerate(report.layers):
+        own = torch.stack(contexts[False])
+        read = own if number in RISING.dense_layers else RISING.read_tokens(own)
+        assert layer.sparse_steps == int((read < own).sum())
+        assert layer.dense_steps + layer.sparse_steps == 8 * 39
+        assert (layer.context_tokens, layer.read_tokens) == (whole, sum(contexts[True]) + int(read.sum()))
+    unread = sum((1 - each.kv_read_share) * int(each.context_tokens[1:].sum()) for each in sparse_only)
+    assert report.kv_read_share == pytest.approx(1 - unread / int(whole))
+    assert type(report).from_table(report.table()) == report
+
+
+def test_without_a_dense_request_nothing_changes_and_without_a_schedule_the_flags_do_not_matter() -> None:
+    engine = HFEngine(tiny_model())
+    for schedule, flags in ((RISING, [False] * 8), (None, [True] * 8), (None, FLAGS)):
+        plain = generated(engine, schedule)
+        counted = engine.report()
+        again = generated(engine, schedule, dense=flags)
+        for one, other in zip(plain, again, strict=True):
+            assert one.response_ids == other.response_ids
+            assert torch.equal(one.sparse_logp, other.sparse_logp)
+            assert (one.attention, one.schedule_name) == (other.attention, other.schedule_name)
+        assert engine.report().layers == counted.layers
+        assert engine.report().dense_request_steps == counted.dense_request_steps == 0
+
+
+@pytest.mark.parametrize(
+    ("dense", "message"),
+    [
+        ([True], "dense needs one flag per request, 8 in all, got 1"),
+        ([1, 0] * 4, "dense must hold True and False, got 1"),
+        ("yes", "dense must be a list of True and False, got 'yes'"),
+        (True, "dense must be a list of True and False, got True"),
+    ],
+)
+def test_flags_that_are_none_are_refused(dense: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        generated(HFEngine(tiny_model()), RISING, dense=dense)
+
+
+def test_a_compression_takes_no_dense_request() -> None:
+    engine = HFEngine(tiny_model(), compression="streaming")
+    engine.generate(prompts([5]), n=2, max_new_tokens=4, dense=[False, False])
+    with pytest.raises(UserError, match="what it drops is gone") as refused:
+        engine.generate(prompts([5]), n=2, max_new_tokens=4, dense=[False, True])
+    assert "compression=None" in str(refused.value.hint)
+
+
+# -- with checks of drafts ---------------------------------------------------------------------------------------------
+
+TIGHT = Schedule.fixed(16, SMALL_PAGES, dense_layers=())
+
+
+@pytest.mark.parametrize("floor", [0.01, 1.0])
+def test_drafts_of_a_dense_request_are_the_dense_policys_and_all_of_them_stand(floor: float) -> None:
+    engine = HFEngine(tiny_model(), max_batch=5)
+    checked = TIGHT.checked(7, floor)
+    expected = of_two_engines(engine, checked)
+    mixed = generated(engine, checked, dense=FLAGS)
+    for flag, one, other in zip(FLAGS, mixed, expected, strict=True):
+        assert (one.response_ids, one.attention, one.schedule_name) == (
+            other.response_ids,
+            other.attention,
+            other.schedule_name,
+        )
+        torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=2e-5, rtol=0)
+        torch.testing.assert_close(one.top_k.logp, other.top_k.logp, atol=2e-5, rtol=0)
+        if not flag:
+            assert one.checks == other.checks and one.kv_read_share == other.kv_read_share
+            continue
+        # A first token, five windows of 6 drafts and a token behind, and one of 4 drafts that ends the response.
+        assert one.checks == Checks(windows=6, drafted_tokens=34, extra_tokens=5)
+        assert (one.attention, one.schedule_name) == ("dense", None)
+        torch.testing.assert_close(one.dense_logp, one.sparse_logp, atol=1e-5, rtol=0)
+        torch.testing.assert_close(one.acceptance, torch.ones(40), atol=1e-5, rtol=0)
+        torch.testing.assert_close(one.draft_acceptance, torch.ones(40), atol=1e-5, rtol=0)
+
+
+def test_checks_of_a_dense_request_are_reads_on_top_and_count_no_sparse_token() -> None:
+    engine = HFEngine(tiny_model())
+    (rollout, *_) = generated(engine, TIGHT.checked(7, 0.01), dense=[True] * 8, top_k=VOCABULARY)
+    report = engine.report()
+    assert report.dense_request_steps == report.checks.drafted_tokens == 8 * 34
+    assert all(layer.sparse_steps == layer.extra_sparse_tokens == 0 for layer in report.layers)
+    assert 1 < rollout.kv_read_share < 1 + 1.2 / 6
+    (score,) = Scorer(engine.model).dense([rollout], top_k=VOCABULARY)
+    torch.testing.assert_close(rollout.dense.logp, score.logp, atol=2e-5, rtol=0)

@@ -1,0 +1,61 @@
+"""What vLLM's workers must have counted for rollouts of both kinds. Needs no vLLM."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sparroll.engines.report import EngineReport, LayerReport
+from sparroll.engines.vllm.step_check import check_ran
+from sparroll.schedule import Schedule
+from sparroll.types import Checks, Rollout
+
+SCHEDULE = Schedule.fixed(64, dense_layers=(0,))
+
+
+def rollout(prompt_tokens: int, tokens: int, checks: Checks | None = None) -> Rollout:
+    return Rollout([5] * prompt_tokens, [7] * tokens, torch.zeros(tokens), "length", checks=checks)
+
+
+def counted(dense_steps: list[int], sparse_steps: list[int], **counts: int) -> EngineReport:
+    layers = [LayerReport(dense, sparse) for dense, sparse in zip(dense_steps, sparse_steps, strict=True)]
+    return EngineReport("vllm", "m", "s", 0, layers=layers, **counts)
+
+
+# Contexts of 101 to 109 and of 60 to 67, of which those above 64 are sparse in layer 1.
+ROLLOUTS = [rollout(100, 10), rollout(59, 9)]
+
+
+def test_rows_of_sparse_and_of_dense_requests_must_add_up() -> None:
+    check_ran(counted([17, 5], [0, 12]), ROLLOUTS, [False, False], SCHEDULE)
+    check_ran(counted([17, 14], [0, 3], dense_request_steps=9), ROLLOUTS, [True, False], SCHEDULE)
+    check_ran(counted([17, 17], [0, 0], dense_request_steps=17), ROLLOUTS, [True, True], SCHEDULE)
+    for steps, dense in (([17, 6], [0, 11]), ([17, 15], [0, 2])):
+        with pytest.raises(RuntimeError, match="layer 1 ran 17 decode steps through sparroll's backend"):
+            check_ran(counted(steps, dense, dense_request_steps=9), ROLLOUTS, [steps[1] == 15, False], SCHEDULE)
+
+
+def test_a_worker_must_have_known_the_dense_requests() -> None:
+    for known in (0, 8):
+        with pytest.raises(RuntimeError, match=f"decoded {known} rows of dense requests, and 9 were needed"):
+            check_ran(counted([17, 5], [0, 12], dense_request_steps=known), ROLLOUTS, [True, False], SCHEDULE)
+
+
+def test_tokens_that_no_decode_row_gave_are_not_missed() -> None:
+    preempted = counted([16, 14], [0, 2], dense_request_steps=8, preemptions=1, resumed_tokens=1)
+    preempted.layers[1].resumed_sparse_tokens = 1
+    check_ran(preempted, ROLLOUTS, [True, False], SCHEDULE)
+    checked = [rollout(100, 10, Checks(windows=2, drafted_tokens=8, extra_tokens=1)), rollout(59, 9)]
+    drafted = counted([16, 13], [0, 3], dense_request_steps=8)
+    drafted.checks = Checks(windows=2, drafted_tokens=8, extra_tokens=1)
+    check_ran(drafted, checked, [True, False], SCHEDULE)
+    drafted.dense_request_steps = 7
+    with pytest.raises(RuntimeError, match="decoded 7 rows of dense requests, and 8 were needed"):
+        check_ran(drafted, checked, [True, False], SCHEDULE)
+
+
+def test_without_a_schedule_every_step_is_dense() -> None:
+    check_ran(counted([17, 17], [0, 0]), ROLLOUTS, np.array([False, False]).tolist(), None)
+    with pytest.raises(RuntimeError, match="needed 17, 0 of them sparse under schedule dense"):
+        check_ran(counted([17, 16], [0, 0]), ROLLOUTS, [False, False], None)
