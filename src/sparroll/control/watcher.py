@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from sparroll.control.paired_prompts import PairedPrompt
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
@@ -32,6 +33,8 @@ class StepEvidence:
     """The step's metrics."""
     replay: TailTable | None = None
     """The tail of some of the rollouts, read again under the next cheaper schedule; None in a step without a replay."""
+    pairs: tuple[PairedPrompt, ...] | None = None
+    """Prompts with rollouts of the control group and others, of all processes; None in a run without a control group."""
 
 
 @dataclass(frozen=True)

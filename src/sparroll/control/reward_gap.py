@@ -1,0 +1,124 @@
+"""What the control group shows: do sparse rollouts get the reward that dense ones would, now, on these prompts? Raises an
+alarm where they surely do not. It is the guard's second question (guard.py), beside the tail.
+
+Differences are pooled over the last `window_steps` steps under one schedule (a controller moves its schedule all the
+time; that counts as one). There is an alarm where both are true:
+  - there surely is a gap (gap_evidence.py): without one, at most 1 % of runs of 1,000 steps ever get there;
+  - the 95 % interval of the window's reward gap lies beyond the tolerated gap. A gap that is smaller, however sure, is
+    no alarm.
+benchmarks/control_group_simulation.py simulates how many runs have a false alarm, and how fast a gap is found.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from sparroll.control.control_group import ControlGroupSettings
+from sparroll.control.gap_evidence import GapEvidence
+from sparroll.control.paired_prompts import REWARD, Gap, PairedPrompt, in_order, pooled_gap
+from sparroll.rounding import rounded_up
+from sparroll.types import StepReport
+
+
+class RewardGap:
+    """Holds the window's pairs and the evidence for a gap. Shown each step once, in order."""
+
+    def __init__(self, settings: ControlGroupSettings):
+        self.settings = settings
+        self.evidence = GapEvidence()
+        self.pairs: tuple[PairedPrompt, ...] = ()
+        """Those of the window, oldest first. It is never changed in place, so a reference to it stays valid."""
+        self.schedule: str | None = None
+        """Name of the schedule that they were sampled under."""
+        self.since_step = 0
+        """Step after which this schedule came into force."""
+
+    def share(self, step: int) -> float:
+        """The share of dense rollouts in a step that is about to be sampled."""
+        settings = self.settings
+        if settings.share == 0:
+            return 0.0
+        first = step - self.since_step <= settings.first_steps
+        return settings.share_first if first or self.evidence.looks_closer else settings.share
+
+    def observe(self, step: int, schedule: str | None, pairs: Iterable[PairedPrompt]) -> tuple[StepReport, str]:
+        """Take in a finished step. -> (figures for the step's metrics, why there is an alarm; empty: there is none)
+
+        schedule: name of the schedule that the step's sparse rollouts were sampled under.  pairs: those of all
+        processes.
+        """
+        new = in_order(pairs)
+        assert all(pair.step == step for pair in new), f"pairs of other steps than {step}"
+        report: StepReport = {"control/share": self.share(step)}
+        if schedule != self.schedule:
+            if self.schedule is not None:
+                self._start_anew(step - 1)
+            self.schedule = schedule
+        self.pairs = (*(pair for pair in self.pairs if pair.step > step - self.settings.window_steps), *new)
+        self.evidence.add(pair.bets for pair in new)
+        report |= _step_report(new) | self._window_report()
+        reason = self._alarm(step)
+        if reason:
+            self._start_anew(self.since_step)
+        return report, reason
+
+    def _start_anew(self, since_step: int) -> None:
+        self.pairs, self.since_step = (), since_step
+        self.evidence.clear()
+
+    def _window_report(self) -> StepReport:
+        report: StepReport = {
+            "control/reward_gap_evidence": self.evidence.share,
+            "control/pairs": float(len(self.pairs)),
+        }
+        for figure in _figures(self.pairs):
+            gap = pooled_gap(self.pairs, figure)
+            if gap is None:
+                continue
+            report[f"control/{figure}_gap"] = gap.value
+            if gap.low is not None and gap.high is not None:
+                report |= {f"control/{figure}_gap_low": gap.low, f"control/{figure}_gap_high": gap.high}
+        return report
+
+    def _alarm(self, step: int) -> str:
+        tolerated = self.settings.reward_gap
+        if tolerated is None or not self.evidence.is_sure:
+            return ""
+        gap = pooled_gap(self.pairs, REWARD)
+        if gap is None or gap.low is None or not gap.counts or gap.low <= tolerated:
+            return ""
+        return (
+            f"sparse rollouts get less reward than dense ones of the same prompts: by {_words(gap)}, surely and by more "
+            f"than the tolerated {tolerated:g} ({gap.pairs} comparisons within a prompt in steps {self.pairs[0].step} to "
+            f"{step})"
+        )
+
+    def state(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return {
+            "pairs": [pair.table() for pair in self.pairs],
+            "logs": list(self.evidence.logs),
+            "schedule": self.schedule,
+            "since_step": self.since_step,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.pairs = tuple(PairedPrompt.from_table(each) for each in state["pairs"])
+        self.evidence.logs = [float(each) for each in state["logs"]]
+        self.schedule, self.since_step = state["schedule"], int(state["since_step"])
+
+
+def _step_report(pairs: tuple[PairedPrompt, ...]) -> StepReport:
+    """The step's own differences, which are far noisier than the window's."""
+    gaps = {figure: pooled_gap(pairs, figure) for figure in _figures(pairs)}
+    return {f"control/step_{figure}_gap": gap.value for figure, gap in gaps.items() if gap is not None}
+
+
+def _figures(pairs: Iterable[PairedPrompt]) -> list[str]:
+    """Names of all figures that were measured, each once."""
+    return list(dict.fromkeys(figure for pair in pairs for figure in pair.differences))
+
+
+def _words(gap: Gap) -> str:
+    return f"{rounded_up(gap.value)} (95 % interval {rounded_up(gap.low)} to {rounded_up(gap.high)})"
