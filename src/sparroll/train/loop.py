@@ -50,7 +50,7 @@ from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.checkpoint import RunState, SavedAdapter
 from sparroll.train.runtime.interrupts import Interrupts
 from sparroll.train.runtime.randomness import generator_state, rollout_seeds
-from sparroll.train.sampling.control_group import ControlGroup, in_control_group
+from sparroll.train.sampling.control_group import ControlGroup, gap_in_words, in_control_group
 from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import check_report, compression_report, rollout_report, sample
@@ -192,7 +192,9 @@ class Trainer:
 
     def in_words(self, report: StepReport) -> str:
         """One step in short, for the progress bar."""
-        return f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
+        gap = gap_in_words(report)
+        said = f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
+        return f"{said}  gap {gap}" if gap else said
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from sparroll.control.control_group import dense_flags
 from sparroll.control.paired_prompts import REWARD, PairedPrompt, paired_prompts, prompt_name
 from sparroll.control.reward_gap import RewardGap
+from sparroll.rounding import rounded_up
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.rewards import Graded
 from sparroll.types import Rollout, StepReport
@@ -67,3 +68,16 @@ def _figures(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
         "truncated": [float(rollout.finish_reason == "length") for rollout in rollouts],
         "surprisal": [-float(rollout.sparse_logp.double().mean()) for rollout in rollouts],
     }
+
+
+def gap_in_words(report: StepReport) -> str:
+    """The window's reward gap with its interval, for a line on a step; empty where the metrics have none.
+
+    >>> gap_in_words({"control/reward_gap": 0.0121, "control/reward_gap_low": -0.02, "control/reward_gap_high": 0.04})
+    '0.013 [-0.020, 0.040]'
+    """
+    gap = report.get("control/reward_gap")
+    low, high = (report.get(f"control/reward_gap_{end}") for end in ("low", "high"))
+    if gap is None or low is None or high is None:
+        return ""
+    return f"{rounded_up(gap)} [{rounded_up(low)}, {rounded_up(high)}]"
