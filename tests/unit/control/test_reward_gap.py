@@ -111,6 +111,20 @@ def test_the_share_grows_where_the_evidence_is_under_way_to_an_alarm() -> None:
     assert not grown[0] and any(grown)
 
 
+def test_a_gap_that_began_late_is_judged_by_the_steps_since_it_showed() -> None:
+    """The window of 200 steps still says .05 or less when the alarm comes."""
+    gap = RewardGap(ControlGroupSettings(share=1 / 4, window_steps=200))
+    assert run(gap, range(1, 151), (0.5, 0.5)) == []
+    for step in range(151, 200):
+        report, reason = gap.observe(step, "sparse", pairs_of(step, 1 / 4, solved=(0.65, 0.35)))
+        if reason:
+            break
+    assert step < 170
+    assert report["control/reward_gap_low"] < 0.05
+    first = int(reason.split("in steps ")[1].split()[0])
+    assert 150 < first <= step
+
+
 def test_without_a_share_no_step_has_dense_rollouts() -> None:
     gap = RewardGap(ControlGroupSettings(share=0, share_first=0.25))
     assert [gap.share(step) for step in (1, 100)] == [0, 0]
