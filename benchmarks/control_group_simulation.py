@@ -4,7 +4,7 @@ whose gap is known.
     python benchmarks/control_group_simulation.py --seed 1 --out benchmarks/results/control-group-simulation.json
 
 Two events are counted, each as its first step in a run. A gap is *sure* where the evidence reaches gap_evidence.ALARM. The
-*alarm* also asks that the interval lies beyond the tolerated gap (.05). Cases:
+*alarm* also asks that intervals lie beyond the tolerated gap (.05) and beyond 0. Cases:
   - false_alarms: no gap for 1,000 steps, in every world of control_group_world.py, with 8 and 16 samples of a prompt, 128
     rollouts a step; and with 32, 512 and 1,024 rollouts a step.
   - smaller: a gap that is tolerated (.01 to .05) for 1,000 steps. An alarm is no noise here, but it is not asked for either.
@@ -36,7 +36,7 @@ from sparroll import records
 from sparroll.control.control_group import ControlGroupSettings
 from sparroll.control.gap_evidence import ALARM, HEAD_START, LOG_ODDS, LOOK_CLOSER, MOST, log_bets
 from sparroll.control.paired_prompts import PairedPrompt, paired_prompts
-from sparroll.control.reward_gap import RewardGap
+from sparroll.control.reward_gap import SURE_CONFIDENCE, RewardGap
 from sparroll.mismatch.bootstrap import CONFIDENCE, LEAST_ROLLOUTS
 
 STEPS, LATE = 1000, 100
@@ -99,7 +99,7 @@ def rollouts_of(samples: int, dense: int, right: int, both: int) -> tuple[list[f
 
 
 class Window:
-    """The entries of the last steps, and RewardGap's interval from them for some of the runs."""
+    """The entries of the last steps, and RewardGap's intervals from them for some of the runs."""
 
     def __init__(self, case: Case, runs: int):
         self.case, self.runs = case, runs
@@ -112,8 +112,8 @@ class Window:
         self.steps.append((step, entries, weight_E, excess_E))
 
     def beyond(self, asked_R: np.ndarray, since_R: np.ndarray) -> np.ndarray:
-        """Whether the interval lies beyond the tolerated gap, for the runs that are asked for; elsewhere false. Only steps
-        after `since` count."""
+        """Whether the intervals lie beyond the tolerated gap and 0, for the runs that are asked for; elsewhere false. Only
+        steps after `since` count."""
         parts = []
         for step, each, weight_E, excess_E in self.steps:
             kept_E = (asked_R & (since_R < step))[each.run_E]
@@ -129,8 +129,12 @@ class Window:
             prompts_R = total_R**2 / np.bincount(run_E, weight_E**2, self.runs)
             squares_R = np.bincount(run_E, (excess_E - weight_E * gap_R[run_E]) ** 2, self.runs)
             variance_R = squares_R / total_R**2 * prompts_R / (prompts_R - 1) + 0.5 / prompts_R**2
-            low_R = gap_R - special.stdtrit(prompts_R - 1, (1 + CONFIDENCE) / 2) * np.sqrt(variance_R)
-            return asked_R & (prompts_R >= LEAST_ROLLOUTS) & (low_R > self.case.settings.reward_gap)
+            low_R, sure_low_R = (
+                gap_R - special.stdtrit(prompts_R - 1, (1 + confidence) / 2) * np.sqrt(variance_R)
+                for confidence in (CONFIDENCE, SURE_CONFIDENCE)
+            )
+            beyond_R = (low_R > self.case.settings.reward_gap) & (sure_low_R > 0)
+            return asked_R & (prompts_R >= LEAST_ROLLOUTS) & beyond_R
 
 
 def simulate(case: Case, runs: int, seed: int, steps: int = STEPS, confirm: int = 0) -> Found:
@@ -269,7 +273,7 @@ def main() -> None:
     config = {name: value for name, value in vars(options).items() if name not in ("out", "seed")}
     config |= {"steps": STEPS, "late_after": LATE, "read_share": READ_SHARE, "defaults": DEFAULT}
     config |= {"worlds": {world.name: world.said for world in WORLDS}}
-    config |= {"alarm": ALARM, "look_closer": LOOK_CLOSER, "log_odds": LOG_ODDS}
+    config |= {"alarm": ALARM, "look_closer": LOOK_CLOSER, "log_odds": LOG_ODDS, "sure_confidence": SURE_CONFIDENCE}
     about = {"config": config, "seed": options.seed, "wall_seconds": time.perf_counter() - began}
     print(f"wrote {records.write(options.out, 'control-group-simulation', results, **about)}")
 

@@ -2,11 +2,14 @@
 alarm where they surely do not. It is the guard's second question (guard.py), beside the tail.
 
 Differences are pooled over the last `window_steps` steps under one schedule (a controller moves its schedule all the
-time; that counts as one). There is an alarm where both are true:
-  - there surely is a gap (gap_evidence.py): without one, at most 1 % of runs of 1,000 steps ever get there;
-  - the 95 % interval of the reward gap lies beyond the tolerated gap: that of the window, or that of its steps since the
-    evidence for a gap has been under way, which a gap that began later shows sooner. A gap that is smaller, however
-    sure, is no alarm.
+time; that counts as one). There is an alarm where all of this is true:
+  - it surely makes a difference how rollouts are decoded (gap_evidence.py): where it makes none, at most 1 % of runs of
+    1,000 steps ever get there;
+  - the 95 % interval of the reward gap lies beyond the tolerated gap. A gap that is smaller, however sure, is no alarm;
+  - the interval of SURE_CONFIDENCE lies above 0. It counts how much the gap differs between prompts, so prompts that
+    gain what others lose raise no alarm either.
+The intervals are those of the window, or both those of its steps since the evidence has been under way, which show a
+gap that began late sooner.
 benchmarks/control_group_simulation.py simulates how many runs have a false alarm, and how fast a gap is found.
 """
 
@@ -20,6 +23,10 @@ from sparroll.control.gap_evidence import GapEvidence
 from sparroll.control.paired_prompts import REWARD, Gap, PairedPrompt, in_order, pooled_gap
 from sparroll.rounding import rounded_up
 from sparroll.types import StepReport
+
+SURE_CONFIDENCE = 0.9998
+"""Chosen so that no run in a thousand has an alarm where sparse decoding solves half of 64 prompts .2 more often and the
+other half .2 less, while a gap of .1 is found as soon as with any lower one."""
 
 
 class RewardGap:
@@ -96,8 +103,10 @@ class RewardGap:
         assert self.closer_since is not None, "evidence that is sure is under way"
         since = self.closer_since
         for pairs in (self.pairs, tuple(pair for pair in self.pairs if pair.step > since)):
-            gap = pooled_gap(pairs, REWARD)
-            if gap is not None and gap.low is not None and gap.counts and gap.low > tolerated:
+            gap, sure = pooled_gap(pairs, REWARD), pooled_gap(pairs, REWARD, SURE_CONFIDENCE)
+            if gap is None or sure is None or not gap.counts or gap.low is None or sure.low is None:
+                continue
+            if gap.low > tolerated and sure.low > 0:
                 return (
                     f"sparse rollouts get less reward than dense ones of the same prompts: by {_words(gap)}, surely and "
                     f"by more than the tolerated {tolerated:g} ({gap.pairs} comparisons within a prompt in steps "

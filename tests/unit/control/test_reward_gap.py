@@ -53,6 +53,20 @@ def test_no_gap_and_a_gap_in_favour_of_sparse_rollouts_are_no_alarm(solved: tupl
     assert run(RewardGap(ControlGroupSettings()), range(1, 151), solved) == []
 
 
+def test_prompts_that_gain_what_others_lose_raise_no_alarm() -> None:
+    """It surely makes a difference how rollouts are decoded, and none in the mean."""
+    gap = RewardGap(ControlGroupSettings(share=1 / 4, reward_gap=0.0))
+    for step in range(1, 101):
+        flags = dense_flags(0, step, PROMPTS, SAMPLES, 1 / 4)
+        kinds = [dense == (place // SAMPLES % 2 == 0) for place, dense in enumerate(flags)]
+        draw = random.Random(step)
+        rewards = [float(draw.random() < (0.9 if high else 0.1)) for high in kinds]
+        pairs = paired_prompts(step, {n: str(n) for n in range(PROMPTS)}, flags, {"reward": rewards})
+        gap.evidence.logs = [20.0] * 4
+        gap.closer_since = 0
+        assert gap.observe(step, "sparse", pairs)[1] == ""
+
+
 def test_a_tolerated_gap_is_no_alarm_however_sure() -> None:
     settings = ControlGroupSettings(share=1 / 4, reward_gap=0.5)
     gap = RewardGap(settings)
