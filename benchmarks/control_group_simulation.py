@@ -239,7 +239,7 @@ def constant(size: float) -> ControlGroupSettings:
 def cases() -> list[tuple[Case, Callable[..., dict[str, Any]]]]:
     found = [
         *(Case("false_alarms", world, prompts=p, samples=s) for world in WORLDS for p, s in ((16, 8), (8, 16))),
-        *(Case("false_alarms", prompts=prompts) for prompts in (4, 64)),
+        *(Case("false_alarms", prompts=prompts) for prompts in (4, 8, 64, 128)),
         *(Case("false_alarms", settings=constant(size)) for size in (1 / 32, 1 / 4)),
         *(Case("smaller", WORLDS[place], gap=gap) for place in (0, 3) for gap in (0.01, 0.02, 0.03, 0.04, 0.05)),
     ]
