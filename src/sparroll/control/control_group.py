@@ -26,8 +26,8 @@ class ControlGroupSettings:
     share: float = 1 / 32
     """Share of a step's rollouts that is decoded densely; 0: there is no control group."""
     share_first: float = 1 / 4
-    """The share over the first steps under a schedule, and in steps in which the evidence for a gap is under way to an
-    alarm (gap_evidence.LOOK_CLOSER). As large as `share`: it never grows."""
+    """The share over the first steps under a schedule, and later in steps in which there may well be a gap, but not
+    surely (gap_evidence.LOOK_CLOSER). As large as `share`: it never changes."""
     first_steps: int = 30
     """How many steps under one schedule are its first steps."""
     window_steps: int = 50

@@ -37,8 +37,8 @@ HEAD_START = 1000.0
 ALARM = (HEAD_START + RUN_STEPS) / FALSE_ALARM
 """Where R is at least this, there surely is a gap."""
 LOOK_CLOSER = ALARM / 1000
-"""From here on the evidence is under way to an alarm. Without a gap that is rare, so that a larger control group costs
-little in such steps."""
+"""From here on the evidence is under way to an alarm. Without a gap that is rare, so a larger control group in such steps
+costs little."""
 MOST = 100 * ALARM
 """R is never larger, so that a gap that has passed is soon forgotten."""
 
@@ -108,9 +108,9 @@ class GapEvidence:
         return self.share >= 1
 
     @property
-    def looks_closer(self) -> bool:
-        """Whether a larger control group would soon settle it."""
-        return math.log(LOOK_CLOSER + 1) <= self.log and not self.is_sure
+    def is_under_way(self) -> bool:
+        """Whether there may well be a gap."""
+        return self.log >= math.log(LOOK_CLOSER + 1)
 
 
 def _log_plus_one(log: float) -> float:

@@ -2,10 +2,14 @@
 alarm where they surely do not. It is the guard's second question (guard.py), beside the tail.
 
 Differences are pooled over the last `window_steps` steps under one schedule (a controller moves its schedule all the
-time; that counts as one). There is an alarm where both are true:
-  - there surely is a gap (gap_evidence.py): without one, at most 1 % of runs of 1,000 steps ever get there;
-  - the 95 % interval of the window's reward gap lies beyond the tolerated gap. A gap that is smaller, however sure, is
-    no alarm.
+time; that counts as one). There is an alarm where all of this is true:
+  - it surely makes a difference how rollouts are decoded (gap_evidence.py): where it makes none, at most 1 % of runs of
+    1,000 steps ever get there;
+  - the 95 % interval of the reward gap lies beyond the tolerated gap. A gap that is smaller, however sure, is no alarm;
+  - the interval of SURE_CONFIDENCE lies above 0. It counts how much the gap differs between prompts, so prompts that
+    gain what others lose raise no alarm either.
+The intervals are those of the window, or both those of its steps since the evidence has been under way, which show a
+gap that began late sooner.
 benchmarks/control_group_simulation.py simulates how many runs have a false alarm, and how fast a gap is found.
 """
 
@@ -20,6 +24,10 @@ from sparroll.control.paired_prompts import REWARD, Gap, PairedPrompt, in_order,
 from sparroll.rounding import rounded_up
 from sparroll.types import StepReport
 
+SURE_CONFIDENCE = 0.9998
+"""Chosen so that no run in a thousand has an alarm where sparse decoding solves half of 64 prompts .2 more often and the
+other half .2 less, while a gap of .1 is found as soon as with any lower one."""
+
 
 class RewardGap:
     """Holds the window's pairs and the evidence for a gap. Shown each step once, in order."""
@@ -33,6 +41,8 @@ class RewardGap:
         """Name of the schedule that they were sampled under."""
         self.since_step = 0
         """Step after which this schedule came into force."""
+        self.closer_since: int | None = 0
+        """Step after which the evidence has been under way to an alarm; None: it is not."""
 
     def share(self, step: int) -> float:
         """The share of dense rollouts in a step that is about to be sampled."""
@@ -40,7 +50,8 @@ class RewardGap:
         if settings.share == 0:
             return 0.0
         first = step - self.since_step <= settings.first_steps
-        return settings.share_first if first or self.evidence.looks_closer else settings.share
+        unsettled = self.evidence.is_under_way and not self.evidence.is_sure
+        return settings.share_first if first or unsettled else settings.share
 
     def observe(self, step: int, schedule: str | None, pairs: Iterable[PairedPrompt]) -> tuple[StepReport, str]:
         """Take in a finished step. -> (figures for the step's metrics, why there is an alarm; empty: there is none)
@@ -57,6 +68,10 @@ class RewardGap:
             self.schedule = schedule
         self.pairs = (*(pair for pair in self.pairs if pair.step > step - self.settings.window_steps), *new)
         self.evidence.add(pair.bets for pair in new)
+        if not self.evidence.is_under_way:
+            self.closer_since = None
+        elif self.closer_since is None:
+            self.closer_since = step
         report |= _step_report(new) | self._window_report()
         reason = self._alarm(step)
         if reason:
@@ -64,7 +79,7 @@ class RewardGap:
         return report, reason
 
     def _start_anew(self, since_step: int) -> None:
-        self.pairs, self.since_step = (), since_step
+        self.pairs, self.since_step, self.closer_since = (), since_step, None
         self.evidence.clear()
 
     def _window_report(self) -> StepReport:
@@ -85,14 +100,19 @@ class RewardGap:
         tolerated = self.settings.reward_gap
         if tolerated is None or not self.evidence.is_sure:
             return ""
-        gap = pooled_gap(self.pairs, REWARD)
-        if gap is None or gap.low is None or not gap.counts or gap.low <= tolerated:
-            return ""
-        return (
-            f"sparse rollouts get less reward than dense ones of the same prompts: by {_words(gap)}, surely and by more "
-            f"than the tolerated {tolerated:g} ({gap.pairs} comparisons within a prompt in steps {self.pairs[0].step} to "
-            f"{step})"
-        )
+        assert self.closer_since is not None, "evidence that is sure is under way"
+        since = self.closer_since
+        for pairs in (self.pairs, tuple(pair for pair in self.pairs if pair.step > since)):
+            gap, sure = pooled_gap(pairs, REWARD), pooled_gap(pairs, REWARD, SURE_CONFIDENCE)
+            if gap is None or sure is None or not gap.counts or gap.low is None or sure.low is None:
+                continue
+            if gap.low > tolerated and sure.low > 0:
+                return (
+                    f"sparse rollouts get less reward than dense ones of the same prompts: by {_words(gap)}, surely and "
+                    f"by more than the tolerated {tolerated:g} ({gap.pairs} comparisons within a prompt in steps "
+                    f"{pairs[0].step} to {step})"
+                )
+        return ""
 
     def state(self) -> dict[str, Any]:
         """Plain data for JSON."""
@@ -101,12 +121,14 @@ class RewardGap:
             "logs": list(self.evidence.logs),
             "schedule": self.schedule,
             "since_step": self.since_step,
+            "closer_since": self.closer_since,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.pairs = tuple(PairedPrompt.from_table(each) for each in state["pairs"])
         self.evidence.logs = [float(each) for each in state["logs"]]
-        self.schedule, self.since_step = state["schedule"], int(state["since_step"])
+        self.schedule, self.since_step = state["schedule"], state["since_step"]
+        self.closer_since = state["closer_since"]
 
 
 def _step_report(pairs: tuple[PairedPrompt, ...]) -> StepReport:

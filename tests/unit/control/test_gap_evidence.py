@@ -69,17 +69,17 @@ def test_the_statistic_follows_its_recursion_and_is_a_mean_over_log_odds() -> No
     assert math.exp(evidence.log) == pytest.approx(sum(by_hand) / 4 + 1)
 
 
-def test_it_is_sure_at_the_alarm_and_looks_closer_on_the_way_to_it() -> None:
+def test_it_is_sure_at_the_alarm_and_under_way_to_it_before() -> None:
     assert (HEAD_START + RUN_STEPS) / ALARM == FALSE_ALARM
-    for value, closer, sure in (
+    for value, under_way, sure in (
         (LOOK_CLOSER - 1, False, False),
         (LOOK_CLOSER + 1, True, False),
         (ALARM - 10, True, False),
-        (ALARM + 10, False, True),
+        (ALARM + 10, True, True),
     ):
         evidence = GapEvidence()
         evidence.logs = [math.log(value + 1)] * 4
-        assert (evidence.looks_closer, evidence.is_sure) == (closer, sure), value
+        assert (evidence.is_under_way, evidence.is_sure) == (under_way, sure), value
 
 
 def test_it_never_grows_beyond_its_limit_and_forgets_a_gap_that_has_passed() -> None:

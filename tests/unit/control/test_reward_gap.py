@@ -53,6 +53,20 @@ def test_no_gap_and_a_gap_in_favour_of_sparse_rollouts_are_no_alarm(solved: tupl
     assert run(RewardGap(ControlGroupSettings()), range(1, 151), solved) == []
 
 
+def test_prompts_that_gain_what_others_lose_raise_no_alarm() -> None:
+    """It surely makes a difference how rollouts are decoded, and none in the mean."""
+    gap = RewardGap(ControlGroupSettings(share=1 / 4, reward_gap=0.0))
+    for step in range(1, 101):
+        flags = dense_flags(0, step, PROMPTS, SAMPLES, 1 / 4)
+        kinds = [dense == (place // SAMPLES % 2 == 0) for place, dense in enumerate(flags)]
+        draw = random.Random(step)
+        rewards = [float(draw.random() < (0.9 if high else 0.1)) for high in kinds]
+        pairs = paired_prompts(step, {n: str(n) for n in range(PROMPTS)}, flags, {"reward": rewards})
+        gap.evidence.logs = [20.0] * 4
+        gap.closer_since = 0
+        assert gap.observe(step, "sparse", pairs)[1] == ""
+
+
 def test_a_tolerated_gap_is_no_alarm_however_sure() -> None:
     settings = ControlGroupSettings(share=1 / 4, reward_gap=0.5)
     gap = RewardGap(settings)
@@ -109,6 +123,20 @@ def test_the_share_grows_where_the_evidence_is_under_way_to_an_alarm() -> None:
         if gap.observe(step, "sparse", pairs_of(step, gap.share(step), solved=(0.6, 0.4)))[1]:
             break
     assert not grown[0] and any(grown)
+
+
+def test_a_gap_that_began_late_is_judged_by_the_steps_since_it_showed() -> None:
+    """The window of 200 steps still says .05 or less when the alarm comes."""
+    gap = RewardGap(ControlGroupSettings(share=1 / 4, window_steps=200))
+    assert run(gap, range(1, 151), (0.5, 0.5)) == []
+    for step in range(151, 200):
+        report, reason = gap.observe(step, "sparse", pairs_of(step, 1 / 4, solved=(0.65, 0.35)))
+        if reason:
+            break
+    assert step < 170
+    assert report["control/reward_gap_low"] < 0.05
+    first = int(reason.split("in steps ")[1].split()[0])
+    assert 150 < first <= step
 
 
 def test_without_a_share_no_step_has_dense_rollouts() -> None:
