@@ -14,8 +14,9 @@ How the algorithm differs from textbook GRPO and PPO:
   the newest weights, so staleness never enters the ratio dense/sparse.
 - By default there is no KL to the initial model (`train.kl_coefficient` adds its k3 estimate to the loss). There is no
   entropy bonus. DAPO's overlong penalty, overlong filtering and dynamic sampling are available and off by default.
-- In addition, each step measures the tail of the acceptance from the scores that it needs anyway. The watchers of the
-  tail (control/) may change the schedule or end the run.
+- In addition, each step measures the tail of the acceptance from the scores that it needs anyway, and a control group
+  of dense rollouts, where there is one, what sparsity costs in reward. The watchers of both (control/) may change the
+  schedule or end the run.
 
 Left out: asynchronous and sharded training, reward models, tools, several turns. Each process holds a whole policy.
 """

@@ -17,9 +17,8 @@ A_SCHEDULE: tuple[str, ...] = ("schedule", "budget")
 
 class GuardSection(Section):
     action: Literal["off", "warn", "stop"] = "warn"
-    """What an alarm does, which is raised when the tail is surely under the target, or the control group shows a reward
-    gap. With control.by = "guard" this
-    applies once no stricter schedule is left."""
+    """What an alarm does, which is raised when the tail is surely under the target, or the control group surely shows a
+    reward gap. With control.by = "guard" this applies once no stricter schedule is left."""
     at_least: float | None = Field(default=None, gt=0, le=1)
     """Target for the worst bin's 5th percentile (estimator top_k_lower). Default: the controller's or the schedule's
     target."""

@@ -87,8 +87,8 @@ class RolloutSection(SamplingSection):
     same prompts, it shows what sparsity costs in reward. They are trained on like the others. 0: there is none; 1/32
     (0.03125) is the usual one."""
     control_share_first: float = Field(default=ControlGroupSettings.share_first, gt=0, le=MOST_SHARE)
-    """The share over the first steps under a schedule, where nothing is known yet, and in steps in which the evidence
-    for a gap is under way to an alarm. At least `control_share`; as large as it, the share never grows."""
+    """The share over the first steps under a schedule, where nothing is known yet, and later in steps in which there may
+    well be a gap, but not surely. At least `control_share`; as large as it, the share never changes."""
     control_first_steps: int = Field(default=ControlGroupSettings.first_steps, ge=0)
     """How many steps under one schedule are its first steps."""
 
