@@ -4,7 +4,7 @@ miss, as sparroll.rounding says."""
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +37,12 @@ def spread(values: Sequence[float]) -> str:
     if len(values) == 1:
         return rounded_down(values[0])
     return f"{rounded_down(statistics.mean(values))} +- {rounded_up(statistics.stdev(values))}"
+
+
+def share_with_interval(of: dict[str, Any], towards: Callable[[float], int]) -> str:
+    """A share of runs with its interval, rounded with math.ceil where it should be low and math.floor where high."""
+    value, low, high = (towards(of[name] * 1000) / 10 for name in ("share", "low", "high"))
+    return f"{value:.1f}% [{low:.1f}%, {high:.1f}%]"
 
 
 def before_and_after(record: str) -> str:

@@ -12,11 +12,12 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import render_control
 import render_math
 import render_speed
 import render_study
 from claims import CLAIMS, write_figures
-from record_tables import RESULTS, ROOT, before_and_after, results, spread, table, times
+from record_tables import RESULTS, ROOT, before_and_after, results, share_with_interval, spread, table, times
 from render_speed import PAPER_SPEEDUP, SIZES
 
 from sparroll import records
@@ -220,7 +221,11 @@ def guard() -> str:
     for case in results("guard-simulation", "guard-simulation"):
         found, old = case["fallen"], case["old_rule"]
         shape = [*_guard_case(case), f"{case['design_effect']:.2f}"]
-        figures = [_alarms(case["above"], math.ceil), _alarms(found, math.floor), _median_steps(found)]
+        figures = [
+            share_with_interval(case["above"], math.ceil),
+            share_with_interval(found, math.floor),
+            _median_steps(found),
+        ]
         rows.append([*shape, *figures, percent_down(old["steps_below"]), percent_down(old["share"])])
     head = ["shape", "correlation", "design effect", "false alarms, runs", "fall found in 10 steps", "median steps"]
     return table([*head, "old rule: steps under", "old rule: false alarms, runs"], rows)
@@ -231,19 +236,13 @@ def guard_merged() -> str:
     rows = []
     for case in results("guard-simulation", "guard-simulation"):
         above, found = case["thin_above"], case["thin_fallen"]
-        figures = [_alarms(above, math.ceil), _alarms(found, math.floor), _median_steps(found)]
+        figures = [share_with_interval(above, math.ceil), share_with_interval(found, math.floor), _median_steps(found)]
         rows.append([*_guard_case(case), *figures])
     return table(["shape", "correlation", "false alarms, runs", "fall found in 10 steps", "median steps"], rows)
 
 
 def _guard_case(case: dict[str, Any]) -> list[str]:
     return [f"budget {case['shape']}", f"{case['correlation']:g}"]
-
-
-def _alarms(of: dict[str, Any], towards: Callable[[float], int]) -> str:
-    """The share of runs with an alarm, with its interval."""
-    value, low, high = (towards(of[name] * 1000) / 10 for name in ("share", "low", "high"))
-    return f"{value:.1f}% [{low:.1f}%, {high:.1f}%]"
 
 
 def _median_steps(found: dict[str, Any]) -> str:
@@ -300,6 +299,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "math-first-sight-families": render_math.first_sight_families,
     "math-now": render_math.now,
     "math-misjudged": render_math.misjudged,
+    **render_control.TABLES,
 }
 
 

@@ -68,6 +68,12 @@ DYNAMICALLY: dict[str, dict[str, Any]] = DYNAMIC | {
 }
 """Groups that differ in number from process to process, in rounds that do too."""
 
+CONTROL_GROUP: dict[str, dict[str, Any]] = DYNAMIC | {
+    "train": {"steps": 2, "prompts_per_step": 3, "lr": 1e-4},
+    "rollout": DYNAMIC["rollout"] | {"control_share": 0.25},
+}
+"""Dense rollouts beside sparse ones, compared over all processes, in rounds that differ from process to process."""
+
 
 def main() -> None:
     torch.set_num_threads(1)
@@ -80,6 +86,7 @@ def main() -> None:
     train(short_config(model, **EVICTION), out / "eviction")
     train(short_config(model, **DISTILLED), out / "distilled")
     train(short_config(model, **DYNAMICALLY), out / "dynamic")
+    train(short_config(model, **CONTROL_GROUP), out / "control-group")
     distill(short_distill_config(model, **LONELY_ADAPTER), out / "adapter")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -13,7 +14,17 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from integration.one_rank import CHANGES, CONTROLLED, DISTILLED, DYNAMICALLY, EVICTION, JACKPOT, LONELY, LONELY_ADAPTER
+from integration.one_rank import (
+    CHANGES,
+    CONTROL_GROUP,
+    CONTROLLED,
+    DISTILLED,
+    DYNAMICALLY,
+    EVICTION,
+    JACKPOT,
+    LONELY,
+    LONELY_ADAPTER,
+)
 from integration.train_runs import short_config, short_distill_config, write_model
 from sparroll.schedule import Schedule
 from sparroll.train import train
@@ -52,7 +63,7 @@ def difference(one: dict[str, Tensor], other: dict[str, Tensor]) -> float:
 @pytest.mark.slow
 def test_two_processes_train_like_one(tmp_path: Path) -> None:
     """Two steps, then a third one after a resume; then one prompt for two processes, Jackpot, eviction, adapters,
-    dynamic sampling."""
+    dynamic sampling, a control group."""
     model = write_model(tmp_path / "model")
     run_ranks(2, model, tmp_path / "two")
     train(short_config(model, train=CHANGES | {"steps": 3}, checkpoint={"every_steps": 1, "keep": 3}), tmp_path / "one")
@@ -82,6 +93,14 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     )
     place = "dynamic/checkpoints/step-000002/model/model.safetensors"
     assert difference(*(load_file(tmp_path / name / place) for name in ("one", "two"))) < 5e-6
+    train(short_config(model, **CONTROL_GROUP), tmp_path / "one" / "control-group")
+    same_lines(tmp_path / "two" / "control-group", tmp_path / "one" / "control-group")
+    place = "control-group/checkpoints/step-000002"
+    one, two = (json.loads((tmp_path / name / place / "state.json").read_text()) for name in ("one", "two"))
+    assert len(one["watchers"]["guard"]["reward_gap"]["pairs"]) > 6
+    one, two = (state["watchers"]["guard"]["reward_gap"] for state in (one, two))
+    assert [pair[:3] for pair in one["pairs"]] == [pair[:3] for pair in two["pairs"]]
+    assert [pair[4] for pair in one["pairs"]] == [pair[4] for pair in two["pairs"]]
     train(short_config(model, **EVICTION), tmp_path / "one" / "eviction")
     same_lines(tmp_path / "two" / "eviction", tmp_path / "one" / "eviction")
     for line in read_lines(tmp_path / "two" / "eviction" / "metrics.jsonl"):

@@ -6,6 +6,7 @@ import re
 import shlex
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -120,6 +121,14 @@ def test_the_selector_of_the_docs_works_as_written() -> None:
     engine = HFEngine(Qwen3ForCausalLM(config), schedule=schedule)
     (rollout,) = engine.generate([list(range(30)) * 8], max_new_tokens=4)
     assert rollout.attention == "sparse"
+
+
+def test_the_control_group_of_the_docs_works_as_written() -> None:
+    (code,) = _blocks(ROOT / "docs" / "control-group.md", "python")
+    found: dict[str, Any] = {}
+    exec(compile(code, "control-group.md", "exec"), found)
+    assert sum(found["dense"]) == 4 and found["alarm"] == ""
+    assert found["report"]["control/reward_gap"] == 0
 
 
 def test_links_between_files_lead_somewhere() -> None:

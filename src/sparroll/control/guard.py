@@ -1,4 +1,5 @@
-"""Raises an alarm where the measured tail is surely under its target. Noise alone should almost never raise one.
+"""Raises an alarm where the measured tail is surely under its target, or where the control group shows that sparse
+rollouts surely get less reward (reward_gap.py). Noise alone should almost never raise one.
 
 Evidence is pooled per length bin over the last `window_steps` steps under one schedule. A bin with fewer than
 `least_tokens` tokens or 8 rollouts in this window is not tested alone but merged with its neighbours until they have as
@@ -18,14 +19,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
+from sparroll.control.reward_gap import RewardGap
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence, described
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import TailRow
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
+from sparroll.types import StepReport
 
 FALSE_ALARM_AT = 5e-3
 """Largest probability that a step raises an alarm although every bin's tail is exactly at the target."""
@@ -52,7 +56,8 @@ def surely_low(window: TailWindow, starts: Sequence[int], tests: int, at_least: 
 
 
 class Guard:
-    """Holds the tail of the last steps, and how many of the stricter schedules the run has already switched to."""
+    """Holds the tail of the last steps, what the control group shows, where there is one, and how many of the stricter
+    schedules the run has already switched to."""
 
     name = "guard"
 
@@ -63,7 +68,9 @@ class Guard:
         window_steps: int = 10,
         stricter: tuple[Schedule | None, ...] = (),
         least_tokens: int = 200,
+        reward_gap: RewardGap | None = None,
     ):
+        self.reward_gap = reward_gap
         self.action, self.at_least, self.least_tokens = action, at_least, least_tokens
         self.stricter = stricter
         """Schedules to go on with at alarms, one after the other; None among them is dense. After the last one,
@@ -72,8 +79,8 @@ class Guard:
         self.budgets: list[list[Any]] = []
         """Schedule.plain_budgets() of the schedule that the window's evidence was sampled under."""
         self.quiet_until = 0
-        """No alarm before this step. It keeps a warning from being repeated every step: the next one has to wait until
-        the window is full of later steps."""
+        """No alarm about the tail before this step. It keeps a warning from being repeated every step: the next one has
+        to wait until the window is full of later steps."""
         self.blind_until = 0
         """Before this step it is not said again that nothing can be tested."""
         self.switches = 0
@@ -84,7 +91,8 @@ class Guard:
 
     def notice(self, dense: bool) -> list[str]:
         """An event for the start of a run whose sparse rollouts the guard cannot watch, because it has no target."""
-        if self.action == "off" or self.at_least is not None or dense:
+        watches_gap = self.reward_gap is not None and self.reward_gap.settings.reward_gap is not None
+        if self.action == "off" or self.at_least is not None or watches_gap or dense:
             return []
         return [
             "the guard watches nothing: there is no target for the tail; give one with guard.at_least, for example 0.86, or "
@@ -92,7 +100,24 @@ class Guard:
         ]
 
     def watch(self, step: StepEvidence) -> Decision:
-        """Test the window with this step's tail in it. Dense rollouts are not tested."""
+        """Test the tail and the control group, each with this step in its window. Dense rollouts are not tested."""
+        decision = self._watch_tail(step)
+        report, reason = self._observe_gap(step)
+        if reason and decision.action in ("switch", "stop"):
+            decision = replace(decision, events=(*decision.events, reason))
+        elif reason and self.action != "off":
+            response = self._respond(reason, step)
+            decision = replace(response, events=(*decision.events, *response.events))
+        return replace(decision, report=report) if report else decision
+
+    def _observe_gap(self, step: StepEvidence) -> tuple[StepReport, str]:
+        """What RewardGap.observe says; nothing without a control group."""
+        if self.reward_gap is None or step.pairs is None or step.dense:
+            return {}, ""
+        name = None if step.schedule is None else step.schedule.name
+        return self.reward_gap.observe(step.step, name, step.pairs)
+
+    def _watch_tail(self, step: StepEvidence) -> Decision:
         if self.action == "off" or self.at_least is None or step.dense:
             return Decision()
         self._start_anew_under_another(step.schedule)
@@ -118,7 +143,10 @@ class Guard:
                 f"; dense rollouts have {rounded_down(ceiling)} and miss it, too: no schedule can hold this target"
             )
         self.window.clear()
-        return self._respond(reason, step)
+        decision = self._respond(reason, step)
+        if decision.action == "warn":
+            self.quiet_until = step.step + self.window.steps
+        return decision
 
     def _start_anew_under_another(self, schedule: Schedule | None) -> None:
         """Clear the window where the schedule has changed: evidence of two schedules is not pooled."""
@@ -169,17 +197,21 @@ class Guard:
             reason = f"{reason}, and no stricter schedule is left after {step.schedule.name}"
         if self.action == "stop":
             return Decision("stop", (f"{reason}: stopped",))
-        self.quiet_until = step.step + self.window.steps
         return Decision("warn", (reason,))
 
     def state(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in _PLAIN} | self.window.state()
+        gap = {} if self.reward_gap is None else {_GAP: self.reward_gap.state()}
+        return {name: getattr(self, name) for name in _PLAIN} | gap | self.window.state()
 
     def restore(self, state: dict[str, Any]) -> None:
         for name in _PLAIN:
             setattr(self, name, state[name])
-        self.window.restore({name: value for name, value in state.items() if name not in _PLAIN})
+        if self.reward_gap is not None:
+            self.reward_gap.restore(state[_GAP])
+        self.window.restore({name: value for name, value in state.items() if name not in (*_PLAIN, _GAP)})
 
 
 _PLAIN = ("budgets", "quiet_until", "blind_until", "switches")
 """The parts of the state that are plain data, by the names of their attributes."""
+_GAP = "reward_gap"
+"""The name of the control group's part of the state."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
+from sparroll.control.paired_prompts import PairedPrompt
 from sparroll.mismatch import TailStatistics, TailTable
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
@@ -32,6 +33,8 @@ class StepEvidence:
     """The step's metrics."""
     replay: TailTable | None = None
     """The tail of some of the rollouts, read again under the next cheaper schedule; None in a step without a replay."""
+    pairs: tuple[PairedPrompt, ...] | None = None
+    """Prompts with rollouts of the control group and others, of all processes; None in a run without a control group."""
 
 
 @dataclass(frozen=True)
@@ -51,12 +54,24 @@ class Decision:
     """Figures for the step's metrics."""
 
 
-class Watcher(Protocol):
+class Stateful(Protocol):
+    """What a checkpoint keeps the state of."""
+
     @property
     def name(self) -> str:
-        """The name under which a checkpoint keeps the watcher's state."""
+        """The name under which a checkpoint keeps the state."""
         ...
 
+    def state(self) -> dict[str, Any]:
+        """What the next step depends on: plain data and tensors, by name. Later steps must not change it in place."""
+        ...
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Continue from a state that `state()` returned."""
+        ...
+
+
+class Watcher(Stateful, Protocol):
     @property
     def may_switch_to(self) -> Sequence[Schedule | None]:
         """Schedules that a decision may switch to, so the engine must be able to run them; empty: it never switches."""
@@ -64,15 +79,6 @@ class Watcher(Protocol):
 
     def watch(self, step: StepEvidence) -> Decision:
         """Decide what to do after a step. Called once for each step, in order."""
-        ...
-
-    def state(self) -> dict[str, Any]:
-        """What the next decision depends on: plain data and tensors, by name. Later steps must not change it in
-        place."""
-        ...
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Continue from a state that `state()` returned."""
         ...
 
 
@@ -90,12 +96,12 @@ def refuse_two_hands(watchers: Sequence[Watcher]) -> None:
     assert len(moving) <= 1, f"{' and '.join(moving)} would both move the schedule"
 
 
-def states_of(watchers: Sequence[Watcher]) -> dict[str, dict[str, Any]]:
-    """One table of all states, by the watchers' names."""
-    return {watcher.name: watcher.state() for watcher in watchers}
+def states_of(all_of_them: Sequence[Stateful]) -> dict[str, dict[str, Any]]:
+    """One table of all states, by their names."""
+    return {each.name: each.state() for each in all_of_them}
 
 
-def restore_all(watchers: Sequence[Watcher], states: Mapping[str, dict[str, Any]]) -> None:
-    """Restore the states that `states_of` returned, in watchers made from the same configuration."""
-    for watcher in watchers:
-        watcher.restore(states[watcher.name])
+def restore_all(all_of_them: Sequence[Stateful], states: Mapping[str, dict[str, Any]]) -> None:
+    """Restore the states that `states_of` returned, in watchers and others made from the same configuration."""
+    for each in all_of_them:
+        each.restore(states[each.name])

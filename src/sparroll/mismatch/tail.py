@@ -82,6 +82,11 @@ class TailStatistics:
         return sum(int(each.counts.sum()) for each in self._bins.values())
 
     @property
+    def rollouts(self) -> int:
+        """Rollouts with tokens that were added so far."""
+        return self._rollouts
+
+    @property
     def starts(self) -> list[int]:
         """Context lengths at which the bins with tokens start, in rising order."""
         return [start * self.bin_tokens for start in sorted(self._bins)]

@@ -7,7 +7,7 @@ import math
 from collections.abc import Sequence
 
 from sparroll.mismatch.table import TailRow
-from sparroll.report.data import Answer, Measured, PlannedDecoding, TrainingRun, differences, thin
+from sparroll.report.data import Answer, GapPoint, Measured, PlannedDecoding, TrainingRun, differences, thin
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
 
 SAFE, SAVES, HELD = "Is this schedule safe here?", "What does it save?", "Did training hold?"
@@ -52,6 +52,7 @@ def _safe(about: Measured, under_it: Sequence[TrainingRun]) -> Answer:
         _meaning(about),
         *alarms,
         *(_in_steps(run) for run in under_it if run.target is not None and not run.alarms),
+        *(_gap(run.name, run.reward_gap[-1]) for run in under_it if run.reward_gap),
     ]
     reasons.append(
         f"Contexts outside of {span} had too little data to judge. Another model, another kind of problem or longer "
@@ -106,6 +107,15 @@ def _in_steps(run: TrainingRun) -> str:
         f"In training ({run.name}) the worst bin of {under} of {len(known)} single steps was under {run.target:g}, at the "
         f"lowest {rounded_down(min(known))}. A step has few rollouts; the guard, which judges several steps together, found "
         f"no bin surely under it."
+    )
+
+
+def _gap(name: str, last: GapPoint) -> str:
+    """What the control group of a run showed in the end."""
+    return (
+        f"In training ({name}) sparse rollouts got {rounded_up(last.value)} less reward than dense ones of the same prompts "
+        f"(95 % interval {rounded_up(last.low)} to {rounded_up(last.high)}, over the control group's window at step "
+        f"{last.step})."
     )
 
 

@@ -71,6 +71,16 @@ class AccuracyPoint:
 
 
 @dataclass(frozen=True)
+class GapPoint:
+    """The control group's reward gap after a step, over its window, with its 95 % interval."""
+
+    step: int
+    value: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
 class TrainingRun:
     """What one RL run logged, by step."""
 
@@ -95,6 +105,10 @@ class TrainingRun:
     """The schedule that its last checkpoint holds."""
     target: float | None = None
     """Target of its guard: what the worst bin's tail should hold."""
+    reward_gap: tuple[GapPoint, ...] = ()
+    """Dense minus sparse; empty without a control group."""
+    tolerated_gap: float | None = None
+    """The reward gap that its guard tolerates; None without a control group, and where no gap raises an alarm."""
     events: tuple[str, ...] = ()
 
     @property
@@ -115,7 +129,7 @@ class TrainingRun:
     @property
     def alarms(self) -> tuple[str, ...]:
         """The guard's alarms among the events."""
-        return tuple(event for event in self.events if "surely under" in event)
+        return tuple(event for event in self.events if "surely under" in event or "surely and by more" in event)
 
 
 @dataclass(frozen=True)

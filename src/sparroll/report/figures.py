@@ -176,10 +176,11 @@ def planned_speedups(plans: Sequence[dict[str, Any]], narrow: bool = False) -> s
 
 
 def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int = 0, narrow: bool = False) -> str:
-    """Reward, tail and dense accuracy by step, with a colour for each run: side by side, or below each other."""
+    """Reward, tail and dense accuracy by step, with a colour for each run: side by side, or below each other. With a
+    control group, also the reward gap, below the tail."""
     with mpl.rc_context(STYLE):
-        figure = Figure(figsize=(4.4, 8.6) if narrow else (11.4, 3.7), layout="constrained")
-        reward, tail, accuracy = figure.subplots(3, 1) if narrow else figure.subplots(1, 3)
+        figure, panels = _training_panels(4 if any(run.reward_gap for run in runs) else 3, narrow)
+        reward, tail, accuracy, *gap = panels
         for index, run in enumerate(runs):
             color = run_color(run.name, index)
             reward.plot(run.steps, run.reward, color=color, alpha=0.28, linewidth=1.1)
@@ -201,7 +202,9 @@ def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int 
         reward.set_title("mean reward of the rollouts")
         tail.set_title("tail: worst bin, and all lengths (dotted)")
         accuracy.set_title("dense accuracy, with 95 % intervals")
-        for axes in (reward, tail, accuracy):
+        for axes in gap:
+            _reward_gap(axes, runs)
+        for axes in (reward, tail, accuracy, *gap):
             axes.set_xlabel("step")
             axes.xaxis.set_major_locator(MaxNLocator(integer=True))
         shares = [value for run in runs for value in run.reward]
@@ -212,6 +215,27 @@ def training(runs: Sequence[TrainingRun], targets: Sequence[float], number: int 
         columns = min(len(runs), 3) if narrow else len(runs)
         figure.legend(handles, labels, loc="outside lower center", ncols=columns, fontsize=10.5)
         return svg(figure, figure_name("training", number, narrow))
+
+
+def _training_panels(panels: int, narrow: bool) -> tuple[Figure, list[Axes]]:
+    """Three side by side, or four in two rows; on a phone all below each other."""
+    rows, columns = (panels, 1) if narrow else {3: (1, 3), 4: (2, 2)}[panels]
+    size = (4.4, {3: 8.6, 4: 11.4}[panels]) if narrow else (11.4, {3: 3.7, 4: 6.8}[panels])
+    figure = Figure(figsize=size, layout="constrained")
+    return figure, list(figure.subplots(rows, columns).flat)
+
+
+def _reward_gap(axes: Axes, runs: Sequence[TrainingRun]) -> None:
+    """Dense minus sparse reward over the control group's window, with its interval and what is tolerated."""
+    for index, run in enumerate(runs):
+        color, at = run_color(run.name, index), [point.step for point in run.reward_gap]
+        axes.plot(at, [point.value for point in run.reward_gap], color=color, marker="o", markersize=3)
+        low, high = [point.low for point in run.reward_gap], [point.high for point in run.reward_gap]
+        axes.fill_between(at, low, high, color=color, alpha=0.13, linewidth=0)
+    axes.axhline(0, color=QUIET, linewidth=1)
+    for tolerated in sorted({run.tolerated_gap for run in runs if run.tolerated_gap is not None}):
+        axes.axhline(tolerated, color=TARGET, linewidth=1.4, linestyle=(0, (5, 3)))
+    axes.set_title("reward gap: dense minus sparse, with 95 % intervals")
 
 
 def _seen(steps: Sequence[int], values: Sequence[float | None]) -> tuple[list[int], list[float]]:

@@ -8,7 +8,7 @@ from html import escape
 from sparroll.report import figures
 from sparroll.report.data import AccuracyPoint, TrainingRun, differences
 from sparroll.report.parts import figure, items, note, section, table
-from sparroll.rounding import percent_up, rounded_down, with_interval
+from sparroll.rounding import percent_up, rounded_down, rounded_up, with_interval
 
 _ASIDE = ("attention", "check", "log", "checkpoint")
 """Sections that say what the rollouts read, and those that change no result."""
@@ -37,6 +37,8 @@ def _section(runs: list[TrainingRun], number: int, where: str) -> str:
     )
     if targets:
         text += f" The dashed line is the target of the tail, {' and '.join(f'{target:g}' for target in targets)}."
+    if any(run.reward_gap for run in runs):
+        text += " " + _about_the_gap(runs)
     windows = sorted({run.reward_window_steps for run in runs})
     steps = f"{windows[0]}" if len(windows) == 1 else f"{windows[0]} to {windows[-1]}"
     rows = [_row(run) for run in runs]
@@ -51,6 +53,9 @@ def _section(runs: list[TrainingRun], number: int, where: str) -> str:
         "target",
         "KV read",
     ]
+    if any(run.reward_gap for run in runs):
+        head.append("reward gap, last window")
+        rows = [[*row, _gap(run)] for row, run in zip(rows, runs, strict=True)]
     events = [f"{run.name}: {event}" for run in runs for event in run.events]
     return section(
         f"Reinforcement learning with these rollouts{where}",
@@ -79,6 +84,24 @@ def _row(run: TrainingRun) -> list[str]:
         "-" if run.target is None else f"{run.target:g}",
         percent_up(run.read_share),
     ]
+
+
+def _about_the_gap(runs: Sequence[TrainingRun]) -> str:
+    tolerated = sorted({run.tolerated_gap for run in runs if run.tolerated_gap is not None})
+    said = (
+        "The <b>reward gap</b> is the mean reward of the control group, which is decoded densely, minus that of the sparse "
+        "rollouts of the same prompts, over the last steps; above 0, sparsity costs rewards."
+    )
+    if tolerated:
+        said += f" Its dashed line is the tolerated gap, {' and '.join(f'{gap:g}' for gap in tolerated)}."
+    return said
+
+
+def _gap(run: TrainingRun) -> str:
+    if not run.reward_gap:
+        return "-"
+    last = run.reward_gap[-1]
+    return f"{rounded_up(last.value)} <small>[{rounded_up(last.low)}, {rounded_up(last.high)}]</small>"
 
 
 def lowest(values: Sequence[float | None]) -> float | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
-from sparroll.report.data import AccuracyPoint, TrainingRun
+from sparroll.report.data import AccuracyPoint, GapPoint, TrainingRun
 from sparroll.schedule import Schedule
 
 
@@ -38,6 +38,8 @@ def read_run(folder: Path, name: str, record: dict[str, Any]) -> TrainingRun:
         rollouts=_what_they_read(config, schedule),
         schedule=schedule,
         target=_target(config, schedule),
+        reward_gap=tuple(_gap(line) for line in steps if "control/reward_gap_low" in line),
+        tolerated_gap=_tolerated_gap(config),
         events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
     )
 
@@ -46,6 +48,18 @@ def _accuracy(line: dict[str, Any]) -> AccuracyPoint:
     name = "evaluate/dense_accuracy"
     prompts = int(line["evaluate/prompts"])
     return AccuracyPoint(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"], prompts)
+
+
+def _gap(line: dict[str, Any]) -> GapPoint:
+    name = "control/reward_gap"
+    return GapPoint(line["step"], line[name], line[f"{name}_low"], line[f"{name}_high"])
+
+
+def _tolerated_gap(config: dict[str, Any]) -> float | None:
+    if not config.get("rollout", {}).get("control_share"):
+        return None
+    tolerated: float | None = config.get("guard", {}).get("reward_gap")
+    return tolerated
 
 
 def _last_schedule(folder: Path) -> Schedule | None:

@@ -14,8 +14,9 @@ How the algorithm differs from textbook GRPO and PPO:
   the newest weights, so staleness never enters the ratio dense/sparse.
 - By default there is no KL to the initial model (`train.kl_coefficient` adds its k3 estimate to the loss). There is no
   entropy bonus. DAPO's overlong penalty, overlong filtering and dynamic sampling are available and off by default.
-- In addition, each step measures the tail of the acceptance from the scores that it needs anyway. The watchers of the
-  tail (control/) may change the schedule or end the run.
+- In addition, each step measures the tail of the acceptance from the scores that it needs anyway, and a control group
+  of dense rollouts, where there is one, what sparsity costs in reward. The watchers of both (control/) may change the
+  schedule or end the run.
 
 Left out: asynchronous and sharded training, reward models, tools, several turns. Each process holds a whole policy.
 """
@@ -50,12 +51,13 @@ from sparroll.train.runtime import checkpoint
 from sparroll.train.runtime.checkpoint import RunState, SavedAdapter
 from sparroll.train.runtime.interrupts import Interrupts
 from sparroll.train.runtime.randomness import generator_state, rollout_seeds
+from sparroll.train.sampling.control_group import ControlGroup, gap_in_words, in_control_group
 from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import check_report, compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, held_by_main, open_run
 from sparroll.train.step_correction import correct_step, engine_lists
-from sparroll.train.tail_metrics import measure_tail
+from sparroll.train.tail_metrics import measure_tail, where
 from sparroll.train.update.gradient_step import autocast
 from sparroll.types import Prompt, Rollout, StepReport, TokenBatch, TokenScores, padded
 
@@ -143,9 +145,11 @@ class Trainer:
             self.measure_ceiling_when_due()
         groups = self.sample_groups(number, clock)
         rollouts, report = groups.rollouts, groups.report
+        control = [self.control is not None and in_control_group(rollout) for rollout in rollouts]
         report |= rollout_report(groups.sampled, self.engine, self.ranks)
         report |= compression_report(self.engine, self.ranks)
         report |= check_report(groups.sampled, self.engine, self.ranks)
+        report |= self.control.report() if self.control is not None else {}
         self.engine.sleep(self.config.engine.sleep_level)
         batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
@@ -153,11 +157,13 @@ class Trainer:
             batch.add_scores(scores)
             batch.reference_logp_BT = self.score_reference(rollouts)
         with clock("measure"):
-            measured = measure_tail(rollouts, scores, self.config.mismatch.bin_tokens, self.ranks, number)
+            self.measure_ceiling(*where(rollouts, scores, control), number)
+            sparse = where(rollouts, scores, [not each for each in control])
+            measured = measure_tail(*sparse, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table("exact" if self.checks_say_it_all else ESTIMATOR))
             replay = self.replay_when_due(rollouts, scores, number)
         seed = self.config.train.seed
-        report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number)
+        report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number, control)
         with clock("update"):
             report |= self.parts.update(batch, number, self.before_weights_move)
         if self.parts.distill is not None:
@@ -166,7 +172,8 @@ class Trainer:
         with clock("weights"):
             self.parts.weights.bring_sampler(number)
         dense = samples_densely(self.engine)
-        evidence = StepEvidence(number, self.engine.schedule, dense, measured, dict(report), replay)
+        pairs = self.control.pairs() if self.control is not None else None
+        evidence = StepEvidence(number, self.engine.schedule, dense, measured, dict(report), replay, pairs)
         events, stopped = self.watch(evidence, report)
         self.complete(number, report | clock.report(), groups.events + events, stopped)
         return report
@@ -186,7 +193,9 @@ class Trainer:
 
     def in_words(self, report: StepReport) -> str:
         """One step in short, for the progress bar."""
-        return f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
+        gap = gap_in_words(report)
+        said = f"reward {report['reward/mean']:.3f}  tail {rounded_down(report['mismatch/acceptance_q05'])}"
+        return f"{said}  gap {gap}" if gap else said
 
     # -- the parts of a step ---------------------------------------------------------------------------------------------
 
@@ -196,38 +205,62 @@ class Trainer:
         drawn = self.parts.prompts.next(self.config.train.prompts_per_step if count is None else count)
         return dict(self.ranks.share(list(enumerate(drawn, first))))
 
+    @property
+    def control(self) -> ControlGroup | None:
+        """The control group; None in a run without one, and while all rollouts are dense."""
+        return None if samples_densely(self.engine) else self.parts.control_group
+
+    @property
+    def control_shows_ceiling(self) -> bool:
+        """Whether the dense ceiling is measured on the control group. Where checks of drafts give the dense
+        log-probabilities, the trainer scores none of the step's rollouts, so that the ceiling needs its own."""
+        return self.control is not None and not self.checks_say_it_all
+
     def measure_ceiling_when_due(self) -> None:
         every, step = self.config.mismatch.ceiling_every_steps, self.state.step
         regular = every and step % every == 0
         # A run with dense rollouts measures its ceiling on them, in `mismatch_report`.
-        if not samples_densely(self.engine) and (regular or not self.ceiling):
+        if not samples_densely(self.engine) and not self.control_shows_ceiling and (regular or not self.ceiling):
             self.ceiling = dense_ceiling(self.parts, step, self.score)
+
+    def measure_ceiling(self, dense: list[Rollout], scores: list[TokenScores], number: int) -> None:
+        """The dense ceiling of the control group's rollouts, pooled with those of steps before where they are few."""
+        if self.control_shows_ceiling and self.parts.ceiling is not None:
+            measured = measure_tail(dense, scores, self.config.mismatch.bin_tokens, self.ranks, number)
+            if table := self.parts.ceiling.add(number, measured):
+                self.ceiling = ceiling_report(table, self.state.step)
 
     def sample_groups(self, number: int, clock: Clock) -> Groups:
         """Rollouts with rewards. Dynamic sampling takes as many rounds as it needs to fill the step, else there is
         one."""
         self.engine.reset_report()
-        rounds = Rounds(self.config, self.ranks)
-        while rounds.asks_for:
-            prompts = self.next_prompts(rounds.asks_for, rounds.drawn)
+        rounds, control = Rounds(self.config, self.ranks), self.control
+        if control is not None:
+            control.begin(number)
+        while count := rounds.asks_for:
+            prompts = self.next_prompts(count, rounds.drawn)
+            flags = control.flags(prompts, count, rounds.drawn) if control is not None else None
             with clock("rollout"):
-                rollouts = self.sample(prompts, number)
+                rollouts = self.sample(prompts, number, flags)
             with clock("reward"):
-                rounds.add(prompts, rollouts, self.grade(prompts, rollouts))
+                graded = self.grade(prompts, rollouts)
+            if control is not None:
+                control.add(list(prompts), rollouts, graded)
+            rounds.add(prompts, rollouts, graded)
         return rounds.groups()
 
     def grade(self, prompts: dict[int, Prompt], rollouts: list[Rollout]) -> Graded:
         task, decode = self.parts.task, self.parts.decode
         return agreed(lambda: self.parts.rewards(task, list(prompts.values()), rollouts, decode), self.ranks)
 
-    def sample(self, prompts: dict[int, Prompt], number: int) -> list[Rollout]:
+    def sample(self, prompts: dict[int, Prompt], number: int, control: list[bool] | None = None) -> list[Rollout]:
         self.parts.weights.bring_sampler(self.state.step)
         numbers, sampling = list(prompts), self.parts.sampling
         if self.checks_say_it_all and "top_k" not in self.parts.correction.needs:
             sampling = replace(sampling, top_k=0)
         seeds = rollout_seeds(self.config.train.seed, "rollout", number, numbers, sampling.samples_per_prompt)
         prompt_ids = self.parts.encoder.ids(list(prompts.values()))
-        rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling, self.tell_rollouts)
+        rollouts = sample(self.engine, prompt_ids, numbers, seeds, sampling, self.tell_rollouts, control)
         self.parts.weights.check_sampled(rollouts, self.state.step)
         return rollouts
 
@@ -318,7 +351,7 @@ class Trainer:
             evaluated_step=self.state.evaluated_step,
             schedule=self.engine.schedule,
             stopped=stopped,
-            watchers=states_of(self.parts.watchers),
+            watchers=states_of(self.parts.stateful),
             reward_files=self.parts.rewards.digests(),
             dense_ceiling=dict(self.ceiling),
             generators=self.ranks.gather([generator_state()]),

@@ -49,8 +49,15 @@ class TrainResult:
     """Lowest 5th percentile of the acceptance (top_k_lower, all contexts of a step together) of any step."""
     tail_q05_worst_bin_min: float | None
     """The same for the worst bin; None where no bin ever had enough tokens and rollouts."""
-    dense_ceiling_q05: float
-    """The dense ceiling of that percentile, as measured last."""
+    dense_ceiling_q05: float | None
+    """The dense ceiling of that percentile, as measured last; None where no rollout of the control group was trained
+    on."""
+    reward_gap: float | None
+    """Mean reward of dense rollouts minus that of sparse ones of the same prompts, over the control group's window as it
+    was measured last; None without a control group, or where no prompt had graded rollouts of both kinds."""
+    reward_gap_low: float | None
+    """Ends of its 95 % interval; None where there are too few prompts for one."""
+    reward_gap_high: float | None
     kv_read_share: float
     """Tokens attended / tokens in context, mean over steps."""
     wall_seconds: float
@@ -71,6 +78,7 @@ def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
     window = max(1, min(WINDOW_STEPS, len(steps) // 2))
     rewards = [line["reward/mean"] for line in steps]
     worst = [line[name] for line in steps if (name := "mismatch/acceptance_q05_worst_bin") in line]
+    gap = _last(steps, "control/reward_gap")
     return TrainResult(
         out=out,
         checkpoint=checkpoint,
@@ -84,7 +92,10 @@ def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
         dense_accuracy_last=accuracies[-1] if accuracies else None,
         tail_q05_min=min(line["mismatch/acceptance_q05"] for line in steps),
         tail_q05_worst_bin_min=min(worst, default=None),
-        dense_ceiling_q05=steps[-1]["mismatch/dense_ceiling_q05"],
+        dense_ceiling_q05=_last(steps, "mismatch/dense_ceiling_q05").get("mismatch/dense_ceiling_q05"),
+        reward_gap=gap.get("control/reward_gap"),
+        reward_gap_low=gap.get("control/reward_gap_low"),
+        reward_gap_high=gap.get("control/reward_gap_high"),
         kv_read_share=sum(line["rollout/kv_read_share"] for line in steps) / len(steps),
         wall_seconds=sum(line.get("time/step_seconds", 0.0) + line.get("time/evaluate_seconds", 0.0) for line in lines),
         events=tuple(f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())),
@@ -94,3 +105,8 @@ def summarise(out: Path, checkpoint: Path, stopped: str) -> TrainResult:
 def _interval(line: dict[str, Any]) -> Interval:
     name = "evaluate/dense_accuracy"
     return Interval(line[name], line[f"{name}_low"], line[f"{name}_high"], int(line["evaluate/prompts"]), line["step"])
+
+
+def _last(steps: list[dict[str, Any]], name: str) -> dict[str, Any]:
+    """The last step that has this metric; empty where none has."""
+    return next((line for line in reversed(steps) if name in line), {})

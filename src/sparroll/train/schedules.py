@@ -1,6 +1,6 @@
 """From a configuration to the schedule that a run starts under and to its watchers: the guard, the controller, the
 cheaper schedules of DistillSparse, and the watches on empty and on unrewarded steps. Mistakes in these settings are
-reported here, before anything is computed."""
+reported here, before anything is computed. The control group is part of the guard."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from functools import partial
 
 from sparroll.attention.selectors import PageMean
 from sparroll.control.cheaper_schedules import CheaperSchedules
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.control.controller import Controller, Rules
 from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
 from sparroll.control.length_bins import LengthBins
+from sparroll.control.reward_gap import RewardGap
 from sparroll.control.unrewarded_steps import UnrewardedSteps
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
@@ -82,7 +84,8 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
     target = config.guard.at_least or (control.target if isinstance(control, ByControllerSection) else None)
     if target is None and schedule is not None and config.guard.action != "off":
         target = _own_target(schedule, config.rollout.top_k)
-        if target is None and (config.guard.action == "stop" or isinstance(control, ByGuardSection)):
+        acts = config.guard.action == "stop" or isinstance(control, ByGuardSection)
+        if target is None and acts and not config.watches_reward_gap:
             raise UserError(
                 f"the guard needs a target to act on, but the schedule {schedule.name!r} names no target",
                 "set one: --set guard.at_least=0.86",
@@ -91,7 +94,25 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
     if guard.action != "off" and target is not None:
         _refuse_too_few_rollouts(config, "the guard", "guard.window_steps", guard.window_steps)
     stricter = tuple(_following(config, schedule)) if isinstance(control, ByGuardSection) else ()
-    return Guard(guard.action, target, guard.window_steps, stricter, config.mismatch.least_tokens)
+    return Guard(
+        guard.action,
+        target,
+        guard.window_steps,
+        stricter,
+        config.mismatch.least_tokens,
+        RewardGap(control_group_settings(config)) if config.rollout.control_share else None,
+    )
+
+
+def control_group_settings(config: TrainConfig) -> ControlGroupSettings:
+    """The settings of the control group. The configuration refuses what these would refuse, in its own words."""
+    rollout = config.rollout
+    return ControlGroupSettings(
+        share=rollout.control_share,
+        share_first=rollout.control_share_first,
+        first_steps=rollout.control_first_steps,
+        reward_gap=config.guard.reward_gap,
+    )
 
 
 def make_controller(config: TrainConfig, schedule: Schedule | None, longest_context_tokens: int) -> Controller | None:

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 from sparroll import files
 from sparroll.control.cheaper_schedules import CheaperSchedules
 from sparroll.control.controller import Controller
-from sparroll.control.watcher import Watcher, refuse_two_hands, restore_all, states_of
+from sparroll.control.guard import Guard
+from sparroll.control.watcher import Stateful, Watcher, refuse_two_hands, restore_all, states_of
 from sparroll.corrections import Correction
 from sparroll.engines.base import Engine, samples_densely
 from sparroll.engines.make import check_available, make_engine, roomiest
@@ -38,6 +39,7 @@ from sparroll.train.runtime.checkpoint import RunState
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.runtime.randomness import generator_state, restore_generators, seed_everything
 from sparroll.train.runtime.sinks import JsonLines, Sink, check_packages, open_sinks
+from sparroll.train.sampling.control_group import ControlGroup
 from sparroll.train.sampling.prompts import PromptStream
 from sparroll.train.sampling.rewards import Rewards
 from sparroll.train.sampling.rollouts import Sampling
@@ -52,6 +54,7 @@ from sparroll.train.schedules import (
     make_unrewarded_steps,
     starting_schedule,
 )
+from sparroll.train.tail_metrics import ControlCeiling
 from sparroll.train.update.optimizer import restore_optimizer
 from sparroll.train.update.policy import PolicyUpdate
 from sparroll.types import StepReport
@@ -92,6 +95,10 @@ class Parts:
     rewards: Rewards
     watchers: tuple[Watcher, ...]
     """They are shown each step in this order; the controller and the cheaper schedules below are among them."""
+    control_group: ControlGroup | None
+    """Draws the dense rollouts beside sparse ones, which the guard compares; None where the run has none."""
+    ceiling: ControlCeiling | None
+    """The dense ceiling of the control group; None where that has its own rollouts."""
     controller: Controller | None
     """Each checkpoint writes its schedule; None where the run has none."""
     cheaper: CheaperSchedules | None
@@ -108,6 +115,11 @@ class Parts:
     metrics: JsonLines | None = None
     """Open only on the main process, like the sinks."""
     sinks: list[Sink] = field(default_factory=list)
+
+    @property
+    def stateful(self) -> tuple[Stateful, ...]:
+        """Everything that a checkpoint keeps under RunState.watchers."""
+        return _stateful(self.watchers, self.ceiling)
 
     @property
     def checkpoints(self) -> Path:
@@ -162,8 +174,13 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     empty, unrewarded = make_empty_steps(config), make_unrewarded_steps(config, task)
     watchers = tuple(each for each in (guard, cheaper, empty, unrewarded, controller) if each is not None)
     refuse_two_hands(watchers)
+    control_group, ceiling = _control_group(config, guard, ranks)
     start = controller.schedule() if controller else schedule
-    state = checkpoint.load_state(found) if found else RunState(schedule=start, watchers=states_of(watchers))
+    state = (
+        checkpoint.load_state(found)
+        if found
+        else RunState(schedule=start, watchers=states_of(_stateful(watchers, ceiling)))
+    )
     later = [each for watcher in watchers for each in watcher.may_switch_to]
     # The first one names the index and the dense layers: the controller's widest schedule, or else the one in force.
     engine = _engine(config, state.schedule, later if controller else [state.schedule, *later], ranks)
@@ -190,6 +207,8 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
             sampling=_sampling(config, engine.vocabulary),
             rewards=rewards,
             watchers=watchers,
+            control_group=control_group,
+            ceiling=ceiling,
             controller=controller,
             cheaper=cheaper,
             replay=_replay(config, adapter),
@@ -273,7 +292,7 @@ def _restore(parts: Parts, found: Path) -> None:
     if not parts.frozen:
         restore_optimizer(policy, parts.update.optimizer, checkpoint.load_optimizer(found))
     parts.prompts.drawn = state.prompts_drawn
-    restore_all(parts.watchers, state.watchers)
+    restore_all(parts.stateful, state.watchers)
     if parts.distill is not None:
         parts.distill.adapter.read(found / "adapter")
         restore_optimizer(
@@ -295,6 +314,19 @@ def _begin_writing(parts: Parts) -> None:
     checkpoint.tidy(parts.checkpoints, parts.resumed_from)
     parts.metrics = JsonLines(out / "metrics.jsonl", parts.state.metrics_bytes)
     parts.sinks = open_sinks(parts.asked, out, parts.state.step)
+
+
+def _control_group(
+    config: TrainConfig, guard: Guard, ranks: Ranks
+) -> tuple[ControlGroup | None, ControlCeiling | None]:
+    if guard.reward_gap is None:
+        return None, None
+    group = ControlGroup(guard.reward_gap, config.train.seed, config.rollout.samples_per_prompt, ranks)
+    return group, ControlCeiling(config.mismatch.ceiling_prompts)
+
+
+def _stateful(watchers: tuple[Watcher, ...], ceiling: ControlCeiling | None) -> tuple[Stateful, ...]:
+    return watchers if ceiling is None else (*watchers, ceiling)
 
 
 def _controller(

@@ -5,7 +5,7 @@ formulas are in corrections/; the weights go into the batch that the update read
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import torch
@@ -35,16 +35,21 @@ def correct_step(
     ranks: Ranks,
     seed: int,
     step: int,
+    control: Sequence[bool] = (),
 ) -> StepReport:
     """Fill in the weights and kept tokens of the batch, whose rows are these rollouts. -> metrics of the whole step
 
     Every process corrects the whole step's batch, so that a correction may normalise over it. Rollouts that stay out of
-    the loss keep no token, and the correction's metrics do not count them.
+    the loss keep no token, and the correction's metrics do not count them. control: which of the rollouts are of the
+    control group, empty for none; they are corrected like the others, but the distance to the dense policy is that of
+    the sparse ones.
     """
     left_out = [False] * len(batch) if batch.left_out_B is None else batch.left_out_B.tolist()
     mine = [
-        (rollout.prompt_index, rollout.sample_index, _columns(correction, rollout, score, seed, step), out)
-        for rollout, score, out in zip(rollouts, scores, left_out, strict=True)
+        (rollout.prompt_index, rollout.sample_index, _columns(correction, rollout, score, seed, step), out, dense)
+        for rollout, score, out, dense in zip(
+            rollouts, scores, left_out, control or [False] * len(rollouts), strict=True
+        )
     ]
     gathered = sorted(ranks.gather(mine), key=lambda row: row[:2])
     rows: list[Columns] = [row[2] for row in gathered]
@@ -59,7 +64,11 @@ def correct_step(
     batch.kept_tokens = int(kept_BT.sum())
     batch.now_weights = None if result.now_weights is None else result.now_weights.rows(own_B, own_T)
     left_out_report = {"policy/left_out_rollouts": float(sum(row[3] for row in gathered))}
-    return result.metrics | _distance(rows) | (left_out_report if batch.left_out_B is not None else {})
+    return (
+        result.metrics
+        | _distance([row[2] for row in gathered if not row[4]])
+        | (left_out_report if batch.left_out_B is not None else {})
+    )
 
 
 def _distance(rows: list[Columns]) -> StepReport:

@@ -4,7 +4,12 @@ The names of the metrics are in mismatch/step_metrics.py, and the definitions in
 
 from __future__ import annotations
 
-from sparroll.mismatch import TailStatistics, acceptance_of
+from collections.abc import Sequence
+from typing import Any
+
+from sparroll.control.tail_window import TailWindow
+from sparroll.mismatch import TailStatistics, TailTable, acceptance_of
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.step_metrics import ESTIMATOR
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.types import Rollout, TokenScores
@@ -28,3 +33,44 @@ def measure_tail(
         for state in states[1:]:
             statistics.merge(TailStatistics.from_state(state))
     return statistics
+
+
+def where(
+    rollouts: Sequence[Rollout], scores: Sequence[TokenScores], chosen: Sequence[bool]
+) -> tuple[list[Rollout], list[TokenScores]]:
+    """Those of the rollouts that are chosen, with their scores."""
+    rows = [row for row, one in enumerate(chosen) if one]
+    return [rollouts[row] for row in rows], [scores[row] for row in rows]
+
+
+class ControlCeiling:
+    """The dense ceiling as the control group shows it. A step has few dense rollouts, so the newest steps are pooled,
+    as few as have `least_rollouts` together."""
+
+    name = "dense_ceiling"
+    MOST_STEPS = 50
+
+    def __init__(self, least_rollouts: int):
+        self.least_rollouts = max(least_rollouts, LEAST_ROLLOUTS)
+        self.window = TailWindow(self.MOST_STEPS)
+
+    def add(self, step: int, dense: TailStatistics) -> TailTable | None:
+        """Take in the control group's tail of a step. -> the ceiling now; None where the step says nothing new, because
+        none of the rollouts that it trains on is of the control group"""
+        if not dense.tokens:
+            return None
+        self.window.add(step, dense)
+        pooled, used = TailStatistics(dense.bin_tokens), 0
+        for _, packed in reversed(self.window.evidence):
+            pooled.merge(TailStatistics.from_state(packed))
+            used += 1
+            if pooled.rollouts >= self.least_rollouts:
+                break
+        self.window.evidence = self.window.evidence[-used:]
+        return pooled.table(ESTIMATOR)
+
+    def state(self) -> dict[str, Any]:
+        return self.window.state()
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.window.restore(state)

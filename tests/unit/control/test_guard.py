@@ -9,7 +9,10 @@ from typing import Any, Literal
 import pytest
 import torch
 
+from sparroll.control.control_group import ControlGroupSettings, dense_flags
 from sparroll.control.guard import Guard, confidence_of
+from sparroll.control.paired_prompts import paired_prompts
+from sparroll.control.reward_gap import RewardGap
 from sparroll.control.watcher import Decision, StepEvidence
 from sparroll.errors import UserError
 from sparroll.mismatch import TailStatistics
@@ -253,3 +256,66 @@ def test_a_window_with_too_few_rollouts_to_judge_any_bin_is_refused() -> None:
     message = r"(?s)needs at least 8 rollouts to judge a bin.*window_steps = 3 .* have 6.*--set guard.window_steps=4"
     with pytest.raises(UserError, match=message):
         make_guard(load_config(None, [*few, "guard.window_steps=3"]), None)
+
+
+# -- the control group ---------------------------------------------------------------------------------------------------
+
+
+def paired(step: int, tail: float = 0.9, *, sparse_solves: bool = False, schedule: Schedule = LOOSE) -> StepEvidence:
+    """A step in which every dense rollout is right, and every sparse one or none; one of four is dense."""
+    flags = dense_flags(0, step, 16, 4, 1 / 4)
+    names = {number: f"{step}/{number}" for number in range(16)}
+    rewards = [float(dense or sparse_solves) for dense in flags]
+    return replace(shown(step, tail, schedule), pairs=tuple(paired_prompts(step, names, flags, {"reward": rewards})))
+
+
+def guard_of_gap(action: Literal["off", "warn", "stop"], stricter: tuple[Schedule | None, ...] = ()) -> Guard:
+    return Guard(action, 0.86, stricter=stricter, reward_gap=RewardGap(ControlGroupSettings()))
+
+
+def test_a_reward_gap_is_an_alarm_although_the_tail_holds() -> None:
+    decision = guard_of_gap("stop").watch(paired(1))
+    assert decision.action == "stop"
+    (event,) = decision.events
+    assert event.startswith("sparse rollouts get less reward than dense ones of the same prompts: by 1.000 (95 % ")
+    assert event.endswith(": stopped")
+    assert decision.report["control/reward_gap"] == 1
+
+
+def test_a_reward_gap_moves_the_run_to_a_stricter_schedule_like_a_low_tail_does() -> None:
+    guard = guard_of_gap("stop", (TIGHT, None))
+    first = guard.watch(paired(1))
+    assert (first.action, first.schedule) == ("switch", TIGHT)
+    second = guard.watch(paired(2, 0.5, schedule=TIGHT))
+    assert (second.action, second.schedule, guard.switches) == ("switch", None, 2), "two reasons, and one switch"
+    assert [event.split()[0] for event in second.events] == ["the", "sparse"]
+
+
+def test_a_low_tail_and_a_reward_gap_in_one_step_are_one_response_that_names_both() -> None:
+    decision = guard_of_gap("stop").watch(paired(1, 0.5))
+    assert decision.action == "stop"
+    assert [event.split()[0] for event in decision.events] == ["the", "sparse"]
+
+
+def test_a_guard_that_is_off_and_one_without_a_target_report_the_control_group() -> None:
+    off = guard_of_gap("off").watch(paired(1))
+    assert (off.action, off.events, off.report["control/reward_gap"]) == ("none", (), 1)
+    targetless = Guard("warn", None, reward_gap=RewardGap(ControlGroupSettings()))
+    assert targetless.notice(dense=False) == []
+    assert targetless.watch(paired(1)).action == "warn"
+
+
+def test_a_warning_about_the_reward_gap_does_not_silence_the_tail() -> None:
+    guard = Guard("warn", 0.86, window_steps=1, reward_gap=RewardGap(ControlGroupSettings()))
+    assert guard.watch(paired(1)).action == "warn"
+    (event,) = guard.watch(paired(2, 0.5, sparse_solves=True)).events
+    assert event.startswith("the tail")
+
+
+def test_the_control_group_is_part_of_the_guards_state() -> None:
+    one, other = guard_of_gap("warn"), guard_of_gap("warn")
+    for step in range(1, 4):
+        one.watch(paired(step, sparse_solves=True))
+    other.restore(one.state())
+    assert one.watch(paired(4)) == other.watch(paired(4))
+    assert "reward_gap" not in Guard("warn", 0.86).state()

@@ -9,7 +9,7 @@ import pytest
 from report_data import measured, plans, row, run, runs, schedule
 from sparroll.control.guard import Guard
 from sparroll.report.answers import HELD, SAFE, SAVES, answers
-from sparroll.report.data import AccuracyPoint, Answer, Measured, TailCurve, TrainingRun
+from sparroll.report.data import AccuracyPoint, Answer, GapPoint, Measured, TailCurve, TrainingRun
 from sparroll.schedule import Schedule
 from tail_worlds import evidence
 from tail_worlds import measured as tails
@@ -87,6 +87,13 @@ def test_low_single_steps_are_told_with_what_they_are_worth() -> None:
     assert any(
         "the worst bin of 1 of 19 single steps was under 0.86, at the lowest 0.859" in each for each in found.reasons
     )
+
+
+def test_the_last_gap_of_a_control_group_is_told() -> None:
+    gaps = (GapPoint(1, 0.4, 0.1, 0.7), GapPoint(20, 0.0121, -0.0205, 0.0446))
+    found = answer(SAFE, about([(0.9, 0.88)]), (run("calibrated", "", 0.008, 0.9, 0.5, LIKE, reward_gap=gaps),))
+    assert any("got 0.013 less reward than dense ones of the same prompts (95 % interval -0.020 to 0.045" in each
+               for each in found.reasons)  # fmt: skip
 
 
 def test_what_nobody_measured_is_not_known() -> None:

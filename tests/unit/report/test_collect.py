@@ -13,6 +13,7 @@ from report_data import row, schedule
 from sparroll import records
 from sparroll.errors import UserError
 from sparroll.report import collect, write_report
+from sparroll.report.data import GapPoint
 from sparroll.schedule import Step
 
 REWARDS = (0.9, 0.1, 0.2, 0.5, 0.6, 0.3)
@@ -76,6 +77,26 @@ def test_the_target_of_a_run_is_the_guards(sections: dict[str, Any], target: flo
     (run,) = collect(tmp_path).runs
     assert run.target == target
     assert run.rollouts == "budget 64"
+
+
+def test_a_run_with_a_control_group_has_its_gaps_where_they_have_an_interval(tmp_path: Path) -> None:
+    sections = {"rollout": {"control_share": 0.125}, "guard": {"at_least": None, "reward_gap": 0.1}}
+    write_run(tmp_path / "run", **sections)
+    path = tmp_path / "run" / "metrics.jsonl"
+    lines = [json.loads(line) for line in path.read_text().splitlines()]
+    lines[1] |= {"control/reward_gap": 0.5}
+    for line in lines[2:]:
+        line |= {"control/reward_gap": 0.1, "control/reward_gap_low": -0.1, "control/reward_gap_high": 0.3}
+    alarm = "sparse rollouts get less reward than dense ones of the same prompts: by 0.2, surely and by more than"
+    lines[-1]["events"] = [alarm]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run,) = collect(tmp_path).runs
+    assert run.reward_gap == tuple(GapPoint(step, 0.1, -0.1, 0.3) for step in range(2, 7))
+    assert run.tolerated_gap == 0.1
+    assert run.alarms == (f"step 6: {alarm}",)
+    write_run(tmp_path / "without", guard={"at_least": None, "reward_gap": 0.05})
+    without = next(each for each in collect(tmp_path).runs if not each.reward_gap)
+    assert without.tolerated_gap is None
 
 
 CHECK = {"window_tokens": 32, "floor": 0.1, "dense_logp": "engine"}

@@ -11,7 +11,7 @@ import pytest
 from report_data import config, full, measured, row, run, runs, schedule
 from sparroll.mismatch import TailRow
 from sparroll.report import figures
-from sparroll.report.data import ReportData, TailCurve
+from sparroll.report.data import GapPoint, ReportData, TailCurve
 from sparroll.report.figures import TARGET, schedule_budgets, tail_by_length
 from sparroll.report.page import render
 from sparroll.schedule import Schedule, Step
@@ -184,6 +184,28 @@ def test_a_run_shows_its_worst_bin_beside_the_pooled_tail_and_its_target() -> No
 def test_the_target_of_a_run_is_a_line_in_its_figure() -> None:
     drawn, without = (figures.training(runs()[1:2], targets) for targets in ([0.86], []))
     assert drawn.count(TARGET) > without.count(TARGET) == 0
+
+
+GAPS = (GapPoint(1, 0.2, -0.1, 0.5), GapPoint(20, 0.0313, 0.01, 0.0521))
+
+
+def test_a_run_with_a_control_group_has_a_panel_with_its_gap_and_what_is_tolerated() -> None:
+    one = run("one", "", 0.0, 0.95, 0.5, target=None)
+    drawn = {gap: figures.training([replace(one, reward_gap=GAPS, tolerated_gap=gap)], []) for gap in (0.05, None)}
+    title = "reward gap: dense minus sparse"
+    assert all(title in each for each in drawn.values()) and title not in figures.training([one], [])
+    assert drawn[0.05].count(TARGET) > drawn[None].count(TARGET) == 0
+    assert title in figures.training([one, replace(one, reward_gap=GAPS)], [], narrow=True)
+
+
+@pytest.mark.usefixtures("words")
+def test_the_table_of_runs_has_the_last_gap_rounded_up_only_where_there_is_a_control_group() -> None:
+    one = run("one", "", 0.0, 0.95, 0.5)
+    page = render(ReportData(title="t", runs=(replace(one, reward_gap=GAPS, tolerated_gap=0.05), one)))
+    assert "<th>reward gap, last window</th>" in page
+    assert "<td>0.032 <small>[0.010, 0.053]</small></td>" in page and page.count("<td>-</td></tr>") == 1
+    assert "the tolerated gap, 0.05" in page
+    assert "reward gap" not in render(ReportData(title="t", runs=(one,)))
 
 
 @pytest.mark.usefixtures("words")

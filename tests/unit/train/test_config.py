@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from sparroll.compression import make_compression
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.errors import UserError
 from sparroll.train.config.base import Section, kinds_of
 from sparroll.train.config.distill import DistillConfig
@@ -25,6 +26,7 @@ from sparroll.train.config.file import (
 )
 from sparroll.train.config.rollout import CompressionAttention, DenseAttention, ScheduleAttention
 from sparroll.train.config.run import TrainConfig
+from sparroll.train.schedules import control_group_settings, make_guard, starting_schedule
 
 BUDGET = ["attention.kind=budget", "attention.kv_budget_tokens=512"]
 PRESET = ["attention.kind=schedule", "attention.name=qwen3-1.7b-0.86"]
@@ -32,6 +34,7 @@ R_KV = ["attention.kind=compression", "attention.policy=r_kv"]
 CONTROLLER = ["control.by=controller", "control.target=0.86"]
 GUARD = ["control.by=guard", 'control.stricter=["qwen3-1.7b-0.90"]']
 CHEAPER = ["control.by=cheaper", 'control.schedules=["qwen3-1.7b-0.80"]']
+GROUP = ["rollout.control_share=0.03125"]
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -96,6 +99,11 @@ def test_a_file_may_name_a_kind_alone(tmp_path: Path) -> None:
         (["train=3"], r"\[train\] must be a section, got 3"),
         (["rollout.samples_per_prompt=1"], r"rollout\.samples_per_prompt"),
         (["rollout.temperature=0"], r"rollout\.temperature"),
+        (
+            ["rollout.control_share=0.7"],
+            r"rollout\.control_share: input should be less than or equal to 0\.5, got 0\.7",
+        ),
+        (["guard.reward_gap=-1"], r"guard\.reward_gap: input should be greater than or equal to 0, got -1"),
         (["rollout.top_p=0.9"], r"(?s)unknown key rollout\.top_p.*from the whole distribution.*evaluate\.top_p is for"),
         (["evaluate.top_p=0"], r"evaluate\.top_p: input should be greater than 0"),
         (["evaluate.top_p=0.9", "evaluate.temperature=0"], r"evaluate\.top_p = 0\.9 does nothing with evaluate\.temp"),
@@ -198,6 +206,19 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
             [*PRESET, "distill.rank=4", "control.by=cheaper", 'control.schedules=["dense"]'],
             r'control\.by = "cheaper" goes on to "dense"',
         ),
+        (GROUP, r'control_share = 0\.03125 asks for .* attention\.kind = "dense" has no sparse ones to compare with'),
+        ([*R_KV, *GROUP], r'control_share = 0\.03125 cannot be used with attention\.kind = "compression": a dense'),
+        ([*BUDGET, *GROUP, "distill.rank=4"], r"control_share = 0\.03125 and \[distill\] exclude each other"),
+        (
+            [*BUDGET, "rollout.control_share=0.25", "rollout.control_share_first=0.125"],
+            r"control_share_first = 0\.125 must be at least rollout\.control_share = 0\.25",
+        ),
+        ([*BUDGET, "rollout.control_first_steps=9"], r"control_first_steps = 9 does nothing without a control group"),
+        ([*BUDGET, "guard.reward_gap=0.1"], r"guard\.reward_gap = 0\.1 does nothing without a control group"),
+        (
+            [*BUDGET, *GROUP, "guard.action=stop", "guard.reward_gap=none"],
+            r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "budget"',
+        ),
     ],
 )
 def test_sections_that_do_not_go_together_are_refused_with_a_hint(overrides: list[str], message: str) -> None:
@@ -216,6 +237,8 @@ EVERY_KIND = [
     [*BUDGET, *CONTROLLER],
     [*BUDGET, *GUARD, "guard.at_least=0.8"],
     [*PRESET, *CHEAPER, "distill.rank=4"],
+    [*PRESET, *GROUP, "rollout.control_share_first=0.5", "rollout.control_first_steps=0", "guard.reward_gap=none"],
+    [*CONTROLLER, *GROUP],
     ["engine=vllm", "engine.kv_cache_gib=2", "train.max_gradient_norm=none"],
     [
         "task.name=data",
@@ -295,6 +318,33 @@ def test_a_resumed_run_may_change_steps_logging_and_checkpoints_only() -> None:
         refuse_other_config(run, before, load_config(None, ["correction.weight_max=3"]))
     with pytest.raises(UserError, match=r'attention\.kind = "dense", and attention\.kind = "budget" is asked'):
         refuse_other_config(run, before, load_config(None, BUDGET))
+
+
+def test_a_run_from_before_a_key_was_added_goes_on_with_its_default_and_no_other_value() -> None:
+    before = load_config(None, BUDGET).model_dump(mode="json")
+    del before["rollout"]["control_share"], before["guard"]["reward_gap"]
+    refuse_other_config(Path("run"), before, load_config(None, BUDGET))
+    with pytest.raises(
+        UserError, match=r"rollout\.control_share = 0\.0, and rollout\.control_share = 0\.03125 is asked"
+    ):
+        refuse_other_config(Path("run"), before, load_config(None, [*BUDGET, *GROUP]))
+
+
+def test_the_settings_of_a_control_group_are_those_of_rollout_and_guard() -> None:
+    defaults = control_group_settings(load_config(None, [*BUDGET, *GROUP]))
+    assert defaults == ControlGroupSettings()
+    other = ["rollout.control_share_first=0.5", "rollout.control_first_steps=7", "guard.reward_gap=0.1"]
+    given = control_group_settings(load_config(None, [*BUDGET, *GROUP, *other]))
+    assert (given.share, given.share_first, given.first_steps, given.reward_gap) == (0.03125, 0.5, 7, 0.1)
+
+
+def test_a_control_group_gives_the_guard_something_to_act_on() -> None:
+    for acting in (["guard.action=stop"], ["control.by=guard", 'control.stricter=["dense"]']):
+        config = load_config(None, [*BUDGET, *GROUP, *acting])
+        guard = make_guard(config, starting_schedule(config))
+        assert guard.at_least is None and guard.reward_gap is not None and guard.notice(dense=False) == []
+    without = load_config(None, BUDGET)
+    assert make_guard(without, starting_schedule(without)).reward_gap is None
 
 
 @pytest.mark.parametrize("config", [TrainConfig, DistillConfig])

@@ -52,6 +52,16 @@ def test_the_console_shows_one_line_and_the_events_below_it(capsys: pytest.Captu
     assert capsys.readouterr().err == "step 3/10  reward 0.500  KV read 32%\n  stop: [x]\n"
 
 
+def test_the_console_shows_the_reward_gap_with_its_interval_where_there_is_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gap = {"control/reward_gap": 0.0121, "control/reward_gap_low": -0.0205, "control/reward_gap_high": 0.04}
+    ConsoleLine(10).write(3, {"reward/mean": 0.5, **gap}, [])
+    ConsoleLine(10).write(4, {"reward/mean": 0.5, "control/reward_gap": 0.5}, [])
+    said = capsys.readouterr().err
+    assert said == "step 3/10  reward 0.500  reward gap 0.013 [-0.020, 0.040]\nstep 4/10  reward 0.500\n"
+
+
 @pytest.mark.parametrize("name", ["wandb", "trackio", "tensorboard"])
 def test_a_chosen_sink_without_its_package_is_an_error_with_a_hint(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,5 +1,5 @@
-"""The sections [guard] and [control]: the alarm for a low tail, and who may move the schedule. Only one of guard,
-controller and cheaper schedules may move it, because two would undo each other's moves."""
+"""The sections [guard] and [control]: the alarm for a low tail or a reward gap, and who may move the schedule. Only one of
+guard, controller and cheaper schedules may move it, because two would undo each other's moves."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.errors import UserError
 from sparroll.train.config.base import Section
 
@@ -16,14 +17,18 @@ A_SCHEDULE: tuple[str, ...] = ("schedule", "budget")
 
 class GuardSection(Section):
     action: Literal["off", "warn", "stop"] = "warn"
-    """What an alarm does, which is raised when the tail is surely under the target. With control.by = "guard" this
-    applies once no stricter schedule is left."""
+    """What an alarm does, which is raised when the tail is surely under the target, or the control group surely shows a
+    reward gap. With control.by = "guard" this applies once no stricter schedule is left."""
     at_least: float | None = Field(default=None, gt=0, le=1)
     """Target for the worst bin's 5th percentile (estimator top_k_lower). Default: the controller's or the schedule's
     target."""
     window_steps: int = Field(default=10, ge=1)
     """How many of the last steps are judged together. More steps find smaller shortfalls; a large one is found at
     once."""
+    reward_gap: float | None = Field(default=ControlGroupSettings.reward_gap, ge=0)
+    """Largest tolerated mean reward of dense rollouts minus that of sparse ones of the same prompts. There is an alarm
+    where the gap is surely there and its interval lies beyond this; "none": never. It needs a control group
+    (`rollout.control_share`)."""
     empty_steps: int = Field(default=3, ge=0)
     """The run stops after this many steps in a row in which the correction left no token to train on, or dynamic
     sampling found no prompt to train on, whatever `action` says. 0: it never does. Each such step is logged as an

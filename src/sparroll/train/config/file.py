@@ -79,8 +79,10 @@ def as_command(config: TrainConfig) -> str:
 
 
 def refuse_other_config(out: Path, before: dict[str, Any], config: Section) -> None:
-    """Raise UserError where a run is resumed under another configuration than it was started with."""
-    refuse_changes(out, before, config.model_dump(mode="json"), free=RESUMABLE)
+    """Raise UserError where a run is resumed under another configuration than it was started with. A key that was added
+    since then counts as at its default."""
+    defaults = TrainConfig().model_dump(mode="json") if isinstance(config, TrainConfig) else None
+    refuse_changes(out, before, config.model_dump(mode="json"), free=RESUMABLE, defaults=defaults)
 
 
 def _load(config: type[Config], path: Path | str | None, overrides: list[str] | tuple[str, ...]) -> Config:

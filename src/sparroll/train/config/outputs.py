@@ -17,9 +17,12 @@ class MismatchSection(Section):
     """A bin with fewer tokens is shown but decides nothing and is never the worst one, because its 5th percentile is
     noise."""
     ceiling_every_steps: int = Field(default=10, ge=0)
-    """The dense ceiling is measured on fresh dense rollouts every this many steps; 0: only before the first step."""
+    """The dense ceiling is measured on fresh dense rollouts every this many steps; 0: only before the first step. A
+    control group (`rollout.control_share`) takes their place: the ceiling is that of its rollouts, in every step that
+    trains on one. Where checks of drafts give the dense log-probabilities, the fresh rollouts stay."""
     ceiling_prompts: int = Field(default=2, ge=1)
-    """Dense rollouts in one such measurement, one for each prompt."""
+    """Dense rollouts in one such measurement, one for each prompt. With a control group: how many of its rollouts are
+    pooled at least, over the newest steps, but never fewer than 8."""
 
 
 class HeldOutSection(Section):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from sparroll.compression import Compression, compression_kinds, make_compression
+from sparroll.control.control_group import MOST_SHARE, ControlGroupSettings
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.schedule import MOST_TOKENS
 from sparroll.train.config.base import Section
@@ -81,6 +82,15 @@ class RolloutSection(SamplingSection):
     dynamic_sampling_by: str | None = None
     """Name of the reward term in which rollouts must differ; "none": the sum of all weighted terms. The overlong
     penalty never counts."""
+    control_share: float = Field(default=0.0, ge=0, le=MOST_SHARE)
+    """Share of a step's rollouts that is decoded densely, as a control group: compared with the sparse rollouts of the
+    same prompts, it shows what sparsity costs in reward. They are trained on like the others. 0: there is none; 1/32
+    (0.03125) is the usual one."""
+    control_share_first: float = Field(default=ControlGroupSettings.share_first, gt=0, le=MOST_SHARE)
+    """The share over the first steps under a schedule, where nothing is known yet, and later in steps in which there may
+    well be a gap, but not surely. At least `control_share`; as large as it, the share never changes."""
+    control_first_steps: int = Field(default=ControlGroupSettings.first_steps, ge=0)
+    """How many steps under one schedule are its first steps."""
 
 
 class DenseAttention(Section):

@@ -10,7 +10,7 @@ from sparroll.errors import UserError
 from sparroll.tasks import is_data
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.config.adapter import DistillSection
-from sparroll.train.config.base import Section
+from sparroll.train.config.base import Section, inline
 from sparroll.train.config.control import (
     ByControllerSection,
     ControlSection,
@@ -47,7 +47,7 @@ class TrainConfig(Section):
     control: ControlSection = NobodySection()
     """Who may move the schedule."""
     guard: GuardSection = GuardSection()
-    """The alarm for a low tail."""
+    """The alarm for a low tail, and for a reward gap."""
     reward: RewardSection = RewardSection()
     train: TrainSection = TrainSection()
     correction: CorrectionSection = CorrectionSection()
@@ -152,6 +152,50 @@ class TrainConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _the_control_group_has_something_to_compare(self) -> Self:
+        rollout, kind = self.rollout, self.attention.kind
+        if rollout.control_share == 0:
+            self._refuse_settings_of_no_control_group()
+            return self
+        without = "leave the control group out, --set rollout.control_share=0"
+        asked = f"rollout.control_share = {rollout.control_share:g}"
+        if kind == "dense" and self.control.by != "controller":
+            raise UserError(
+                f'{asked} asks for a control group of dense rollouts, and attention.kind = "dense" has no sparse ones to '
+                "compare with",
+                f"set attention.kind to schedule or budget, or {without}",
+            )
+        if kind == "compression":
+            raise UserError(
+                f'{asked} cannot be used with attention.kind = "compression": a dense rollout needs tokens that have left '
+                "the cache",
+                f"set attention.kind to schedule or budget, or {without}",
+            )
+        if self.distill is not None:
+            raise UserError(
+                f"{asked} and [distill] exclude each other: the engine holds the adapter, which is there for sparse "
+                "rollouts, so a control group would not be sampled from the dense policy",
+                f"--set distill=none, or {without}",
+            )
+        if rollout.control_share_first < rollout.control_share:
+            raise UserError(
+                f"rollout.control_share_first = {rollout.control_share_first:g} must be at least {asked}",
+                "the same share in all steps: give both the same value",
+            )
+        return self
+
+    def _refuse_settings_of_no_control_group(self) -> None:
+        """Raise UserError where a setting of the control group is given, and there is none."""
+        for section, name in _OF_A_CONTROL_GROUP:
+            given = getattr(self, section)
+            if getattr(given, name) != type(given).model_fields[name].default:
+                raise UserError(
+                    f"{section}.{name} = {inline(getattr(given, name))} does nothing without a control group, and "
+                    "rollout.control_share is 0",
+                    f"--set rollout.control_share=0.03125 for one, or leave {section}.{name} out",
+                )
+
+    @model_validator(mode="after")
     def _the_alarm_has_a_target(self) -> Self:
         guard, control, kind = self.guard, self.control, self.attention.kind
         if control.by == "guard" and guard.action == "off":
@@ -173,9 +217,22 @@ class TrainConfig(Section):
             if control.by == "guard"
             else ""
         )
-        if acts and guard.at_least is None and kind in ("budget", "compression"):
+        if acts and guard.at_least is None and kind in ("budget", "compression") and not self.watches_reward_gap:
             raise UserError(
                 f'{acts} needs guard.at_least: attention.kind = "{kind}" names no target of its own',
                 "for example --set guard.at_least=0.86",
             )
         return self
+
+    @property
+    def watches_reward_gap(self) -> bool:
+        """Whether a reward gap raises an alarm: there is a control group, and a tolerated gap."""
+        return self.rollout.control_share > 0 and self.guard.reward_gap is not None
+
+
+_OF_A_CONTROL_GROUP = (
+    ("rollout", "control_share_first"),
+    ("rollout", "control_first_steps"),
+    ("guard", "reward_gap"),
+)
+"""Settings that have an effect only where there is a control group, as (section, name)."""

@@ -60,7 +60,8 @@ class RunState:
     stopped: str = ""
     """Why the run was stopped before its last step; empty while it may go on."""
     watchers: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """State of each watcher (control/watcher.py) by its name: plain data, and tensors, which have their own file."""
+    """State of each watcher (control/watcher.py), and of the control group's ceiling, by its name: plain data, and
+    tensors, which have their own file."""
     reward_files: dict[str, str] = field(default_factory=dict)
     """SHA-256 of the file of each reward function that you wrote yourself, by the term's name."""
     dense_ceiling: dict[str, float] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from sparroll.progress import say
 from sparroll.rounding import percent_up, rounded_down
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.run import TrainConfig
+from sparroll.train.sampling.control_group import gap_in_words
 from sparroll.types import StepReport
 
 
@@ -97,6 +98,8 @@ class ConsoleLine:
 
     def write(self, step: int, report: StepReport, events: list[str]) -> None:
         shown = [f"{label} {form(report[name])}" for label, name, form in self.SHOWN if name in report]
+        if gap := gap_in_words(report):
+            shown.append(f"reward gap {gap}")
         say(f"step {step}/{self.steps}  " + "  ".join(shown))
         for event in events:
             say(f"  {event}", alarm=True)

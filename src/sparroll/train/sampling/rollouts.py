@@ -12,6 +12,7 @@ from sparroll.draft_check import FAR_NATS
 from sparroll.engines.base import Engine
 from sparroll.progress import OnProgress
 from sparroll.train.runtime.distributed import Ranks
+from sparroll.train.sampling.control_group import in_control_group
 from sparroll.types import Checks, Rollout, StepReport
 
 
@@ -32,9 +33,10 @@ def sample(
     seeds: list[int],
     sampling: Sampling,
     on_progress: OnProgress | None = None,
+    control: list[bool] | None = None,
 ) -> list[Rollout]:
     """Rollouts of this process's prompts. `prompt_index` becomes the prompt's number within the step, over all
-    processes."""
+    processes. control: whether each of them is decoded densely beside sparse ones, prompt by prompt."""
     if not prompt_ids:
         return []
     rollouts = engine.generate(
@@ -44,15 +46,18 @@ def sample(
         temperature=sampling.temperature,
         seed=seeds,
         top_k=sampling.top_k,
+        dense=control,
         on_progress=on_progress,
     )
+    if control is not None:
+        assert [in_control_group(each) for each in rollouts] == control, "the engine lost the control group's flags"
     for rollout in rollouts:
         rollout.prompt_index = numbers[rollout.prompt_index]
     return rollouts
 
 
 def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepReport:
-    """Metrics of lengths and of how much was read, over all processes."""
+    """Metrics of lengths and of how much was read, over all processes; of all rollouts, the control group included."""
     read, context = engine.report().read_and_context_tokens
     mine = {
         "tokens": [len(rollout.response_ids) for rollout in rollouts],
@@ -75,10 +80,12 @@ def rollout_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> Ste
 
 
 def check_report(rollouts: list[Rollout], engine: Engine, ranks: Ranks) -> StepReport:
-    """Metrics of the dense checks of drafted tokens, over all processes; empty where no drafts are checked."""
+    """Metrics of the dense checks of drafted tokens, over all processes; empty where no drafts are checked. Figures of
+    single tokens are of sparse drafts: those of a control group come from the dense policy itself."""
     if engine.schedule is None or engine.schedule.check is None:
         return {}
     report = engine.report()
+    rollouts = [rollout for rollout in rollouts if not in_control_group(rollout)]
     off = [rollout.sparse_logp - rollout.dense_logp for rollout in rollouts if rollout.dense_logp is not None]
     drafts = [rollout.draft_acceptance for rollout in rollouts if rollout.draft_acceptance is not None]
     everyone = ranks.gather([(report.checks, report.check_seconds, torch.cat(off), torch.cat(drafts))] if off else [])
