@@ -1,5 +1,5 @@
-"""Figures in sentences about training the tiny model, and about the guard. Measures nothing; claims.py puts them on the
-pages."""
+"""Figures in sentences about training the tiny model, the guard and the control group. Measures nothing; claims.py puts
+them on the pages."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ import statistics
 from collections.abc import Mapping
 from typing import Any
 
+import render_control
 from claims_speed import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
+from scipy import stats
 
 from sparroll import records
 
@@ -73,6 +75,43 @@ def guard() -> Figures:
     return counts | {"at_target": down(min(shares))}
 
 
+def control_group() -> Figures:
+    """Runs without a gap that found one, and how many of their rollouts were dense."""
+    cases = render_control.part("false_alarms")
+    without, uneven = ([case for case in cases if (case["world"] == "uneven") is kind] for kind in (False, True))
+    runs = sum(case["alarm"]["runs"] for case in without)
+    figures = {
+        "runs": f"{runs:,}",
+        "uneven_runs": f"{sum(case['alarm']['runs'] for case in uneven):,}",
+        "uneven_alarm": str(sum(case["alarm"]["hits"] for case in uneven)),
+    }
+    for event in ("sure", "alarm"):
+        hits = sum(case[event]["hits"] for case in without)
+        bound = stats.binomtest(hits, runs, alternative="less").proportion_ci().high
+        figures |= {event: str(hits), f"{event}_most": up(100 * bound, 2)}
+    default = [case for case in without if case["share"] < case["share_first"]]
+    dense = [case["dense_share"] for case in default if case["rollouts"] == 128]
+    small = max(case["dense_share"] for case in default if case["rollouts"] == 32)
+    figures |= {"dense_least": down(100 * min(dense), 1), "dense_most": up(100 * max(dense), 1)}
+    return figures | {"dense_32": up(100 * small, 1)}
+
+
+def gap_found() -> Figures:
+    """How soon there is an alarm about a gap of .1, with 128 rollouts a step."""
+    alarms = {
+        (case["share"], case["share_first"], case["late"]): case["alarm"]
+        for case in render_control.part("found")
+        if (case["rollouts"], case["gap"]) == (128, 0.1)
+    }
+    within = {key: down(100 * alarm["within_30_steps"]["share"]) for key, alarm in alarms.items()}
+    return {
+        "first": within[1 / 32, 1 / 4, False],
+        "late": up(alarms[1 / 32, 1 / 4, True]["median_steps"]),
+        "constant": up(alarms[1 / 32, 1 / 32, True]["median_steps"]),
+        "quarter": within[1 / 4, 1 / 4, True],
+    }
+
+
 def replay() -> Figures:
     """By how much replay flatters the tail, where the tail is within .04 of .86."""
     rows = [row for row in results("replay", "replay")["rows"] if abs(row["faithful_q05"] - 0.86) < 0.04]
@@ -98,6 +137,15 @@ PAGES: Mapping[str, Claims] = {
         "What this means: {all_alarms} of the {all_runs} runs with the tail .01 above the target raised an alarm": guard,
         "Of these {thin_runs} runs with the tail .01 above the target {thin_alarms} raised an alarm.": guard,
         "an alarm in at least {at_target} of 100 runs (correlation .1)": guard,
+    },
+    "docs/control-group.md": {
+        "have {dense_least} % to {dense_most} % dense rollouts, and steps of 32 rollouts {dense_32} %": control_group,
+        "{alarm} of the {runs} runs in which decoding makes no difference raised an alarm (at most {alarm_most} % with "
+        "95 % confidence), and {sure} were sure of one (at most {sure_most} %)": control_group,
+        "{uneven_alarm} of these {uneven_runs} runs did": control_group,
+        "raises an alarm within 30 steps in {first} % of runs. One that begins later takes {late} steps in the median. "
+        "With 1/32 in all steps it would take {constant}:": gap_found,
+        "A quarter of all rollouts in all steps finds a late gap of .1 within 30 steps in {quarter} % of": gap_found,
     },
     "docs/study.md": {
         "[A tiny model's tail](results.md#an-adapter-for-sparse-rollouts) went from {before} to {after}.": tiny_adapter,

@@ -25,8 +25,8 @@ from sparroll.rounding import rounded_up
 from sparroll.types import StepReport
 
 SURE_CONFIDENCE = 0.9998
-"""Chosen so that no run in a thousand has an alarm where sparse decoding solves half of 64 prompts .2 more often and the
-other half .2 less, while a gap of .1 is found as soon as with any lower one."""
+"""Chosen so that hardly one run in a thousand has an alarm where sparse decoding solves half of 64 prompts .2 more often
+and the other half .2 less, while a gap of .1 is found nearly as soon as with any lower confidence."""
 
 
 class RewardGap:
