@@ -29,9 +29,11 @@ def test_a_killed_run_resumes_with_the_same_steps_and_the_same_decisions(run: Ob
     resumed = trl_runs.train(tmp_path, resume=True)
     assert len(resumed.batches) == STEPS - KILLED_IN_STEP + 1
     for found, expected in zip(map(_untimed, resumed.history), map(_untimed, run.history), strict=True):
-        # Rounding may differ between two processes, and the largest difference to the engine is nothing but rounding. A
-        # token that is drawn otherwise would show in every figure.
-        assert found == pytest.approx(expected, rel=1e-4, abs=1e-4)
+        # The largest difference between trainer and engine is nothing but rounding, which may differ between processes.
+        largest = "sampling/sampling_logp_difference/max"
+        assert found.pop(largest, 0.0) == pytest.approx(expected.pop(largest, 0.0), abs=1e-4)
+        # A token that is drawn otherwise would show in every figure.
+        assert found == pytest.approx(expected, rel=1e-4, abs=1e-5)
     last = f"checkpoint-{STEPS}"
     assert _plain(tmp_path / last) == _plain(Path(run.trainer.args.output_dir) / last)
     assert resumed.trainer.sparse_rounds.schedule == run.trainer.sparse_rounds.schedule
