@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import claims_speed
 import claims_study
+import claims_trainers
 import claims_training
 from claims_speed import Figures
 
@@ -48,7 +49,9 @@ def _claims(pages: Mapping[str, Mapping[str, Callable[[], Figures]]]) -> tuple[C
     return tuple(Claim(page, words, figures) for page, those in pages.items() for words, figures in those.items())
 
 
-CLAIMS = _claims(claims_speed.PAGES) + _claims(claims_study.PAGES) + _claims(claims_training.PAGES)
+CLAIMS = tuple(
+    claim for each in (claims_speed, claims_study, claims_training, claims_trainers) for claim in _claims(each.PAGES)
+)
 
 
 def write_figures(page: str, text: str) -> str:

@@ -162,6 +162,9 @@ def overrides(options: argparse.Namespace, name: str) -> dict[str, str]:
         "actor_rollout_ref.model.path": str(options.work / "model"),
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         "actor_rollout_ref.model.use_remove_padding": "False",
+        # Without flash-attn, verl takes the log-probabilities of logits token by token, which takes longer than the rest.
+        "actor_rollout_ref.model.use_fused_kernels": "True",
+        "actor_rollout_ref.model.fused_kernel_options.impl_backend": "torch",
         "actor_rollout_ref.model.enable_gradient_checkpointing": str(not options.dry),
         f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.ppo_mini_batch_size": str(options.prompts),

@@ -144,7 +144,9 @@ def command(options: argparse.Namespace, settings: Settings, name: str) -> list[
     if options.dry:
         return [*study, "--dry", "--rows", "fixed-tis"]
     study += ["--rows", f"calibrated-{settings.corrected_target:.2f}", "--engine", "vllm", "--gpus", "0"]
-    return [*study, "--schedules-of", str(options.schedules_of), "--evaluate-prompts", str(settings.evaluate_prompts)]
+    # They were calibrated at the study's own temperature.
+    study += ["--schedules-of", str(options.schedules_of), "--schedules-anyway"]
+    return [*study, "--evaluate-prompts", str(settings.evaluate_prompts)]
 
 
 def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str, str]:
@@ -176,6 +178,9 @@ def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str,
         "actor_rollout_ref.model.path": str(options.work / "verl-model"),
         "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
         "actor_rollout_ref.model.use_remove_padding": "False",
+        # Without flash-attn, verl takes the log-probabilities of logits token by token, which takes longer than the rest.
+        "actor_rollout_ref.model.use_fused_kernels": "True",
+        "actor_rollout_ref.model.fused_kernel_options.impl_backend": "torch",
         "actor_rollout_ref.model.enable_gradient_checkpointing": "False",
         f"{ACTOR}.strategy": "fsdp2",
         f"{ACTOR}.ppo_mini_batch_size": str(settings.prompts_per_step),

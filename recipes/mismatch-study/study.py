@@ -77,6 +77,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--schedules-of", type=Path, help="a record of this study: its schedules, instead of a new sweep"
     )
+    parser.add_argument(
+        "--schedules-anyway", action="store_true", help="--schedules-of counts though it was calibrated in another way"
+    )
     parser.add_argument("--copy", type=Path, help="also copy study.json here whenever it is written")
     parser.add_argument("--dry", action="store_true", help="a small untrained model, two steps, one seed, CPU")
     for field in fields(Settings):
@@ -132,12 +135,16 @@ def gpus_of(settings: Settings, asked: list[int] | None) -> list[int]:
     return asked or seen
 
 
-def take_schedules(path: Path, settings: Settings, out: Path) -> None:
-    """The calibrated schedules of an earlier record, so that rows made on another day read the same."""
+def take_schedules(path: Path, settings: Settings, out: Path, *, anyway: bool = False) -> None:
+    """The calibrated schedules of an earlier record, so that rows made on another day read the same. anyway: of one that
+    was calibrated under other settings, too; the model must be the same."""
     record = records.read(path, KIND)
-    for name in CALIBRATED_UNDER:
+    for name in () if anyway else CALIBRATED_UNDER:
         if settings.table()[name] != record["config"].get(name):
-            raise UserError(f"{path} was made with another {name}", "leave out --schedules-of")
+            raise UserError(
+                f"{path} was made with another {name}",
+                "leave out --schedules-of, or add --schedules-anyway to read what it says under these settings",
+            )
     if record["config"].get("model_sha256") not in (None, model_sha256(settings.model)):
         raise UserError(f"{path} was made with other weights than {settings.model}", "leave out --schedules-of")
     found = record["results"]["calibration"]
@@ -195,7 +202,7 @@ def main() -> None:
         settings = read_settings(args)
         rows, gpus = chosen(settings, args.rows), gpus_of(settings, args.gpus)
         if args.schedules_of:
-            take_schedules(args.schedules_of, settings, args.out)
+            take_schedules(args.schedules_of, settings, args.out, anyway=args.schedules_anyway)
     except UserError as error:
         sys.exit(f"error: {error}")
     files.write_json(args.out / "settings.json", settings.table())

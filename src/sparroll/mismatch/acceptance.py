@@ -151,15 +151,22 @@ def _shared_mass(dense_NV: Tensor, sparse_NV: Tensor) -> Tensor:
 def _bounds(dense_ids: Tensor, dense_logp: Tensor, sparse_ids: Tensor, sparse_logp: Tensor) -> Tensor:
     """[2, N] lower and upper bound. Computed in float64, because the remaining masses are small differences."""
     dense_ND, sparse_NS = dense_logp.double().exp(), sparse_logp.double().exp()
-    same_NDS = dense_ids[:, :, None] == sparse_ids[:, None, :]
-    same_NDS &= (dense_ND > 0)[:, :, None] & (sparse_NS > 0)[:, None, :]
-    smaller_NDS = torch.minimum(dense_ND[:, :, None], sparse_NS[:, None, :])
-    lower_N = torch.where(same_NDS, smaller_NDS, 0.0).sum((1, 2))
-    common_dense_N = (dense_ND * same_NDS.any(2)).sum(1)
-    common_sparse_N = (sparse_NS * same_NDS.any(1)).sum(1)
-    unlisted_N = (1 - dense_ND.sum(1)).clamp_min(0) + (1 - sparse_NS.sum(1)).clamp_min(0)
-    elsewhere_N = torch.minimum((1 - torch.maximum(common_dense_N, common_sparse_N)).clamp_min(0), unlisted_N)
+    ids_ND, (ids_NS, order_NS) = _padding_apart(dense_ids, dense_logp), _padding_apart(sparse_ids, sparse_logp).sort(-1)
+    place_ND = torch.searchsorted(ids_NS, ids_ND).clamp_(max=ids_NS.shape[-1] - 1)
+    common_ND = ids_NS.gather(-1, place_ND) == ids_ND
+    common_dense_ND = dense_ND * common_ND
+    common_sparse_ND = sparse_NS.gather(-1, order_NS).gather(-1, place_ND) * common_ND
+    lower_N = torch.minimum(common_dense_ND, common_sparse_ND).sum(-1)
+    unlisted_N = (1 - dense_ND.sum(-1)).clamp_min(0) + (1 - sparse_NS.sum(-1)).clamp_min(0)
+    common_N = torch.maximum(common_dense_ND.sum(-1), common_sparse_ND.sum(-1))
+    elsewhere_N = torch.minimum((1 - common_N).clamp_min(0), unlisted_N)
     return torch.stack([lower_N, lower_N + elsewhere_N]).clamp(0, 1)
+
+
+def _padding_apart(ids: Tensor, logp: Tensor) -> Tensor:
+    """Ids whose padding has ids of its own, which differ within a list. Padding of two lists may agree: it has no mass."""
+    own_K = torch.iinfo(torch.int64).max - torch.arange(ids.shape[-1], device=ids.device)
+    return torch.where(torch.isneginf(logp), own_K, ids.long()).contiguous()
 
 
 def check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None:
@@ -189,19 +196,15 @@ def check_list(ids: Tensor, logp: Tensor, ids_name: str, logp_name: str) -> None
             f"{logp_name} holds a probability mass of {float(mass.max()):.6g} at {_first(mass > 1 + LOGP_ABOVE_ZERO)}",
             "pass log-probabilities over the whole vocabulary, not logits or values renormalised over the list",
         )
-    _check_distinct(ids, listed, ids_name)
+    _check_distinct(ids, logp, ids_name)
 
 
-def _check_distinct(ids: Tensor, listed: Tensor, name: str) -> None:
-    order = ids.argsort(dim=-1, stable=True)
-    ids_sorted, listed_sorted = ids.gather(-1, order), listed.gather(-1, order)
-    # Padding may repeat any id, even a listed one, so it is sorted behind the listed entries with the same id.
-    order = (~listed_sorted).to(torch.uint8).argsort(dim=-1, stable=True)
-    ids_sorted, listed_sorted = ids_sorted.gather(-1, order), listed_sorted.gather(-1, order)
-    twice = (ids_sorted[..., 1:] == ids_sorted[..., :-1]) & listed_sorted[..., 1:] & listed_sorted[..., :-1]
+def _check_distinct(ids: Tensor, logp: Tensor, name: str) -> None:
+    sorted_ids = _padding_apart(ids, logp).sort(-1).values
+    twice = sorted_ids[..., 1:] == sorted_ids[..., :-1]
     if bool(twice.any()):
         raise UserError(
-            f"{name} lists token {int(ids_sorted[..., 1:][twice][0])} twice at {_first(twice.any(-1))}",
+            f"{name} lists token {int(sorted_ids[..., 1:][twice][0])} twice at {_first(twice.any(-1))}",
             "list each token once; pad with log-probability -inf",
         )
 

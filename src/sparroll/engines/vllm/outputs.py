@@ -5,7 +5,8 @@ imported only where something of its own is made."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -32,19 +33,36 @@ def checked(said: dict[str, Any], tokens: int) -> dict[str, Any]:
     }
 
 
-def sampled_only(tokens: list[int], logp: list[float]) -> list[Any]:
-    """The log-probabilities as vLLM gives them where no lists were asked for."""
-    from vllm.logprobs import Logprob
+class SampledOnly(Sequence[Any]):
+    """The log-probabilities as vLLM gives them where no lists were asked for: of each position, {token: its Logprob}.
+    Each is made when it is looked at. Hundreds of thousands of them at a time would have Python search them for
+    garbage again and again."""
 
-    # TRL sorts by the rank.
-    return [{token: Logprob(value, rank=1)} for token, value in zip(tokens, logp, strict=True)]
+    def __init__(self, tokens: list[int], logp: list[float]):
+        from vllm.logprobs import Logprob
+
+        self._tokens, self._logp, self._made = tokens, logp, Logprob
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    @overload
+    def __getitem__(self, place: int) -> dict[int, Any]: ...
+    @overload
+    def __getitem__(self, place: slice) -> SampledOnly: ...
+    def __getitem__(self, place: int | slice) -> dict[int, Any] | SampledOnly:
+        if isinstance(place, slice):
+            return SampledOnly(self._tokens[place], self._logp[place])
+        # TRL sorts by the rank.
+        return {self._tokens[place]: self._made(self._logp[place], rank=1)}
 
 
 def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, TopK | None]:
     """([T] of the sampled tokens, the most likely tokens) from vLLM's flat lists, whose rows hold the sampled token and
     then the most likely ones."""
-    ids_TW = torch.tensor(flat.token_ids, dtype=torch.int64).view(len(tokens), -1)
-    logp_TW = torch.tensor(flat.logprobs, dtype=torch.float32).view(len(tokens), -1)
+    # Their lists are of Python's numbers, which NumPy reads three times as fast as torch does.
+    ids_TW = torch.from_numpy(np.array(flat.token_ids, dtype=np.int64)).view(len(tokens), -1)
+    logp_TW = torch.from_numpy(np.array(flat.logprobs, dtype=np.float32)).view(len(tokens), -1)
     assert ids_TW.shape[1] == top_k + 1, f"vLLM returned rows of {ids_TW.shape[1]} log-probabilities for top_k {top_k}"
     sampling.check_finite(logp_TW[:, 0], f"in a response of {len(tokens)} tokens")
     assert ids_TW[:, 0].tolist() == tokens, "vLLM's log-probabilities are of other tokens than it returned"

@@ -136,7 +136,7 @@ class SparseLLM:
         (sampled,) = output.outputs
         tokens, prompt_ids = list(sampled.token_ids), list(output.prompt_token_ids)
         logp_T, lists = outputs.log_probs(sampled.logprobs, tokens, top_k)
-        sampled.logprobs = outputs.sampled_only(tokens, logp_T.tolist())
+        sampled.logprobs = outputs.SampledOnly(tokens, logp_T.tolist())
         rollout = Rollout(prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
         if said is None or self.schedule is None:
             return rollout

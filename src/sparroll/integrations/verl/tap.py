@@ -125,7 +125,7 @@ class Tap:
         sampled = output.outputs[0]
         tokens, flat = list(sampled.token_ids), sampled.logprobs
         logp_T, lists = outputs.log_probs(flat, tokens, 0 if self.checks_drafts else self.top_k)
-        sampled.logprobs = outputs.sampled_only(tokens, logp_T.tolist())
+        sampled.logprobs = outputs.SampledOnly(tokens, logp_T.tolist())
         if sampled.finish_reason not in ("stop", "length"):
             self.rescorer.count_aborted()
             return
