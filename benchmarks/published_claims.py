@@ -16,7 +16,7 @@ from record_tables import RESULTS
 
 from sparroll.rounding import rounded_down, rounded_up
 
-RUNNER = "python recipes/claims/run.py --only"
+RUNNER = "python recipes/claims/run.py --out runs/claims --only"
 STUDY = "study, 30.8M"
 TINY = "tiny-reasoner"
 SHAPE = "Qwen3-1.7B's shape, random weights"

@@ -130,7 +130,7 @@ def test_shifts_and_worst_bins_are_means_over_runs(of: Benchmarks, study: dict[s
 
 def claim_on(of: Benchmarks, row: str, **more: Any) -> Any:
     claims, figures, rules = of.published_claims, of.published_figures, of.published_rules
-    about = {"title": "it rises", "says": "it rises by .1", "model": "made up", "records": ("made-up",)}
+    about: dict[str, Any] = {"title": "it rises", "says": "it rises by .1", "model": "made up", "records": ("made-up",)}
     about |= {"parts": lambda: [claims.Part(row, figures.change("made-up", row), rules.above(0), sign=True)]}
     return claims.PublishedClaim(name="rises", command="python benchmarks/render.py", **about | more)
 
@@ -142,7 +142,7 @@ def test_a_row_is_computed_and_one_without_its_record_says_not_run_yet(
     assert claim_on(of, "up").verdict() == "not run yet"
     assert claim_on(of, "up", experiment="threshold").row() == [
         *("`rises`", "**not run yet**", "it rises by .1", "-", "-", "made up", "`claims-threshold-*`: not run yet"),
-        "`python recipes/claims/run.py --only threshold`",
+        "`python recipes/claims/run.py --out runs/claims --only threshold`",
     ]
     (tmp_path / "made-up.json").write_text("{}")
     verdicts = {row: claim_on(of, row).verdict() for row in ("up", "down", "level")}
