@@ -10,10 +10,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from published_rules import Estimate, Rule, Verdict, combined
 from record_tables import RESULTS
 
+from sparroll import records
 from sparroll.rounding import rounded_down, rounded_up
 
 RUNNER = "python recipes/claims/run.py --out runs/claims --only"
@@ -74,21 +76,36 @@ class PublishedClaim:
     """That made the records."""
     experiment: str = ""
     """Of recipes/claims, that will settle the claim or sharpen its verdict."""
+    settled: Callable[[Sequence[Any]], Sequence[Part]] | None = None
+    """Parts from the results of the experiment's records, which take the place of `parts` once there are any."""
     untestable: str = ""
     """Why it cannot be tested here."""
 
     def found(self) -> Sequence[Part]:
         """Empty where a record is missing."""
+        if settled := self.found_by_experiment():
+            return settled
         if self.parts is None:
-            if waiting := self.experiment_records():
+            if self.settled is None and (waiting := self.experiment_records()):
                 raise ValueError(f"{waiting[0]} is there, but the claim {self.name} has no parts that read it")
             return ()
         missing = any(not (RESULTS / f"{name}.json").exists() for name in self.records)
         return () if missing else self.parts()
 
+    def found_by_experiment(self) -> Sequence[Part]:
+        """Empty where the experiment has not come to this claim yet."""
+        ran = self.experiment_records()
+        return self.settled([self._results(name) for name in ran]) if self.settled is not None and ran else ()
+
     def experiment_records(self) -> list[str]:
         pattern = f"claims-{self.experiment}-*.json"
         return [path.stem for path in sorted(RESULTS.glob(pattern))] if self.experiment else []
+
+    def _results(self, name: str) -> Any:
+        record = records.read(RESULTS / f"{name}.json", f"claims-{self.experiment}")
+        if record["config"]["toy"]:
+            raise ValueError(f"{name} was made with --toy, which shows that the code runs and nothing else")
+        return record["results"]
 
     def verdict(self) -> Verdict:
         if self.untestable:
@@ -101,15 +118,20 @@ class PublishedClaim:
         found, verdict = self.found(), self.verdict()
         seen = self.untestable or "; ".join(part.figure() for part in found) or "-"
         intervals = "; ".join(part.interval() for part in found) or "-"
+        return [f"`{self.name}`", f"**{verdict}**", self.says, seen, intervals, self.model, *self._sources(bool(found))]
+
+    def _sources(self, found: bool) -> list[str]:
+        """Cells with the records that were read and those that are missing, and with the commands that make both."""
+        ran = self.experiment_records()
+        if self.found_by_experiment():
+            return [", ".join(f"`{name}`" for name in ran), f"`{RUNNER} {self.experiment}`"]
         used = [f"`{name}`" for name in self.records] if found else []
         commands = [self.command] if self.command and (found or not self.experiment) else []
         if self.experiment:
-            used += [f"`{name}`" for name in self.experiment_records()] or [
-                f"`claims-{self.experiment}-*`: not run yet"
-            ]
+            used += [f"`{name}`: not in this verdict" for name in ran]
+            used += [] if ran else [f"`claims-{self.experiment}-*`: not run yet"]
             commands.append(f"{RUNNER} {self.experiment}")
-        shown = [", ".join(used) or "-", "; ".join(f"`{command}`" for command in commands)]
-        return [f"`{self.name}`", f"**{verdict}**", self.says, seen, intervals, self.model, *shown]
+        return [", ".join(used) or "-", "; ".join(f"`{command}`" for command in commands)]
 
     def rules(self) -> list[str]:
         """Cells of the table of rules; none without parts."""

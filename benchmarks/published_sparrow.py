@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import published_experiments
 from published_claims import STUDY, TINY, Part, PublishedClaim, study_command
 from published_figures import change, difference, less, mean_of, over, shift, worst_bin_of
 from published_rules import Estimate, above, as_good, below, inside, uncorrelated
@@ -182,6 +183,7 @@ MISMATCH_AND_TRAINING = (
         parts=trains_like_dense,
         command=SIXTY,
         experiment="threshold",
+        settled=published_experiments.trains_like_dense,
     ),
     PublishedClaim(
         name="0.80-drifts",
@@ -192,6 +194,7 @@ MISMATCH_AND_TRAINING = (
         parts=too_low_collapses,
         command=SHORT,
         experiment="threshold",
+        settled=published_experiments.too_low_collapses,
     ),
     PublishedClaim(
         name="one-threshold-for-all",
@@ -209,7 +212,6 @@ MISMATCH_AND_TRAINING = (
         records=(S25, S60),
         parts=fixed_budget_collapses,
         command=SHORT,
-        experiment="threshold",
     ),
     PublishedClaim(
         name="corrections-do-not-repair",
@@ -228,7 +230,6 @@ MISMATCH_AND_TRAINING = (
         records=(S60,),
         parts=falls_with_length,
         command=SIXTY,
-        experiment="over-iterations",
     ),
     PublishedClaim(
         name="same-at-every-iteration",
@@ -239,6 +240,7 @@ MISMATCH_AND_TRAINING = (
         parts=same_at_every_iteration,
         command=SIXTY,
         experiment="over-iterations",
+        settled=published_experiments.same_at_every_iteration,
     ),
     PublishedClaim(
         name="schedules-hold",

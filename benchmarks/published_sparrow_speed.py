@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import published_experiments
 from published_claims import SHAPE, STUDY, TINY, Part, PublishedClaim, study_command
 from published_figures import LAST, difference, less, over
 from published_rules import Estimate, above, as_cheap, as_fast, as_good, inside
@@ -109,6 +110,7 @@ SPEED_AND_ADAPTER = (
         "with 64 and .745 with 128",
         model=STUDY,
         experiment="page-size",
+        settled=published_experiments.smaller_pages_are_better,
     ),
     PublishedClaim(
         name="published-loss-raises-tail",

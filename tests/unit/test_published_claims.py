@@ -164,6 +164,63 @@ def test_a_record_that_no_claim_reads_is_noticed(
         claim.row()
 
 
+def moved(budget: int, step: int, mean: float, half: float) -> dict[str, Any]:
+    of = {"mean": mean, "low": mean - half, "high": mean + half}
+    return {"task": "remarks", "rollouts": "sparse", "step": step, "budget": budget, "q05_moved": of}
+
+
+def test_experiments_speak_for_the_claims_that_they_were_made_for(of: Benchmarks) -> None:
+    made = of.published_experiments
+
+    def target(value: float | None, against: list[float | None] | None) -> dict[str, Any]:
+        change = {"mean": 0.01, "low": None, "high": None}
+        return {"task": "remarks", "target": value, "accuracy_change": change, "against_dense": against}
+
+    threshold = [{"lines": [target(None, None), target(0.75, [-0.2, -0.3, -0.1]), target(0.86, [0.0, -0.02, 0.02])]}]
+    assert [(part.label, part.verdict) for part in made.trains_like_dense(threshold)] == [
+        ("remarks, .86 beyond dense", "reproduced")
+    ]
+    (low,) = made.too_low_collapses(threshold)
+    assert (low.label, low.verdict, low.interval()) == ("remarks, .75", "refuted", "single")
+    steps = [{"over_seeds": [moved(96, 30, 0.5, 0), moved(96, 60, 0.01, 0.001), moved(128, 60, -0.04, 0.01)]}]
+    (most,) = made.same_at_every_iteration(steps)
+    assert (most.label, most.verdict) == (
+        "remarks, sparse rollouts, the budget that moved most (128 tokens)",
+        "refuted",
+    )
+
+
+def test_pages_are_compared_at_equal_cost(of: Benchmarks) -> None:
+    def line(page: int, eflops: float, tail: float) -> dict[str, Any]:
+        found = {"task": "remarks", "selector": {"kind": "page_mean", "page_tokens": page}, "eflops": eflops}
+        return found | {"statistics": {"q05": [tail, tail - 0.01, tail + 0.01]}}
+
+    lines = [line(16, 1.0, 0.7), line(16, 3.0, 0.9), line(32, 2.0, 0.75), line(32, 9.0, 0.99), line(8, 2.0, 0.9)]
+    (part,) = of.published_experiments.smaller_pages_are_better([{"lines": [*lines, {"selector": None}]}])
+    assert part.label == "remarks, pages of 32 beyond 16" and part.verdict == "reproduced"
+    assert part.estimate.value == pytest.approx(-0.05)
+    assert part.estimate.high - part.estimate.value == pytest.approx(0.01 * 2**0.5)
+
+
+def test_an_experiment_takes_the_place_of_older_records_once_it_came_to_the_claim(
+    of: Benchmarks, study: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(of.published_claims, "RESULTS", tmp_path)
+    (tmp_path / "made-up.json").write_text("{}")
+    part = of.published_claims.Part("late", of.published_rules.Estimate.single(-1.0), of.published_rules.above(0))
+    claim = claim_on(of, "up", experiment="threshold", settled=lambda found: [part] * len(found[0]["lines"]))
+    assert claim.verdict() == "reproduced" and "not run yet" in claim.row()[6]
+    path = tmp_path / "claims-threshold-h200.json"
+    records.write(path, "claims-threshold", {"lines": []}, config={"toy": False})
+    assert claim.verdict() == "reproduced"
+    assert claim.row()[6] == "`made-up`, `claims-threshold-h200`: not in this verdict"
+    records.write(path, "claims-threshold", {"lines": [{}]}, config={"toy": False})
+    assert claim.verdict() == "refuted" and claim.row()[6] == "`claims-threshold-h200`"
+    records.write(path, "claims-threshold", {"lines": [{}]}, config={"toy": True})
+    with pytest.raises(ValueError, match="made with --toy"):
+        claim.verdict()
+
+
 def test_every_claim_has_all_fields(claims: list[Any]) -> None:
     assert 25 <= len(claims) <= 45
     assert len({claim.name for claim in claims}) == len(claims)
