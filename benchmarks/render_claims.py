@@ -44,15 +44,14 @@ def every_claim() -> list[PublishedClaim]:
 
 
 def summary() -> str:
-    """A line for each verdict, with the claims that have it."""
-    claims, rows = every_claim(), []
+    """A list for each verdict, of the claims that have it."""
+    verdicts = {claim: claim.verdict() for claim in every_claim()}
+    parts = []
     for verdict in VERDICTS:
-        those = [claim for claim in claims if claim.verdict() == verdict]
+        those = [f"- {claim.title} (`{claim.name}`)" for claim, found in verdicts.items() if found == verdict]
         if those:
-            rows.append(
-                [f"**{verdict}**", str(len(those)), "; ".join(f"{claim.title} (`{claim.name}`)" for claim in those)]
-            )
-    return table(["verdict", "claims", "which"], rows)
+            parts.append("\n".join([f"**{verdict.capitalize()}** ({len(those)} of {len(verdicts)}):\n", *those]))
+    return "\n" + "\n\n".join(parts) + "\n"
 
 
 def correlations(when: str) -> str:
