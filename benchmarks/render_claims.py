@@ -13,7 +13,7 @@ import published_jackpot
 import published_sparrow
 import published_sparse_rl
 from published_claims import PublishedClaim
-from published_rules import COMBINED, VERDICTS
+from published_rules import COMBINED, VERDICTS, Verdict
 from record_tables import results, table
 
 from sparroll.rounding import rounded_down, rounded_up
@@ -26,6 +26,16 @@ PAPERS: dict[str, tuple[PublishedClaim, ...]] = {
 }
 
 HEAD = ("claim", "verdict", "what they say", "what we saw", "interval", "on which model", "record", "command")
+
+
+IN_WORDS: dict[Verdict, str] = {
+    "reproduced": "these claims hold on our models",
+    "partly": "a part of each of these holds",
+    "refuted": "these claims did not hold on our models",
+    "undecided": "our intervals are too wide to tell whether these hold",
+    "not run yet": "nobody has tried these here",
+    "not testable here": "these need what we do not have",
+}
 
 
 def rows_of(claims: Sequence[PublishedClaim]) -> str:
@@ -50,7 +60,8 @@ def summary() -> str:
     for verdict in VERDICTS:
         those = [f"- {claim.title} (`{claim.name}`)" for claim, found in verdicts.items() if found == verdict]
         if those:
-            parts.append("\n".join([f"**{verdict.capitalize()}** ({len(those)} of {len(verdicts)}):\n", *those]))
+            head = f"**{verdict.capitalize()}** ({len(those)} of {len(verdicts)}): {IN_WORDS[verdict]}:\n"
+            parts.append("\n".join([head, *those]))
     return "\n" + "\n\n".join(parts) + "\n"
 
 
