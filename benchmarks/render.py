@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import render_claims
 import render_control
 import render_math
 import render_speed
@@ -300,6 +301,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "math-now": render_math.now,
     "math-misjudged": render_math.misjudged,
     **render_control.TABLES,
+    **render_claims.TABLES,
 }
 
 

@@ -1,0 +1,107 @@
+"""Figures with intervals out of the study's records, for docs/claims.md. Measures nothing.
+
+Intervals of changes of dense accuracy are Student's t with one standard deviation for all rows of a record: that between the
+seeds of a row, pooled over rows, since three seeds alone say little of their spread. Intervals of other means are Student's
+t over the runs themselves.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from published_rules import Estimate
+from record_tables import results
+from scipy import stats
+
+KIND = "mismatch-study"
+FIRST, LAST = slice(0, 5), slice(-5, None)
+"""Steps of a run."""
+
+
+def runs_of(record: str, row: str, whole: bool = True) -> list[dict[str, Any]]:
+    """A row's runs; `whole`: those that went to their last step."""
+    runs = [run for run in results(record, KIND)["runs"] if run["row"] == row]
+    return [run for run in runs if not whole or (run["state"] == "finished" and not run["stopped"])]
+
+
+def change(record: str, *rows: str) -> Estimate:
+    """Change of dense accuracy, mean over all runs of these rows."""
+    found = [value for row in rows for value in _changes(record, row)]
+    return _around(statistics.mean(found), 1 / len(found), [record])
+
+
+def difference(record: str, row: str, than: str, other: str | None = None) -> Estimate:
+    """How much more dense accuracy a row gained than another, which may be of another record."""
+    other = other or record
+    ours, theirs = _changes(record, row), _changes(other, than)
+    mean = statistics.mean(ours) - statistics.mean(theirs)
+    return _around(mean, 1 / len(ours) + 1 / len(theirs), sorted({record, other}))
+
+
+def _changes(record: str, row: str) -> list[float]:
+    ends = [run["dense_accuracy"] for run in runs_of(record, row)]
+    return [points[-1][1] - points[0][1] for points in ends]
+
+
+def _around(mean: float, inverse_runs: float, of: Sequence[str]) -> Estimate:
+    """`inverse_runs`: the variance of the mean in units of the variance of a run."""
+    spread, freedom = pooled_deviation(of)
+    half = float(stats.t.ppf(0.975, freedom)) * spread * math.sqrt(inverse_runs)
+    return Estimate(mean, mean - half, mean + half)
+
+
+def pooled_deviation(of: Sequence[str]) -> tuple[float, int]:
+    """Standard deviation between the seeds of a row, and its degrees of freedom."""
+    squares, freedom = 0.0, 0
+    for record in of:
+        for row in dict.fromkeys(run["row"] for run in results(record, KIND)["runs"]):
+            values = _changes(record, row)
+            if len(values) > 1:
+                squares += statistics.variance(values) * (len(values) - 1)
+                freedom += len(values) - 1
+    return math.sqrt(squares / freedom), freedom
+
+
+def mean_of(values: Sequence[float]) -> Estimate:
+    """Of independent runs."""
+    mean = statistics.mean(values)
+    if len(values) == 1:
+        return Estimate.single(mean)
+    half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def less(ours: Sequence[float], theirs: Sequence[float]) -> Estimate:
+    """Mean of ours minus mean of theirs, with Welch's interval."""
+    variances = [statistics.variance(of) / len(of) for of in (ours, theirs)]
+    freedom = sum(variances) ** 2 / sum(v**2 / (len(of) - 1) for v, of in zip(variances, (ours, theirs), strict=True))
+    mean = statistics.mean(ours) - statistics.mean(theirs)
+    half = float(stats.t.ppf(0.975, freedom)) * math.sqrt(sum(variances))
+    return Estimate(mean, mean - half, mean + half)
+
+
+def over(record: str, row: str, metric: str, steps: slice = slice(None), whole: bool = True) -> list[float]:
+    """Mean over steps of a metric, of each run that has it."""
+    found = []
+    for run in runs_of(record, row, whole):
+        values = [value for value in run["series"].get(metric, [])[steps] if value is not None]
+        if values:
+            found.append(statistics.mean(values))
+    return found
+
+
+def shift(record: str, row: str, metric: str) -> Estimate:
+    """Last five steps minus the first five, mean over runs."""
+    first, last = (over(record, row, metric, steps) for steps in (FIRST, LAST))
+    return mean_of([after - before for before, after in zip(first, last, strict=True)])
+
+
+def worst_bin_of(record: str, row: str) -> list[float]:
+    """Tail of the length bin in which the row's is lowest, of each run, over its steps."""
+    prefix = "mismatch/acceptance_q05/"
+    bins = sorted({name for run in runs_of(record, row) for name in run["series"] if name.startswith(prefix)})
+    tails = {name: over(record, row, name) for name in bins}
+    return tails[min(tails, key=lambda name: statistics.mean(tails[name]))]

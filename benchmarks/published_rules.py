@@ -1,0 +1,117 @@
+"""Rules by which docs/claims.md judges what a paper says: from figures with intervals to a verdict. Pure functions; nothing
+here reads a record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Verdict = Literal["reproduced", "refuted", "partly", "undecided", "not testable here", "not run yet"]
+VERDICTS: tuple[Verdict, ...] = ("reproduced", "partly", "refuted", "undecided", "not run yet", "not testable here")
+"""In the order in which pages have them."""
+NEAR = 0.9
+"""Least part of a published speed-up that counts as the same."""
+AS_GOOD = 0.03
+"""Accuracy by which a run may end lower and still train as well."""
+NO_CORRELATION = 0.3
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A figure with the ends of its 95 % interval, which are the figure itself where nothing was repeated."""
+
+    value: float
+    low: float
+    high: float
+
+    @staticmethod
+    def single(value: float) -> Estimate:
+        return Estimate(value, value, value)
+
+    @property
+    def repeated(self) -> bool:
+        return self.low < self.high
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Words that the page shows, and what they mean."""
+
+    text: str
+    judge: Callable[[Estimate], Verdict]
+
+
+def _decided(reproduced: bool, refuted: bool) -> Verdict:
+    return "reproduced" if reproduced else "refuted" if refuted else "undecided"
+
+
+def above(threshold: float) -> Rule:
+    text = f"reproduced if the whole interval lies above {threshold:g}, refuted if below"
+    return Rule(text, lambda of: _decided(of.low > threshold, of.high < threshold))
+
+
+def below(threshold: float) -> Rule:
+    text = f"reproduced if the whole interval lies below {threshold:g}, refuted if above"
+    return Rule(text, lambda of: _decided(of.high < threshold, of.low > threshold))
+
+
+def inside(low: float, high: float) -> Rule:
+    text = f"reproduced if the whole interval lies in {low:g} to {high:g}, refuted if outside"
+    return Rule(text, lambda of: _decided(low <= of.low and of.high <= high, of.high < low or of.low > high))
+
+
+def as_good() -> Rule:
+    """For how much more than another row one gained."""
+    text = f"reproduced if the whole interval lies above -{AS_GOOD:g}, refuted if below 0"
+    return Rule(text, lambda of: _decided(of.low > -AS_GOOD, of.high < 0))
+
+
+def at_least(share: float) -> Rule:
+    text = f"reproduced if at least {share:g}, refuted if less"
+    return Rule(text, lambda of: _decided(of.low >= share, of.high < share))
+
+
+def uncorrelated() -> Rule:
+    text = f"reproduced if the whole interval lies below {NO_CORRELATION:g}, refuted if above 0"
+    return Rule(text, lambda of: _decided(of.high < NO_CORRELATION, of.low > 0))
+
+
+def as_fast(published: float) -> Rule:
+    text = f"reproduced from {NEAR:g} times the published figure on, refuted at 1 or less, partly between"
+
+    def judge(of: Estimate) -> Verdict:
+        if of.low >= NEAR * published:
+            return "reproduced"
+        if of.high <= 1:
+            return "refuted"
+        return "partly" if of.low > 1 and of.high < NEAR * published else "undecided"
+
+    return Rule(text, judge)
+
+
+def as_cheap(published: float) -> Rule:
+    text = f"reproduced up to the published figure / {NEAR:g}, refuted above"
+    return Rule(text, lambda of: _decided(of.high <= published / NEAR, of.low > published / NEAR))
+
+
+def combined(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a claim's parts. All of them have to hold, so one that does keeps a claim from being refuted, and one that does
+    not keeps it from being reproduced.
+
+    >>> combined(["reproduced", "refuted"]), combined(["refuted", "undecided"]), combined(["undecided"])
+    ('partly', 'refuted', 'undecided')
+    """
+    if not verdicts:
+        raise ValueError("a claim needs at least one part")
+    if len(set(verdicts)) == 1:
+        return verdicts[0]
+    if "reproduced" in verdicts or "partly" in verdicts:
+        return "partly"
+    return "refuted"
+
+
+COMBINED = (
+    "A claim of several parts is reproduced if all of them are, and partly if only some are. If none is, it is refuted "
+    "where at least one part is, and undecided otherwise."
+)

@@ -1,0 +1,167 @@
+"""What Sparse-RL (arXiv 2601.10079) says, and what our records say of it."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from functools import partial
+
+from published_claims import STUDY, TINY, Part, PublishedClaim, study_command
+from published_figures import difference, mean_of, over, runs_of
+from published_rules import Estimate, Rule, Verdict, above, at_least, below
+from render_study import STUDIES
+
+S25 = STUDIES[25]
+REJECTED = "correction/masked_sequence_share"
+TOO_MANY = 0.15
+"""Share of rejected sequences above which the paper calls a budget too small."""
+CORRECTED = {"R-KV, 3,584 tokens": "r_kv-3584", "SnapKV, 3,584": "snap_kv-3584", "R-KV, 1,024": "r_kv-1024"}
+
+
+def collapses_without() -> Sequence[Part]:
+    rows = {name: f"{row}-none" for name, row in CORRECTED.items()} | {"SnapKV, 1,024": "snap_kv-1024-none"}
+    return [
+        Part(f"{name}, beyond dense", difference(S25, row, "dense"), below(0), sign=True) for name, row in rows.items()
+    ]
+
+
+def keeps_up_with_dense() -> Sequence[Part]:
+    ended = {name: _ended(f"{row}-sparse_rl") for name, row in CORRECTED.items()}
+    parts = [
+        Part(f"{name}, runs that reached their end", Estimate.single(of), at_least(1), 2) for name, of in ended.items()
+    ]
+    kept = _share_kept("r_kv-3584-sparse_rl")
+    return [*parts, Part("R-KV, 3,584 tokens, accuracy of dense's", kept, at_least(0.97))]
+
+
+def _ended(row: str) -> float:
+    return len(runs_of(S25, row)) / len(runs_of(S25, row, whole=False))
+
+
+def _share_kept(row: str) -> Estimate:
+    """Final accuracy of a row's policies over that of dense rollouts' mean; the interval is the difference's."""
+    final = statistics.mean(run["dense_accuracy"][-1][1] for run in runs_of(S25, "dense"))
+    behind = difference(S25, row, "dense")
+    return Estimate(*(1 + of / final for of in (behind.value, behind.low, behind.high)))
+
+
+def memory_saved() -> Sequence[Part]:
+    """The most that was saved in a row with the correction whose runs all reached their end."""
+    rows = [f"{row}-sparse_rl" for row in CORRECTED.values()]
+    saved = [over(S25, row, "compression/kv_saved_share") for row in rows if _ended(row) == 1]
+    most = max((statistics.mean(of) for of in saved), default=0.0)
+    return [Part("most saved where all runs reached their end", Estimate.single(most), at_least(0.35), 2)]
+
+
+def rejection_tells() -> Sequence[Part]:
+    rows = {"R-KV, 3,584 tokens": "r_kv-3584", "schedule of .86": "calibrated-0.86", "128 tokens": "fixed"}
+    return [_judged_by_rejection(name, f"{row}-sparse_rl") for name, row in rows.items()]
+
+
+def _judged_by_rejection(name: str, row: str) -> Part:
+    behind = difference(S25, row, "dense")
+    return Part(f"{name}, rejected", mean_of(over(S25, row, REJECTED)), rejection_rule(behind), 2)
+
+
+def rejection_rule(behind: Estimate) -> Rule:
+    """A row that trains worse than dense should be rejected often, and any other seldom."""
+    worse, as_well = behind.high < 0, behind.low > -0.03
+
+    def judge(rejected: Estimate) -> Verdict:
+        if not (worse or as_well):
+            return "undecided"
+        return (above if worse else below)(TOO_MANY).judge(rejected)
+
+    return Rule(
+        f"reproduced if the interval of the rejected share lies above {TOO_MANY:g} where a row surely trains worse than "
+        f"dense, or below it where one surely trains no more than .03 worse; refuted if on the other side; undecided "
+        f"where neither is sure",
+        judge,
+    )
+
+
+def correction_helps() -> Sequence[Part]:
+    rows = {"128 tokens": "fixed", "schedule of .86": "calibrated-0.86", "R-KV, 3,584 tokens": "r_kv-3584"}
+    return [
+        Part(f"{name}, beyond no correction", difference(S25, f"{row}-sparse_rl", f"{row}-none"), above(0), sign=True)
+        for name, row in rows.items()
+    ]
+
+
+EVICTION = partial(study_command, 25, "dense")
+NONE = tuple(f"{row}-none" for row in (*CORRECTED.values(), "snap_kv-1024"))
+WITH = tuple(f"{row}-sparse_rl" for row in CORRECTED.values())
+
+CLAIMS = (
+    PublishedClaim(
+        name="eviction-collapses",
+        title="evicting without a correction collapses",
+        says="Training-free KV compression during rollouts, uncorrected, collapses the training",
+        model=STUDY,
+        records=(S25,),
+        parts=collapses_without,
+        command=EVICTION(*NONE),
+        experiment="sparse-rl",
+    ),
+    PublishedClaim(
+        name="eviction-with-correction-trains",
+        title="with the correction, evicting trains like dense rollouts",
+        says="With rejection and reweighting, rollouts of 512 tokens keep about 97 % of dense training's accuracy",
+        model=STUDY,
+        records=(S25,),
+        parts=keeps_up_with_dense,
+        command=EVICTION(*WITH),
+        experiment="sparse-rl",
+    ),
+    PublishedClaim(
+        name="memory-saved",
+        title="35 to 53 % of the KV memory is saved",
+        says="35 to 53 % of the KV storage is saved",
+        model=STUDY,
+        records=(S25,),
+        parts=memory_saved,
+        command=EVICTION(*WITH),
+        experiment="sparse-rl",
+    ),
+    PublishedClaim(
+        name="correction-helps",
+        title="the correction is what keeps such rollouts trainable",
+        says="Rejection and reweighting turn a run that collapses into one that trains",
+        model=STUDY,
+        records=(S25,),
+        parts=correction_helps,
+        command=EVICTION("fixed-none", "fixed-sparse_rl", "calibrated-0.86-none", "calibrated-0.86-sparse_rl"),
+        experiment="sparse-rl",
+    ),
+    PublishedClaim(
+        name="rejection-tells-the-budget",
+        title="the share of rejected sequences says whether the budget suffices",
+        says="A healthy share of rejected sequences is about .07; above .15 the budget is too small",
+        model=STUDY,
+        records=(S25,),
+        parts=rejection_tells,
+        command=EVICTION("fixed-sparse_rl", "calibrated-0.86-sparse_rl", "r_kv-3584-sparse_rl"),
+        experiment="sparse-rl",
+    ),
+    PublishedClaim(
+        name="budget-of-512",
+        title="512 tokens suffice, fewer do not",
+        says="Of budgets of 128 to 1,024 tokens, 512 trains stably",
+        model=TINY,
+        experiment="sparse-rl",
+    ),
+    PublishedClaim(
+        name="epsilon",
+        title="the threshold of the veto does not matter much",
+        says="The veto's threshold of 1e-4 may be 1e-5 to 1e-3",
+        model=TINY,
+        experiment="sparse-rl",
+    ),
+    PublishedClaim(
+        name="robust-to-sparsity",
+        title="a policy trained on sparse rollouts is more robust under sparse inference",
+        says="Policies trained on compressed rollouts lose less when they are decoded with compression",
+        model=TINY,
+        experiment="sparse-rl",
+    ),
+)
