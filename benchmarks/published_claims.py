@@ -51,7 +51,7 @@ class Part:
 
     def interval(self) -> str:
         if not self.estimate.repeated:
-            return "single"
+            return "(single)"
         low = rounded_down(self.estimate.low, self.decimals, self.sign)
         high = rounded_up(self.estimate.high, self.decimals, self.sign)
         return f"[{low}, {high}]"
@@ -114,24 +114,24 @@ class PublishedClaim:
         return combined([part.verdict for part in found]) if found else "not run yet"
 
     def row(self) -> list[str]:
-        """Cells of the page's table."""
+        """Cells of the page's table, but for the commands."""
         found, verdict = self.found(), self.verdict()
-        seen = self.untestable or "; ".join(part.figure() for part in found) or "-"
-        intervals = "; ".join(part.interval() for part in found) or "-"
-        return [f"`{self.name}`", f"**{verdict}**", self.says, seen, intervals, self.model, *self._sources(bool(found))]
+        seen = self.untestable or "; ".join(f"{part.figure()} {part.interval()}" for part in found) or "-"
+        return [f"`{self.name}`", f"**{verdict}**", self.says, seen, self.model, self.sources()[0]]
 
-    def _sources(self, found: bool) -> list[str]:
-        """Cells with the records that were read and those that are missing, and with the commands that make both."""
+    def sources(self) -> tuple[str, list[str]]:
+        """(The records that were read and those that are missing, in words; the commands that make both.)"""
         ran = self.experiment_records()
         if self.found_by_experiment():
-            return [", ".join(f"`{name}`" for name in ran), f"`{RUNNER} {self.experiment}`"]
+            return ", ".join(f"`{name}`" for name in ran), [f"{RUNNER} {self.experiment}"]
+        found = bool(self.found())
         used = [f"`{name}`" for name in self.records] if found else []
         commands = [self.command] if self.command and (found or not self.experiment) else []
         if self.experiment:
             used += [f"`{name}`: not in this verdict" for name in ran]
             used += [] if ran else [f"`claims-{self.experiment}-*`: not run yet"]
             commands.append(f"{RUNNER} {self.experiment}")
-        return [", ".join(used) or "-", "; ".join(f"`{command}`" for command in commands)]
+        return ", ".join(used) or "-", commands
 
     def rules(self) -> list[str]:
         """Cells of the table of rules; none without parts."""

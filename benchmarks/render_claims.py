@@ -25,7 +25,7 @@ PAPERS: dict[str, tuple[PublishedClaim, ...]] = {
     "others": published_jackpot.OTHERS,
 }
 
-HEAD = ("claim", "verdict", "what they say", "what we saw", "interval", "on which model", "record", "command")
+HEAD = ("claim", "verdict", "what they say", "what we saw", "on which model", "record", "command")
 
 
 IN_WORDS: dict[Verdict, str] = {
@@ -39,7 +39,22 @@ IN_WORDS: dict[Verdict, str] = {
 
 
 def rows_of(claims: Sequence[PublishedClaim]) -> str:
-    return table(HEAD, [claim.row() for claim in claims])
+    """The table of some claims. Commands are long and many claims share them, so a row has their numbers."""
+    number = {command: place for place, command in enumerate(every_command(), 1)}
+    rows = []
+    for claim in claims:
+        asked = ", ".join(f"[{number[command]}](#the-commands)" for command in claim.sources()[1])
+        rows.append([*claim.row(), asked])
+    return table(HEAD, rows)
+
+
+def commands() -> str:
+    return "\n" + "\n".join(f"{place}. `{command}`" for place, command in enumerate(every_command(), 1)) + "\n"
+
+
+def every_command() -> list[str]:
+    """Each once, in the order in which the page needs them."""
+    return list(dict.fromkeys(command for claim in every_claim() for command in claim.sources()[1]))
 
 
 def rules() -> str:
@@ -84,6 +99,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "claims-summary": summary,
     **{f"claims-{paper}": partial(rows_of, claims) for paper, claims in PAPERS.items()},
     "claims-rules": rules,
+    "claims-commands": commands,
     "predictors": partial(correlations, "run_mean"),
     "predictors-first-step": partial(correlations, "first_step"),
 }

@@ -148,8 +148,8 @@ def test_a_row_is_computed_and_one_without_its_record_says_not_run_yet(
     verdicts = {row: claim_on(of, row).verdict() for row in ("up", "down", "level")}
     assert verdicts == {"up": "reproduced", "down": "refuted", "level": "undecided"}
     cells = claim_on(of, "up").row()
-    assert cells[1:5] == ["**reproduced**", "it rises by .1", "up: +0.100", "[+0.071, +0.129]"]
-    assert cells[6:] == ["`made-up`", "`python benchmarks/render.py`"]
+    assert cells[1:4] == ["**reproduced**", "it rises by .1", "up: +0.100 [+0.071, +0.129]"]
+    assert claim_on(of, "up").sources() == ("`made-up`", ["python benchmarks/render.py"])
     assert claim_on(of, "up").rules()[1].endswith("refuted if below (up: reproduced)")
 
 
@@ -181,7 +181,7 @@ def test_experiments_speak_for_the_claims_that_they_were_made_for(of: Benchmarks
         ("remarks, .86 beyond dense", "reproduced")
     ]
     (low,) = made.too_low_collapses(threshold)
-    assert (low.label, low.verdict, low.interval()) == ("remarks, .75", "refuted", "single")
+    assert (low.label, low.verdict, low.interval()) == ("remarks, .75", "refuted", "(single)")
     steps = [{"over_seeds": [moved(96, 30, 0.5, 0), moved(96, 60, 0.01, 0.001), moved(128, 60, -0.04, 0.01)]}]
     (most,) = made.same_at_every_iteration(steps)
     assert (most.label, most.verdict) == (
@@ -209,13 +209,13 @@ def test_an_experiment_takes_the_place_of_older_records_once_it_came_to_the_clai
     (tmp_path / "made-up.json").write_text("{}")
     part = of.published_claims.Part("late", of.published_rules.Estimate.single(-1.0), of.published_rules.above(0))
     claim = claim_on(of, "up", experiment="threshold", settled=lambda found: [part] * len(found[0]["lines"]))
-    assert claim.verdict() == "reproduced" and "not run yet" in claim.row()[6]
+    assert claim.verdict() == "reproduced" and "not run yet" in claim.row()[5]
     path = tmp_path / "claims-threshold-h200.json"
     records.write(path, "claims-threshold", {"lines": []}, config={"toy": False})
     assert claim.verdict() == "reproduced"
-    assert claim.row()[6] == "`made-up`, `claims-threshold-h200`: not in this verdict"
+    assert claim.row()[5] == "`made-up`, `claims-threshold-h200`: not in this verdict"
     records.write(path, "claims-threshold", {"lines": [{}]}, config={"toy": False})
-    assert claim.verdict() == "refuted" and claim.row()[6] == "`claims-threshold-h200`"
+    assert claim.verdict() == "refuted" and claim.row()[5] == "`claims-threshold-h200`"
     records.write(path, "claims-threshold", {"lines": [{}]}, config={"toy": True})
     with pytest.raises(ValueError, match="made with --toy"):
         claim.verdict()
@@ -226,7 +226,7 @@ def test_every_claim_has_all_fields(claims: list[Any]) -> None:
     assert len({claim.name for claim in claims}) == len(claims)
     for claim in claims:
         cells = claim.row()
-        assert len(cells) == 8 and all(cells), claim.name
+        assert len(cells) == 6 and all(cells), claim.name
         assert claim.title and not any("|" in cell for cell in cells), claim.name
         assert claim.parts or claim.experiment or claim.untestable, f"{claim.name} can never get a verdict"
         assert bool(claim.records) == bool(claim.parts), claim.name
@@ -243,11 +243,11 @@ def test_every_record_that_a_claim_names_exists_or_the_row_says_not_run_yet(clai
 
 def test_every_command_names_a_file_that_exists(claims: list[Any]) -> None:
     for claim in claims:
-        commands = re.findall(r"`([^`]+)`", claim.row()[7])
+        commands = claim.sources()[1]
         assert commands, claim.name
         for words in map(shlex.split, commands):
             (path, *_) = [word for word in words if re.search(r"\.(py|toml)$", word)]
-            runner = words[1] == "recipes/claims/run.py" and "not run yet" in claim.row()[6]
+            runner = words[1] == "recipes/claims/run.py" and "not run yet" in claim.row()[5]
             assert (ROOT / path).is_file() or runner, f"{claim.name}: {path}"
 
 
