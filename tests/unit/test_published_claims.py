@@ -140,10 +140,10 @@ def test_a_row_is_computed_and_one_without_its_record_says_not_run_yet(
 ) -> None:
     monkeypatch.setattr(of.published_claims, "RESULTS", tmp_path)
     assert claim_on(of, "up").verdict() == "not run yet"
-    assert claim_on(of, "up", experiment="threshold").row() == [
-        *("`rises`", "**not run yet**", "it rises by .1", "-", "-", "made up", "`claims-threshold-*`: not run yet"),
-        "`python recipes/claims/run.py --out runs/claims --only threshold`",
-    ]
+    waiting = claim_on(of, "up", experiment="threshold")
+    expected = ["`rises`", "**not run yet**", "it rises by .1", "-", "made up", "`claims-threshold-*`: not run yet"]
+    assert waiting.row() == expected
+    assert waiting.sources()[1] == ["python recipes/claims/run.py --out runs/claims --only threshold"]
     (tmp_path / "made-up.json").write_text("{}")
     verdicts = {row: claim_on(of, row).verdict() for row in ("up", "down", "level")}
     assert verdicts == {"up": "reproduced", "down": "refuted", "level": "undecided"}
