@@ -16,7 +16,7 @@ from sparroll.progress import quiet_transformers
 from sparroll.rounding import percent_up, rounded_down, rounded_up
 
 if TYPE_CHECKING:
-    from sparroll.plan.speedup import Plan, StepTime, VerifiedTime
+    from sparroll.plan.speedup import ControlTime, Plan, StepTime, VerifiedTime
 
 MEASURE = "measure"
 
@@ -45,6 +45,10 @@ def plan(
         float | None,
         option(READING, "--drafted-per-kept", help="The same in other terms: tokens drafted for each that stands."),
     ] = None,
+    control_share: Annotated[
+        float,
+        option(READING, "--control-share", min=0, help="Share of requests that a control group decodes densely."),
+    ] = 0.0,
     gpu: Annotated[
         str,
         option(MODEL, "--gpu", help="A100, H100, H200, B200, MI300X, a JSON profile, or `measure` for this machine."),
@@ -111,6 +115,7 @@ def plan(
         time_model=time_model_here(model, chosen) if fit_steps else None,
         cut_share=cut_share,
         drafted_per_kept=drafted_per_kept,
+        control_share=control_share,
         force_schedule=force_schedule,
     )
     asked = {"model": model, "schedule": chosen.name, "gpu": gpu, "lengths": lengths, "lengths_are": lengths_are}
@@ -142,6 +147,7 @@ def text(plan: Plan) -> list[str]:
         "",
         f"speed-up   {rounded_down(plan.speedup, 2)}x",
         *(_verified(plan, plan.verified) if plan.verified else ()),
+        *(_control(plan.dense, plan.control) if plan.control else ()),
         "",
         f"{'context':>9}{'budget':>{width}}{'read':>7}{'speed-up':>10}",
         *(
@@ -167,6 +173,13 @@ def _verified(plan: Plan, found: VerifiedTime) -> list[str]:
         f"{_duration(found.check_layers_seconds)}, logits and the rule {_duration(found.check_logits_seconds)}",
         f"training   the checks replace the trainer's scoring pass, {_duration(found.scoring_seconds)} for the same tokens; "
         f"without it {_duration(net)} are left, beside {_duration(plan.sparse.seconds)} unverified",
+    ]
+
+
+def _control(dense: StepTime, found: ControlTime) -> list[str]:
+    return [
+        f"control    {rounded_down(dense.seconds / found.step.seconds, 2)}x with {found.share:.3g} of the requests dense, "
+        f"which costs {percent_up(found.lost_share)} of the tokens per second",
     ]
 
 

@@ -68,6 +68,17 @@ class VerifiedTime:
 
 
 @dataclass(frozen=True)
+class ControlTime:
+    """A sparse step some of whose requests read all of their context, because they are rollouts of the control group."""
+
+    share: float
+    """Of the requests."""
+    step: StepTime
+    lost_share: float
+    """Of the tokens per second that the batch would have without them."""
+
+
+@dataclass(frozen=True)
 class LengthRow:
     """The schedule at one context length, for the plan's batch with all requests at that length."""
 
@@ -98,6 +109,8 @@ class Plan:
     assumptions: tuple[str, ...]
     verified: VerifiedTime | None = None
     """None where the schedule has no check."""
+    control: ControlTime | None = None
+    """None where no control group was asked for."""
 
     @property
     def verified_speedup(self) -> float:
@@ -113,10 +126,10 @@ class Plan:
     def table(self) -> dict[str, Any]:
         """Plain data for printing and JSON."""
         table = {**dataclasses.asdict(self), "speedup": self.speedup}
-        if self.verified is None:
-            del table["verified"]
-            return table
-        return table | {"verified_speedup": self.verified_speedup}
+        for name in ("verified", "control"):
+            if table[name] is None:
+                del table[name]
+        return table if self.verified is None else table | {"verified_speedup": self.verified_speedup}
 
 
 @dataclass(frozen=True)
@@ -129,9 +142,13 @@ class _Decoder:
     overhead_seconds: float
     time_model: TimeModel | None
 
-    def step(self, mix: LengthMix, *, sparse: bool) -> StepTime:
+    def step(self, mix: LengthMix, *, sparse: bool, dense_share: float = 0.0) -> StepTime:
+        """dense_share: of the requests of a sparse step, those that read all of their context."""
         shape, batch, bandwidth = self.reads.shape, self.batch, self.device.bandwidth_bytes_per_second
-        attended, index = self.reads.layer_sums(mix) if sparse else (shape.layers * mix.mean_tokens, 0.0)
+        attended, index = shape.layers * mix.mean_tokens, 0.0
+        if sparse:
+            few, scored = self.reads.layer_sums(mix)
+            attended, index = dense_share * attended + (1 - dense_share) * few, (1 - dense_share) * scored
         kv_bytes, index_bytes = (batch * tokens * self.reads.token_bytes for tokens in (attended, index))
         weight_seconds = shape.parameters_used(batch) * self.reads.element_bytes / bandwidth
         memory = weight_seconds + (kv_bytes + index_bytes) / bandwidth
@@ -183,6 +200,10 @@ class _Decoder:
             scoring_seconds=scoring_seconds(shape, self.device, self.batch, mix.mean_tokens),
         )
 
+    def control(self, mix: LengthMix, share: float) -> ControlTime:
+        mixed = self.step(mix, sparse=True, dense_share=share)
+        return ControlTime(share, mixed, 1 - self.step(mix, sparse=True).seconds / mixed.seconds)
+
     def row(self, context: int) -> LengthRow:
         here = LengthMix.parse(context)
         speedup = self.step(here, sparse=False).seconds / self.step(here, sparse=True).seconds
@@ -206,6 +227,7 @@ def plan(
     time_model: TimeModel | None = None,
     cut_share: float | None = None,
     drafted_per_kept: float | None = None,
+    control_share: float = 0.0,
     force_schedule: bool = False,
 ) -> Plan:
     """Predict dense and sparse decoding of `model` on one device.
@@ -219,7 +241,8 @@ def plan(
     overhead_seconds_per_layer: launch gaps and the like, added to the dense and the sparse step.
     time_model: replaces the roofline.  cut_share or drafted_per_kept: what checks take back, for a schedule with a
     check: the share of windows that are cut, or the tokens drafted for each that stands; by default as measured on the
-    study's model (see check_rate.py).
+    study's model (see check_rate.py).  control_share: of the requests, those that a control group decodes densely; 0: there
+    is none.
     """
     shape, mix = model_shape(model), LengthMix.parse(lengths)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
@@ -238,6 +261,12 @@ def plan(
         raise UserError(
             f"the schedule {reads.schedule.name!r} checks no drafts, so nothing is taken back",
             "give the schedule a check: --check-window, or Schedule.checked",
+        )
+    if not 0 <= control_share < 1:
+        raise UserError(f"control_share must be from 0 to below 1, got {control_share!r}", "1/32 is usual")
+    if control_share and check is not None:
+        raise UserError(
+            "what a control group costs beside checked drafts is not predicted", "plan one of the two: leave one out"
         )
     decoder = _Decoder(reads, device, size, overhead_seconds_per_layer * shape.layers, time_model)
     verified = None
@@ -263,6 +292,7 @@ def plan(
             *_said_of(verified),
         ),
         verified=verified,
+        control=decoder.control(mix, control_share) if control_share else None,
     )
 
 

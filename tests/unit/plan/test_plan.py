@@ -134,6 +134,19 @@ def test_a_plan_is_plain_data():
     assert table["sparse"]["bound"] == "memory"
 
 
+def test_a_control_group_reads_all_of_its_context():
+    got = plan(TOY, 512, hardware=SLOW, lengths=1024, batch=4, control_share=0.25)
+    assert got.control is not None
+    # Of four requests one is dense; both steps are bound by memory.
+    extra = (got.dense.kv_seconds - got.sparse.kv_seconds - got.sparse.index_seconds) / 4
+    assert got.control.step.seconds == pytest.approx(got.sparse.seconds + extra, rel=1e-9)
+    assert got.control.lost_share == pytest.approx(extra / (got.sparse.seconds + extra), rel=1e-9)
+    assert got.table()["control"]["share"] == 0.25
+    without = plan(TOY, 512, hardware=SLOW, lengths=1024, batch=4)
+    assert without.control is None and "control" not in without.table()
+    assert without.sparse == got.sparse
+
+
 def test_a_schedule_of_another_model_is_refused_unless_forced():
     with pytest.raises(UserError, match=r"was made for Qwen/Qwen3-4B, not for Qwen3-1\.7B"):
         plan("Qwen3-1.7B", "qwen3-4b-0.86")
@@ -149,6 +162,7 @@ def test_dense_layers_must_exist():
     ("arguments", "message"),
     [
         ({"batch": 0}, "batch must be at least 1, got 0"),
+        ({"control_share": 1.0}, "control_share must be from 0 to below 1, got 1.0"),
         ({"lengths_are": "responses"}, "lengths_are must be 'contexts' or 'rollouts'"),
         ({"hardware": "V100"}, "unknown hardware 'V100'"),
     ],
