@@ -65,12 +65,18 @@ if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
 
 
+MeasureStep = Callable[[list[Rollout], list[TokenScores]], StepReport]
+"""Called in every step with this process's rollouts, without those of a control group, and their dense scores, before
+the weights move. What it returns is logged among the step's metrics."""
+
+
 def train(
     config: TrainConfig,
     out: Path | str,
     resume: bool = False,
     on_progress: OnProgress | None = None,
     first_accuracy: StepReport | None = None,
+    also_measure: MeasureStep | None = None,
 ) -> TrainResult:
     """Train, with results in the folder `out`. With `resume`, continue from its newest whole checkpoint; on a CPU the
     result is the same to the bit as that of an uninterrupted run.
@@ -80,16 +86,22 @@ def train(
 
     first_accuracy: what `dense_checks.first_accuracy` returned for a configuration with the same model and the same
     evaluation; it is logged in the place of an evaluation before the first step.
+    also_measure: see `MeasureStep`; a resumed run needs the same one.
     """
     with held_by_main(Path(out), "sparroll train", config.model.device):
-        trainer = Trainer(open_run(config, Path(out), resume), first_accuracy)
+        trainer = Trainer(open_run(config, Path(out), resume), first_accuracy, also_measure)
         with trainer.engine:
             return trainer.run(on_progress)
 
 
 class Trainer:
-    def __init__(self, parts: Parts, first_accuracy: StepReport | None = None):
-        self.parts, self.first_accuracy = parts, first_accuracy
+    def __init__(
+        self,
+        parts: Parts,
+        first_accuracy: StepReport | None = None,
+        also_measure: MeasureStep | None = None,
+    ):
+        self.parts, self.first_accuracy, self.also_measure = parts, first_accuracy, also_measure
         self.config, self.ranks, self.engine = parts.config, parts.ranks, parts.engine
         self.policy = parts.scorer.model
         self.state = parts.state
@@ -161,6 +173,7 @@ class Trainer:
             sparse = where(rollouts, scores, [not each for each in control])
             measured = measure_tail(*sparse, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table("exact" if self.checks_say_it_all else ESTIMATOR))
+            report |= self.also_measure(*sparse) if self.also_measure is not None else {}
             replay = self.replay_when_due(rollouts, scores, number)
         seed = self.config.train.seed
         report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number, control)
