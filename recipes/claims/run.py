@@ -185,7 +185,7 @@ class Records:
 
     def update(self) -> None:
         for name, each in {each.NAME: each for each, _ in self.wanted}.items():
-            cells = [cell for owner, cell in self.wanted if owner.NAME == name]
+            cells = [cell for owner, cell in self.wanted if name == owner.NAME]
             found = {cell.name for cell in cells if cell_path(self.out, name, cell.name).is_file()}
             before = self.finished.get(name)
             if found and found != before:

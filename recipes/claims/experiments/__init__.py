@@ -13,7 +13,7 @@ from sparroll.errors import UserError, nearest
 if TYPE_CHECKING:
     from claim_cells import Experiment
 
-NAMES = ("threshold", "over-iterations", "page-size")
+NAMES = ("threshold", "over-iterations", "page-size", "staleness", "distil-loss", "sparse-rl", "predicts-training")
 
 
 def experiment(name: str) -> Experiment:

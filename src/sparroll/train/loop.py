@@ -11,7 +11,8 @@ How the algorithm differs from textbook GRPO and PPO:
 - PPO's clip has two bounds (clip-higher, DAPO). The clipped ratio is now/dense, both with full attention. The gap
   between dense and sparse is left to the correction's weight, outside the clip, so the two stay separate decisions.
 - A step makes one update, or as many as `train.epochs_per_batch` says, each on the whole batch. Every step samples from
-  the newest weights, so staleness never enters the ratio dense/sparse.
+  the newest weights, so staleness never enters the ratio dense/sparse, unless `train.rollouts_behind_steps` asks for
+  older rollouts; `train.dense_of` then says which of the two ratios takes their staleness in.
 - By default there is no KL to the initial model (`train.kl_coefficient` adds its k3 estimate to the loss). There is no
   entropy bonus. DAPO's overlong penalty, overlong filtering and dynamic sampling are available and off by default.
 - In addition, each step measures the tail of the acceptance from the scores that it needs anyway, and a control group
@@ -37,6 +38,7 @@ from sparroll import records
 from sparroll.control.controller import Controller
 from sparroll.control.watcher import StepEvidence, states_of
 from sparroll.engines.base import samples_densely
+from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError, of_machine
 from sparroll.mismatch import TailTable
 from sparroll.mismatch.step_metrics import ESTIMATOR, ceiling_report, tail_report
@@ -56,6 +58,7 @@ from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import check_report, compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, held_by_main, open_run
+from sparroll.train.staleness import PastWeights, staleness_report
 from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import measure_tail, where
 from sparroll.train.update.gradient_step import autocast
@@ -166,6 +169,9 @@ class Trainer:
         batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
+            if self.parts.past is not None:
+                scores, stale = self.score_past(self.parts.past, rollouts, scores)
+                report |= stale
             batch.add_scores(scores)
             batch.reference_logp_BT = self.score_reference(rollouts)
         with clock("measure"):
@@ -179,6 +185,10 @@ class Trainer:
         report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number, control)
         with clock("update"):
             report |= self.parts.update(batch, number, self.before_weights_move)
+        if self.parts.past is not None:
+            # Also where no token moved a weight: from here on the versions are those after this step.
+            self.before_weights_move()
+            self.parts.past.keep()
         if self.parts.distill is not None:
             with clock("distill"):
                 report |= self.distill(self.parts.distill, batch, number)
@@ -288,10 +298,11 @@ class Trainer:
         schedule = self.engine.schedule
         return self.trusts_checks and schedule is not None and schedule.check is not None
 
-    def score(self, rollouts: list[Rollout]) -> list[TokenScores]:
+    def score(self, rollouts: list[Rollout], scorer: Scorer | None = None) -> list[TokenScores]:
         """Dense log-probabilities, which the loss needs, and top-k lists, which the acceptance needs, in one pass; or what
         the engine's checks of its drafts have seen, which needs no lists for the acceptance. Where the correction
-        compares both policies' lists, the dense log-probabilities of the engine's list come with them."""
+        compares both policies' lists, the dense log-probabilities of the engine's list come with them. scorer: other than
+        that of the policy."""
         if not rollouts:
             return []
         seen = [rollout.dense for rollout in rollouts if rollout.dense is not None]
@@ -299,12 +310,21 @@ class Trainer:
             return seen
         sampling = self.parts.sampling
         with autocast(self.config.train.dtype, self.ranks.device):
-            return self.parts.scorer.dense(
+            return (scorer or self.parts.scorer).dense(
                 rollouts,
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 at_ids=engine_lists(rollouts) if "top_k" in self.parts.correction.needs else None,
             )
+
+    def score_past(
+        self, past: PastWeights, rollouts: list[Rollout], now: list[TokenScores]
+    ) -> tuple[list[TokenScores], StepReport]:
+        """With rollouts of older weights: the dense scores that the step goes on with, those of the policy (`now`) or of
+        the weights that sampled, and how far apart sparsity and staleness are."""
+        sampler = self.score(rollouts, past.scorer)
+        report = staleness_report(rollouts, sampler, now, past.behind, self.ranks)
+        return (sampler if self.config.train.dense_of == "sampler" else now), report
 
     def score_reference(self, rollouts: list[Rollout]) -> Tensor | None:
         """[B, T] log-probabilities under the model that the run began with; None where the loss has no KL term."""
@@ -417,7 +437,8 @@ class Trainer:
                 base = self.config.model.name if parts.frozen else BESIDE
                 adapter = SavedAdapter(parts.distill.adapter, parts.distill.optimizer, base)
             policy = None if parts.frozen else self.policy
-            checkpoint.save(parts.checkpoints, self.state, config, policy, tokenizer, optimizer, keep, adapter)
+            past = parts.past.state() if parts.past is not None else ()
+            checkpoint.save(parts.checkpoints, self.state, config, policy, tokenizer, optimizer, keep, adapter, past)
             if parts.controller is not None:
                 self.write_schedule(parts.controller)
         self.saved_step = self.state.step

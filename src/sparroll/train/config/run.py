@@ -224,6 +224,28 @@ class TrainConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _older_rollouts_have_dense_scores(self) -> Self:
+        train = self.train
+        if train.rollouts_behind_steps == 0:
+            if train.dense_of != "now":
+                raise UserError(
+                    f'train.dense_of = "{train.dense_of}" does nothing with train.rollouts_behind_steps = 0',
+                    "--set train.rollouts_behind_steps=1 samples with the weights of the step before",
+                )
+            return self
+        for given, name, why in (
+            (self.check is not None, "[check]", "the checks score with the weights that sample"),
+            (self.distill is not None, "[distill]", "the adapter belongs to the newest weights"),
+            (self.rollout.control_share > 0, "rollout.control_share", "its ceiling is that of the newest weights"),
+        ):
+            if given:
+                raise UserError(
+                    f"train.rollouts_behind_steps = {train.rollouts_behind_steps} and {name} exclude each other: {why}",
+                    f"leave {name} out, or set train.rollouts_behind_steps to 0",
+                )
+        return self
+
     @property
     def watches_reward_gap(self) -> bool:
         """Whether a reward gap raises an alarm: there is a control group, and a tolerated gap."""
