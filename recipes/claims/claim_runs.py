@@ -3,7 +3,7 @@ reading, and the accuracy under a reading. Chooses nothing."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,18 +14,23 @@ from claim_figures import mean
 from claim_tasks import ClaimTask, Reading, run_config, schedule_of
 from claim_tokens import Tokens, step_statistics
 from study_rows import Settings
+from transformers import PreTrainedModel
 
-from sparroll import tasks
+from sparroll import files, tasks
 from sparroll.compression import make_compression
 from sparroll.engines.base import Engine
 from sparroll.engines.make import DTYPES, make_engine, roomiest
 from sparroll.engines.prompt_encoder import PromptEncoder
 from sparroll.engines.scoring import Scorer
 from sparroll.evaluate.accuracy import Accuracy, grade
+from sparroll.train.config.rollout import DenseAttention
 from sparroll.train.config.run import TrainConfig
-from sparroll.train.loop import train
+from sparroll.train.dense_checks import first_accuracy
+from sparroll.train.loop import Trainer
 from sparroll.train.runtime.sinks import read_lines
-from sparroll.types import Rollout
+from sparroll.train.sampling.weight_sync import EngineWeights, SamplerWeights
+from sparroll.train.setup import held_by_main, open_run
+from sparroll.types import Rollout, StepReport
 
 MEASURE_SEED = 50_000
 """Stream of prompts that no run trains on or is evaluated on."""
@@ -34,18 +39,43 @@ KEPT_ALONE = ("rollout/kv_read_share", "rollout/response_tokens_mean", "policy/g
 SECONDS = ("time/rollout_seconds", "time/step_seconds", "time/distill_seconds")
 
 
+SamplerMaker = Callable[[PreTrainedModel], SamplerWeights]
+"""From the policy to the weights that sample in its place."""
+
+
 def trained(
-    place: Place, reading: Reading, seed: int, *, run: str = "run", **sections: dict[str, Any]
+    place: Place, reading: Reading, seed: int, *, sampler: SamplerMaker | None = None, **sections: dict[str, Any]
 ) -> tuple[TrainConfig, Table]:
     """A training run of the task, from start to end or on from its last checkpoint. -> its configuration, its series
 
-    Its folder is place.folder / run; the last checkpoints stay there until the cell is finished."""
-    folder = place.folder / run
+    Its folder is place.folder / "run"; the last checkpoints stay there until the cell is finished. sampler: other weights
+    than the policy's that sample, made from the policy."""
+    folder = place.folder / "run"
     config = run_config(place.task, reading, seed, place.folder, **sections)
     if not (folder / "result.json").is_file():
         resume = (folder / "config.json").is_file()
-        train(config, folder, resume, on_progress=place.on_progress, also_measure=step_statistics)
+        first = first_figures(place, config)
+        with held_by_main(folder, "recipes/claims/run.py", config.model.device):
+            parts = open_run(config, folder, resume)
+            if sampler is not None:
+                dtype = DTYPES[config.rollout.dtype]
+                parts.weights = EngineWeights(parts.scorer.model, parts.engine, sampler(parts.scorer.model), dtype)
+            trainer = Trainer(parts, first, also_measure=step_statistics)
+            with trainer.engine:
+                trainer.run(place.on_progress)
     return config, series(read_lines(folder / "metrics.jsonl"))
+
+
+def first_figures(place: Place, config: TrainConfig) -> StepReport:
+    """The dense accuracy before the first step. All runs of a task and seed begin with the same weights and draws, so it
+    is measured once for each engine."""
+    about = f"{place.task.name}-{config.engine.kind}-{config.train.seed}"
+    path = place.out / "first" / f"{about}.json"
+    if not path.is_file():
+        dense = config.model_copy(update={"attention": DenseAttention(), "distill": None})
+        files.write_json(path, first_accuracy(dense))
+    report: StepReport = files.read_table(path, f"delete {path} to measure it again")
+    return report
 
 
 def series(lines: Sequence[Mapping[str, Any]]) -> Table:
@@ -75,9 +105,9 @@ def first_step(result: Table, name: str) -> float | None:
     return (result["steps"].get(name) or [None])[0]
 
 
-def last_checkpoint(place: Place, run: str = "run") -> Path:
+def last_checkpoint(place: Place) -> Path:
     """The folder of the run's last checkpoint; its model/ is a plain model."""
-    return (place.folder / run / "checkpoints" / "latest").resolve()
+    return (place.folder / "run" / "checkpoints" / "latest").resolve()
 
 
 @contextmanager

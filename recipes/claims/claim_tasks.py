@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,7 @@ class ClaimTask:
     """Whose rollouts train nearly like dense ones."""
     kept_tokens: tuple[int, ...]
     """What eviction leaves in the cache, the prompt included."""
+    compress_every_tokens: int = field(default=128, kw_only=True)
     targets: tuple[float, ...]
     page_sizes: tuple[int, ...]
     lr: float
@@ -83,7 +84,20 @@ class ClaimTask:
 
     @property
     def selector(self) -> PageMean:
-        return PageMean(self.page_tokens, self.first_tokens, self.recent_tokens)
+        return PageMean(**self.ends(self.page_tokens))
+
+    def ends(self, page_tokens: int) -> dict[str, int]:
+        """Page, first and recent tokens of a selector with such pages: whole pages, and at least as many tokens as with
+        the task's own."""
+
+        def whole(tokens: int) -> int:
+            return -(-tokens // page_tokens) * page_tokens
+
+        return {
+            "page_tokens": page_tokens,
+            "first_tokens": whole(self.first_tokens),
+            "recent_tokens": whole(self.recent_tokens),
+        }
 
     def table(self) -> dict[str, Any]:
         """Plain data for a record. Of the model only its name: where it lay is no part of an experiment."""
@@ -116,9 +130,9 @@ def claim_tasks(out: Path, device: str, engine: str | None, *, toy: bool) -> lis
 def toy_size(task: ClaimTask) -> ClaimTask:
     """The same code paths in seconds on a CPU: short problems, two steps, few of everything."""
     same = dict(
-        level=0, steps=2, prompts_per_step=1, samples_per_prompt=4, evaluate_prompts=2, measure_prompts=4,
+        level=0, steps=2, prompts_per_step=1, samples_per_prompt=4, evaluate_prompts=2, measure_prompts=2,
         measure_samples=2, calibration_prompts=8, verify_rounds=1, max_batch=16, engine="hf", device="cpu", dtype="fp32",
-        targets=(0.8,), toy=True,
+        targets=(0.8,), compress_every_tokens=16, toy=True,
     )  # fmt: skip
     if task.name == "table-sums":
         return replace(
@@ -157,8 +171,10 @@ def budget(kv_budget_tokens: int, selector: Selector | None = None) -> Reading:
     return {"kind": "budget", "kv_budget_tokens": kv_budget_tokens, **chosen}
 
 
-def evicting(policy: str, budget_tokens: int) -> Reading:
-    return {"kind": "compression", "policy": policy, "budget_tokens": budget_tokens}
+def evicting(task: ClaimTask, policy: str, budget_tokens: int) -> Reading:
+    """Tokens leave the cache until so many are left."""
+    every = task.compress_every_tokens
+    return {"kind": "compression", "policy": policy, "budget_tokens": budget_tokens, "every_tokens": every}
 
 
 def schedule_of(task: ClaimTask, reading: Reading) -> Schedule | None:

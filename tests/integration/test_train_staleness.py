@@ -49,7 +49,7 @@ def test_dense_rollouts_of_older_weights_differ_from_the_policy_by_their_stalene
     # Lists of 20 of 28 words do not hold all of the probability, so even equal policies stay below 1.
     accepted = "staleness/acceptance_mean_{}".format
     moved = [step[accepted("sparse_to_dense")] - step[accepted("dense_to_now")] for step in steps(stale)]
-    assert abs(moved[0]) < 1e-5 < 1e-3 < moved[2]
+    assert abs(moved[0]) < 1e-4 < 1e-3 < moved[2]
     assert moved[1] < moved[2]
 
 

@@ -13,7 +13,17 @@ from sparroll.errors import UserError, nearest
 if TYPE_CHECKING:
     from claim_cells import Experiment
 
-NAMES = ("threshold", "over-iterations", "page-size", "staleness", "distil-loss", "sparse-rl", "predicts-training")
+NAMES = (
+    "threshold",
+    "over-iterations",
+    "page-size",
+    "staleness",
+    "distil-loss",
+    "sparse-rl",
+    "predicts-training",
+    "jackpot-union",
+    "quantised-sampler",
+)
 
 
 def experiment(name: str) -> Experiment:

@@ -35,9 +35,8 @@ def cells(tasks: Sequence[ClaimTask], seeds: Sequence[int]) -> list[Cell]:
 
 def selectors(task: ClaimTask) -> list[Table]:
     """Published pages of all sizes, and small units whose index is as large as that of larger pages."""
-    common = {"first_tokens": task.first_tokens, "recent_tokens": task.recent_tokens}
-    pages = [{"kind": "page_mean", "page_tokens": page, **common} for page in task.page_sizes]
-    units = [{"kind": "quantized_mean", "page_tokens": 4, "bits": bits, **common} for bits in (8, 4)]
+    pages = [{"kind": "page_mean", **task.ends(page)} for page in task.page_sizes]
+    units = [{"kind": "quantized_mean", **task.ends(4), "bits": bits} for bits in (8, 4)]
     return pages + (units[1:] if task.toy else units)
 
 

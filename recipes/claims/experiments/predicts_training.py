@@ -33,6 +33,7 @@ CONTROL_SHARE = 1 / 16
 
 def cells(tasks: Sequence[ClaimTask], seeds: Sequence[int]) -> list[Cell]:
     made = []
+    tasks = tasks[-1:] if tasks[0].toy else tasks
     for task in tasks:
         for tokens in task.budgets[:1] if task.toy else task.budgets:
             about = {"task": task.name, "does": "shape", "reading": budget(tokens)}
@@ -50,17 +51,17 @@ def rows(task: ClaimTask) -> dict[str, Reading]:
     have fine percentiles and impossible tokens; small units are the other way round."""
     if task.toy:
         return {"pages": budget(task.middle_budget)}
-    ends = {"first_tokens": task.first_tokens, "recent_tokens": task.recent_tokens}
+    ends = task.ends(task.page_tokens)
     low, middle = task.low_budget, task.middle_budget
     made = {f"pages-{tokens}": budget(tokens) for tokens in task.budgets[:-1]}
-    large = PageMean(4 * task.page_tokens, **ends)
-    units = QuantizedMean(page_tokens=4, bits=4, **ends)
+    large = PageMean(**task.ends(4 * task.page_tokens))
+    units = QuantizedMean(**task.ends(4), bits=4)
     made |= {f"units-{tokens}": budget(tokens, units) for tokens in (low, middle)}
-    made |= {f"large-pages-{tokens}": budget(tokens, large) for tokens in (middle,)}
-    made |= {f"quest-{tokens}": budget(tokens, Quest(task.page_tokens, **ends)) for tokens in (low, middle)}
-    made |= {f"window-{middle}": budget(middle, Streaming(task.page_tokens, **ends))}
+    made |= {f"large-pages-{middle}": budget(middle, large)}
+    made |= {f"quest-{tokens}": budget(tokens, Quest(**ends)) for tokens in (low, middle)}
+    made |= {f"window-{middle}": budget(middle, Streaming(**ends))}
     for policy in ("r_kv", "snap_kv"):
-        made |= {f"{policy}-{kept}": evicting(policy, kept) for kept in task.kept_tokens[-2:]}
+        made |= {f"{policy}-{kept}": evicting(task, policy, kept) for kept in task.kept_tokens[-2:]}
     return {"dense": DENSE} | made
 
 

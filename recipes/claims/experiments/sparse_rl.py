@@ -32,7 +32,7 @@ def cells(tasks: Sequence[ClaimTask], seeds: Sequence[int]) -> list[Cell]:
 
 def kinds(task: ClaimTask) -> list[tuple[str, Reading, float | None]]:
     """(name, reading, epsilon) of each run."""
-    kept = [evicting("r_kv", each) for each in task.kept_tokens]
+    kept = [evicting(task, "r_kv", each) for each in task.kept_tokens]
     middle = kept[len(kept) // 2]
     if task.toy:
         return [("r_kv", middle, EPSILONS[0])]
@@ -49,7 +49,7 @@ def samplers(task: ClaimTask) -> dict[str, Reading]:
     found = {"dense": DENSE, f"pages-{task.middle_budget}": budget(task.middle_budget)}
     if not task.toy:
         found[f"pages-{task.low_budget}"] = budget(task.low_budget)
-    return found | {f"r_kv-{each}": evicting("r_kv", each) for each in task.kept_tokens}
+    return found | {f"r_kv-{each}": evicting(task, "r_kv", each) for each in task.kept_tokens}
 
 
 def run(cell: Cell, place: Place) -> Table:

@@ -21,6 +21,7 @@ ABOUT = "At which target of the 5th percentile does training begin to differ fro
 
 
 def cells(tasks: Sequence[ClaimTask], seeds: Sequence[int]) -> list[Cell]:
+    tasks = tasks[:1] if tasks[0].toy else tasks
     made = [Cell(f"{task.name}-calibration", {"task": task.name, "does": "calibrate"}) for task in tasks]
     for seed in seeds:
         for task in tasks:

@@ -174,6 +174,7 @@ class Trainer:
                 report |= stale
             batch.add_scores(scores)
             batch.reference_logp_BT = self.score_reference(rollouts)
+            at_dense = self.score_union(rollouts, scores)
         with clock("measure"):
             self.measure_ceiling(*where(rollouts, scores, control), number)
             sparse = where(rollouts, scores, [not each for each in control])
@@ -182,7 +183,9 @@ class Trainer:
             report |= self.also_measure(*sparse) if self.also_measure is not None else {}
             replay = self.replay_when_due(rollouts, scores, number)
         seed = self.config.train.seed
-        report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number, control)
+        report |= correct_step(
+            self.parts.correction, batch, rollouts, scores, self.ranks, seed, number, control, at_dense
+        )
         with clock("update"):
             report |= self.parts.update(batch, number, self.before_weights_move)
         if self.parts.past is not None:
@@ -325,6 +328,19 @@ class Trainer:
         sampler = self.score(rollouts, past.scorer)
         report = staleness_report(rollouts, sampler, now, past.behind, self.ranks)
         return (sampler if self.config.train.dense_of == "sampler" else now), report
+
+    def score_union(self, rollouts: list[Rollout], scores: list[TokenScores]) -> list[Tensor] | None:
+        """[T, K] of each rollout: the sparse policy's log-probabilities of the dense list; None unless
+        `train.whole_union` asks for them. They are the scorer's, in the trainer's precision."""
+        if not self.config.train.whole_union or not rollouts:
+            return None
+        lists = [score.top_k for score in scores if score.top_k is not None]
+        if self.engine.schedule is None:
+            return [each.logp for each in lists]
+        with autocast(self.config.train.dtype, self.ranks.device):
+            temperature, ids = self.parts.sampling.temperature, [each.ids for each in lists]
+            read = self.parts.scorer.sparse(rollouts, self.engine.schedule, temperature=temperature, at_ids=ids)
+        return [each.logp_at_ids for each in read if each.logp_at_ids is not None]
 
     def score_reference(self, rollouts: list[Rollout]) -> Tensor | None:
         """[B, T] log-probabilities under the model that the run began with; None where the loss has no KL term."""

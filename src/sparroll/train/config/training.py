@@ -67,6 +67,10 @@ class TrainSection(StepsSection):
     """Whose dense log-probabilities a step with older rollouts uses. now: those of the policy before its update, so the
     correction takes in sparsity and staleness together. sampler: those of the weights that sampled, so the correction
     takes in sparsity alone, and staleness is left to the clipped ratio."""
+    whole_union: bool = False
+    """With a correction that compares both policies' top-k lists (jackpot): a further scoring pass, under the schedule of
+    the rollouts, gives the sparse policy's log-probabilities of the dense list, so that the mass covers the union of both
+    lists. Costs about as much as the dense scores."""
     normalise_advantage: bool = True
     """Divide a group's advantages by the standard deviation of its rewards."""
 
