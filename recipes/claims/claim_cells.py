@@ -11,6 +11,7 @@ import json
 import shutil
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -109,11 +110,26 @@ def cell_path(out: Path, experiment: str, cell: str) -> Path:
 def run_cell(experiment: Experiment, cell: Cell, place: Place) -> None:
     """Run a cell and write its file. The seconds in it are those of the call that finished it."""
     began = time.time()
-    with locked(place.folder, "recipes/claims/run.py"):
+    with _held(place.folder):
         result = experiment.run(cell, place)
         path, seconds = cell_path(place.out, experiment.NAME, cell.name), time.time() - began
         records.write(path, _kind(experiment.NAME), result, config=cell.config, seed=cell.seed, wall_seconds=seconds)
     shutil.rmtree(place.folder, ignore_errors=True)
+
+
+def _held(folder: Path, tries: int = 20) -> ExitStack:
+    """Hold the folder until the stack is closed. The worker of a runner that was killed ends a moment later, so it is
+    waited for."""
+    for left in reversed(range(tries)):
+        held = ExitStack()
+        try:
+            held.enter_context(locked(folder, "recipes/claims/run.py"))
+            return held
+        except UserError:
+            if not left:
+                raise
+            time.sleep(0.5)
+    raise AssertionError("the last try returns or raises")
 
 
 def read_cell(out: Path, experiment: Experiment, cell: Cell) -> Table | None:

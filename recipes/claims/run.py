@@ -73,7 +73,7 @@ def the_tasks(args: argparse.Namespace) -> list[ClaimTask]:
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no GPU for --device cuda", "--device cpu needs none")
     device = "cpu" if args.toy else args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    known = claim_tasks(args.out.resolve(), device, args.engine, toy=args.toy)
+    known = claim_tasks(args.out, device, args.engine, toy=args.toy)
     names = args.tasks or [task.name for task in known]
     chosen = [find_task(known, name) for name in dict.fromkeys(names)]
     if args.steps is None:
@@ -146,7 +146,7 @@ def work(args: argparse.Namespace, tasks: list[ClaimTask], wanted: Wanted) -> in
     for each, cell in wanted:
         if f"{each.NAME}/{cell.name}" not in asked or read_cell(args.out, each, cell) is not None:
             continue
-        place = Place(args.out.resolve(), each.NAME, cell.name, find_task(tasks, cell.config["task"]), say=_say)
+        place = Place(args.out, each.NAME, cell.name, find_task(tasks, cell.config["task"]), say=_say)
         try:
             run_cell(each, cell, place)
         except KeyboardInterrupt:

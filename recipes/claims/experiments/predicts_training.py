@@ -57,7 +57,8 @@ def rows(task: ClaimTask) -> dict[str, Reading]:
     large = PageMean(**task.ends(4 * task.page_tokens))
     units = QuantizedMean(**task.ends(4), bits=4)
     made |= {f"units-{tokens}": budget(tokens, units) for tokens in (low, middle)}
-    made |= {f"large-pages-{middle}": budget(middle, large)}
+    whole = middle // large.page_tokens * large.page_tokens
+    made |= {f"large-pages-{whole}": budget(whole, large)}
     made |= {f"quest-{tokens}": budget(tokens, Quest(**ends)) for tokens in (low, middle)}
     made |= {f"window-{middle}": budget(middle, Streaming(**ends))}
     for policy in ("r_kv", "snap_kv"):
