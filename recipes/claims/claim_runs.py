@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from claim_cells import Place, Table
 from claim_figures import mean
-from claim_tasks import ClaimTask, Reading, run_config, schedule_of
+from claim_tasks import ClaimTask, Reading, engine_kind, engine_options, run_config, schedule_of
 from claim_tokens import Tokens, step_statistics
-from study_rows import Settings
 from transformers import PreTrainedModel
 
 from sparroll import files, tasks
@@ -113,12 +112,8 @@ def last_checkpoint(place: Place) -> Path:
 @contextmanager
 def opened(task: ClaimTask, model: str | Path, readings: Sequence[Reading]) -> Iterator[Engine]:
     """An engine with these weights that can run all of the readings."""
-    evicts = any(reading["kind"] == "compression" for reading in readings)
     schedules = [made for reading in readings if (made := schedule_of(task, reading)) is not None]
-    kind = "hf" if evicts else task.engine
-    options: dict[str, Any] = {}
-    if kind == "vllm":
-        options = {"gpu_memory_share": Settings("").gpu_memory_share, "kv_cache_gib": Settings("").kv_cache_gib}
+    kind = engine_kind(task, readings)
     engine = make_engine(
         kind,
         str(model),
@@ -127,7 +122,7 @@ def opened(task: ClaimTask, model: str | Path, readings: Sequence[Reading]) -> I
         dtype=DTYPES[task.dtype],
         device=task.device,
         max_batch=task.max_batch,
-        **options,
+        **engine_options(kind),
     )
     with engine:
         yield engine

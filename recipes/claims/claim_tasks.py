@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -177,6 +178,20 @@ def evicting(task: ClaimTask, policy: str, budget_tokens: int) -> Reading:
     return {"kind": "compression", "policy": policy, "budget_tokens": budget_tokens, "every_tokens": every}
 
 
+def engine_kind(task: ClaimTask, readings: Sequence[Reading]) -> str:
+    """The task's engine, or HFEngine where vLLM cannot run one of the readings on a GPU: it evicts nothing, and has kernels
+    for two selectors."""
+    kinds = {reading.get("selector", {}).get("kind", "page_mean") for reading in readings}
+    evicts = any(reading["kind"] == "compression" for reading in readings)
+    return "hf" if evicts or kinds - {"page_mean", "quantized_mean"} else task.engine
+
+
+def engine_options(kind: str) -> dict[str, Any]:
+    """What an engine of that kind takes so that several share a GPU."""
+    study = Settings("")
+    return {"gpu_memory_share": study.gpu_memory_share, "kv_cache_gib": study.kv_cache_gib} if kind == "vllm" else {}
+
+
 def schedule_of(task: ClaimTask, reading: Reading) -> Schedule | None:
     """The schedule of a reading; None for dense attention and for a compression."""
     if reading["kind"] == "budget":
@@ -191,15 +206,12 @@ def run_config(task: ClaimTask, reading: Reading, seed: int, folder: Path, **sec
     schedule, attention = schedule_of(task, reading), dict(reading)
     if schedule is not None:
         attention = {"kind": "schedule", "name": str(schedule.save(folder / "schedule.toml"))}
-    # Evicted rollouts exist on HFEngine only.
-    engine: dict[str, Any] = {"kind": "hf" if reading["kind"] == "compression" else task.engine}
-    if engine["kind"] == "vllm":
-        engine |= {"gpu_memory_share": Settings("").gpu_memory_share, "kv_cache_gib": Settings("").kv_cache_gib}
+    kind = engine_kind(task, [reading])
     every = (task.steps + 1) // 2
     tables: dict[str, dict[str, Any]] = {
         "model": {"name": task.model, "device": task.device},
         "task": {"name": task.task, "level": task.level, "train_prompts": task.steps * task.prompts_per_step},
-        "engine": engine,
+        "engine": {"kind": kind, **engine_options(kind)},
         "attention": attention,
         "rollout": {
             "samples_per_prompt": task.samples_per_prompt,

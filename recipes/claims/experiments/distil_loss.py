@@ -13,6 +13,7 @@ from claim_tokens import intervals, paired_difference
 
 from sparroll.engines.adapter import Adapter
 from sparroll.engines.base import Engine
+from sparroll.engines.make import DTYPES
 from sparroll.engines.scoring import Scorer
 
 NAME = "distil-loss"
@@ -70,7 +71,7 @@ def measured(
     }
     if adapter is None:
         return found
-    engine.load_weights(adapter.merged(), engine.weight_version + 1)
+    engine.load_weights(adapter.merged(DTYPES[task.dtype]), engine.weight_version + 1)
     with_it = tokens_of(scorer, task, sampled(engine, task, reading, seed))
     return found | {
         "with": intervals(with_it),
