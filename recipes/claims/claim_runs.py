@@ -145,7 +145,7 @@ def sampled(engine: Engine, task: ClaimTask, reading: Reading, seed: int = 0) ->
     return engine.generate(
         PromptEncoder(engine.tokenizer).ids(asked),
         task.measure_samples,
-        max_new_tokens=task.max_new_tokens,
+        max_new_tokens=task.measure_new_tokens or task.max_new_tokens,
         temperature=task.temperature,
         seed=seed,
         top_k=task.top_k,

@@ -73,6 +73,8 @@ class ClaimTask:
     measure_prompts: int = 32
     """Held-out prompts of a measurement."""
     measure_samples: int = 2
+    measure_new_tokens: int | None = None
+    """Longest response of a measurement of tokens; None: as long as in training."""
     calibration_prompts: int = 16
     verify_rounds: int = 4
     max_batch: int = 128
@@ -142,7 +144,7 @@ def toy_size(task: ClaimTask) -> ClaimTask:
         )  # fmt: skip
     return replace(
         task, **same, max_new_tokens=124, bin_tokens=50, budgets=(64, 96, 160), low_budget=64, middle_budget=96,
-        kept_tokens=(96,), page_sizes=(4, 8), temperature=1.4,
+        kept_tokens=(96,), page_sizes=(4, 8), temperature=1.4, measure_new_tokens=60,
     )  # fmt: skip
 
 

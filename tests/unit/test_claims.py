@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from claim_tasks import claim_tasks, find_task, run_config, schedule_of  # noqa:
 from claim_tokens import Tokens, intervals, paired_difference, statistics  # noqa: E402
 from experiments import NAMES, experiment  # noqa: E402
 from experiments.quantised_sampler import Rounded, rounded  # noqa: E402
+from study_jobs import Job, run_jobs  # noqa: E402
 
 FULL = claim_tasks(Path("out"), "cuda", None, toy=False)
 TOY = claim_tasks(Path("out"), "cpu", None, toy=True)
@@ -249,3 +251,17 @@ def test_toy_cells_share_processes_by_experiment_and_others_have_their_own(tmp_p
     calibrated.parent.mkdir(parents=True)
     calibrated.write_text("{}")
     assert not jobs["threshold/remarks-0.86-0"].blocked()
+
+
+def test_the_runner_looks_for_finished_cells_while_jobs_run(tmp_path: Path) -> None:
+    polls, marker = [], tmp_path / "seen"
+    waits = f"import pathlib, time\nwhile not pathlib.Path({str(marker)!r}).exists(): time.sleep(0.05)"
+    job = Job("one", [sys.executable, "-c", waits], tmp_path / "log")
+
+    def on_poll() -> None:
+        polls.append(None)
+        if len(polls) == 3:
+            marker.touch()
+
+    outcomes = run_jobs([job], gpus=[], at_once=1, deadline=time.time() + 60, on_poll=on_poll)
+    assert outcomes["one"].state == "finished" and len(polls) >= 3

@@ -46,9 +46,8 @@ def kinds(task: ClaimTask) -> list[tuple[str, Reading, float | None]]:
 
 def samplers(task: ClaimTask) -> dict[str, Reading]:
     """What every trained policy is decoded with."""
-    found = {"dense": DENSE, f"pages-{task.middle_budget}": budget(task.middle_budget)}
-    if not task.toy:
-        found[f"pages-{task.low_budget}"] = budget(task.low_budget)
+    budgets = () if task.toy else (task.middle_budget, task.low_budget)
+    found = {"dense": DENSE} | {f"pages-{each}": budget(each) for each in budgets}
     return found | {f"r_kv-{each}": evicting(task, "r_kv", each) for each in task.kept_tokens}
 
 
