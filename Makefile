@@ -1,4 +1,5 @@
 # make quickstart | test | lint | docs. Each installs what it needs into .venv first (about 75 s, once).
+# make claims-smoke. Every experiment of recipes/claims at toy size (under two minutes on one core); a part of test.
 # make stamp. The commit into .commit.json, for a machine that gets the files without their history.
 # make test-vllm. The vLLM tests, in an environment of their own (about two minutes, once).
 # make test-trl, make test-verl. Those of TRL and verl, in environments that see vLLM's (half a minute each, once).
@@ -22,7 +23,7 @@ STAMP_TRL = $(VENV_TRL)/.sparroll-installed
 VENV_VERL ?= .venv-verl
 STAMP_VERL = $(VENV_VERL)/.sparroll-installed
 
-.PHONY: quickstart test test-vllm test-trl test-verl lint docs stamp install
+.PHONY: quickstart test claims-smoke test-vllm test-trl test-verl lint docs stamp install
 
 install: $(STAMP)
 
@@ -52,6 +53,13 @@ WORKERS ?= 2
 test: export OMP_NUM_THREADS = 1
 test: $(STAMP)
 	$(BIN)/python -m pytest -n $(WORKERS) --ignore=tests/vllm --ignore=tests/in_trl --ignore=tests/in_verl
+	@$(MAKE) --no-print-directory claims-smoke AT_ONCE=$(WORKERS)
+
+# It goes on where it was cut, so it begins in an empty folder.
+AT_ONCE ?= 2
+claims-smoke: $(STAMP)
+	rm -rf runs/claims-smoke
+	$(BIN)/python recipes/claims/run.py --toy --at-once $(AT_ONCE) --out runs/claims-smoke
 
 # vLLM for CPU brings torchvision and others that do not fit its own torch; nothing here needs them. vLLM wants a
 # process to itself, so one worker.

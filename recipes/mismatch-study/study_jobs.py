@@ -68,13 +68,14 @@ def run_jobs(
     threads: int = 1,
     least_seconds: float = 45.0,
     on_change: Callable[[dict[str, Outcome]], None] = lambda outcomes: None,
+    on_poll: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,
 ) -> dict[str, Outcome]:
     """Outcome per job that ran or can never run. `at_once` jobs share each GPU (or the CPU, without GPUs).
 
     At `deadline` (of `clock`), and on Ctrl-C, running jobs are interrupted and waited for. No job is begun with less
     than `least_seconds` left. A job that fails is reported and stops no other, and neither does an error of `on_change`:
-    it is printed, and raised only by the last call, after all jobs.
+    it is printed, and raised only by the last call, after all jobs. `on_poll` is called every fifth of a second.
     """
     places: list[int | None] = list(gpus) or [None]
     waiting, running, outcomes = list(jobs), [], {}
@@ -82,6 +83,7 @@ def run_jobs(
     try:
         while waiting or running:
             now = clock()
+            on_poll()
             changed = _reap(running, outcomes, interrupted=False)
             for job in [job for job in waiting if job.hopeless()]:
                 waiting.remove(job)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from integration.train_runs import short_config
 from sparroll.corrections import TopKLists, correction
+from sparroll.errors import UserError
 from sparroll.train import train
 from sparroll.train.loop import Trainer
 from sparroll.train.runtime.distributed import Ranks
@@ -180,3 +181,39 @@ def test_empty_steps_are_counted_across_a_resume(model: str, tmp_path: Path) -> 
     result = train(short_config(model, **nothing), tmp_path / "run", resume=True)
     assert result.steps == 3
     assert "for 3 steps: stopped" in result.stopped
+
+
+def test_a_further_pass_gives_the_mass_of_the_whole_union(model: str, straight: Path, tmp_path: Path) -> None:
+    train(short_config(model, **JACKPOT, train={"steps": 1, "whole_union": True}), tmp_path / "union")
+    whole, own = steps(tmp_path / "union")[0], steps(straight)[0]
+    assert whole["correction/whole_union_share"] == 1.0 > own["correction/whole_union_share"]
+    assert whole["correction/accepted_mass_mean"] > own["correction/accepted_mass_mean"]
+    assert whole["correction/accepted_mass_calibration"] < own["correction/accepted_mass_calibration"]
+    assert whole["correction/masked_token_share"] == own["correction/masked_token_share"]
+
+
+def test_the_further_pass_says_what_the_engine_would_have_said(model: str, tmp_path: Path) -> None:
+    config = short_config(model, **JACKPOT, train={"whole_union": True})
+    trainer = Trainer(open_run(config, tmp_path / "run", resume=False))
+    rollouts = trainer.sample(trainer.next_prompts(), 1)
+    scores = trainer.score(rollouts)
+    at_dense = trainer.score_union(rollouts, scores)
+    assert at_dense is not None
+    for rollout, score, read_TK in zip(rollouts, scores, at_dense, strict=True):
+        assert rollout.top_k is not None and score.top_k is not None
+        same_TKK = score.top_k.ids[:, :, None] == rollout.top_k.ids[:, None, :]
+        own_TK = (same_TKK * rollout.top_k.logp[:, None, :]).sum(-1)
+        both_TK = same_TKK.any(-1)
+        torch.testing.assert_close(read_TK[both_TK], own_TK[both_TK], atol=1e-3, rtol=1e-3)
+    # Some of them differ from the dense policy's own: the pass reads under the schedule.
+    assert max(float((score.top_k.logp - read).abs().max()) for score, read in zip(scores, at_dense, strict=True)) > 0.1
+
+
+def test_the_union_is_refused_where_it_cannot_be_scored(model: str) -> None:
+    with pytest.raises(UserError, match="whole_union does nothing with correction.name"):
+        short_config(model, train={"whole_union": True})
+    for section, table in (("check", {"floor": 0.1}), ("train", {"rollouts_behind_steps": 1})):
+        changes = JACKPOT | {section: table}
+        changes["train"] = changes.get("train", {}) | {"whole_union": True}
+        with pytest.raises(UserError, match="exclude each other"):
+            short_config(model, **changes)

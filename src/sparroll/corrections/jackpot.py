@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -46,6 +46,9 @@ class Jackpot:
     drift_max: float = 3.0
     """Largest p / p_now, the paper's c2. It has an effect only from the second update on the same rollouts, on tokens
     that the first one made less likely. No published value was found, so the default is that of weight_max."""
+    mass: Literal["token", "step"] = "token"
+    """token: each token has the Z of its own position. step: all have the share of the step's tokens that was kept, an
+    ablation that says what Z is worth."""
     needs: ClassVar[tuple[str, ...]] = ("uniforms", "top_k")
 
     def __post_init__(self) -> None:
@@ -76,6 +79,8 @@ class Jackpot:
         mass = self._mass(top_k, ratio.mask_BT)
         _check(ratio, uniforms, mass, now_logp)
         keep_BT = ratio.mask_BT & (uniforms < (ratio.values_BT.double() - math.log(self.scale)).exp())
+        if self.mass == "step":
+            mass = AcceptedMass(ratio.mask_BT.double(), mass.whole)
         calibration = _calibration(keep_BT, mass, ratio.mask_BT)
         weights = NowWeights(
             self._weights,

@@ -93,11 +93,13 @@ class Scorer:
         *,
         temperature: float = 1.0,
         top_k: int = 0,
+        at_ids: list[Tensor] | None = None,
         on_progress: OnProgress | None = None,
     ) -> list[TokenScores]:
-        """Scores under sparse decoding: each response token as an engine with this schedule would have seen it."""
+        """Scores under sparse decoding: each response token as an engine with this schedule would have seen it. at_ids: as
+        in `dense`, such as the dense policy's own list."""
         schedule.check_layers(self.model.config.num_hidden_layers)
-        return self._scores(rollouts, schedule, temperature, 1.0, top_k, None, on_progress)
+        return self._scores(rollouts, schedule, temperature, 1.0, top_k, at_ids, on_progress)
 
     @torch.inference_mode()
     def exact_acceptance(

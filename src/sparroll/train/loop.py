@@ -11,7 +11,8 @@ How the algorithm differs from textbook GRPO and PPO:
 - PPO's clip has two bounds (clip-higher, DAPO). The clipped ratio is now/dense, both with full attention. The gap
   between dense and sparse is left to the correction's weight, outside the clip, so the two stay separate decisions.
 - A step makes one update, or as many as `train.epochs_per_batch` says, each on the whole batch. Every step samples from
-  the newest weights, so staleness never enters the ratio dense/sparse.
+  the newest weights, so staleness never enters the ratio dense/sparse, unless `train.rollouts_behind_steps` asks for
+  older rollouts; `train.dense_of` then says which of the two ratios takes their staleness in.
 - By default there is no KL to the initial model (`train.kl_coefficient` adds its k3 estimate to the loss). There is no
   entropy bonus. DAPO's overlong penalty, overlong filtering and dynamic sampling are available and off by default.
 - In addition, each step measures the tail of the acceptance from the scores that it needs anyway, and a control group
@@ -37,6 +38,7 @@ from sparroll import records
 from sparroll.control.controller import Controller
 from sparroll.control.watcher import StepEvidence, states_of
 from sparroll.engines.base import samples_densely
+from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError, of_machine
 from sparroll.mismatch import TailTable
 from sparroll.mismatch.step_metrics import ESTIMATOR, ceiling_report, tail_report
@@ -56,6 +58,7 @@ from sparroll.train.sampling.groups import Groups, Rounds
 from sparroll.train.sampling.rewards import Graded, agreed
 from sparroll.train.sampling.rollouts import check_report, compression_report, rollout_report, sample
 from sparroll.train.setup import Parts, held_by_main, open_run
+from sparroll.train.staleness import PastWeights, staleness_report
 from sparroll.train.step_correction import correct_step, engine_lists
 from sparroll.train.tail_metrics import measure_tail, where
 from sparroll.train.update.gradient_step import autocast
@@ -65,12 +68,18 @@ if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
 
 
+MeasureStep = Callable[[list[Rollout], list[TokenScores]], StepReport]
+"""Called in every step with this process's rollouts, without those of a control group, and their dense scores, before
+the weights move. What it returns is logged among the step's metrics."""
+
+
 def train(
     config: TrainConfig,
     out: Path | str,
     resume: bool = False,
     on_progress: OnProgress | None = None,
     first_accuracy: StepReport | None = None,
+    also_measure: MeasureStep | None = None,
 ) -> TrainResult:
     """Train, with results in the folder `out`. With `resume`, continue from its newest whole checkpoint; on a CPU the
     result is the same to the bit as that of an uninterrupted run.
@@ -80,16 +89,22 @@ def train(
 
     first_accuracy: what `dense_checks.first_accuracy` returned for a configuration with the same model and the same
     evaluation; it is logged in the place of an evaluation before the first step.
+    also_measure: see `MeasureStep`; a resumed run needs the same one.
     """
     with held_by_main(Path(out), "sparroll train", config.model.device):
-        trainer = Trainer(open_run(config, Path(out), resume), first_accuracy)
+        trainer = Trainer(open_run(config, Path(out), resume), first_accuracy, also_measure)
         with trainer.engine:
             return trainer.run(on_progress)
 
 
 class Trainer:
-    def __init__(self, parts: Parts, first_accuracy: StepReport | None = None):
-        self.parts, self.first_accuracy = parts, first_accuracy
+    def __init__(
+        self,
+        parts: Parts,
+        first_accuracy: StepReport | None = None,
+        also_measure: MeasureStep | None = None,
+    ):
+        self.parts, self.first_accuracy, self.also_measure = parts, first_accuracy, also_measure
         self.config, self.ranks, self.engine = parts.config, parts.ranks, parts.engine
         self.policy = parts.scorer.model
         self.state = parts.state
@@ -154,18 +169,29 @@ class Trainer:
         batch = groups.batch(self.config.train.normalise_advantage)
         with clock("score"):
             scores = self.score(rollouts)
+            if self.parts.past is not None:
+                scores, stale = self.score_past(self.parts.past, rollouts, scores)
+                report |= stale
             batch.add_scores(scores)
             batch.reference_logp_BT = self.score_reference(rollouts)
+            at_dense = self.score_union(rollouts, scores)
         with clock("measure"):
             self.measure_ceiling(*where(rollouts, scores, control), number)
             sparse = where(rollouts, scores, [not each for each in control])
             measured = measure_tail(*sparse, self.config.mismatch.bin_tokens, self.ranks, number)
             report |= self.mismatch_report(measured.table("exact" if self.checks_say_it_all else ESTIMATOR))
+            report |= self.also_measure(*sparse) if self.also_measure is not None else {}
             replay = self.replay_when_due(rollouts, scores, number)
         seed = self.config.train.seed
-        report |= correct_step(self.parts.correction, batch, rollouts, scores, self.ranks, seed, number, control)
+        report |= correct_step(
+            self.parts.correction, batch, rollouts, scores, self.ranks, seed, number, control, at_dense
+        )
         with clock("update"):
             report |= self.parts.update(batch, number, self.before_weights_move)
+        if self.parts.past is not None:
+            # Also where no token moved a weight: from here on the versions are those after this step.
+            self.before_weights_move()
+            self.parts.past.keep()
         if self.parts.distill is not None:
             with clock("distill"):
                 report |= self.distill(self.parts.distill, batch, number)
@@ -275,10 +301,11 @@ class Trainer:
         schedule = self.engine.schedule
         return self.trusts_checks and schedule is not None and schedule.check is not None
 
-    def score(self, rollouts: list[Rollout]) -> list[TokenScores]:
+    def score(self, rollouts: list[Rollout], scorer: Scorer | None = None) -> list[TokenScores]:
         """Dense log-probabilities, which the loss needs, and top-k lists, which the acceptance needs, in one pass; or what
         the engine's checks of its drafts have seen, which needs no lists for the acceptance. Where the correction
-        compares both policies' lists, the dense log-probabilities of the engine's list come with them."""
+        compares both policies' lists, the dense log-probabilities of the engine's list come with them. scorer: other than
+        that of the policy."""
         if not rollouts:
             return []
         seen = [rollout.dense for rollout in rollouts if rollout.dense is not None]
@@ -286,12 +313,34 @@ class Trainer:
             return seen
         sampling = self.parts.sampling
         with autocast(self.config.train.dtype, self.ranks.device):
-            return self.parts.scorer.dense(
+            return (scorer or self.parts.scorer).dense(
                 rollouts,
                 temperature=sampling.temperature,
                 top_k=sampling.top_k,
                 at_ids=engine_lists(rollouts) if "top_k" in self.parts.correction.needs else None,
             )
+
+    def score_past(
+        self, past: PastWeights, rollouts: list[Rollout], now: list[TokenScores]
+    ) -> tuple[list[TokenScores], StepReport]:
+        """With rollouts of older weights: the dense scores that the step goes on with, those of the policy (`now`) or of
+        the weights that sampled, and how far apart sparsity and staleness are."""
+        sampler = self.score(rollouts, past.scorer)
+        report = staleness_report(rollouts, sampler, now, past.behind, self.ranks)
+        return (sampler if self.config.train.dense_of == "sampler" else now), report
+
+    def score_union(self, rollouts: list[Rollout], scores: list[TokenScores]) -> list[Tensor] | None:
+        """[T, K] of each rollout: the sparse policy's log-probabilities of the dense list; None unless
+        `train.whole_union` asks for them. They are the scorer's, in the trainer's precision."""
+        if not self.config.train.whole_union or not rollouts:
+            return None
+        lists = [score.top_k for score in scores if score.top_k is not None]
+        if self.engine.schedule is None:
+            return [each.logp for each in lists]
+        with autocast(self.config.train.dtype, self.ranks.device):
+            temperature, ids = self.parts.sampling.temperature, [each.ids for each in lists]
+            read = self.parts.scorer.sparse(rollouts, self.engine.schedule, temperature=temperature, at_ids=ids)
+        return [each.logp_at_ids for each in read if each.logp_at_ids is not None]
 
     def score_reference(self, rollouts: list[Rollout]) -> Tensor | None:
         """[B, T] log-probabilities under the model that the run began with; None where the loss has no KL term."""
@@ -404,7 +453,8 @@ class Trainer:
                 base = self.config.model.name if parts.frozen else BESIDE
                 adapter = SavedAdapter(parts.distill.adapter, parts.distill.optimizer, base)
             policy = None if parts.frozen else self.policy
-            checkpoint.save(parts.checkpoints, self.state, config, policy, tokenizer, optimizer, keep, adapter)
+            past = parts.past.state() if parts.past is not None else ()
+            checkpoint.save(parts.checkpoints, self.state, config, policy, tokenizer, optimizer, keep, adapter, past)
             if parts.controller is not None:
                 self.write_schedule(parts.controller)
         self.saved_step = self.state.step

@@ -54,6 +54,7 @@ from sparroll.train.schedules import (
     make_unrewarded_steps,
     starting_schedule,
 )
+from sparroll.train.staleness import PastWeights
 from sparroll.train.tail_metrics import ControlCeiling
 from sparroll.train.update.optimizer import restore_optimizer
 from sparroll.train.update.policy import PolicyUpdate
@@ -89,6 +90,8 @@ class Parts:
     """Keeps the engine's weights in step with the policy, and with the adapter where there is one."""
     correction: Correction
     update: PolicyUpdate
+    past: PastWeights | None
+    """The weights of the last steps, where rollouts come from older ones than the newest; else None."""
     distill: AdapterUpdate | None
     """The adapter and its update; None without DistillSparse."""
     sampling: Sampling
@@ -189,6 +192,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
         unless_opened.callback(engine.close)
         distill = _distill(config, scorer.model, ranks)
         adapter = distill.adapter if distill else None
+        past = _past(scorer.model, config)
         parts = Parts(
             asked=asked,
             config=config,
@@ -200,9 +204,10 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
             reference=_policy(config.model.name, config, ranks) if config.train.kl_coefficient > 0 else None,
             encoder=encoder,
             engine=engine,
-            weights=EngineWeights(scorer.model, engine, adapter, _DTYPE[config.rollout.dtype]),
+            weights=EngineWeights(scorer.model, engine, adapter or past, _DTYPE[config.rollout.dtype]),
             correction=config.correction.make(),
             update=PolicyUpdate(scorer.model, config.train, config.rollout.temperature, ranks),
+            past=past,
             distill=distill,
             sampling=_sampling(config, engine.vocabulary),
             rewards=rewards,
@@ -231,6 +236,11 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
 
 def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:
     return Scorer(name, dtype=torch.float32, device=ranks.device, batch_tokens=config.train.micro_batch_tokens)
+
+
+def _past(policy: PreTrainedModel, config: TrainConfig) -> PastWeights | None:
+    steps = config.train.rollouts_behind_steps
+    return PastWeights(policy, steps, config.train.micro_batch_tokens) if steps else None
 
 
 def _distill(config: TrainConfig, policy: PreTrainedModel, ranks: Ranks) -> AdapterUpdate | None:
@@ -298,6 +308,8 @@ def _restore(parts: Parts, found: Path) -> None:
         restore_optimizer(
             parts.distill.adapter.adapted, parts.distill.optimizer, checkpoint.load_adapter_optimizer(found)
         )
+    if parts.past is not None:
+        parts.past.restore(checkpoint.load_past(found))
     parts.weights.bring_sampler(state.step)
     if parts.ranks.rank < len(state.generators):
         restore_generators(state.generators[parts.ranks.rank])

@@ -36,19 +36,28 @@ def correct_step(
     seed: int,
     step: int,
     control: Sequence[bool] = (),
+    sparse_at_dense: Sequence[Tensor] | None = None,
 ) -> StepReport:
     """Fill in the weights and kept tokens of the batch, whose rows are these rollouts. -> metrics of the whole step
 
     Every process corrects the whole step's batch, so that a correction may normalise over it. Rollouts that stay out of
     the loss keep no token, and the correction's metrics do not count them. control: which of the rollouts are of the
     control group, empty for none; they are corrected like the others, but the distance to the dense policy is that of
-    the sparse ones.
+    the sparse ones. sparse_at_dense: [T, K] for each rollout, the sparse policy's log-probabilities of the dense list, for
+    a correction that compares lists; None: it knows the engine's list alone.
     """
+    at_dense: Sequence[Tensor | None] = sparse_at_dense or [None] * len(rollouts)
     left_out = [False] * len(batch) if batch.left_out_B is None else batch.left_out_B.tolist()
     mine = [
-        (rollout.prompt_index, rollout.sample_index, _columns(correction, rollout, score, seed, step), out, dense)
-        for rollout, score, out, dense in zip(
-            rollouts, scores, left_out, control or [False] * len(rollouts), strict=True
+        (
+            rollout.prompt_index,
+            rollout.sample_index,
+            _columns(correction, rollout, score, other, seed, step),
+            out,
+            dense,
+        )
+        for rollout, score, other, out, dense in zip(
+            rollouts, scores, at_dense, left_out, control or [False] * len(rollouts), strict=True
         )
     ]
     gathered = sorted(ranks.gather(mine), key=lambda row: row[:2])
@@ -76,14 +85,16 @@ def _distance(rows: list[Columns]) -> StepReport:
     return distance_report(dense, sparse)
 
 
-def _columns(correction: Correction, rollout: Rollout, score: TokenScores, seed: int, step: int) -> Columns:
+def _columns(
+    correction: Correction, rollout: Rollout, score: TokenScores, at_dense: Tensor | None, seed: int, step: int
+) -> Columns:
     """Top-k lists are condensed before they are gathered: at 20 entries a side they would be by far the largest thing
     that processes send each other."""
     columns = {"dense_logp": score.logp, "sparse_logp": rollout.sparse_logp}
     if "uniforms" in correction.needs:
         columns["uniforms"] = correction_uniforms(seed, step, rollout)
     if "top_k" in correction.needs:
-        mass = cast("ReadsLists", correction).condense(_lists(rollout, score))
+        mass = cast("ReadsLists", correction).condense(_lists(rollout, score, at_dense))
         columns |= {"mass": mass.values, "whole": mass.whole}
     return columns
 
@@ -96,11 +107,11 @@ def engine_lists(rollouts: list[Rollout]) -> list[Tensor]:
     return ids
 
 
-def _lists(rollout: Rollout, score: TokenScores) -> TopKLists:
+def _lists(rollout: Rollout, score: TokenScores, at_dense: Tensor | None) -> TopKLists:
     assert rollout.top_k is not None, "rollouts need top-k lists"
     assert score.top_k is not None, "scores need top-k lists"
     assert score.logp_at_ids is not None, "scores need the engine's list"
-    return TopKLists(sparse=rollout.top_k, dense=score.top_k, dense_at_sparse=score.logp_at_ids)
+    return TopKLists(rollout.top_k, score.top_k, score.logp_at_ids, at_dense)
 
 
 def _arguments(rows: list[Columns]) -> dict[str, Tensor | AcceptedMass]:

@@ -226,3 +226,14 @@ def test_lists_that_do_not_fit_each_other_are_refused() -> None:
 def test_settings_that_make_no_sense_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(UserError, match="must be a positive number"):
         correction("jackpot", **settings)
+
+
+def test_without_a_mass_of_its_own_every_token_has_the_share_that_was_kept() -> None:
+    given, masses = batch(1), lists(2)
+    del given["now_logp"]
+    own, same = (correction("jackpot", mass=each)(**given, top_k=masses) for each in ("token", "step"))
+    assert torch.equal(own.kept(given["mask"]), same.kept(given["mask"]))
+    kept_BT, share = same.kept(given["mask"]), float(same.kept(given["mask"]).sum()) / 30
+    reach_BT = (given["dense_logp"] - given["sparse_logp"]).exp().clamp(min=1.0)
+    torch.testing.assert_close(same.weights[kept_BT], (share * reach_BT).clamp(max=3.0)[kept_BT].to(same.weights.dtype))
+    assert not torch.allclose(own.weights[kept_BT], same.weights[kept_BT])

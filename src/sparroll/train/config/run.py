@@ -224,6 +224,48 @@ class TrainConfig(Section):
             )
         return self
 
+    @model_validator(mode="after")
+    def _the_union_can_be_scored(self) -> Self:
+        if not self.train.whole_union:
+            return self
+        if "top_k" not in self.correction.make().needs:
+            raise UserError(
+                f'train.whole_union does nothing with correction.name = "{self.correction.name}", which compares no lists',
+                "--set correction.name=jackpot, or leave train.whole_union out",
+            )
+        for given, name, why in (
+            (self.attention.kind == "compression", 'attention.kind = "compression"', "a replay drops no tokens"),
+            (self.check is not None, "[check]", "checked drafts come from neither of the two policies"),
+            (self.distill is not None, "[distill]", "the sparse policy has the adapter, which the scorer lacks"),
+            (self.train.rollouts_behind_steps > 0, "train.rollouts_behind_steps", "the scorer has the newest weights"),
+            (self.rollout.control_share > 0, "rollout.control_share", "its rollouts are not under the schedule"),
+        ):
+            if given:
+                raise UserError(f"train.whole_union and {name} exclude each other: {why}", "leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _older_rollouts_have_dense_scores(self) -> Self:
+        train = self.train
+        if train.rollouts_behind_steps == 0:
+            if train.dense_of != "now":
+                raise UserError(
+                    f'train.dense_of = "{train.dense_of}" does nothing with train.rollouts_behind_steps = 0',
+                    "--set train.rollouts_behind_steps=1 samples with the weights of the step before",
+                )
+            return self
+        for given, name, why in (
+            (self.check is not None, "[check]", "the checks score with the weights that sample"),
+            (self.distill is not None, "[distill]", "the adapter belongs to the newest weights"),
+            (self.rollout.control_share > 0, "rollout.control_share", "its ceiling is that of the newest weights"),
+        ):
+            if given:
+                raise UserError(
+                    f"train.rollouts_behind_steps = {train.rollouts_behind_steps} and {name} exclude each other: {why}",
+                    f"leave {name} out, or set train.rollouts_behind_steps to 0",
+                )
+        return self
+
     @property
     def watches_reward_gap(self) -> bool:
         """Whether a reward gap raises an alarm: there is a control group, and a tolerated gap."""

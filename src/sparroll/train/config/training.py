@@ -59,6 +59,18 @@ class TrainSection(StepsSection):
     """The same above 1 + clip_high. A value above clip_low lets unlikely tokens grow (clip-higher)."""
     kl_coefficient: float = Field(default=0.0, ge=0)
     """Weight of the KL to the initial model (k3 estimate). Above 0 a second copy of the model stays in memory."""
+    rollouts_behind_steps: int = Field(default=0, ge=0, le=16)
+    """Rollouts are sampled with the weights of this many steps before, as an asynchronous trainer's are; the first steps
+    have fewer before them. That many copies of the weights stay in host memory and in each checkpoint, and one more on the
+    device. 0: the newest weights."""
+    dense_of: Literal["now", "sampler"] = "now"
+    """Whose dense log-probabilities a step with older rollouts uses. now: those of the policy before its update, so the
+    correction takes in sparsity and staleness together. sampler: those of the weights that sampled, so the correction
+    takes in sparsity alone, and staleness is left to the clipped ratio."""
+    whole_union: bool = False
+    """With a correction that compares both policies' top-k lists (jackpot): a further scoring pass, under the schedule of
+    the rollouts, gives the sparse policy's log-probabilities of the dense list, so that the mass covers the union of both
+    lists. Costs about as much as the dense scores."""
     normalise_advantage: bool = True
     """Divide a group's advantages by the standard deviation of its rewards."""
 

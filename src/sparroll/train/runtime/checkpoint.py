@@ -6,7 +6,7 @@ becomes the latest.
                             [adapter/]            a plain peft folder
                             [adapter_optimizer.safetensors]
                             optimizer.safetensors state.json generators.json config.json [schedule.toml]
-                            [watchers.safetensors]
+                            [watchers.safetensors] [past-weights-0.safetensors ...]
                             manifest.json         size and SHA-256 of every file above; written last
 
 A folder whose files do not match its manifest is damaged, and the one before it is used. Nothing is pickled.
@@ -19,6 +19,7 @@ import json
 import os
 import shutil
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -41,6 +42,7 @@ FORMAT = 2
 _PREFIX = "step-"
 _MANIFEST = "manifest.json"
 _WATCHERS = "watchers.safetensors"
+_PAST = "past-weights-"
 _FILES_OF_THEIR_OWN = ("schedule", "watchers", "generators")
 
 
@@ -88,9 +90,11 @@ def save(
     optimizer: torch.optim.Optimizer,
     keep: int,
     adapter: SavedAdapter | None = None,
+    past: Sequence[dict[str, torch.Tensor]] = (),
 ) -> Path:
     """Write `step-NNNNNN`, point `latest` at it, then remove all but the `keep` newest. A frozen model is passed as
-    None; there is then no model/ and no optimizer for it.
+    None; there is then no model/ and no optimizer for it. past: older weights that rollouts still come from, oldest
+    first.
 
     If an interrupt came between writing and pointing, a second call for the same step only does what is left.
     """
@@ -99,7 +103,7 @@ def save(
     if not final.exists():
         _remove(partial)
         try:
-            _write(partial, state, config, model, tokenizer, optimizer, adapter)
+            _write(partial, state, config, model, tokenizer, optimizer, adapter, past)
         except BaseException:
             # What was written of it would fill the disk further.
             shutil.rmtree(partial, ignore_errors=True)
@@ -120,6 +124,7 @@ def _write(
     tokenizer: PreTrainedTokenizerBase | None,
     optimizer: torch.optim.Optimizer,
     adapter: SavedAdapter | None,
+    past: Sequence[dict[str, torch.Tensor]],
 ) -> None:
     partial.mkdir(parents=True)
     if model is not None:
@@ -129,6 +134,8 @@ def _write(
         adapter.adapter.write(partial / "adapter", adapter.base_model)
         tensors = optimizer_tensors(adapter.adapter.adapted, adapter.optimizer)
         save_file(tensors, partial / "adapter_optimizer.safetensors")
+    for number, weights in enumerate(past):
+        save_file({name: each.contiguous() for name, each in weights.items()}, partial / f"{_PAST}{number}.safetensors")
     _write_plain(partial, state, config)
     _write_manifest(partial)
 
@@ -161,6 +168,12 @@ def load_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
 
 def load_adapter_optimizer(checkpoint: Path) -> dict[str, torch.Tensor]:
     return load_file(checkpoint / "adapter_optimizer.safetensors")
+
+
+def load_past(checkpoint: Path) -> list[dict[str, torch.Tensor]]:
+    """The older weights that rollouts still come from, oldest first."""
+    count = len(list(checkpoint.glob(f"{_PAST}*.safetensors")))
+    return [load_file(checkpoint / f"{_PAST}{number}.safetensors") for number in range(count)]
 
 
 def newest(folder: Path) -> tuple[Path | None, list[str]]:

@@ -1,0 +1,91 @@
+"""Figures over seeds and rows: means with Student's interval, differences, rank correlations with a bootstrap over rows.
+Plain numbers in, plain tables out."""
+
+# K rows, R bootstrap replicates
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+Interval = list[float | None]
+"""[value, low, high], 95 %; low and high are None where there are too few values for an interval."""
+
+
+def over_seeds(values: Sequence[float | None]) -> dict[str, Any] | None:
+    """Mean of one value a seed, with Student's 95 % interval from two seeds on; None without values.
+
+    >>> over_seeds([0.1, 0.2, 0.3])
+    {'mean': 0.2, 'low': -0.048, 'high': 0.448, 'seeds': [0.1, 0.2, 0.3]}
+    """
+    known = [float(value) for value in values if value is not None]
+    if not known:
+        return None
+    mean, low, high = float(np.mean(known)), None, None
+    if len(known) > 1:
+        half = float(stats.t.ppf(0.975, len(known) - 1) * np.std(known, ddof=1) / len(known) ** 0.5)
+        low, high = mean - half, mean + half
+    return {"mean": mean, "low": low, "high": high, "seeds": known}
+
+
+def difference(one: Sequence[float | None], other: Sequence[float | None]) -> Interval | None:
+    """Mean of `other` minus mean of `one`, with Welch's 95 % interval; None where either has no value."""
+    a, b = ([float(value) for value in values if value is not None] for values in (one, other))
+    if not a or not b:
+        return None
+    value = float(np.mean(b) - np.mean(a))
+    if min(len(a), len(b)) < 2:
+        return [value, None, None]
+    parts = [float(np.var(each, ddof=1)) / len(each) for each in (a, b)]
+    if not sum(parts):
+        return [value, value, value]
+    freedom = sum(parts) ** 2 / sum(part**2 / (len(each) - 1) for part, each in zip(parts, (a, b), strict=True))
+    half = float(stats.t.ppf(0.975, freedom)) * sum(parts) ** 0.5
+    return [value, value - half, value + half]
+
+
+def rank_correlation(
+    x_K: Sequence[float | None], y_K: Sequence[float | None], rows: Sequence[str], replicates: int = 2000, seed: int = 0
+) -> Interval | None:
+    """Spearman's correlation, with an interval from a bootstrap over rows: the runs of one row stay together. None with
+    fewer than three values, or where one side is constant; no interval with fewer than five rows."""
+    known = [place for place, (x, y) in enumerate(zip(x_K, y_K, strict=True)) if x is not None and y is not None]
+    x, y = (np.array([values[place] for place in known], dtype=float) for values in (x_K, y_K))
+    if len(known) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
+        return None
+    value = _spearman(x, y)
+    members = [np.array([at for at, place in enumerate(known) if rows[place] == row]) for row in dict.fromkeys(rows)]
+    members = [each for each in members if len(each)]
+    if len(members) < 5:
+        return [value, None, None]
+    rng, drawn = np.random.default_rng(seed), []
+    for _ in range(replicates):
+        places = np.concatenate([members[pick] for pick in rng.integers(0, len(members), len(members))])
+        if np.ptp(x[places]) and np.ptp(y[places]):
+            drawn.append(_spearman(x[places], y[places]))
+    low, high = np.quantile(drawn, [0.025, 0.975])
+    return [value, float(low), float(high)]
+
+
+def _spearman(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
+
+
+def grouped(items: Sequence[Any], key: Any) -> dict[Any, list[Any]]:
+    """The items by their key, in the order in which keys first appear."""
+    found: dict[Any, list[Any]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return found
+
+
+def mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if known else None
+
+
+def pick(table: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {name: table.get(name) for name in names}
