@@ -44,6 +44,11 @@ class TailWindow:
         found = {int(start) * int(each["settings"][2]) for _, each in self.evidence for start in each["bins"]}
         return sorted(found)
 
+    @property
+    def bin_tokens(self) -> int:
+        """Width of a bin of the evidence, of which there must be some."""
+        return int(self.evidence[-1][1]["settings"][2])
+
     def row(self, from_context_tokens: int, after_step: int = 0, confidence: float = CONFIDENCE) -> TailRow | None:
         """One bin's tail over the window's steps after `after_step`, with an interval of that confidence; None where
         these steps have no token in the bin."""

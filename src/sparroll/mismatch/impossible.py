@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -48,6 +48,12 @@ class ImpossibleShare:
     tokens: int
     design_effect: float
     """How many times the variance of independent tokens the events have, because they come in clusters; at least 1."""
+
+    def summary(self, rollouts: int) -> dict[str, Any]:
+        """The figures that a schedule file keeps, to four digits. rollouts: those that the tokens are of."""
+        figures = {"value": self.value, "low": self.low, "high": self.high}
+        rounded = {name: float(f"{value:.4g}") for name, value in figures.items()}
+        return {**rounded, "tokens": self.tokens, "rollouts": rollouts}
 
 
 def check_nats(nats: int, name: str = "nats") -> None:

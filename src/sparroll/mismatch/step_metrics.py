@@ -28,7 +28,7 @@ def tail_report(table: TailTable, least_tokens: int) -> StepReport:
         "mismatch/acceptance_q10": overall.q10,
         "mismatch/acceptance_share_above_999": overall.share_above_999,
     }
-    more = {"cvar01": overall.cvar01, "cvar05": overall.cvar05, "skew": overall.skew}
+    more = {"cvar01": overall.cvar01, "cvar05": overall.cvar05}
     report |= {f"mismatch/acceptance_{name}": value for name, value in more.items() if value is not None}
     report |= {f"mismatch/acceptance_q05/{row.name}": row.q05 for row in table.rows}
     report |= {f"mismatch/tokens/{row.name}": float(row.tokens) for row in table.rows}
