@@ -43,6 +43,7 @@ from sparroll.control.watcher import StepEvidence
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.impossible import ImpossibleTokens
+from sparroll.mismatch.tail import FORMAT
 from sparroll.schedule import Schedule
 
 BIN, BINS, WINDOW_STEPS, LEAST_TOKENS, NATS = 2000, 18, 10, 200, 10
@@ -124,7 +125,8 @@ def _impossible(events_UB: np.ndarray, tokens: int) -> ImpossibleTokens:
     products_BBP[..., 0] = rollouts * tokens**2
     products_BBP[..., 1:4] = (events_B * tokens)[:, None, None]
     products_BBP[..., 5:8] = products_BB[..., None]
-    state = TailStatistics(BIN, replicates=20).state() | {
+    state = {
+        "settings": torch.tensor([FORMAT, CELLS, BIN, 20, 0]),
         "impossible_bins": torch.arange(bins),
         "impossible_sums": sums_BS,
         "impossible_products": products_BBP,
