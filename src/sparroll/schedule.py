@@ -25,6 +25,7 @@ from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError, nearest
 from sparroll.layer_groups import LayerGroups, check_cover, check_groups, read_groups
 from sparroll.mismatch.acceptance import ESTIMATORS
+from sparroll.mismatch.divergence import NATS
 from sparroll.models import packaged_name, trained_from
 from sparroll.models.fingerprint import ModelFingerprint, of_model, weights_of
 from sparroll.presets import is_inline, read_table
@@ -47,6 +48,11 @@ _KEYS = [
     "steps",
 ]
 _STEP_KEYS = ["from_context_tokens", "kv_budget_tokens", "measured"]
+_OF_STATISTIC = {"acceptance": ("estimator", "top_k", "quantile", "at_least"), "impossible_share": ("nats", "at_most")}
+"""The statistics that a target may be for, with the keys that only it has."""
+_BESIDE = ("over_2_nats_at_most", "kl_at_most", "impossible_at_most", "impossible_nats")
+"""Bounds that a calibration held beside the target."""
+_TARGET_KEYS = ["statistic", *(key for keys in _OF_STATISTIC.values() for key in keys), *_BESIDE]
 _FORCED = "Schedule.load(..., force=True)"
 
 
@@ -100,7 +106,8 @@ class Schedule:
     fingerprint: ModelFingerprint | None = None
     """What is known about that model. None: only its name."""
     target: dict[str, Any] | None = None
-    """What it was calibrated to hold, e.g. {"estimator": "top_k_lower", "quantile": 0.05, "at_least": 0.86, ...}."""
+    """What it was calibrated to hold, e.g. {"estimator": "top_k_lower", "quantile": 0.05, "at_least": 0.86, ...} or
+    {"statistic": "impossible_share", "nats": 10, "at_most": 1e-4}."""
     made_by: dict[str, Any] | None = None
     name: str = "unnamed"
     any_model: bool = field(default=False, compare=False)
@@ -414,8 +421,25 @@ def _is_share(value: object) -> bool:
 
 
 def _check_target(target: dict[str, Any]) -> None:
-    """Raise UserError for a target that no run could be held to. It may lack any of its keys."""
+    """Raise UserError for a target that no run could be held to. That of an acceptance may lack any of its keys."""
+    for key in target:
+        if key not in _TARGET_KEYS:
+            raise UserError(f"unknown key {key!r} in target", nearest(str(key), _TARGET_KEYS))
+    statistic = target.get("statistic", "acceptance")
+    if statistic not in _OF_STATISTIC:
+        raise UserError(f"unknown target.statistic {statistic!r}", nearest(str(statistic), list(_OF_STATISTIC)))
+    own = " and ".join(_OF_STATISTIC[statistic])
+    for other, keys in _OF_STATISTIC.items():
+        if other != statistic and (wrong := [key for key in keys if key in target]):
+            raise UserError(
+                f"target.{wrong[0]} belongs to the statistic {other!r}, and target.statistic is {statistic!r}",
+                f"keys of {statistic!r} are {own}",
+            )
+    if statistic == "impossible_share" and (missing := [key for key in _OF_STATISTIC[statistic] if key not in target]):
+        raise UserError(f"a target of {statistic!r} needs {missing[0]}", "for example nats = 10, at_most = 1e-4")
     for key, good, what in (
+        ("nats", lambda value: _is_count(value) and value in NATS, f"one of {', '.join(map(str, NATS))}"),
+        ("at_most", lambda value: _is_share(value) and 0 < value < 1, "between 0 and 1"),
         ("estimator", lambda value: value in ESTIMATORS, f"one of {', '.join(ESTIMATORS)}"),
         ("top_k", lambda value: _is_count(value) and value > 0, "a whole number of 1 or more"),
         ("quantile", lambda value: _is_share(value) and 0 < value < 1, "between 0 and 1"),

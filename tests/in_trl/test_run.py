@@ -14,6 +14,7 @@ from sparroll.corrections import correction, names
 from sparroll.integrations.trl import refusals
 from sparroll.integrations.trl.loss import correct_batch
 from sparroll.mismatch import TailStatistics, acceptance_of
+from sparroll.mismatch.of_rollouts import off_nats_of
 from sparroll.train.update.loss import LossSettings, policy_loss
 from sparroll.types import Rollout, TokenScores, TopK
 from trl_runs import GROUP, ROLLOUTS, STEPS, Observed
@@ -116,7 +117,7 @@ def test_the_acceptance_is_that_of_the_trainers_own_forward(run: Observed, monke
     assert schedule is not None and len(kept) == GROUP
     found = acceptance_of(kept, scores, "top_k_lower")
     for row, (rollout, acceptance_T) in enumerate(zip(kept, found, strict=True)):
-        statistics.add(acceptance_T, rollout.context_tokens, f"{row}")
+        statistics.add(acceptance_T, rollout.context_tokens, f"{row}", off_nats_of(rollout, scores[row]))
         tokens = len(rollout.response_ids)
         # TRL was given the sampled token's log-probability, and not the likeliest one's.
         torch.testing.assert_close(
@@ -126,6 +127,9 @@ def test_the_acceptance_is_that_of_the_trainers_own_forward(run: Observed, monke
     assert metrics["mismatch/acceptance_mean"][-1] == pytest.approx(expected.mean, abs=1e-5)
     # Percentiles are read from a histogram, whose cells rounding may move a token between.
     assert metrics["mismatch/acceptance_q05"][-1] == pytest.approx(expected.q05, abs=1e-3)
+    for share in expected.impossible:
+        logged = [metrics[f"mismatch/impossible_share_{share.nats}{end}"][-1] for end in ("", "_low", "_high")]
+        assert logged == pytest.approx([share.value, share.low, share.high], abs=1e-6)
 
 
 @pytest.mark.parametrize("name", USABLE)

@@ -34,6 +34,7 @@ JACKPOT: dict[str, dict[str, Any]] = {
 CONTROLLED: dict[str, dict[str, Any]] = {
     "train": {"steps": 2, "prompts_per_step": 3},
     "control": {"by": "controller", "target": 0.85},
+    "guard": {"at_least": 0.5, "impossible_at_most": 0.5, "impossible_nats": 2},
     "evaluate": {"prompts": 0},
 }
 """64 tokens everywhere at first: some bins move."""

@@ -89,6 +89,40 @@ def test_a_run_moves_its_budgets_and_leaves_a_schedule_for_the_next_one(model: s
     assert again.parts.controller is not None and again.parts.controller.trust_start
 
 
+def test_a_controller_of_impossible_tokens_resumes_to_the_bit_and_its_schedule_names_them(
+    model: str, start: str, tmp_path: Path
+) -> None:
+    limit = {"target": None, "impossible_at_most": 0.05, "impossible_nats": 2}
+
+    def config(steps: int) -> TrainConfig:
+        return controlled(
+            model,
+            start,
+            train={"steps": steps, "lr": 1e-3},
+            checkpoint={"every_steps": 1, "keep": 9},
+            control=limit,
+            guard={"impossible_at_most": 0.5, "impossible_nats": 2},
+        )
+
+    train(config(3), tmp_path / "straight")
+    train(config(2), tmp_path / "cut")
+    train(config(3), tmp_path / "cut", resume=True)
+    assert lines(tmp_path / "cut") == lines(tmp_path / "straight")
+    names = ("schedule.toml", "watchers.safetensors")
+    kept = [
+        (tmp_path / run / "checkpoints/step-000003" / name).read_bytes()
+        for name in names
+        for run in ("straight", "cut")
+    ]
+    assert kept[0] == kept[1] and kept[2] == kept[3]
+    logged = lines(tmp_path / "straight")
+    # This model is too even for a token that is 2 nats off; the interval knows by how many tokens that is so.
+    assert all(0 <= line["mismatch/impossible_share_2"] < line["mismatch/impossible_share_2_high"] for line in logged)
+    assert any(name.startswith("controller/impossible_share_2_high/") for line in logged for name in line)
+    left = Schedule.load(tmp_path / "straight" / "schedule.toml", model=model)
+    assert left.target == {"statistic": "impossible_share", "nats": 2, "at_most": 0.05}
+
+
 @pytest.mark.parametrize("groups", [False, True], ids=["", "groups of layers"])
 def test_a_resumed_run_decides_to_the_bit_as_one_that_was_never_cut(
     model: str, start: str, groups: bool, tmp_path: Path

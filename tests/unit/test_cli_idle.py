@@ -11,6 +11,7 @@ from cli_runs import error_of
 ROLLOUT = ["rollout", "--model", "tiny-reasoner"]
 PROFILE = ["profile", "--model", "tiny-reasoner", "--task", "synthetic"]
 CALIBRATE = ["calibrate", "--model", "tiny-reasoner", "--task", "synthetic"]
+IMPOSSIBLE = ["--statistic", "impossible_share", "--at-most", "1e-3"]
 EVALUATE = ["evaluate", "--model", "tiny-reasoner", "--tasks", "synthetic"]
 PLAN = ["plan", "--model", "Qwen3-1.7B"]
 SCHEDULE = ["--schedule", "qwen3-1.7b-0.86"]
@@ -29,6 +30,13 @@ SCHEDULE = ["--schedule", "qwen3-1.7b-0.86"]
         ([*PROFILE, "--budget", "64", "--force-schedule"], "--force-schedule has no effect without --schedule"),
         ([*CALIBRATE, "--gpu", "H100"], "--gpu has no effect where no times are compared"),
         ([*CALIBRATE, "--check-over-2-nats", "0.1"], "--check-over-2-nats bounds what a check leaves"),
+        ([*CALIBRATE, "--nats", "5"], "--nats has no effect without --statistic impossible_share"),
+        ([*CALIBRATE, "--at-most", "1e-4"], "--at-most has no effect without --statistic impossible_share"),
+        ([*CALIBRATE, *IMPOSSIBLE, "--target", "0.9"], "--target has no effect with --statistic impossible_share"),
+        ([*CALIBRATE, *IMPOSSIBLE[:2]], "--statistic impossible_share needs --at-most"),
+        ([*CALIBRATE, *IMPOSSIBLE, "--nats", "7"], "nats must be one of 2, 5, 10, 20, got 7"),
+        ([*CALIBRATE, *IMPOSSIBLE, "--mode", "replay"], "a replay samples nothing under sparse attention"),
+        ([*CALIBRATE, *IMPOSSIBLE, "--check-windows", "64"], "fitted for one selector at the objective time"),
         ([*EVALUATE, "--also-dense"], "--also-dense has no effect without --schedule"),
         ([*EVALUATE, "--reward", "a:b", "--test-seconds", "3"], "--test-seconds has no effect with --reward"),
         (["evaluate", "--compare", "a", "b", "--samples", "4"], "--samples has no effect with --compare"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -294,3 +295,39 @@ def test_groups_are_together_all_sparse_layers_of_the_model(tmp_path: Path) -> N
     with pytest.raises(UserError, match=r"leaves out the layers \[6, 7\] of the model") as caught:
         schedule.check_layers(8)
     assert "or into dense_layers" in (caught.value.hint or "")
+
+
+def with_target(**target: object) -> dict[str, Any]:
+    return Schedule.fixed(512).table() | {"target": target}
+
+
+def test_a_target_may_be_a_share_of_impossible_tokens() -> None:
+    table = with_target(statistic="impossible_share", nats=10, at_most=1e-4)
+    schedule = Schedule.from_table(table)
+    assert schedule.target == {"statistic": "impossible_share", "nats": 10, "at_most": 1e-4}
+    assert schedule.table() == table
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (
+            {"statistic": "impossible_shares", "nats": 10, "at_most": 1e-4},
+            r"(?s)unknown target.statistic.*impossible_share",
+        ),
+        ({"statistic": "impossible_share", "nats": 10, "at_mots": 1e-4}, r"(?s)unknown key 'at_mots'.*'at_most'"),
+        ({"statistic": "impossible_share", "nats": 10}, "needs at_most"),
+        ({"statistic": "impossible_share", "at_most": 1e-4}, "needs nats"),
+        (
+            {"statistic": "impossible_share", "nats": 7, "at_most": 1e-4},
+            "target.nats must be one of 2, 5, 10, 20, got 7",
+        ),
+        ({"statistic": "impossible_share", "nats": 10, "at_most": 2}, "target.at_most must be between 0 and 1, got 2"),
+        ({"statistic": "impossible_share", "nats": 10, "at_most": 1e-4, "quantile": 0.05}, "belongs to the statistic"),
+        ({"statistic": "acceptance", "at_least": 0.86, "at_most": 1e-4}, "target.at_most belongs to the statistic"),
+        ({"at_least": 0.86, "at_lest": 0.86}, r"(?s)unknown key 'at_lest'.*'at_least'"),
+    ],
+)
+def test_a_target_that_nobody_could_hold_is_refused(target: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        Schedule.from_table(with_target(**target))

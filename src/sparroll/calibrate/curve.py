@@ -34,6 +34,13 @@ class Cell(TailFigures):
     rollouts: int
     divergence: BinDivergence | None = None
     """KL and impossible tokens; None where they were not measured."""
+    impossible_nats: int | None = None
+    """Where set, the figures are 1 minus the share of tokens that are more than this off; see target.py."""
+
+    def summary(self) -> dict[str, Any]:
+        """The figures that a schedule file keeps."""
+        figures = _plain(self.value, self.low, self.high, self.impossible_nats)
+        return {**figures, "tokens": self.tokens, "rollouts": self.rollouts}
 
     @staticmethod
     def of(row: TailRow, kv_budget_tokens: int, divergence: BinDivergence | None = None) -> Cell:
@@ -46,6 +53,14 @@ def cells_of(table: TailTable, kv_budget_tokens: int, divergence: Divergence | N
     """A tail table, measured under one fixed budget, as cells."""
     of_bins = divergence.bins() if divergence is not None else {}
     return [Cell.of(row, kv_budget_tokens, of_bins.get(row.from_context_tokens)) for row in table.rows]
+
+
+def _plain(value: float, low: float, high: float, impossible_nats: int | None) -> dict[str, float]:
+    """Figures as a file has them: of an acceptance to six digits behind the point, of a share to four digits in all."""
+    if impossible_nats is None:
+        return {"value": round(value, 6), "low": round(low, 6), "high": round(high, 6)}
+    shares = {"value": 1 - value, "low": 1 - high, "high": 1 - low}
+    return {name: float(f"{share:.4g}") for name, share in shares.items()}
 
 
 @dataclass(frozen=True)
@@ -113,10 +128,9 @@ class Curve:
         if not below:
             return above[0].summary() | {"at_kv_budget_tokens": above[0].kv_budget_tokens}
         logs = [math.log(cell.kv_budget_tokens) for cell in self.points]
-        figures = {
-            name: round(float(np.interp(math.log(kv_budget_tokens), logs, self._fitted(name))), 6)
-            for name in ("value", "low", "high")
-        }
+        at = math.log(kv_budget_tokens)
+        value, low, high = (float(np.interp(at, logs, self._fitted(name))) for name in ("value", "low", "high"))
+        figures = _plain(value, low, high, self.points[0].impossible_nats)
         tokens = min(below[-1].tokens, above[0].tokens)
         rollouts = min(below[-1].rollouts, above[0].rollouts)
         return {**figures, "tokens": tokens, "rollouts": rollouts, "interpolated": True}

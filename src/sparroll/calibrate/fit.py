@@ -16,6 +16,8 @@ from typing import Any
 
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.curve import Cell, Curve
+from sparroll.calibrate.target import Target, check_target, in_words, level, needed_tokens, target_table
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.table import bin_name
@@ -57,7 +59,7 @@ class FittedSchedule:
 def fit_schedule(
     cells: Sequence[Cell],
     *,
-    target: float,
+    target: Target,
     selector: Selector,
     dense_layers: Sequence[int],
     estimator: str,
@@ -71,7 +73,7 @@ def fit_schedule(
     made_by: dict[str, Any] | None = None,
     name: str = "calibrated",
 ) -> FittedSchedule:
-    """Fit a schedule to measured cells.
+    """Fit a schedule to measured cells, which have the figures of the target's statistic (`target.cells_for`).
 
     ceiling: cells measured with dense rollouts, one per bin; their budget is ignored.  least_budgets: by the start of a
     bin, a budget that it has at least, even if less meets the target. A cell with fewer than
@@ -83,6 +85,7 @@ def fit_schedule(
     check_target(target)
     if not cells:
         raise UserError("there are no measured cells to fit")
+    min_tokens = needed_tokens(target, min_tokens)
     needs = _Needs(target, min_tokens, min_rollouts, max(cell.kv_budget_tokens for cell in cells))
     ceilings = {cell.from_context_tokens: cell for cell in ceiling if needs.enough(cell)}
     needs.check_ceiling(list(ceilings.values()))
@@ -103,9 +106,13 @@ def fit_schedule(
     return FittedSchedule(schedule, tuple(bins), tuple(notes))
 
 
-def check_target(target: float) -> None:
-    if not 0 < target < 1:
-        raise UserError(f"the target must lie between 0 and 1, got {target}")
+def dense_rollouts_exceed(limit: ImpossibleLimit, cell: Cell) -> UserError:
+    """The error where dense rollouts have too many impossible tokens themselves."""
+    return UserError(
+        f"dense rollouts have a share of {1 - cell.value:.2g} at {cell.name}, above {in_words(limit)}: engine and trainer "
+        "differ by more than any budget can repair",
+        "raise the limit, or raise the engine's precision",
+    )
 
 
 def too_little_data(cells: Sequence[Cell], min_tokens: int, min_rollouts: int) -> UserError:
@@ -146,7 +153,7 @@ def _walk(
     floor = selector.least_budget_tokens
     for (start, end), curve in curves:
         floor = max(floor, least_budgets.get(start, 0))
-        cheapest = curve.cheapest(needs.target, floor) if curve else None
+        cheapest = curve.cheapest(level(needs.target), floor) if curve else None
         if curve and cheapest is None and curve.reaches(needs.largest):
             raise needs.missed(curve, bin_name(start, end), ceilings.get(start))
         measured = curve.measured(cheapest) if curve and cheapest is not None else None
@@ -188,7 +195,7 @@ def _walk(
 class _Needs:
     """How much data a cell needs, which target a budget must meet, and the errors and notes if they do not."""
 
-    target: float
+    target: Target
     min_tokens: int
     min_rollouts: int
     largest: int
@@ -199,7 +206,9 @@ class _Needs:
 
     def check_ceiling(self, ceilings: Sequence[Cell]) -> None:
         for cell in ceilings:
-            if cell.value < self.target:
+            if cell.value < level(self.target) and isinstance(self.target, ImpossibleLimit):
+                raise dense_rollouts_exceed(self.target, cell)
+            if cell.value < level(self.target):
                 lowest = rounded_down(min(each.value for each in ceilings))
                 raise UserError(
                     f"the dense ceiling at {cell.name} is {rounded_down(cell.value)}, below the target of {self.target}: "
@@ -210,6 +219,12 @@ class _Needs:
 
     def missed(self, curve: Curve, where: str, ceiling: Cell | None) -> UserError:
         best = max(curve.points, key=lambda cell: cell.low)
+        if isinstance(self.target, ImpossibleLimit):
+            return UserError(
+                f"no budget meets {in_words(self.target)} at {where}: the least upper bound is {1 - best.low:.2g} (share "
+                f"{1 - best.value:.2g}, {best.tokens} tokens) at {best.kv_budget_tokens} tokens",
+                "measure larger budgets, take more rollouts if the share itself meets the limit, or raise the limit",
+            )
         dense = f"; dense rollouts reach {rounded_down(ceiling.value)}" if ceiling else ""
         return UserError(
             f"no budget meets the target of {self.target} at {where}: the best lower bound is {rounded_down(best.low)} "
@@ -237,12 +252,6 @@ def _bin_tokens(cells: Sequence[Cell]) -> int:
     if widths or width <= 0 or any(cell.from_context_tokens % width for cell in cells):
         raise UserError("the cells must share one bin width and start at its multiples", "fit cells of one sweep")
     return width
-
-
-def target_table(target: float, estimator: str, quantile: float, top_k: int | None) -> dict[str, Any]:
-    """What a schedule file says of its target."""
-    table = {"statistic": "acceptance", "estimator": estimator, "top_k": top_k, "quantile": quantile}
-    return {key: value for key, value in table.items() if value is not None} | {"at_least": target}
 
 
 def steps_of(bins: Sequence[FittedBin]) -> tuple[Step, ...]:

@@ -13,6 +13,7 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
@@ -24,6 +25,7 @@ from sparroll.engines.sampling import request_seed
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, TailTable, acceptance_of, acceptance_sampled
 from sparroll.mismatch.divergence import Divergence
+from sparroll.mismatch.of_rollouts import off_nats_of
 from sparroll.progress import OnProgress, Stages, counted
 from sparroll.schedule import Schedule
 from sparroll.types import MOST_SAMPLES, Rollout, TokenScores, check_seed
@@ -305,7 +307,7 @@ class Study:
     ) -> tuple[TailStatistics, Divergence | None]:
         statistics, progress = self.settings.statistics(), counted(on_progress, "rollouts scored")
         if not self.settings.list_tokens:
-            values, divergence = self._without_lists(rollouts, schedule, mode, progress), None
+            (values, dense), divergence = self._without_lists(rollouts, schedule, mode, progress), None
         else:
             read, dense = self._with_lists(rollouts, schedule, mode, progress)
             values, divergence = (
@@ -314,8 +316,10 @@ class Study:
             )
             for rollout, scores in zip(read, dense, strict=True):
                 divergence.add(rollout, scores, sampled_it=mode == "faithful")
-        for rollout, acceptance_T in zip(rollouts, values, strict=True):
-            statistics.add(acceptance_T, rollout.context_tokens, _name(rollout))
+        # The measured policy samples nothing in a replay, so there are no impossible tokens to count.
+        offs = map(off_nats_of, rollouts, dense) if mode == "faithful" else repeat(None)
+        for rollout, acceptance_T, off_T in zip(rollouts, values, offs, strict=False):
+            statistics.add(acceptance_T, rollout.context_tokens, _name(rollout), off_T)
         return statistics, divergence
 
     def _with_lists(
@@ -336,20 +340,24 @@ class Study:
 
     def _without_lists(
         self, rollouts: list[Rollout], schedule: Schedule | None, mode: Mode, on_progress: OnProgress | None
-    ) -> list[Tensor]:
-        """The acceptances by the estimators "exact" of a replay and "sampled"."""
+    ) -> tuple[list[Tensor], list[TokenScores]]:
+        """The acceptances by the estimators "exact" of a replay and "sampled", and where the mode is faithful, the dense
+        policy's scores."""
         temperature, estimator = self.settings.temperature, self.settings.estimator
         if schedule is not None and schedule.check is not None:
-            return acceptance_of(rollouts, [_seen(rollout) for rollout in rollouts], estimator)
+            seen = [_seen(rollout) for rollout in rollouts]
+            return acceptance_of(rollouts, seen, estimator), seen
         if mode == "faithful":
-            return acceptance_of(rollouts, self._dense(rollouts, on_progress), estimator)
+            dense = self._dense(rollouts, on_progress)
+            return acceptance_of(rollouts, dense, estimator), dense
         assert schedule is not None, "a replay needs a schedule"
         if estimator == "exact":
-            return self.scorer.exact_replay(rollouts, schedule, temperature=temperature, on_progress=on_progress)
-        # The dense policy p drew the token, so the roles change: the mean of min(1, q/p) under p is the acceptance.
+            found = self.scorer.exact_replay(rollouts, schedule, temperature=temperature, on_progress=on_progress)
+            return found, []
         dense = self._dense(rollouts, None)
+        # The dense policy p drew the token, so the roles change: the mean of min(1, q/p) under p is the acceptance.
         sparse = self.scorer.sparse(rollouts, schedule, temperature=temperature, on_progress=on_progress)
-        return [acceptance_sampled(q.logp, p.logp) for q, p in zip(sparse, dense, strict=True)]
+        return [acceptance_sampled(q.logp, p.logp) for q, p in zip(sparse, dense, strict=True)], []
 
     def _dense(self, rollouts: list[Rollout], on_progress: OnProgress | None) -> list[TokenScores]:
         if rollouts is self.rollouts and self._dense_scores is not None:

@@ -4,9 +4,10 @@ the reason if not. Measures nothing beyond the dense ceiling."""
 from __future__ import annotations
 
 from sparroll.attention.selectors import Selector
-from sparroll.calibrate.curve import cells_of
-from sparroll.calibrate.fit import MIN_TOKENS, check_target, too_little_data
+from sparroll.calibrate.fit import MIN_TOKENS, dense_rollouts_exceed, too_little_data
 from sparroll.calibrate.measure import Measurement, Study
+from sparroll.calibrate.target import Target, cells_for, check_target, level, needed_tokens
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.rounding import rounded_down
@@ -14,7 +15,7 @@ from sparroll.schedule import Schedule
 
 
 def check_request(
-    target: float,
+    target: Target,
     prompts: int,
     samples: int,
     max_new_tokens: int,
@@ -24,6 +25,7 @@ def check_request(
 ) -> None:
     """Refuse a target that cannot be met, and fewer rollouts than a cell needs. Known before a model is loaded."""
     check_target(target)
+    min_tokens = needed_tokens(target, min_tokens)
     rollouts = prompts * samples
     if rollouts < min_rollouts:
         raise UserError(
@@ -42,20 +44,22 @@ def check_request(
 def check_ceiling(
     study: Study,
     ceiling: Measurement,
-    target: float,
+    target: Target,
     *,
     min_tokens: int = MIN_TOKENS,
     min_rollouts: int = LEAST_ROLLOUTS,
 ) -> None:
     """Refuse a target above the dense ceiling, with the reason why the ceiling is so low, and dense rollouts that fill
     no bin."""
-    cells = cells_of(ceiling.tail(), 0)
+    cells, min_tokens = cells_for(target, ceiling, 0), needed_tokens(target, min_tokens)
     enough = [cell for cell in cells if cell.counts(min_tokens, min_rollouts)]
     if not enough:
         raise too_little_data(cells, min_tokens, min_rollouts)
     worst = min(enough, key=lambda cell: cell.value)
-    if worst.value >= target:
+    if worst.value >= level(target):
         return
+    if isinstance(target, ImpossibleLimit):
+        raise dense_rollouts_exceed(target, worst)
     lowest = rounded_down(worst.value)
     message = (
         f"the dense ceiling at {worst.name} is {lowest}, below the target of {target:g}: even dense rollouts miss it"

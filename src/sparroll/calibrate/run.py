@@ -17,7 +17,9 @@ from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
 from sparroll.calibrate.sweep import Sweep, sweep, sweep_groups
+from sparroll.calibrate.target import Target, check_sampled, level
 from sparroll.calibrate.verify import Bound, Verification, verify
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.layer_groups import LayerGroups
@@ -58,17 +60,21 @@ class Calibration:
         """For each bin the budget, the tail under it and the dense ceiling. If there was a verification, the tail is
         from it.
 
-        `q05` is the quantile that the settings ask for; None in bins without enough data.
+        `q05` is the quantile that the settings ask for; None in bins without enough data. Where the target is a share of
+        impossible tokens, it is `impossible_share` with its upper bound, and `dense_impossible_share`.
         """
+        names = ("q05", "q05_low", "dense_ceiling_q05")
+        ends = ("value", "low")
+        if ImpossibleLimit.of_target(self.schedule.target) is not None:
+            names, ends = ("impossible_share", "impossible_share_high", "dense_impossible_share"), ("value", "high")
         tails = {step.from_context_tokens: step.measured or {} for step in self.schedule.steps}
         ceilings = {bin.from_context_tokens: bin.dense_ceiling or {} for bin in self.fitted.bins}
         return [
             {
                 "from_context_tokens": start,
                 "kv_budget_tokens": self.schedule.step_at(start).kv_budget_tokens,
-                "q05": tails.get(start, {}).get("value"),
-                "q05_low": tails.get(start, {}).get("low"),
-                "dense_ceiling_q05": ceilings.get(start, {}).get("value"),
+                **{name: tails.get(start, {}).get(end) for name, end in zip(names, ends, strict=False)},
+                names[2]: ceilings.get(start, {}).get("value"),
             }
             for start in sorted({*tails, *ceilings})
         ]
@@ -93,7 +99,7 @@ def calibrate(
     *,
     out: Path | str,
     budgets: Sequence[int],
-    target: float = 0.86,
+    target: Target = 0.86,
     selector: Selector | None = None,
     also_selectors: Sequence[Selector] = (),
     dense_layers: tuple[int, ...] = (0, 1),
@@ -117,6 +123,7 @@ def calibrate(
 ) -> Calibration:
     """Measure `budgets`, choose the schedule, verify it, and write OUT/NAME.toml.
 
+    target: the least 5th percentile of every length, or a largest share of impossible tokens (see target.py).
     objective: "time" takes the cheapest budgets that meet `target`. The others (see allocation/wanted.py) make a loss as
     small as a decode step's time allows, in which every bin meets the target, too: `step_time_share` of a dense step, or
     that of the schedule `at_time_of`. Times are predicted for a model of this `shape`, by default the study's, on this
@@ -138,7 +145,8 @@ def calibrate(
     selectors = [selector or PageMean(), *also_selectors]
     wanted = Wanted(objective, target, bounds, **least)
     limits = (step_time_share is not None) + (at_time_of is not None)
-    check_limit(wanted, limits, bool(checks), layer_groups, study.settings.estimator)
+    check_limit(wanted, limits, bool(checks), layer_groups, study.settings.estimator, len(selectors))
+    check_sampled(target, study.settings)
     _check_selectors(selectors, checks, budgets)
     if bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
@@ -221,7 +229,7 @@ def _by_check(
 ) -> _Chosen:
     """The check, with its budgets, under which a kept token takes the least time."""
     least: dict[str, Any] = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
-    choice = choose(sweeps, machine, target=wanted.target, bounds=wanted.bounds, **least, **about)
+    choice = choose(sweeps, machine, target=level(wanted.target), bounds=wanted.bounds, **least, **about)
     sweep = next(each for each in sweeps if each.check == choice.best.check)
     return _Chosen(sweep, with_reasons(choice, made_by, wanted.bounds), choice=choice)
 

@@ -11,10 +11,11 @@ from typing import Any
 
 from sparroll.attention.selectors import PageMean, Selector
 from sparroll.calibrate.check_figures import CheckFigures
-from sparroll.calibrate.curve import Cell, cells_of
+from sparroll.calibrate.curve import Cell
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, fit_schedule
 from sparroll.calibrate.measure import Measurement, MeasureSettings, Study, check_measurable, digest
 from sparroll.calibrate.store import Store, fingerprint, measurement_table
+from sparroll.calibrate.target import Target, cells_for
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.layer_groups import LayerGroups
@@ -22,6 +23,8 @@ from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress, Stages
 from sparroll.schedule import Schedule, Step, check_budget
 
+ACCEPTANCE = 0.86
+"""Any target of the acceptance: its value does not change the figures of a cell."""
 PUBLISHED_PAGES = (32, 48, 64, 80, 96, 128, 160, 192, 224, 256, 320, 384, 448, 512, 640, 768, 896, 1024)
 """The paper's grid, in pages of 16 tokens."""
 
@@ -63,17 +66,17 @@ class Sweep:
         sampled = (*self.measurements, *(each for own in self.alone for each in own))
         return sum(each.statistics.tokens for each in sampled if each.mode == "faithful")
 
-    def cells(self) -> list[Cell]:
-        """The cells (budget x bin) that `fit_schedule` takes."""
-        return [cell for each in self.measurements for cell in _cells(each, _budget(each))]
+    def cells(self, target: Target = ACCEPTANCE) -> list[Cell]:
+        """The cells (budget x bin) that `fit_schedule` takes, with the figures of the target's statistic."""
+        return [cell for each in self.measurements for cell in cells_for(target, each, _budget(each))]
 
-    def ceiling_cells(self) -> list[Cell]:
+    def ceiling_cells(self, target: Target = ACCEPTANCE) -> list[Cell]:
         """The cells of the dense ceiling; their budget means nothing."""
-        return cells_of(self.ceiling.tail(), 0, self.ceiling.divergence)
+        return cells_for(target, self.ceiling, 0)
 
     def fit(
         self,
-        target: float,
+        target: Target,
         *,
         min_tokens: int = MIN_TOKENS,
         min_rollouts: int = LEAST_ROLLOUTS,
@@ -84,14 +87,14 @@ class Sweep:
     ) -> FittedSchedule:
         """The cheapest schedule that meets the target; see `fit_schedule`. It has the sweep's check."""
         fitted = fit_schedule(
-            self.cells(),
+            self.cells(target),
             target=target,
             selector=self.selector,
             dense_layers=self.dense_layers,
             estimator=self.settings.estimator,
             quantile=self.settings.quantile,
             top_k=self.settings.list_tokens or None,
-            ceiling=self.ceiling_cells(),
+            ceiling=self.ceiling_cells(target),
             least_budgets=least_budgets,
             min_tokens=min_tokens,
             min_rollouts=min_rollouts,
@@ -293,7 +296,7 @@ def _longest_context(study: Study) -> int:
 
 
 def _cells(measurement: Measurement, kv_budget_tokens: int) -> list[Cell]:
-    return cells_of(measurement.tail(), kv_budget_tokens, measurement.divergence)
+    return cells_for(ACCEPTANCE, measurement, kv_budget_tokens)
 
 
 def _least_budget(measurement: Measurement) -> int:

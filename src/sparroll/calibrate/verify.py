@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
-from sparroll.calibrate.curve import Cell, cells_of
+from sparroll.calibrate.curve import Cell
 from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.calibrate.measure import Measurement, Study
 from sparroll.calibrate.store import Store, measurement_table
 from sparroll.calibrate.sweep import sweep_fingerprint
+from sparroll.calibrate.target import Target, cells_for, in_words, level, needed_tokens
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.progress import OnProgress
 from sparroll.schedule import Schedule, Step
@@ -56,7 +58,7 @@ def verify(
     study: Study,
     schedule: Schedule,
     *,
-    target: float,
+    target: Target,
     notches: Sequence[int],
     out: Path | str,
     bound: Bound = "value",
@@ -75,14 +77,15 @@ def verify(
     repeated.
     """
     store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers))
+    least_tokens = needed_tokens(target, min_tokens)
     rounds: list[Measurement] = []
     notes: list[str] = []
     while True:
         measurement = _round(study, schedule, len(rounds), store, on_progress)
         rounds.append(measurement)
-        cells = [cell for cell in cells_of(measurement.tail(), 0) if cell.counts(min_tokens, min_rollouts)]
+        cells = [cell for cell in cells_for(target, measurement, 0) if cell.counts(least_tokens, min_rollouts)]
         broken = {cell.name: bounds.broken(measurement, cell.from_context_tokens) for cell in cells}
-        missed = [cell for cell in cells if getattr(cell, bound) < target or broken[cell.name]]
+        missed = [cell for cell in cells if getattr(cell, bound) < level(target) or broken[cell.name]]
         raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
         notes += [_said(cell, len(rounds), target, bound, broken[cell.name], schedule, raised) for cell in missed]
         if raised.steps == schedule.steps:
@@ -163,10 +166,14 @@ def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
 
 
 def _said(
-    cell: Cell, number: int, target: float, bound: Bound, broken: list[str], before: Schedule, after: Schedule
+    cell: Cell, number: int, target: Target, bound: Bound, broken: list[str], before: Schedule, after: Schedule
 ) -> str:
     budgets = [schedule.step_at(cell.from_context_tokens).budgets for schedule in (before, after)]
     was, then = (" / ".join(map(str, each)) for each in budgets)
     then = f"raised to {then}" if budgets[1] != budgets[0] else "not raised further"
+    if isinstance(target, ImpossibleLimit):
+        end = "a share" if bound == "value" else "an upper bound of the share"
+        figure = " and ".join([f"{end} of {1 - getattr(cell, bound):.2g}", *broken])
+        return f"round {number}: {cell.name} has {figure} at {was} tokens, over {in_words(target)}; {then}"
     figure = " and ".join([f"{bound} {getattr(cell, bound):.4f}", *broken])
     return f"round {number}: {cell.name} has {figure} at {was} tokens, the target is {target}; {then}"

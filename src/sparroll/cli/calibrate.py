@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -12,9 +13,10 @@ import typer
 from sparroll import records
 from sparroll.cli import common
 from sparroll.cli.common import MEASURING, OUTPUT, READING, option
+from sparroll.control.impossible_limit import STATISTIC, ImpossibleLimit
 from sparroll.draft_check import DraftCheck
 from sparroll.engines.make import check_names
-from sparroll.errors import UserError
+from sparroll.errors import UserError, nearest
 from sparroll.layer_groups import budgets_in_words
 from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.rounding import percent_up, rounded_down, rounded_up
@@ -33,6 +35,29 @@ def calibrate(
     target: Annotated[
         float, option(MEASURING, "--target", min=0, max=1, help="The tail must be at least this at every length.")
     ] = 0.86,
+    statistic: Annotated[
+        str,
+        option(
+            MEASURING,
+            "--statistic",
+            help="What every length is to hold: acceptance (its tail is at least --target), or impossible_share (at most "
+            "--at-most of the sampled tokens are more than --nats off).",
+        ),
+    ] = "acceptance",
+    nats: Annotated[
+        int, option(MEASURING, "--nats", help="How far off a sampled token is impossible: 2, 5, 10 or 20 nats.")
+    ] = 10,
+    at_most: Annotated[
+        float | None,
+        option(
+            MEASURING,
+            "--at-most",
+            min=0,
+            max=1,
+            help="The largest share of impossible tokens at any length, for --statistic impossible_share. It takes 5 / "
+            "share tokens at each length.",
+        ),
+    ] = None,
     budget: Annotated[
         list[int] | None,
         option(READING, "--budget", help="A budget of the grid, in tokens; repeatable. Default: the published grid."),
@@ -174,11 +199,13 @@ def calibrate(
     from sparroll.calibrate.prospects import check_request
     from sparroll.calibrate.run import calibrate as run
     from sparroll.calibrate.sweep import PUBLISHED_PAGES
+    from sparroll.calibrate.target import check_sampled, plain_target
     from sparroll.plan.hardware import find_hardware
     from sparroll.report import write_report
     from sparroll.schedule import Schedule
 
     common.refuse_idle_prompt_options(command, prompts_file, task)
+    aim = target_of(command, statistic, target, nats, at_most)
     unchecked = check_windows is None and check_floors is None
     plain = unchecked and objective == "time" and not also_selector
     common.refuse_idle(
@@ -209,11 +236,13 @@ def calibrate(
     bounds = BlindSpots(check_over_2_nats, kl_at_most, impossible_at_most, impossible_nats)
     others, groups = [selector_from(each) for each in also_selector or []], groups_of(layer_groups)
     limits = (step_time_share is not None) + (at_time_of is not None)
-    check_limit(Wanted(objective, target, bounds), limits, bool(checks), groups, estimator)  # type: ignore[arg-type]
+    wanted = Wanted(objective, aim, bounds)  # type: ignore[arg-type]
+    check_limit(wanted, limits, bool(checks), groups, estimator, 1 + len(others))
+    check_sampled(aim, settings)
     slower = None if at_time_of is None else Schedule.load(at_time_of)
     hardware = find_hardware(gpu)
     entries = read_prompts(prompts_file, task, level, count, seed)
-    check_request(target, len(entries), samples, max_new_tokens)
+    check_request(aim, len(entries), samples, max_new_tokens)
     tried = [Schedule.fixed(max(*budgets, each.least_budget_tokens), each, dense) for each in (chosen, *others)]
     largest = tried[0]
     if checks:
@@ -238,7 +267,7 @@ def calibrate(
                 study,
                 out=out,
                 budgets=budgets,
-                target=target,
+                target=aim,
                 selector=chosen,
                 also_selectors=others,
                 dense_layers=dense,
@@ -255,7 +284,8 @@ def calibrate(
                 name=name,
                 on_progress=bars.bar("calibrate"),
             )
-    config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets, target=target)
+    config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=budgets)
+    config |= {"target": plain_target(aim)}
     config |= bounds.table()
     if checks:
         config |= {"checks": [check.table() for check in checks], "over_2_nats_at_most": check_over_2_nats, "gpu": gpu}
@@ -278,23 +308,46 @@ def calibrate(
     else:
         print("\n".join(text(found)))
     if found.verification is not None and not found.verification.met:
-        say(f"warning: the verified tail is under the target at {', '.join(found.verification.missed)}")
+        what = "tail is under the target" if statistic == "acceptance" else "share is over the limit"
+        say(f"warning: the verified {what} at {', '.join(found.verification.missed)}")
     common.wrote(record, page, found.path, quiet=json_output)
 
 
 def text(found: Calibration) -> list[str]:
     """A line per bin with its budget, its tail and the dense ceiling, then the notes."""
-    lines = [f"{'from context':>12}{'KV budget':>11}{'tail':>8}{'low':>8}{'dense ceiling':>15}"]
+    keys = ("q05", "q05_low", "dense_ceiling_q05")
+    heads = ("tail", "low", "dense ceiling")
+    said: Callable[[float | None], str] = rounded_down
+    if ImpossibleLimit.of_target(found.schedule.target) is not None:
+        keys = ("impossible_share", "impossible_share_high", "dense_impossible_share")
+        heads, said = ("share", "high", "dense rollouts"), _share
+    lines = [f"{'from context':>12}{'KV budget':>11}{heads[0]:>8}{heads[1]:>8}{heads[2]:>15}"]
     for row in found.rows():
-        cells = "".join(
-            f"{rounded_down(row[key]):>{width}}"
-            for key, width in (("q05", 8), ("q05_low", 8), ("dense_ceiling_q05", 15))
-        )
+        cells = "".join(f"{said(row[key]):>{width}}" for key, width in zip(keys, (8, 8, 15), strict=True))
         lines.append(f"{row['from_context_tokens']:>12,}{budgets_in_words(row['kv_budget_tokens']):>11}{cells}")
     lines += checked_text(found, found.choice) if found.choice else ()
     lines += traded_text(found.tradeoff) if found.tradeoff else ()
     lines += ["", f"{found.generated_tokens:,} tokens were generated for this"]
     return [*lines, *(f"- {note}" for note in found.notes)]
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1e}"
+
+
+def target_of(
+    command: typer.Context, statistic: str, target: float, nats: int, at_most: float | None
+) -> float | ImpossibleLimit:
+    """What the options ask every length to hold. Raises UserError for options of the other statistic."""
+    if statistic not in ("acceptance", STATISTIC):
+        raise UserError(f"unknown --statistic {statistic!r}", nearest(statistic, ["acceptance", STATISTIC]))
+    if statistic == "acceptance":
+        common.refuse_idle(command, True, f"without --statistic {STATISTIC}", "nats", "at_most")
+        return target
+    common.refuse_idle(command, True, f"with --statistic {STATISTIC}", "target")
+    if at_most is None:
+        raise UserError(f"--statistic {STATISTIC} needs --at-most", "for example --nats 10 --at-most 1e-4")
+    return ImpossibleLimit(nats, at_most)
 
 
 def traded_text(tradeoff: Tradeoff) -> list[str]:

@@ -115,7 +115,12 @@ def profile(
 
 def _lines(entry: Entry) -> list[str]:
     measurement = entry.measurement
-    lines = [f"{measurement.name}: reads {percent_up(measurement.kv_read_share)} of the cache", str(measurement.tail())]
+    tail = measurement.tail()
+    lines = [
+        f"{measurement.name}: reads {percent_up(measurement.kv_read_share)} of the cache",
+        str(tail),
+        *tail.beside(),
+    ]
     if measurement.checked is not None:
         lines.append(f"checks: {measurement.checked}")
     overall = entry.fits[0]

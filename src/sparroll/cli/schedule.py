@@ -35,12 +35,16 @@ def list_(json: Json = False) -> None:
     table = Table("name", "model", "target", "steps", "budget tokens", box=None)
     for schedule in loaded:
         budgets = [budget for step in schedule.steps for budget in step.budgets]
-        target = (schedule.target or {}).get("at_least")
+        held = schedule.target or {}
+        target = held.get("at_least")
+        said = "-" if target is None else f"{target:.2f}"
+        if "at_most" in held:
+            said = f"{held['at_most']:g} over {held['nats']} nats"
         span = f"{min(budgets)} to {max(budgets)}"
         table.add_row(
             f"{schedule.name} ({schedule.caveat})" if schedule.caveat else schedule.name,
             schedule.model,
-            "-" if target is None else f"{target:.2f}",
+            said,
             str(len(schedule.steps)),
             span,
         )

@@ -1,10 +1,15 @@
-"""Moves each length bin's budget so that the lower bound of its tail stays at the target. It only decides: it is shown
-what a step measured and says which schedule comes next.
+"""Moves each length bin's budget so that the lower bound of its tail stays at the target, or the upper bound of its share
+of impossible tokens at the limit. It only decides: it is shown what a step measured and says which schedule comes next.
 
 The controlled value is the lower end of the 95 % interval of the 5th percentile (estimator top_k_lower, clustered by
 rollouts, see mismatch/bootstrap.py). It is taken over the rollouts of the last `window_steps` steps that were sampled
 under the bin's present budget. When a budget changes, the bin's window starts anew. A bin is judged once its window has
 `least_tokens` tokens from 8 rollouts.
+
+With a limit for impossible tokens the rules are the same, and the direction is the opposite one: the share takes the
+place of the percentile, its upper bound that of the lower one, and half of the limit that of target + margin. Such tokens
+are rare, so a bin is judged once 10 of them are expected at the limit, or its share is surely over it
+(held_statistic.py). Where no bin can be judged in a full window, an event says so.
 
 A budget is raised at once
   - when the window's percentile is under the target. The window is first cut down to the newest step if that step alone
@@ -39,10 +44,13 @@ after a calibrated start, it has its starting budget times the factor by which t
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sparroll.control.held_statistic import HeldShare, HeldStatistic, HeldTail
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.control.length_bins import Budget, LengthBins
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence
@@ -50,13 +58,9 @@ from sparroll.draft_check import DraftCheck
 from sparroll.layer_groups import LayerGroups
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.table import TailRow
-from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule, Step
 from sparroll.types import StepReport
 
-EXPONENT = 0.7
-"""1 - q05 is about proportional to budget ** -EXPONENT. The value is the median over neighbouring published presets of
-a model."""
 MOST_RAISE = 2.0
 """Largest factor of one raise, because the power law only holds for budgets that are not far apart."""
 
@@ -66,12 +70,22 @@ class Rules:
     """The target, and how patiently to hold it. The fields are those of the configuration's [control] with by =
     "controller"; `least_tokens` comes from [mismatch]."""
 
-    target: float
+    target: float | None = None
+    """None: budgets follow `impossible`."""
+    impossible: ImpossibleLimit | None = None
     margin: float = 0.01
     patience: int = 5
     window_steps: int = 4
     small_step: float = 0.05
     least_tokens: int = 200
+
+    def held(self) -> HeldStatistic:
+        """The statistic that budgets follow."""
+        if self.impossible is not None:
+            assert self.target is None, "budgets follow one statistic"
+            return HeldShare(self.impossible, self.least_tokens)
+        assert self.target is not None, "rules without a target"
+        return HeldTail(self.target, self.margin, self.least_tokens)
 
 
 @dataclass
@@ -140,7 +154,7 @@ class Controller:
         check: DraftCheck | None = None,
         trust_start: bool = False,
     ):
-        self.rules, self.bins, self.trust_start = rules, bins, trust_start
+        self.rules, self.bins, self.trust_start, self.held = rules, bins, trust_start, rules.held()
         self.about: dict[str, Any] = {
             "dense_layers": dense_layers,
             "layer_groups": layer_groups,
@@ -160,14 +174,19 @@ class Controller:
 
     def watch(self, step: StepEvidence) -> Decision:
         """Take in what the step measured under the present schedule, and decide on the next one."""
+        if self.rules.impossible is not None:
+            self.rules.impossible.check_counted(step.tail, "the controller")
         report = self._report(step.tail)
         self.window.add(step.step, step.tail)
-        before, moves, events = self.budgets, [], []
+        before, moves, judged = self.budgets, [], False
+        events: list[str] = []
         for place, state in enumerate(self.states):
             row = self._judged_row(place, step.step, step.tail)
             if row is None:
                 continue
-            report[f"controller/tail_low/{self.bins.name(place)}"] = row.low
+            name, bound = self.held.report(row)
+            report[f"controller/{name}/{self.bins.name(place)}"] = bound
+            judged = True
             new, reason = self._raised(place, row) or self._lowered(place, row) or (state.budget, "")
             if new != state.budget:
                 moves.append(
@@ -178,12 +197,29 @@ class Controller:
                 state.stuck = True
                 limit = self._said(place, new)
                 events.append(f"controller: {self.bins.name(place)}: {reason}, and {limit} tokens are its limit")
+        if not judged:
+            events += self._blind(step.step)
         follow = self._followers(step.step)
         report["controller/moves"] = float(len(moves))
         said = (*(str(move) for move in moves), *follow, *events)
         if self.budgets != before:
             return Decision("switch", said, self.schedule(), report)
         return Decision("warn" if said else "none", said, report=report)
+
+    def _blind(self, step: int) -> list[str]:
+        """Say once in ten full windows that no bin has enough tokens to be judged by its impossible ones."""
+        steps = self.rules.window_steps
+        if not isinstance(self.held, HeldShare) or step % (10 * steps) != steps % (10 * steps):
+            return []
+        most = max((self.window.amount([start])[0] for start in self.window.starts), default=0)
+        if not most or len(self.window.evidence) < steps:
+            return []
+        needed = self.held.needed_tokens
+        return [
+            f"controller: no length can be judged by its impossible tokens: the fullest one has {most} tokens in "
+            f"{steps} steps, and a limit of {self.held.limit.at_most:g} needs {needed}; --set control.window_steps="
+            f"{math.ceil(steps * needed / most)}, sample more rollouts a step, or use wider bins (mismatch.bin_tokens)"
+        ]
 
     @property
     def budgets(self) -> list[int]:
@@ -211,7 +247,7 @@ class Controller:
         for place, state in enumerate(self.states):
             row = self.window.row(place * self.bins.bin_tokens, state.since_step)
             if row is not None and row.counts(self.rules.least_tokens):
-                measured[place] = row.summary()
+                measured[place] = self.held.summary(row)
         steps = self.bins.steps(self._budgets(), measured)
         return Schedule(steps, self.bins.selector, made_by=made_by, name="controlled", **self.about)
 
@@ -257,25 +293,24 @@ class Controller:
         newest = TailStatistics.pooled_row([statistics], start)
         if newest is None:
             return None
-        if newest.counts(self.rules.least_tokens) and newest.high < self.rules.target:
+        if self.held.counts(newest) and self.held.surely_missed(newest):
             state.since_step, state.judged_steps = step - 1, 0
         row = self.window.row(start, state.since_step)
-        if row is None or not row.counts(self.rules.least_tokens):
+        if row is None or not self.held.counts(row):
             return None
         state.known = True
         state.judged_steps += 1
-        state.good_steps = state.good_steps + 1 if row.low >= self.rules.target + self.rules.margin else 0
+        state.good_steps = state.good_steps + 1 if self.held.held_with_margin(row) else 0
         return row
 
     def _raised(self, place: int, row: TailRow) -> tuple[int, str] | None:
         """-> (new budget, reason), with the present budget where it is at its limit; None where there is no reason to
         raise it."""
-        state, target = self.states[place], self.rules.target
-        if row.q05 < target:
-            reason = f"tail {_words(row)} is under {target:.3f}"
-            factor = min(((1 - row.q05) / (1 - target)) ** (1 / EXPONENT), MOST_RAISE)
-        elif row.low < target and state.judged_steps >= self.rules.window_steps:
-            reason = f"lower bound of the tail {_words(row)} is under {target:.3f} over {state.judged_steps} steps"
+        state = self.states[place]
+        if self.held.missed(row):
+            reason, factor = self.held.why_missed(row), min(self.held.factor(row), MOST_RAISE)
+        elif self.held.unsure(row) and state.judged_steps >= self.rules.window_steps:
+            reason = self.held.why_unsure(row, state.judged_steps)
             factor = 1 + self.rules.small_step
         else:
             return None
@@ -285,7 +320,7 @@ class Controller:
         wanted = max(self.bins.units(state.budget * factor), state.budget + self.bins.selector.unit_tokens, state.held)
         new = self._within(wanted, place)
         # A budget at its limit is reported only where the percentile itself is under the target, not for a low bound.
-        return (new, reason) if new != state.budget or row.q05 < target else None
+        return (new, reason) if new != state.budget or self.held.missed(row) else None
 
     def _lowered(self, place: int, row: TailRow) -> tuple[int, str] | None:
         state, rules, unit = self.states[place], self.rules, self.bins.selector.unit_tokens
@@ -296,10 +331,7 @@ class Controller:
         patience = rules.patience * (state.wait if new <= state.failed else 1)
         if new >= state.budget or state.good_steps < patience:
             return None
-        reason = (
-            f"lower bound of the tail {_words(row)} held {rules.target + rules.margin:.3f} for {state.good_steps} steps"
-        )
-        return new, reason
+        return new, self.held.why_held(row, state.good_steps)
 
     def _prove(self, state: BinState) -> None:
         """Note that the present budget has held for as long as a lowering asks for."""
@@ -371,8 +403,3 @@ class Controller:
         places = [start // self.bins.bin_tokens for start in statistics.starts]
         largest = {p: max(self._of_groups(p, self.states[p].budget)) for p in places}
         return {f"controller/budget_tokens/{self.bins.name(p)}": float(budget) for p, budget in largest.items()}
-
-
-def _words(row: TailRow) -> str:
-    between = f"{rounded_down(row.low)} to {rounded_down(row.high)}"
-    return f"{rounded_down(row.q05)} ({between}, {row.tokens} tokens of {row.rollouts} rollouts)"

@@ -1,5 +1,6 @@
-"""Raises an alarm where the measured tail is surely under its target, or where the control group shows that sparse
-rollouts surely get less reward (reward_gap.py). Noise alone should almost never raise one.
+"""Raises an alarm where the measured tail is surely under its target, where the share of impossible tokens is surely over
+its limit (impossible_limit.py), or where the control group shows that sparse rollouts surely get less reward
+(reward_gap.py). Noise alone should almost never raise one.
 
 Evidence is pooled per length bin over the last `window_steps` steps under one schedule. A bin with fewer than
 `least_tokens` tokens or 8 rollouts in this window is not tested alone but merged with its neighbours until they have as
@@ -22,11 +23,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.control.reward_gap import RewardGap
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence, described
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
-from sparroll.mismatch.table import TailRow
+from sparroll.mismatch.table import TailRow, bin_name
 from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
@@ -69,8 +71,9 @@ class Guard:
         stricter: tuple[Schedule | None, ...] = (),
         least_tokens: int = 200,
         reward_gap: RewardGap | None = None,
+        impossible: ImpossibleLimit | None = None,
     ):
-        self.reward_gap = reward_gap
+        self.reward_gap, self.impossible = reward_gap, impossible
         self.action, self.at_least, self.least_tokens = action, at_least, least_tokens
         self.stricter = stricter
         """Schedules to go on with at alarms, one after the other; None among them is dense. After the last one,
@@ -89,14 +92,19 @@ class Guard:
     def may_switch_to(self) -> tuple[Schedule | None, ...]:
         return self.stricter
 
+    @property
+    def has_target(self) -> bool:
+        """Whether there is a target for the tail, or a limit for impossible tokens."""
+        return self.at_least is not None or self.impossible is not None
+
     def notice(self, dense: bool) -> list[str]:
         """An event for the start of a run whose sparse rollouts the guard cannot watch, because it has no target."""
         watches_gap = self.reward_gap is not None and self.reward_gap.settings.reward_gap is not None
-        if self.action == "off" or self.at_least is not None or watches_gap or dense:
+        if self.action == "off" or self.has_target or watches_gap or dense:
             return []
         return [
             "the guard watches nothing: there is no target for the tail; give one with guard.at_least, for example 0.86, or "
-            'set guard.action = "off"'
+            'guard.impossible_at_most, for example 1e-4, or set guard.action = "off"'
         ]
 
     def watch(self, step: StepEvidence) -> Decision:
@@ -118,35 +126,74 @@ class Guard:
         return self.reward_gap.observe(step.step, name, step.pairs)
 
     def _watch_tail(self, step: StepEvidence) -> Decision:
-        if self.action == "off" or self.at_least is None or step.dense:
+        if self.action == "off" or not self.has_target or step.dense:
             return Decision()
+        if self.impossible is not None:
+            self.impossible.check_counted(step.tail, "the guard")
         self._start_anew_under_another(step.schedule)
         self.window.add(step.step, step.tail)
         if step.step < self.quiet_until or not self.window.starts:
             return Decision()
-        groups = self.window.groups(self.least_tokens)
-        if not groups:
+        tails = self.window.groups(self.least_tokens) if self.at_least is not None else []
+        shares = self.impossible.groups(self.window, self.least_tokens) if self.impossible is not None else []
+        tests = len(tails) + len(shares)
+        if not tests:
             return self._blind(step.step)
-        low = self._surely_low(groups, self.at_least)
-        if low is None:
+        reasons = [self._low_tail(tails, tests, step), self._many_impossible(shares, tests, step)]
+        reason = "; ".join(filter(None, reasons))
+        if not reason:
             return Decision()
-        row, merged = low
-        first = self.window.evidence[0][0]
-        where = row.name if merged == 1 else f"{row.name} ({merged} bins together, which alone have too few tokens)"
+        self.window.clear()
+        decision = self._respond(reason, step)
+        if decision.action == "warn":
+            self.quiet_until = step.step + self.window.steps
+        return decision
+
+    def _low_tail(self, groups: list[list[int]], tests: int, step: StepEvidence) -> str:
+        """Why a tail is an alarm: the one with the lowest upper bound; empty where none is."""
+        if self.at_least is None:
+            return ""
+        found = [(surely_low(self.window, starts, tests, self.at_least), starts) for starts in groups]
+        low = [(row, starts) for row, starts in found if row is not None]
+        if not low:
+            return ""
+        row, starts = min(low, key=lambda each: each[0].high)
         reason = (
-            f"the tail (5th percentile of the acceptance) at {where} is {row.q05:.3f}, surely under {self.at_least:.3f}: "
-            f"upper bound {row.high:.3f} by {row.tokens} tokens of {row.rollouts} rollouts (steps {first} to {step.step})"
+            f"the tail (5th percentile of the acceptance) at {_where(row.name, starts)} is {row.q05:.3f}, surely under "
+            f"{self.at_least:.3f}: upper bound {row.high:.3f} by {row.tokens} tokens of {row.rollouts} rollouts "
+            f"({self._since(step)})"
         )
         ceiling = step.report.get("mismatch/dense_ceiling_q05", math.inf)
         if ceiling < self.at_least:
             reason += (
                 f"; dense rollouts have {rounded_down(ceiling)} and miss it, too: no schedule can hold this target"
             )
-        self.window.clear()
-        decision = self._respond(reason, step)
-        if decision.action == "warn":
-            self.quiet_until = step.step + self.window.steps
-        return decision
+        return reason
+
+    def _many_impossible(self, groups: list[list[int]], tests: int, step: StepEvidence) -> str:
+        """Why a share of impossible tokens is an alarm: the one with the highest lower bound; empty where none is."""
+        limit = self.impossible
+        if limit is None:
+            return ""
+        sure = confidence_of(tests), confidence_of(tests, FALSE_ALARM_ABOVE)
+        found = [(limit.surely_exceeded(self.window, starts, *sure), starts) for starts in groups]
+        high = [(share, starts) for share, starts in found if share is not None]
+        if not high:
+            return ""
+        share, starts = max(high, key=lambda each: each[0].low)
+        name = bin_name(starts[0], starts[-1] + self.window.bin_tokens)
+        reason = (
+            f"the share of sampled tokens more than {limit.nats} nats off at {_where(name, starts)} is {share.value:.2g}, "
+            f"surely over {limit.at_most:g}: lower bound {share.low:.2g} by {share.events} of {share.tokens} tokens of "
+            f"{self.window.amount(starts)[1]} rollouts ({self._since(step)})"
+        )
+        ceiling = step.report.get(f"mismatch/dense_ceiling_impossible_share_{limit.nats}", 0.0)
+        if ceiling > limit.at_most:
+            reason += f"; dense rollouts have {ceiling:.2g} and miss it, too: no schedule can hold this target"
+        return reason
+
+    def _since(self, step: StepEvidence) -> str:
+        return f"steps {self.window.evidence[0][0]} to {step.step}"
 
     def _start_anew_under_another(self, schedule: Schedule | None) -> None:
         """Clear the window where the schedule has changed: evidence of two schedules is not pooled."""
@@ -154,13 +201,6 @@ class Guard:
         if budgets != self.budgets:
             self.window.clear()
         self.budgets = budgets
-
-    def _surely_low(self, groups: list[list[int]], at_least: float) -> tuple[TailRow, int] | None:
-        """The bin, single or merged, with the lowest upper bound, and how many bins it is made of; None where no bound
-        is under the target."""
-        found = [(surely_low(self.window, starts, len(groups), at_least), len(starts)) for starts in groups]
-        low = [(row, merged) for row, merged in found if row is not None]
-        return min(low, key=lambda each: each[0].high, default=None)
 
     def _blind(self, step: int) -> Decision:
         """Say that all bins together have too little data for a test; again after a whole window of such steps."""
@@ -209,6 +249,11 @@ class Guard:
         if self.reward_gap is not None:
             self.reward_gap.restore(state[_GAP])
         self.window.restore({name: value for name, value in state.items() if name not in (*_PLAIN, _GAP)})
+
+
+def _where(name: str, starts: Sequence[int]) -> str:
+    """The bins of a test in an event."""
+    return name if len(starts) == 1 else f"{name} ({len(starts)} bins together, which alone have too few tokens)"
 
 
 _PLAIN = ("budgets", "quiet_until", "blind_until", "switches")

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sparroll.mismatch import TailStatistics
 from sparroll.mismatch.bootstrap import CONFIDENCE
+from sparroll.mismatch.impossible import ImpossibleTokens
 from sparroll.mismatch.table import TailRow, enough
 
 Packed = dict[str, Tensor]
@@ -43,6 +44,11 @@ class TailWindow:
         found = {int(start) * int(each["settings"][2]) for _, each in self.evidence for start in each["bins"]}
         return sorted(found)
 
+    @property
+    def bin_tokens(self) -> int:
+        """Width of a bin of the evidence, of which there must be some."""
+        return int(self.evidence[-1][1]["settings"][2])
+
     def row(self, from_context_tokens: int, after_step: int = 0, confidence: float = CONFIDENCE) -> TailRow | None:
         """One bin's tail over the window's steps after `after_step`, with an interval of that confidence; None where
         these steps have no token in the bin."""
@@ -52,6 +58,10 @@ class TailWindow:
         """The tail of several bins as if they were one, over the whole window. starts: where they start, in ascending
         order."""
         return self._row(starts, 0, confidence)
+
+    def impossible(self, starts: Sequence[int], after_step: int = 0) -> ImpossibleTokens:
+        """The impossible tokens of these bins over the window's steps after `after_step`."""
+        return _impossible([each for step, each in self.evidence if step > after_step], starts)
 
     def amount(self, starts: Sequence[int]) -> tuple[int, int]:
         """-> (tokens, rollouts) of these bins together over the whole window; see `_sums` for the rollouts."""
@@ -120,7 +130,17 @@ def _pooled(here: list[Packed], starts: Sequence[int]) -> TailStatistics:
         sums_5 += _sums(each, places)
     one_bin = {"counts": counts_C[None], "replicates": replicates_RC[None], "sums": sums_5[None]}
     settings = {name: tensor for name, tensor in here[0].items() if name != "cells"}
-    return TailStatistics.from_state(settings | one_bin | {"bins": torch.tensor([starts[0] // bin_tokens])})
+    pooled = TailStatistics.from_state(settings | one_bin | {"bins": torch.tensor([starts[0] // bin_tokens])})
+    pooled.impossible = _impossible(here, starts).as_one_bin(starts[0])
+    return pooled
+
+
+def _impossible(here: list[Packed], starts: Sequence[int]) -> ImpossibleTokens:
+    """Those of these bins over all of these steps; at least one."""
+    total, *others = (ImpossibleTokens.from_state(each).only(starts) for each in here)
+    for each in others:
+        total.merge(each)
+    return total
 
 
 def _sums(each: Packed, places: list[int]) -> Tensor:

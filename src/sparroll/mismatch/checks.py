@@ -40,7 +40,7 @@ def check_state(state: dict[str, Tensor], expected_format: int) -> None:
     if missing:
         raise UserError(f"not a state of tail statistics: {', '.join(missing)} missing", "the file may be incomplete")
     written, cells, _, replicates, _ = state["settings"].tolist()
-    if (written, cells) != (expected_format, CELLS):
+    if not 1 <= written <= expected_format or cells != CELLS:
         raise UserError(
             f"tail statistics of format {written} with {cells} cells, expected {expected_format} with {CELLS}",
             "another version of sparroll wrote them, so measure again",
@@ -86,3 +86,23 @@ def checked_rollout(acceptance_T: Tensor, context_T: Tensor, rollout_id: int | s
             "pass Rollout.context_tokens",
         )
     return acceptance_T.to(torch.float64), context_T.to(torch.int64)
+
+
+def checked_off_nats(off_nats_T: Tensor, tokens: int, rollout_id: int | str) -> Tensor:
+    """On the CPU in float64. Raises UserError unless there is one for each token, and none is NaN or -inf."""
+    check_tensors(off_nats=off_nats_T)
+    off_T = off_nats_T.detach().cpu().to(torch.float64)
+    if off_T.shape != (tokens,):
+        raise UserError(
+            f"rollout {rollout_id!r}: off_nats must have one entry for each of the {tokens} tokens, got "
+            f"{list(off_T.shape)}",
+            "pass what mismatch.of_rollouts.off_nats_of returns for the same rollout",
+        )
+    wrong_T = torch.isnan(off_T) | torch.isneginf(off_T)
+    if bool(wrong_T.any()):
+        place = int(wrong_T.nonzero()[0, 0])
+        raise UserError(
+            f"rollout {rollout_id!r}: off_nats is {float(off_T[place])} at token {place}",
+            "the policy that sampled a token must give it a probability above 0, and no log-probability may be NaN",
+        )
+    return off_T

@@ -60,6 +60,32 @@ def share_nearly_one(counts: Int[Tensor, "*N C"]) -> Float[Tensor, "*N"]:
     return counts[..., NEARLY_ONE_CELL:].sum(-1).to(torch.float64) / counts.sum(-1)
 
 
+def mean_of_lowest(counts: Int[Tensor, " C"], share: float) -> float:
+    """Mean of the lowest `share` of the counted values: their conditional value at risk. NaN if nothing is counted.
+
+    Each value counts as the middle of its cell, so the error is at most half a cell, 0.00025.
+    """
+    left = share * float(counts.sum())
+    taken_C = torch.minimum(counts.double(), (left - (counts.cumsum(0) - counts)).clamp_min(0))
+    return float((taken_C * _middles()).sum() / taken_C.sum())
+
+
+def skew(counts: Int[Tensor, " C"]) -> float | None:
+    """Third central moment over the cubed standard deviation; below 0 where the lower tail is the longer one. None where
+    the values do not vary. Each value counts as the middle of its cell."""
+    total = counts.sum().double()
+    apart_C = _middles() - (counts * _middles()).sum() / total
+    variance, third = (float((counts * apart_C**power).sum() / total) for power in (2, 3))
+    # The mean of equal values may be rounded.
+    return third / variance**1.5 if variance > 1e-18 else None
+
+
+def _middles() -> Tensor:
+    """[C] the middle of each cell."""
+    inner = (EDGES[:-1] + EDGES[1:]) / 2
+    return torch.cat([torch.zeros(1, dtype=torch.float64), inner, torch.ones(1, dtype=torch.float64)])
+
+
 def _locate(counts: Tensor, level: float) -> tuple[Tensor, Tensor]:
     """The quantile's cell, and its rank among the values in that cell, counted from 1. Both keep a last dimension of
     1."""

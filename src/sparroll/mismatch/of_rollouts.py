@@ -30,6 +30,17 @@ def acceptance_of(rollouts: Sequence[Rollout], scores: Sequence[TokenScores], es
     return [_acceptance(rollout, score, estimator) for rollout, score in zip(rollouts, scores, strict=True)]
 
 
+def off_nats_of(rollout: Rollout, dense: TokenScores) -> Tensor:
+    """[T] how many nats each sampled token's log-probability under the policy that sampled it lies above its dense one:
+    log q - log p, inf where the dense policy excludes the token. `dense`: its scores of the same tokens."""
+    if len(rollout.sparse_logp) != len(dense.logp):
+        raise UserError(
+            f"{len(rollout.sparse_logp)} sampled tokens and {len(dense.logp)} dense scores",
+            "score the whole rollout, token by token",
+        )
+    return rollout.sparse_logp.double().cpu() - dense.logp.double().cpu()
+
+
 def _acceptance(rollout: Rollout, dense: TokenScores, estimator: str) -> Tensor:
     if estimator == "sampled":
         return acceptance_sampled(dense.logp, rollout.sparse_logp)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.mismatch.impossible import ImpossibleShare, share_named
 from sparroll.rounding import rounded_down
 
 
@@ -90,6 +92,25 @@ class TailRow(TailFigures):
     """Upper end of that interval; 1 if the data cannot tell."""
     share_above_999: float
     """Share of tokens whose acceptance is 0.999 or more."""
+    cvar01: float | None = None
+    """Mean acceptance of the worst 1 % of the tokens, their conditional value at risk. None in a record from before it
+    was computed, like the following."""
+    cvar05: float | None = None
+    """The same of the worst 5 %."""
+    skew: float | None = None
+    """Skewness of the acceptance over tokens; None where it does not vary, too."""
+    impossible: tuple[ImpossibleShare, ...] = ()
+    """The share of impossible tokens at each distance; empty where none were counted."""
+
+    def impossible_share(self, nats: int) -> ImpossibleShare | None:
+        """The share of sampled tokens that are more than `nats` off; None where it was not measured."""
+        return share_named(self.impossible, nats)
+
+    @staticmethod
+    def from_table(table: Mapping[str, Any]) -> TailRow:
+        """The row that `TailTable.table` wrote, also one of an earlier version."""
+        shares = tuple(ImpossibleShare(**each) for each in table.get("impossible", ()))
+        return TailRow(**{**table, "impossible": shares})
 
     @property
     def value(self) -> float:
@@ -132,6 +153,21 @@ class TailTable:
         if self.length_correlation is not None:
             title += f"; correlation with length {self.length_correlation:+.3f}"
         return "\n".join([title, text[0], rule, *text[1:-1], rule, text[-1]])
+
+    def beside(self) -> list[str]:
+        """Lines of text about what the quantiles do not show, over all tokens: the worst ones, and impossible tokens."""
+        row, lines = self.overall, []
+        if row.cvar01 is not None and row.cvar05 is not None:
+            skew = "" if row.skew is None else f"; skew {row.skew:+.2f}"
+            lines.append(
+                f"mean of the worst 1 % {rounded_down(row.cvar01)}, of the worst 5 % {rounded_down(row.cvar05)}{skew}"
+            )
+        if row.impossible:
+            shares = [
+                f"{each.nats} nats {each.value:.2g} ({each.low:.2g} - {each.high:.2g})" for each in row.impossible
+            ]
+            lines.append(f"share of sampled tokens more than N nats off, with its 95 % interval: {', '.join(shares)}")
+        return lines
 
     def _cells(self, row: TailRow, name: str) -> list[str]:
         values = {0.01: row.q01, 0.05: row.q05, 0.10: row.q10, self.quantile: row.quantile_value}

@@ -20,8 +20,9 @@ from sparroll.mismatch import histogram
 from sparroll.mismatch.acceptance import ESTIMATORS
 from sparroll.mismatch.beta import BetaFit, fit_from_histogram
 from sparroll.mismatch.bootstrap import CONFIDENCE, interval, poisson_weights
-from sparroll.mismatch.checks import check_settings, check_state, checked_rollout
+from sparroll.mismatch.checks import check_settings, check_state, checked_off_nats, checked_rollout
 from sparroll.mismatch.histogram import CELLS
+from sparroll.mismatch.impossible import ImpossibleTokens
 from sparroll.mismatch.sums import UNIT, added, bin_sums, moments, pearson
 from sparroll.mismatch.table import TailRow, TailTable
 from sparroll.types import check_tensors
@@ -29,7 +30,8 @@ from sparroll.types import check_tensors
 if TYPE_CHECKING:
     from jaxtyping import Float, Int
 
-FORMAT = 1
+FORMAT = 2
+"""Of states. Those of format 1 hold no impossible tokens, and are read as statistics that counted none."""
 MOST_BINS = 1024
 MOST_TOKENS_A_BIN = 2**30
 
@@ -58,6 +60,8 @@ class TailStatistics:
     Contexts up to 32K in bins of 2000 take 26 MB, however many rollouts are added. Quantiles are exact up to a cell,
     0.0005.
 
+    Impossible tokens are counted beside the acceptance, of those rollouts whose log-probabilities are given, too.
+
     >>> statistics = TailStatistics(bin_tokens=2000)
     >>> statistics.add(acceptance_T, rollout.context_tokens, rollout_id="aime24/7#3")
     >>> print(statistics.table(estimator="exact"))
@@ -75,6 +79,8 @@ class TailStatistics:
         self._rollouts = 0
         self._tokens_squared = 0
         self._moments = [0] * 5
+        self.impossible = ImpossibleTokens(bin_tokens)
+        """Of the rollouts that were added with their log-probabilities."""
 
     @property
     def tokens(self) -> int:
@@ -92,15 +98,23 @@ class TailStatistics:
         return [start * self.bin_tokens for start in sorted(self._bins)]
 
     def add(
-        self, acceptance_T: Float[Tensor, " T"], context_tokens_T: Int[Tensor, " T"], rollout_id: int | str
+        self,
+        acceptance_T: Float[Tensor, " T"],
+        context_tokens_T: Int[Tensor, " T"],
+        rollout_id: int | str,
+        off_nats_T: Float[Tensor, " T"] | None = None,
     ) -> None:
         """Count the tokens of one rollout. `context_tokens_T` is Rollout.context_tokens. After an error nothing is
         counted.
+
+        off_nats_T: of_rollouts.off_nats_of the rollout; None where its tokens were not sampled by the policy that is
+        measured, as in a replay, or their log-probabilities are not known. No impossible tokens are counted then.
 
         A rollout without tokens is ignored. Rollouts with the same id are resampled together.
         """
         weights_R = poisson_weights(self.seed, rollout_id, self.replicates)
         acceptance_T, context_T = checked_rollout(acceptance_T, context_tokens_T, rollout_id)
+        off_T = None if off_nats_T is None else checked_off_nats(off_nats_T, len(context_T), rollout_id)
         if len(acceptance_T) == 0:
             return
         starts, place_T = torch.unique(context_T // self.bin_tokens, return_inverse=True)
@@ -118,6 +132,8 @@ class TailStatistics:
         self._rollouts += 1
         self._tokens_squared += len(acceptance_T) ** 2
         self._moments = added(self._moments, moments(acceptance_T, context_T))
+        if off_T is not None:
+            self.impossible.add(off_T, context_T)
 
     def merge(self, other: TailStatistics) -> None:
         """Add the rollouts of other statistics, which stay as they are. Raises UserError unless all settings agree."""
@@ -137,6 +153,7 @@ class TailStatistics:
         self._rollouts += other._rollouts
         self._tokens_squared += other._tokens_squared
         self._moments = added(self._moments, other._moments)
+        self.impossible.merge(other.impossible)
 
     def table(self, estimator: str) -> TailTable:
         """The table of everything added so far. estimator: what the added acceptances are, one of
@@ -175,6 +192,7 @@ class TailStatistics:
         set."""
         one, whole = TailStatistics(self.bin_tokens, self.quantile, self.replicates, self.seed), self._bins[start]
         one._bins[start] = _Bin(whole.counts.clone(), whole.replicates.clone(), list(whole.sums))
+        one.impossible = self.impossible.only([start * self.bin_tokens])
         return one
 
     def length_correlation(self) -> float | None:
@@ -208,6 +226,7 @@ class TailStatistics:
             "sums": torch.tensor([each.sums for each in bins], dtype=torch.int64).view(len(bins), 5),
             "overall": torch.tensor([self._rollouts, self._tokens_squared]),
             "moments": torch.tensor([divmod(moment, 2**62) for moment in self._moments]),
+            **self.impossible.state(),
         }
 
     def packed_state(self) -> dict[str, Tensor]:
@@ -235,6 +254,7 @@ class TailStatistics:
             made._bins[start] = _Bin(counts, drawn, state["sums"][row].tolist())
         made._rollouts, made._tokens_squared = state["overall"].tolist()
         made._moments = [high * 2**62 + low for high, low in state["moments"].tolist()]
+        made.impossible = ImpossibleTokens.from_state(state)
         return made
 
     def _make_bins(self, starts: list[int], tokens: list[int]) -> None:
@@ -277,6 +297,7 @@ class TailStatistics:
         value = float(histogram.quantile(each.counts, self.quantile))
         effective_rollouts = tokens * tokens / tokens_squared
         low, high = interval(each.counts, each.replicates, self.quantile, effective_rollouts, confidence)
+        here = self.impossible.only(range(start * self.bin_tokens, stop * self.bin_tokens, self.bin_tokens))
         q01, q05, q10 = (float(histogram.quantile(each.counts, level)) for level in (0.01, 0.05, 0.10))
         return TailRow(
             from_context_tokens=start * self.bin_tokens,
@@ -291,6 +312,10 @@ class TailStatistics:
             low=low,
             high=high,
             share_above_999=float(histogram.share_nearly_one(each.counts)),
+            cvar01=histogram.mean_of_lowest(each.counts, 0.01),
+            cvar05=histogram.mean_of_lowest(each.counts, 0.05),
+            skew=histogram.skew(each.counts),
+            impossible=here.shares(confidence),
         )
 
 

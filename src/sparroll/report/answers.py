@@ -41,6 +41,8 @@ def _safe(about: Measured, under_it: Sequence[TrainingRun]) -> Answer:
     bins = [point for point in about.verified.points if not thin(point)] if about.verified else []
     if about.target is None or not bins:
         answer = "Not known: nobody has sampled enough with the schedule itself."
+        if about.target is None and bins and about.schedule is not None and about.schedule.target is not None:
+            answer = "Not known by its tail: what the schedule was to hold is a share of impossible tokens, see below."
         return Answer(SAFE, "no" if alarms else "unknown", answer, tuple(alarms))
     target = f"{about.target:g}"
     missed = [point for point in bins if point.value < about.target]

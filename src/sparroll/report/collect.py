@@ -152,12 +152,13 @@ def _curve(measured: dict[str, Any], name: str | None = None, kind: Any = "budge
     budget = steps[0]["kv_budget_tokens"] if kind == "budget" and len(steps) == 1 else None
     if isinstance(budget, list):
         budget = None
-    points = tuple(TailRow(**row) for row in measured["tail"]["rows"])
+    points = tuple(TailRow.from_table(row) for row in measured["tail"]["rows"])
     table = (measured["schedule"] or {}).get("check")
     check = DraftCheck.from_table(table) if table else None
     said = f", check {check.window_tokens} / {check.floor:g}" if check and budget is not None else ""
     own = measured["name"] if budget is None else f"budget {budget}{said}"
-    return TailCurve(name or own, kind, points, budget, check, measured.get("checked"))
+    overall = TailRow.from_table(measured["tail"]["overall"])
+    return TailCurve(name or own, kind, points, budget, check, measured.get("checked"), overall)
 
 
 def _order(run: TrainingRun) -> tuple[int, str]:

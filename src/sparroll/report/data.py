@@ -30,6 +30,8 @@ class TailCurve:
     """How the dense policy checked the drafts; None: nothing was checked."""
     checked: dict[str, Any] | None = None
     """What these checks did, as the record has it."""
+    overall: TailRow | None = None
+    """The figures of all tokens together."""
 
 
 @dataclass(frozen=True)

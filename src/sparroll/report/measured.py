@@ -3,18 +3,21 @@ figures of the records; it computes none."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from html import escape
 from typing import Any
 
 from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.layer_groups import budgets_in_words
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.mismatch.divergence import NATS
 from sparroll.mismatch.table import TailRow
 from sparroll.report import figures
 from sparroll.report.data import Measured, TailCurve, thin
 from sparroll.report.parts import figure, items, note, section, table
 from sparroll.report.tradeoff import tradeoff
-from sparroll.rounding import percent_up, rounded_up, with_interval
+from sparroll.rounding import percent_up, rounded_down, rounded_up, with_interval
 from sparroll.schedule import Schedule
 
 
@@ -75,8 +78,32 @@ def _tail(measured: Measured, number: int, where: str) -> str:
         note(said),
         table(["tail at contexts of", *(f"{start:,} to {end:,}" for start, end in bins)], rows),
         note(colours),
+        _worst_tokens(measured.curves),
         _checks(checked),
     )
+
+
+def _worst_tokens(curves: Sequence[TailCurve]) -> str:
+    """What the percentile does not show, over all lengths; nothing for records from before it was measured."""
+    rows = []
+    for curve in curves:
+        if curve.overall is None or curve.overall.cvar01 is None or curve.overall.cvar05 is None:
+            continue
+        shares = [
+            f"{each.value:.2g} <small>[{each.low:.2g}, {each.high:.2g}]</small>" for each in curve.overall.impossible
+        ]
+        worst = [rounded_down(curve.overall.cvar01), rounded_down(curve.overall.cvar05)]
+        rows.append([escape(curve.name), *worst, *(shares or ["-"] * len(NATS))])
+    if not rows:
+        return ""
+    heads = ["all lengths", "mean of the worst 1 %", "of the worst 5 %", *(f"over {nats} nats off" for nats in NATS)]
+    said = (
+        "The percentile is blind to the worst tokens. The first columns are the mean acceptance of these. The others are "
+        "the share of sampled tokens whose log-probability is so much higher under the policy that sampled them than under "
+        "the dense one: ten nats mean that the dense policy says them 22,000 times less often. A replay samples nothing, so "
+        "it has none."
+    )
+    return table(heads, rows) + note(said)
 
 
 def _checks(checked: list[TailCurve]) -> str:
@@ -116,10 +143,16 @@ def _schedule(measured: Measured, number: int, where: str) -> str:
     ends = [step.from_context_tokens for step in schedule.steps[1:]]
     points = [point.to_context_tokens for curve in measured.curves for point in curve.points]
     longest = max([*points, *ends]) if points or ends else 32_768
+    limit = ImpossibleLimit.of_target(schedule.target)
+    statistic = "tail" if limit is None else f"share over {limit.nats} nats off"
     rows = []
     for step, end in zip(schedule.steps, [*ends, None], strict=True):
         found = step.measured or {}
-        tail = with_interval(found["value"], found["low"], found["high"]) if found else "-"
+        tail = "-"
+        if found and limit is not None:
+            tail = f"{found['value']:.2g} [{found['low']:.2g}, {found['high']:.2g}]"
+        elif found:
+            tail = with_interval(found["value"], found["low"], found["high"])
         context = f"{step.from_context_tokens:,} to {'...' if end is None else f'{end:,}'}"
         rows.append([context, budgets_in_words(step.kv_budget_tokens), tail, _origin(found)])
     selector = schedule.selector.table()
@@ -136,7 +169,9 @@ def _schedule(measured: Measured, number: int, where: str) -> str:
         note("The distance between a green line and the dashed one is what a step need not read.")
         if len(schedule.groups) > 1
         else note("The distance between the green line and the dashed one is what a step need not read."),
-        table(["context", "KV budget", "tail [95 % interval]", "where the tail is from"], rows),
+        table(
+            ["context", "KV budget", f"{statistic} [95 % interval]", f"where the {statistic.split()[0]} is from"], rows
+        ),
         items(measured.notes),
     )
 
@@ -162,6 +197,12 @@ def _checked(schedule: Schedule) -> str:
 
 def _how_chosen(measured: Measured) -> str:
     """What the budgets had to meet, as it was in this calibration."""
+    limit = ImpossibleLimit.of_target(measured.schedule.target if measured.schedule else None)
+    if limit is not None:
+        return (
+            f"For each length it is the smallest budget under which, with the upper end of its interval, at most "
+            f"{limit.at_most:g} of the sampled tokens were more than {limit.nats} nats off."
+        )
     target = f"the target {measured.target:g}"
     first = (
         f"For each length it is the smallest budget whose tail, with the lower end of its interval, met {target} among "

@@ -13,6 +13,7 @@ from sparroll.control.control_group import ControlGroupSettings
 from sparroll.control.controller import Controller, Rules
 from sparroll.control.empty_steps import EmptySteps
 from sparroll.control.guard import Guard
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.control.length_bins import LengthBins
 from sparroll.control.reward_gap import RewardGap
 from sparroll.control.unrewarded_steps import UnrewardedSteps
@@ -80,18 +81,20 @@ def _with_check(schedule: Schedule, config: TrainConfig, before: DraftCheck | No
 def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
     """Raises UserError where the guard has to act but has no target, or where the schedule's target is for another
     statistic than the one that a run measures."""
-    control = config.control
-    target = config.guard.at_least or (control.target if isinstance(control, ByControllerSection) else None)
-    if target is None and schedule is not None and config.guard.action != "off":
-        target = _own_target(schedule, config.rollout.top_k)
-        acts = config.guard.action == "stop" or isinstance(control, ByGuardSection)
-        if target is None and acts and not config.watches_reward_gap:
+    control, guard = config.control, config.guard
+    target, impossible = guard.at_least, guard.impossible
+    if target is None and impossible is None and isinstance(control, ByControllerSection):
+        target, impossible = control.target, control.impossible
+    if target is None and impossible is None and schedule is not None and guard.action != "off":
+        impossible = ImpossibleLimit.of_target(schedule.target)
+        target = None if impossible else _own_target(schedule, config.rollout.top_k)
+        acts = guard.action == "stop" or isinstance(control, ByGuardSection)
+        if target is None and impossible is None and acts and not config.watches_reward_gap:
             raise UserError(
                 f"the guard needs a target to act on, but the schedule {schedule.name!r} names no target",
-                "set one: --set guard.at_least=0.86",
+                "set one: --set guard.at_least=0.86, or --set guard.impossible_at_most=1e-4",
             )
-    guard = config.guard
-    if guard.action != "off" and target is not None:
+    if guard.action != "off" and (target is not None or impossible is not None):
         _refuse_too_few_rollouts(config, "the guard", "guard.window_steps", guard.window_steps)
     stricter = tuple(_following(config, schedule)) if isinstance(control, ByGuardSection) else ()
     return Guard(
@@ -101,6 +104,7 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
         stricter,
         config.mismatch.least_tokens,
         RewardGap(control_group_settings(config)) if config.rollout.control_share else None,
+        impossible,
     )
 
 
@@ -123,12 +127,13 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
     if not isinstance(settings, ByControllerSection):
         return None
     _refuse_too_few_rollouts(config, "the controller", "control.window_steps", settings.window_steps)
-    names = ("target", "margin", "patience", "window_steps", "small_step")
+    names = ("target", "impossible", "margin", "patience", "window_steps", "small_step")
     rules = Rules(**{name: getattr(settings, name) for name in names}, least_tokens=config.mismatch.least_tokens)
     like = schedule or Schedule.fixed(PageMean().least_budget_tokens)
     limits = settings.most_budget_tokens, settings.least_budget_tokens
     bins = LengthBins(config.mismatch.bin_tokens, longest_context_tokens, like.selector, *limits)
     target = {"statistic": "acceptance", "estimator": ESTIMATOR, "top_k": config.rollout.top_k, "quantile": 0.05}
+    target |= {"at_least": settings.target}
     return Controller(
         rules,
         bins,
@@ -136,7 +141,7 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
         dense_layers=like.dense_layers,
         layer_groups=like.layer_groups,
         model=config.model.name,
-        target=target | {"at_least": settings.target},
+        target=target if settings.impossible is None else settings.impossible.table(),
         check=schedule.check if schedule else config.check.of_drafts() if config.check else None,
         trust_start=schedule is not None and schedule.target is not None,
     )
@@ -161,6 +166,12 @@ def make_cheaper_schedules(config: TrainConfig, schedule: Schedule | None) -> Ch
     _refuse_too_small_a_replay(config, control)
     assert schedule is not None, "the configuration refuses dense rollouts with an adapter"
     target = control.at_least
+    if target is None and ImpossibleLimit.of_target(schedule.target) is not None:
+        raise UserError(
+            f'control.by = "cheaper" measures replays, in which nothing is sampled, so it cannot hold the target of the '
+            f"schedule {schedule.name!r}, a share of impossible tokens",
+            "give it a target for the 5th percentile: --set control.at_least=0.86",
+        )
     if target is None:
         target = _own_target(schedule, config.rollout.top_k, "--set control.at_least=0.86")
     if target is None:

@@ -10,23 +10,36 @@ from typing import Any
 from sparroll.control.tail_window import TailWindow
 from sparroll.mismatch import TailStatistics, TailTable, acceptance_of
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
+from sparroll.mismatch.of_rollouts import off_nats_of
 from sparroll.mismatch.step_metrics import ESTIMATOR
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.types import Rollout, TokenScores
 
 
 def measure_tail(
-    rollouts: list[Rollout], scores: list[TokenScores], bin_tokens: int, ranks: Ranks, step: int
+    rollouts: list[Rollout],
+    scores: list[TokenScores],
+    bin_tokens: int,
+    ranks: Ranks,
+    step: int,
+    *,
+    sampled_them: bool = True,
 ) -> TailStatistics:
     """Tail statistics of the rollouts of all processes. Rollout ids include the step, so statistics of several steps
-    can be merged. Where the scores are those of the engine's checks, the acceptance is theirs, too."""
+    can be merged. Where the scores are those of the engine's checks, the acceptance is theirs, too.
+
+    sampled_them: whether the policy with the rollouts' log-probabilities sampled them. In a replay it did not, and no
+    impossible tokens are counted.
+    """
     statistics = TailStatistics(bin_tokens=bin_tokens)
     seen = [each.acceptance for each, score in zip(rollouts, scores, strict=True) if each.dense is score]
     found = [each for each in seen if each is not None]
     if len(found) < len(rollouts):
         found = acceptance_of(rollouts, scores, ESTIMATOR)
-    for rollout, acceptance_T in zip(rollouts, found, strict=True):
-        statistics.add(acceptance_T, rollout.context_tokens, f"{step}/{rollout.prompt_index}#{rollout.sample_index}")
+    for rollout, score, acceptance_T in zip(rollouts, scores, found, strict=True):
+        name = f"{step}/{rollout.prompt_index}#{rollout.sample_index}"
+        off_T = off_nats_of(rollout, score) if sampled_them else None
+        statistics.add(acceptance_T, rollout.context_tokens, name, off_T)
     if ranks.count > 1:
         states = ranks.gather([statistics.packed_state()])
         statistics = TailStatistics.from_state(states[0])

@@ -15,7 +15,8 @@ def measured(numbers: range, bin_tokens: int = 2000) -> TailStatistics:
     statistics = TailStatistics(bin_tokens=bin_tokens)
     for number in numbers:
         acceptance_T = torch.rand(300, generator=torch.Generator().manual_seed(number))
-        statistics.add(acceptance_T, 1800 + torch.arange(300), f"1/{number}#0")
+        off_T = -4 * acceptance_T.log()
+        statistics.add(acceptance_T, 1800 + torch.arange(300), f"1/{number}#0", off_T)
     return statistics
 
 
@@ -39,6 +40,9 @@ def test_metrics_have_the_names_of_our_own_loop() -> None:
     bins = [report[f"mismatch/acceptance_q05/{name}"] for name in ("0-2k", "2k-4k")]
     assert report["mismatch/acceptance_q05_worst_bin"] == min(bins)
     assert report["mismatch/acceptance_q05_low"] <= report["mismatch/acceptance_q05"] == pytest.approx(0.05, abs=0.01)
+    # log(a) is under -2.5 for a share of exp(-2.5) of uniform values.
+    assert report["mismatch/impossible_share_10"] == pytest.approx(0.082, abs=0.01)
+    assert report["mismatch/impossible_share_10_low"] < report["mismatch/impossible_share_10/0-2k"]
     ceiling = dense_ceiling_report(total, 7)
     assert ceiling["mismatch/dense_ceiling_step"] == 7
     assert ceiling["mismatch/dense_ceiling_q05/2k-4k"] == bins[1]

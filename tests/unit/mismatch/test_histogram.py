@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sparroll.mismatch import histogram
 from sparroll.mismatch.histogram import CELLS, cells, quantile, share_nearly_one
 
 CELL = 1 / 2000
@@ -61,3 +62,28 @@ def test_rows_are_independent() -> None:
     whole = quantile(rows, 0.5)
     assert torch.equal(whole[:2], torch.stack([quantile(row, 0.5) for row in rows[:2]]))
     assert whole[2].isnan()
+
+
+def test_the_mean_of_the_lowest_is_that_of_the_sorted_values() -> None:
+    values = torch.rand(1000, generator=torch.Generator().manual_seed(0)).double()
+    counts = torch.bincount(histogram.cells(values), minlength=histogram.CELLS)
+    for share, count in ((0.01, 10), (0.05, 50), (1.0, 1000)):
+        expected = float(values.sort().values[:count].mean())
+        assert histogram.mean_of_lowest(counts, share) == pytest.approx(expected, abs=2.5e-4)
+
+
+def test_the_mean_of_the_lowest_takes_a_part_of_a_cell_and_exact_ends() -> None:
+    counts = torch.zeros(histogram.CELLS, dtype=torch.int64)
+    counts[0], counts[-1] = 2, 98
+    assert histogram.mean_of_lowest(counts, 0.01) == 0.0
+    assert histogram.mean_of_lowest(counts, 0.05) == pytest.approx(0.6)
+
+
+def test_skew_is_scipys_and_none_where_nothing_varies() -> None:
+    from scipy import stats
+
+    values = torch.rand(2000, generator=torch.Generator().manual_seed(1)).double() ** 0.1
+    counts = torch.bincount(histogram.cells(values), minlength=histogram.CELLS)
+    assert histogram.skew(counts) == pytest.approx(stats.skew(values.numpy()), abs=0.01)
+    alike = torch.bincount(histogram.cells(torch.full((9,), 0.3)), minlength=histogram.CELLS)
+    assert histogram.skew(alike) is None

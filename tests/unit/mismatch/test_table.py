@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from sparroll.mismatch import TailRow, TailTable, bin_name, tail
+from sparroll.mismatch import TailRow, TailStatistics, TailTable, bin_name, tail
 
 
 @pytest.mark.parametrize(
@@ -63,8 +63,8 @@ def test_another_quantile_gets_its_own_column_in_order(quantile: float, columns:
 def test_plain_data_survive_json() -> None:
     measured = tail(torch.rand(50), torch.arange(50), torch.arange(50) // 5, bin_tokens=25)
     data = json.loads(json.dumps(measured.table(), allow_nan=False))
-    assert [TailRow(**each) for each in data["rows"]] == measured.rows
-    assert TailRow(**data["overall"]) == measured.overall
+    assert [TailRow.from_table(each) for each in data["rows"]] == measured.rows
+    assert TailRow.from_table(data["overall"]) == measured.overall
     assert (data["estimator"], data["quantile"]) == ("exact", 0.05)
 
 
@@ -83,3 +83,17 @@ def test_a_bin_counts_with_enough_tokens_from_eight_rollouts() -> None:
     assert eight.counts(200) and not eight.counts(201)
     seven = replace(eight, rollouts=7)
     assert not seven.counts(20) and seven.counts(20, least_rollouts=7)
+
+
+def test_what_quantiles_do_not_show_stands_in_lines_of_its_own() -> None:
+    statistics = TailStatistics()
+    for rollout in range(10):
+        off_T = torch.zeros(100)
+        off_T[0] = 12.0
+        statistics.add((-off_T).exp(), torch.arange(100), rollout, off_T)
+    worst, impossible = statistics.table("exact").beside()
+    assert worst == "mean of the worst 1 % 0.000, of the worst 5 % 0.800; skew -9.85"
+    assert "10 nats 0.01 (0.0042 - 0.02)" in impossible and "20 nats 0 (0 - 0.00" in impossible
+    bare = TailStatistics()
+    bare.add(torch.ones(10), torch.arange(10), 0)
+    assert bare.table("exact").beside() == ["mean of the worst 1 % 1.000, of the worst 5 % 1.000"]

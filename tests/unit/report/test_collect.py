@@ -38,7 +38,7 @@ def write_run(folder: Path, model: str = "tiny-reasoner", **sections: dict[str, 
 
 def write_profile(path: Path, model: str, kind: str = "profile") -> None:
     rows = [dataclasses.asdict(row(0, 0.9, 0.88, 0.92))]
-    tail = {"estimator": "top_k_lower", "quantile": 0.05, "rows": rows}
+    tail = {"estimator": "top_k_lower", "quantile": 0.05, "rows": rows, "overall": rows[0]}
     dense = {"mode": "dense", "name": "dense", "schedule": None, "tail": tail}
     fixed = {"mode": "faithful", "name": "fixed-64", "schedule": {"steps": [{"kv_budget_tokens": 64}]}, "tail": tail}
     results: dict[str, Any] = {"dense_ceiling": dense, "schedules": [fixed, dense]}

@@ -10,6 +10,7 @@ import pytest
 
 from report_data import config, full, measured, row, run, runs, schedule
 from sparroll.mismatch import TailRow
+from sparroll.mismatch.impossible import ImpossibleShare
 from sparroll.report import figures
 from sparroll.report.data import GapPoint, ReportData, TailCurve
 from sparroll.report.figures import TARGET, schedule_budgets, tail_by_length
@@ -254,3 +255,13 @@ def test_the_same_data_draws_the_same_figure() -> None:
     curves = measured().curves
     assert tail_by_length(curves, 0.86, "q05") == tail_by_length(curves, 0.86, "q05")
     assert "tokens read" in schedule_budgets(Schedule.load("qwen3-1.7b-0.86"), 32_768)
+
+
+def test_impossible_tokens_and_the_worst_ones_stand_in_a_table_where_they_were_measured(words: None) -> None:
+    share = ImpossibleShare(10, 2.4e-4, 1.1e-4, 5.2e-4, 12, 50_000, 1.5)
+    overall = replace(row(0, 0.9, 0.89, 0.91), cvar01=0.21, cvar05=0.5555, impossible=(share,) * 4)
+    without = measured()
+    curves = tuple(replace(curve, overall=overall) for curve in without.curves)
+    page = render(ReportData(title="t", measured=(replace(without, curves=curves),)))
+    assert "0.00024 <small>[0.00011, 0.00052]</small>" in page and ">0.555<" in page
+    assert "over 10 nats off" not in render(ReportData(title="t", measured=(without,)))

@@ -31,11 +31,11 @@ from sparroll.calibrate.fit import (
     curves_of,
     lacking,
     steps_of,
-    target_table,
     too_little_data,
 )
 from sparroll.calibrate.measure import Measurement
 from sparroll.calibrate.sweep import Sweep
+from sparroll.calibrate.target import target_table
 from sparroll.errors import UserError
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.step_reads import StepReads

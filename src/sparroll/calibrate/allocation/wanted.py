@@ -11,8 +11,10 @@ from typing import Any, Literal
 
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, without_lists
-from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule, check_target
+from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.sweep import Sweep
+from sparroll.calibrate.target import Target, check_target, level, plain_target
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError, nearest
 from sparroll.layer_groups import LayerGroups
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
@@ -33,8 +35,9 @@ class Wanted:
     objective: Objective = "kl"
     """time: the fewest budgets that hold the target. Of the others, as little as a step's time allows: the mean KL; the
     probability of impossible tokens; 1 - the tail, mean over bins."""
-    target: float = 0.86
-    """The lower bound of every bin's tail is at least this."""
+    target: Target = 0.86
+    """The lower bound of every bin's tail is at least this; or the upper bound of its share of impossible tokens is within
+    this limit, which only the objective "time" of one selector can hold so far."""
     bounds: BlindSpots = NO_BOUNDS
     min_tokens: int = MIN_TOKENS
     min_rollouts: int = LEAST_ROLLOUTS
@@ -58,7 +61,7 @@ class Wanted:
 
     def limits(self) -> list[tuple[str, int, float]]:
         """(name, figure, the most that a bin may have) of every bound, the target first."""
-        found = [("1 - the tail's lower bound", LOW, 1 - self.target)]
+        found = [("1 - the tail's lower bound", LOW, 1 - level(self.target))]
         if self.bounds.kl_at_most is not None:
             found.append(("the KL", KL, self.bounds.kl_at_most))
         if self.bounds.impossible_at_most is not None:
@@ -163,7 +166,7 @@ class Tradeoff:
         """Plain data for a JSON record."""
         return {
             "objective": self.wanted.objective,
-            "target": self.wanted.target,
+            "target": plain_target(self.wanted.target),
             **self.wanted.bounds.table(),
             "hardware": self.hardware,
             "dense_step_seconds": self.dense_step_seconds,
@@ -175,10 +178,19 @@ class Tradeoff:
         }
 
 
-def check_limit(wanted: Wanted, limits: int, checked: bool, layer_groups: LayerGroups, estimator: str) -> None:
+def check_limit(
+    wanted: Wanted, limits: int, checked: bool, layer_groups: LayerGroups, estimator: str, selectors: int = 1
+) -> None:
     """Raise UserError where objective, limits of a step's time (how many are given) and what is swept do not go
     together."""
     objective = wanted.objective
+    if isinstance(wanted.target, ImpossibleLimit) and (objective != "time" or checked or layer_groups or selectors > 1):
+        raise UserError(
+            "a target for the share of impossible tokens is fitted for one selector at the objective time, without checks "
+            "and without groups of layers",
+            "leave these out; or give a target for the 5th percentile and bound the probability of impossible tokens, "
+            "--impossible-at-most",
+        )
     if objective == "time" and limits:
         raise UserError(
             "a limit of a step's time needs something else to be small",

@@ -31,6 +31,7 @@ from sparroll.engines.generate_arguments import check_temperature
 from sparroll.engines.vllm import outputs
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch import ESTIMATORS, TailStatistics, acceptance_of
+from sparroll.mismatch.of_rollouts import off_nats_of
 from sparroll.types import Rollout, StepReport, TokenScores, TopK, check_seed, is_whole
 
 Generate = Callable[..., AsyncIterator[Any]]
@@ -191,7 +192,7 @@ class Rescorer:
                 )
             for held in whole:
                 assert held.rollout.acceptance is not None, "looked at above"
-                self._add(held, held.rollout.acceptance)
+                self._add(held.rollout, held.rollout_id, held.rollout.acceptance, held.rollout.dense)
                 self.counts.checked += 1
         chosen = set(probe([(h.prompt_id, h.rollout_id) for h in waiting], self.settings))
         self.counts.not_chosen += len(waiting) - len(chosen)
@@ -204,12 +205,13 @@ class Rescorer:
         began = time.perf_counter()
         scored = _first(held.rollout, len(dense.logp))
         (acceptance_T,) = acceptance_of([scored], [dense], self.settings.estimator)
-        self._add(held, acceptance_T)
+        self._add(scored, held.rollout_id, acceptance_T, dense)
         self.counts.read_tokens += len(scored.prompt_ids) + len(scored.response_ids)
         self.counts.host_seconds += time.perf_counter() - began
 
-    def _add(self, held: HeldRollout, acceptance_T: Tensor) -> None:
-        self.statistics.add(acceptance_T, held.rollout.context_tokens[: len(acceptance_T)], held.rollout_id)
+    def _add(self, rollout: Rollout, rollout_id: str, acceptance_T: Tensor, dense: TokenScores | None) -> None:
+        off_T = None if dense is None else off_nats_of(rollout, dense)
+        self.statistics.add(acceptance_T, rollout.context_tokens, rollout_id, off_T)
         self.counts.measured += 1
         self.counts.measured_tokens += len(acceptance_T)
 

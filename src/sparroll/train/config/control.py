@@ -3,16 +3,33 @@ guard, controller and cheaper schedules may move it, because two would undo each
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Final, Literal, Self
 
 from pydantic import Field, model_validator
 
 from sparroll.control.control_group import ControlGroupSettings
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError
 from sparroll.train.config.base import Section
 
+IMPOSSIBLE_NATS: Final = 10
 A_SCHEDULE: tuple[str, ...] = ("schedule", "budget")
 """The kinds of [attention] that have a schedule to move."""
+
+
+def limit_of(section: GuardSection | ByControllerSection) -> ImpossibleLimit | None:
+    """The limit for impossible tokens that a section names; None where it names none."""
+    at_most = section.impossible_at_most
+    return None if at_most is None else ImpossibleLimit(section.impossible_nats, at_most)
+
+
+def refuse_nats_alone(section: GuardSection | ByControllerSection, name: str) -> None:
+    """Raise UserError for a distance without a limit, which would hold nothing."""
+    if section.impossible_at_most is None and section.impossible_nats != IMPOSSIBLE_NATS:
+        raise UserError(
+            f"{name}.impossible_nats = {section.impossible_nats} does nothing without {name}.impossible_at_most",
+            f"--set {name}.impossible_at_most=1e-4, or leave {name}.impossible_nats out",
+        )
 
 
 class GuardSection(Section):
@@ -21,7 +38,13 @@ class GuardSection(Section):
     reward gap. With control.by = "guard" this applies once no stricter schedule is left."""
     at_least: float | None = Field(default=None, gt=0, le=1)
     """Target for the worst bin's 5th percentile (estimator top_k_lower). Default: the controller's or the schedule's
-    target."""
+    target, unless `impossible_at_most` is given."""
+    impossible_at_most: float | None = Field(default=None, gt=0, lt=1, examples=[1e-4])
+    """Limit for the share of sampled tokens that are more than `impossible_nats` off, alone or beside `at_least`. Default:
+    that of the controller or of the schedule, unless `at_least` is given."""
+    impossible_nats: Literal[2, 5, 10, 20] = IMPOSSIBLE_NATS
+    """How far above its dense log-probability, in nats, a sampled token's log-probability must be for
+    `impossible_at_most`. It needs `impossible_at_most`."""
     window_steps: int = Field(default=10, ge=1)
     """How many of the last steps are judged together. More steps find smaller shortfalls; a large one is found at
     once."""
@@ -33,6 +56,16 @@ class GuardSection(Section):
     """The run stops after this many steps in a row in which the correction left no token to train on, or dynamic
     sampling found no prompt to train on, whatever `action` says. 0: it never does. Each such step is logged as an
     event."""
+
+    @model_validator(mode="after")
+    def _nats_of_a_limit(self) -> Self:
+        refuse_nats_alone(self, "guard")
+        return self
+
+    @property
+    def impossible(self) -> ImpossibleLimit | None:
+        """The limit for impossible tokens that the section names itself."""
+        return limit_of(self)
 
 
 class MoverSection(Section):
@@ -76,12 +109,19 @@ class ByControllerSection(MoverSection):
     by: Literal["controller"] = "controller"
     """The budget of each length bin is moved so that the tail stays at the target. With attention.kind = "dense" the
     rollouts become sparse, from `start_share` of the context down."""
-    target: float = Field(gt=0, lt=1, examples=[0.86])
+    target: float | None = Field(default=None, gt=0, lt=1, examples=[0.86])
     """Budgets are moved so that the lower bound of every bin's 5th percentile (estimator top_k_lower) stays at this
-    value."""
+    value. Either this or `impossible_at_most` must be given."""
+    impossible_at_most: float | None = Field(default=None, gt=0, lt=1, examples=[1e-4])
+    """In place of `target`: budgets are moved so that the upper bound of every bin's share of sampled tokens that are more
+    than `impossible_nats` off stays at this value."""
+    impossible_nats: Literal[2, 5, 10, 20] = IMPOSSIBLE_NATS
+    """How far above its dense log-probability, in nats, a sampled token's log-probability must be for
+    `impossible_at_most`. It needs `impossible_at_most`."""
     margin: float = Field(default=0.01, gt=0, lt=1)
     """A budget is lowered only while the lower bound is at target + margin or more. A wider margin reads more and is
-    steadier."""
+    steadier. With `impossible_at_most` it plays no part: a budget is lowered while the upper bound is half of the limit
+    or less."""
     patience: int = Field(default=5, ge=1)
     """For how many steps in a row that must be so. Each time a lowered budget does not hold, the next attempt waits
     twice as long."""
@@ -100,12 +140,32 @@ class ByControllerSection(MoverSection):
 
     @model_validator(mode="after")
     def _can_be_lowered(self) -> Self:
+        refuse_nats_alone(self, "control")
+        if self.target is None and self.impossible_at_most is None:
+            raise UserError(
+                'control.target is missing, which control.by = "controller" needs',
+                "for example control.target = 0.86, or control.impossible_at_most = 1e-4 in its place",
+            )
+        if self.target is None:
+            return self
+        if self.impossible_at_most is not None:
+            raise UserError(
+                f"control.target = {self.target} and control.impossible_at_most = {self.impossible_at_most:g} exclude each "
+                "other: budgets follow one statistic",
+                "give one of them to the controller; the guard can watch the other, guard.at_least or "
+                "guard.impossible_at_most",
+            )
         if self.target + self.margin >= 1:
             raise UserError(
                 f"control.target + control.margin must be below 1, got {self.target} + {self.margin}",
                 "lower one of them: no lower bound reaches 1, so no budget would ever be lowered",
             )
         return self
+
+    @property
+    def impossible(self) -> ImpossibleLimit | None:
+        """The limit for impossible tokens that the budgets follow; None where they follow the tail."""
+        return limit_of(self)
 
 
 class ByCheaperSection(MoverSection):

@@ -203,12 +203,8 @@ class TrainConfig(Section):
                 'control.by = "guard" does nothing with guard.action = "off"', 'set guard.action to "warn" or "stop"'
             )
         if isinstance(control, ByControllerSection):
-            if guard.action != "off" and guard.at_least is not None and guard.at_least > control.target:
-                raise UserError(
-                    f"guard.at_least = {guard.at_least} asks for more than the controller holds, control.target = "
-                    f"{control.target}",
-                    "lower guard.at_least or raise control.target",
-                )
+            if guard.action != "off":
+                _refuse_more_than_held(guard, control)
             return self
         acts = (
             'guard.action = "stop"'
@@ -217,10 +213,11 @@ class TrainConfig(Section):
             if control.by == "guard"
             else ""
         )
-        if acts and guard.at_least is None and kind in ("budget", "compression") and not self.watches_reward_gap:
+        named = guard.at_least is not None or guard.impossible_at_most is not None
+        if acts and not named and kind in ("budget", "compression") and not self.watches_reward_gap:
             raise UserError(
                 f'{acts} needs guard.at_least: attention.kind = "{kind}" names no target of its own',
-                "for example --set guard.at_least=0.86",
+                "for example --set guard.at_least=0.86, or --set guard.impossible_at_most=1e-4",
             )
         return self
 
@@ -270,6 +267,22 @@ class TrainConfig(Section):
     def watches_reward_gap(self) -> bool:
         """Whether a reward gap raises an alarm: there is a control group, and a tolerated gap."""
         return self.rollout.control_share > 0 and self.guard.reward_gap is not None
+
+
+def _refuse_more_than_held(guard: GuardSection, control: ByControllerSection) -> None:
+    """Raise UserError where the guard asks for more of a statistic than the controller holds."""
+    if guard.at_least is not None and control.target is not None and guard.at_least > control.target:
+        raise UserError(
+            f"guard.at_least = {guard.at_least} asks for more than the controller holds, control.target = {control.target}",
+            "lower guard.at_least or raise control.target",
+        )
+    asked, held = guard.impossible, control.impossible
+    if asked is not None and held is not None and asked.nats == held.nats and asked.at_most < held.at_most:
+        raise UserError(
+            f"guard.impossible_at_most = {asked.at_most:g} asks for more than the controller holds, "
+            f"control.impossible_at_most = {held.at_most:g}",
+            "raise guard.impossible_at_most or lower control.impossible_at_most",
+        )
 
 
 _OF_A_CONTROL_GROUP = (

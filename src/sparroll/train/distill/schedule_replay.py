@@ -33,4 +33,4 @@ class ScheduleReplay:
             top_k = max(rollout.top_k.k for rollout in mine if rollout.top_k is not None)
             read = self.scorer.sparse(mine, schedule, temperature=self.temperature, top_k=top_k)
             mine = [rollout.read_by(score) for rollout, score in zip(mine, read, strict=True)]
-        return measure_tail(mine, dense, self.bin_tokens, ranks, step).table(ESTIMATOR)
+        return measure_tail(mine, dense, self.bin_tokens, ranks, step, sampled_them=False).table(ESTIMATOR)

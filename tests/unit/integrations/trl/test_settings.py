@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sparroll import Schedule
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.corrections import correction
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
@@ -102,3 +103,13 @@ def test_mistakes_are_refused_at_the_start(settings: dict[str, Any], message: st
 def test_messages_name_what_a_trl_user_types() -> None:
     text = "--set guard.at_least=0.86, or sample more of rollout.samples_per_prompt"
     assert in_trls_words(text) == 'guard={"at_least": 0.86}, or sample more of num_generations'
+
+
+def test_guard_and_controller_hold_impossible_tokens_in_the_words_of_trl() -> None:
+    made = setup(guard={"impossible_at_most": 1e-4, "impossible_nats": 20})
+    assert made.watchers()[0].impossible == ImpossibleLimit(20, 1e-4)  # type: ignore[attr-defined]
+    led = setup("dense", control={"by": "controller", "impossible_at_most": 1e-3})
+    assert [each.name for each in led.watchers()][-1] == "controller"
+    with pytest.raises(UserError, match="impossible_nats = 20 does nothing") as refused:
+        setup(guard={"impossible_nats": 20})
+    assert 'guard={"impossible_at_most": 1e-4}' in str(refused.value.hint)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm.rescoring import RescoringCounts
 from sparroll.errors import UserError
@@ -135,3 +136,38 @@ def test_reports_of_several_updates_are_averaged_and_what_is_counted_added() -> 
     assert average(reports) == {"policy/kept_tokens": 5.0, "correction/weight_mean": 1.0}
     assert average([]) == {}
     assert [share_of_engine(32, 3), share_of_engine(None, 3)] == [11, None]
+
+
+def far_replica(step: int, rollouts: range, far_tokens: int) -> EngineStep:
+    """Rollouts of 100 tokens whose acceptance is high, so many of them 12 nats off in each."""
+    statistics = TailStatistics(bin_tokens=200)
+    off_T = torch.where(torch.arange(100) < far_tokens, 12.0, 0.0)
+    for rollout in rollouts:
+        statistics.add(torch.full((100,), HIGH), torch.arange(50, 150), f"{step}/0/{rollout}", off_T)
+    return dataclasses.replace(replica(step, rollouts, HIGH), state=statistics.packed_state())
+
+
+def test_a_guard_of_impossible_tokens_sees_all_replicas_and_survives_a_resume(tmp_path: Path) -> None:
+    asked = {"guard": {"impossible_at_most": 1e-2, "impossible_nats": 10, "action": "stop", "window_steps": 3}}
+    one, other = Steps(settings(**asked)), Steps(settings(**asked))
+    quiet = one.complete(1, [far_replica(1, range(8), 0), far_replica(1, range(8, 16), 0)], POLICY)
+    assert not quiet.stopped and quiet.report["mismatch/impossible_share_10"] == 0
+    assert 0 < quiet.report["mismatch/impossible_share_10_high"] < 1e-2
+    saved_state.write(tmp_path, one.state())
+    other.restore(saved_state.read(tmp_path, ""))
+    halves = [far_replica(2, range(8), 9), far_replica(2, range(8, 16), 9)]
+    found = [each.complete(2, halves, POLICY) for each in (one, other)]
+    assert found[0].stopped == found[1].stopped and "more than 10 nats off" in found[0].stopped
+    assert found[0].report == found[1].report and found[0].report["mismatch/impossible_share_10"] == 0.09
+
+
+def test_a_schedule_of_impossible_tokens_is_held_by_the_guard_and_the_controller_of_other_trainers() -> None:
+    target = {"statistic": "impossible_share", "nats": 5, "at_most": 1e-3}
+    made = dataclasses.replace(Schedule.fixed(64), target=target)
+    (guard, *_) = Steps(settings(schedule=made.inline())).watchers
+    assert guard.impossible == ImpossibleLimit(5, 1e-3) and guard.at_least is None  # type: ignore[attr-defined]
+    control = {"by": "controller", "impossible_at_most": 1e-2}
+    steps = Steps(settings(control=control))
+    decided = steps.complete(1, [far_replica(1, range(16), 4)], POLICY)
+    assert "more than 10 nats off 0.04" in " ".join(decided.events)
+    assert steps.schedule is not None and steps.schedule.kv_budget_tokens(100) > 64
