@@ -105,10 +105,10 @@ WHOLE_STEP = (
 SPEED_AND_ADAPTER = (
     PublishedClaim(
         name="page-size",
-        title="pages of 16 tokens are the best frontier",
+        title="smaller pages have the higher tail at equal eFLOPs",
         says="At equal eFLOPs smaller pages have a higher tail: at about 37e12, .818 with pages of 16, .790 with 32, .768 "
         "with 64 and .745 with 128",
-        model=STUDY,
+        model=f"{STUDY}; {TINY}",
         experiment="page-size",
         settled=published_experiments.smaller_pages_are_better,
     ),

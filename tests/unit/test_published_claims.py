@@ -195,11 +195,16 @@ def test_pages_are_compared_at_equal_cost(of: Benchmarks) -> None:
         found = {"task": "remarks", "selector": {"kind": "page_mean", "page_tokens": page}, "eflops": eflops}
         return found | {"statistics": {"q05": [tail, tail - 0.01, tail + 0.01]}}
 
-    lines = [line(16, 1.0, 0.7), line(16, 3.0, 0.9), line(32, 2.0, 0.75), line(32, 9.0, 0.99), line(8, 2.0, 0.9)]
-    (part,) = of.published_experiments.smaller_pages_are_better([{"lines": [*lines, {"selector": None}]}])
-    assert part.label == "remarks, pages of 32 beyond 16" and part.verdict == "reproduced"
-    assert part.estimate.value == pytest.approx(-0.05)
-    assert part.estimate.high - part.estimate.value == pytest.approx(0.01 * 2**0.5)
+    lines = [line(16, 1.0, 0.4), line(16, 2.0, 0.6), line(16, 4.0, 0.9), line(8, 2.0, 0.9)]
+    # Of pages of 32: one below a usable tail, one above, one that leaves nothing out, one dearer than all of 16.
+    lines += [line(32, 1.5, 0.4), line(32, 3.0, 0.77), line(32, 3.5, 0.98), line(32, 9.0, 0.7)]
+    ceiling = {"task": "remarks", "selector": None, "statistics": {"q05": [0.98, 0.97, 0.99]}}
+    above, below = of.published_experiments.smaller_pages_are_better([{"lines": [*lines, ceiling]}])
+    assert above.label == "remarks, pages of 32 beyond 16, tails above .6" and above.verdict == "refuted"
+    assert above.estimate.value == pytest.approx(0.02)
+    assert above.estimate.high - above.estimate.value == pytest.approx(0.01 * 2**0.5)
+    assert below.label == "remarks, pages of 32 beyond 16, tails below .6" and below.verdict == "reproduced"
+    assert below.estimate.value == pytest.approx(-0.1)
 
 
 def test_an_experiment_takes_the_place_of_older_records_once_it_came_to_the_claim(
