@@ -14,16 +14,24 @@ def _last_steps(name: str, kind: str) -> dict[str, dict[str, Any]]:
     return {row["case"]: row["steps"][-1] for row in results(name, kind)["cases"]}
 
 
+def _beside_dense(name: str, kind: str) -> Figures:
+    """What both trainers' sentences say of their last steps."""
+    steps, together = _last_steps(name, kind), results(name, kind)["together"]
+    return {
+        "sparse": up(steps["sparse"]["rollout_seconds"], 1),
+        "dense": down(steps["dense"]["rollout_seconds"], 1),
+        "rollouts": down(together["sparse/rollouts"], 2),
+        "added": up(steps["sparse"]["added_seconds"], 1),
+        "share": up(100 * together["sparse/added_share"], 1),
+    }
+
+
 def verl_steps() -> Figures:
     steps, together = _last_steps("verl-steps-h200", "verl-steps"), results("verl-steps-h200", "verl-steps")["together"]
     sparse, dense = steps["sparse"], steps["dense"]
     return {
-        "sparse": up(sparse["rollout_seconds"], 1),
-        "dense": down(dense["rollout_seconds"], 1),
-        "rollouts": down(together["sparse/rollouts"], 2),
+        **_beside_dense("verl-steps-h200", "verl-steps"),
         "of_plugins": bare(down(together["sparse/of_plugins"], 2)),
-        "added": up(sparse["added_seconds"], 1),
-        "share": up(100 * together["sparse/added_share"], 1),
         "of_rollouts": up(100 * sparse["added_seconds"] / sparse["rollout_seconds"], 1),
         "sparse_update": up(sparse["metrics"]["timing_s/update_actor"], 1),
         "dense_update": down(dense["metrics"]["timing_s/update_actor"], 1),
@@ -39,16 +47,11 @@ def verl_tensor_parallel() -> Figures:
 
 
 def trl_steps() -> Figures:
-    steps, together = _last_steps("trl-steps-h200", "trl-steps"), results("trl-steps-h200", "trl-steps")["together"]
-    sparse, dense = steps["sparse"], steps["dense"]
+    steps = _last_steps("trl-steps-h200", "trl-steps")
     return {
-        "sparse": up(sparse["rollout_seconds"], 1),
-        "dense": down(dense["rollout_seconds"], 1),
-        "rollouts": down(together["sparse/rollouts"], 2),
-        "sparse_step": up(sparse["step_seconds"], 1),
-        "dense_step": down(dense["step_seconds"], 1),
-        "added": up(sparse["added_seconds"], 1),
-        "share": up(100 * together["sparse/added_share"], 1),
+        **_beside_dense("trl-steps-h200", "trl-steps"),
+        "sparse_step": up(steps["sparse"]["step_seconds"], 1),
+        "dense_step": down(steps["dense"]["step_seconds"], 1),
     }
 
 

@@ -15,15 +15,20 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "claims"))
+
+from claim_figures import rank_correlations, whole_rows
 from record_tables import RESULTS, results
 from render_study import AGAIN, CHECK_BUDGETS, CHECK_GRID, STUDIES, VERIFIED
-from scipy.stats import rankdata
 
 from sparroll import files, records
 
@@ -108,25 +113,13 @@ def runs_of(record: dict[str, Any]) -> list[Run]:
     return found
 
 
-def rank_correlations(figures: np.ndarray, gains: np.ndarray) -> np.ndarray:
-    """Spearman's correlation of each column of [runs, statistics] with [runs] gains; nan where a column is constant."""
-    ranks = rankdata(np.column_stack([figures, gains]), axis=0)
-    ranks -= ranks.mean(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ranks /= np.sqrt((ranks**2).sum(axis=0))
-    return ranks[:, :-1].T @ ranks[:, -1]
-
-
 def correlate(runs: Sequence[Run], when: str, draws: int, random: np.random.Generator) -> dict[str, dict[str, Any]]:
     """Of each statistic: the correlation, its interval, and how much stronger it is than the baseline's."""
     names = list(STATISTICS)
     figures = np.array([[run.values[name][when] for name in names] for run in runs])
     gains = np.array([run.gained for run in runs])
-    rows = [np.flatnonzero([run.row == row for run in runs]) for row in dict.fromkeys(run.row for run in runs)]
-    drawn = []
-    for _ in range(draws):
-        chosen = np.concatenate([rows[place] for place in random.integers(len(rows), size=len(rows))])
-        drawn.append(rank_correlations(figures[chosen], gains[chosen]))
+    chosen = whole_rows([run.row for run in runs], draws, random)
+    drawn = [rank_correlations(figures[places], gains[places]) for places in chosen]
     directions = np.array([direction for _, direction in STATISTICS.values()])
     base = names.index(BASELINE)
     once, many = rank_correlations(figures, gains), np.array(drawn)

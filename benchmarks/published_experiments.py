@@ -102,11 +102,11 @@ def _apart(
     such costs."""
     base = sorted(base, key=lambda line: line["eflops"])
     costs = [line["eflops"] for line in base]
+    ends = list(zip(*(_ends(estimate(line["statistics"]["q05"])) for line in base), strict=True))
     differences, variances = [], []
     for line in ours:
         if costs[0] <= line["eflops"] <= costs[-1]:
-            ends = [estimate(each["statistics"]["q05"]) for each in base]
-            there = [float(np.interp(line["eflops"], costs, values)) for values in zip(*map(_ends, ends), strict=True)]
+            there = [float(np.interp(line["eflops"], costs, values)) for values in ends]
             mine = estimate(line["statistics"]["q05"])
             if from_tail <= there[0] < to_tail:
                 differences.append(mine.value - there[0])

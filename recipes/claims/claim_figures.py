@@ -5,7 +5,7 @@ Plain numbers in, plain tables out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,22 +56,33 @@ def rank_correlation(
     x, y = (np.array([values[place] for place in known], dtype=float) for values in (x_K, y_K))
     if len(known) < 3 or np.ptp(x) == 0 or np.ptp(y) == 0:
         return None
-    value = _spearman(x, y)
-    members = [np.array([at for at, place in enumerate(known) if rows[place] == row]) for row in dict.fromkeys(rows)]
-    members = [each for each in members if len(each)]
-    if len(members) < 5:
+    value = float(rank_correlations(x[:, None], y)[0])
+    named = [rows[place] for place in known]
+    if len(set(named)) < 5:
         return [value, None, None]
-    rng, drawn = np.random.default_rng(seed), []
-    for _ in range(replicates):
-        places = np.concatenate([members[pick] for pick in rng.integers(0, len(members), len(members))])
-        if np.ptp(x[places]) and np.ptp(y[places]):
-            drawn.append(_spearman(x[places], y[places]))
-    low, high = np.quantile(drawn, [0.025, 0.975])
+    drawn = [
+        float(rank_correlations(x[places, None], y[places])[0])
+        for places in whole_rows(named, replicates, np.random.default_rng(seed))
+    ]
+    low, high = np.nanquantile(drawn, [0.025, 0.975])
     return [value, float(low), float(high)]
 
 
-def _spearman(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.corrcoef(stats.rankdata(x), stats.rankdata(y))[0, 1])
+def whole_rows(rows: Sequence[str], replicates: int, random: np.random.Generator) -> Iterator[np.ndarray]:
+    """The places of a bootstrap's runs, for each replicate. rows: that of each run; the runs of one row stay together,
+    because they are not independent."""
+    members = [np.flatnonzero([each == row for each in rows]) for row in dict.fromkeys(rows)]
+    for _ in range(replicates):
+        yield np.concatenate([members[pick] for pick in random.integers(len(members), size=len(members))])
+
+
+def rank_correlations(figures: np.ndarray, gains: np.ndarray) -> np.ndarray:
+    """Spearman's correlation of each column of [runs, statistics] with [runs] gains; nan where a column is constant."""
+    ranks = stats.rankdata(np.column_stack([figures, gains]), axis=0)
+    ranks -= ranks.mean(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ranks /= np.sqrt((ranks**2).sum(axis=0))
+    return ranks[:, :-1].T @ ranks[:, -1]
 
 
 def grouped(items: Sequence[Any], key: Any) -> dict[Any, list[Any]]:
