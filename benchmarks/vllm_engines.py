@@ -205,11 +205,17 @@ class Engine:
             raise DoesNotFit(f"{count} requests, and max_num_seqs is {self.most_requests}")
 
     @contextmanager
-    def decoding(self, context_tokens_B: Sequence[int], most_steps: int) -> Iterator[Callable[[int], float]]:
-        """Exactly these requests decoding. Yields what runs so many steps and returns their seconds, the host's included."""
+    def decoding(
+        self, context_tokens_B: Sequence[int], most_steps: int, dense_B: Sequence[bool] | None = None
+    ) -> Iterator[Callable[[int], float]]:
+        """Exactly these requests decoding. Yields what runs so many steps and returns their seconds, the host's included.
+
+        dense_B: which of them a sparse engine decodes densely; none where it is left out."""
         most = most_steps + STEPS_TO_START + 2
         self.check_fits(context_tokens_B, most)
-        names = [self._add(number, context, most) for number, context in enumerate(context_tokens_B)]
+        flags = dense_B or [False] * len(context_tokens_B)
+        asked = zip(context_tokens_B, flags, strict=True)
+        names = [self._add(number, context, most, dense) for number, (context, dense) in enumerate(asked)]
         engine, scheduler = self.llm.llm_engine, self._scheduler
 
         def run(steps: int) -> float:
@@ -239,9 +245,15 @@ class Engine:
             for _ in range(3):
                 engine.step()
 
-    def step_seconds(self, context_tokens_B: Sequence[int], steps: int = 8, repeats: int = 3) -> list[float]:
+    def step_seconds(
+        self,
+        context_tokens_B: Sequence[int],
+        steps: int = 8,
+        repeats: int = 3,
+        dense_B: Sequence[bool] | None = None,
+    ) -> list[float]:
         """Seconds of a decode step of exactly these requests: the mean over `steps` in a row, `repeats` times."""
-        with self.decoding(context_tokens_B, WARM_STEPS + steps * repeats) as run:
+        with self.decoding(context_tokens_B, WARM_STEPS + steps * repeats, dense_B) as run:
             run(WARM_STEPS)
             return [run(steps) / steps for _ in range(repeats)]
 
@@ -278,9 +290,10 @@ class Engine:
             raise RuntimeError(f"the run gave {made} tokens, {sum(response_tokens_B)} were asked for")
         return {"seconds": seconds, "tokens": made, "steps_with_requests_put_off": put_off}
 
-    def _add(self, number: int, context_tokens: int, response_tokens: int) -> str:
+    def _add(self, number: int, context_tokens: int, response_tokens: int, dense: bool = False) -> str:
         from vllm.sampling_params import RequestOutputKind
 
+        from sparroll.engines.vllm.attention.dense_requests import DENSE_REQUEST
         from vllm import SamplingParams
 
         sampling = SamplingParams(
@@ -290,6 +303,7 @@ class Engine:
             detokenize=False,
             # As `LLM.generate` asks for.
             output_kind=RequestOutputKind.FINAL_ONLY,
+            extra_args={DENSE_REQUEST: True} if dense else None,
         )
         name = f"r{number}-{time.perf_counter_ns()}"
         prompt = {"prompt_token_ids": [3 + (7 * number + place) % 500 for place in range(context_tokens)]}
