@@ -24,6 +24,8 @@ import vllm_engines
 from vllm_engines import Engine
 
 from sparroll import records
+from sparroll.engines.report import EngineReport
+from sparroll.engines.vllm.worker import WorkerExtension
 from sparroll.schedule import Schedule
 
 
@@ -48,6 +50,8 @@ def measure(options: argparse.Namespace, engine: Engine) -> list[dict[str, Any]]
     windows = rollout.steady_windows(
         options.windows, engine.capacity_tokens, options.max_seqs, slack, scale=options.shrink
     )
+    # From here on the worker knows flags.
+    engine.llm.collective_rpc(WorkerExtension.sparroll_reset_report)
     rows = []
     for number, window in enumerate(windows):
         contexts = window["contexts"]
@@ -56,6 +60,7 @@ def measure(options: argparse.Namespace, engine: Engine) -> list[dict[str, Any]]
         for dense_B in flags:
             sparse += engine.step_seconds(contexts, options.steps, 1)
             mixed += engine.step_seconds(contexts, options.steps, 1, dense_B=dense_B)
+            check_decoded(engine, sum(dense_B) * options.steps)
         read = [sum(c for c, dense in zip(contexts, each, strict=True) if dense) for each in flags]
         rows.append(
             {
@@ -74,6 +79,14 @@ def measure(options: argparse.Namespace, engine: Engine) -> list[dict[str, Any]]
             flush=True,
         )
     return rows
+
+
+def check_decoded(engine: Engine, least: int) -> None:
+    """Raise unless so many steps of dense requests, or more, were dense since the last call."""
+    report = EngineReport.from_table(engine.llm.collective_rpc(WorkerExtension.sparroll_report)[0])
+    engine.llm.collective_rpc(WorkerExtension.sparroll_reset_report)
+    if report.dense_request_steps < least:
+        raise RuntimeError(f"{report.dense_request_steps} steps of dense requests were dense, and {least} were asked for")
 
 
 def result(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from sparroll.integrations.measured import EngineStep, checked_report, ran_repor
 from sparroll.integrations.settings import CommonSettings
 from sparroll.integrations.tail import State, dense_ceiling_report, merged, step_report
 from sparroll.mismatch import TailStatistics
+from sparroll.mismatch.threads import one_thread
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
 
@@ -49,6 +50,7 @@ class WatchedSteps:
         """The dense ceiling that a step reports beside its tail."""
         return self.ceiling
 
+    @one_thread()
     def watch(
         self, number: int, steps: Sequence[EngineStep], policy: StepReport, seconds: float | None = None
     ) -> WatchedStep:

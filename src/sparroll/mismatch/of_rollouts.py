@@ -11,9 +11,11 @@ from torch import Tensor
 
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch.acceptance import ESTIMATORS, acceptance_sampled, acceptance_top_k
+from sparroll.mismatch.threads import one_thread
 from sparroll.types import Rollout, TokenScores
 
 
+@one_thread()
 def acceptance_of(rollouts: Sequence[Rollout], scores: Sequence[TokenScores], estimator: str) -> list[Tensor]:
     """Acceptance [T] of each rollout's tokens. scores: the dense policy's, in the rollouts' order.
 

@@ -25,6 +25,7 @@ from sparroll.mismatch.histogram import CELLS
 from sparroll.mismatch.impossible import ImpossibleTokens
 from sparroll.mismatch.sums import UNIT, added, bin_sums, moments, pearson
 from sparroll.mismatch.table import TailRow, TailTable
+from sparroll.mismatch.threads import one_thread
 from sparroll.types import check_tensors
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ class TailStatistics:
         """Context lengths at which the bins with tokens start, in rising order."""
         return [start * self.bin_tokens for start in sorted(self._bins)]
 
+    @one_thread()
     def add(
         self,
         acceptance_T: Float[Tensor, " T"],
@@ -155,6 +157,7 @@ class TailStatistics:
         self._moments = added(self._moments, other._moments)
         self.impossible.merge(other.impossible)
 
+    @one_thread()
     def table(self, estimator: str) -> TailTable:
         """The table of everything added so far. estimator: what the added acceptances are, one of
         mismatch.acceptance.ESTIMATORS."""
@@ -229,6 +232,7 @@ class TailStatistics:
             **self.impossible.state(),
         }
 
+    @one_thread()
     def packed_state(self) -> dict[str, Tensor]:
         """`state` with those histogram cells alone that hold a token, their numbers under "cells", and replicates in the
         narrowest integers that hold them: about a third of its bytes. To be sent, or kept for many steps."""
@@ -242,6 +246,7 @@ class TailStatistics:
         }
 
     @staticmethod
+    @one_thread()
     def from_state(state: dict[str, Tensor]) -> TailStatistics:
         """Statistics from what `state` or `packed_state` returned, in this process or in another."""
         check_state(state, FORMAT)

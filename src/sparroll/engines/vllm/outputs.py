@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sparroll.engines import sampling
+from sparroll.mismatch.threads import one_thread
 from sparroll.types import TokenScores, TopK
 
 
@@ -57,6 +58,7 @@ class SampledOnly(Sequence[Any]):
         return {self._tokens[place]: self._made(self._logp[place], rank=1)}
 
 
+@one_thread()
 def log_probs(flat: Any, tokens: list[int], top_k: int) -> tuple[Tensor, TopK | None]:
     """([T] of the sampled tokens, the most likely tokens) from vLLM's flat lists, whose rows hold the sampled token and
     then the most likely ones."""
