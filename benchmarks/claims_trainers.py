@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from statistics import fmean
 from typing import Any
 
+import numpy as np
 from claims_speed import Claims, Figures, bare, down, up
 from record_tables import results
 
@@ -46,12 +48,46 @@ def verl_tensor_parallel() -> Figures:
     return {"added": bare(up(step["added_seconds"], 1)), "step": down(step["step_seconds"])}
 
 
+def verl_16k() -> Figures:
+    name, kind = "verl-steps-16k-h200", "verl-steps"
+    steps, together = _last_steps(name, kind), results(name, kind)["together"]
+    return {
+        **_beside_dense(name, kind),
+        "step": down(together["sparse/step"], 2),
+        "rescoring": up(100 * steps["sparse"]["metrics"]["rescoring/share_of_step"], 1),
+        "verified_rollouts": down(together["verified/rollouts"], 2),
+        "verified_step": down(together["verified/step"], 2),
+    }
+
+
+def verl_study() -> Figures:
+    cases = {row["case"]: row for row in results("verl-study-h200", "verl-study")["cases"]}
+    rewards = {"verl": "critic/rewards/mean", "own": "reward/mean"}
+    said: dict[str, str] = {}
+    for name, reward in rewards.items():
+        series, accuracy = cases[name]["series"], cases[name]["dense_accuracy"]
+        tails, earned = series["mismatch/acceptance_q05"], np.array(series[reward])
+        said |= {
+            f"{name}_tail": bare(down(fmean(tails), 2)),
+            f"{name}_reward": bare(down(float(earned.mean()), 3)),
+            f"{name}_before": str(round(256 * accuracy[0][1])),
+            f"{name}_after": str(round(256 * accuracy[-1][1])),
+        }
+        # Steps differ by their problems and draws.
+        error = float(earned.std(ddof=1)) / len(earned) ** 0.5
+        said["error"] = max(said.get("error", ""), bare(up(error, 3)))
+    return said
+
+
 def trl_steps() -> Figures:
-    steps = _last_steps("trl-steps-h200", "trl-steps")
+    steps, together = _last_steps("trl-steps-h200", "trl-steps"), results("trl-steps-h200", "trl-steps")["together"]
     return {
         **_beside_dense("trl-steps-h200", "trl-steps"),
         "sparse_step": up(steps["sparse"]["step_seconds"], 1),
         "dense_step": down(steps["dense"]["step_seconds"], 1),
+        "verified_rollouts": down(together["verified/rollouts"], 2),
+        "verified_step": up(steps["verified"]["step_seconds"], 1),
+        "verified_share": up(100 * together["verified/added_share"], 1),
     }
 
 
@@ -61,12 +97,21 @@ PAGES: Mapping[str, Claims] = {
         "second, and {of_plugins} of the speed-up that the plugin alone has on them. All that sparroll adds took {added} s: "
         "{share} % of the step, or {of_rollouts} % of its rollouts. The update took {sparse_update} s, and {dense_update} s "
         "in the dense run.": verl_steps,
-        "So its whole step was only {step} times as fast with sparse rollouts.": verl_steps,
+        "So a whole step there was only {step} times as fast with sparse rollouts.": verl_steps,
+        "In the second step the rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and a "
+        "whole step was {step} times as fast. All that sparroll adds took {added} s, {share} % of the step; re-scoring a "
+        "quarter of the rollouts is {rescoring} % of it.": verl_16k,
+        "(same record): {verified_rollouts} times as many tokens a second, and a step {verified_step} times as fast,": verl_16k,
+        "was {verl_tail} in verl and {own_tail} in our loop on average, and the sparse rollouts earned {verl_reward} and "
+        "{own_reward}, with a standard error of {error} each. Before and after, the policy solved {verl_before} and "
+        "{verl_after} of 256 problems densely in verl, {own_before} and {own_after} in our loop.": verl_study,
         "had a tail of {ceiling}; the trainer gave their tokens probabilities that were {off} off on average.": verl_steps,
         "(`verl-two-gpus-h200.json`). All that sparroll adds took {added} s of a step of {step} s.": verl_tensor_parallel,
     },
     "docs/trl.md": {
         "rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and a whole step "
-        "{sparse_step} instead of {dense_step} s. All that sparroll adds took {added} s, {share} % of the step,": trl_steps,
+        "{sparse_step} instead of {dense_step} s. Verified ones sampled {verified_rollouts} times as many tokens a second as "
+        "dense ones, and a step took {verified_step} s. All that sparroll adds took {added} s, {share} % of the step with "
+        "re-scoring, and {verified_share} % of it with verified rollouts.": trl_steps,
     },
 }
