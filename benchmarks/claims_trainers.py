@@ -98,10 +98,11 @@ PAGES: Mapping[str, Claims] = {
         "{share} % of the step, or {of_rollouts} % of its rollouts. The update took {sparse_update} s, and {dense_update} s "
         "in the dense run.": verl_steps,
         "So a whole step there was only {step} times as fast with sparse rollouts.": verl_steps,
-        "In the second step the rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and a "
-        "whole step was {step} times as fast. All that sparroll adds took {added} s, {share} % of the step; re-scoring a "
+        "In the second step the rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and "
+        "a whole step was {step} times as fast. All that sparroll adds took {added} s, {share} % of the step; re-scoring a "
         "quarter of the rollouts is {rescoring} % of it.": verl_16k,
-        "(same record): {verified_rollouts} times as many tokens a second, and a step {verified_step} times as fast,": verl_16k,
+        "(same record): {verified_rollouts} times as many tokens a second, and a step {verified_step} times as "
+        "fast,": verl_16k,
         "was {verl_tail} in verl and {own_tail} in our loop on average, and the sparse rollouts earned {verl_reward} and "
         "{own_reward}, with a standard error of {error} each. Before and after, the policy solved {verl_before} and "
         "{verl_after} of 256 problems densely in verl, {own_before} and {own_after} in our loop.": verl_study,
@@ -110,8 +111,8 @@ PAGES: Mapping[str, Claims] = {
     },
     "docs/trl.md": {
         "rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and a whole step "
-        "{sparse_step} instead of {dense_step} s. Verified ones sampled {verified_rollouts} times as many tokens a second as "
-        "dense ones, and a step took {verified_step} s. All that sparroll adds took {added} s, {share} % of the step with "
-        "re-scoring, and {verified_share} % of it with verified rollouts.": trl_steps,
+        "{sparse_step} instead of {dense_step} s. Verified ones sampled {verified_rollouts} times as many tokens a second "
+        "as dense ones, and a step took {verified_step} s. All that sparroll adds took {added} s, {share} % of the step "
+        "with re-scoring, and {verified_share} % of it with verified rollouts.": trl_steps,
     },
 }

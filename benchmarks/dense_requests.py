@@ -86,7 +86,9 @@ def check_decoded(engine: Engine, least: int) -> None:
     report = EngineReport.from_table(engine.llm.collective_rpc(WorkerExtension.sparroll_report)[0])
     engine.llm.collective_rpc(WorkerExtension.sparroll_reset_report)
     if report.dense_request_steps < least:
-        raise RuntimeError(f"{report.dense_request_steps} steps of dense requests were dense, and {least} were asked for")
+        raise RuntimeError(
+            f"{report.dense_request_steps} steps of dense requests were dense, and {least} were asked for"
+        )
 
 
 def result(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str, Any]:

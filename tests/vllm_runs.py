@@ -18,6 +18,7 @@ import pytest
 import torch
 
 from sparroll import Schedule
+from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.models import resolve
 
 # This folder's tests/vllm looks like a package of that name where vLLM is not installed.
@@ -109,12 +110,14 @@ def _wait_until_it_listens(port: int, server: subprocess.Popen[str]) -> None:
             return
 
 
-def greedy(llm: Any, prompts: list[list[int]], tokens: int) -> list[Sampled]:
-    """`tokens` greedy tokens after each prompt, with their log-probabilities."""
+def greedy(llm: Any, prompts: list[list[int]], tokens: int, *, dense: bool = False) -> list[Sampled]:
+    """`tokens` greedy tokens after each prompt, with their log-probabilities. dense: whatever the schedule says."""
     from vllm import SamplingParams
 
-    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], sampling, use_tqdm=False)
+    more = {"extra_args": {DENSE_REQUEST: True}} if dense else {}
+    salt = {"cache_salt": CACHE_SALT} if dense else {}
+    sampling = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, logprobs=0, **more)
+    outputs = llm.generate([{"prompt_token_ids": ids} | salt for ids in prompts], sampling, use_tqdm=False)
     sampled = []
     for output in outputs:
         ids = list(output.outputs[0].token_ids)

@@ -17,7 +17,6 @@ from sparroll.attention.selectors import PageMean, Quest, Selector, Streaming
 from sparroll.engines import HFEngine
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm.attention.state import STATE
-from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.schedule import Step
 from vllm_runs import Sampled, engine, greedy, needs_vllm, random_prompts
 
@@ -80,6 +79,16 @@ def test_a_warm_prefix_cache_changes_nothing(tmp_path: Path) -> None:
         assert_same(greedy(llm, shorter, NEW_TOKENS), oracle(RISING, shorter)[1])
 
 
+def test_an_llm_without_an_extension_knows_a_dense_request_from_the_first_one_on(tmp_path: Path) -> None:
+    prompts = random_prompts([170, 90])
+    with engine(tmp_path, RISING) as llm:
+        assert_same(greedy(llm, prompts, NEW_TOKENS, dense=True), oracle(None, prompts)[1])
+        assert_same(greedy(llm, prompts, NEW_TOKENS), oracle(RISING, prompts)[1])
+        report = EngineReport.from_table(llm.collective_rpc("sparroll_report")[0])
+    assert report.dense_request_steps == len(prompts) * (NEW_TOKENS - 1)
+    assert report.layers[-1].sparse_steps > 0
+
+
 @pytest.mark.parametrize("chunk_tokens", [None, 33], ids=["whole", "chunked"])
 def test_preempted_requests_end_as_the_oracles_up_to_dense_recomputation(
     tmp_path: Path, chunk_tokens: int | None
@@ -87,11 +96,9 @@ def test_preempted_requests_end_as_the_oracles_up_to_dense_recomputation(
     prompts = random_prompts([60, 70, 80, 90, 100, 110])
     hf, expected = oracle(RISING, prompts)
     more = {} if chunk_tokens is None else {"max_num_batched_tokens": chunk_tokens}
-    small = dict(
-        num_gpu_blocks_override=48, max_model_len=512, enable_prefix_caching=False, worker_extension_cls=EXTENSION
-    )
+    small = dict(num_gpu_blocks_override=48, max_model_len=512, enable_prefix_caching=False)
+    # Our own worker counts from the end of vLLM's warm-up on, and needs no extension.
     with engine(tmp_path, RISING, **small, **more) as llm:
-        llm.collective_rpc("sparroll_reset_report")
         preempted = preemptions_of(llm)
         sampled = greedy(llm, prompts, NEW_TOKENS)
         (table,) = llm.collective_rpc("sparroll_report")

@@ -31,6 +31,8 @@ INSTALL = {"cuda": 'pip install "sparroll[vllm]"', "cpu": "pip install torch==2.
 """The command that installs a tested version for that device."""
 OLDEST, NEWEST = (0, 24), (0, 33)
 UNTESTED_VARIABLE = "SPARROLL_VLLM_UNTESTED"
+_ATTENTION = f"{__package__}.attention"
+WORKERS = {"cuda": f"{_ATTENTION}.cuda_worker.SparseWorker", "cpu": f"{_ATTENTION}.cpu_worker.SparseCPUWorker"}
 
 
 def version() -> tuple[int, int]:
@@ -89,6 +91,8 @@ def hook_config() -> None:
             name_backend(config)
         if check is not None:
             configure.name_parts(config, check)
+        elif settings is not None:
+            name_worker(config)
         theirs(config)
         if settings is not None:
             # vLLM has adapted the configuration to its model, which may have changed the backend.
@@ -101,6 +105,15 @@ def hook_config() -> None:
 
     post_init.names_sparrolls_backend = True  # type: ignore[attr-defined]
     VllmConfig.__post_init__ = post_init
+
+
+def name_worker(config: Any) -> None:
+    """Make a configuration that asks for sparroll and checks no drafts name our worker, which knows dense requests from
+    the first one on. A worker class of the user's own stays, and knows them from the first `sparroll_reset_report` on."""
+    from vllm.platforms import current_platform
+
+    if config.parallel_config.worker_cls == "auto":
+        config.parallel_config.worker_cls = WORKERS["cpu" if current_platform.is_cpu() else "cuda"]
 
 
 def name_backend(config: Any) -> None:

@@ -37,9 +37,9 @@ class WorkerExtension:
         STATE.set_schedule(None if table is None else Schedule.from_table(table, name))
 
     def sparroll_report(self) -> dict[str, Any]:
-        """What ran in this worker since `sparroll_reset_report`, as the table of an EngineReport. Counting does not
-        start earlier, because vLLM runs its own steps when it starts, and an extension cannot act before one of its
-        methods is called."""
+        """What ran in this worker since vLLM's warm-up or the last `sparroll_reset_report`, as the table of an
+        EngineReport. With another worker class than ours nothing is counted before the first reset, because an extension
+        cannot act before one of its methods is called."""
         from sparroll.engines.vllm.attention import preemptions as steps
         from sparroll.engines.vllm.attention.state import STATE
 

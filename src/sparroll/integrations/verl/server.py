@@ -21,7 +21,7 @@ from sparroll.integrations.measured import EngineStep
 from sparroll.integrations.tail import State
 from sparroll.integrations.verl.checked_logp import CheckedResponse
 from sparroll.integrations.verl.tap import Tap
-from sparroll.integrations.verl.worker import BESIDE_WINDOWS, EXTENSION
+from sparroll.integrations.verl.worker import EXTENSION
 from sparroll.models import fingerprint
 from sparroll.schedule import Schedule
 
@@ -38,7 +38,7 @@ class SparrollHttpServer(vLLMHttpServer):
         return OmegaConf.to_container(own) if OmegaConf.is_config(own) else own
 
     def _get_worker_extension_cls(self) -> str:
-        return BESIDE_WINDOWS if self._checks_drafts else EXTENSION
+        return EXTENSION
 
     def _preprocess_engine_kwargs(self, engine_kwargs: dict[str, Any]) -> None:
         super()._preprocess_engine_kwargs(engine_kwargs)

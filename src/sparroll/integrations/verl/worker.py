@@ -1,5 +1,5 @@
-"""What vLLM's workers run inside verl: verl's own extension, which receives the weights, and ours, which sets the schedule
-and counts. vLLM imports this file by name."""
+"""What vLLM's workers run inside verl beside our own worker: verl's extension, which receives the weights. vLLM imports this
+file by name."""
 
 from __future__ import annotations
 
@@ -8,11 +8,8 @@ from typing import Any
 from torch import Tensor
 from verl.workers.rollout.vllm_rollout.utils import vLLMColocateWorkerExtension
 
-from sparroll.engines.vllm.worker import WorkerExtension
-
-EXTENSION = "sparroll.integrations.verl.worker.VerlWorkerExtension"
-BESIDE_WINDOWS = "sparroll.integrations.verl.worker.VerlLoading"
-"""For an engine that checks its drafts, whose worker class has our extension already; vLLM refuses it a second time."""
+EXTENSION = "sparroll.integrations.verl.worker.VerlLoading"
+"""Our worker class has our own extension already."""
 
 
 class VerlLoading(vLLMColocateWorkerExtension):
@@ -32,7 +29,3 @@ class VerlLoading(vLLMColocateWorkerExtension):
             self._received += [(name, tensor.clone()) for name, tensor in weights]
         else:
             super()._update_weights(weights, *arguments, **named)
-
-
-class VerlWorkerExtension(VerlLoading, WorkerExtension):
-    """For an engine without checks."""

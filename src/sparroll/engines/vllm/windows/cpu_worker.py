@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from vllm.v1.worker.cpu_worker import CPUWorker
-
+from sparroll.engines.vllm.attention.cpu_worker import SparseCPUWorker
 from sparroll.engines.vllm.windows.runner import with_windows
 from sparroll.engines.vllm.worker import WorkerExtension
 
 
-class WindowCPUWorker(CPUWorker, WorkerExtension):
-    """Named by the plugin as `worker_cls` on CPU. worker.py says why it has the extension."""
+class WindowCPUWorker(SparseCPUWorker, WorkerExtension):
+    """Named by the plugin as `worker_cls` on CPU. worker.py says why the extension is named again."""
 
     def init_device(self) -> None:
         super().init_device()

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from vllm.v1.worker.gpu_worker import Worker
-
+from sparroll.engines.vllm.attention.cuda_worker import SparseWorker
 from sparroll.engines.vllm.windows.runner import with_windows
 from sparroll.engines.vllm.worker import WorkerExtension
 
 
-class WindowWorker(Worker, WorkerExtension):
-    """Named by the plugin as `worker_cls` on CUDA.
-
-    It has the extension from the start: vLLM adds one to the class that it finds, and refuses a class that inherits it,
-    as this one does once an engine without checks ran in the same process.
-    """
+class WindowWorker(SparseWorker, WorkerExtension):
+    """Named by the plugin as `worker_cls` on CUDA. vLLM asks for the extension among the bases themselves."""
 
     def init_device(self) -> None:
         super().init_device()
