@@ -11,12 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_overrides import ROLLOUT, SPARROLL, Sizes, shared, sparse
+
 PROMPT_TOKENS = 96
 CONTEXT_ROOM = 256
 """Beside the response: the prompt, and a window of drafts."""
 NORM_WEIGHT = 8.0
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-SPARROLL = f"+{ROLLOUT}.custom.sparroll"
 KEPT = (
     *("timing_s/", "perf/", "mismatch/", "correction/", "rescoring/", "rollout/", "check/", "time/", "policy/"),
     *("rollout_corr/", "staleness/", "validation/", "val-core/", "response_length/", "critic/rewards/mean"),
@@ -133,70 +133,38 @@ def write_tokenizer(options: argparse.Namespace) -> None:
 
 
 def overrides(options: argparse.Namespace, name: str) -> dict[str, str]:
-    """verl's, of one case; `+` in front of a name as Hydra has it."""
+    """verl's, of one case."""
     case, tokens = CASES[name], response_tokens(options, CASES[name])
-    rollouts = options.prompts * options.samples
-    device = "cpu" if options.dry else "cuda"
     separate = case.mode == "separate_async"
-    settings = {
+    sizes = Sizes(
+        steps=options.steps,
+        prompts=options.prompts,
+        samples=options.samples,
+        prompt_tokens=PROMPT_TOKENS,
+        response_tokens=tokens,
+        context_tokens=tokens + CONTEXT_ROOM,
+        rollouts_at_once=options.prompts * options.samples,
+        batched_tokens=options.step_tokens,
+        micro_batch=options.micro_batch,
+        learning_rate=options.learning_rate,
+        gpu_memory_share=options.gpu_memory_share,
+    )
+    settings = shared(sizes, options.work, f"{name}-", options.dry) | {
         "trainer.v1.trainer_mode": f"sparroll_{case.mode}" if case.schedule else case.mode,
-        "trainer.device": device,
-        "trainer.nnodes": "1",
         "trainer.n_gpus_per_node": str(1 if separate or options.dry else case.gpus),
-        "trainer.total_epochs": "1",
-        "trainer.total_training_steps": str(options.steps),
         "trainer.val_before_train": "False",
         "trainer.test_freq": "-1",
-        "trainer.save_freq": "-1",
-        "trainer.logger": '["console","file"]',
-        "trainer.default_local_dir": str(options.work / f"{name}-checkpoints"),
-        "trainer.resume_mode": "disable",
-        "data.train_files": str(options.work / "train.parquet"),
         "data.val_files": str(options.work / "train.parquet"),
-        "data.train_batch_size": str(options.prompts),
-        "data.max_prompt_length": str(PROMPT_TOKENS),
-        "data.max_response_length": str(tokens),
-        "data.dataloader_num_workers": "0",
-        "data.filter_overlong_prompts": "False",
-        "data.shuffle": "False",
         "actor_rollout_ref.model.path": str(options.work / "model"),
-        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-        "actor_rollout_ref.model.use_remove_padding": "False",
-        # Without flash-attn, verl takes the log-probabilities of logits token by token, which takes longer than the rest.
-        "actor_rollout_ref.model.use_fused_kernels": "True",
-        "actor_rollout_ref.model.fused_kernel_options.impl_backend": "torch",
         "actor_rollout_ref.model.enable_gradient_checkpointing": str(not options.dry),
-        f"{ACTOR}.strategy": "fsdp2",
-        f"{ACTOR}.ppo_mini_batch_size": str(options.prompts),
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": str(options.micro_batch),
-        f"{ACTOR}.fsdp_config.use_torch_compile": "False",
-        f"{ACTOR}.use_torch_compile": "False",
-        f"{ACTOR}.use_kl_loss": "False",
-        f"{ACTOR}.optim.lr": str(options.learning_rate),
-        f"{ROLLOUT}.name": "vllm",
-        f"{ROLLOUT}.n": str(options.samples),
         f"{ROLLOUT}.ignore_eos": "True",
         f"{ROLLOUT}.calculate_log_probs": "True",
         f"{ROLLOUT}.tensor_model_parallel_size": str(case.tensor_parallel),
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": str(options.micro_batch),
-        f"{ROLLOUT}.max_num_seqs": str(rollouts),
-        f"{ROLLOUT}.max_model_len": str(tokens + CONTEXT_ROOM),
-        f"{ROLLOUT}.max_num_batched_tokens": str(options.step_tokens),
-        f"{ROLLOUT}.gpu_memory_utilization": str(options.gpu_memory_share),
-        f"{ROLLOUT}.agent.num_workers": "1",
         f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": "64" if options.dry else "1024",
-        "algorithm.adv_estimator": "grpo",
-        "reward.custom_reward_function.path": str(options.work / "reward.py"),
-        "reward.num_workers": "1",
         "+ray_kwargs.ray_init.num_gpus": str(1 if options.dry else case.gpus),
         "ray_kwargs.ray_init.num_cpus": "14",
-        "+ray_kwargs.ray_init.include_dashboard": "False",
-        "+ray_kwargs.ray_init.object_store_memory": "500000000" if options.dry else "4000000000",
         # Two cases at the same time know nothing of each other. Ray's sockets have short paths.
         "+ray_kwargs.ray_init._temp_dir": f"/tmp/ray-{os.getpid()}-{name}",
-        "transfer_queue.enable": "True",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": "1",
-        "hydra.run.dir": str(options.work / f"{name}-hydra"),
     }
     if separate:
         settings |= {
@@ -206,21 +174,8 @@ def overrides(options: argparse.Namespace, name: str) -> dict[str, str]:
             "actor_rollout_ref.hybrid_engine": "False",
             "trainer.v1.separate_async.parameter_sync_step": "1",
         }
-    if options.dry:
-        settings |= {
-            f"{ACTOR}.fsdp_config.model_dtype": "fp32",
-            f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype": "fp32",
-            f"{ROLLOUT}.enforce_eager": "True",
-            f"{ROLLOUT}.free_cache_engine": "False",
-            f"+{ROLLOUT}.enable_sleep_mode": "False",
-            f"{ROLLOUT}.dtype": "float32",
-            f"{ROLLOUT}.load_format": "auto",
-        }
     if case.schedule:
-        settings |= {
-            f"{SPARROLL}.schedule": schedule_of(options),
-            f"{SPARROLL}.force_schedule": "true",
-            f"{SPARROLL}.correction.name": "tis",
+        settings |= sparse(schedule_of(options)) | {
             f"{SPARROLL}.rescoring.probe_rollouts": str(options.probe),
             f"{SPARROLL}.mismatch.ceiling_prompts": "1",
         }

@@ -38,6 +38,7 @@ from study import DRY, write_dry_model  # noqa: E402
 from study_folder import new_config, unpack, write_folder  # noqa: E402
 from study_jobs import visible_device  # noqa: E402
 from study_rows import Settings  # noqa: E402
+from verl_overrides import ACTOR, ROLLOUT, SPARROLL, Sizes, shared, sparse  # noqa: E402
 
 from sparroll import records  # noqa: E402
 from sparroll.schedule import Schedule  # noqa: E402
@@ -46,8 +47,6 @@ from sparroll.train.runtime.sinks import read_lines  # noqa: E402
 CASES = ("verl", "own")
 LOG_LINES = 20
 MARK = "SPARROLL_STUDY_CASE"
-ROLLOUT, ACTOR = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
-SPARROLL = f"+{ROLLOUT}.custom.sparroll"
 TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if add_generation_prompt %} {% endif %}"
 TAIL, KL = "mismatch/acceptance_q05", "mismatch/kl_sparse_to_dense"
 COMPARED = (TAIL, KL, "correction/effective_sample_share")
@@ -150,93 +149,50 @@ def command(options: argparse.Namespace, settings: Settings, name: str) -> list[
 
 
 def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str, str]:
-    """The study's settings in verl's words; `+` in front of a name as Hydra has it."""
+    """The study's settings in verl's words."""
     prompt_tokens = table_sums.LEVELS[settings.level].prompt_tokens
-    micro_batch = min(options.micro_batch, settings.prompts_per_step * settings.samples_per_prompt)
-    device = "cpu" if options.dry else "cuda"
+    sizes = Sizes(
+        steps=settings.steps,
+        prompts=settings.prompts_per_step,
+        samples=settings.samples_per_prompt,
+        prompt_tokens=prompt_tokens,
+        response_tokens=settings.max_new_tokens,
+        context_tokens=prompt_tokens + settings.max_new_tokens + 64,
+        rollouts_at_once=settings.max_batch,
+        batched_tokens=512 if options.dry else 8192,
+        micro_batch=min(options.micro_batch, settings.prompts_per_step * settings.samples_per_prompt),
+        learning_rate=settings.lr,
+        gpu_memory_share=0.2 if options.dry else 0.4,
+    )
     given = {
+        **shared(sizes, options.work, "", options.dry),
+        **sparse(options.work / "schedule.toml"),
         "trainer.v1.trainer_mode": "sparroll_sync",
-        "trainer.device": device,
-        "trainer.nnodes": "1",
         "trainer.n_gpus_per_node": "1",
-        "trainer.total_epochs": "1",
-        "trainer.total_training_steps": str(settings.steps),
         "trainer.val_before_train": "True",
         "trainer.test_freq": str(settings.steps),
-        "trainer.save_freq": "-1",
-        "trainer.logger": '["console","file"]',
-        "trainer.default_local_dir": str(options.work / "checkpoints"),
-        "trainer.resume_mode": "disable",
-        "data.train_files": str(options.work / "train.parquet"),
         "data.val_files": str(options.work / "eval.parquet"),
-        "data.train_batch_size": str(settings.prompts_per_step),
-        "data.max_prompt_length": str(prompt_tokens),
-        "data.max_response_length": str(settings.max_new_tokens),
-        "data.dataloader_num_workers": "0",
-        "data.filter_overlong_prompts": "False",
-        "data.shuffle": "False",
         "actor_rollout_ref.model.path": str(options.work / "verl-model"),
-        "+actor_rollout_ref.model.override_config.attn_implementation": "sdpa",
-        "actor_rollout_ref.model.use_remove_padding": "False",
-        # Without flash-attn, verl takes the log-probabilities of logits token by token, which takes longer than the rest.
-        "actor_rollout_ref.model.use_fused_kernels": "True",
-        "actor_rollout_ref.model.fused_kernel_options.impl_backend": "torch",
         "actor_rollout_ref.model.enable_gradient_checkpointing": "False",
-        f"{ACTOR}.strategy": "fsdp2",
-        f"{ACTOR}.ppo_mini_batch_size": str(settings.prompts_per_step),
-        f"{ACTOR}.ppo_micro_batch_size_per_gpu": str(micro_batch),
-        f"{ACTOR}.fsdp_config.use_torch_compile": "False",
-        f"{ACTOR}.use_torch_compile": "False",
-        f"{ACTOR}.use_kl_loss": "False",
         f"{ACTOR}.clip_ratio_high": "0.28",
-        f"{ACTOR}.optim.lr": str(settings.lr),
         f"{ACTOR}.optim.betas": "[0.9,0.95]",
         f"{ACTOR}.optim.weight_decay": "0",
-        f"{ROLLOUT}.name": "vllm",
-        f"{ROLLOUT}.n": str(settings.samples_per_prompt),
         f"{ROLLOUT}.temperature": str(settings.temperature),
         f"{ROLLOUT}.val_kwargs.temperature": str(settings.temperature),
         f"{ROLLOUT}.val_kwargs.do_sample": "True",
         f"{ROLLOUT}.tensor_model_parallel_size": "1",
-        f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu": str(micro_batch),
-        f"{ROLLOUT}.max_num_seqs": str(settings.max_batch),
-        f"{ROLLOUT}.max_model_len": str(prompt_tokens + settings.max_new_tokens + 64),
-        f"{ROLLOUT}.max_num_batched_tokens": "512" if options.dry else "8192",
-        f"{ROLLOUT}.gpu_memory_utilization": "0.2" if options.dry else "0.4",
-        f"{ROLLOUT}.agent.num_workers": "1",
         f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes": "64",
-        f"{SPARROLL}.schedule": str(options.work / "schedule.toml"),
-        # The schedule names the study's folder, and verl's has another one.
-        f"{SPARROLL}.force_schedule": "true",
-        f"{SPARROLL}.correction.name": "tis",
         f"{SPARROLL}.guard.action": "off",
         f"{SPARROLL}.mismatch.bin_tokens": str(settings.bin_tokens),
         f"{SPARROLL}.rescoring.top_k": str(settings.top_k),
-        "algorithm.adv_estimator": "grpo",
-        "reward.custom_reward_function.path": str(options.work / "reward.py"),
-        "reward.num_workers": "1",
         "+ray_kwargs.ray_init.num_gpus": "1",
         "ray_kwargs.ray_init.num_cpus": "12",
-        "+ray_kwargs.ray_init.include_dashboard": "False",
-        "+ray_kwargs.ray_init.object_store_memory": "500000000" if options.dry else "4000000000",
         # Another run of verl on this machine knows nothing of this one. Ray's sockets have short paths.
         "+ray_kwargs.ray_init._temp_dir": f"/tmp/ray-study-{os.getpid()}",
-        "transfer_queue.enable": "True",
-        "transfer_queue.backend.SimpleStorage.num_data_storage_units": "1",
-        "hydra.run.dir": str(options.work / "hydra"),
     }
     if options.dry:
-        given |= {
-            f"{ACTOR}.fsdp_config.model_dtype": "fp32",
-            f"+{ACTOR}.fsdp_config.mixed_precision.param_dtype": "fp32",
-            f"{ROLLOUT}.enforce_eager": "True",
-            f"{ROLLOUT}.free_cache_engine": "False",
-            f"+{ROLLOUT}.enable_sleep_mode": "False",
-            f"{ROLLOUT}.dtype": "float32",
-            f"{ROLLOUT}.load_format": "auto",
-            # A group of two must find eight rollouts to be measured, which a dry step has not.
-            f"{SPARROLL}.rescoring.probe_rollouts": "null",
-        }
+        # A group of two must find eight rollouts to be measured, which a dry step has not.
+        given |= {f"{SPARROLL}.rescoring.probe_rollouts": "null"}
     return given
 
 

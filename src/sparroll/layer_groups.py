@@ -1,5 +1,5 @@
 """Groups of layers that a schedule gives budgets of their own: what a list of groups must look like, and how budgets of
-several groups are written. Nothing here knows what a budget means (see schedule.py)."""
+several groups are written. Nothing here knows what a budget means (see schedule/)."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from equivalence.models import VOCABULARY, prompts, tiny_model
+from mixed_requests import assert_same, each_of_its_kind, of_kind
 from sparroll.attention.selectors import OraclePage, PageMean, QuantizedMean
 from sparroll.attention.selectors.remainder import Remainder
 from sparroll.engines import HFEngine
@@ -24,6 +25,7 @@ GROUPED = Schedule(
 LENGTHS = [5, 1, 37, 16]
 FLAGS = [True, False, False, False, True, True, False, True]
 """Two of each prompt: both kinds, sparse ones alone, dense ones alone, both kinds."""
+ATOL = 1e-5
 
 
 def generated(engine: HFEngine, schedule: Schedule | None, **settings: Any) -> list[Rollout]:
@@ -36,17 +38,7 @@ def generated(engine: HFEngine, schedule: Schedule | None, **settings: Any) -> l
 def of_two_engines(engine: HFEngine, schedule: Schedule, **settings: Any) -> list[Rollout]:
     """Dense requests from a dense generate, the others from a sparse one."""
     dense, sparse = generated(engine, None, **settings), generated(engine, schedule, **settings)
-    assert any(left.response_ids != right.response_ids for left, right in zip(dense, sparse, strict=True))
-    return [dense[place] if flag else sparse[place] for place, flag in enumerate(FLAGS)]
-
-
-def assert_same(found: list[Rollout], expected: list[Rollout], atol: float = 1e-5) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert (one.response_ids, one.finish_reason) == (other.response_ids, other.finish_reason)
-        assert (one.attention, one.schedule_name) == (other.attention, other.schedule_name)
-        assert one.kv_read_share == other.kv_read_share
-        torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=atol, rtol=0)
-        torch.testing.assert_close(one.top_k.logp, other.top_k.logp, atol=atol, rtol=0)
+    return each_of_its_kind(dense, sparse, FLAGS)
 
 
 @pytest.mark.parametrize("max_batch", [1, 3, 64])
@@ -55,7 +47,7 @@ def test_a_mixed_batch_is_two_separate_ones(max_batch: int) -> None:
     expected = of_two_engines(engine, RISING, stop_ids=[3, 17, 40])
     assert {each.finish_reason for each in expected} == {"stop", "length"}
     mixed = generated(engine, RISING, stop_ids=[3, 17, 40], dense=FLAGS)
-    assert_same(mixed, expected)
+    assert_same(mixed, expected, ATOL)
     assert [each.top_k.ids.tolist() for each in mixed] == [each.top_k.ids.tolist() for each in expected]
     for flag, rollout in zip(FLAGS, mixed, strict=True):
         assert rollout.schedule_name == (None if flag else "rising")
@@ -76,23 +68,24 @@ def test_a_mixed_batch_is_two_separate_ones(max_batch: int) -> None:
 )
 def test_whatever_the_selector_and_the_groups_of_layers(schedule: Schedule) -> None:
     engine = HFEngine(tiny_model())
-    assert_same(generated(engine, schedule, dense=FLAGS), of_two_engines(engine, schedule))
+    assert_same(generated(engine, schedule, dense=FLAGS), of_two_engines(engine, schedule), ATOL)
 
 
 def test_temperature_0_and_top_p_hold_for_both_kinds() -> None:
     engine = HFEngine(tiny_model())
     for settings in ({"temperature": 0}, {"temperature": 0.7, "top_p": 0.8}):
-        assert_same(generated(engine, RISING, dense=FLAGS, **settings), of_two_engines(engine, RISING, **settings))
+        assert_same(
+            generated(engine, RISING, dense=FLAGS, **settings), of_two_engines(engine, RISING, **settings), ATOL
+        )
 
 
 def test_dense_requests_read_everything_in_the_report_and_count_no_sparse_step() -> None:
     engine = HFEngine(tiny_model(), max_batch=3)
     mixed = generated(engine, RISING, dense=FLAGS)
     report = engine.report()
-    sparse_only = [rollout for flag, rollout in zip(FLAGS, mixed, strict=True) if not flag]
+    sparse_only = of_kind(mixed, FLAGS, False)
     contexts = {
-        flag: [c for mine, each in zip(FLAGS, mixed, strict=True) if mine == flag for c in each.context_tokens[1:]]
-        for flag in (True, False)
+        flag: [c for each in of_kind(mixed, FLAGS, flag) for c in each.context_tokens[1:]] for flag in (True, False)
     }
     assert report.dense_request_steps == len(contexts[True]) == 4 * 39
     assert report.dense_request_context_tokens == sum(contexts[True])

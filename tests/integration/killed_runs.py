@@ -18,7 +18,7 @@ from integration.deaths import Death, run_and_die
 from integration.train_runs import DYNAMIC, short_config
 from sparroll.engines import HFEngine
 from sparroll.tasks import reward_function as custom
-from sparroll.train import loop
+from sparroll.train import between_steps, loop
 from sparroll.train.runtime import checkpoint, sinks
 from sparroll.train.sampling import groups
 from sparroll.train.update import policy as update
@@ -30,12 +30,12 @@ MOMENTS: dict[str, Death] = {
     "optimizer-step": Death(torch.optim.AdamW, "step", 3),
     "weights-to-engine": Death(HFEngine, "load_weights", 4),
     "log-line": Death(sinks.JsonLines, "write", 5, lambda log, *_: os.write(log._handle, b'{"step": 4, "rew')),
-    "state": Death(loop, "generator_state", 3),
+    "state": Death(between_steps, "generator_state", 3),
     "save-model": Death(checkpoint, "_write_model", 2),
     "save-flush": Death(checkpoint, "_flush", 20),
     "save-point": Death(checkpoint, "_point", 2),
     "save-prune": Death(checkpoint, "_remove", 4),
-    "summary": Death(loop, "summarise", 1),
+    "summary": Death(between_steps, "summarise", 1),
 }
 DYNAMIC_MOMENTS: dict[str, Death] = {
     "later-round": Death(groups.Rounds, "add", 7),

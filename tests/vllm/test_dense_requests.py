@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from mixed_requests import assert_same, cached_tokens, each_of_its_kind
 from sparroll.attention.selectors import PageMean
 from sparroll.engines import HFEngine
 from sparroll.engines.vllm import requests
@@ -36,6 +37,7 @@ GROUPED = replace(
 LENGTHS = [5, 100, 37, 170, 64]
 FLAGS = [True, False, False, False, True, True, False, True, True, False]
 """Two of each prompt."""
+WITHIN = {"atol": 1e-4, "list_atol": 5e-4, "read_share_rel": 1e-6}
 
 
 @pytest.fixture(scope="module")
@@ -79,19 +81,6 @@ def generated(engine: Any, schedule: Schedule | None, **settings: Any) -> list[R
     return engine.generate(prompts(LENGTHS), **asked)
 
 
-def assert_same(found: list[Rollout], expected: list[Rollout], atol: float = 1e-4) -> None:
-    for one, other in zip(found, expected, strict=True):
-        assert one.response_ids == other.response_ids
-        assert (one.finish_reason, one.attention, one.schedule_name) == (
-            other.finish_reason,
-            other.attention,
-            other.schedule_name,
-        )
-        assert one.kv_read_share == pytest.approx(other.kv_read_share)
-        torch.testing.assert_close(one.sparse_logp, other.sparse_logp, atol=atol, rtol=0)
-        torch.testing.assert_close(one.top_k.logp, other.top_k.logp, atol=5 * atol, rtol=0)
-
-
 @pytest.mark.parametrize(
     ("schedule", "settings"),
     [
@@ -104,9 +93,9 @@ def assert_same(found: list[Rollout], expected: list[Rollout], atol: float = 1e-
 )
 def test_a_mixed_batch_is_two_separate_ones(engine: VLLMEngine, schedule: Schedule, settings: dict[str, Any]) -> None:
     dense, sparse = (generated(engine, each, **settings) for each in (None, schedule))
-    assert any(left.response_ids != right.response_ids for left, right in zip(dense, sparse, strict=True))
+    expected = each_of_its_kind(dense, sparse, FLAGS)
     mixed = generated(engine, schedule, dense=FLAGS, **settings)
-    assert_same(mixed, [dense[place] if flag else sparse[place] for place, flag in enumerate(FLAGS)])
+    assert_same(mixed, expected, **WITHIN)
     assert {each.attention for each, flag in zip(mixed, FLAGS, strict=True) if flag} == {"dense"}
     assert "sparse" in {each.attention for each in mixed}
 
@@ -114,7 +103,7 @@ def test_a_mixed_batch_is_two_separate_ones(engine: VLLMEngine, schedule: Schedu
 def test_a_mixed_batch_and_its_report_are_the_oracles(engine: VLLMEngine, hf: HFEngine) -> None:
     found = generated(engine, RISING, dense=FLAGS, temperature=0)
     expected = generated(hf, RISING, dense=FLAGS, temperature=0)
-    assert_same(found, expected)
+    assert_same(found, expected, **WITHIN)
     ours, theirs = engine.report(), hf.report()
     assert ours.layers == theirs.layers
     assert ours.dense_request_steps == theirs.dense_request_steps == sum(FLAGS) * 59
@@ -155,19 +144,8 @@ def continued(engine: VLLMEngine, first: bool, then: bool) -> tuple[Rollout, int
     engine.set_schedule(RISING)
     asked: dict[str, Any] = {"max_new_tokens": 90, "stop_ids": []}
     (before,) = engine.generate(prompts([100], 3), dense=[first], **asked)
-    cached: list[int] = []
-    step = engine.llm.llm_engine.step
-
-    def noted() -> Any:
-        outputs = step()
-        cached.extend(output.num_cached_tokens for output in outputs if output.finished)
-        return outputs
-
-    engine.llm.llm_engine.step = noted
-    try:
+    with cached_tokens(engine) as cached:
         (rollout,) = engine.generate([before.prompt_ids + before.response_ids], dense=[then], temperature=0, **asked)
-    finally:
-        engine.llm.llm_engine.step = step
     return rollout, cached[0]
 
 

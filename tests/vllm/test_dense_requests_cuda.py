@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import vllm_gpu
+from mixed_requests import cached_tokens, of_kind
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.engines.vllm.windows.configure import V2_VARIABLE
@@ -29,17 +30,13 @@ FLAGS = [place % 3 == 0 for place in range(2 * len(LENGTHS))]
 """Two of each prompt. The kinds are spread over long and short ones."""
 
 
-def of_kind(rollouts: list[Rollout], dense: bool) -> list[Rollout]:
-    return [rollout for rollout, flag in zip(rollouts, FLAGS, strict=True) if flag == dense]
-
-
 def check_both_kinds(name: str, judge: Judge, rollouts: list[Rollout]) -> None:
     """Raise unless each kind has the log-probabilities of its own policy, within rounding, and clearly not the other's."""
     for dense in (True, False):
         mine, other = (None, SPARSE) if dense else (SPARSE, None)
-        errors = judge.errors(of_kind(rollouts, dense), mine, other)
+        errors = judge.errors(of_kind(rollouts, FLAGS, dense), mine, other)
         note(f"{name}, {'dense' if dense else 'sparse'} requests", **dataclasses.asdict(errors))
-        assert {each.attention for each in of_kind(rollouts, dense)} == {"dense" if dense else "sparse"}
+        assert {each.attention for each in of_kind(rollouts, FLAGS, dense)} == {"dense" if dense else "sparse"}
         errors.check()
 
 
@@ -78,7 +75,7 @@ class TestMixed:
         report = engine.report()
         contexts = {
             dense: np.concatenate(
-                [outputs.decode_contexts(len(r.prompt_ids), TOKENS) for r in of_kind(rollouts, dense)]
+                [outputs.decode_contexts(len(r.prompt_ids), TOKENS) for r in of_kind(rollouts, FLAGS, dense)]
             )
             for dense in (True, False)
         }
@@ -99,9 +96,9 @@ class TestMixed:
         sparse = engine.generate(asked, **settings)
         engine.set_schedule(None)
         dense = engine.generate(asked, **settings)
-        rounding = judge.errors(of_kind(sparse, False), SPARSE, None).transformers
+        rounding = judge.errors(of_kind(sparse, FLAGS, False), SPARSE, None).transformers
         for kind, others in ((True, dense), (False, sparse)):
-            difference = Difference.of(of_kind(mixed, kind), of_kind(others, kind))
+            difference = Difference.of(of_kind(mixed, FLAGS, kind), of_kind(others, FLAGS, kind))
             note(f"greedy, {'dense' if kind else 'sparse'} requests", **dataclasses.asdict(difference))
             assert difference.mean <= 1.5 * rounding + 0.005
 
@@ -121,16 +118,7 @@ class TestMixed:
         assert report.layers[-1].sparse_steps > 0
 
     def test_neither_kind_finds_what_the_other_left_in_the_prefix_cache(self, engine: Any, judge: Judge) -> None:
-        cached: list[int] = []
-        step = engine.llm.llm_engine.step
-
-        def noted() -> Any:
-            done = step()
-            cached.extend(output.num_cached_tokens for output in done if output.finished)
-            return done
-
-        engine.llm.llm_engine.step = noted
-        try:
+        with cached_tokens(engine) as cached:
             for first in (True, False):
                 vllm_gpu.forget_prefixes(engine)
                 (before,) = engine.generate(prompts([300], 4), max_new_tokens=200, seed=1, stop_ids=[], dense=[first])
@@ -140,8 +128,6 @@ class TestMixed:
                     engine.generate(longer, max_new_tokens=8, stop_ids=[], dense=[then])
                     note(f"prefix of a {first} request, asked for by a {then} one", cached=cached[0])
                     assert cached[0] >= expected if expected else cached[0] == 0
-        finally:
-            engine.llm.llm_engine.step = step
 
 
 @pytest.fixture(scope="class", params=["default", "v1"])
@@ -167,7 +153,7 @@ class TestPreempted:
     def test_a_dense_request_that_is_computed_again_stays_dense(self, small: Any, judge: Judge) -> None:
         rollouts = small.generate(prompts(LENGTHS, 6), n=2, max_new_tokens=TOKENS, seed=7, stop_ids=[], dense=FLAGS)
         report = small.report()
-        dense = judge.errors(of_kind(rollouts, True), None, SPARSE)
+        dense = judge.errors(of_kind(rollouts, FLAGS, True), None, SPARSE)
         note(
             "under preemption, dense requests",
             preemptions=report.preemptions,
@@ -178,4 +164,4 @@ class TestPreempted:
         dense.check()
         steps = sum(FLAGS) * (TOKENS - 1)
         assert steps - report.resumed_tokens <= report.dense_request_steps <= steps
-        assert {each.attention for each in of_kind(rollouts, True)} == {"dense"}
+        assert {each.attention for each in of_kind(rollouts, FLAGS, True)} == {"dense"}

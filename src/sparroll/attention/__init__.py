@@ -2,6 +2,6 @@
 within the budget are attended to exactly, for one step at a time (decode/) or for every position of a training pass
 (masked/).
 
-Not here: the size of the budget (schedule.py), running the model (engines/), and dropping tokens for good
+Not here: the size of the budget (schedule/), running the model (engines/), and dropping tokens for good
 (compression/).
 """

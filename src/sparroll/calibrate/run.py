@@ -140,38 +140,25 @@ def calibrate(
     bounds: what every bin must hold beside the target.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
-    least: dict[str, Any] = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
-    check_request(target, len(study.prompts), study.settings.samples, study.settings.max_new_tokens, **least)
+    wanted = Wanted(objective, target, bounds, min_tokens=min_tokens, min_rollouts=min_rollouts)
     selectors = [selector or PageMean(), *also_selectors]
-    wanted = Wanted(objective, target, bounds, **least)
     limits = (step_time_share is not None) + (at_time_of is not None)
-    check_limit(wanted, limits, bool(checks), layer_groups, study.settings.estimator, len(selectors))
-    check_sampled(target, study.settings)
-    _check_selectors(selectors, checks, budgets)
-    if bounds.over_2_nats_at_most is not None and not checks:
-        raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
+    _check_asked(study, wanted, limits, selectors, checks, layer_groups, budgets)
     weighs_time = bool(checks) or objective != "time" or len(selectors) > 1
     shape = (shape or model_shape(study.scorer.model.config)) if weighs_time else None
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
-    about: dict[str, Any] = {"model": model, "name": name}
 
     def on_ceiling(ceiling: Measurement) -> None:
-        check_ceiling(study, ceiling, target, **least)
+        check_ceiling(study, ceiling, target, **_least(wanted))
         for each in selectors:
             check_something_is_sparse(study, min(budgets), each, dense_layers)
 
     common = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
     with locked(out, "sparroll calibrate"):
         sweeps = _sweeps(study, out, selectors, checks, layer_groups, on_progress, **common)
-        if shape is None:
-            chosen = _by_budget_alone(sweeps, wanted, made_by, about)
-        else:
-            machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model)
-            if checks:
-                chosen = _by_check(sweeps, machine, wanted, made_by, about)
-            else:
-                most = _most_step_seconds(machine, step_time_share, at_time_of)
-                chosen = _by_time(sweeps, machine, wanted, most, made_by, about)
+        machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model) if shape is not None else None
+        about: dict[str, Any] = {"model": model, "name": name}
+        chosen = _choose(sweeps, machine, wanted, bool(checks), (step_time_share, at_time_of), made_by, about)
         verification = None
         if verify_rounds > 0:
             verification = verify(
@@ -183,20 +170,39 @@ def calibrate(
                 bound=bound,
                 most_rounds=verify_rounds,
                 bounds=bounds,
-                min_tokens=min_tokens,
-                min_rollouts=min_rollouts,
                 on_progress=on_progress,
+                **_least(wanted),
             )
-        found, tradeoff = chosen.fitted.schedule, chosen.tradeoff
-        if verification is not None:
-            found = verification.schedule
-            if tradeoff is not None:
-                tradeoff, found = with_verification(tradeoff, machine, found, verification.measurement)
+        found, tradeoff = _as_verified(chosen, verification, machine)
         fingerprinted = None if model is None else fingerprint.of_model(model)
         schedule = replace(found, name=name, fingerprint=fingerprinted)
         path = schedule.save(Path(out) / f"{name}.toml")
     generated = _generated_tokens(study, sweeps, verification)
     return Calibration(schedule, path, chosen.sweep, chosen.fitted, verification, chosen.choice, tradeoff, generated)
+
+
+def _least(wanted: Wanted) -> dict[str, Any]:
+    """How much data a bin needs, as keywords."""
+    return {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
+
+
+def _check_asked(
+    study: Study,
+    wanted: Wanted,
+    limits: int,
+    selectors: Sequence[Selector],
+    checks: Sequence[DraftCheck],
+    layer_groups: LayerGroups,
+    budgets: Sequence[int],
+) -> None:
+    """Raise UserError for what no measurement could give. limits: how many limits of a step's time are given."""
+    settings = study.settings
+    check_request(wanted.target, len(study.prompts), settings.samples, settings.max_new_tokens, **_least(wanted))
+    check_limit(wanted, limits, bool(checks), layer_groups, settings.estimator, len(selectors))
+    check_sampled(wanted.target, settings)
+    _check_selectors(selectors, checks, budgets)
+    if wanted.bounds.over_2_nats_at_most is not None and not checks:
+        raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
 
 
 @dataclass(frozen=True)
@@ -209,14 +215,44 @@ class _Chosen:
     tradeoff: Tradeoff | None = None
 
 
+def _choose(
+    sweeps: Sequence[Sweep],
+    machine: Machine | None,
+    wanted: Wanted,
+    with_checks: bool,
+    limit: tuple[float | None, Schedule | None],
+    made_by: dict[str, Any] | None,
+    about: dict[str, Any],
+) -> _Chosen:
+    """machine: None where no time is weighed.  limit: of a step's time, as (share of a dense step, schedule that takes
+    it)."""
+    if machine is None:
+        return _by_budget_alone(sweeps, wanted, made_by, about)
+    if with_checks:
+        return _by_check(sweeps, machine, wanted, made_by, about)
+    return _by_time(sweeps, machine, wanted, _most_step_seconds(machine, *limit), made_by, about)
+
+
+def _as_verified(
+    chosen: _Chosen, verification: Verification | None, machine: Machine | None
+) -> tuple[Schedule, Tradeoff | None]:
+    """The schedule, and what it was chosen among, with the figures of the verification where there is one."""
+    if verification is None:
+        return chosen.fitted.schedule, chosen.tradeoff
+    if chosen.tradeoff is None:
+        return verification.schedule, None
+    assert machine is not None, "a tradeoff without times"
+    tradeoff, found = with_verification(chosen.tradeoff, machine, verification.schedule, verification.measurement)
+    return found, tradeoff
+
+
 def _by_budget_alone(
     sweeps: Sequence[Sweep], wanted: Wanted, made_by: dict[str, Any] | None, about: dict[str, Any]
 ) -> _Chosen:
     """The cheapest budgets of the only sweep that hold the target."""
     (only,) = sweeps
-    least: dict[str, Any] = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
-    held = wanted.bounds.least_budgets(only, **least)
-    fitted = only.fit(wanted.target, **least, least_budgets=held, made_by=made_by, **about)
+    held = wanted.bounds.least_budgets(only, **_least(wanted))
+    fitted = only.fit(wanted.target, **_least(wanted), least_budgets=held, made_by=made_by, **about)
     return _Chosen(only, holding(fitted, wanted.bounds))
 
 
@@ -228,8 +264,7 @@ def _by_check(
     about: dict[str, Any],
 ) -> _Chosen:
     """The check, with its budgets, under which a kept token takes the least time."""
-    least: dict[str, Any] = {"min_tokens": wanted.min_tokens, "min_rollouts": wanted.min_rollouts}
-    choice = choose(sweeps, machine, target=level(wanted.target), bounds=wanted.bounds, **least, **about)
+    choice = choose(sweeps, machine, target=level(wanted.target), bounds=wanted.bounds, **_least(wanted), **about)
     sweep = next(each for each in sweeps if each.check == choice.best.check)
     return _Chosen(sweep, with_reasons(choice, made_by, wanted.bounds), choice=choice)
 

@@ -6,7 +6,7 @@ generate_arguments.py checks the arguments of `generate`, sampling.py draws toke
 ran. load_model.py loads models, supported_models.py says which ones fit, adapter.py holds LoRA adapters, and scoring.py
 gives the log-probabilities of tokens that an engine sampled.
 
-Not here: what a step reads (attention/, schedule.py) and training.
+Not here: what a step reads (attention/, schedule/) and training.
 """
 
 from __future__ import annotations

@@ -244,35 +244,18 @@ def plan(
     study's model (see check_rate.py).  control_share: of the requests, those that a control group decodes densely; 0: there
     is none.
     """
-    shape, mix = model_shape(model), LengthMix.parse(lengths)
+    shape, mix = model_shape(model), _contexts(LengthMix.parse(lengths), lengths_are, prompt_tokens)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
-    if lengths_are == "rollouts":
-        mix = mix.decode_contexts(prompt_tokens)
-    elif lengths_are != "contexts":
-        raise UserError(f"lengths_are must be 'contexts' or 'rollouts', got {lengths_are!r}")
     reads = StepReads(shape, _schedule(schedule, model, shape, force_schedule), element_bytes)
     kv_bytes = shape.layers * reads.token_bytes
     room = memory_share * device.memory_bytes - reserved_bytes
     size = batch if batch is not None else _batch(shape, device, mix, kv_bytes, shape.parameters * element_bytes, room)
     if size < 1:
         raise UserError(f"batch must be at least 1, got {size}")
-    check = reads.schedule.check
-    if check is None and (cut_share is not None or drafted_per_kept is not None):
-        raise UserError(
-            f"the schedule {reads.schedule.name!r} checks no drafts, so nothing is taken back",
-            "give the schedule a check: --check-window, or Schedule.checked",
-        )
-    if not 0 <= control_share < 1:
-        raise UserError(f"control_share must be from 0 to below 1, got {control_share!r}", "1/32 is usual")
-    if control_share and check is not None:
-        raise UserError(
-            "what a control group costs beside checked drafts is not predicted", "plan one of the two: leave one out"
-        )
+    check, taken_back = reads.schedule.check, (cut_share, drafted_per_kept)
+    _check_asked(reads.schedule, taken_back != (None, None), control_share)
     decoder = _Decoder(reads, device, size, overhead_seconds_per_layer * shape.layers, time_model)
-    verified = None
-    if check is not None:
-        verified = decoder.verified(mix, check, rate_for(check, cut_share, drafted_per_kept))
-    eighths = sorted({max(1, round(mix.longest_tokens * eighth / 8)) for eighth in range(1, 9)})
+    verified = decoder.verified(mix, check, rate_for(check, *taken_back)) if check is not None else None
     return Plan(
         model=shape,
         schedule=reads.schedule.name,
@@ -285,7 +268,7 @@ def plan(
         dense=decoder.step(mix, sparse=False),
         sparse=decoder.step(mix, sparse=True),
         kv_read_share=reads.kv_read_share(mix),
-        by_length=tuple(decoder.row(context) for context in eighths),
+        by_length=tuple(decoder.row(context) for context in _eighths(mix)),
         assumptions=(
             *([f"the schedule is {reads.schedule.caveat}"] if reads.schedule.caveat else ()),
             *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model),
@@ -294,6 +277,36 @@ def plan(
         verified=verified,
         control=decoder.control(mix, control_share) if control_share else None,
     )
+
+
+def _contexts(mix: LengthMix, lengths_are: LengthsAre, prompt_tokens: int) -> LengthMix:
+    """The contexts of the requests in flight."""
+    if lengths_are == "rollouts":
+        return mix.decode_contexts(prompt_tokens)
+    if lengths_are != "contexts":
+        raise UserError(f"lengths_are must be 'contexts' or 'rollouts', got {lengths_are!r}")
+    return mix
+
+
+def _eighths(mix: LengthMix) -> list[int]:
+    """Context lengths up to the longest one."""
+    return sorted({max(1, round(mix.longest_tokens * eighth / 8)) for eighth in range(1, 9)})
+
+
+def _check_asked(schedule: Schedule, takes_back: bool, control_share: float) -> None:
+    """Raise UserError for what cannot be planned for the schedule. takes_back: whether it is given what checks take
+    back."""
+    if schedule.check is None and takes_back:
+        raise UserError(
+            f"the schedule {schedule.name!r} checks no drafts, so nothing is taken back",
+            "give the schedule a check: --check-window, or Schedule.checked",
+        )
+    if not 0 <= control_share < 1:
+        raise UserError(f"control_share must be from 0 to below 1, got {control_share!r}", "1/32 is usual")
+    if control_share and schedule.check is not None:
+        raise UserError(
+            "what a control group costs beside checked drafts is not predicted", "plan one of the two: leave one out"
+        )
 
 
 def _said_of(verified: VerifiedTime | None) -> list[str]:

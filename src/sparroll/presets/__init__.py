@@ -1,5 +1,5 @@
 """The published schedules, one TOML file each, and reading the tables of a schedule from wherever it is given. What the
-tables mean is in schedule.py."""
+tables mean is in schedule/file_tables.py."""
 
 from __future__ import annotations
 

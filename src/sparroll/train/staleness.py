@@ -6,7 +6,8 @@ engine samples from, and how far apart the sparse, the dense and the newest poli
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Literal
 
 import numpy as np
 import torch
@@ -20,6 +21,9 @@ from sparroll.train.runtime.distributed import Ranks
 from sparroll.types import Rollout, StepReport, TokenScores
 
 Weights = dict[str, Tensor]
+DenseOf = Literal["now", "sampler"]
+Score = Callable[[list[Rollout], Scorer], list[TokenScores]]
+"""Dense scores of rollouts under the model of a scorer."""
 
 
 class PastWeights:
@@ -49,6 +53,15 @@ class PastWeights:
     def merged(self, dtype: torch.dtype | None = None) -> Weights:
         """The state_dict of the version that samples, for an engine."""
         return {name: tensor.detach() for name, tensor in self._model.state_dict().items()}
+
+    def scores(
+        self, rollouts: list[Rollout], now: list[TokenScores], dense_of: DenseOf, score: Score, ranks: Ranks
+    ) -> tuple[list[TokenScores], StepReport]:
+        """The dense scores that a step goes on with, those of the policy (`now`) or of the weights that sampled, as
+        `dense_of` says; and how far apart sparsity and staleness are."""
+        sampler = score(rollouts, self.scorer)
+        report = staleness_report(rollouts, sampler, now, self.behind, ranks)
+        return (sampler if dense_of == "sampler" else now), report
 
     def state(self) -> list[Weights]:
         """The versions before the present one, oldest first, for a checkpoint."""

@@ -22,7 +22,8 @@ from sparroll.rounding import rounded_down
 from sparroll.tasks import Task
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.dense_checks import eval_prompt_ids
-from sparroll.train.loop import Clock, Trainer
+from sparroll.train.loop import Trainer
+from sparroll.train.runtime.clock import Clock
 from sparroll.train.runtime.randomness import rollout_seeds
 from sparroll.train.runtime.sinks import read_lines
 from sparroll.train.sampling.rollouts import Sampling, rollout_report, sample

@@ -1,0 +1,193 @@
+"""recipes/mismatch-study: one row run to its end, the record of it, and what a later study takes from that."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+import study_recipe
+from sparroll import files, records
+from sparroll.errors import UserError
+
+registered = study_recipe.registered
+
+import plots  # noqa: E402
+import study  # noqa: E402
+import study_distill  # noqa: E402
+import study_verify  # noqa: E402
+import study_worker  # noqa: E402
+import table_sums  # noqa: E402
+from study_jobs import Outcome  # noqa: E402
+from study_record import KIND, make_record, merge  # noqa: E402
+from study_rows import Settings, chosen, write_fixed_schedules  # noqa: E402
+
+
+@pytest.fixture(scope="module")
+def dry_study(tmp_path_factory) -> tuple[Settings, Path]:
+    """One row run to its end in this process, another one not begun."""
+    table_sums.register()
+    out = tmp_path_factory.mktemp("study")
+    study.write_dry_model(out / "model")
+    settings = Settings(**study.DRY, model=str(out / "model"), targets=(0.75,), corrected_target=0.75, distill_lr=2e-3)
+    write_fixed_schedules(settings, out)
+    study_worker.run_calibration(settings, out)
+    study_worker.run_one(settings, out, "calibrated-0.75", 0)
+    return settings, out
+
+
+def test_a_dry_study_calibrates_and_runs_and_leaves_no_checkpoint(dry_study) -> None:
+    _, out = dry_study
+    found = json.loads((out / "calibration" / "calibration.json").read_text())
+    assert found["calibrated-0.75"]["rows"] and (out / "calibration" / "calibrated-0.75.toml").is_file()
+    folder = out / "runs" / "calibrated-0.75-0"
+    assert (folder / "result.json").is_file() and not (folder / "checkpoints").exists()
+
+
+def test_an_adapter_alone_is_trained_under_the_studys_settings(dry_study, tmp_path, monkeypatch, capsys) -> None:
+    settings, out = dry_study
+    files.write_json(out / "settings.json", settings.table())
+    command = ["study_distill.py", "--study", str(out), "--out", str(tmp_path / "adapter"), "--steps", "2"]
+    monkeypatch.setattr(sys, "argv", [*command, "--held-out", "2", "--schedule", str(out / "calibration/fixed.toml")])
+    study_distill.main()
+    record = records.read(tmp_path / "adapter" / "result.json", "distill")
+    assert record["results"]["steps"] == 2 and record["results"]["before"]["q05"] < 1
+    assert record["config"]["distill"]["lr"] == settings.distill_lr
+    assert record["config"]["distill"]["objective"] == "kl" and record["config"]["distill"]["kl"] == "top_k"
+    assert record["config"]["rollout"]["temperature"] == settings.temperature
+    assert (tmp_path / "adapter/adapter/adapter_model.safetensors").is_file()
+    assert "before: tail" in capsys.readouterr().out
+
+
+def test_calibrated_schedules_are_held_against_their_targets(dry_study, tmp_path, monkeypatch, capsys) -> None:
+    settings, out = dry_study
+    record = make_record(settings, out, chosen(settings, ["dense"]), [0], {})
+    asked = ["--model", settings.model, "--schedules-of", str(record), "--out", str(tmp_path), "--device", "cpu"]
+    monkeypatch.setattr(sys, "argv", ["study_verify.py", *asked, "--prompts", "8", "--rounds", "1"])
+    study_verify.main()
+    [found] = records.read(tmp_path / "verified.json", "study-verification")["results"]["schedules"]
+    [measured] = found["rounds"]
+    lowest = min(cell["value"] for cell in measured["bins"])
+    assert found["target"] == 0.75 and found["held_as_made"] == (lowest >= 0.75) == found["met"]
+    assert {"kv_budget_tokens", "low", "tokens", "rollouts"} <= measured["bins"][0].keys()
+    assert f"calibrated-0.75: worst bin {lowest:.4f} for a target of 0.75, 1 rounds" in capsys.readouterr().out
+
+
+def test_finished_runs_are_not_run_again_and_the_calibration_comes_first(dry_study) -> None:
+    settings, out = dry_study
+    made = study.jobs(settings, out, chosen(settings, ["dense", "calibrated-0.75"]), [0, 1])
+    assert [each.name for each in made] == ["dense-0", "dense-1", "calibrated-0.75-1"]
+    fresh = study.jobs(settings, out / "elsewhere", chosen(settings, ["dense", "calibrated-0.75"]), [0])
+    assert [each.name for each in fresh] == ["calibrate", "dense-0", "calibrated-0.75-0"]
+    assert fresh[2].blocked() and not fresh[2].hopeless()
+
+
+def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    taken = chosen(settings, ["dense", "calibrated-0.75"])
+    path = make_record(settings, out, taken, [0], {"dense-0": Outcome("failed", "exit code 1: no luck")})
+    record = records.read(path, KIND)
+    dense, run = record["results"]["runs"]
+    assert dense["state"] == "failed" and "no luck" in dense["reason"]
+    assert run["state"] == "finished" and [point[0] for point in run["dense_accuracy"]] == [0, 1, 2]
+    for name in ("reward/mean", "mismatch/acceptance_q05", "rollout/kv_read_share", "time/rollout_seconds"):
+        assert len(run["series"][name]) == 2
+    # What it began with, but not where on this machine that was.
+    [weights] = Path(settings.model).glob("*.safetensors")
+    assert record["config"]["model"] == "model" and record["config"]["model_sha256"] == files.sha256(weights)
+    assert str(out) not in path.read_text()
+    written = plots.draw(path, tmp_path, png=False)
+    assert {each.name for each in written} == {"table.md", *(f"{name}.svg" for name in plots.FIGURES)}
+    lines = (tmp_path / "table.md").read_text().splitlines()
+    assert len(lines) == 4 and lines[2].startswith("| dense | 0 | - |")
+
+
+def test_a_later_study_takes_the_schedules_of_an_earlier_record(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    record = make_record(settings, out, chosen(settings, ["calibrated-0.75"]), [0], {})
+    study.take_schedules(record, settings, tmp_path / "later")
+    for name in ("calibrated-0.75.toml", "calibration.json"):
+        same = [(folder / "calibration" / name).read_bytes() for folder in (out, tmp_path / "later")]
+        assert same[0] == same[1]
+    assert study.jobs(settings, tmp_path / "later", chosen(settings, ["calibrated-0.75"]), [0])[0].name != "calibrate"
+    with pytest.raises(UserError, match="another temperature"):
+        study.take_schedules(record, replace(settings, temperature=0.5), tmp_path / "other")
+    nothing = make_record(settings, tmp_path / "empty", chosen(settings, ["dense"]), [0], {})
+    with pytest.raises(UserError, match="no calibration"):
+        study.take_schedules(nothing, settings, tmp_path / "other")
+    table = json.loads(record.read_text())
+    for changed, why in (({"model_sha256": "another"}, "other weights"), ({"dtype": "bf16"}, "another dtype")):
+        files.write_json(tmp_path / "changed.json", table | {"config": table["config"] | changed})
+        with pytest.raises(UserError, match=why):
+            study.take_schedules(tmp_path / "changed.json", settings, tmp_path / "other")
+    del table["config"]["bin_tokens"], table["config"]["model_sha256"]
+    files.write_json(tmp_path / "changed.json", table)
+    with pytest.raises(UserError, match="another bin_tokens"):
+        study.take_schedules(tmp_path / "changed.json", settings, tmp_path / "other")
+    assert not (tmp_path / "other").exists()
+
+
+def test_a_study_that_has_a_calibration_takes_no_other_one(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    record = make_record(settings, out, chosen(settings, ["calibrated-0.75"]), [0], {})
+    study.take_schedules(record, settings, tmp_path)
+    before = (tmp_path / "calibration" / "calibrated-0.75.toml").read_bytes()
+    study.take_schedules(record, settings, tmp_path)
+    table = json.loads(record.read_text())
+    table["results"]["calibration"]["calibrated-0.75"]["schedule"]["name"] = "another"
+    files.write_json(tmp_path / "another.json", table)
+    with pytest.raises(UserError, match="differs from that of"):
+        study.take_schedules(tmp_path / "another.json", settings, tmp_path)
+    assert (tmp_path / "calibration" / "calibrated-0.75.toml").read_bytes() == before
+
+
+def test_parts_from_two_machines_merge_into_one_record(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    taken = chosen(settings, ["dense", "calibrated-0.75"])
+    first = tmp_path / "first.json"
+    first.write_bytes(make_record(settings, out, taken, [0], {}).read_bytes())
+    second = make_record(settings, tmp_path / "empty", taken, [0, 1], {})
+    merged = merge([second, first])
+    states = {(run["row"], run["seed"]): run["state"] for run in merged["results"]["runs"]}
+    assert states[("calibrated-0.75", 0)] == "finished" and states[("dense", 1)] == "waiting" and len(states) == 4
+    assert [row["seeds"] for row in merged["results"]["table"]] == [0, 1] and len(merged["results"]["parts"]) == 2
+    other = json.loads(first.read_text())
+    other["config"]["lr"] = 1.0
+    first.write_text(json.dumps(other))
+    with pytest.raises(UserError, match="differ in lr"):
+        merge([second, first])
+
+
+def test_merge_compares_weights_and_loses_no_row(dry_study, tmp_path) -> None:
+    settings, out = dry_study
+    table = json.loads(make_record(settings, out, chosen(settings, ["dense"]), [0], {}).read_text())
+
+    def part(name: str, **config: object) -> Path:
+        known = {key: value for key, value in (table["config"] | config).items() if value is not None}
+        return files.write_json(tmp_path / f"{name}.json", table | {"config": known})
+
+    first, older = part("first", model="elsewhere"), part("older", model_sha256=None)
+    assert len(merge([first, older])["results"]["runs"]) == 1
+    with pytest.raises(UserError, match="weights of the model"):
+        merge([first, part("other", model_sha256="another")])
+    with pytest.raises(UserError, match="no setting 'eviction_budget'"):
+        merge([part("foreign", eviction_budget=1024)])
+    table["results"]["table"][0]["row"] = "r_kv-none"
+    with pytest.raises(UserError, match="no row 'r_kv-none'"):
+        merge([part("renamed")])
+
+
+def test_a_study_that_was_begun_with_other_settings_is_refused(dry_study, monkeypatch, tmp_path) -> None:
+    arguments = ["study.py", "--out", str(tmp_path), "--model", "folder", "--lr", "1e-4"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    begun = study.read_settings(study.arguments())
+    assert begun.lr == 1e-4
+    files.write_json(tmp_path / "settings.json", begun.table())
+    monkeypatch.setattr(sys, "argv", arguments[:3])
+    assert study.read_settings(study.arguments()).lr == 1e-4
+    monkeypatch.setattr(sys, "argv", [*arguments[:-1], "2e-4"])
+    with pytest.raises(UserError, match="was made with lr = 0.0001, and lr = 0.0002"):
+        study.read_settings(study.arguments())
