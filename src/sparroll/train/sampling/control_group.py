@@ -4,7 +4,7 @@ or judged here."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sparroll.control.control_group import dense_flags
@@ -61,10 +61,16 @@ class ControlGroup:
         graded."""
         names = {number: prompt_name(rollouts[place * self.samples].prompt_ids) for place, number in enumerate(mine)}
         dense = [in_control_group(rollout) for rollout in rollouts]
-        figures = {REWARD: list(rewards)} | _figures(rollouts)
+        self.compare_figures(names, dense, {REWARD: list(rewards)} | figures_of(rollouts))
+
+    def compare_figures(
+        self, names: Mapping[int, str], dense: Sequence[bool], figures: Mapping[str, Sequence[float]]
+    ) -> None:
+        """The same where only the figures of the rollouts are known, with those of `figures_of`. The arguments are those
+        of `paired_prompts`."""
         self._mine += paired_prompts(self.step, names, dense, figures)
-        needed = [len(rollout.response_ids) - 1 for rollout, flag in zip(rollouts, dense, strict=True) if flag]
-        self._decode_steps += sum(needed)
+        lengths = zip(figures["length"], dense, strict=True)
+        self._decode_steps += sum(int(length) - 1 for length, flag in lengths if flag)
 
     def pairs(self) -> tuple[PairedPrompt, ...]:
         """Those of the whole step and of all processes."""
@@ -79,7 +85,7 @@ class ControlGroup:
         return {"control/rollouts": float(self._rollouts)}
 
 
-def _figures(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+def figures_of(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """What is compared beside the reward. surprisal: minus the mean log-probability of the response's tokens under the
     policy that sampled them, in nats; an estimate of that policy's entropy per token that costs nothing."""
     return {
