@@ -64,7 +64,7 @@ class SparseLLM:
         self._control = Rescorer(of_control)
         """Measures the dense rollouts of the control group, which show the dense ceiling."""
         self.rollouts: list[Rollout] = []
-        """What was sampled since `begin`, in the order of the prompts."""
+        """With a control group: what was sampled since `begin`, in the order of the prompts and without lists."""
         self._dense: list[bool] = []
         self._round, self._measures = "", True
         self._wanted: Schedule | None = None
@@ -125,7 +125,8 @@ class SparseLLM:
         self._set_schedule(self._wanted)
         dense = self._dense or [False] * len(prompts)
         assert len(dense) == len(prompts), f"{len(prompts)} prompts, and flags of {len(dense)}"
-        finished, self.rollouts = self._sample(prompts, sampling_params, self._round, dense, **more)
+        finished, rollouts = self._sample(prompts, sampling_params, self._round, dense, **more)
+        self.rollouts = [replace(each, top_k=None, dense=None) for each in rollouts] if self._dense else []
         return finished
 
     def _sample(

@@ -65,7 +65,7 @@ class SparseClient:
         self._control = Rescorer(of_control)
         """Measures the dense rollouts of the control group, which show the dense ceiling."""
         self.rollouts: list[Rollout] = []
-        """What was sampled since `begin`, prompt by prompt."""
+        """See SparseLLM.rollouts."""
         self._dense: list[bool] = []
         self._round, self._measures, self._ceiling_prompts = "", True, 0
         self._wanted: Schedule | None = None
@@ -110,12 +110,14 @@ class SparseClient:
         if self._ceiling_prompts:
             self._measure_ceiling(prompts, theirs)
         self._set_schedule(self._wanted)
-        self.rollouts = self._sample(prompts, n, theirs, self._round, self._dense or [False] * (len(prompts) * n))
+        flags = self._dense or [False] * (len(prompts) * n)
+        rollouts = self._sample(prompts, n, theirs, self._round, flags)
+        self.rollouts = [replace(each, top_k=None) for each in rollouts] if self._dense else []
         return {
             "prompt_ids": [list(prompt) for prompt in prompts],
-            "completion_ids": [rollout.response_ids for rollout in self.rollouts],
-            "logprobs": [[[value] for value in rollout.sparse_logp.tolist()] for rollout in self.rollouts],
-            "logprob_token_ids": [[[token] for token in rollout.response_ids] for rollout in self.rollouts],
+            "completion_ids": [rollout.response_ids for rollout in rollouts],
+            "logprobs": [[[value] for value in rollout.sparse_logp.tolist()] for rollout in rollouts],
+            "logprob_token_ids": [[[token] for token in rollout.response_ids] for rollout in rollouts],
         }
 
     def _sample(
