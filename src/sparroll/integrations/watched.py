@@ -4,7 +4,7 @@ due, and what a step is, each integration says itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,9 +33,9 @@ class WatchedStep:
 
 
 class WatchedSteps:
-    """The schedule in force, the watchers and the control group, over all steps of a run. gather: see ControlGroup."""
+    """The schedule in force, the watchers and the control group, over all steps of a run."""
 
-    def __init__(self, settings: CommonSettings, gather: Callable[[list[Any]], list[Any]] = list):
+    def __init__(self, settings: CommonSettings):
         self.watchers: tuple[Watcher, ...] = settings.watchers()
         refuse_two_hands(self.watchers)
         self.schedule: Schedule | None = settings.first_schedule()
@@ -49,7 +49,8 @@ class WatchedSteps:
         for each in self.watchers:
             if isinstance(each, Guard) and each.reward_gap is not None:
                 samples = config.rollout.samples_per_prompt
-                self._group = ControlGroup(each.reward_gap, config.train.seed, samples, gather)
+                # verl compares on its driver, and each process of TRL compares the rollouts of all of them.
+                self._group = ControlGroup(each.reward_gap, config.train.seed, samples, list)
 
     @property
     def control_group(self) -> ControlGroup | None:
