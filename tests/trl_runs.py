@@ -23,6 +23,8 @@ STEPS, KILLED_IN_STEP = 4, 3
 ROLLOUTS, GROUP, NEW_TOKENS, CONTEXT = 8, 4, 120, 192
 START = Schedule.fixed(64)
 CONTROL = {"by": "controller", "target": 0.97, "window_steps": 2}
+GROUP_OF_CONTROL: dict[str, float] = {"control_share": 0.25, "control_share_first": 0.25}
+"""A control group of one rollout of each prompt."""
 MISMATCH = {"bin_tokens": 64, "least_tokens": 50, "ceiling_every_steps": 0}
 
 
@@ -108,7 +110,9 @@ def make(folder: Path, *, sparse: Any = None, changes: dict[str, Any] | None = N
     on_this_cpu()
     model = str(resolve("tiny-reasoner"))
     if sparse is None:
-        sparse = SparseRollouts(START, correction="icepop", control=CONTROL, mismatch=MISMATCH, probe_rollouts=None)
+        sparse = SparseRollouts(
+            START, correction="icepop", control=CONTROL, mismatch=MISMATCH, probe_rollouts=None, **GROUP_OF_CONTROL
+        )
     return SparseGRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -171,7 +175,12 @@ def one_of_two(folder: Path) -> None:
     from sparroll.integrations.trl import SparseRollouts
 
     sparse = SparseRollouts(
-        START, correction="sparse_rl_released", control=CONTROL, mismatch=MISMATCH, probe_rollouts=None
+        START,
+        correction="sparse_rl_released",
+        control=CONTROL,
+        mismatch=MISMATCH,
+        probe_rollouts=None,
+        **GROUP_OF_CONTROL,
     )
     changes = {"per_device_train_batch_size": ROLLOUTS // 2, "max_steps": 2}
     observed = train(folder, sparse=sparse, changes=changes)

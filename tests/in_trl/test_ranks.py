@@ -12,8 +12,9 @@ import pytest
 import torch
 
 import trl_runs
+from sparroll.control.control_group import dense_flags
 from sparroll.corrections import correction
-from trl_runs import ROLLOUTS
+from trl_runs import GROUP, ROLLOUTS
 
 
 @pytest.fixture(scope="module")
@@ -51,13 +52,31 @@ def test_both_processes_see_one_tail_and_take_the_same_decisions(ranks: list[dic
     assert torch.equal(first["weights"], second["weights"])
     for number, step in enumerate(first["history"]):
         tokens = sum(int(each["batches"][number]["completion_mask"].sum()) for each in ranks)
-        assert step["rescoring/measured"] == ROLLOUTS and step["rescoring/measured_tokens"] == tokens
+        flags_PN = torch.tensor(dense_flags(0, number + 1, 2, GROUP, 1 / 4)).view(2, GROUP)
+        control = sum(
+            int(each["batches"][number]["completion_mask"][flags_N].sum())
+            for each, flags_N in zip(ranks, flags_PN, strict=True)
+        )
+        assert step["control/rollouts"] == 2 and step["control/dense_steps"] == control - 2
+        assert step["rescoring/measured"] == ROLLOUTS - 2 and step["rescoring/measured_tokens"] == tokens - control
         bins = [value for name, value in step.items() if name.startswith("mismatch/tokens/")]
-        assert sum(bins) == tokens
+        assert sum(bins) == tokens - control
         assert step["rollout/sparse_steps"] + step["rollout/dense_steps"] == tokens - ROLLOUTS
     # The same prompt in both processes is sampled with different draws.
     ids = [each["batches"][0]["completion_ids"][0, :8].tolist() for each in ranks]
     assert ids[0] != ids[1]
+
+
+def test_both_processes_compare_the_same_prompts(ranks: list[dict[str, Any]]) -> None:
+    first, second = ([step["control/reward_gap"] for step in each["history"]] for each in ranks)
+    assert first == second and ranks[0]["history"][-1]["control/pairs"] == 4
+    gaps = []
+    for number in (0, 1):
+        flags_PN = torch.tensor(dense_flags(0, number + 1, 2, GROUP, 1 / 4)).view(2, GROUP)
+        for each, flags_N in zip(ranks, flags_PN, strict=True):
+            length_N = each["batches"][number]["completion_mask"].sum(-1).float()
+            gaps.append(float(length_N[flags_N].mean() - length_N[~flags_N].mean()))
+    assert ranks[0]["history"][-1]["control/length_gap"] == pytest.approx(sum(gaps) / 4, abs=1e-4)
 
 
 def test_a_correction_that_normalises_does_so_over_both(ranks: list[dict[str, Any]]) -> None:

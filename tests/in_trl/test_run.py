@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparroll.control.control_group import dense_flags
 from sparroll.corrections import correction, names
 from sparroll.integrations.trl import refusals
 from sparroll.integrations.trl.loss import correct_batch
@@ -17,7 +18,7 @@ from sparroll.mismatch import TailStatistics, acceptance_of
 from sparroll.mismatch.of_rollouts import off_nats_of
 from sparroll.train.update.loss import LossSettings, policy_loss
 from sparroll.types import Rollout, TokenScores, TopK
-from trl_runs import GROUP, ROLLOUTS, STEPS, Observed
+from trl_runs import GROUP, ROLLOUTS, STEPS, Observed, reward
 
 USABLE = [name for name in names() if not correction(name).needs]
 
@@ -31,6 +32,41 @@ def logits(run: Observed, batch: dict[str, Tensor]) -> Tensor:
     return said[:, batch["prompt_ids"].shape[1] - 1 : -1]
 
 
+def control(number: int) -> list[bool]:
+    """Which rollouts of a step are of the control group, by our own loop's draw."""
+    return dense_flags(0, number, ROLLOUTS // GROUP, GROUP, 1 / 4)
+
+
+def test_the_control_group_is_our_own_loops_draw_and_was_decoded_densely(run: Observed) -> None:
+    for number, (step, batch) in enumerate(zip(run.history, run.batches, strict=True), 1):
+        dense_B = torch.tensor(control(number))
+        assert step["control/rollouts"] == int(dense_B.sum()) == ROLLOUTS // GROUP
+        tokens = int(batch["completion_mask"][dense_B].sum())
+        assert step["control/dense_steps"] == tokens - ROLLOUTS // GROUP > 0
+        mask_BT = batch["completion_mask"].bool()
+        off_BT = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs() * mask_BT
+        # The trainer's own policy sampled them, and not the sparse ones, until the controller reads everything.
+        assert float(off_BT[dense_B].max()) < 1e-3
+        assert number > 1 or float(off_BT[~dense_B].max()) > 0.1
+        sparse_BT = mask_BT & ~dense_B[:, None]
+        expected = (batch["sampling_per_token_logps"] - batch["old_per_token_logps"])[sparse_BT].mean()
+        assert step["mismatch/kl_sparse_to_dense"] == pytest.approx(float(expected), abs=1e-5)
+
+
+def test_the_reward_gap_is_that_of_the_rewards_within_prompts(run: Observed) -> None:
+    seen: list[float] = []
+    for number, (step, batch) in enumerate(zip(run.history, run.batches, strict=True), 1):
+        texts = run.trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+        reward_PN = torch.tensor(reward(texts)).view(-1, GROUP)
+        dense_PN = torch.tensor(control(number)).view(-1, GROUP)
+        gap_P = (reward_PN * dense_PN).sum(-1) - (reward_PN * ~dense_PN).sum(-1) / (GROUP - 1)
+        seen += gap_P.tolist()
+        assert step["control/step_reward_gap"] == pytest.approx(float(gap_P.mean()), abs=1e-5)
+        # The controller moves its schedule all the time; that counts as one.
+        assert step["control/reward_gap"] == pytest.approx(sum(seen) / len(seen), abs=1e-5)
+        assert step["control/pairs"] == len(seen) and step["control/share"] == 1 / 4
+
+
 def test_each_decode_step_is_counted_and_those_beyond_the_budget_are_sparse(run: Observed) -> None:
     sparse, dense = run.steps("rollout/sparse_steps"), run.steps("rollout/dense_steps")
     assert len(sparse) == STEPS == len(run.batches)
@@ -40,23 +76,24 @@ def test_each_decode_step_is_counted_and_those_beyond_the_budget_are_sparse(run:
     assert sparse[0] > 0 and run.steps("rollout/kv_read_share")[0] < 1
 
 
-def test_all_are_rescored_and_the_tail_is_logged_by_length_with_its_ceiling(run: Observed) -> None:
-    for step, batch in zip(run.history, run.batches, strict=True):
-        assert step["rescoring/measured"] == ROLLOUTS
-        assert step["rescoring/measured_tokens"] == int(batch["completion_mask"].sum())
+def test_all_sparse_ones_are_rescored_and_the_tail_is_logged_by_length_with_its_ceiling(run: Observed) -> None:
+    for number, (step, batch) in enumerate(zip(run.history, run.batches, strict=True), 1):
+        sparse_B = ~torch.tensor(control(number))
+        assert step["rescoring/measured"] == step["rescoring/held"] == int(sparse_B.sum())
+        assert step["rescoring/measured_tokens"] == int(batch["completion_mask"][sparse_B].sum())
         assert 0.9 < step["mismatch/dense_ceiling_mean"] <= 1
-        assert step["mismatch/dense_ceiling_step"] == 0
+        # The control group's, before the step's update.
+        assert step["mismatch/dense_ceiling_step"] == number - 1
         bins = [name for name in step if name.startswith("mismatch/acceptance_q05/")]
         assert {"mismatch/acceptance_q05/0-64", "mismatch/acceptance_q05/64-128"} <= set(bins)
     first = run.history[0]
     assert first["mismatch/acceptance_mean"] < first["mismatch/dense_ceiling_mean"]
 
 
-def test_what_is_added_to_a_round_is_timed_and_the_ceiling_once(run: Observed) -> None:
+def test_what_is_added_to_a_round_is_timed_and_a_control_group_needs_no_ceiling_of_its_own(run: Observed) -> None:
     for name in ("measure", "correct", "watch"):
         assert all(seconds > 0 for seconds in run.steps(f"time/sparroll_{name}_seconds")), name
-    ceilings = run.steps("time/sparroll_ceiling_seconds")
-    assert ceilings[0] > 0 and ceilings[1:] == [0.0] * (STEPS - 1)
+    assert run.steps("time/sparroll_ceiling_seconds") == [0.0] * STEPS
     for step in run.history:
         assert step["time/sparroll_measure_seconds"] >= step["rescoring/seconds"]
 
@@ -87,8 +124,8 @@ def test_an_evaluation_is_dense_and_its_weights_are_the_trained_ones(run: Observ
     assert not batch["training"] and torch.equal(
         batch["importance_sampling_ratio"], torch.ones_like(batch["old_per_token_logps"])
     )
-    # The evaluation's own rollouts are the next ceiling.
-    assert run.trainer.sparse_rounds.ceiling["mismatch/dense_ceiling_step"] == STEPS
+    # The ceiling stays that of the control group.
+    assert run.trainer.sparse_rounds.ceiling["mismatch/dense_ceiling_step"] == STEPS - 1
 
 
 def test_the_acceptance_is_that_of_the_trainers_own_forward(run: Observed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,6 +139,8 @@ def test_the_acceptance_is_that_of_the_trainers_own_forward(run: Observed, monke
     monkeypatch.setattr(type(trainer._sparse_engine), "_hold", keep)
     rounds = trainer.sparse_rounds
     saved, metrics = rounds.state(), trainer._metrics["train"]
+    # Each of this round's rollouts is to be measured.
+    monkeypatch.setattr(rounds, "_group", None)
     trainer.model.train()
     schedule = rounds.schedule
     batch = trainer._generate_and_score_completions([{"prompt": each} for each in ["1 + 2"] * GROUP])

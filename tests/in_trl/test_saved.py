@@ -117,6 +117,13 @@ def test_the_guard_goes_on_with_the_next_schedule_and_only_the_probe_has_lists(
     assert observed.steps("rescoring/measured") == [8] * 3 and observed.steps("rescoring/not_chosen") == [4] * 3
     # The first ones are those of the dense ceiling.
     assert held == [2, 8, 8, 8]
+    ceilings = observed.steps("time/sparroll_ceiling_seconds")
+    assert ceilings[0] > 0 and ceilings[1:] == [0.0, 0.0]
+    assert not any(name.startswith("control/") for name in observed.history[-1])
+    report = observed.trainer.evaluate()
+    # The evaluation's own rollouts are the next ceiling.
+    assert report["eval_rollout/sparse_steps"] == 0
+    assert observed.trainer.sparse_rounds.ceiling["mismatch/dense_ceiling_step"] == 3
     said = " ".join(observed.trainer.sparse_events)
     assert "fixed-64 -> fixed-128" in said
     shares = observed.steps("rollout/kv_read_share")

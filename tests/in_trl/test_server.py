@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import trl_runs
+from sparroll.control.control_group import dense_flags
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.serve_args import serve_arguments
 from sparroll.errors import UserError
 from sparroll.integrations.trl import SparseRollouts
 from sparroll.integrations.trl.server import SparseClient, listed_samples
-from trl_runs import GROUP, MISMATCH, ROLLOUTS, START, Observed
+from trl_runs import GROUP, GROUP_OF_CONTROL, MISMATCH, ROLLOUTS, START, Observed
 from vllm_runs import serving
 
 PROBE = 10
@@ -36,7 +38,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Observed]:
     with serving(serve_arguments(str(wide))) as address:
         changes: dict[str, Any] = {"vllm_mode": "server", "vllm_server_base_url": address, "max_steps": 1}
         changes |= {"per_device_train_batch_size": 2 * ROLLOUTS, "save_strategy": "no"}
-        sparse = SparseRollouts(START, correction="icepop", mismatch=MISMATCH, probe_rollouts=PROBE)
+        sparse = SparseRollouts(START, correction="icepop", mismatch=MISMATCH, probe_rollouts=PROBE, **GROUP_OF_CONTROL)
         yield trl_runs.train(folder, sparse=sparse, changes=changes)
     patch.undo()
 
@@ -47,7 +49,8 @@ def test_the_server_samples_under_the_runs_schedule_and_says_what_ran(served: Ob
     assert step["rollout/sparse_steps"] > 0
     # vLLM schedules ahead, so a response that ends with a stop id may have one more step.
     assert tokens - 2 * ROLLOUTS <= step["rollout/sparse_steps"] + step["rollout/dense_steps"] <= tokens
-    assert step["rescoring/measured"] == PROBE and step["rescoring/not_chosen"] == 2 * ROLLOUTS - PROBE
+    # One of four samples is of the control group.
+    assert step["rescoring/measured"] == PROBE and step["rescoring/not_chosen"] == 2 * ROLLOUTS * 3 // 4 - PROBE
     assert 0 < step["rescoring/measured_tokens"] < tokens
     assert step["mismatch/acceptance_mean"] < step["mismatch/dense_ceiling_mean"] <= 1
     assert step["correction/masked_token_share"] > 0
@@ -60,6 +63,22 @@ def test_the_probe_is_sampled_apart_and_comes_back_in_its_place(served: Observed
     # The trainer's own dense log-probabilities belong to the same tokens as the server's sparse ones.
     off = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"])[batch["completion_mask"].bool()]
     assert float(off.abs().median()) < 1e-2
+
+
+def test_the_control_group_is_decoded_densely_and_comes_back_in_its_place(served: Observed) -> None:
+    (step,), (batch,) = served.history, served.batches
+    dense_B = torch.tensor(dense_flags(0, 1, 2 * ROLLOUTS // GROUP, GROUP, 1 / 4))
+    mask_BT = batch["completion_mask"].bool()
+    off_BT = (batch["old_per_token_logps"] - batch["sampling_per_token_logps"]).abs() * mask_BT
+    assert float(off_BT[dense_B].max()) < 1e-3 < float(off_BT[~dense_B].max())
+    tokens, count = int(mask_BT[dense_B].sum()), int(dense_B.sum())
+    # vLLM schedules ahead; see above.
+    assert step["control/rollouts"] == count == 4 and tokens - count <= step["control/dense_steps"] <= tokens
+    texts = served.trainer.processing_class.batch_decode(batch["completion_ids"], skip_special_tokens=True)
+    reward_PN, dense_PN = torch.tensor(trl_runs.reward(texts)).view(-1, GROUP), dense_B.view(-1, GROUP)
+    gap_P = (reward_PN * dense_PN).sum(-1) - (reward_PN * ~dense_PN).sum(-1) / (GROUP - 1)
+    assert step["control/reward_gap"] == pytest.approx(float(gap_P.mean()), abs=1e-5)
+    assert step["mismatch/dense_ceiling_step"] == 0 and step["time/sparroll_ceiling_seconds"] == 0
 
 
 def test_one_sample_of_each_prompt_before_a_second_one() -> None:
@@ -91,4 +110,6 @@ def test_a_server_without_its_development_endpoints_is_refused_with_the_command(
 def test_checks_of_drafts_cannot_be_heard_over_http(served: Observed) -> None:
     settings = served.trainer.sparse_setup.rescoring()
     with pytest.raises(UserError, match="checks of drafts"):
-        SparseClient(served.trainer._sparse_engine._client, capacity=START.checked(), settings=settings)
+        SparseClient(
+            served.trainer._sparse_engine._client, capacity=START.checked(), settings=settings, of_control=settings
+        )

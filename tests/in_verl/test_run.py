@@ -1,19 +1,25 @@
-"""One run of verl with two replicas on a CPU, killed in its third step and resumed: what is sampled, measured, corrected,
-decided, saved and restored. It takes minutes, so all facts share it."""
+"""One run of verl with two replicas and a control group on a CPU, killed in its third step and resumed: what is sampled,
+measured, corrected, compared, decided, saved and restored. It takes minutes, so all facts share it."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
+import pandas as pd
 import pytest
 import runs
 
+from sparroll.control.control_group import dense_flags
 from sparroll.integrations import saved_state
 from sparroll.integrations.verl.settings import PREFIX
 from sparroll.schedule import Schedule
 
 Metrics = dict[str, float]
+CONTROLS, SEED = 4, 3
+"""Rollouts of the control group in each step, one of each prompt, and the seed that draws them."""
+SPARSE = runs.ROLLOUTS - CONTROLS
 
 
 @dataclass
@@ -37,6 +43,10 @@ def settings(folder: Path) -> dict[str, str]:
         f"+{PREFIX}.guard.at_least": "0.9",
         f"+{PREFIX}.control.by": "guard",
         f"+{PREFIX}.control.stricter": f"[{wide}]",
+        f"+{PREFIX}.control_group.share": str(CONTROLS / runs.ROLLOUTS / 2),
+        f"+{PREFIX}.control_group.share_first": str(CONTROLS / runs.ROLLOUTS),
+        f"+{PREFIX}.control_group.seed": str(SEED),
+        "trainer.rollout_data_dir": str(folder / "rollouts"),
         "trainer.n_gpus_per_node": "2",
         "+ray_kwargs.ray_init.num_gpus": "2",
         "trainer.total_training_steps": "3",
@@ -61,11 +71,58 @@ def tokens(step: Metrics) -> int:
     return round(step["response_length/mean"] * runs.ROLLOUTS)
 
 
-def test_every_decode_step_of_every_replica_was_sparse(run: Finished) -> None:
+def control_tokens(step: Metrics) -> int:
+    """Response tokens of the control group: each prompt has one dense rollout, so the step's gap is D / 4 - S / 12."""
+    return round((SPARSE * step["control/step_length_gap"] + tokens(step)) / runs.SAMPLES)
+
+
+def rewards(run: Finished, number: int) -> list[list[float]]:
+    """verl's own record of a step's rewards, prompt by prompt in the order of the data, sample by sample."""
+    lines = (run.folder / "rollouts" / f"{number}.jsonl").read_text().splitlines()
+    found = {}
+    for line in map(json.loads, lines):
+        prompt, sample, _ = line["uid"].rsplit("_", 2)
+        found[prompt, int(sample)] = line["input"], line["score"]
+    texts = [prompt[0]["content"] for prompt in pd.read_parquet(run.folder / "train.parquet")["prompt"]]
+    order = texts[(number - 1) * runs.PROMPTS : number * runs.PROMPTS]
+    names = {text: name for (name, _), (text, _) in found.items()}
+    return [[found[_named(names, text), sample][1] for sample in range(runs.SAMPLES)] for text in order]
+
+
+def _named(names: dict[str, str], text: str) -> str:
+    # verl cuts a long prompt at its left.
+    (name,) = [name for shown, name in names.items() if text.strip().endswith(shown.strip())]
+    return name
+
+
+def gaps(run: Finished, number: int) -> list[float]:
+    """Reward of each prompt's dense rollout minus the mean of its sparse ones, by the draw of our own loop."""
+    flags = dense_flags(SEED, number, runs.PROMPTS, runs.SAMPLES, CONTROLS / runs.ROLLOUTS)
+    found = []
+    for place, row in enumerate(rewards(run, number)):
+        dense = flags[place * runs.SAMPLES : (place + 1) * runs.SAMPLES].index(True)
+        found.append(row[dense] - (sum(row) - row[dense]) / (runs.SAMPLES - 1))
+    return found
+
+
+def test_every_decode_step_of_every_replica_was_sparse_but_those_of_the_control_group(run: Finished) -> None:
     # The first token of a response comes from the prefill.
-    assert run.first["rollout/sparse_steps"] == tokens(run.first) - runs.ROLLOUTS
-    assert run.first["rollout/dense_steps"] == 0
-    assert run.first["rollout/kv_read_share"] < 0.7
+    dense = control_tokens(run.first) - CONTROLS
+    assert run.first["control/rollouts"] == CONTROLS
+    assert run.first["control/dense_steps"] == run.first["rollout/dense_steps"] == dense > 0
+    assert run.first["rollout/sparse_steps"] == tokens(run.first) - runs.ROLLOUTS - dense
+    assert run.first["rollout/kv_read_share"] < 0.8
+
+
+def test_the_reward_gap_is_that_of_verls_own_record_by_our_own_loops_draw(run: Finished) -> None:
+    for number, step in enumerate((run.first, run.second, run.third), 1):
+        assert step["control/share"] == CONTROLS / runs.ROLLOUTS
+        assert step["control/step_reward_gap"] == pytest.approx(sum(gaps(run, number)) / CONTROLS, abs=1e-9)
+    # A switch of the schedule begins anew; the resumed run pools its step with the one before the checkpoint.
+    assert [step["control/pairs"] for step in (run.first, run.second, run.third)] == [4, 4, 8]
+    pooled = sum(gaps(run, 2) + gaps(run, 3)) / (2 * CONTROLS)
+    assert run.third["control/reward_gap"] == pytest.approx(pooled, abs=1e-9)
+    assert run.third["control/reward_gap_low"] < pooled < run.third["control/reward_gap_high"]
 
 
 def test_validation_was_dense_and_is_counted_as_dense(run: Finished) -> None:
@@ -73,11 +130,13 @@ def test_validation_was_dense_and_is_counted_as_dense(run: Finished) -> None:
     assert run.first["validation/kv_read_share"] == 1
 
 
-def test_the_replicas_measured_every_rollout(run: Finished) -> None:
+def test_the_replicas_measured_every_sparse_rollout(run: Finished) -> None:
     for step in (run.first, run.second, run.third):
-        assert step["rescoring/measured"] == step["rescoring/held"] == runs.ROLLOUTS
+        # The tail is that of the sparse ones.
+        assert step["rescoring/measured"] == step["rescoring/held"] == SPARSE
         # A rollout that fills the engine's context has no score of its last token.
-        assert tokens(step) - runs.ROLLOUTS <= step["rescoring/measured_tokens"] <= tokens(step)
+        sparse = tokens(step) - control_tokens(step)
+        assert sparse - SPARSE <= step["rescoring/measured_tokens"] <= sparse
         assert 0 < step["rescoring/share_of_step"] < 1
     assert run.first["mismatch/acceptance_q05"] < 0.5 and run.first["mismatch/kl_sparse_to_dense"] > 0.1
 
@@ -115,4 +174,17 @@ def test_a_killed_run_goes_on_where_its_checkpoint_was(run: Finished) -> None:
     # The alarm of step 1 emptied the window; the resumed run has added step 3 to what was saved of step 2.
     assert steps == [set(), {2}, {2, 3}]
     assert run.third["training/global_step"] == 3 and run.third["rollout/sparse_steps"] == 0
-    assert run.third["mismatch/dense_ceiling_step"] == 1
+
+
+def test_the_control_group_goes_on_where_its_checkpoint_was(run: Finished) -> None:
+    states = [saved_state.read(run.folder / "checkpoints" / f"global_step_{step}", "")["watchers"] for step in (2, 3)]
+    before, after = (each["guard"]["reward_gap"] for each in states)
+    assert after["pairs"][: len(before["pairs"])] == before["pairs"]
+    assert [pair[:2] for pair in after["pairs"]] == [[step, number] for step in (2, 3) for number in range(4)]
+
+
+def test_the_dense_ceiling_is_that_of_the_control_group(run: Finished) -> None:
+    # Before the step's update, and with dense log-probabilities on both sides.
+    assert [step["mismatch/dense_ceiling_step"] for step in (run.first, run.second, run.third)] == [0, 1, 2]
+    assert run.first["mismatch/dense_ceiling_q05"] > 0.95 > run.first["mismatch/acceptance_q05"]
+    assert run.first["time/sparroll_ceiling_seconds"] == 0

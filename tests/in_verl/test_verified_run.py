@@ -19,6 +19,8 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
         f"+{PREFIX}.verify.window": "16",
         f"+{PREFIX}.verify.dense_logp": "engine",
         f"+{PREFIX}.mismatch.ceiling_prompts": "1",
+        f"+{PREFIX}.control_group.share": "0.25",
+        f"+{PREFIX}.control_group.share_first": "0.25",
         "trainer.total_training_steps": "2",
     }
     printed = runs.run(folder, runs.overrides(folder) | verified, "verified")
@@ -27,9 +29,10 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
     return [first, second]
 
 
-def test_every_rollout_was_drafted_sparsely_and_checked(steps: list[dict[str, float]]) -> None:
+def test_every_rollout_but_the_control_group_was_drafted_sparsely_and_checked(steps: list[dict[str, float]]) -> None:
     for step in steps:
-        assert step["rescoring/checked"] == step["rescoring/held"] == runs.ROLLOUTS
+        # But for the control group of one rollout of each prompt.
+        assert step["rescoring/checked"] == step["rescoring/held"] == runs.ROLLOUTS - runs.PROMPTS
         assert step["rollout/sparse_steps"] > 0
         assert step["check/windows"] >= runs.ROLLOUTS and step["check/floor"] == 0.01
         assert 0 < step["check/cut_share"] < 1
@@ -44,3 +47,15 @@ def test_the_checks_log_probabilities_are_the_trainers_own(steps: list[dict[str,
     for step in steps:
         assert "actor/entropy" not in step
         assert abs(step["actor/ppo_kl"]) < 1e-5 and step["actor/pg_clipfrac"] == 0
+
+
+def test_the_control_groups_drafts_were_dense_and_its_rollouts_compared(steps: list[dict[str, float]]) -> None:
+    for step in steps:
+        assert step["control/rollouts"] == step["control/share"] * runs.ROLLOUTS == runs.PROMPTS
+        dense_tokens = (12 * step["control/step_length_gap"] + step["response_length/mean"] * runs.ROLLOUTS) / 4
+        # Each window gives one token behind its drafts, which no decode step drafts.
+        assert 0 < step["control/dense_steps"] <= dense_tokens
+        assert step["rollout/dense_steps"] >= step["control/dense_steps"]
+    assert [step["control/pairs"] for step in steps] == [runs.PROMPTS, 2 * runs.PROMPTS]
+    # The checks compare whole distributions, so the ceiling has a measurement of its own, as without a control group.
+    assert [step["mismatch/dense_ceiling_step"] for step in steps] == [1, 1]

@@ -46,13 +46,22 @@ def check_usable(made: Correction) -> None:
 
 
 def correct(
-    made: Correction, *, dense_logp: Tensor, sparse_logp: Tensor, response_mask: Tensor, left_out: Tensor | None = None
+    made: Correction,
+    *,
+    dense_logp: Tensor,
+    sparse_logp: Tensor,
+    response_mask: Tensor,
+    left_out: Tensor | None = None,
+    control: Tensor | None = None,
 ) -> CorrectedBatch:
     """Correct a whole step at once, since a correction may normalise over it.
 
     dense_logp: [B, T] of the trainer before the update.  sparse_logp: [B, T] of the engine that sampled.
     response_mask: [B, T], 1 at tokens that the engine sampled.  left_out: [B] bool, rollouts that stay out of the loss;
     none of their tokens is kept or counted. Values on padding are not read.
+
+    control: [B] bool, rollouts of the control group. They are corrected like the others, but the distance to the dense
+    policy is that of the sparse ones.
     """
     check_usable(made)
     mask_BT = response_mask.bool()
@@ -61,6 +70,6 @@ def correct(
     call: Callable[..., CorrectionResult] = made
     result = call(dense_logp=dense_logp, sparse_logp=sparse_logp, mask=mask_BT)
     kept_BT = result.kept(mask_BT)
-    sampled_BT = response_mask.bool()
+    sampled_BT = response_mask.bool() if control is None else response_mask.bool() & ~control.bool()[:, None]
     report = result.metrics | distance_report(dense_logp.detach()[sampled_BT], sparse_logp.detach()[sampled_BT])
     return CorrectedBatch(result.weights, kept_BT, max(int(kept_BT.sum()), 1), report)

@@ -37,6 +37,11 @@ class CheckSums:
         if rollout.checks is not None:
             self.checks.add(rollout.checks)
 
+    def count_windows(self, rollout: Rollout) -> None:
+        """Count the windows alone. Tokens of a control group's rollout come from the dense policy itself."""
+        assert rollout.checks is not None, "a rollout without checks"
+        self.checks.add(rollout.checks)
+
     def add(self, other: CheckSums) -> None:
         """Count those of another engine, too."""
         self.tokens += other.tokens

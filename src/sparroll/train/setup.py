@@ -333,7 +333,7 @@ def _control_group(
 ) -> tuple[ControlGroup | None, ControlCeiling | None]:
     if guard.reward_gap is None:
         return None, None
-    group = ControlGroup(guard.reward_gap, config.train.seed, config.rollout.samples_per_prompt, ranks)
+    group = ControlGroup(guard.reward_gap, config.train.seed, config.rollout.samples_per_prompt, ranks.gather)
     return group, ControlCeiling(config.mismatch.ceiling_prompts)
 
 

@@ -134,6 +134,11 @@ class RescoringCounts:
             mine, theirs = getattr(self, each.name), getattr(other, each.name)
             setattr(self, each.name, max(mine, theirs) if each.name.endswith("seconds") else mine + theirs)
 
+    def charge(self, other: RescoringCounts) -> None:
+        """Count what another measurement cost that ran before or after this one, and nothing of what it measured."""
+        for name in ("read_tokens", "seconds", "host_seconds"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+
     def report(self, step_seconds: float | None = None) -> StepReport:
         """Metrics of a step. step_seconds: how long all of the step took; with it, the share of the re-scoring."""
         report: StepReport = {f"rescoring/{each.name}": float(getattr(self, each.name)) for each in fields(self)}

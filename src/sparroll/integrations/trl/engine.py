@@ -17,6 +17,7 @@ from typing import Any
 
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import outputs, rescoring
+from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
 from sparroll.engines.vllm.worker import WorkerExtension
@@ -40,7 +41,16 @@ class SparseLLM:
     weight_version = 0
     """Rollouts are measured inside `generate`, so the weights never change in between."""
 
-    def __init__(self, llm: Any, *, capacity: Schedule, settings: RescoringSettings, seed: int, process: int):
+    def __init__(
+        self,
+        llm: Any,
+        *,
+        capacity: Schedule,
+        settings: RescoringSettings,
+        of_control: RescoringSettings,
+        seed: int,
+        process: int,
+    ):
         global _newest
         self._llm = _newest = llm
         self._capacity = capacity
@@ -51,6 +61,11 @@ class SparseLLM:
         model = llm.llm_engine.vllm_config.model_config
         self.vocabulary, self.context_limit = int(model.get_vocab_size()), int(model.max_model_len)
         self.rescorer = Rescorer(settings)
+        self._control = Rescorer(of_control)
+        """Measures the dense rollouts of the control group, which show the dense ceiling."""
+        self.rollouts: list[Rollout] = []
+        """With a control group: what was sampled since `begin`, in the order of the prompts and without lists."""
+        self._dense: list[bool] = []
         self._round, self._measures = "", True
         self._wanted: Schedule | None = None
         self._requests = 0
@@ -64,12 +79,22 @@ class SparseLLM:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
 
-    def begin(self, name: str, schedule: Schedule | None, *, measures: bool = True, ceiling_prompts: int = 0) -> None:
+    def begin(
+        self,
+        name: str,
+        schedule: Schedule | None,
+        *,
+        measures: bool = True,
+        ceiling_prompts: int = 0,
+        dense: Sequence[bool] = (),
+    ) -> None:
         """What the next `generate` calls are for. name: that of the round, which no other round has.  schedule: what they
         sample under; None: dense.  measures: whether what is sampled is re-scored.  ceiling_prompts: before it samples,
-        measure the dense ceiling on so many of its prompts."""
+        measure the dense ceiling on so many of its prompts.  dense: which of its prompts are answered densely under the
+        schedule, as a control group; empty for none."""
         self._round, self._wanted, self._measures = name, schedule, measures
         self._requests, self._ceiling_prompts = 0, ceiling_prompts
+        self._dense, self.rollouts = list(dense), []
         self._ask(WorkerExtension.sparroll_reset_report)
 
     def take(self) -> EngineStep:
@@ -77,6 +102,10 @@ class SparseLLM:
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
         ceiling, self._ceiling = self._ceiling, None
+        of_control, cost = self._control.take()
+        counts.charge(cost)
+        if cost.measured:
+            ceiling = of_control
         spent, self._spent = self._spent, SpentSeconds()
         checked, self._checked = self._checked, CheckSums()
         report = EngineReport.from_table(self._ask(WorkerExtension.sparroll_report))
@@ -94,44 +123,76 @@ class SparseLLM:
         if self._ceiling_prompts:
             self._measure_ceiling(prompts, sampling_params)
         self._set_schedule(self._wanted)
-        finished: list[Any] = self._sample(prompts, sampling_params, self._round, **more)
+        dense = self._dense or [False] * len(prompts)
+        assert len(dense) == len(prompts), f"{len(prompts)} prompts, and flags of {len(dense)}"
+        finished, rollouts = self._sample(prompts, sampling_params, self._round, dense, **more)
+        self.rollouts = [replace(each, top_k=None, dense=None) for each in rollouts] if self._dense else []
         return finished
 
-    def _sample(self, prompts: Sequence[Any], theirs: Any, name: str, **more: Any) -> list[Any]:
+    def _sample(
+        self, prompts: Sequence[Any], theirs: Any, name: str, dense: Sequence[bool], **more: Any
+    ) -> tuple[list[Any], list[Rollout]]:
         """Sample, and measure the probe. Which rollouts that is depends on their names alone, so that no other one
-        brings lists along: they are by far the largest part of what vLLM returns."""
+        brings lists along: they are by far the largest part of what vLLM returns. -> (vLLM's outputs, the rollouts)"""
         began = time.perf_counter()
         names = [f"{name}/{self._process}/{place}" for place in range(len(prompts))]
         ids = [tuple(each["prompt_token_ids"]) for each in prompts]
-        settings = self.rescorer.settings
-        chosen = set(rescoring.probe(list(zip(ids, names, strict=True)), settings)) if self._measures else set()
-        top_k = [settings.top_k if place in chosen and not self.checks_drafts else 0 for place in range(len(prompts))]
-        parameters = [self._parameters(theirs, each) for each in top_k]
+        chosen = self._chosen(ids, names, dense) if self._measures and not self.checks_drafts else set()
+        top_k = [self.rescorer.settings.top_k if place in chosen else 0 for place in range(len(prompts))]
+        parameters = [self._parameters(theirs, *each) for each in zip(top_k, dense, strict=True)]
+        asked = [
+            {**prompt, "cache_salt": CACHE_SALT} if flag else prompt
+            for prompt, flag in zip(prompts, dense, strict=True)
+        ]
         sampling_began = time.perf_counter()
-        finished: list[Any] = self._llm.generate(prompts, sampling_params=parameters, **more)
+        finished: list[Any] = self._llm.generate(asked, sampling_params=parameters, **more)
         sampling_seconds = time.perf_counter() - sampling_began
         said = self._take_checked()
         rollouts = [
-            self._rollout(output, each, said.get(_number(output.request_id)))
-            for output, each in zip(finished, top_k, strict=True)
+            self._rollout(output, length, flag, said.get(_number(output.request_id)))
+            for output, length, flag in zip(finished, top_k, dense, strict=True)
         ]
         if self._measures:
-            self._hold(rollouts, names)
-            rescoring.measure(self.rescorer, self)
+            self._measure(rollouts, names, dense)
         self._spent.measure += time.perf_counter() - began - sampling_seconds
-        return finished
+        return finished, rollouts
 
-    def _parameters(self, theirs: Any, top_k: int) -> Any:
+    def _chosen(self, ids: Sequence[Any], names: Sequence[str], dense: Sequence[bool]) -> set[int]:
+        """Places of the rollouts to re-score: of the sparse ones, and of the control group."""
+        found: set[int] = set()
+        for kind, rescorer in ((False, self.rescorer), (True, self._control)):
+            places = [place for place, flag in enumerate(dense) if flag == kind]
+            found |= {
+                places[each]
+                for each in rescoring.probe([(ids[place], names[place]) for place in places], rescorer.settings)
+            }
+        return found
+
+    def _measure(self, rollouts: Sequence[Rollout], names: Sequence[str], dense: Sequence[bool]) -> None:
+        """Checks of dense drafts say nothing of a sparse policy, and their acceptance is exact, so that it shows no
+        ceiling."""
+        rows = list(zip(rollouts, names, dense, strict=True))
+        self._hold([rollout for rollout, _, flag in rows if not flag], [name for _, name, flag in rows if not flag])
+        rescoring.measure(self.rescorer, self)
+        of_control = [(rollout, name) for rollout, name, flag in rows if flag]
+        if of_control and not self.checks_drafts:
+            for rollout, name in of_control:
+                self._control.hold(rollout, name, tuple(rollout.prompt_ids), self._control.in_force)
+            rescoring.measure(self._control, self)
+
+    def _parameters(self, theirs: Any, top_k: int, dense: bool) -> Any:
         """TRL's sampling parameters for one request, with lists and a seed of its own: a resumed run draws the same."""
         ours = theirs.clone()
         ours.logprobs, ours.flat_logprobs = top_k, True
         ours.detokenize = bool(ours.stop)
+        if dense:
+            ours.extra_args = {**(ours.extra_args or {}), DENSE_REQUEST: True}
         text = f"{self._seed}/{self._round}/{self._process}/{self._requests}"
         ours.seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little") >> 1
         self._requests += 1
         return ours
 
-    def _rollout(self, output: Any, top_k: int, said: dict[str, Any] | None) -> Rollout:
+    def _rollout(self, output: Any, top_k: int, dense: bool, said: dict[str, Any] | None) -> Rollout:
         """The rollout of a finished request, whose lists are taken out of TRL's view."""
         (sampled,) = output.outputs
         tokens, prompt_ids = list(sampled.token_ids), list(output.prompt_token_ids)
@@ -141,7 +202,10 @@ class SparseLLM:
         if said is None or self.schedule is None:
             return rollout
         rollout = replace(rollout, **outputs.checked(said, len(tokens)))
-        self._checked.count(rollout)
+        if dense:
+            self._checked.count_windows(rollout)
+        else:
+            self._checked.count(rollout)
         return rollout
 
     def _hold(self, rollouts: list[Rollout], names: list[str]) -> None:
@@ -182,7 +246,7 @@ class SparseLLM:
         self.rescorer = Rescorer(settings)
         try:
             self._set_schedule(None)
-            self._sample(chosen, theirs, f"{self._round}/dense", use_tqdm=False)
+            self._sample(chosen, theirs, f"{self._round}/dense", [False] * len(chosen), use_tqdm=False)
             self._ceiling = self.rescorer.take()[0]
         finally:
             self.rescorer, self._requests = kept, 0

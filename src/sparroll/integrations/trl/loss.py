@@ -9,7 +9,7 @@ tokens that the correction keeps.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -22,17 +22,24 @@ Gather = Callable[[Tensor], Tensor]
 """[B, T] of this process -> the rows of all processes, in order, padded with zeros to one length."""
 
 
-def correct_batch(batch: dict[str, Tensor], made: Correction, gather: Gather, process: int) -> StepReport:
+def correct_batch(
+    batch: dict[str, Tensor], made: Correction, gather: Gather, process: int, control: Sequence[bool] = ()
+) -> StepReport:
     """Correct the generation batch of all processes, and fill in this process's rows. -> metrics of the whole batch
 
-    batch: what TRL's `_generate_and_score_completions` returns, changed in place.
+    batch: what TRL's `_generate_and_score_completions` returns, changed in place.  control: which rows of all processes
+    are of the control group; empty for none.
     """
     mask_BT = batch["completion_mask"].bool()
     if "tool_mask" in batch:
         mask_BT = mask_BT & batch["tool_mask"].bool()
     dense_BT, sparse_BT = batch["old_per_token_logps"].float(), batch["sampling_per_token_logps"].float()
     corrected = correct(
-        made, dense_logp=gather(dense_BT), sparse_logp=gather(sparse_BT), response_mask=gather(mask_BT.int())
+        made,
+        dense_logp=gather(dense_BT),
+        sparse_logp=gather(sparse_BT),
+        response_mask=gather(mask_BT.int()),
+        control=torch.tensor(control, device=mask_BT.device) if control else None,
     )
     rows, tokens = slice(process * len(mask_BT), (process + 1) * len(mask_BT)), mask_BT.shape[1]
     # A token with dense probability 0 (-inf) counts, and moves nothing: a loss with its ratio would be NaN.

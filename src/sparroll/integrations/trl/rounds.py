@@ -31,16 +31,18 @@ class SamplingRounds(WatchedSteps):
     @property
     def ceiling_prompts(self) -> int:
         """On how many prompts of the next round the dense ceiling is to be measured. Where drafts are checked there is no
-        re-scoring, and their acceptance needs no ceiling: it is exact."""
+        re-scoring, and their acceptance needs no ceiling: it is exact. A control group shows the ceiling itself."""
         mismatch = self.setup.config.mismatch
-        if self.schedule is None or self.checks_drafts:
+        if self.schedule is None or self.checks_drafts or self.control_shows_ceiling:
             return 0
         regular = bool(mismatch.ceiling_every_steps and self.done % mismatch.ceiling_every_steps == 0)
         return mismatch.ceiling_prompts if regular or not self.ceiling else 0
 
     def evaluated(self, states: Iterable[State]) -> None:
-        """Take over the dense ceiling that an evaluation has measured; nothing where it measured none."""
-        self.measured_ceiling(states, self.done)
+        """Take over the dense ceiling that an evaluation has measured; nothing where it measured none, or where the control
+        group shows the ceiling."""
+        if not self.control_shows_ceiling:
+            self.measured_ceiling(states, self.done)
 
     def complete(self, steps: Sequence[EngineStep], policy: StepReport, seconds: float | None = None) -> WatchedStep:
         """`watch` the next round. seconds: how long the round before took, from begin to begin."""

@@ -12,16 +12,18 @@ from __future__ import annotations
 import hashlib
 import json
 import time
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import requests
 import torch
 
 from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import rescoring
+from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
 from sparroll.errors import UserError
 from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
@@ -33,13 +35,22 @@ RESCORED_AT_ONCE = 4
 """Rollouts in one request, since a server returns their lists as text."""
 
 
+class SampleKind(NamedTuple):
+    """What is asked for a sample."""
+
+    dense: bool
+    """Whether it is of the control group."""
+    top_k: int
+    """Length of its lists; 0: it is not in the probe."""
+
+
 class SparseClient:
     """`vllm_generation.vllm_client = SparseClient(vllm_generation.vllm_client, ...)`; otherwise like SparseLLM."""
 
     weight_version = 0
     """Rollouts are measured inside `generate`, so the weights never change in between."""
 
-    def __init__(self, client: Any, *, capacity: Schedule, settings: RescoringSettings):
+    def __init__(self, client: Any, *, capacity: Schedule, settings: RescoringSettings, of_control: RescoringSettings):
         if capacity.check is not None:
             raise UserError(
                 "a server does not say over HTTP what its checks of drafts saw, so verified rollouts cannot be measured",
@@ -51,6 +62,11 @@ class SparseClient:
         self._begun = False
         # The probe is chosen here, and only it is held.
         self.rescorer = Rescorer(settings)
+        self._control = Rescorer(of_control)
+        """Measures the dense rollouts of the control group, which show the dense ceiling."""
+        self.rollouts: list[Rollout] = []
+        """See SparseLLM.rollouts."""
+        self._dense: list[bool] = []
         self._round, self._measures, self._ceiling_prompts = "", True, 0
         self._wanted: Schedule | None = None
         self._ceiling: State | None = None
@@ -60,10 +76,18 @@ class SparseClient:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
 
-    def begin(self, name: str, schedule: Schedule | None, *, measures: bool = True, ceiling_prompts: int = 0) -> None:
-        """See SparseLLM.begin."""
+    def begin(
+        self,
+        name: str,
+        schedule: Schedule | None,
+        *,
+        measures: bool = True,
+        ceiling_prompts: int = 0,
+        dense: Sequence[bool] = (),
+    ) -> None:
+        """See SparseLLM.begin. dense: of the rollouts of all processes, prompt by prompt."""
         self._round, self._wanted, self._measures = name, schedule, measures
-        self._ceiling_prompts = ceiling_prompts
+        self._ceiling_prompts, self._dense, self.rollouts = ceiling_prompts, list(dense), []
         self._ask("sparroll_reset_report")
 
     def take(self) -> EngineStep:
@@ -71,6 +95,10 @@ class SparseClient:
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
         ceiling, self._ceiling = self._ceiling, None
+        of_control, cost = self._control.take()
+        counts.charge(cost)
+        if cost.measured:
+            ceiling = of_control
         spent, self._spent = self._spent, SpentSeconds()
         said = self._ask("sparroll_report")
         report = EngineReport.from_table(json.loads(said) if isinstance(said, str) else said)
@@ -82,34 +110,9 @@ class SparseClient:
         if self._ceiling_prompts:
             self._measure_ceiling(prompts, theirs)
         self._set_schedule(self._wanted)
-        return self._sample(prompts, n, theirs, self._round)
-
-    def _sample(self, prompts: Sequence[list[int]], n: int, theirs: dict[str, Any], name: str) -> dict[str, Any]:
-        """Sample, and measure the probe. Its samples are asked for at the same time, in requests of their own: a server
-        returns lists as text, and so by far the most of what it returns."""
-        began, settings = time.perf_counter(), self.rescorer.settings
-        listed = listed_samples(len(prompts), n, settings, name) if self._measures else [0] * len(prompts)
-        parts = sorted(
-            {(count, top_k) for with_lists in listed for count, top_k in _parts(with_lists, n, settings.top_k)}
-        )
-        sampling_began = time.perf_counter()
-        with ThreadPoolExecutor(max_workers=len(parts)) as threads:
-            answers = {part: threads.submit(self._part, prompts, listed, n, part, theirs) for part in parts}
-            found = {part: answer.result() for part, answer in answers.items()}
-        sampling_seconds = time.perf_counter() - sampling_began
-        rollouts: list[Rollout] = []
-        for place, with_lists in enumerate(listed):
-            of_prompt = [each for part in _parts(with_lists, n, settings.top_k) for each in found[part][place]]
-            for sample, rollout in enumerate(of_prompt):
-                if sample < with_lists:
-                    self.rescorer.hold(rollout, f"{name}/{place}/{sample}", place, self.rescorer.in_force)
-            rollouts += of_prompt
-        if self._measures:
-            left_out = len(rollouts) - sum(listed)
-            self.rescorer.counts.held += left_out
-            self.rescorer.counts.not_chosen += left_out
-            rescoring.measure(self.rescorer, self)
-        self._spent.measure += time.perf_counter() - began - sampling_seconds
+        flags = self._dense or [False] * (len(prompts) * n)
+        rollouts = self._sample(prompts, n, theirs, self._round, flags)
+        self.rollouts = [replace(each, top_k=None) for each in rollouts] if self._dense else []
         return {
             "prompt_ids": [list(prompt) for prompt in prompts],
             "completion_ids": [rollout.response_ids for rollout in rollouts],
@@ -117,23 +120,76 @@ class SparseClient:
             "logprob_token_ids": [[[token] for token in rollout.response_ids] for rollout in rollouts],
         }
 
+    def _sample(
+        self, prompts: Sequence[list[int]], n: int, theirs: dict[str, Any], name: str, dense: Sequence[bool]
+    ) -> list[Rollout]:
+        """Sample, and measure the probe. Its samples are asked for at the same time, in requests of their own: a server
+        returns lists as text, and so by far the most of what it returns. Dense samples have requests of their own, too."""
+        assert len(dense) == len(prompts) * n, f"{len(prompts)} prompts with {n} samples, and flags of {len(dense)}"
+        began = time.perf_counter()
+        kinds = self._kinds(len(prompts), n, name, dense)
+        asked = [Counter(kinds[place * n : (place + 1) * n]) for place in range(len(prompts))]
+        parts = sorted({part for of_prompt in asked for part in of_prompt.items()})
+        sampling_began = time.perf_counter()
+        with ThreadPoolExecutor(max_workers=len(parts)) as threads:
+            answers = {part: threads.submit(self._part, prompts, asked, part, theirs) for part in parts}
+            found = {part: answer.result() for part, answer in answers.items()}
+        sampling_seconds = time.perf_counter() - sampling_began
+        rollouts: list[Rollout] = []
+        for place, of_prompt in enumerate(asked):
+            waiting = {kind: iter(found[kind, count][place]) for kind, count in of_prompt.items()}
+            rollouts += [next(waiting[kind]) for kind in kinds[place * n : (place + 1) * n]]
+        if self._measures:
+            self._measure(rollouts, kinds, n, name)
+        self._spent.measure += time.perf_counter() - began - sampling_seconds
+        return rollouts
+
+    def _kinds(self, prompts: int, n: int, name: str, dense: Sequence[bool]) -> list[SampleKind]:
+        """What is asked for each sample, prompt by prompt: whether it is dense, and the length of its lists."""
+        settings, of_control = self.rescorer.settings, self._control.settings
+        listed = listed_samples(prompts, n, settings, name) if self._measures else [0] * prompts
+        group = [row for row, flag in enumerate(dense) if flag] if self._measures else []
+        probed = {group[each] for each in rescoring.probe([(row // n, f"{name}/{row}") for row in group], of_control)}
+        kinds = []
+        for row, flag in enumerate(dense):
+            sparse_before = sum(not each for each in dense[row - row % n : row])
+            has_lists = row in probed if flag else sparse_before < listed[row // n]
+            kinds.append(SampleKind(flag, settings.top_k if has_lists else 0))
+        return kinds
+
+    def _measure(self, rollouts: Sequence[Rollout], kinds: Sequence[SampleKind], n: int, name: str) -> None:
+        for row, (rollout, kind) in enumerate(zip(rollouts, kinds, strict=True)):
+            rescorer = self._control if kind.dense else self.rescorer
+            if kind.top_k:
+                rescorer.hold(rollout, f"{name}/{row // n}/{row % n}", row // n, rescorer.in_force)
+            else:
+                rescorer.counts.held += 1
+                rescorer.counts.not_chosen += 1
+        rescoring.measure(self.rescorer, self)
+        rescoring.measure(self._control, self)
+
     def _part(
-        self, prompts: Sequence[list[int]], listed: list[int], n: int, part: tuple[int, int], theirs: dict[str, Any]
+        self,
+        prompts: Sequence[list[int]],
+        asked: Sequence[Counter[SampleKind]],
+        part: tuple[SampleKind, int],
+        theirs: dict[str, Any],
     ) -> dict[int, list[Rollout]]:
-        """The samples of every prompt that needs `part`: (how many samples, length of their lists). -> by prompt"""
-        count, top_k = part
-        places = [
-            place
-            for place, with_lists in enumerate(listed)
-            if part in _parts(with_lists, n, self.rescorer.settings.top_k)
-        ]
-        asked = theirs | {"logprobs": top_k}
-        answer = self._client.generate(prompts=[prompts[place] for place in places], n=count, **asked)
+        """The samples of every prompt that needs so many of this kind. -> by prompt"""
+        kind, count = part
+        places = [place for place, of_prompt in enumerate(asked) if of_prompt[kind] == count]
+        wanted = theirs | {"logprobs": kind.top_k}
+        if kind.dense:
+            more = {"vllm_xargs": {DENSE_REQUEST: True}, "cache_salt": CACHE_SALT}
+            wanted["generation_kwargs"] = {**(theirs.get("generation_kwargs") or {}), **more}
+        answer = self._client.generate(prompts=[prompts[place] for place in places], n=count, **wanted)
         rows = zip(answer["completion_ids"], answer["logprobs"], answer["logprob_token_ids"], strict=True)
         found: dict[int, list[Rollout]] = {place: [] for place in places}
         for number, (tokens, logp, ids) in enumerate(rows):
             place = places[number // count]
-            found[place].append(_rollout(prompts[place], tokens, logp, ids, top_k))
+            rollout = _rollout(prompts[place], tokens, logp, ids, kind.top_k)
+            cut = len(tokens) >= theirs.get("max_tokens", len(tokens) + 1)
+            found[place].append(replace(rollout, finish_reason="length") if cut else rollout)
         return found
 
     def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
@@ -158,7 +214,7 @@ class SparseClient:
         kept, self.rescorer = self.rescorer, Rescorer(replace(self.rescorer.settings, probe_rollouts=None))
         try:
             self._set_schedule(None)
-            self._sample(chosen, 1, theirs, f"{self._round}/dense")
+            self._sample(chosen, 1, theirs, f"{self._round}/dense", [False] * len(chosen))
             self._ceiling = self.rescorer.take()[0]
         finally:
             self.rescorer = kept
@@ -202,11 +258,6 @@ def listed_samples(prompts: int, n: int, settings: RescoringSettings, name: str)
     draws = [hashlib.blake2b(f"{settings.seed}/{name}/{place}".encode()).digest() for place in range(prompts)]
     more = set(sorted(range(prompts), key=lambda place: draws[place])[: asked % prompts])
     return [asked // prompts + (place in more) for place in range(prompts)]
-
-
-def _parts(with_lists: int, n: int, top_k: int) -> list[tuple[int, int]]:
-    """(samples, length of their lists) of the requests for one prompt; those with lists come first."""
-    return [part for part in ((with_lists, top_k), (n - with_lists, 0)) if part[0]]
 
 
 def _rollout(prompt: list[int], tokens: list[int], logp: list[list[Any]], ids: list[list[int]], top_k: int) -> Rollout:

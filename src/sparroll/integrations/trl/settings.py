@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.draft_check import DraftCheck
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError
@@ -58,12 +59,20 @@ class SparseRollouts:
     mismatch: Table = field(default_factory=dict)
     """The section [mismatch]: bin_tokens, least_tokens, ceiling_every_steps (here 0 by default: before the first step, and
     with each evaluation), ceiling_prompts."""
+    control_share: float = 0.0
+    """Share of a step's rollouts that is decoded densely, as a control group: compared with the sparse rollouts of the same
+    prompts, it shows what sparsity costs in reward. They are trained on like the others. 0: there is none; 1/32 is the
+    usual one."""
+    control_share_first: float = ControlGroupSettings.share_first
+    """The share over the first steps under a schedule, and later in steps in which there may well be a gap."""
+    control_first_steps: int = ControlGroupSettings.first_steps
+    """How many steps under one schedule are its first steps."""
     probe_rollouts: int | None = 32
     """How many rollouts of a step are re-scored, over all processes. A length bin needs 8 to say anything. None: all."""
     top_k: int = 20
     """How many of the most likely tokens of both policies are compared at each position."""
     seed: int = 0
-    """Of the rollouts' draws (colocate mode) and of the choice of the probe."""
+    """Of the rollouts' draws (colocate mode), of the control group and of the choice of the probe."""
     force_schedule: bool = False
     """Use a schedule that was made for another model."""
 
@@ -143,11 +152,20 @@ class SparseSetup(CommonSettings):
             temperature=self.facts.temperature,
         )
 
+    def rescoring_of_control(self) -> RescoringSettings:
+        """The same for the dense rollouts of the control group, which show the dense ceiling."""
+        count = share_of_engine(self.config.mismatch.ceiling_prompts, self.facts.processes)
+        return replace(self.rescoring(), probe_rollouts=count)
+
     def table(self) -> dict[str, Any]:
         """What a resumed run must have in common with the run that wrote the checkpoint, as plain data."""
         config = self.config.model_dump(mode="json")
         table = {name: config[name] for name in ("attention", "check", "control", "guard", "correction", "mismatch")}
         rescoring = {"probe_rollouts": self.sparse.probe_rollouts, "top_k": self.sparse.top_k, "seed": self.sparse.seed}
+        rollout = self.config.rollout
+        if rollout.control_share:
+            group = (rollout.control_share, rollout.control_share_first, rollout.control_first_steps)
+            table["control_group"] = dict(zip(("share", "share_first", "first_steps"), group, strict=True))
         return table | rescoring
 
 
@@ -162,6 +180,7 @@ _SECTIONS = "guard|control|mismatch|correction"
 _HERE = {
     "--force-schedule, attention.force = true": "force_schedule=True",
     "rollout.samples_per_prompt": "num_generations",
+    "rollout.control_": "control_",
     "rollout.temperature": "temperature",
     "rollout.top_k": "top_k",
     "rollout.max_new_tokens": "max_completion_length",
@@ -184,6 +203,9 @@ def _checked(sparse: SparseRollouts, facts: TrainerFacts) -> SparseSetup:
             "temperature": facts.temperature,
             "max_new_tokens": facts.max_new_tokens,
             "top_k": sparse.top_k,
+            "control_share": sparse.control_share,
+            "control_share_first": sparse.control_share_first,
+            "control_first_steps": sparse.control_first_steps,
         },
         "train": {"prompts_per_step": facts.prompts_per_step, "seed": sparse.seed},
         "attention": _attention(sparse),

@@ -20,6 +20,7 @@ from accelerate.utils import gather_object, pad_across_processes
 from torch import Tensor
 from transformers import AutoConfig, TrainerCallback
 
+from sparroll.control.paired_prompts import REWARD, prompt_name
 from sparroll.engines.vllm import launch, plugin
 from sparroll.engines.vllm.arguments import widest
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
@@ -35,6 +36,7 @@ from sparroll.integrations.trl.server import SparseClient
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
 from sparroll.resume import refuse_changes
 from sparroll.schedule import Schedule
+from sparroll.train.sampling.control_group import figures_of
 from sparroll.types import StepReport
 
 refusals.check_version()
@@ -70,6 +72,10 @@ class SparseRolloutsMixin:
         self._round_began: float | None = None
         self._batches_evaluated = 0
         self._dense_states: list[State] = []
+        self._control: list[bool] = []
+        """Which rollouts of the round are of the control group, over all processes; empty for none."""
+        self._rewards: list[float] = []
+        """Of the round's rollouts, over all processes."""
         capacity = _capacity(self.sparse_setup, config)
         with _environment(capacity, colocate=args.vllm_mode == "colocate"):
             super().__init__(model, *arguments, **named)  # type: ignore[call-arg]
@@ -86,12 +92,16 @@ class SparseRolloutsMixin:
                 generation.llm,
                 capacity=capacity,
                 settings=setup.rescoring(),
+                of_control=setup.rescoring_of_control(),
                 seed=setup.sparse.seed,
                 process=self.accelerator.process_index,
             )
         elif self.accelerator.is_main_process:
             generation.vllm_client = self._sparse_engine = SparseClient(
-                generation.vllm_client, capacity=capacity, settings=setup.rescoring()
+                generation.vllm_client,
+                capacity=capacity,
+                settings=setup.rescoring(),
+                of_control=setup.rescoring_of_control(),
             )
 
     # -- a round -----------------------------------------------------------------------------------------------------
@@ -113,12 +123,18 @@ class SparseRolloutsMixin:
         rounds, engine = self.sparse_rounds, self._sparse_engine
         began, before = time.perf_counter(), self._round_began
         self._round_began = began
+        self._control = self._drawn(len(inputs))
         if engine is not None:
             prompts = -(-rounds.ceiling_prompts // self.sparse_setup.facts.processes)
-            engine.begin(f"train/{rounds.done + 1}", rounds.schedule, ceiling_prompts=prompts)
+            dense = self._control
+            if self.vllm_mode == "colocate":
+                dense = dense[self.accelerator.process_index * len(inputs) :][: len(inputs)]
+            engine.begin(f"train/{rounds.done + 1}", rounds.schedule, ceiling_prompts=prompts, dense=dense)
         batch = super()._generate_and_score_completions(inputs)  # type: ignore[misc]
         correct_began = time.perf_counter()
-        policy = correct_batch(batch, self.sparse_setup.correction, self._gathered, self.accelerator.process_index)
+        self._compare()
+        made, process = self.sparse_setup.correction, self.accelerator.process_index
+        policy = correct_batch(batch, made, self._gathered, process, self._control)
         watch_began = time.perf_counter()
         watched = rounds.complete(self._taken(), policy, None if before is None else began - before)
         spent = {
@@ -129,6 +145,36 @@ class SparseRolloutsMixin:
         for line in watched.events:
             self._say(line)
         return batch
+
+    def _drawn(self: Any, rows: int) -> list[bool]:
+        """Who is in the control group of the next round, of all processes' rows; each process has that many. Empty without
+        one."""
+        group = self.sparse_rounds.control_group
+        if group is None:
+            return []
+        group.begin(self.sparse_rounds.done + 1)
+        prompts = rows * self.accelerator.num_processes // group.samples
+        drawn: list[bool] = group.flags(range(prompts), prompts, 0)
+        return drawn
+
+    def _calculate_rewards(self: Any, *arguments: Any, **named: Any) -> Any:
+        """TRL's call, which returns every reward function's rewards of all processes' rollouts."""
+        found_BF = super()._calculate_rewards(*arguments, **named)  # type: ignore[misc]
+        weighted_B = (found_BF * self.reward_weights.to(found_BF.device)).nansum(dim=1)
+        self._rewards = weighted_B.masked_fill(found_BF.isnan().all(dim=1), torch.nan).tolist()
+        return found_BF
+
+    def _compare(self: Any) -> None:
+        """Show the control group the rollouts of all processes; every process compares all of them."""
+        group, engine = self.sparse_rounds.control_group, self._sparse_engine
+        if group is None:
+            return
+        rollouts = [] if engine is None else engine.rollouts
+        mine = {"name": [prompt_name(each.prompt_ids) for each in rollouts]} | figures_of(rollouts)
+        rows = gather_object(list(zip(*mine.values(), strict=True)))
+        figures = dict(zip(mine, zip(*rows, strict=True), strict=True))
+        names = dict(enumerate(figures.pop("name")[:: group.samples]))
+        group.compare_figures(names, self._control, {REWARD: self._rewards} | figures)
 
     def evaluate(self: Any, *arguments: Any, **named: Any) -> Any:
         # Every evaluation uses the same draws, so two of them differ by the weights alone.

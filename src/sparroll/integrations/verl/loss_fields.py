@@ -34,12 +34,19 @@ class CorrectedFields:
 
 
 def corrected_fields(
-    made: Correction, fields: dict[str, Tensor], updates: list[list[int]], stale_B: Tensor | None = None
+    made: Correction,
+    fields: dict[str, Tensor],
+    updates: list[list[int]],
+    stale_B: Tensor | None = None,
+    control_B: Tensor | None = None,
 ) -> CorrectedFields:
     """Correct a step's whole batch. fields: those of READS.
 
     stale_B: bool, rollouts with tokens of older weights than those that `old_log_probs` are of. The correction cannot
     tell staleness from sparsity and corrects both; the metrics keep them apart.
+
+    control_B: bool, rollouts of the control group, which are corrected like the others and left out of the distance to
+    the dense policy.
 
     updates: see `rows_of_updates`. Where the correction drops all tokens of an update, one token stays with weight 0,
     because verl divides by the number of tokens that stay.
@@ -53,6 +60,7 @@ def corrected_fields(
         dense_logp=padded["old_log_probs"].float(),
         sparse_logp=padded["rollout_log_probs"].float(),
         response_mask=mask_BT,
+        control=control_B,
     )
     kept_BT = corrected.kept_BT
     trained_B = (kept_BT & (padded["advantages"] != 0)).any(-1)

@@ -31,6 +31,47 @@ def check(config: Mapping[str, Any]) -> None:
     _check_lora(config)
     _check_updates(config)
     _check_dense_logp(config, mode)
+    _check_control_group(config, mode)
+
+
+def _check_control_group(config: Mapping[str, Any], mode: str) -> None:
+    """What would make the control group's comparison one of something else than the way of decoding."""
+    group = _get(config, f"{_ROLLOUT}.custom.sparroll.control_group")
+    if not isinstance(group, Mapping) or not group.get("share"):
+        return
+    for field, wrong, why, way_out in (
+        (
+            "trainer.v1.trainer_mode",
+            mode != "sparroll_sync",
+            "weights and schedule change while a rollout is under way, and prompts are dropped by how long they take, which "
+            "is longer with a dense rollout",
+            "trainer.v1.trainer_mode=sparroll_sync",
+        ),
+        (
+            "algorithm.filter_groups.enable",
+            _set(_get(config, "algorithm.filter_groups.enable")),
+            "verl discards prompts by their rewards before sparroll sees them, so the ones that are left say nothing of a "
+            "difference of rewards",
+            "algorithm.filter_groups.enable=False",
+        ),
+        (
+            "algorithm.adv_estimator",
+            _get(config, "algorithm.adv_estimator") == "remax",
+            "some rollouts of a prompt are greedy",
+            "algorithm.adv_estimator=grpo",
+        ),
+        (
+            f"{_ROLLOUT}.agent.agent_loop_manager_class",
+            bool(_get(config, f"{_ROLLOUT}.agent.agent_loop_manager_class")),
+            "sparroll's own manager tells the engine which requests are dense",
+            f"leave {_ROLLOUT}.agent.agent_loop_manager_class at null",
+        ),
+    ):
+        if wrong:
+            raise UserError(
+                f"{field}={_shown(_get(config, field))} and a control group exclude each other: {why}",
+                f"{way_out}, or leave {_ROLLOUT}.custom.sparroll.control_group out",
+            )
 
 
 def _check_lora(config: Mapping[str, Any]) -> None:

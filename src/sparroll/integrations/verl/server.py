@@ -117,17 +117,19 @@ class SparrollHttpServer(vLLMHttpServer):
         """What the replica measured and counted since the last call."""
         report = await self._report()
         state, counts, estimator, checked = self.engine.take()
+        ceiling, spent = self.engine.take_control()
+        counts.charge(spent)
         ran, self._taken = report.since(self._taken), report
-        return EngineStep(state, counts, estimator, ran, checked)
+        return EngineStep(state, counts, estimator, ran, checked, ceiling)
 
     async def sparroll_take_responses(self) -> list[CheckedResponse]:
         """The dense log-probabilities of what the replica measured since the last call."""
         return self.engine.take_responses()
 
-    async def sparroll_probe(self, probe_rollouts: int | None) -> None:
-        """How many rollouts of a step this replica re-scores; None: all."""
-        rescorer = self.engine.rescorer
-        rescorer.settings = replace(rescorer.settings, probe_rollouts=probe_rollouts)
+    async def sparroll_probe(self, probe_rollouts: int | None, of_control: int | None) -> None:
+        """How many rollouts of a step this replica re-scores: sparse ones, and those of the control group. None: all."""
+        for rescorer, count in ((self.engine.rescorer, probe_rollouts), (self.engine.control, of_control)):
+            rescorer.settings = replace(rescorer.settings, probe_rollouts=count)
 
     async def sparroll_dense_ceiling(self, prompts: int, max_tokens: int) -> State:
         """Sample a response to each of so many of the last step's prompts, and measure them like rollouts. The caller

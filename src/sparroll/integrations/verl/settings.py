@@ -6,6 +6,7 @@ own loop, whose guard, controller and corrections a run in verl uses. Nothing of
     verify: {window: 64, floor: 0.01}  check drafts; default: as the schedule's file says
     guard, control, mismatch           the sections of `sparroll train`
     rescoring: {probe_rollouts: 32}    what is re-scored
+    control_group: {share: 0.03125}    rollouts that are decoded densely, to compare with; default: none
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 
+from sparroll.control.control_group import MOST_SHARE, ControlGroupSettings
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError, nearest
@@ -38,10 +40,13 @@ from sparroll.train.schedules import starting_schedule
 
 PREFIX = "actor_rollout_ref.rollout.custom.sparroll"
 _SECTIONS = ("correction", "guard", "control", "mismatch")
-_KEYS = ("schedule", "force_schedule", "attention", "verify", "rescoring", *_SECTIONS)
+_KEYS = ("schedule", "force_schedule", "attention", "verify", "rescoring", "control_group", *_SECTIONS)
 _HERE = {
     "--force-schedule, attention.force = true": f"{PREFIX}.force_schedule=true",
     "rollout.samples_per_prompt": "actor_rollout_ref.rollout.n",
+    "rollout.control_share_first": f"{PREFIX}.control_group.share_first",
+    "rollout.control_share": f"{PREFIX}.control_group.share",
+    "rollout.control_first_steps": f"{PREFIX}.control_group.first_steps",
     "rollout.temperature": "actor_rollout_ref.rollout.temperature",
     "rollout.top_k": f"{PREFIX}.rescoring.top_k",
     "rollout.max_new_tokens": "data.max_response_length",
@@ -81,6 +86,28 @@ class RescoringSection(Section):
     """How many of the most likely tokens of both policies are compared at each position."""
     seed: int = Field(default=0, ge=0)
     """Chooses the probe."""
+
+
+class ControlGroupSection(Section):
+    """Which share of a step's rollouts is decoded densely, to compare with the sparse ones of the same prompts."""
+
+    share: float = Field(default=0.0, ge=0, le=MOST_SHARE)
+    """Share of a step's rollouts; 0: there is no control group. 1/32 (0.03125) is the usual one."""
+    share_first: float = Field(default=ControlGroupSettings.share_first, gt=0, le=MOST_SHARE)
+    """The share over the first steps under a schedule, and later in steps in which there may well be a gap."""
+    first_steps: int = Field(default=ControlGroupSettings.first_steps, ge=0)
+    """How many steps under one schedule are its first steps."""
+    seed: int = Field(default=0, ge=0)
+    """Draws who is in it."""
+
+    @property
+    def of_rollout(self) -> dict[str, Any]:
+        """The fields of [rollout] in our own configuration."""
+        return {
+            "control_share": self.share,
+            "control_share_first": self.share_first,
+            "control_first_steps": self.first_steps,
+        }
 
 
 @dataclass(frozen=True)
@@ -143,6 +170,16 @@ class SparseSettings(CommonSettings):
             check = self.config.check
             table["verify"] = {"window": check.window_tokens, "floor": check.floor, "dense_logp": check.dense_logp}
         table["rescoring"] = self.rescoring.model_dump(mode="json")
+        rollout = self.config.rollout
+        if rollout.control_share:
+            table["control_group"] = {
+                "share": rollout.control_share,
+                "share_first": rollout.control_share_first,
+                "first_steps": rollout.control_first_steps,
+                "seed": self.config.train.seed,
+            }
+            # Left out, it would have its default.
+            table["guard"] |= {"reward_gap": self.config.guard.reward_gap}
         return table | {"attention": self.attention}
 
 
@@ -189,14 +226,14 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
             raise UserError(f"unknown key {PREFIX}.{key}", nearest(str(key), list(_KEYS)))
     ours: dict[str, Any] = {name: inlined(table[name]) for name in _SECTIONS if table.get(name) is not None}
     ours["model"] = {"name": facts.model}
-    rescoring = _section(RescoringSection, table, "rescoring")
+    rescoring, group = _section(RescoringSection, table, "rescoring"), _control_group(table, facts)
     ours["rollout"] = {
         "samples_per_prompt": max(facts.samples_per_prompt, 2),
         "temperature": facts.temperature,
         "max_new_tokens": facts.max_new_tokens,
         "top_k": rescoring.top_k,
-    }
-    ours["train"] = {"prompts_per_step": facts.prompts_per_step}
+    } | group.of_rollout
+    ours["train"] = {"prompts_per_step": facts.prompts_per_step, "seed": group.seed}
     ours["attention"] = _attention(table)
     if table.get("verify") is not None:
         ours["check"] = _check(_section(VerifySection, table, "verify"), table["schedule"])
@@ -265,6 +302,17 @@ def _check(verify: VerifySection, source: Any) -> dict[str, Any]:
         "floor": said.floor if verify.floor is None else verify.floor,
         "dense_logp": verify.dense_logp,
     }
+
+
+def _control_group(table: dict[str, Any], facts: RunFacts) -> ControlGroupSection:
+    group: ControlGroupSection = _section(ControlGroupSection, table, "control_group")
+    if group.share and facts.samples_per_prompt < 2:
+        raise UserError(
+            f"{PREFIX}.control_group.share = {group.share:g} compares rollouts of one prompt, and "
+            f"actor_rollout_ref.rollout.n = {facts.samples_per_prompt}",
+            "actor_rollout_ref.rollout.n=8, or leave control_group out",
+        )
+    return group
 
 
 def _section(kind: type[Any], table: dict[str, Any], name: str) -> Any:

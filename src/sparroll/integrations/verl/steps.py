@@ -39,6 +39,8 @@ class Steps(WatchedSteps):
     def ceiling_due(self, number: int) -> bool:
         """Whether the dense ceiling is to be measured after this step."""
         every = self.settings.config.mismatch.ceiling_every_steps
+        if self.control_shows_ceiling:
+            return False
         return self.schedule is not None and (not self.ceiling or bool(every and number % every == 0))
 
     def restore(self, state: dict[str, Any]) -> None:

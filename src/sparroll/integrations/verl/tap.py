@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from sparroll.engines.vllm import outputs
+from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, asks_dense
 from sparroll.engines.vllm.rescoring import InForce, Rescorer, RescoringCounts, RescoringSettings, measure_async
 from sparroll.engines.vllm.windows.packing import unpacked
 from sparroll.integrations.measured import CheckSums
@@ -39,6 +40,8 @@ class _Unsaid:
     rollout_id: str
     prompt_id: str
     began: InForce
+    dense: bool
+    """Whether it is of the control group."""
 
 
 class Tap:
@@ -57,6 +60,8 @@ class Tap:
     ):
         self._engine = engine
         self.rescorer = Rescorer(settings)
+        self.control = Rescorer(settings)
+        """Measures the dense rollouts of the control group, which show the dense ceiling."""
         self.measures = True
         """Whether what is sampled now is kept. False in dense validation."""
         self.replica, self.vocabulary, self.context_limit = replica, vocabulary, context_limit
@@ -89,6 +94,9 @@ class Tap:
         if not sampling_params.stop:
             sampling_params.detokenize = False
         prompt_ids = list(prompt["prompt_token_ids"])
+        dense = asks_dense(sampling_params)
+        if dense:
+            prompt = {**prompt, "cache_salt": CACHE_SALT}
         began = self.rescorer.in_force
         finished = None
         try:
@@ -97,11 +105,16 @@ class Tap:
             ):
                 if output.finished:
                     finished = output
-                    self._keep(output, prompt_ids, request_id, began)
+                    self._keep(output, prompt_ids, request_id, began, dense)
                 yield output
         finally:
             if finished is None:
-                self.rescorer.count_aborted()
+                self._rescorer_of(dense).count_aborted()
+
+    def _rescorer_of(self, dense: bool) -> Rescorer:
+        """That of sparse rollouts, or of the control group's; with the weights and the schedule that are in force."""
+        self.control.in_force = self.rescorer.in_force
+        return self.control if dense else self.rescorer
 
     async def pause_generation(self, *, wait_for_inflight_requests: bool = False, clear_cache: bool = True) -> None:
         """verl's call, in the words of the vLLM that runs: later ones name the mode."""
@@ -117,17 +130,18 @@ class Tap:
         same = float(parameters.temperature) == self.rescorer.settings.temperature
         return self.measures and parameters.logprobs is not None and same
 
-    def _keep(self, output: Any, prompt_ids: list[int], request_id: str, began: InForce) -> None:
+    def _keep(self, output: Any, prompt_ids: list[int], request_id: str, began: InForce, dense: bool) -> None:
         """Hold a finished rollout, and take the lists out of the output again."""
+        rescorer = self._rescorer_of(dense)
         if not output.outputs or not len(output.outputs[0].token_ids):
-            self.rescorer.count_aborted()
+            rescorer.count_aborted()
             return
         sampled = output.outputs[0]
         tokens, flat = list(sampled.token_ids), sampled.logprobs
         logp_T, lists = outputs.log_probs(flat, tokens, 0 if self.checks_drafts else self.top_k)
         sampled.logprobs = outputs.SampledOnly(tokens, logp_T.tolist())
         if sampled.finish_reason not in ("stop", "length"):
-            self.rescorer.count_aborted()
+            rescorer.count_aborted()
             return
         prompt_id = digest(prompt_ids)
         rollout_id = f"{began.weight_version}/{self.replica}/{prompt_id}#{self._samples[prompt_id]}"
@@ -135,19 +149,23 @@ class Tap:
         self._new_prompts[prompt_id] = prompt_ids
         rollout = Rollout(prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
         if self.checks_drafts:
-            self._unsaid[request_id] = _Unsaid(rollout, rollout_id, prompt_id, began)
+            self._unsaid[request_id] = _Unsaid(rollout, rollout_id, prompt_id, began, dense)
         else:
-            self.rescorer.hold(rollout, rollout_id, prompt_id, began)
+            rescorer.hold(rollout, rollout_id, prompt_id, began)
 
     async def measure(self) -> None:
         """Measure what is held: by the checks of drafts where the engine makes them, else by re-scoring. Call it before
         weights, cache or schedule change."""
         for held in await self._hear():
-            self.checked.count(held.rollout)
             if self._keeps_dense_logp:
                 self._responses.append(_response(held))
+            if held.dense:
+                self.checked.count_windows(held.rollout)
+                continue
+            self.checked.count(held.rollout)
             self.rescorer.hold(held.rollout, held.rollout_id, held.prompt_id, held.began)
-        await measure_async(self.rescorer, self._engine.generate, self.vocabulary, self.context_limit)
+        for rescorer in (self.rescorer, self._rescorer_of(dense=True)):
+            await measure_async(rescorer, self._engine.generate, self.vocabulary, self.context_limit)
 
     async def _hear(self) -> list[_Unsaid]:
         """The finished rollouts, with what the checks said of them. The first worker is asked; the others know the
@@ -210,6 +228,12 @@ class Tap:
         self._samples.clear()
         self._prompts, self._new_prompts = self._new_prompts or self._prompts, {}
         return state, counts, estimator, checked
+
+    def take_control(self) -> tuple[State | None, RescoringCounts]:
+        """(TailStatistics.packed_state() of the control group's rollouts, what measuring them cost) since the last call;
+        None where none was measured."""
+        state, counts = self.control.take()
+        return (state if counts.measured else None), counts
 
     def take_responses(self) -> list[CheckedResponse]:
         """The dense log-probabilities of what was measured since the last call, where they are kept."""

@@ -26,8 +26,9 @@ from verl.workers.rollout.replica import RolloutReplicaRegistry
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.measured import ran_report, share_of_engine
-from sparroll.integrations.verl import refusals
+from sparroll.integrations.verl import control_rows, refusals
 from sparroll.integrations.verl.checked_logp import old_log_probs
+from sparroll.integrations.verl.control_rows import ControlRows
 from sparroll.integrations.verl.loss_fields import READS, corrected_fields, rows_of_updates
 from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 from sparroll.integrations.verl.steps import Steps, average
@@ -63,9 +64,13 @@ class SparseTrainer:
         self._spent: dict[str, float] = defaultdict(float)
         """Seconds of the driver in this step that verl alone would not have spent, by part."""
         self._restored = False
+        rollout = config.actor_rollout_ref.rollout
+        context_tokens = rollout.max_model_len or rollout.prompt_length + rollout.response_length
+        self.control_rows = ControlRows(int(rollout.response_length), int(context_tokens))
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
-            rollout = config.actor_rollout_ref.rollout
+            if self.settings.config.rollout.control_share:
+                rollout.agent.agent_loop_manager_class = control_rows.MANAGER
             rollout.calculate_log_probs = True
             rollout.custom.sparroll["_engine"] = self.settings.engine_table()
         RolloutReplicaRegistry.register("vllm", _replica_class)
@@ -84,7 +89,8 @@ class SparseTrainer:
 
     def on_init_end(self: Any) -> None:
         replicas = self._ask("sparroll_take")
-        self._ask("sparroll_probe", share_of_engine(self.settings.rescoring.probe_rollouts, len(replicas)))
+        probes = self.settings.rescoring.probe_rollouts, self.settings.config.mismatch.ceiling_prompts
+        self._ask("sparroll_probe", *(share_of_engine(count, len(replicas)) for count in probes))
         super().on_init_end()  # type: ignore[misc]
         self._set_on_all(self.steps.schedule)
         for line in [] if self._restored else self.steps.news:
@@ -100,6 +106,13 @@ class SparseTrainer:
             yield
         finally:
             self._spent[part] += time.perf_counter() - began
+
+    def _submit_batch_to_rollout(self: Any, batch: TensorDict) -> Any:
+        """verl's call for the prompts of a step; validation has another."""
+        flags = self.control_rows.draw(list(batch["uid"]))
+        if flags is not None:
+            batch[control_rows.FLAGS] = flags
+        return super()._submit_batch_to_rollout(batch)  # type: ignore[misc]
 
     def on_sample_end(self: Any) -> None:
         # Of the updates between two weight syncs, only the last one is followed by a change.
@@ -127,17 +140,21 @@ class SparseTrainer:
 
     def _corrected(self: Any, batch: Any) -> Any:
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
-        data = tq.kv_batch_get(**where, select_fields=list(READS))
+        control_B = self.control_rows.dense_rows(batch.keys)
+        compares = [] if control_B is None else control_rows.READS
+        data = tq.kv_batch_get(**where, select_fields=sorted({*READS, *compares}))
+        self.control_rows.compare(batch.keys, data)
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         updates = rows_of_updates(len(batch), actor.ppo_mini_batch_size * rollout.n, ranks)
         stale_B = torch.tensor([tag["min_global_steps"] < self.global_steps - 1 for tag in batch.tags])
         fields = {name: data[name] for name in READS}
-        corrected = corrected_fields(self.settings.correction, fields, updates, stale_B)
+        corrected = corrected_fields(self.settings.correction, fields, updates, stale_B, control_B)
         self._policy.append(corrected.report)
         return tq.kv_batch_put(**where, fields=TensorDict(corrected.nested, batch_size=len(batch)))
 
     def step(self: Any, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
+        self.control_rows.begin(self.steps.control_group, self.global_steps)
         batch = super().step(metrics, timing_raw)  # type: ignore[misc]
         policy, self._policy = average(self._policy), []
         # Before the checkpoint, so that it holds what this step decided.

@@ -1,15 +1,16 @@
-"""The control group of our own training loop: which of this process's rollouts are decoded densely, and what the prompts
-with rollouts of both kinds say. The draw and the comparison are those of control/; nothing is sampled or judged here."""
+"""The control group of a training loop, our own or another trainer's: which of this process's rollouts are decoded densely,
+and what the prompts with rollouts of both kinds say. The draw and the comparison are those of control/; nothing is sampled
+or judged here."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from sparroll.control.control_group import dense_flags
 from sparroll.control.paired_prompts import REWARD, PairedPrompt, paired_prompts, prompt_name
 from sparroll.control.reward_gap import RewardGap
 from sparroll.rounding import rounded_up
-from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.sampling.rewards import Graded
 from sparroll.types import Rollout, StepReport
 
@@ -21,15 +22,21 @@ def in_control_group(rollout: Rollout) -> bool:
 
 
 class ControlGroup:
-    """Goes through a step with its rounds of sampling: `begin`, then `flags` and `add` for each round, then `pairs`."""
+    """Goes through a step with its rounds of sampling: `begin`, then `flags` and `add` for each round, then `pairs`.
 
-    def __init__(self, reward_gap: RewardGap, seed: int, samples_per_prompt: int, ranks: Ranks):
-        self.reward_gap, self.seed, self.samples, self.ranks = reward_gap, seed, samples_per_prompt, ranks
+    gather: the items of all processes, in the order of ranks, on every process; `list` where there is one.
+    """
+
+    def __init__(
+        self, reward_gap: RewardGap, seed: int, samples_per_prompt: int, gather: Callable[[list[Any]], list[Any]]
+    ):
+        self.reward_gap, self.seed, self.samples, self.gather = reward_gap, seed, samples_per_prompt, gather
         self.begin(0)
 
     def begin(self, step: int) -> None:
         self.step = step
         self._rollouts = 0
+        self._decode_steps = 0
         self._mine: list[PairedPrompt] = []
 
     def flags(self, mine: Iterable[int], prompts: int, first_prompt: int) -> list[bool]:
@@ -47,20 +54,38 @@ class ControlGroup:
     def add(self, mine: Sequence[int], rollouts: Sequence[Rollout], graded: Graded) -> None:
         """Compare the rollouts of one round. All of its prompts count, also those that dynamic sampling drops: to drop
         prompts by their rewards would bias a difference of rewards."""
+        self.compare(mine, rollouts, graded.reward_GN.flatten().tolist())
+
+    def compare(self, mine: Sequence[int], rollouts: Sequence[Rollout], rewards: Sequence[float]) -> None:
+        """The same for the rollouts of these prompts, prompt by prompt, and a reward of each; NaN: it could not be
+        graded."""
         names = {number: prompt_name(rollouts[place * self.samples].prompt_ids) for place, number in enumerate(mine)}
         dense = [in_control_group(rollout) for rollout in rollouts]
-        figures = {REWARD: graded.reward_GN.flatten().tolist()} | _figures(rollouts)
+        self.compare_figures(names, dense, {REWARD: list(rewards)} | figures_of(rollouts))
+
+    def compare_figures(
+        self, names: Mapping[int, str], dense: Sequence[bool], figures: Mapping[str, Sequence[float]]
+    ) -> None:
+        """The same where only the figures of the rollouts are known, with those of `figures_of`. The arguments are those
+        of `paired_prompts`."""
         self._mine += paired_prompts(self.step, names, dense, figures)
+        lengths = zip(figures["length"], dense, strict=True)
+        self._decode_steps += sum(int(length) - 1 for length, flag in lengths if flag)
 
     def pairs(self) -> tuple[PairedPrompt, ...]:
         """Those of the whole step and of all processes."""
-        return tuple(self.ranks.gather(self._mine))
+        return tuple(self.gather(self._mine))
+
+    def decode_steps(self) -> int:
+        """How many decode steps the step's dense rollouts took at least, over all processes: each token but the first of
+        a response is one."""
+        return sum(self.gather([self._decode_steps]))
 
     def report(self) -> StepReport:
         return {"control/rollouts": float(self._rollouts)}
 
 
-def _figures(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
+def figures_of(rollouts: Sequence[Rollout]) -> dict[str, list[float]]:
     """What is compared beside the reward. surprisal: minus the mean log-probability of the response's tokens under the
     policy that sampled them, in nats; an estimate of that policy's entropy per token that costs nothing."""
     return {

@@ -86,3 +86,16 @@ def test_dense_rollouts_have_weights_of_one() -> None:
     found = batch()
     leave_uncorrected(found)
     assert torch.equal(found["importance_sampling_ratio"], torch.ones(B, T))
+
+
+def test_a_control_group_is_corrected_and_left_out_of_the_distance() -> None:
+    control, found, alone = [False, True, False, False, True, False], batch(), batch()
+    whole = correct_batch(alone, correction("tis"), lambda part: part, 0)
+    report = correct_batch(found, correction("tis"), lambda part: part, 0, control)
+    sparse_B1 = ~torch.tensor(control)[:, None]
+    mask_BT = found["completion_mask"].bool() & sparse_B1
+    distance = (found["sampling_per_token_logps"] - found["old_per_token_logps"])[mask_BT].mean()
+    assert report["mismatch/kl_sparse_to_dense"] == pytest.approx(float(distance), abs=1e-6)
+    assert report["mismatch/kl_sparse_to_dense"] != pytest.approx(whole["mismatch/kl_sparse_to_dense"], abs=1e-3)
+    for name in ("importance_sampling_ratio", "tool_mask", "num_items_in_batch"):
+        assert torch.equal(found[name], alone[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -110,3 +111,39 @@ def test_a_state_of_another_format_is_refused(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace('"format": 1', '"format": 99'))
     with pytest.raises(UserError, match="another version"):
         saved_state.read(tmp_path, "start anew")
+
+
+CONTROL = {"control_share": 0.125, "control_share_first": 0.125}
+
+
+def compared(made: SamplingRounds, number: int, gain: float) -> EngineStep:
+    """A round of 8 prompts with 8 rollouts of 10 tokens, one of them dense: it gets `gain` more reward than the others."""
+    group = made.control_group
+    assert group is not None
+    group.begin(number)
+    flags = group.flags(range(8), 8, 0)
+    figures = {"reward": [gain * flag for flag in flags], "length": [10.0] * len(flags)}
+    group.compare_figures({n: f"{n}" for n in range(8)}, flags, figures)
+    step = measured(range(8), 0.9, number, ceiling=True)
+    return dataclasses.replace(step, ran=dataclasses.replace(step.ran, dense_request_steps=72))
+
+
+def test_a_control_group_shows_the_ceiling_and_goes_on_after_a_checkpoint(tmp_path: Path) -> None:
+    whole, cut = rounds(**CONTROL), rounds(**CONTROL)
+    assert whole.ceiling_prompts == 0
+    report, _ = (each.complete([compared(each, 1, 0.5)], KEPT).report for each in (whole, cut))
+    assert (report["control/reward_gap"], report["control/rollouts"], report["control/dense_steps"]) == (0.5, 8, 72)
+    assert report["mismatch/dense_ceiling_step"] == 0
+    before = dict(whole.ceiling)
+    whole.evaluated([measured(range(8), 0.1, 5).state])
+    assert whole.ceiling == before and whole.ceiling_prompts == 0
+    saved_state.write(tmp_path, cut.state())
+    again = rounds(**CONTROL)
+    again.restore(saved_state.read(tmp_path, ""))
+    found = [each.complete([compared(each, 2, 0.1)], KEPT).report for each in (whole, again)]
+    assert found[0] == found[1] and found[0]["control/reward_gap"] == pytest.approx(0.3)
+
+
+def test_where_drafts_are_checked_a_control_group_shows_no_ceiling() -> None:
+    made = rounds(verify=DraftCheck(), **CONTROL)
+    assert made.control_group is not None and not made.control_shows_ceiling and made.ceiling_prompts == 0

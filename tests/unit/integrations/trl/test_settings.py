@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from sparroll import Schedule
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.corrections import correction
 from sparroll.draft_check import DraftCheck
@@ -113,3 +114,31 @@ def test_guard_and_controller_hold_impossible_tokens_in_the_words_of_trl() -> No
     with pytest.raises(UserError, match="impossible_nats = 20 does nothing") as refused:
         setup(guard={"impossible_nats": 20})
     assert 'guard={"impossible_at_most": 1e-4}' in str(refused.value.hint)
+
+
+def test_a_control_group_is_that_of_our_own_loop_and_part_of_a_checkpoint() -> None:
+    group = {"control_share": 1 / 16, "control_share_first": 1 / 8, "control_first_steps": 5}
+    made = setup(**group, guard={"reward_gap": 0.1}, seed=11)
+    guard = made.watchers()[0]
+    assert guard.reward_gap.settings == ControlGroupSettings(1 / 16, 1 / 8, 5, reward_gap=0.1)  # type: ignore[attr-defined]
+    assert made.config.train.seed == 11
+    assert made.table()["control_group"] == {"share": 1 / 16, "share_first": 1 / 8, "first_steps": 5}
+    assert made.rescoring_of_control().probe_rollouts == 1
+    assert "control_group" not in setup().table() and setup().watchers()[0].reward_gap is None  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message", "hint"),
+    [
+        ({"control_share": 0.6}, "^control_share.*0.6", ""),
+        ({"control_share": 0.4}, "^control_share_first = 0.25 must be at least control_share = 0.4", "the same share"),
+        ({"control_first_steps": 3}, "^control_first_steps = 3 does nothing", "control_share=0.03125"),
+        ({"guard": {"reward_gap": 0.1}}, "reward_gap = 0.1 does nothing.* control_share is 0", "control_share=0.03125"),
+    ],
+)
+def test_a_control_group_is_refused_in_the_words_of_sparse_rollouts(
+    settings: dict[str, Any], message: str, hint: str
+) -> None:
+    with pytest.raises(UserError, match=message) as refused:
+        setup(**settings)
+    assert hint in str(refused.value.hint)

@@ -39,18 +39,20 @@ def world() -> tuple[dict[str, Tensor], list[Rollout], list[TokenScores], Tensor
     return fields, rollouts, [TokenScores(row) for row in dense], advantage_B
 
 
+@pytest.mark.parametrize("control", [None, [False, True, False, False]])
 @pytest.mark.parametrize("name", USABLE)
-def test_the_fields_give_our_own_loss_and_our_own_metrics(name: str) -> None:
+def test_the_fields_give_our_own_loss_and_our_own_metrics(name: str, control: list[bool] | None) -> None:
     fields, rollouts, scores, advantage_B = world()
     ours = TokenBatch.from_rollouts(rollouts, pad_id=0)
-    metrics = correct_step(correction(name), ours, rollouts, scores, Ranks(), 0, 1)
+    metrics = correct_step(correction(name), ours, rollouts, scores, Ranks(), 0, 1, control or ())
     assert ours.weight_BT is not None and ours.kept_BT is not None
     dense_BT = fields["old_log_probs"].to_padded_tensor(0.0)
     now_BT = dense_BT - 0.1
     expected, _ = policy_loss(
         now_BT, dense_BT, advantage_B, ours.weight_BT, ours.kept_BT, ours.kept_tokens, LossSettings(0.2, 0.28)
     )
-    found = corrected_fields(correction(name), fields, [[0, 1, 2, 3]])
+    control_B = None if control is None else torch.tensor(control)
+    found = corrected_fields(correction(name), fields, [[0, 1, 2, 3]], control_B=control_B)
     assert set(found.nested) == set(WRITES)
     padded = {name: tensor.to_padded_tensor(0) for name, tensor in found.nested.items()}
     ratio_BT = (now_BT - dense_BT).exp()

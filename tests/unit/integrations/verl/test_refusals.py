@@ -85,3 +85,24 @@ def test_log_probabilities_of_the_checks_are_those_of_one_set_of_weights_alone()
 def test_without_settings_of_ours_the_error_names_the_first_one() -> None:
     with pytest.raises(UserError, match=r"custom\.sparroll is missing"):
         refusals.settings_of({"actor_rollout_ref": {"rollout": {"custom": None}}})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "why"),
+    [
+        ("trainer/v1/trainer_mode", "sparroll_colocate_async", "dropped by how long they take"),
+        ("trainer/v1/trainer_mode", "sparroll_separate_async", "dropped by how long they take"),
+        ("algorithm/filter_groups/enable", True, "by their rewards"),
+        ("algorithm/adv_estimator", "remax", "greedy"),
+        ("actor_rollout_ref/rollout/agent/agent_loop_manager_class", "my.Manager", "which requests are dense"),
+    ],
+)
+def test_what_would_bias_a_control_group_is_refused_with_one_and_runs_without(field: str, value: Any, why: str) -> None:
+    share = "actor_rollout_ref/rollout/custom/sparroll/control_group/share"
+    refusals.check(config(**{field: value}))
+    refusals.check(config(**{field: value, share: 0}))
+    refusals.check(config(**{share: 0.125}))
+    with pytest.raises(UserError, match=why) as refused:
+        refusals.check(config(**{field: value, share: 0.125}))
+    assert f"{field.replace('/', '.')}={value}" in refused.value.message
+    assert "control_group out" in str(refused.value.hint)

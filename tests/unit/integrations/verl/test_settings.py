@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.control.controller import Controller
 from sparroll.errors import UserError
 from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings, in_verls_words
@@ -99,6 +100,19 @@ def test_an_engine_is_started_for_every_schedule_that_may_come() -> None:
         ({"control": {"by": "cheaper", "schedules": ["x"]}}, "DistillSparse", "nobody, guard or controller"),
         ({"rescoring": {"probe_rollouts": 4}}, "needs 8 rollouts", "null re-scores all"),
         ({"rescoring": {"top_k": 10}}, "this run measures", rf"\+{PREFIX}\.guard\.at_least=0\.86"),
+        ({"control_group": {"shares": 1}}, rf"unknown key {PREFIX}\.control_group\.shares", "'share'"),
+        ({"control_group": {"share": 0.6}}, rf"{PREFIX}\.control_group\.share: .*0\.6", ""),
+        (
+            {"control_group": {"share": 0.4}},
+            rf"{PREFIX}\.control_group\.share_first = 0\.25 must be at least {PREFIX}\.control_group\.share = 0\.4",
+            "the same share",
+        ),
+        (
+            {"control_group": {"first_steps": 5}},
+            rf"{PREFIX}\.control_group\.first_steps = 5 does nothing",
+            rf"{PREFIX}\.control_group\.share=0\.03125",
+        ),
+        ({"guard": {"reward_gap": 0.1}}, rf"{PREFIX}\.guard\.reward_gap = 0\.1 does nothing", ""),
         ({"attention": "fa4"}, rf"unknown {PREFIX}\.attention 'fa4'", "triton"),
     ],
 )
@@ -124,3 +138,20 @@ def test_hints_of_our_own_loop_say_what_to_type_in_verl() -> None:
     assert in_verls_words("--set guard.window_steps=2, or train.prompts_per_step = 8") == (
         f"+{PREFIX}.guard.window_steps=2, or data.train_batch_size = 8"
     )
+
+
+@pytest.mark.parametrize("reward_gap", [0.1, None])
+def test_a_control_group_is_that_of_our_own_loop_and_travels_whole(reward_gap: float | None) -> None:
+    group = {"share": 1 / 16, "share_first": 1 / 8, "first_steps": 5, "seed": 11}
+    settings = read(control_group=group, guard={"reward_gap": reward_gap})
+    guard, _ = settings.watchers()
+    assert guard.reward_gap.settings == ControlGroupSettings(1 / 16, 1 / 8, 5, reward_gap=reward_gap)  # type: ignore[attr-defined]
+    assert settings.config.train.seed == 11
+    inline = json.loads(json.dumps(settings.inline()))
+    assert inline["control_group"] == group and SparseSettings.read(inline, FACTS) == settings
+    assert read(control_group={"share": 0}) == read() and "control_group" not in read().inline()
+
+
+def test_a_control_group_needs_several_rollouts_of_a_prompt() -> None:
+    with pytest.raises(UserError, match=r"rollout\.n = 1"):
+        read(replace(FACTS, samples_per_prompt=1), control_group={"share": 1 / 32})

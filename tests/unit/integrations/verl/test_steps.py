@@ -19,7 +19,7 @@ from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 from sparroll.integrations.verl.steps import Steps, average
 from sparroll.mismatch import TailStatistics
 from sparroll.schedule import Schedule
-from sparroll.types import Checks
+from sparroll.types import Checks, Rollout
 
 FACTS = RunFacts("some/model", 4, 4, 100, 300)
 POLICY = {"policy/kept_tokens": 90.0, "policy/trained_rollouts": 16.0, "policy/trained_tokens": 90.0}
@@ -171,3 +171,82 @@ def test_a_schedule_of_impossible_tokens_is_held_by_the_guard_and_the_controller
     decided = steps.complete(1, [far_replica(1, range(16), 4)], POLICY)
     assert "more than 10 nats off 0.04" in " ".join(decided.events)
     assert steps.schedule is not None and steps.schedule.kv_budget_tokens(100) > 64
+
+
+CONTROL = {"control_group": {"share": 0.25, "share_first": 0.25}, "guard": {"at_least": 0.8, "reward_gap": 0.1}}
+
+
+def compared(steps: Steps, number: int, gain: float, dense_acceptance: float = 0.95, decoded: int = 36) -> EngineStep:
+    """A step of 4 prompts with 4 rollouts of 10 tokens, one of them dense: it gets `gain` more reward than the others.
+    -> what an engine measured, which decoded so many steps for dense requests"""
+    group = steps.control_group
+    assert group is not None
+    group.begin(number)
+    flags = group.flags(range(4), 4, 0)
+    names = [None if flag else "sparse" for flag in flags]
+    rollouts = [
+        Rollout([number, n // 4], [2] * 10, torch.zeros(10), "stop", schedule_name=s) for n, s in enumerate(names)
+    ]
+    group.compare(range(4), rollouts, [gain * flag for flag in flags])
+    step = replica(number, range(16), HIGH)
+    ran = dataclasses.replace(step.ran, dense_request_steps=decoded)
+    return dataclasses.replace(step, ran=ran, ceiling=replica(number, range(100, 104), dense_acceptance).state)
+
+
+def test_the_control_group_is_compared_and_shows_the_ceiling() -> None:
+    steps = Steps(settings(**CONTROL))
+    report = steps.complete(1, [compared(steps, 1, 0.5)], POLICY).report
+    assert report["control/reward_gap"] == report["control/step_reward_gap"] == 0.5
+    assert (report["control/pairs"], report["control/rollouts"], report["control/dense_steps"]) == (4, 4, 36)
+    assert report["mismatch/dense_ceiling_q05"] == pytest.approx(0.95, abs=1e-3)
+    assert report["mismatch/dense_ceiling_step"] == 0 and not steps.ceiling_due(1)
+    # The ceiling pools the newest steps that have 8 rollouts together.
+    report = steps.complete(2, [compared(steps, 2, 0.3, 0.5)], POLICY).report
+    assert report["control/reward_gap"] == pytest.approx(0.4) and report["control/pairs"] == 8
+    assert report["mismatch/dense_ceiling_mean"] == pytest.approx((0.95 + 0.5) / 2, abs=1e-3)
+
+
+def test_a_sure_gap_is_an_alarm_of_the_guard() -> None:
+    steps = Steps(settings(**CONTROL))
+    events = [steps.complete(number, [compared(steps, number, 1.0)], POLICY).events for number in range(1, 16)]
+    said = [line for of_step in events for line in of_step]
+    assert any("sparse rollouts get less reward than dense ones" in line for line in said)
+
+
+def test_dense_requests_that_were_decoded_sparsely_end_the_run() -> None:
+    steps = Steps(settings(**CONTROL))
+    with pytest.raises(RuntimeError, match="decoded 35 steps of dense requests, and the control group took 36"):
+        steps.complete(1, [compared(steps, 1, 0.0, decoded=35)], POLICY)
+
+
+def test_a_control_group_counts_in_a_step_whose_tail_was_not_measured() -> None:
+    steps = Steps(settings(**CONTROL))
+    empty = dataclasses.replace(
+        compared(steps, 1, 0.5), state=replica(1, range(0), HIGH).state, counts=RescoringCounts()
+    )
+    report = steps.complete(1, [empty], POLICY).report
+    assert report["control/reward_gap"] == 0.5 and not any(name.startswith("mismatch/acceptance") for name in report)
+
+
+def test_while_all_rollouts_are_dense_there_is_no_control_group() -> None:
+    stricter = {"by": "guard", "stricter": ["dense"]}
+    steps = Steps(settings(**CONTROL, control=stricter))
+    steps.schedule = None
+    assert steps.control_group is None and not steps.control_shows_ceiling
+    assert not any(
+        name.startswith("control/") for name in steps.complete(1, [replica(1, range(16), HIGH)], POLICY).report
+    )
+
+
+def test_a_control_group_goes_on_exactly_after_a_resume(tmp_path: Path) -> None:
+    one, other = Steps(settings(**CONTROL)), Steps(settings(**CONTROL))
+    one.complete(1, [compared(one, 1, 0.5)], POLICY)
+    saved_state.write(tmp_path, one.state())
+    other.restore(saved_state.read(tmp_path, ""))
+    found = [each.complete(2, [compared(each, 2, 0.25, 0.7)], POLICY) for each in (one, other)]
+    assert found[0] == found[1] and found[0].report["control/pairs"] == 8
+    plain = Steps(settings(guard={"at_least": 0.8}))
+    plain.complete(1, [replica(1, range(16), HIGH)], POLICY)
+    saved_state.write(tmp_path, plain.state())
+    with pytest.raises(UserError, match="checkpoint is of a run without one"):
+        other.restore(saved_state.read(tmp_path, ""))

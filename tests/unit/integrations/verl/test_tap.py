@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.rescoring import InForce, RescoringSettings
 from sparroll.engines.vllm.windows.packing import packed
 from sparroll.integrations.verl.tap import Tap
@@ -43,11 +44,13 @@ class Engine:
     def __init__(self, tokens: tuple[int, ...] = (0, 1, 2), finish: str = "length"):
         self.tokens, self.finish = list(tokens), finish
         self.asked: list[Any] = []
+        self.prompts: list[Any] = []
         self.said: dict[str, Any] = {}
         self.output_processor = SimpleNamespace(request_states={})
 
     async def generate(self, *, prompt: Any, sampling_params: Any, request_id: str, **more: Any) -> AsyncIterator[Any]:
         self.asked.append(sampling_params)
+        self.prompts.append(prompt)
         again = getattr(sampling_params, "prompt_logprobs", None)
         again = None if again is None else min(again, VOCABULARY)
         if again is not None:
@@ -140,6 +143,45 @@ def test_samples_of_one_prompt_have_names_of_their_own_in_every_step() -> None:
         names += [held.rollout_id for held in tapped.rescorer.due()]
         tapped.take()
     assert len(set(names)) == 4 and len({name.partition("#")[0] for name in names}) == 2
+
+
+DENSE = {"extra_args": {DENSE_REQUEST: True}}
+
+
+def test_a_dense_request_has_a_cache_of_its_own_and_shows_the_ceiling_and_not_the_tail() -> None:
+    tapped = tap(Engine())
+    asyncio.run(ask(tapped, [3, 3], "a", **DENSE))
+    asyncio.run(ask(tapped, [3, 3], "b"))
+    assert [prompt.get("cache_salt") for prompt in tapped._engine.prompts] == [CACHE_SALT, None]
+    asyncio.run(tapped.measure())
+    state, counts, *_ = tapped.take()
+    assert (counts.held, counts.measured, state["overall"][0]) == (1, 1, 1)
+    ceiling, spent = tapped.take_control()
+    assert ceiling is not None and ceiling["overall"][0] == 1 and spent.read_tokens == 5
+    counts.charge(spent)
+    assert (counts.held, counts.measured, counts.read_tokens) == (1, 1, 10)
+    assert tapped.take_control()[0] is None
+
+
+def test_of_the_control_group_no_more_is_read_again_than_was_asked_for() -> None:
+    tapped = tap(Engine())
+    tapped.control.settings = RescoringSettings(top_k=20, probe_rollouts=2)
+    for place in range(3):
+        asyncio.run(ask(tapped, [3, place], **DENSE))
+    asyncio.run(tapped.measure())
+    assert tapped.take()[1].held == 0 and tapped.take_control()[1].measured == 2
+
+
+def test_dense_drafts_are_trained_on_and_counted_but_are_no_sparse_tokens() -> None:
+    engine = Engine()
+    tapped = tap(engine, checks_drafts=True)
+    tapped._keeps_dense_logp = True
+    asyncio.run(ask(tapped, [3], "a", **DENSE))
+    engine.said = {"a-7f": said(3, 1.0)}
+    asyncio.run(tapped.measure())
+    _, counts, _, checked = tapped.take()
+    assert (counts.held, counts.measured, checked.tokens, checked.checks.windows) == (0, 0, 0, 1)
+    assert len(tapped.take_responses()) == 1 and tapped.take_control()[0] is None
 
 
 def said(tokens: int, acceptance: float) -> dict[str, Any]:
