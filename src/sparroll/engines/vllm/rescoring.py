@@ -278,8 +278,9 @@ async def measure_async(rescorer: Rescorer, generate: Generate, vocabulary: int,
     """The same in a server. Call it while nothing is sampled and before weights, cache or schedule change: an abort or
     a sleep would end its requests, too. Those are counted as aborted."""
     began = time.perf_counter()
-    settings = rescorer.settings
-    check_sampling(settings.temperature, 1.0, settings.top_k, vocabulary)
+    settings, due = rescorer.settings, rescorer.due()
+    if due:
+        check_sampling(settings.temperature, 1.0, settings.top_k, vocabulary)
 
     async def read(held: HeldRollout) -> None:
         ids, parameters = request_of(held.rollout, settings.top_k, context_limit)
@@ -304,7 +305,7 @@ async def measure_async(rescorer: Rescorer, generate: Generate, vocabulary: int,
         rescorer.fold(held, dense)
 
     # All of them are waited for, so that none runs on behind an error.
-    failures = await asyncio.gather(*(read(held) for held in rescorer.due()), return_exceptions=True)
+    failures = await asyncio.gather(*(read(held) for held in due), return_exceptions=True)
     rescorer.counts.seconds += time.perf_counter() - began
     for failure in failures:
         if failure is not None:

@@ -145,6 +145,15 @@ def test_samples_of_one_prompt_have_names_of_their_own_in_every_step() -> None:
     assert len(set(names)) == 4 and len({name.partition("#")[0] for name in names}) == 2
 
 
+def test_checks_measure_at_a_temperature_at_which_nothing_could_be_read_again() -> None:
+    engine, settings = Engine(), RescoringSettings(top_k=2, temperature=0.6)
+    tapped = Tap(engine, settings, replica=0, vocabulary=VOCABULARY, context_limit=100, checks_drafts=True)
+    asyncio.run(ask(tapped, [3], "a", temperature=0.6))
+    engine.said = {"a-7f": said(3, 0.8)}
+    asyncio.run(tapped.measure())
+    assert tapped.take()[1].checked == 1
+
+
 DENSE = {"extra_args": {DENSE_REQUEST: True}}
 
 
