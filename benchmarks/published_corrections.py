@@ -235,8 +235,8 @@ def staleness_adds(found: Results) -> Sequence[Part]:
 
 
 def _lost_together(found: Mapping[str, Any], task: str, old: int) -> list[float]:
-    """Lost by both, as a part of the sum of what sparsity and age lose alone, of each seed. Of one kind of run only: those of
-    another correction have the same seeds."""
+    """Lost by both, as a part of the sum of what sparsity and age lose alone, of each seed. Of one kind of run only: those
+    of another correction have the same seeds."""
     asked = {"task": task, "rollouts": "sparse", "rollouts_behind_steps": old}
     lines = [line for line in found["lines"] if {name: line[name] for name in asked} == asked]
     line = max(lines, key=lambda line: line["dense_of"] == "now")

@@ -50,7 +50,7 @@ _KEYS = [
 _STEP_KEYS = ["from_context_tokens", "kv_budget_tokens", "measured"]
 _OF_STATISTIC = {"acceptance": ("estimator", "top_k", "quantile", "at_least"), "impossible_share": ("nats", "at_most")}
 """The statistics that a target may be for, with the keys that only it has."""
-_BESIDE = ("over_2_nats_at_most", "kl_at_most", "impossible_at_most", "impossible_nats")
+_BESIDE = ("over_2_nats_at_most", "kl_at_most", "far_mass_at_most", "far_mass_nats")
 """Bounds that a calibration held beside the target."""
 _TARGET_KEYS = ["statistic", *(key for keys in _OF_STATISTIC.values() for key in keys), *_BESIDE]
 _FORCED = "Schedule.load(..., force=True)"
