@@ -165,8 +165,8 @@ PAGES: Mapping[str, Claims] = {
         "The fixed budget loses {lost} % of the reward": rl_grid,
     },
     "docs/training.md": {
-        "In the worst of {cases} cases {alarms} of {runs} simulated runs of 1,000 steps at half of the limit raised an alarm, "
-        "so at most {most} % of such runs do (95 %)": impossible_limit,
+        "In the worst of {cases} cases {alarms} of {runs} simulated runs of 1,000 steps at half of the limit raised an "
+        "alarm, so at most {most} % of such runs do (95 %)": impossible_limit,
         "What this means: {all_alarms} of the {all_runs} runs with the tail .01 above the target raised an alarm": guard,
         "Of these {thin_runs} runs with the tail .01 above the target {thin_alarms} raised an alarm.": guard,
         "an alarm in at least {at_target} of 100 runs (correlation .1)": guard,
