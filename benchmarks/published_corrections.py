@@ -177,7 +177,7 @@ def middle_budget_suffices(found: Results) -> Sequence[Part]:
                 continue
             enough = of[task].beyond(middle[task], "dense")
             parts.append(Part(f"{_words(task, middle[task])}, beyond dense", enough, as_good(), sign=True))
-            least = by_kept[min(by_kept)] if by_kept else ""
+            least = by_kept[min(by_kept)] if by_kept else middle[task]
             if least != middle[task]:
                 behind = of[task].beyond(least, "dense")
                 parts.append(Part(f"{_words(task, least)}, beyond dense", behind, below(0), sign=True))
