@@ -370,8 +370,8 @@ PAGES: Mapping[str, Claims] = {
         "seeds.": corrections,
         "the reward rose from {fixed_reward_first} to {fixed_reward}.": sixty_steps,
         "raises the tail without reading more**: from {before} to {after} in 15 steps": adapters,
-        "In 60 steps the reward was {distill_reward} instead of {reward_75} and the gain {distill} instead of {at_75}. That "
-        "is what the schedule of .86 gains, with {read_75} instead of {read_86} % of the cache.": sixty_steps,
+        "In 60 steps the reward was {distill_reward} instead of {reward_75} and the gain {distill} instead of {at_75}. The "
+        "schedule of .86 gained {at_86} with {read_86} instead of {read_75} % of the cache": sixty_steps,
         "([{on_1_7b} times on a 1.7B shape](results.md#a-whole-training-step), {least} to {most} times on this small "
         "model": adapters,
         "it drops {veto_fixed} % of the tokens, in some steps all, and at .87 still {veto} %": corrections,

@@ -8,6 +8,7 @@ pages are claims.py's.)
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,6 +23,8 @@ RUNNER = "python recipes/claims/run.py --out runs/claims --only"
 STUDY = "study, 30.8M"
 TINY = "tiny-reasoner"
 SHAPE = "Qwen3-1.7B's shape, random weights"
+MODEL_OF_TASK = {"table-sums": STUDY, "remarks": TINY}
+"""Of recipes/claims."""
 
 
 def study_command(steps: int, *rows: str) -> str:
@@ -35,22 +38,32 @@ class Part:
     """One figure that a claim's verdict rests on."""
 
     label: str
-    estimate: Estimate
+    estimate: Estimate | None
+    """None where a run that was cut did not come to it."""
     rule: Rule
     decimals: int = 3
     unit: str = ""
     sign: bool = False
     """Whether a plus sign is shown: of changes and differences."""
+    missing: str = "not run yet"
+    """What is shown where there is no estimate."""
 
     @property
     def verdict(self) -> Verdict:
-        return self.rule.judge(self.estimate)
+        return "undecided" if self.estimate is None else self.rule.judge(self.estimate)
 
-    def figure(self) -> str:
-        return f"{self.label}: {rounded_down(self.estimate.value, self.decimals, self.sign)}{self.unit}"
+    def seen(self) -> str:
+        """The figure with its interval."""
+        if self.estimate is None:
+            return f"{self.label}: {self.missing}"
+        return (
+            f"{self.label}: {rounded_down(self.estimate.value, self.decimals, self.sign)}{self.unit} {self.interval()}"
+        )
 
     def interval(self) -> str:
-        if not self.estimate.repeated:
+        if self.estimate is None or math.isinf(self.estimate.low):
+            return "(no interval)"
+        if self.estimate.low == self.estimate.high:
             return "(single)"
         low = rounded_down(self.estimate.low, self.decimals, self.sign)
         high = rounded_up(self.estimate.high, self.decimals, self.sign)
@@ -77,35 +90,46 @@ class PublishedClaim:
     experiment: str = ""
     """Of recipes/claims, that will settle the claim or sharpen its verdict."""
     settled: Callable[[Sequence[Any]], Sequence[Part]] | None = None
-    """Parts from the results of the experiment's records, which take the place of `parts` once there are any."""
+    """Parts from the results of the experiment's records, which stand beside `parts`."""
+    supersedes: bool = False
+    """Whether the experiment measures what `parts` measures, and better, so that its parts take the place of those."""
     untestable: str = ""
     """Why it cannot be tested here."""
 
+    def __post_init__(self) -> None:
+        if bool(self.experiment) != (self.settled is not None):
+            raise ValueError(f"the claim {self.name} needs both an experiment and what reads its records, or neither")
+
     def found(self) -> Sequence[Part]:
-        """Empty where a record is missing."""
-        if settled := self.found_by_experiment():
-            return settled
-        if self.parts is None:
-            if self.settled is None and (waiting := self.experiment_records()):
-                raise ValueError(f"{waiting[0]} is there, but the claim {self.name} has no parts that read it")
+        """Empty where records are missing."""
+        return [*self.found_in_records(), *self.found_by_experiment()]
+
+    def found_in_records(self) -> Sequence[Part]:
+        """Of `records`. Empty where one of them is missing, or where the experiment took their place."""
+        if self.parts is None or (self.supersedes and self.found_by_experiment()):
             return ()
         missing = any(not (RESULTS / f"{name}.json").exists() for name in self.records)
         return () if missing else self.parts()
 
     def found_by_experiment(self) -> Sequence[Part]:
         """Empty where the experiment has not come to this claim yet."""
-        ran = self.experiment_records()
-        return self.settled([self._results(name) for name in ran]) if self.settled is not None and ran else ()
+        if self.settled is None or not (ran := self.experiment_records()):
+            return ()
+        parts = self.settled([self._results(name) for name in ran])
+        return parts if any(part.estimate is not None for part in parts) else ()
 
     def experiment_records(self) -> list[str]:
         pattern = f"claims-{self.experiment}-*.json"
         return [path.stem for path in sorted(RESULTS.glob(pattern))] if self.experiment else []
 
     def _results(self, name: str) -> Any:
+        return self._record(name)["results"]
+
+    def _record(self, name: str) -> Any:
         record = records.read(RESULTS / f"{name}.json", f"claims-{self.experiment}")
         if record["config"]["toy"]:
             raise ValueError(f"{name} was made with --toy, which shows that the code runs and nothing else")
-        return record["results"]
+        return record
 
     def verdict(self) -> Verdict:
         if self.untestable:
@@ -116,22 +140,33 @@ class PublishedClaim:
     def row(self) -> list[str]:
         """Cells of the page's table, but for the commands."""
         found, verdict = self.found(), self.verdict()
-        seen = self.untestable or "; ".join(f"{part.figure()} {part.interval()}" for part in found) or "-"
-        return [f"`{self.name}`", f"**{verdict}**", self.says, seen, self.model, self.sources()[0]]
+        seen = self.untestable or "; ".join(part.seen() for part in found) or "-"
+        return [f"`{self.name}`", f"**{verdict}**", self.says, seen, self.models(), self.sources()[0]]
+
+    def models(self) -> str:
+        """With those of the experiment's tasks, where it ran."""
+        ran = self.experiment_records() if self.found_by_experiment() else []
+        tasks = dict.fromkeys(task for name in ran for task in self._record(name)["config"]["tasks"])
+        more = [MODEL_OF_TASK[task] for task in tasks if MODEL_OF_TASK[task] not in self.model]
+        return "; ".join([self.model, *more])
 
     def sources(self) -> tuple[str, list[str]]:
         """(The records that were read and those that are missing, in words; the commands that make both.)"""
-        ran = self.experiment_records()
-        if self.found_by_experiment():
-            return ", ".join(f"`{name}`" for name in ran), [f"{RUNNER} {self.experiment}"]
-        found = bool(self.found())
-        used = [f"`{name}`" for name in self.records] if found else []
-        commands = [self.command] if self.command and (found or not self.experiment) else []
+        older, ran = self.found_in_records(), self.experiment_records()
+        read = bool(self.found_by_experiment())
+        used = [f"`{name}`" for name in self.records] if older else []
+        commands = [self.command] if self.command and (older or not self.experiment) else []
         if self.experiment:
-            used += [f"`{name}`: not in this verdict" for name in ran]
+            used += [self._in_words(name) if read else f"`{name}`: not in this verdict" for name in ran]
             used += [] if ran else [f"`claims-{self.experiment}-*`: not run yet"]
             commands.append(f"{RUNNER} {self.experiment}")
         return ", ".join(used) or "-", commands
+
+    def _in_words(self, name: str) -> str:
+        """A record of the experiment, and how much of it there is."""
+        found = self._results(name)
+        done, missing = len(found["cells"]), len(found["missing"])
+        return f"`{name}`" + (f" ({done} of {done + missing} cells)" if missing else "")
 
     def rules(self) -> list[str]:
         """Cells of the table of rules; none without parts."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from published_rules import Estimate
@@ -47,29 +47,37 @@ def _changes(record: str, row: str) -> list[float]:
 
 
 def _around(mean: float, inverse_runs: float, of: Sequence[str]) -> Estimate:
-    """`inverse_runs`: the variance of the mean in units of the variance of a run."""
-    spread, freedom = pooled_deviation(of)
+    return around(mean, inverse_runs, *pooled_deviation(of))
+
+
+def around(mean: float, inverse_runs: float, spread: float, freedom: int) -> Estimate:
+    """Student's interval of a mean. inverse_runs: its variance in units of that of a run; spread: standard deviation of a
+    run, which has so many degrees of freedom. Without any there is no interval."""
+    if not freedom:
+        return Estimate.unrepeated(mean)
     half = float(stats.t.ppf(0.975, freedom)) * spread * math.sqrt(inverse_runs)
     return Estimate(mean, mean - half, mean + half)
 
 
 def pooled_deviation(of: Sequence[str]) -> tuple[float, int]:
-    """Standard deviation between the seeds of a row, and its degrees of freedom."""
-    squares, freedom = 0.0, 0
-    for record in of:
-        for row in dict.fromkeys(run["row"] for run in results(record, KIND)["runs"]):
-            values = _changes(record, row)
-            if len(values) > 1:
-                squares += statistics.variance(values) * (len(values) - 1)
-                freedom += len(values) - 1
-    return math.sqrt(squares / freedom), freedom
+    """`pooled` over all rows of these records of the study."""
+    rows = {(record, run["row"]) for record in of for run in results(record, KIND)["runs"]}
+    return pooled([_changes(*each) for each in sorted(rows)])
+
+
+def pooled(rows: Iterable[Sequence[float]]) -> tuple[float, int]:
+    """Standard deviation between the values of a row, and its degrees of freedom. A row with one value says nothing."""
+    known = [values for values in rows if len(values) > 1]
+    freedom = sum(len(values) - 1 for values in known)
+    squares = sum(statistics.variance(values) * (len(values) - 1) for values in known)
+    return (math.sqrt(squares / freedom) if freedom else 0.0), freedom
 
 
 def mean_of(values: Sequence[float]) -> Estimate:
     """Of independent runs."""
     mean = statistics.mean(values)
     if len(values) == 1:
-        return Estimate.single(mean)
+        return Estimate.unrepeated(mean)
     half = float(stats.t.ppf(0.975, len(values) - 1)) * statistics.stdev(values) / math.sqrt(len(values))
     return Estimate(mean, mean - half, mean + half)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import published_corrections
 from published_claims import STUDY, TINY, Part, PublishedClaim, study_command
 from published_figures import change, difference, mean_of, over
 from published_rules import Estimate, above, as_good, at_least, below, inside
@@ -73,6 +74,7 @@ CLAIMS = (
         parts=more_stable_than_tis,
         command=study_command(25, *ROWS),
         experiment="jackpot-union",
+        settled=published_corrections.better_than_tis,
     ),
     PublishedClaim(
         name="jackpot-like-on-policy",
@@ -101,6 +103,7 @@ CLAIMS = (
         parts=lists_suffice,
         command=study_command(25, *BUDGETS.values()),
         experiment="jackpot-union",
+        settled=published_corrections.lists_suffice,
     ),
     PublishedClaim(
         name="z-matters",
@@ -108,6 +111,7 @@ CLAIMS = (
         says="Kept tokens are to be reweighted by Z, summed over the union of both lists",
         model=f"{STUDY}; {TINY}",
         experiment="jackpot-union",
+        settled=published_corrections.z_matters,
     ),
     PublishedClaim(
         name="another-model-samples",
@@ -124,14 +128,16 @@ OTHERS = (
         name="staleness-adds",
         title="staleness and sparsity are two mismatches",
         says="The weight now/sparse factors into now/dense (staleness) and dense/sparse, to be corrected apart (Sparse-RL)",
-        model=TINY,
+        model=f"{STUDY}; {TINY}",
         experiment="staleness",
+        settled=published_corrections.staleness_adds,
     ),
     PublishedClaim(
         name="quantised-sampler",
         title="TIS repairs a quantised sampler",
         says="Rollouts with int8 or fp8 weights train like those of full precision with TIS at a bound of 2 to 8 (FlashRL)",
-        model=TINY,
+        model=f"{STUDY}; {TINY}",
         experiment="quantised-sampler",
+        settled=published_corrections.eight_bits_train_as_well,
     ),
 )

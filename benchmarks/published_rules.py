@@ -3,6 +3,7 @@ here reads a record."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,7 +20,7 @@ NO_CORRELATION = 0.3
 
 @dataclass(frozen=True)
 class Estimate:
-    """A figure with the ends of its 95 % interval, which are the figure itself where nothing was repeated."""
+    """A figure with the ends of its 95 % interval."""
 
     value: float
     low: float
@@ -27,11 +28,13 @@ class Estimate:
 
     @staticmethod
     def single(value: float) -> Estimate:
+        """Of a measurement that nothing but a clock or a count goes into: it is taken as it is."""
         return Estimate(value, value, value)
 
-    @property
-    def repeated(self) -> bool:
-        return self.low < self.high
+    @staticmethod
+    def unrepeated(value: float) -> Estimate:
+        """Of a figure that varies from seed to seed, and has too few of them for an interval: nothing is sure."""
+        return Estimate(value, -math.inf, math.inf)
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,29 @@ def uncorrelated() -> Rule:
     return Rule(text, lambda of: _decided(of.high < NO_CORRELATION, of.low > 0))
 
 
+def at_most(bound: float) -> Rule:
+    text = f"reproduced if at most {bound:g}, refuted if more"
+    return Rule(text, lambda of: _decided(of.high <= bound, of.low > bound))
+
+
+def rejected(behind: Estimate, too_many: float) -> Rule:
+    """For the share of sequences that a veto rejects. behind: what the run gained beyond dense rollouts; one that trains
+    worse should be rejected often, and any other seldom."""
+    worse, as_well = behind.high < 0, behind.low > -AS_GOOD
+
+    def judge(share: Estimate) -> Verdict:
+        if not (worse or as_well):
+            return "undecided"
+        return (above if worse else below)(too_many).judge(share)
+
+    return Rule(
+        f"reproduced if the interval of the rejected share lies above {too_many:g} where a row surely trains worse than "
+        f"dense, or below it where one surely trains no more than .03 worse; refuted if on the other side; undecided "
+        f"where neither is sure",
+        judge,
+    )
+
+
 def as_fast(published: float) -> Rule:
     text = f"reproduced from {NEAR:g} times the published figure on, refuted at 1 or less, partly between"
 
@@ -113,5 +139,6 @@ def combined(verdicts: Sequence[Verdict]) -> Verdict:
 
 COMBINED = (
     "A claim of several parts is reproduced if all of them are, and partly if only some are. If none is, it is refuted "
-    "where at least one part is, and undecided otherwise."
+    "where at least one part is, and undecided otherwise. A part without an interval, and one that a run that was cut did "
+    "not come to, is undecided."
 )

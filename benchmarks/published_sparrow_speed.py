@@ -20,14 +20,15 @@ PUBLISHED_STEP, PUBLISHED_DISTILLED = 1.97, 1.72
 """Speed-ups of a whole step of 1.7B: with the schedule of .86, and with that of .80 and an adapter."""
 PUBLISHED_ADAPTER_UPDATE = 0.55
 """Of the policy's update."""
-RAISED = 0.035
-"""Least that the published adapter raised the tail in most bins."""
 
 
 def published_loss_raises() -> Sequence[Part]:
     short = less(over(AGAIN[25], "distill", TAIL, LAST), over(AGAIN[25], "calibrated-0.75", TAIL, LAST))
     long = less(over(AGAIN[60], "distill", TAIL, LAST), over(S60, "calibrated-0.75", TAIL, LAST))
-    return [Part(f"{steps} steps", of, above(RAISED), sign=True) for steps, of in (("25", short), ("60", long))]
+    return [
+        Part(f"{steps} steps", of, above(published_experiments.RAISED), sign=True)
+        for steps, of in (("25", short), ("60", long))
+    ]
 
 
 def an_adapter_raises() -> Sequence[Part]:
@@ -121,6 +122,7 @@ SPEED_AND_ADAPTER = (
         parts=published_loss_raises,
         command=study_command(60, "distill", "calibrated-0.75"),
         experiment="distil-loss",
+        settled=published_experiments.published_loss_raises,
     ),
     PublishedClaim(
         name="an-adapter-raises-tail",
@@ -131,6 +133,7 @@ SPEED_AND_ADAPTER = (
         parts=an_adapter_raises,
         command=study_command(60, "distill-kl", "calibrated-0.75"),
         experiment="distil-loss",
+        settled=published_experiments.an_adapter_raises,
     ),
     PublishedClaim(
         name="adapter-trains-as-well",
@@ -141,6 +144,7 @@ SPEED_AND_ADAPTER = (
         parts=adapter_trains,
         command=study_command(60, "distill-kl", "calibrated-0.86"),
         experiment="distil-loss",
+        settled=published_experiments.adapter_trains,
     ),
     PublishedClaim(
         name="adapter-is-cheap",

@@ -6,15 +6,14 @@ import statistics
 from collections.abc import Sequence
 from functools import partial
 
+import published_corrections
 from published_claims import STUDY, TINY, Part, PublishedClaim, study_command
 from published_figures import difference, mean_of, over, runs_of
-from published_rules import Estimate, Rule, Verdict, above, at_least, below
+from published_rules import Estimate, above, at_least, below, rejected
 from render_study import STUDIES
 
 S25 = STUDIES[25]
 REJECTED = "correction/masked_sequence_share"
-TOO_MANY = 0.15
-"""Share of rejected sequences above which the paper calls a budget too small."""
 CORRECTED = {"R-KV, 3,584 tokens": "r_kv-3584", "SnapKV, 3,584": "snap_kv-3584", "R-KV, 1,024": "r_kv-1024"}
 
 
@@ -31,7 +30,7 @@ def keeps_up_with_dense() -> Sequence[Part]:
         Part(f"{name}, runs that reached their end", Estimate.single(of), at_least(1), 2) for name, of in ended.items()
     ]
     kept = _share_kept("r_kv-3584-sparse_rl")
-    return [*parts, Part("R-KV, 3,584 tokens, accuracy of dense's", kept, at_least(0.97))]
+    return [*parts, Part("R-KV, 3,584 tokens, accuracy of dense's", kept, at_least(published_corrections.KEPT))]
 
 
 def _ended(row: str) -> float:
@@ -50,7 +49,14 @@ def memory_saved() -> Sequence[Part]:
     rows = [f"{row}-sparse_rl" for row in CORRECTED.values()]
     saved = [over(S25, row, "compression/kv_saved_share") for row in rows if _ended(row) == 1]
     most = max((statistics.mean(of) for of in saved), default=0.0)
-    return [Part("most saved where all runs reached their end", Estimate.single(most), at_least(0.35), 2)]
+    return [
+        Part(
+            "most saved where all runs reached their end",
+            Estimate.single(most),
+            at_least(published_corrections.LEAST_SAVED),
+            2,
+        )
+    ]
 
 
 def rejection_tells() -> Sequence[Part]:
@@ -60,23 +66,8 @@ def rejection_tells() -> Sequence[Part]:
 
 def _judged_by_rejection(name: str, row: str) -> Part:
     behind = difference(S25, row, "dense")
-    return Part(f"{name}, rejected", mean_of(over(S25, row, REJECTED)), rejection_rule(behind), 2)
-
-
-def rejection_rule(behind: Estimate) -> Rule:
-    """A row that trains worse than dense should be rejected often, and any other seldom."""
-    worse, as_well = behind.high < 0, behind.low > -0.03
-
-    def judge(rejected: Estimate) -> Verdict:
-        if not (worse or as_well):
-            return "undecided"
-        return (above if worse else below)(TOO_MANY).judge(rejected)
-
-    return Rule(
-        f"reproduced if the interval of the rejected share lies above {TOO_MANY:g} where a row surely trains worse than "
-        f"dense, or below it where one surely trains no more than .03 worse; refuted if on the other side; undecided "
-        f"where neither is sure",
-        judge,
+    return Part(
+        f"{name}, rejected", mean_of(over(S25, row, REJECTED)), rejected(behind, published_corrections.TOO_MANY), 2
     )
 
 
@@ -102,6 +93,7 @@ CLAIMS = (
         parts=collapses_without,
         command=EVICTION(*NONE),
         experiment="sparse-rl",
+        settled=published_corrections.eviction_collapses,
     ),
     PublishedClaim(
         name="eviction-with-correction-trains",
@@ -112,6 +104,7 @@ CLAIMS = (
         parts=keeps_up_with_dense,
         command=EVICTION(*WITH),
         experiment="sparse-rl",
+        settled=published_corrections.keeps_up_with_dense,
     ),
     PublishedClaim(
         name="memory-saved",
@@ -122,6 +115,7 @@ CLAIMS = (
         parts=memory_saved,
         command=EVICTION(*WITH),
         experiment="sparse-rl",
+        settled=published_corrections.memory_saved,
     ),
     PublishedClaim(
         name="correction-helps",
@@ -132,6 +126,7 @@ CLAIMS = (
         parts=correction_helps,
         command=EVICTION("fixed-none", "fixed-sparse_rl", "calibrated-0.86-none", "calibrated-0.86-sparse_rl"),
         experiment="sparse-rl",
+        settled=published_corrections.correction_helps,
     ),
     PublishedClaim(
         name="rejection-tells-the-budget",
@@ -142,26 +137,30 @@ CLAIMS = (
         parts=rejection_tells,
         command=EVICTION("fixed-sparse_rl", "calibrated-0.86-sparse_rl", "r_kv-3584-sparse_rl"),
         experiment="sparse-rl",
+        settled=published_corrections.rejection_tells,
     ),
     PublishedClaim(
         name="budget-of-512",
         title="512 tokens suffice, fewer do not",
         says="Of budgets of 128 to 1,024 tokens, 512 trains stably",
-        model=TINY,
+        model=f"{STUDY}; {TINY}",
         experiment="sparse-rl",
+        settled=published_corrections.middle_budget_suffices,
     ),
     PublishedClaim(
         name="epsilon",
         title="the threshold of the veto does not matter much",
         says="The veto's threshold of 1e-4 may be 1e-5 to 1e-3",
-        model=TINY,
+        model=f"{STUDY}; {TINY}",
         experiment="sparse-rl",
+        settled=published_corrections.threshold_matters_little,
     ),
     PublishedClaim(
         name="robust-to-sparsity",
         title="a policy trained on sparse rollouts is more robust under sparse inference",
         says="Policies trained on compressed rollouts lose less when they are decoded with compression",
-        model=TINY,
+        model=f"{STUDY}; {TINY}",
         experiment="sparse-rl",
+        settled=published_corrections.robust_to_sparsity,
     ),
 )

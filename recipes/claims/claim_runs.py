@@ -34,7 +34,12 @@ from sparroll.types import Rollout, StepReport
 MEASURE_SEED = 50_000
 """Stream of prompts that no run trains on or is evaluated on."""
 KEPT = ("reward/", "mismatch/", "correction/", "claims/", "control/", "distill/", "staleness/", "policy/clipped")
-KEPT_ALONE = ("rollout/kv_read_share", "rollout/response_tokens_mean", "policy/gradient_norm")
+KEPT_ALONE = (
+    "rollout/kv_read_share",
+    "rollout/response_tokens_mean",
+    "policy/gradient_norm",
+    "compression/kv_saved_share",
+)
 SECONDS = ("time/rollout_seconds", "time/step_seconds", "time/distill_seconds")
 
 

@@ -6,6 +6,8 @@ import importlib
 import json
 import re
 import shlex
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -140,7 +142,7 @@ def test_a_row_is_computed_and_one_without_its_record_says_not_run_yet(
 ) -> None:
     monkeypatch.setattr(of.published_claims, "RESULTS", tmp_path)
     assert claim_on(of, "up").verdict() == "not run yet"
-    waiting = claim_on(of, "up", experiment="threshold")
+    waiting = claim_on(of, "up", experiment="threshold", settled=nothing)
     expected = ["`rises`", "**not run yet**", "it rises by .1", "-", "made up", "`claims-threshold-*`: not run yet"]
     assert waiting.row() == expected
     assert waiting.sources()[1] == ["python recipes/claims/run.py --out runs/claims --only threshold"]
@@ -153,15 +155,13 @@ def test_a_row_is_computed_and_one_without_its_record_says_not_run_yet(
     assert claim_on(of, "up").rules()[1].endswith("refuted if below (up: reproduced)")
 
 
-def test_a_record_that_no_claim_reads_is_noticed(
-    of: Benchmarks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(of.published_claims, "RESULTS", tmp_path)
-    claim = claim_on(of, "up", parts=None, records=(), experiment="threshold")
-    assert claim.verdict() == "not run yet"
-    (tmp_path / "claims-threshold-study-h200.json").write_text("{}")
-    with pytest.raises(ValueError, match="claims-threshold-study-h200 is there, but the claim rises has no parts"):
-        claim.row()
+def test_a_claim_with_an_experiment_must_say_what_reads_its_records(of: Benchmarks) -> None:
+    with pytest.raises(ValueError, match="the claim rises needs both an experiment and what reads its records"):
+        claim_on(of, "up", experiment="threshold")
+
+
+def nothing(found: Any) -> list[Any]:
+    return []
 
 
 def moved(budget: int, step: int, mean: float, half: float) -> dict[str, Any]:
@@ -172,16 +172,20 @@ def moved(budget: int, step: int, mean: float, half: float) -> dict[str, Any]:
 def test_experiments_speak_for_the_claims_that_they_were_made_for(of: Benchmarks) -> None:
     made = of.published_experiments
 
-    def target(value: float | None, against: list[float | None] | None) -> dict[str, Any]:
-        change = {"mean": 0.01, "low": None, "high": None}
-        return {"task": "remarks", "target": value, "accuracy_change": change, "against_dense": against}
+    def target(value: float | None, *gained: float) -> dict[str, Any]:
+        return {"task": "remarks", "target": value, "accuracy_change": {"seeds": list(gained)}}
 
-    threshold = [{"lines": [target(None, None), target(0.75, [-0.2, -0.3, -0.1]), target(0.86, [0.0, -0.02, 0.02])]}]
-    assert [(part.label, part.verdict) for part in made.trains_like_dense(threshold)] == [
-        ("remarks, .86 beyond dense", "reproduced")
-    ]
-    (low,) = made.too_low_collapses(threshold)
-    assert (low.label, low.verdict, low.interval()) == ("remarks, .75", "refuted", "(single)")
+    rows = [target(None, 0.08, 0.1, 0.12), target(0.75, -0.1), target(0.86, 0.09, 0.11, 0.13)]
+    threshold = [{"cells": [], "lines": rows}]
+    (high,) = made.trains_like_dense(threshold)
+    # Two rows of three seeds that lie .02 apart: a standard deviation of .02 with four degrees of freedom.
+    half = 2.776445 * 0.02 * (2 / 3) ** 0.5
+    assert (high.label, high.estimate.value) == ("remarks, .86 beyond dense", pytest.approx(0.01))
+    assert high.estimate.low == pytest.approx(0.01 - half) and high.verdict == "undecided"
+    low, drifts = made.too_low_collapses(threshold)
+    assert (low.label, low.verdict) == ("remarks, .75", "reproduced")
+    assert low.estimate.high == pytest.approx(-0.1 + 2.776445 * 0.02)
+    assert (drifts.estimate, drifts.verdict, drifts.missing) == (None, "undecided", "not run yet")
     steps = [{"over_seeds": [moved(96, 30, 0.5, 0), moved(96, 60, 0.01, 0.001), moved(128, 60, -0.04, 0.01)]}]
     (most,) = made.same_at_every_iteration(steps)
     assert (most.label, most.verdict) == (
@@ -207,23 +211,48 @@ def test_pages_are_compared_at_equal_cost(of: Benchmarks) -> None:
     assert below.estimate.value == pytest.approx(-0.1)
 
 
-def test_an_experiment_takes_the_place_of_older_records_once_it_came_to_the_claim(
+@pytest.fixture
+def sharpened(
     of: Benchmarks, study: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+) -> Callable[..., Any]:
+    """A claim with an older record, and an experiment with a part for each of its lines, which refutes it."""
     monkeypatch.setattr(of.published_claims, "RESULTS", tmp_path)
     (tmp_path / "made-up.json").write_text("{}")
     part = of.published_claims.Part("late", of.published_rules.Estimate.single(-1.0), of.published_rules.above(0))
-    claim = claim_on(of, "up", experiment="threshold", settled=lambda found: [part] * len(found[0]["lines"]))
+    return partial(claim_on, of, "up", experiment="threshold", settled=lambda found: [part] * len(found[0]["lines"]))
+
+
+def ran(folder: Path, *lines: Any, toy: bool = False) -> None:
+    results = {"lines": lines, "cells": [{}], "missing": []}
+    config = {"toy": toy, "tasks": {"remarks": {}}}
+    records.write(folder / "claims-threshold-h200.json", "claims-threshold", results, config=config)
+
+
+def test_an_experiment_stands_beside_older_records_once_it_came_to_the_claim(
+    sharpened: Callable[..., Any], tmp_path: Path
+) -> None:
+    claim = sharpened()
     assert claim.verdict() == "reproduced" and "not run yet" in claim.row()[5]
-    path = tmp_path / "claims-threshold-h200.json"
-    records.write(path, "claims-threshold", {"lines": []}, config={"toy": False})
+    ran(tmp_path)
     assert claim.verdict() == "reproduced"
     assert claim.row()[5] == "`made-up`, `claims-threshold-h200`: not in this verdict"
-    records.write(path, "claims-threshold", {"lines": [{}]}, config={"toy": False})
-    assert claim.verdict() == "refuted" and claim.row()[5] == "`claims-threshold-h200`"
-    records.write(path, "claims-threshold", {"lines": [{}]}, config={"toy": True})
+    ran(tmp_path, {})
+    assert claim.verdict() == "partly" and claim.row()[5] == "`made-up`, `claims-threshold-h200`"
+    assert claim.row()[3].startswith("up: ") and claim.row()[3].endswith("late: -1.000 (single)")
+    assert claim.row()[4] == "made up; tiny-reasoner"
+    ran(tmp_path, {}, toy=True)
     with pytest.raises(ValueError, match="made with --toy"):
         claim.verdict()
+
+
+def test_an_experiment_that_measures_the_same_better_takes_the_place_of_older_records(
+    sharpened: Callable[..., Any], tmp_path: Path
+) -> None:
+    claim = sharpened(supersedes=True)
+    ran(tmp_path)
+    assert claim.verdict() == "reproduced"
+    ran(tmp_path, {})
+    assert claim.verdict() == "refuted" and claim.row()[5] == "`claims-threshold-h200`"
 
 
 def test_every_claim_has_all_fields(claims: list[Any]) -> None:

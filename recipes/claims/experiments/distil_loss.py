@@ -18,8 +18,11 @@ from sparroll.engines.scoring import Scorer
 
 NAME = "distil-loss"
 ABOUT = "Does the published loss of DistillSparse raise the tail, does the KL over lists, and under which schedules?"
+LARGER_BUDGET = "none, larger budget"
+"""No adapter, and rollouts with the next larger budget: what an adapter is to make up for."""
 LOSSES: dict[str, Table | None] = {
     "none": None,
+    LARGER_BUDGET: None,
     "published": {"objective": "ppo_kl", "kl": "k3"},
     "published with lists": {"objective": "ppo_kl", "kl": "top_k"},
     "kl": {"objective": "kl", "kl": "top_k"},
@@ -32,15 +35,19 @@ def cells(tasks: Sequence[ClaimTask], seeds: Sequence[int]) -> list[Cell]:
     for seed in seeds:
         for task in tasks[-1:] if tasks[0].toy else tasks:
             for loss in ("published",) if task.toy else LOSSES:
-                about = {"task": task.name, "loss": loss, "reading": budget(task.middle_budget)}
-                made.append(Cell(f"{task.name}-{loss.replace(' ', '-')}-{seed}", about, seed))
+                tokens = larger_budget(task) if loss == LARGER_BUDGET else task.middle_budget
+                about = {"task": task.name, "loss": loss, "reading": budget(tokens)}
+                made.append(Cell(f"{task.name}-{loss.replace(',', '').replace(' ', '-')}-{seed}", about, seed))
     return made
 
 
 def others(task: ClaimTask) -> list[int]:
     """The schedule of the run, a cheaper and a dearer one."""
-    dearer = next(each for each in task.budgets if each > task.middle_budget)
-    return [task.middle_budget, task.low_budget, *(() if task.toy else (dearer,))]
+    return [task.middle_budget, task.low_budget, *(() if task.toy else (larger_budget(task),))]
+
+
+def larger_budget(task: ClaimTask) -> int:
+    return next(each for each in task.budgets if each > task.middle_budget)
 
 
 def run(cell: Cell, place: Place) -> Table:

@@ -77,6 +77,7 @@ def results(done: Sequence[Done]) -> Table:
         dense = [each for each in done if (each["task"], each["kind"]) == (task, "dense")]
         names = {"vetoed_share": "correction/vetoed_sequence_share", "masked_share": "correction/masked_token_share"}
         names |= {"reward": "reward/mean", "kl": "mismatch/kl_sparse_to_dense", "tail": "mismatch/acceptance_q05"}
+        names |= {"kv_saved_share": "compression/kv_saved_share"}
         lines.append(
             {"task": task, "kind": kind, "reading": of[0]["reading"], "epsilon": of[0]["epsilon"]}
             | {"accuracy_change": over_seeds([each.result["accuracy_change"] for each in of])}

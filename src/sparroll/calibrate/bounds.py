@@ -15,49 +15,50 @@ from sparroll.mismatch.divergence import NATS
 from sparroll.mismatch.table import bin_name
 from sparroll.rounding import rounded_up
 
-IMPOSSIBLE_NATS = 20
-"""The distance whose share orders the project's own runs best by what they gained (docs/study.md)."""
+FAR_MASS_NATS = 20
+"""A distance that orders the project's own runs well by what they gained (docs/claims.md)."""
 
 
 @dataclass(frozen=True)
 class BlindSpots:
     """The largest figures that a bin may have where its tail is blind; None bounds nothing.
 
-    >>> BlindSpots(kl_at_most=0.01, impossible_at_most=1e-4)
+    >>> BlindSpots(kl_at_most=0.01, far_mass_at_most=1e-4)
     """
 
     over_2_nats_at_most: float | None = None
     """Share of the tokens that checks of drafts left more than 2 nats off, as counted."""
     kl_at_most: float | None = None
     """Mean KL of the tokens (see mismatch/divergence.py)."""
-    impossible_at_most: float | None = None
-    """Probability of tokens that are more than `impossible_nats` off."""
-    impossible_nats: int = IMPOSSIBLE_NATS
+    far_mass_at_most: float | None = None
+    """Probability of tokens that are more than `far_mass_nats` off, added up over the top-k lists. (The share of **sampled**
+    tokens that are so far off is a target of its own, `ImpossibleLimit`.)"""
+    far_mass_nats: int = FAR_MASS_NATS
 
     def __post_init__(self) -> None:
-        for name in ("over_2_nats_at_most", "impossible_at_most"):
+        for name in ("over_2_nats_at_most", "far_mass_at_most"):
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise UserError(f"{name} must be a share from 0 to 1, got {value}")
         if self.kl_at_most is not None and not self.kl_at_most > 0:
             raise UserError(f"kl_at_most must be above 0, got {self.kl_at_most}")
-        if self.impossible_nats not in NATS:
+        if self.far_mass_nats not in NATS:
             raise UserError(
-                f"impossible_nats must be one of {', '.join(map(str, NATS))}, got {self.impossible_nats}",
+                f"far_mass_nats must be one of {', '.join(map(str, NATS))}, got {self.far_mass_nats}",
                 "these distances are measured",
             )
 
     @property
     def any(self) -> bool:
-        return any(each is not None for each in (self.over_2_nats_at_most, self.kl_at_most, self.impossible_at_most))
+        return any(each is not None for each in (self.over_2_nats_at_most, self.kl_at_most, self.far_mass_at_most))
 
     def table(self) -> dict[str, Any]:
         """The bounds that are set, as the target of a schedule file has them."""
         found = {
             "over_2_nats_at_most": self.over_2_nats_at_most,
             "kl_at_most": self.kl_at_most,
-            "impossible_at_most": self.impossible_at_most,
-            "impossible_nats": self.impossible_nats if self.impossible_at_most is not None else None,
+            "far_mass_at_most": self.far_mass_at_most,
+            "far_mass_nats": self.far_mass_nats if self.far_mass_at_most is not None else None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
@@ -69,21 +70,21 @@ class BlindSpots:
             share = measurement.checked.far_share_at(from_context_tokens)
             if share > self.over_2_nats_at_most:
                 found.append(f"a share of {share:.2g} of its tokens more than 2 nats off")
-        if self.kl_at_most is None and self.impossible_at_most is None:
+        if self.kl_at_most is None and self.far_mass_at_most is None:
             return found
         here = measurement.divergence.bins().get(from_context_tokens) if measurement.divergence else None
         if here is None:
             return found
         if self.kl_at_most is not None and here.kl > self.kl_at_most:
             found.append(f"a KL of {here.kl:.2g}")
-        if self.impossible_at_most is not None and here.over(self.impossible_nats) > self.impossible_at_most:
-            share = here.over(self.impossible_nats)
-            found.append(f"a share of {share:.2g} of the probability more than {self.impossible_nats} nats off")
+        if self.far_mass_at_most is not None and here.over(self.far_mass_nats) > self.far_mass_at_most:
+            share = here.over(self.far_mass_nats)
+            found.append(f"a share of {share:.2g} of the probability more than {self.far_mass_nats} nats off")
         return found
 
     def check_measured(self, sweep: Sweep) -> None:
         """Raise UserError where the sweep does not measure what is bounded."""
-        needs_lists = self.kl_at_most is not None or self.impossible_at_most is not None
+        needs_lists = self.kl_at_most is not None or self.far_mass_at_most is not None
         if needs_lists and not sweep.settings.list_tokens:
             raise without_lists(sweep.settings.estimator)
 
@@ -118,8 +119,8 @@ class BlindSpots:
             parts.append(f"at most {self.over_2_nats_at_most:g} of the tokens over 2 nats off")
         if self.kl_at_most is not None:
             parts.append(f"a KL of at most {rounded_up(self.kl_at_most, 6)}")
-        if self.impossible_at_most is not None:
-            parts.append(f"at most {self.impossible_at_most:g} of the probability over {self.impossible_nats} nats off")
+        if self.far_mass_at_most is not None:
+            parts.append(f"at most {self.far_mass_at_most:g} of the probability over {self.far_mass_nats} nats off")
         return " and ".join(parts) or "nothing"
 
 

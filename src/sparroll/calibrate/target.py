@@ -34,7 +34,7 @@ def check_sampled(target: Target, settings: MeasureSettings) -> None:
     if settings.mode == "replay":
         raise UserError(
             "a replay samples nothing under sparse attention, so there is no share of impossible tokens to hold",
-            "use the mode faithful; --impossible-at-most bounds their probability in a replay, too",
+            "use the mode faithful; --far-mass-at-most bounds their probability in a replay, too",
         )
     if settings.estimator == "exact":
         raise UserError(

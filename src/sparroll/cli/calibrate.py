@@ -96,7 +96,7 @@ def calibrate(
             MEASURING,
             "--objective",
             help="What is to be small: time (the cheapest budgets at the target), or as far as a step's time allows: kl, "
-            "impossible (tokens) or tail (1 - tail).",
+            "far_mass (probability of tokens far off) or tail (1 - tail).",
         ),
     ] = "time",
     step_time_share: Annotated[
@@ -122,19 +122,22 @@ def calibrate(
             help="The mean KL at any length may be at most this; with a check, of what is kept. Default: not held.",
         ),
     ] = None,
-    impossible_at_most: Annotated[
+    far_mass_at_most: Annotated[
         float | None,
         option(
             MEASURING,
-            "--impossible-at-most",
+            "--far-mass-at-most",
             min=0,
             max=1,
-            help="At most this share of the probability at any length may be on tokens far off. Default: not held.",
+            help="At most this probability, added up over the top-k lists, may be on tokens far off at any length. Default: "
+            "not held.",
         ),
     ] = None,
-    impossible_nats: Annotated[
+    far_mass_nats: Annotated[
         int,
-        option(MEASURING, "--impossible-nats", help="How far off a token is impossible: 2, 5, 10 or 20 nats."),
+        option(
+            MEASURING, "--far-mass-nats", help="How far off the tokens of --far-mass-at-most are: 2, 5, 10 or 20 nats."
+        ),
     ] = 20,
     gpu: Annotated[
         str,
@@ -211,8 +214,8 @@ def calibrate(
     common.refuse_idle(
         command, plain, "where no times are compared: neither of checks nor of selectors nor of budgets", "gpu"
     )
-    far = impossible_at_most is not None or objective == "impossible"
-    common.refuse_idle(command, not far, "without --impossible-at-most or --objective impossible", "impossible_nats")
+    far = far_mass_at_most is not None or objective == "far_mass"
+    common.refuse_idle(command, not far, "without --far-mass-at-most or --objective far_mass", "far_mass_nats")
     check_names(engine, model, device, dtype)
     if not name or name != Path(name).name or name.startswith(".") or name.endswith(".toml"):
         raise UserError(
@@ -233,7 +236,7 @@ def calibrate(
             "--check-over-2-nats bounds what a check leaves, and there is none",
             "add --check-windows 32,64,128, or leave it out",
         )
-    bounds = BlindSpots(check_over_2_nats, kl_at_most, impossible_at_most, impossible_nats)
+    bounds = BlindSpots(check_over_2_nats, kl_at_most, far_mass_at_most, far_mass_nats)
     others, groups = [selector_from(each) for each in also_selector or []], groups_of(layer_groups)
     limits = (step_time_share is not None) + (at_time_of is not None)
     wanted = Wanted(objective, aim, bounds)  # type: ignore[arg-type]

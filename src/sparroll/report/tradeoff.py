@@ -58,7 +58,7 @@ def tradeoff(found: dict[str, Any], where: str, number: int) -> str:
     )
 
 
-_LOSS = {"kl": "KL", "impossible": "probability of impossible tokens", "tail": "1 - tail", "time": "time"}
+_LOSS = {"kl": "KL", "far_mass": "probability of tokens far off", "tail": "1 - tail", "time": "time"}
 
 
 def _shown(found: dict[str, Any]) -> list[Point]:

@@ -12,7 +12,7 @@ from sparroll.schedule.steps import is_count
 
 _OF_STATISTIC = {"acceptance": ("estimator", "top_k", "quantile", "at_least"), "impossible_share": ("nats", "at_most")}
 """The statistics that a target may be for, with the keys that only it has."""
-_BESIDE = ("over_2_nats_at_most", "kl_at_most", "impossible_at_most", "impossible_nats")
+_BESIDE = ("over_2_nats_at_most", "kl_at_most", "far_mass_at_most", "far_mass_nats")
 """Bounds that a calibration held beside the target."""
 _TARGET_KEYS = ["statistic", *(key for keys in _OF_STATISTIC.values() for key in keys), *_BESIDE]
 

@@ -168,7 +168,7 @@ def test_a_bound_on_the_kl_of_what_is_kept_raises_the_budgets_whatever_the_tail(
 
     assert least(BlindSpots()) == 64
     assert least(BlindSpots(kl_at_most=8.0)) > 64
-    assert least(BlindSpots(impossible_at_most=0.1, impossible_nats=10)) > 64
+    assert least(BlindSpots(far_mass_at_most=0.1, far_mass_nats=10)) > 64
 
 
 def test_a_bound_that_no_budget_holds_is_refused(tmp_path) -> None:

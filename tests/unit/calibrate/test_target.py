@@ -112,7 +112,7 @@ def test_a_limit_that_dense_rollouts_exceed_is_refused_with_the_reason(tmp_path:
         (
             {},
             {"objective": "kl", "step_time_share": 0.5},
-            "(?s)for one selector at the objective time.*--impossible-at-most",
+            "(?s)for one selector at the objective time.*--far-mass-at-most",
         ),
         ({}, {"checks": [DraftCheck()]}, "without checks"),
         ({}, {"layer_groups": ((1,), (2, 3))}, "without groups"),

@@ -106,11 +106,11 @@ def test_the_target_holds_in_every_bin_and_what_it_needs_is_said_where_the_time_
 
 
 def test_every_objective_minimises_its_own(swept) -> None:
-    found = {name: traded([swept], 0.75, name).point.figures for name in ("kl", "impossible", "tail")}
-    for name, column in (("kl", 0), ("impossible", 4), ("tail", 5)):
+    found = {name: traded([swept], 0.75, name).point.figures for name in ("kl", "far_mass", "tail")}
+    for name, column in (("kl", 0), ("far_mass", 4), ("tail", 5)):
         if name != "tail":
             assert found[name][column] == min(each[column] for each in found.values())
-    bounded = traded([swept], 0.95, "tail", bounds=BlindSpots(impossible_at_most=0.15, impossible_nats=10)).point
+    bounded = traded([swept], 0.95, "tail", bounds=BlindSpots(far_mass_at_most=0.15, far_mass_nats=10)).point
     assert bounded.figures[3] <= 0.15
     with pytest.raises(UserError, match="unknown objective 'kll'"):
         Wanted("kll")
@@ -307,5 +307,5 @@ def test_bounds_hold_with_the_cheapest_budgets_too(swept, tmp_path) -> None:
     assert held.verification.met and max(each.kl for start, each in of_bins.items() if start < 400) <= 3.5
     with pytest.raises(UserError, match="has a KL of .* at the largest budget, 320; asked for: a KL of at most 0.1"):
         BlindSpots(kl_at_most=0.1).least_budgets(swept, **LEAST)
-    with pytest.raises(UserError, match="impossible_nats must be one of 2, 5, 10, 20, got 7"):
-        BlindSpots(impossible_nats=7)
+    with pytest.raises(UserError, match="far_mass_nats must be one of 2, 5, 10, 20, got 7"):
+        BlindSpots(far_mass_nats=7)

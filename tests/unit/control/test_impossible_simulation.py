@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from scipy import stats
 
 from sparroll.mismatch.impossible import ImpossibleTokens
 
@@ -47,3 +48,11 @@ def test_counts_made_at_once_are_those_of_rollouts_that_are_added() -> None:
 def test_the_simulated_share_is_the_multiple_of_the_limit_that_was_asked_for(law: tuple[float, float]) -> None:
     run = simulation.simulated(1e-3, law, simulation.THICK, np.full((60, simulation.BINS), 2.0), "mean", 0, seed=0)
     assert run.events_SUB.mean() / simulation.THICK[1] == pytest.approx(2e-3, rel=0.1)
+
+
+@pytest.mark.parametrize("tests", [1, 18])
+def test_fewer_events_than_the_least_ones_are_likely_enough_at_the_limit(tests: int) -> None:
+    tokens, limit = 64_000, 1e-4
+    least = simulation.least_events(limit, tokens, tests)
+    beyond = (1 - simulation.confidence_of(tests)) / 2
+    assert stats.binom.sf(least - 1, tokens, limit) < beyond <= stats.binom.sf(least - 2, tokens, limit)

@@ -21,8 +21,8 @@ from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.divergence import NATS
 from sparroll.rounding import percent_up, rounded_up
 
-Objective = Literal["time", "kl", "impossible", "tail"]
-OBJECTIVES = ["time", "kl", "impossible", "tail"]
+Objective = Literal["time", "kl", "far_mass", "tail"]
+OBJECTIVES = ["time", "kl", "far_mass", "tail"]
 FIGURES = ("kl", *(f"over_{nats}_nats" for nats in NATS), "tail_loss", "tail_low_loss")
 """Of one bin. The last two are 1 - the tail and 1 - its lower bound, so that less is better everywhere."""
 KL, TAIL, LOW = 0, len(FIGURES) - 2, len(FIGURES) - 1
@@ -50,23 +50,23 @@ class Wanted:
     @property
     def column(self) -> int:
         """The figure that is minimised; in the picture of the objective "time" it is the KL."""
-        impossible = 1 + NATS.index(self.bounds.impossible_nats)
-        return {"time": KL, "kl": KL, "impossible": impossible, "tail": TAIL}[self.objective]
+        far_mass = 1 + NATS.index(self.bounds.far_mass_nats)
+        return {"time": KL, "kl": KL, "far_mass": far_mass, "tail": TAIL}[self.objective]
 
     @property
     def called(self) -> str:
         """The loss in words."""
-        impossible = f"probability of tokens more than {self.bounds.impossible_nats} nats off"
-        return {"time": "KL", "kl": "KL", "impossible": impossible, "tail": "1 - tail"}[self.objective]
+        far_mass = f"probability of tokens more than {self.bounds.far_mass_nats} nats off"
+        return {"time": "KL", "kl": "KL", "far_mass": far_mass, "tail": "1 - tail"}[self.objective]
 
     def limits(self) -> list[tuple[str, int, float]]:
         """(name, figure, the most that a bin may have) of every bound, the target first."""
         found = [("1 - the tail's lower bound", LOW, 1 - level(self.target))]
         if self.bounds.kl_at_most is not None:
             found.append(("the KL", KL, self.bounds.kl_at_most))
-        if self.bounds.impossible_at_most is not None:
-            column = 1 + NATS.index(self.bounds.impossible_nats)
-            found.append((f"the probability over {NATS[column - 1]} nats off", column, self.bounds.impossible_at_most))
+        if self.bounds.far_mass_at_most is not None:
+            column = 1 + NATS.index(self.bounds.far_mass_nats)
+            found.append((f"the probability over {NATS[column - 1]} nats off", column, self.bounds.far_mass_at_most))
         return found
 
 
@@ -188,8 +188,8 @@ def check_limit(
         raise UserError(
             "a target for the share of impossible tokens is fitted for one selector at the objective time, without checks "
             "and without groups of layers",
-            "leave these out; or give a target for the 5th percentile and bound the probability of impossible tokens, "
-            "--impossible-at-most",
+            "leave these out; or give a target for the 5th percentile and bound the probability of tokens that are far off, "
+            "--far-mass-at-most",
         )
     if objective == "time" and limits:
         raise UserError(
@@ -204,14 +204,14 @@ def check_limit(
     if objective != "time" and checked:
         raise UserError(
             f"with checks of drafts the objective is the time of a kept token, got {objective}",
-            "leave --objective out; --kl-at-most and --impossible-at-most bound what the checks leave",
+            "leave --objective out; --kl-at-most and --far-mass-at-most bound what the checks leave",
         )
     if objective == "time" and layer_groups:
         raise UserError(
             "groups of layers get budgets of their own where a step's time is shared out, not with the objective time",
             "add --objective kl --step-time-share 0.4",
         )
-    bounded = wanted.bounds.kl_at_most is not None or wanted.bounds.impossible_at_most is not None
+    bounded = wanted.bounds.kl_at_most is not None or wanted.bounds.far_mass_at_most is not None
     if (objective != "time" or bounded) and not estimator.startswith("top_k"):
         raise without_lists(estimator)
 
