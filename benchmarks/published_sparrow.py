@@ -175,8 +175,8 @@ MISMATCH_AND_TRAINING = (
     PublishedClaim(
         name="two-humps",
         title="the acceptance is skewed: nearly 1, or a Beta",
-        says="At a budget of 512 tokens a part of the tokens lies above .999, and the rest is Beta(2.209, .47) with a "
-        "weight of .547 and a KS distance of .029",
+        says="At a budget of 512 tokens a share of .547 of the tokens lies above .999, and the rest is Beta(2.209, .47), "
+        "with a KS distance of .029",
         model=f"{STUDY}; {TINY}",
         experiment="predicts-training",
         settled=published_experiments.two_humps,

@@ -34,7 +34,7 @@ class Wanted:
 
     objective: Objective = "kl"
     """time: the fewest budgets that hold the target. Of the others, as little as a step's time allows: the mean KL; the
-    probability of impossible tokens; 1 - the tail, mean over bins."""
+    probability of tokens far off; 1 - the tail, mean over bins."""
     target: Target = 0.86
     """The lower bound of every bin's tail is at least this; or the upper bound of its share of impossible tokens is within
     this limit, which only the objective "time" of one selector can hold so far."""
