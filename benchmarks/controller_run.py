@@ -36,6 +36,7 @@ SETTINGS = [
     "rollout.max_new_tokens=480",
     "rollout.temperature=1.2",
     "rollout.max_batch=32",
+    "rollout.control_share=0",
     "train.lr=1e-5",
     "mismatch.bin_tokens=100",
     "mismatch.ceiling_every_steps=0",

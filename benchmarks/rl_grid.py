@@ -40,6 +40,7 @@ SETTINGS = [
     "rollout.max_new_tokens=480",
     "rollout.temperature=1.2",
     "rollout.max_batch=32",
+    "rollout.control_share=0",
     "train.steps=14",
     "train.prompts_per_step=4",
     "train.beta2=0.95",

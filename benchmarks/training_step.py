@@ -132,6 +132,7 @@ def config_of(options: argparse.Namespace, name: str) -> TrainConfig:
         "max_new_tokens": options.response_tokens,
         "max_batch": options.prompts * options.samples,
         "dtype": options.dtype,
+        "control_share": 0,
     }
     training = {
         "steps": options.steps,

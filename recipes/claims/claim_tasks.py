@@ -222,6 +222,7 @@ def run_config(task: ClaimTask, reading: Reading, seed: int, folder: Path, **sec
             "max_batch": task.max_batch,
             "dtype": task.dtype,
             "top_k": task.top_k,
+            "control_share": 0,
         },
         "train": {
             "steps": task.steps,

@@ -278,6 +278,7 @@ def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfi
             "max_batch": settings.max_batch,
             "dtype": settings.dtype,
             "top_k": settings.top_k,
+            "control_share": 0,
         },
         "train": {
             "steps": settings.steps,

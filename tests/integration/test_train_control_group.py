@@ -18,6 +18,7 @@ from sparroll.control.control_group import dense_flags
 from sparroll.engines.hf.engine import HFEngine
 from sparroll.report import collect
 from sparroll.train import TrainConfig, train
+from sparroll.train.config.file import config_from
 from sparroll.train.loop import Trainer
 from sparroll.train.sampling.control_group import in_control_group
 from sparroll.train.setup import open_run
@@ -260,3 +261,22 @@ def test_where_drafts_are_checked_their_figures_are_of_sparse_drafts_and_the_cei
     exact = torch.cat([each.acceptance for each in sparse if each.acceptance is not None])
     assert report["mismatch/acceptance_mean"] == pytest.approx(float(exact.mean()), abs=1e-6)
     assert report["mismatch/dense_ceiling_step"] == 0
+
+
+def test_sparse_rollouts_have_a_control_group_where_nothing_is_said_of_one(model: str, tmp_path: Path) -> None:
+    table = short_config(model, **SHORT).model_dump(mode="json")
+    del table["rollout"]["control_share"]
+    train(config_from(table), tmp_path / "run")
+    taken = steps(tmp_path / "run")
+    # A quarter of 16 rollouts in the first steps.
+    assert [(step["control/share"], step["control/rollouts"]) for step in taken] == [(0.25, 4.0)] * 2
+    assert ["0.03125 of the rollouts are dense" in step.get("events", [""])[0] for step in taken] == [True, False]
+    recorded = json.loads((tmp_path / "run/config.json").read_text())
+    assert recorded["rollout"]["control_share"] == 1 / 32
+    evicting = table | {"attention": {"kind": "compression", "policy": "streaming"}}
+    train(config_from(evicting), tmp_path / "evicting")
+    first, *_ = steps(tmp_path / "evicting")
+    assert "control/rollouts" not in first
+    assert (
+        "no control group, so what sparsity costs in reward is not measured: with attention.kind" in first["events"][0]
+    )

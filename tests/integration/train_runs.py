@@ -110,8 +110,8 @@ def write_model(folder: Path, seed: int = 0, layers: int = 3) -> str:
 
 
 def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
-    """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after. The guard is off: a budget names no
-    target. `changes` by section; one with a `kind` takes the place of the whole section."""
+    """Four sparse steps of 4 prompts x 4 rollouts, evaluated before and after. There is no control group, and the
+    guard is off: a budget names no target. `changes` by section; one with a `kind` takes the place of the whole section."""
     table: dict[str, dict[str, Any]] = {
         "model": {"name": model, "device": "cpu"},
         "task": {"name": "vowels", "level": 0, "train_prompts": 10},
@@ -121,6 +121,7 @@ def short_config(model: str, /, **changes: dict[str, Any]) -> TrainConfig:
             "max_new_tokens": 70,
             "max_batch": 16,
             "top_k": 20,
+            "control_share": 0,
         },
         "train": {"steps": 4, "prompts_per_step": 4, "lr": 1e-3, "micro_batch_tokens": 600, "seed": 3},
         "mismatch": {"bin_tokens": 50, "ceiling_every_steps": 2, "ceiling_prompts": 2},

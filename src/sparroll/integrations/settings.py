@@ -84,7 +84,7 @@ def checked_config(ours: dict[str, Any], trainer: str) -> TrainConfig:
             f'control.by = "cheaper" waits for an adapter of DistillSparse, which {trainer} does not train',
             "choose nobody, guard or controller; `sparroll train` runs DistillSparse",
         )
-    config = config_from(ours)
+    config = config_from({**ours, "rollout": {"control_share": 0, **ours.get("rollout", {})}})
     check_usable(config.correction.make())
     return config
 

@@ -150,6 +150,8 @@ def train_config(settings: QuickstartSettings, out: Path, name: str) -> TrainCon
     sections.setdefault("model", {}).setdefault("name", settings.model)
     sections["model"].setdefault("device", "cpu")
     sections.setdefault("train", {}).setdefault("seed", settings.seed)
+    # The dense run beside the sparse ones is what they are compared with.
+    sections.setdefault("rollout", {}).setdefault("control_share", 0)
     # The guard watches all sparse runs, also those whose schedule has no target of its own.
     sections.setdefault("guard", {}).setdefault("at_least", settings.calibrate.target)
     sections["attention"] = _attention(settings, out, name, run)

@@ -103,7 +103,7 @@ def make_guard(config: TrainConfig, schedule: Schedule | None) -> Guard:
         guard.window_steps,
         stricter,
         config.mismatch.least_tokens,
-        RewardGap(control_group_settings(config)) if config.rollout.control_share else None,
+        RewardGap(control_group_settings(config)) if config.control_share else None,
         impossible,
     )
 
@@ -112,7 +112,7 @@ def control_group_settings(config: TrainConfig) -> ControlGroupSettings:
     """The settings of the control group. The configuration refuses what these would refuse, in its own words."""
     rollout = config.rollout
     return ControlGroupSettings(
-        share=rollout.control_share,
+        share=config.control_share,
         share_first=rollout.control_share_first,
         first_steps=rollout.control_first_steps,
         reward_gap=config.guard.reward_gap,

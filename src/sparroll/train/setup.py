@@ -29,6 +29,7 @@ from sparroll.resume import check_flag, refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.tasks import Task
 from sparroll.train.config.control import ByCheaperSection
+from sparroll.train.config.control_group import notices as control_group_notices
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.file import refuse_other_config, write_config
 from sparroll.train.config.rollout import CompressionAttention
@@ -219,7 +220,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
             replay=_replay(config, adapter),
             state=state,
             resumed_from=found,
-            notices=[] if found else [*guard.notice(samples_densely(engine)), *check_events(config, schedule)],
+            notices=[] if found else _notices(asked, config, guard, engine, schedule),
             frozen=frozen,
         )
         seed_everything(config.train.seed)
@@ -232,6 +233,15 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
             _begin_writing(parts)
         unless_opened.pop_all()
     return parts
+
+
+def _notices(
+    asked: TrainConfig | DistillConfig, config: TrainConfig, guard: Guard, engine: Engine, schedule: Schedule | None
+) -> list[str]:
+    """What the start of a new run says."""
+    # An adapter alone is trained without rewards, so there is nothing to compare.
+    control_group = control_group_notices(config) if asked is config else []
+    return [*guard.notice(samples_densely(engine)), *check_events(config, schedule), *control_group]
 
 
 def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:

@@ -13,6 +13,7 @@ from sparroll.compression import make_compression
 from sparroll.control.control_group import ControlGroupSettings
 from sparroll.errors import UserError
 from sparroll.train.config.base import Section, kinds_of
+from sparroll.train.config.control_group import notices
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.file import (
     as_command,
@@ -35,6 +36,7 @@ CONTROLLER = ["control.by=controller", "control.target=0.86"]
 GUARD = ["control.by=guard", 'control.stricter=["qwen3-1.7b-0.90"]']
 CHEAPER = ["control.by=cheaper", 'control.schedules=["qwen3-1.7b-0.80"]']
 GROUP = ["rollout.control_share=0.03125"]
+NO_GROUP = ["rollout.control_share=0"]
 
 
 def test_overrides_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
@@ -194,8 +196,11 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
             [*R_KV, "guard.action=stop"],
             r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "compression"',
         ),
-        ([*BUDGET, "guard.action=stop"], r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "budget"'),
-        ([*BUDGET, *GUARD], r'control\.by = "guard" needs guard\.at_least'),
+        (
+            [*BUDGET, *NO_GROUP, "guard.action=stop"],
+            r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "budget"',
+        ),
+        ([*BUDGET, *NO_GROUP, *GUARD], r'control\.by = "guard" needs guard\.at_least'),
         ([*PRESET, *GUARD, "guard.action=off"], r'does nothing with guard\.action = "off"'),
         ([*BUDGET, *CONTROLLER, "control.start_share=0.3"], r"start_share = 0\.3 does nothing with attention\.kind"),
         ([*CONTROLLER, "guard.at_least=0.9"], r"guard\.at_least = 0\.9 asks for more than the controller holds"),
@@ -213,8 +218,18 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
             [*BUDGET, "rollout.control_share=0.25", "rollout.control_share_first=0.125"],
             r"control_share_first = 0\.125 must be at least rollout\.control_share = 0\.25",
         ),
-        ([*BUDGET, "rollout.control_first_steps=9"], r"control_first_steps = 9 does nothing without a control group"),
-        ([*BUDGET, "guard.reward_gap=0.1"], r"guard\.reward_gap = 0\.1 does nothing without a control group"),
+        (
+            [*BUDGET, *NO_GROUP, "rollout.control_first_steps=9"],
+            r"control_first_steps = 9 does nothing without a control group",
+        ),
+        (
+            [*R_KV, "rollout.control_first_steps=9"],
+            r"control_share is 0 by default: with attention\.kind = \"compression\"",
+        ),
+        (
+            [*BUDGET, *NO_GROUP, "guard.reward_gap=0.1"],
+            r"guard\.reward_gap = 0\.1 does nothing without a control group",
+        ),
         (
             [*BUDGET, *GROUP, "guard.action=stop", "guard.reward_gap=none"],
             r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "budget"',
@@ -323,11 +338,12 @@ def test_a_resumed_run_may_change_steps_logging_and_checkpoints_only() -> None:
 def test_a_run_from_before_a_key_was_added_goes_on_with_its_default_and_no_other_value() -> None:
     before = load_config(None, BUDGET).model_dump(mode="json")
     del before["rollout"]["control_share"], before["guard"]["reward_gap"]
-    refuse_other_config(Path("run"), before, load_config(None, BUDGET))
-    with pytest.raises(
-        UserError, match=r"rollout\.control_share = 0\.0, and rollout\.control_share = 0\.03125 is asked"
-    ):
-        refuse_other_config(Path("run"), before, load_config(None, [*BUDGET, *GROUP]))
+    refuse_other_config(Path("run"), before, load_config(None, [*BUDGET, *NO_GROUP]))
+    for group in (GROUP, []):
+        with pytest.raises(
+            UserError, match=r"rollout\.control_share = 0\.0, and rollout\.control_share = 0\.03125 is asked"
+        ):
+            refuse_other_config(Path("run"), before, load_config(None, [*BUDGET, *group]))
 
 
 def test_the_settings_of_a_control_group_are_those_of_rollout_and_guard() -> None:
@@ -343,8 +359,42 @@ def test_a_control_group_gives_the_guard_something_to_act_on() -> None:
         config = load_config(None, [*BUDGET, *GROUP, *acting])
         guard = make_guard(config, starting_schedule(config))
         assert guard.at_least is None and guard.reward_gap is not None and guard.notice(dense=False) == []
-    without = load_config(None, BUDGET)
+    without = load_config(None, [*BUDGET, *NO_GROUP])
     assert make_guard(without, starting_schedule(without)).reward_gap is None
+
+
+@pytest.mark.parametrize("sparse", [BUDGET, PRESET, [*BUDGET, "check.floor=0.1"], CONTROLLER])
+def test_sparse_rollouts_have_a_control_group_unless_it_is_left_out(sparse: list[str]) -> None:
+    config = load_config(None, sparse)
+    assert config.control_share == 1 / 32 and not config.names_control_share
+    assert "# the control group of dense rollouts" in as_toml(config)
+    (told,) = notices(config)
+    assert "0.03125 of the rollouts are dense, 0.25 in the first 30 steps" in told
+    without = load_config(None, [*sparse, *NO_GROUP])
+    assert without.control_share == 0 and notices(without) == [] and "control group" not in as_toml(without)
+    assert as_command(config) == as_command(load_config(None, [*sparse, *GROUP]))
+    assert "--set rollout.control_share=0.0" in as_command(without)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "why"),
+    [
+        ([], 'attention.kind = "dense" has no sparse rollouts'),
+        (R_KV, 'with attention.kind = "compression"'),
+        ([*BUDGET, "distill.rank=4"], "the engine holds the adapter of [distill]"),
+        ([*BUDGET, "train.whole_union=true", "correction.name=jackpot"], "train.whole_union scores all rollouts"),
+        ([*BUDGET, "train.rollouts_behind_steps=2"], "train.rollouts_behind_steps = 2 samples with older weights"),
+    ],
+)
+def test_where_no_control_group_is_possible_the_default_is_none_and_says_why(overrides: list[str], why: str) -> None:
+    config = load_config(None, overrides)
+    assert config.control_share == config.rollout.control_share == 0
+    assert f"\n# no control group: {why}" in as_toml(config)
+    assert "control_share" not in as_command(config)
+    assert [why in told for told in notices(config)] == ([True] if overrides else [])
+    with pytest.raises(UserError, match="control_share"):
+        load_config(None, [*overrides, *GROUP])
+    assert notices(load_config(None, [*overrides, *NO_GROUP])) == []
 
 
 @pytest.mark.parametrize("config", [TrainConfig, DistillConfig])

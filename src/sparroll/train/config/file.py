@@ -15,6 +15,8 @@ from sparroll.errors import UserError
 from sparroll.resume import refuse_changes
 from sparroll.train.config.base import Section, inline, tag_of
 from sparroll.train.config.check import Config, as_table, checked
+from sparroll.train.config.control_group import default_share
+from sparroll.train.config.control_group import in_words as control_group_in_words
 from sparroll.train.config.distill import DistillConfig
 from sparroll.train.config.run import TrainConfig
 
@@ -53,24 +55,29 @@ def as_toml(config: Section) -> str:
     table = config.model_dump(mode="json")
     sections = {name: section for name, section in table.items() if section is not None}
     # TOML has no null; `checked` reads the word "none" instead.
-    return tomli_w.dumps(
+    text = tomli_w.dumps(
         {
             name: {key: "none" if value is None else value for key, value in section.items()}
             for name, section in sections.items()
         }
     )
+    said = control_group_in_words(config) if isinstance(config, TrainConfig) else ""
+    return text.replace("\ncontrol_share = ", f"\n# {said}\ncontrol_share = ") if said else text
 
 
 def as_command(config: TrainConfig) -> str:
     """The command of a run with this configuration, with every setting that differs from its default."""
     words = ["sparroll", "train"]
     plain, defaults = config.model_dump(mode="json"), TrainConfig().model_dump(mode="json")
+    defaults["rollout"]["control_share"] = default_share(config)
     for name, table in plain.items():
         if table is None or table == defaults[name]:
             continue
         kind, before = type(getattr(config, name)), defaults[name] or {}
         fields = {key: field for key, field in kind.model_fields.items() if not field.is_required()}
         own = {key: to_jsonable_python(field.get_default(call_default_factory=True)) for key, field in fields.items()}
+        if name == "rollout":
+            own["control_share"] = defaults["rollout"]["control_share"]
         if tag_of(kind) and table[tag_of(kind)] != before.get(tag_of(kind)):
             own.pop(tag_of(kind), None)
         changed = [(key, value) for key, value in table.items() if key not in own or value != own[key]]
@@ -82,7 +89,16 @@ def refuse_other_config(out: Path, before: dict[str, Any], config: Section) -> N
     """Raise UserError where a run is resumed under another configuration than it was started with. A key that was added
     since then counts as at its default."""
     defaults = TrainConfig().model_dump(mode="json") if isinstance(config, TrainConfig) else None
-    refuse_changes(out, before, config.model_dump(mode="json"), free=RESUMABLE, defaults=defaults)
+    now = _control_share_last(config.model_dump(mode="json"))
+    refuse_changes(out, _control_share_last(before), now, free=RESUMABLE, defaults=defaults)
+
+
+def _control_share_last(table: dict[str, Any]) -> dict[str, Any]:
+    """By default the share of the control group follows from other keys, so a change of those is named first."""
+    rollout = dict(table.get("rollout") or {})
+    if "control_share" not in rollout:
+        return table
+    return {**table, "rollout": rollout, "rollout.control_share": rollout.pop("control_share")}
 
 
 def _load(config: type[Config], path: Path | str | None, overrides: list[str] | tuple[str, ...]) -> Config:

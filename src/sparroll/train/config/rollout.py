@@ -82,10 +82,12 @@ class RolloutSection(SamplingSection):
     dynamic_sampling_by: str | None = None
     """Name of the reward term in which rollouts must differ; "none": the sum of all weighted terms. The overlong
     penalty never counts."""
-    control_share: float = Field(default=0.0, ge=0, le=MOST_SHARE)
+    control_share: float | None = Field(default=None, ge=0, le=MOST_SHARE)
     """Share of a step's rollouts that is decoded densely, as a control group: compared with the sparse rollouts of the
-    same prompts, it shows what sparsity costs in reward. They are trained on like the others. 0: there is none; 1/32
-    (0.03125) is the usual one."""
+    same prompts, it shows what sparsity costs in reward. They are trained on like the others. 0: there is none. "none",
+    the default: 1/32 (0.03125) with sparse rollouts, and 0 where there can be no control group: with dense rollouts, with
+    compression, with [distill], train.whole_union or train.rollouts_behind_steps. `--print-config` shows which of them a
+    run has."""
     control_share_first: float = Field(default=ControlGroupSettings.share_first, gt=0, le=MOST_SHARE)
     """The share over the first steps under a schedule, where nothing is known yet, and later in steps in which there may
     well be a gap, but not surely. At least `control_share`; as large as it, the share never changes."""

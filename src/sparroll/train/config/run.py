@@ -10,13 +10,14 @@ from sparroll.errors import UserError
 from sparroll.tasks import is_data
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.train.config.adapter import DistillSection
-from sparroll.train.config.base import Section, inline
+from sparroll.train.config.base import Section
 from sparroll.train.config.control import (
     ByControllerSection,
     ControlSection,
     GuardSection,
     NobodySection,
 )
+from sparroll.train.config.control_group import check_control_group, default_share
 from sparroll.train.config.outputs import CheckpointSection, EvaluateSection, LogSection, MismatchSection
 from sparroll.train.config.reward import RewardSection
 from sparroll.train.config.rollout import (
@@ -57,6 +58,15 @@ class TrainConfig(Section):
     evaluate: EvaluateSection = EvaluateSection()
     checkpoint: CheckpointSection = CheckpointSection()
     log: LogSection = LogSection()
+
+    @model_validator(mode="after")
+    def _the_control_group_is_decided(self) -> Self:
+        if self.rollout.control_share is None:
+            rollout = self.rollout.model_copy(update={"control_share": default_share(self)})
+            rollout.model_fields_set.discard("control_share")
+            # The configuration is frozen from now on.
+            self.__dict__["rollout"] = rollout
+        return self
 
     @model_validator(mode="after")
     def _data_is_read(self) -> Self:
@@ -153,47 +163,8 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _the_control_group_has_something_to_compare(self) -> Self:
-        rollout, kind = self.rollout, self.attention.kind
-        if rollout.control_share == 0:
-            self._refuse_settings_of_no_control_group()
-            return self
-        without = "leave the control group out, --set rollout.control_share=0"
-        asked = f"rollout.control_share = {rollout.control_share:g}"
-        if kind == "dense" and self.control.by != "controller":
-            raise UserError(
-                f'{asked} asks for a control group of dense rollouts, and attention.kind = "dense" has no sparse ones to '
-                "compare with",
-                f"set attention.kind to schedule or budget, or {without}",
-            )
-        if kind == "compression":
-            raise UserError(
-                f'{asked} cannot be used with attention.kind = "compression": a dense rollout needs tokens that have left '
-                "the cache",
-                f"set attention.kind to schedule or budget, or {without}",
-            )
-        if self.distill is not None:
-            raise UserError(
-                f"{asked} and [distill] exclude each other: the engine holds the adapter, which is there for sparse "
-                "rollouts, so a control group would not be sampled from the dense policy",
-                f"--set distill=none, or {without}",
-            )
-        if rollout.control_share_first < rollout.control_share:
-            raise UserError(
-                f"rollout.control_share_first = {rollout.control_share_first:g} must be at least {asked}",
-                "the same share in all steps: give both the same value",
-            )
+        check_control_group(self)
         return self
-
-    def _refuse_settings_of_no_control_group(self) -> None:
-        """Raise UserError where a setting of the control group is given, and there is none."""
-        for section, name in _OF_A_CONTROL_GROUP:
-            given = getattr(self, section)
-            if getattr(given, name) != type(given).model_fields[name].default:
-                raise UserError(
-                    f"{section}.{name} = {inline(getattr(given, name))} does nothing without a control group, and "
-                    "rollout.control_share is 0",
-                    f"--set rollout.control_share=0.03125 for one, or leave {section}.{name} out",
-                )
 
     @model_validator(mode="after")
     def _the_alarm_has_a_target(self) -> Self:
@@ -235,7 +206,7 @@ class TrainConfig(Section):
             (self.check is not None, "[check]", "checked drafts come from neither of the two policies"),
             (self.distill is not None, "[distill]", "the sparse policy has the adapter, which the scorer lacks"),
             (self.train.rollouts_behind_steps > 0, "train.rollouts_behind_steps", "the scorer has the newest weights"),
-            (self.rollout.control_share > 0, "rollout.control_share", "its rollouts are not under the schedule"),
+            (self.control_share > 0, "rollout.control_share", "its rollouts are not under the schedule"),
         ):
             if given:
                 raise UserError(f"train.whole_union and {name} exclude each other: {why}", "leave one of them out")
@@ -254,7 +225,7 @@ class TrainConfig(Section):
         for given, name, why in (
             (self.check is not None, "[check]", "the checks score with the weights that sample"),
             (self.distill is not None, "[distill]", "the adapter belongs to the newest weights"),
-            (self.rollout.control_share > 0, "rollout.control_share", "its ceiling is that of the newest weights"),
+            (self.control_share > 0, "rollout.control_share", "its ceiling is that of the newest weights"),
         ):
             if given:
                 raise UserError(
@@ -264,9 +235,20 @@ class TrainConfig(Section):
         return self
 
     @property
+    def control_share(self) -> float:
+        """`rollout.control_share`, which the configuration decides where nobody else does."""
+        assert self.rollout.control_share is not None, "decided when the configuration was made"
+        return self.rollout.control_share
+
+    @property
+    def names_control_share(self) -> bool:
+        """Whether the share of the control group was given, and not left to its default."""
+        return "control_share" in self.rollout.model_fields_set
+
+    @property
     def watches_reward_gap(self) -> bool:
         """Whether a reward gap raises an alarm: there is a control group, and a tolerated gap."""
-        return self.rollout.control_share > 0 and self.guard.reward_gap is not None
+        return self.control_share > 0 and self.guard.reward_gap is not None
 
 
 def _refuse_more_than_held(guard: GuardSection, control: ByControllerSection) -> None:
@@ -283,11 +265,3 @@ def _refuse_more_than_held(guard: GuardSection, control: ByControllerSection) ->
             f"control.impossible_at_most = {held.at_most:g}",
             "raise guard.impossible_at_most or lower control.impossible_at_most",
         )
-
-
-_OF_A_CONTROL_GROUP = (
-    ("rollout", "control_share_first"),
-    ("rollout", "control_first_steps"),
-    ("guard", "reward_gap"),
-)
-"""Settings that have an effect only where there is a control group, as (section, name)."""
