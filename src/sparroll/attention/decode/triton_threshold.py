@@ -24,31 +24,44 @@ def ordered_bits(score):
 
 @triton.jit
 @no_type_check
-def best_threshold(ordered, exists, wanted, FEW: tl.constexpr = False):
+def best_threshold(ordered, exists, wanted):
     """The `wanted`-th largest of `ordered`, or a number that exactly `wanted` of them reach; the largest where none is
-    wanted. Lanes that do not exist are LEAST, and `wanted` is no more than those that do. FEW: compare with three
-    numbers a round, because where a thread holds few lanes the sum over all threads is what takes the time."""
+    wanted. Lanes that do not exist are LEAST, and `wanted` is no more than those that do."""
     low = tl.min(tl.where(exists, ordered, 0x7FFFFFFF), axis=0).to(tl.int64)
     high = tl.max(ordered, axis=0).to(tl.int64)
     # At least `wanted` scores are >= low, and the wanted-th largest is <= high; both ends meet in it, or in any
     # threshold that exactly `wanted` scores reach.
-    if FEW:
-        # The best are seldom further than an octave or two (of 2 ** 23 numbers) below the highest; the lowest is far away.
+    while low < high:
+        middle = (low + high + 1) >> 1
+        reaching = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32), axis=0)
+        low = tl.where(reaching >= wanted, middle, low)
+        high = tl.where(reaching > wanted, high, tl.where(reaching == wanted, middle, middle - 1))
+    return low.to(tl.int32)
+
+
+@triton.jit
+@no_type_check
+def threshold_within(ordered, least, highest, wanted, enough, FAR: tl.constexpr):
+    """A number that at least `wanted`, and at most `enough`, of `ordered` reach; the `wanted`-th largest where there is
+    none. At least `wanted` of them reach `least`, none lies above `highest`, and `wanted` is at least 1.
+
+    It compares with three numbers a round, because where a thread holds few lanes the sum over all threads is what takes
+    the time. FAR: `least` may be far away.
+    """
+    low = least.to(tl.int64)
+    high = highest.to(tl.int64)
+    reach = tl.full([], 0x1FFFFF, tl.int32)
+    if FAR:
+        # The best are seldom further than an octave or two (of 2 ** 23 numbers) below the highest.
         first = tl.maximum(high - (1 << 26), low)
         second = tl.maximum(high - (1 << 24), low)
         third = tl.maximum(high - (1 << 22), low)
         reaching = tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
-        low, high = narrowed(low, high, first, second, third, reaching, wanted)
-    while low < high:
-        if FEW:
-            first, second, third = quarters(low, high)
-            reaching = tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
-            low, high = narrowed(low, high, first, second, third, reaching, wanted)
-        else:
-            middle = (low + high + 1) >> 1
-            reaching = tl.sum((ordered >= middle.to(tl.int32)).to(tl.int32), axis=0)
-            low = tl.where(reaching >= wanted, middle, low)
-            high = tl.where(reaching > wanted, high, tl.where(reaching == wanted, middle, middle - 1))
+        low, high, reach = narrowed(low, high, reach, first, second, third, reaching, wanted)
+    while (low < high) & (reach > enough):
+        first, second, third = quarters(low, high)
+        reaching = tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
+        low, high, reach = narrowed(low, high, reach, first, second, third, reaching, wanted)
     return low.to(tl.int32)
 
 
@@ -71,11 +84,13 @@ def reaching_quarters(ordered, first, second, third):
 
 @triton.jit
 @no_type_check
-def narrowed(low, high, first, second, third, reaching, wanted):
-    """The ends after a round. They meet or cross once exactly `wanted` reach one of the three, which then is `low`."""
+def narrowed(low, high, reach, first, second, third, reaching, wanted):
+    """The ends after a round, and how many reach the lower one; `reach` before it is known is too many. The ends meet or
+    cross once exactly `wanted` reach one of the three, which then is `low`."""
     for field in tl.static_range(3):
         middle = first if field == 0 else (second if field == 1 else third)
         count = ((reaching >> (21 * field)) & 0x1FFFFF).to(tl.int32)
         low = tl.where(count >= wanted, tl.maximum(low, middle), low)
+        reach = tl.where(count >= wanted, tl.minimum(reach, count), reach)
         high = tl.where(count > wanted, high, tl.minimum(high, tl.where(count == wanted, middle, middle - 1)))
-    return low, high
+    return low, high, reach

@@ -25,11 +25,11 @@ from torch import Tensor
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.decode.triton_threshold import (
     LEAST,
-    best_threshold,
     narrowed,
     ordered_bits,
     quarters,
     reaching_quarters,
+    threshold_within,
 )
 from sparroll.attention.selectors.base import Selector
 
@@ -162,7 +162,8 @@ def _choose(
         if HELD:
             unit = tl.arange(0, LANES)
             ordered = _ordered(scores_row, unit, units, LOADED)
-            threshold = best_threshold(ordered, unit < units, wanted, FEW=True)
+            least = tl.min(tl.where(unit < units, ordered, 0x7FFFFFFF), axis=0)
+            threshold = threshold_within(ordered, least, tl.max(ordered, axis=0), wanted, wanted, FAR=True)
             wanted_equals = wanted - tl.sum((ordered > threshold).to(tl.int32), axis=0)
             # In parts, because a place for every score would take more registers than the search.
             _write_all(
@@ -248,8 +249,12 @@ def _choose_candidates(
     for start in range(0, units, CHUNK):
         unit = start + tl.arange(0, CHUNK // LANES)[:, None] * LANES + lane[None, :]
         best = tl.maximum(best, tl.max(_ordered(scores_row, unit, units, LOADED), axis=0))
-    reached = best_threshold(best, lane < units, wanted, FEW=True)
-    # With a lane for each unit, the k-th largest of the lanes is that of the scores.
+    least = tl.min(tl.where(lane < units, best, 0x7FFFFFFF), axis=0)
+    highest = tl.max(best, axis=0)
+    # With a lane for each unit, the k-th largest of the lanes is that of the scores. Otherwise any number will do that
+    # enough lanes reach, and not so many more that there is no room for their units.
+    enough = tl.where((units > LANES) & (4 * wanted <= LANES), wanted + wanted // 2, wanted)
+    reached = threshold_within(best, least, highest, wanted, enough, FAR=True)
     count = tl.zeros([], tl.int32)
     unit = lane
     ordered = best
@@ -268,13 +273,13 @@ def _choose_candidates(
             unit = tl.load(listed_row + lane, mask=listed, other=0)
             score = tl.load(scores_row + unit, mask=listed, other=0.0)
             ordered = tl.where(listed, ordered_bits(score), LEAST)
-            threshold = best_threshold(ordered, listed, wanted, FEW=True)
+            threshold = threshold_within(ordered, reached, highest, wanted, wanted, FAR=False)
     if count <= LANES:
         wanted_equals = wanted - tl.sum((ordered > threshold).to(tl.int32), axis=0)
         _write(
             ids_row, pages_row, table_row, unit, ordered, threshold, wanted_equals, 0, 0, UNITS_PER_BLOCK, WITH_PAGES
         )
-    return (count <= LANES).to(tl.int32), reached, tl.max(best, axis=0)
+    return (count <= LANES).to(tl.int32), reached, highest
 
 
 @triton.jit
@@ -297,14 +302,15 @@ def _choose_from_all(
     and none lies above the higher one."""
     low = reached.to(tl.int64)
     high = highest.to(tl.int64)
-    # As best_threshold does.
+    # As threshold_within does.
+    reach = tl.full([], 0x1FFFFF, tl.int32)
     while low < high:
         first, second, third = quarters(low, high)
         reaching = tl.zeros([], tl.int64)
         for start in range(0, units, CHUNK):
             ordered = _ordered(scores_row, start + tl.arange(0, CHUNK), units, LOADED)
             reaching += tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
-        low, high = narrowed(low, high, first, second, third, reaching, wanted)
+        low, high, reach = narrowed(low, high, reach, first, second, third, reaching, wanted)
     threshold = low.to(tl.int32)
     above = tl.zeros([], tl.int32)
     for start in range(0, units, CHUNK):
