@@ -12,8 +12,8 @@ import torch
 def one_thread() -> Iterator[None]:
     """Work on small tensors of the host in the calling thread alone. As a decorator, a function does.
 
-    torch splits an operation over as many threads as there are cores, and they wait for each other by spinning. Where
-    engines, loaders and other trainers use the cores as well, an operation of a millisecond then takes a hundred.
+    torch splits an operation over as many threads as there are cores, and they wait for each other. Where engines, loaders
+    and other runs use the cores as well, a small operation then takes several times as long.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
