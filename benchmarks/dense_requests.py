@@ -50,8 +50,6 @@ def measure(options: argparse.Namespace, engine: Engine) -> list[dict[str, Any]]
     windows = rollout.steady_windows(
         options.windows, engine.capacity_tokens, options.max_seqs, slack, scale=options.shrink
     )
-    # From here on the worker knows flags.
-    engine.llm.collective_rpc(WorkerExtension.sparroll_reset_report)
     rows = []
     for number, window in enumerate(windows):
         contexts = window["contexts"]
