@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from sparroll import Schedule, records
+from sparroll.engines.report import EngineReport
 
 BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
 
@@ -28,6 +29,7 @@ def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
                 "vllm_engines",
                 "rollout",
                 "decode_step",
+                "dense_requests",
                 "profile_step",
                 "sparse_training",
                 "whole_run",
@@ -332,3 +334,40 @@ def test_verified_rollouts_sums_the_moments_of_a_set_up_to_its_whole_run(
     assert both["tokens_per_second"] == pytest.approx(10 / 0.375)
     assert both["of_unverified"] == pytest.approx(10 / 0.375 / 40) and both["moments"] == 2
     assert not verified.whole_runs([{"set": "batch", "engine": "dense", "batch": 1, "tokens_per_second": 1.0}])
+
+
+class _Reports:
+    """An engine whose worker decoded so many steps of dense requests."""
+
+    def __init__(self, dense_steps: int):
+        self.llm = self
+        self.table = EngineReport((), "tiny", None, 0, dense_request_steps=dense_steps).table()
+
+    def collective_rpc(self, method: Any) -> list[Any]:
+        return [self.table]
+
+
+def test_shares_of_dense_requests_are_carried_over_and_a_flag_without_effect_is_an_error(
+    benchmark_modules: dict[str, ModuleType],
+) -> None:
+    of = benchmark_modules["dense_requests"]
+    flags = of.dense_flags(90, 1 / 32, 32, seed=3)
+    assert sum(map(sum, flags)) == 90 and {sum(each) for each in flags} == {2, 3}
+    assert flags == of.dense_flags(90, 1 / 32, 32, seed=3) != of.dense_flags(90, 1 / 32, 32, seed=4)
+    of.check_decoded(_Reports(dense_steps=24), 24)
+    with pytest.raises(RuntimeError, match="0 steps of dense requests were dense, and 24 were asked for"):
+        of.check_decoded(_Reports(dense_steps=0), 24)
+
+
+def test_what_dense_requests_cost_is_the_share_of_the_tokens_per_second_that_is_lost(
+    benchmark_modules: dict[str, ModuleType],
+) -> None:
+    row = {
+        "batch": 64, "context_tokens": 640_000, "dense_requests": [2, 2], "dense_context_tokens": [10_000, 30_000],
+        "sparse_seconds": [0.010, 0.010], "mixed_seconds": [0.0105, 0.0107],
+    }  # fmt: skip
+    options = argparse.Namespace(model="qwen3-1.7b", schedule="qwen3-1.7b-0.86", share=1 / 32)
+    found = benchmark_modules["dense_requests"].result(options, [row])
+    assert found["cost"] == pytest.approx(1 - 0.010 / 0.0106)
+    assert found["sparse_tokens_per_second"] == pytest.approx(6400)
+    assert (found["dense_share"], found["dense_share_of_tokens"]) == (1 / 32, 1 / 32)
