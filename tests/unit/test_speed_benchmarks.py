@@ -341,7 +341,7 @@ class _Reports:
 
     def __init__(self, dense_steps: int):
         self.llm = self
-        self.table = EngineReport((), "tiny", None, 0, dense_request_steps=dense_steps).table()
+        self.table = EngineReport("vllm", "tiny", None, 0, dense_request_steps=dense_steps).table()
 
     def collective_rpc(self, method: Any) -> list[Any]:
         return [self.table]
