@@ -30,7 +30,7 @@ def why_none(config: TrainConfig) -> str:
     kind, train = config.attention.kind, config.train
     for given, why in (
         (
-            kind == "dense" and config.control.by != "controller",
+            config.all_dense,
             'attention.kind = "dense" has no sparse rollouts to compare with',
         ),
         (
@@ -60,7 +60,7 @@ def in_words(config: TrainConfig) -> str:
 
 def notices(config: TrainConfig) -> list[str]:
     """An event for the start of a run with sparse rollouts that was not told whether to have a control group."""
-    if config.names_control_share or (config.attention.kind == "dense" and config.control.by != "controller"):
+    if config.names_control_share or config.all_dense:
         return []
     if why := why_none(config):
         return [f"no control group, so what sparsity costs in reward is not measured: {why}"]
@@ -78,7 +78,7 @@ def check_control_group(config: TrainConfig) -> None:
         _refuse_settings_of_none(config)
         return
     asked = f"rollout.control_share = {config.control_share:g}"
-    if kind == "dense" and config.control.by != "controller":
+    if config.all_dense:
         raise UserError(
             f'{asked} asks for a control group of dense rollouts, and attention.kind = "dense" has no sparse ones to '
             "compare with",

@@ -109,7 +109,7 @@ class TrainConfig(Section):
                 '[check] cannot be used with attention.kind = "compression": what left the cache cannot be checked against',
                 "leave [check] out, --set check=none",
             )
-        if kind == "dense" and self.control.by != "controller":
+        if self.all_dense:
             raise UserError(
                 '[check] checks sparse drafts, and attention.kind = "dense" has none',
                 "set attention.kind to schedule or budget, or leave [check] out, --set check=none",
@@ -149,7 +149,7 @@ class TrainConfig(Section):
                     "--set distill.rank=16 is enough for a section [distill]",
                 )
             return self
-        if kind == "compression" or (kind == "dense" and control.by != "controller"):
+        if kind == "compression" or self.all_dense:
             raise UserError(
                 f'[distill] needs the sparse rollouts of a schedule, got attention.kind = "{kind}"',
                 'set attention.kind to schedule or budget, or control.by = "controller"',
@@ -233,6 +233,11 @@ class TrainConfig(Section):
                     f"leave {name} out, or set train.rollouts_behind_steps to 0",
                 )
         return self
+
+    @property
+    def all_dense(self) -> bool:
+        """Whether all rollouts are dense. A controller has a schedule also where none is named."""
+        return self.attention.kind == "dense" and self.control.by != "controller"
 
     @property
     def control_share(self) -> float:
