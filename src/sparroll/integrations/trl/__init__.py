@@ -1,10 +1,10 @@
 """Sparse rollouts inside TRL: `SparseGRPOTrainer(..., sparse=SparseRollouts("qwen3-4b-0.86", correction="tis"))`.
 
 The life of a step: `trainer.py` says which schedule is in force, TRL samples through `engine.py` (colocate) or
-`server.py`, which measure what was sampled before the engine sleeps, TRL computes rewards, advantages and dense
-log-probabilities, `loss.py` corrects the batch that TRL's loss reads, and `../watched.py` shows the step to guard and
-controller. `rounds.py` counts the rounds. TRL keeps the loop, the loss, weight sync and checkpoints; nothing of it is
-patched.
+`server.py` (`measured_rounds.py` in common), which measure before the engine sleeps, TRL computes rewards, advantages
+and dense log-probabilities, `loss.py` corrects the batch that TRL's loss reads, and `../watched.py` shows the step to
+guard and controller. `rounds.py` counts the rounds. TRL keeps the loop, the loss, weight sync and checkpoints; nothing
+of it is patched.
 
 Not here: what is measured and how (engines/vllm/rescoring.py, mismatch/), the corrections (corrections/), and who may move
 the schedule (control/).

@@ -15,15 +15,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import outputs, rescoring
 from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
-from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
+from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.engines.vllm.worker import WorkerExtension
 from sparroll.errors import UserError
-from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
-from sparroll.integrations.tail import State
+from sparroll.integrations.trl.measured_rounds import MeasuredRounds
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores
 
@@ -31,15 +29,12 @@ _newest: Any = None
 """The engine that the plugin's state in this process belongs to; there is one state per process."""
 
 
-class SparseLLM:
+class SparseLLM(MeasuredRounds):
     """`vllm_generation.llm = SparseLLM(vllm_generation.llm, ...)`.
 
     >>> llm.begin("train/7", schedule)       # TRL then calls llm.generate(...)
     >>> step = llm.take()                    # what this process measured and counted
     """
-
-    weight_version = 0
-    """Rollouts are measured inside `generate`, so the weights never change in between."""
 
     def __init__(
         self,
@@ -54,62 +49,14 @@ class SparseLLM:
         global _newest
         self._llm = _newest = llm
         self._capacity = capacity
-        self.schedule: Schedule | None = None
-        """What the engine samples under, from the first `generate` on."""
-        self._begun = False
         self._process, self._seed = process, seed
         model = llm.llm_engine.vllm_config.model_config
         self.vocabulary, self.context_limit = int(model.get_vocab_size()), int(model.max_model_len)
-        self.rescorer = Rescorer(settings)
-        self._control = Rescorer(of_control)
-        """Measures the dense rollouts of the control group, which show the dense ceiling."""
-        self.rollouts: list[Rollout] = []
-        """With a control group: what was sampled since `begin`, in the order of the prompts and without lists."""
-        self._dense: list[bool] = []
-        self._round, self._measures = "", True
-        self._wanted: Schedule | None = None
-        self._requests = 0
-        self._ceiling_prompts = 0
-        self._ceiling: State | None = None
-        self._spent = SpentSeconds()
-        self._checked = CheckSums()
-        self._ask(WorkerExtension.sparroll_reset_report)
+        super().__init__(settings, of_control)
         self._take_checked()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._llm, name)
-
-    def begin(
-        self,
-        name: str,
-        schedule: Schedule | None,
-        *,
-        measures: bool = True,
-        ceiling_prompts: int = 0,
-        dense: Sequence[bool] = (),
-    ) -> None:
-        """What the next `generate` calls are for. name: that of the round, which no other round has.  schedule: what they
-        sample under; None: dense.  measures: whether what is sampled is re-scored.  ceiling_prompts: before it samples,
-        measure the dense ceiling on so many of its prompts.  dense: which of its prompts are answered densely under the
-        schedule, as a control group; empty for none."""
-        self._round, self._wanted, self._measures = name, schedule, measures
-        self._requests, self._ceiling_prompts = 0, ceiling_prompts
-        self._dense, self.rollouts = list(dense), []
-        self._ask(WorkerExtension.sparroll_reset_report)
-
-    def take(self) -> EngineStep:
-        """What was measured and counted since `begin`."""
-        estimator = self.rescorer.estimator
-        state, counts = self.rescorer.take()
-        ceiling, self._ceiling = self._ceiling, None
-        of_control, cost = self._control.take()
-        counts.charge(cost)
-        if cost.measured:
-            ceiling = of_control
-        spent, self._spent = self._spent, SpentSeconds()
-        checked, self._checked = self._checked, CheckSums()
-        report = EngineReport.from_table(self._ask(WorkerExtension.sparroll_report))
-        return EngineStep(state, counts, estimator, report, checked, ceiling, spent)
 
     # -- what TRL calls ------------------------------------------------------------------------------------------------
 
@@ -121,7 +68,10 @@ class SparseLLM:
                 "run each of them in a process of its own",
             )
         if self._ceiling_prompts:
-            self._measure_ceiling(prompts, sampling_params)
+            several = {tuple(each["prompt_token_ids"]): each for each in prompts}
+            chosen = list(several.values())[: self._ceiling_prompts]
+            none = [False] * len(chosen)
+            self._measure_ceiling(lambda name: self._sample(chosen, sampling_params, name, none, use_tqdm=False))
         self._set_schedule(self._wanted)
         dense = self._dense or [False] * len(prompts)
         assert len(dense) == len(prompts), f"{len(prompts)} prompts, and flags of {len(dense)}"
@@ -237,22 +187,6 @@ class SparseLLM:
             for rollout, (ids, _), output in zip(rollouts, asked, finished, strict=True)
         ]
 
-    def _measure_ceiling(self, prompts: Sequence[Any], theirs: Any) -> None:
-        """The tail of a few dense rollouts. They are counted nowhere."""
-        chosen = list({tuple(each["prompt_token_ids"]): each for each in prompts}.values())[: self._ceiling_prompts]
-        self._ceiling_prompts = 0
-        began, measure_seconds = time.perf_counter(), self._spent.measure
-        kept, settings = self.rescorer, replace(self.rescorer.settings, probe_rollouts=None)
-        self.rescorer = Rescorer(settings)
-        try:
-            self._set_schedule(None)
-            self._sample(chosen, theirs, f"{self._round}/dense", [False] * len(chosen), use_tqdm=False)
-            self._ceiling = self.rescorer.take()[0]
-        finally:
-            self.rescorer, self._requests = kept, 0
-        self._ask(WorkerExtension.sparroll_reset_report)
-        self._spent = SpentSeconds(measure_seconds, self._spent.ceiling + time.perf_counter() - began)
-
     # -- the schedule ------------------------------------------------------------------------------------------------------
 
     @property
@@ -261,36 +195,33 @@ class SparseLLM:
         return self._capacity.check is not None
 
     def _set_schedule(self, schedule: Schedule | None) -> None:
-        if schedule == self.schedule and self._begun:
-            return
         if schedule is not None:
             check_runnable(schedule, self._capacity)
-        table, name = (None, "dense") if schedule is None else (schedule.table(), schedule.name)
-        self._ask(WorkerExtension.sparroll_set_schedule, table, name)
+        super()._set_schedule(schedule)
+
+    def _follow(self, schedule: Schedule | None) -> None:
         if self.checks_drafts:
             scheduler = self._llm.llm_engine.engine_core.engine_core.scheduler
             scheduler.window_tokens = schedule.check.window_tokens if schedule and schedule.check else None
-        # K and V of cached responses are those of the old schedule. The call must not be inside an assertion, which
-        # `python -O` drops.
+        # The call must not be inside an assertion, which `python -O` drops.
         emptied = self._llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: requests are still running"
-        self.schedule, self._begun = schedule, True
 
-    def _ask(self, method: Any, *arguments: Any) -> Any:
-        """Call a method of WorkerExtension on the worker, which TRL has made without it."""
-        return self._llm.collective_rpc(method, args=arguments)[0]
+    def _ask(self, method: str, *arguments: Any) -> Any:
+        # TRL has made the worker without our extension.
+        return self._llm.collective_rpc(getattr(WorkerExtension, method), args=arguments)[0]
 
     def _take_checked(self) -> dict[int, dict[str, Any]]:
         """What the checks said of the requests that ended, by vLLM's number of them."""
         if not self.checks_drafts:
             return {}
-        said: dict[str, dict[str, Any]] = self._ask(WorkerExtension.sparroll_take_checked)
+        said: dict[str, dict[str, Any]] = self._ask("sparroll_take_checked")
         return {_number(name): each for name, each in said.items()}
 
     def load_weights(self, named: Iterable[tuple[str, Any]]) -> None:
         """Copy the trainer's weights in on a CPU, where vLLM packs those of its layers, so that TRL's own way fails. Both
         are in this process."""
-        self._ask(WorkerExtension.sparroll_load_weights, named)
+        self._ask("sparroll_load_weights", named)
         emptied = self._llm.reset_prefix_cache()
         assert emptied, "vLLM kept its prefix cache: requests are still running"
 

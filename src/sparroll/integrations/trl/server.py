@@ -10,7 +10,6 @@ be asked to change its schedule and what it ran.
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -21,13 +20,11 @@ from typing import Any, NamedTuple
 import requests
 import torch
 
-from sparroll.engines.report import EngineReport
 from sparroll.engines.vllm import rescoring
 from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
-from sparroll.engines.vllm.rescoring import Rescorer, RescoringSettings
+from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError
-from sparroll.integrations.measured import CheckSums, EngineStep, SpentSeconds
-from sparroll.integrations.tail import State
+from sparroll.integrations.trl.measured_rounds import MeasuredRounds
 from sparroll.schedule import Schedule
 from sparroll.types import Rollout, TokenScores, TopK
 
@@ -44,11 +41,8 @@ class SampleKind(NamedTuple):
     """Length of its lists; 0: it is not in the probe."""
 
 
-class SparseClient:
+class SparseClient(MeasuredRounds):
     """`vllm_generation.vllm_client = SparseClient(vllm_generation.vllm_client, ...)`; otherwise like SparseLLM."""
-
-    weight_version = 0
-    """Rollouts are measured inside `generate`, so the weights never change in between."""
 
     def __init__(self, client: Any, *, capacity: Schedule, settings: RescoringSettings, of_control: RescoringSettings):
         if capacity.check is not None:
@@ -57,58 +51,18 @@ class SparseClient:
                 'vllm_mode="colocate", or a schedule without a check',
             )
         self._client = client
-        self.schedule: Schedule | None = None
-        """What the server samples under, from the first `generate` on."""
-        self._begun = False
         # The probe is chosen here, and only it is held.
-        self.rescorer = Rescorer(settings)
-        self._control = Rescorer(of_control)
-        """Measures the dense rollouts of the control group, which show the dense ceiling."""
-        self.rollouts: list[Rollout] = []
-        """See SparseLLM.rollouts."""
-        self._dense: list[bool] = []
-        self._round, self._measures, self._ceiling_prompts = "", True, 0
-        self._wanted: Schedule | None = None
-        self._ceiling: State | None = None
-        self._spent = SpentSeconds()
-        self._ask("sparroll_reset_report")
+        super().__init__(settings, of_control)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._client, name)
-
-    def begin(
-        self,
-        name: str,
-        schedule: Schedule | None,
-        *,
-        measures: bool = True,
-        ceiling_prompts: int = 0,
-        dense: Sequence[bool] = (),
-    ) -> None:
-        """See SparseLLM.begin. dense: of the rollouts of all processes, prompt by prompt."""
-        self._round, self._wanted, self._measures = name, schedule, measures
-        self._ceiling_prompts, self._dense, self.rollouts = ceiling_prompts, list(dense), []
-        self._ask("sparroll_reset_report")
-
-    def take(self) -> EngineStep:
-        """What was measured and counted since `begin`."""
-        estimator = self.rescorer.estimator
-        state, counts = self.rescorer.take()
-        ceiling, self._ceiling = self._ceiling, None
-        of_control, cost = self._control.take()
-        counts.charge(cost)
-        if cost.measured:
-            ceiling = of_control
-        spent, self._spent = self._spent, SpentSeconds()
-        said = self._ask("sparroll_report")
-        report = EngineReport.from_table(json.loads(said) if isinstance(said, str) else said)
-        return EngineStep(state, counts, estimator, report, CheckSums(), ceiling, spent)
 
     def generate(self, prompts: Sequence[list[int]], features: Any = None, n: int = 1, **theirs: Any) -> dict[str, Any]:
         """`VLLMClient.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone."""
         assert features is None, "models with images are refused at the start"
         if self._ceiling_prompts:
-            self._measure_ceiling(prompts, theirs)
+            chosen = list(prompts)[: self._ceiling_prompts]
+            self._measure_ceiling(lambda name: self._sample(chosen, 1, theirs, name, [False] * len(chosen)))
         self._set_schedule(self._wanted)
         flags = self._dense or [False] * (len(prompts) * n)
         rollouts = self._sample(prompts, n, theirs, self._round, flags)
@@ -207,31 +161,10 @@ class SparseClient:
             for own, ids, logp in every
         ]
 
-    def _measure_ceiling(self, prompts: Sequence[list[int]], theirs: dict[str, Any]) -> None:
-        """The tail of a few dense rollouts. They are counted nowhere."""
-        began, measure_seconds = time.perf_counter(), self._spent.measure
-        chosen, self._ceiling_prompts = list(prompts)[: self._ceiling_prompts], 0
-        kept, self.rescorer = self.rescorer, Rescorer(replace(self.rescorer.settings, probe_rollouts=None))
-        try:
-            self._set_schedule(None)
-            self._sample(chosen, 1, theirs, f"{self._round}/dense", [False] * len(chosen))
-            self._ceiling = self.rescorer.take()[0]
-        finally:
-            self.rescorer = kept
-        self._ask("sparroll_reset_report")
-        self._spent = SpentSeconds(measure_seconds, self._spent.ceiling + time.perf_counter() - began)
-
-    def _set_schedule(self, schedule: Schedule | None) -> None:
-        if schedule == self.schedule and self._begun:
-            return
-        table, name = (None, "dense") if schedule is None else (schedule.table(), schedule.name)
-        self._ask("sparroll_set_schedule", table, name)
-        # K and V of cached responses are those of the old schedule.
+    def _follow(self, schedule: Schedule | None) -> None:
         self._client.reset_prefix_cache()
-        self.schedule, self._begun = schedule, True
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        """Call a method of WorkerExtension on the server's workers. -> what the first one says"""
         url = f"{self._client.base_url}/collective_rpc"
         # Without the session's retries: a server that cannot answer today will not a minute later.
         asked = {"method": method, "args": list(arguments)}
