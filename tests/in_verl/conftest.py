@@ -35,3 +35,8 @@ def long_runs(
     }
     with ThreadPoolExecutor() as pool:
         yield {name: pool.submit(make, tmp_path_factory.mktemp("run")) for name, make in made.items()}
+        if made:
+            import runs
+
+            # Where the tests ended early, runs may still go on.
+            runs.kill_marked(str(tmp_path_factory.getbasetemp()))

@@ -186,7 +186,7 @@ def run(
         process.kill()
         process.wait()
     finally:
-        _kill_marked(marked[MARK])
+        kill_marked(marked[MARK])
     return log.read_text()
 
 
@@ -211,11 +211,12 @@ def _in_cluster(settings: dict[str, str], folder: Path, marked: dict[str, str]) 
     return rest | {f"+{prefix}address": address}
 
 
-def _kill_marked(mark: str) -> None:
-    """Kill what a run has left: Ray's processes have sessions of their own, but they inherit its environment."""
+def kill_marked(folder: str) -> None:
+    """Kill what a run has left, or all runs in a folder: Ray's processes have sessions of their own, but they inherit its
+    environment."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark:
+            if process.environ().get(MARK, "").startswith(folder):
                 process.kill()
         except psutil.Error:
             continue
