@@ -87,9 +87,10 @@ $(STAMP_TRL): pyproject.toml constraints-trl.txt $(STAMP_VLLM)
 	$(VENV_TRL)/bin/python -m pip install -q --no-compile --no-deps -e .
 	@touch $@
 
+# A file's tests share runs and engines, so they stay in one process.
 test-trl: export OMP_NUM_THREADS = 1
 test-trl: $(STAMP_TRL)
-	$(VENV_TRL)/bin/python -m pytest -n 0 tests/in_trl
+	$(VENV_TRL)/bin/python -m pytest -n $(WORKERS) --dist loadfile tests/in_trl
 
 # What verl asks for is not all there on a CPU, and its pin of transformers is not needed: it comes without.
 $(STAMP_VERL): pyproject.toml constraints-verl.txt $(STAMP_VLLM)
@@ -101,6 +102,7 @@ $(STAMP_VERL): pyproject.toml constraints-verl.txt $(STAMP_VLLM)
 	$(VENV_VERL)/bin/python -m pip install -q --no-compile --no-deps -e .
 	@touch $@
 
+# One process; its two long runs go on side by side.
 test-verl: export OMP_NUM_THREADS = 1
 test-verl: $(STAMP_VERL)
 	$(VENV_VERL)/bin/python -m pytest -n 0 tests/in_verl

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+import pytest
 
 FOLDER = Path(__file__).parent
 sys.path[:0] = [str(FOLDER), str(FOLDER / "shim")]
@@ -15,3 +20,23 @@ os.environ.update(
     VERL_USE_EXTERNAL_PLUGINS="none",
     TOKENIZERS_PARALLELISM="false",
 )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def long_runs(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[dict[str, Future[Any]]]:
+    """The long run of each collected file that has one: its function `long_run`, which is given a folder. They begin
+    with the first test and go on side by side: a run mostly starts processes, one after the other."""
+    made: dict[str, Callable[[Path], Any]] = {
+        item.module.__name__: item.module.long_run
+        for item in request.session.items
+        if isinstance(item, pytest.Function) and hasattr(item.module, "long_run")
+    }
+    with ThreadPoolExecutor() as pool:
+        yield {name: pool.submit(make, tmp_path_factory.mktemp("run")) for name, make in made.items()}
+        if made:
+            import runs
+
+            # Where the tests ended early, runs may still go on.
+            runs.kill_marked(str(tmp_path_factory.getbasetemp()))

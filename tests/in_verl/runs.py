@@ -72,6 +72,8 @@ def environment() -> dict[str, str]:
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_LOGGING_LEVEL": "WARNING",
+        # vLLM compiles small functions of its sampler even where it runs eagerly. On a CPU, that takes longer than a step.
+        "TORCHDYNAMO_DISABLE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
         # Ray would start a process for each CPU that it is told of.
@@ -131,6 +133,8 @@ def overrides(folder: Path, mode: str = "sparroll_sync") -> dict[str, str]:
         f"{rollout}.load_format": "auto",
         f"{rollout}.agent.num_workers": "1",
         f"{rollout}.gpu_memory_utilization": "0.2",
+        # Enough for 16 requests; vLLM writes zeros over all of it.
+        f"+{rollout}.engine_kwargs.vllm.kv_cache_memory_bytes": str(2**26),
         f"{rollout}.checkpoint_engine.update_weights_bucket_megabytes": "64",
         "algorithm.adv_estimator": "grpo",
         "reward.custom_reward_function.path": str(folder / "reward.py"),
@@ -150,17 +154,27 @@ def command(settings: dict[str, str]) -> list[str]:
 
 
 def run(
-    folder: Path, settings: dict[str, str], name: str, *, kill_after_step: int | None = None, seconds: float = 600
+    folder: Path,
+    settings: dict[str, str],
+    name: str,
+    *,
+    kill_after_step: int | None = None,
+    standing: bool = False,
+    seconds: float = 1200,
 ) -> str:
-    """Run to the end, or kill -9 everything as soon as a step was logged. -> what it printed. Metrics are in NAME.jsonl."""
+    """Run to the end, or kill -9 everything as soon as a step was logged. -> what it printed. Metrics are in NAME.jsonl.
+
+    standing: in a Ray cluster that was there before, and not in one of the run's own."""
     metrics, log = folder / f"{name}.jsonl", folder / f"{name}.log"
     marked = {"VERL_FILE_LOGGER_PATH": str(metrics), MARK: f"{folder}/{name}"}
-    with log.open("w") as sink:
-        process = subprocess.Popen(
-            command(settings), cwd=folder, env=environment() | marked, stdout=sink, stderr=subprocess.STDOUT
-        )
-    until = time.monotonic() + seconds
     try:
+        if standing:
+            settings = _in_cluster(settings, folder, marked)
+        with log.open("w") as sink:
+            process = subprocess.Popen(
+                command(settings), cwd=folder, env=environment() | marked, stdout=sink, stderr=subprocess.STDOUT
+            )
+        until = time.monotonic() + seconds
         while process.poll() is None and time.monotonic() < until:
             if (
                 kill_after_step is not None
@@ -169,18 +183,40 @@ def run(
             ):
                 break
             time.sleep(0.1)
-    finally:
         process.kill()
         process.wait()
-        _kill_marked(marked[MARK])
+    finally:
+        kill_marked(marked[MARK])
     return log.read_text()
 
 
-def _kill_marked(mark: str) -> None:
-    """Kill what a run has left: Ray's processes have sessions of their own, but they inherit its environment."""
+def _in_cluster(settings: dict[str, str], folder: Path, marked: dict[str, str]) -> dict[str, str]:
+    """Start a cluster of the size that the run would start. -> the settings of the run in it
+
+    verl names its sockets in /tmp by the number of Ray's job, which is 1 in each cluster that a run starts for itself. Here
+    the process that starts the cluster is job 1, so the run can go on beside one that has its own."""
+    prefix = "ray_kwargs.ray_init."
+    own = {name.rpartition(".")[2]: value for name, value in settings.items() if prefix in name}
+    sizes = [own[name] for name in ("num_cpus", "num_gpus", "object_store_memory")]
+    process = subprocess.Popen(
+        [sys.executable, str(SHIM / "ray_cluster.py"), *sizes],
+        cwd=folder,
+        env=environment() | marked,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    address = next(line.split()[1] for line in process.stdout if line.startswith("address "))
+    rest = {name: value for name, value in settings.items() if prefix not in name}
+    return rest | {f"+{prefix}address": address}
+
+
+def kill_marked(folder: str) -> None:
+    """Kill what a run has left, or all runs in a folder: Ray's processes have sessions of their own, but they inherit its
+    environment."""
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark:
+            if process.environ().get(MARK, "").startswith(folder):
                 process.kill()
         except psutil.Error:
             continue

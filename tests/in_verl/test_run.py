@@ -4,6 +4,7 @@ measured, corrected, compared, decided, saved and restored. It takes minutes, so
 from __future__ import annotations
 
 import json
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,14 +50,14 @@ def settings(folder: Path) -> dict[str, str]:
         "trainer.rollout_data_dir": str(folder / "rollouts"),
         "trainer.n_gpus_per_node": "2",
         "+ray_kwargs.ray_init.num_gpus": "2",
+        # One process less for each replica. The verified run has vLLM's worker in a process of its own.
+        "+actor_rollout_ref.rollout.engine_kwargs.vllm.distributed_executor_backend": "uni",
         "trainer.total_training_steps": "3",
         "trainer.save_freq": "1",
     }
 
 
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
-    folder = tmp_path_factory.mktemp("verl")
+def long_run(folder: Path) -> Finished:
     runs.write_world(folder)
     asked = settings(folder)
     log = runs.run(folder, asked | {"trainer.val_before_train": "True"}, "killed", kill_after_step=2)
@@ -65,6 +66,11 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     assert (folder / "resumed.jsonl").is_file(), resumed[-4000:]
     (third,) = runs.steps(folder, "resumed")
     return Finished(folder, log, first, second, third)
+
+
+@pytest.fixture(scope="module")
+def run(long_runs: dict[str, Future[Finished]]) -> Finished:
+    return long_runs[__name__].result()
 
 
 def tokens(step: Metrics) -> int:

@@ -3,6 +3,9 @@ the checks."""
 
 from __future__ import annotations
 
+from concurrent.futures import Future
+from pathlib import Path
+
 import pytest
 import runs
 
@@ -10,9 +13,7 @@ from sparroll.integrations.verl.settings import PREFIX
 from sparroll.schedule import Schedule
 
 
-@pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
-    folder = tmp_path_factory.mktemp("verified")
+def long_run(folder: Path) -> list[dict[str, float]]:
     runs.write_world(folder)
     verified = {
         f"+{PREFIX}.schedule": str(Schedule.fixed(64).save(folder / "read64.toml")),
@@ -23,10 +24,15 @@ def steps(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, float]]:
         f"+{PREFIX}.control_group.share_first": "0.25",
         "trainer.total_training_steps": "2",
     }
-    printed = runs.run(folder, runs.overrides(folder) | verified, "verified")
+    printed = runs.run(folder, runs.overrides(folder) | verified, "verified", standing=True)
     assert (folder / "verified.jsonl").is_file(), printed[-4000:]
     first, second = runs.steps(folder, "verified")
     return [first, second]
+
+
+@pytest.fixture(scope="module")
+def steps(long_runs: dict[str, Future[list[dict[str, float]]]]) -> list[dict[str, float]]:
+    return long_runs[__name__].result()
 
 
 def test_every_rollout_but_the_control_group_was_drafted_sparsely_and_checked(steps: list[dict[str, float]]) -> None:
