@@ -17,7 +17,7 @@ from typing import Any
 
 import vllm_engines
 
-from sparroll.attention.selectors import QuantizedMean
+from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
@@ -47,6 +47,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--fine-dense-layers", type=int, nargs="*", default=[0], help="of --budget-ratio")
 
 
+def target(model: str, request_set: str) -> float | None:
+    """The speed-up that is asked for on this device; None where nobody asked for one."""
+    return TARGETS.get(model, {}).get(request_set) if vllm_engines.device_name() == "h200" else None
+
+
 def asked(options: argparse.Namespace) -> bool:
     return any(each is not None for each in (options.fine, options.budget_ratio, options.ratio_records))
 
@@ -61,9 +66,20 @@ def make(options: argparse.Namespace, published: Schedule) -> Schedule:
         selector, dense_layers = units(options.units), tuple(options.fine_dense_layers)
         found = scale_presets.scaled(published, selector, dense_layers, options.budget_ratio, BY_HAND)
     # Here and not in an engine, which is only there after minutes.
+    _check_kernels(options.model, found)
     found.check_model(str(vllm_engines.model_folder(options.model, Path(options.folder))))
     found.check_layers(int(vllm_engines.QWEN3[options.model]["num_hidden_layers"]))
     return found
+
+
+def _check_kernels(model: str, schedule: Schedule) -> None:
+    selector = schedule.selector
+    known = type(selector) in (PageMean, QuantizedMean) and selector.remainder is None
+    if model != vllm_engines.TINY and not known:
+        raise UserError(
+            f"the schedule {schedule.name!r} has a selector without CUDA kernels: {selector}",
+            "page_mean and quantized_mean without a remainder have them",
+        )
 
 
 def saved(options: argparse.Namespace) -> str:

@@ -11,14 +11,25 @@ from request_sets import SETS
 
 from sparroll.rounding import percent_down, rounded_down, rounded_up
 
+DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
 NOT_YET = "Not run yet."
 
 
 def fine_records() -> list[tuple[str, str, dict[str, Any]]]:
-    """(size, request set, results) of what was measured."""
-    names = [(size, name, f"rollout-qwen3-{size}-{name}-fine-h200") for size in SIZES for name in SETS]
+    """(size, request set, results) of what was measured, that on an H200 first."""
+    names = [
+        (size, name, f"rollout-qwen3-{size}-{name}-fine-{device}")
+        for device in DEVICES
+        for size in SIZES
+        for name in SETS
+    ]
     return [(size, name, results(file, "rollout")) for size, name, file in names if _exists(file)]
+
+
+def _device(found: dict[str, Any]) -> str:
+    """The second word of "NVIDIA H200"."""
+    return str(found["gpu"] or "unknown").split()[:2][-1]
 
 
 def _exists(name: str) -> bool:
@@ -34,6 +45,7 @@ def fine_rollouts() -> str:
         ratio = found["budget_ratio"]
         rows.append(
             [
+                _device(found),
                 f"Qwen3-{size.upper()}",
                 request_set,
                 f"{math.ceil(found['dense_tokens_per_second']):,}",
@@ -50,8 +62,8 @@ def fine_rollouts() -> str:
         )
     if not rows:
         return NOT_YET
-    head = ["model", "requests", "dense, tokens/s", "published", "small units", "target", "reached", "attainable"]
-    made = table([*head, "share of it", "budgets", "index / cache", "moments"], rows)
+    head = ["GPU", "model", "requests", "dense, tokens/s", "published", "small units", "target", "reached"]
+    made = table([*head, "attainable", "share of it", "budgets", "index / cache", "moments"], rows)
     return "\n".join([made, *_caveats(), *(part for part in (fine_whole_runs(), fine_profiles()) if part)])
 
 
@@ -70,7 +82,7 @@ def fine_whole_runs() -> str:
     rows = []
     for size, request_set, found in fine_records():
         name, dense = f"whole-run-qwen3-{size}-fine-h200", f"whole-run-qwen3-{size}-dense-h200"
-        if request_set == "drained" and _exists(name):
+        if (_device(found), request_set) == ("H200", "drained") and _exists(name):
             run = results(name, "whole-run")
             estimated = run["tokens"] / found["sparse_tokens_per_second"]
             error = rounded_up(100 * abs(estimated / run["seconds"] - 1), 1)

@@ -176,8 +176,8 @@ def write(options: argparse.Namespace, found: Measured, request_set: str) -> dic
     return made
 
 
-def main() -> None:
-    options = arguments()
+def main(argv: list[str] | None = None) -> None:
+    options = arguments(argv)
     found = Measured.begin(options.progress, about(options), options.continue_from)
     end = None if options.minutes is None else options.began + 60 * options.minutes
     for name in options.engines:

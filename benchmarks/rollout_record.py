@@ -87,13 +87,13 @@ def of_fine(options: argparse.Namespace, found: Measured, request_set: str) -> d
         **fine_schedule.described(schedule),
         "published": {"schedule": Schedule.load(options.schedules["sparse"]).name, **published},
         "over_published": fine["speedup"] / published["speedup"],
-        "target_speedup": fine_schedule.TARGETS.get(options.model, {}).get(request_set),
+        "target_speedup": fine_schedule.target(options.model, request_set),
         "profile": found.get("profile", request_set),
     }
 
 
 def misses_target(options: argparse.Namespace, found: Measured, request_set: str) -> bool:
-    target = fine_schedule.TARGETS.get(options.model, {}).get(request_set)
+    target = fine_schedule.target(options.model, request_set)
     return target is not None and compared(options, found, "fine", request_set)["speedup"] < target
 
 

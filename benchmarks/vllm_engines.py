@@ -119,7 +119,7 @@ def device_name() -> str:
     """The device in a record's file name: "h200", "h100", or "cpu"."""
     import torch
 
-    return torch.cuda.get_device_name(0).split()[1].lower() if on_gpu() else "cpu"
+    return torch.cuda.get_device_name(0).split()[:2][-1].lower() if on_gpu() else "cpu"
 
 
 def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: Any) -> Any:
