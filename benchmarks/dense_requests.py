@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rollout
+import request_sets
+import step_bytes
 import vllm_engines
 from vllm_engines import Engine
 
@@ -47,7 +48,7 @@ def dense_flags(requests: int, share: float, repeats: int, seed: int) -> list[li
 def measure(options: argparse.Namespace, engine: Engine) -> list[dict[str, Any]]:
     """One row for each window: its requests, and the seconds of a step without and with dense requests."""
     slack = options.steps * 2 + 64
-    windows = rollout.steady_windows(
+    windows = request_sets.steady_windows(
         options.windows, engine.capacity_tokens, options.max_seqs, slack, scale=options.shrink
     )
     rows = []
@@ -96,7 +97,7 @@ def result(options: argparse.Namespace, rows: list[dict[str, Any]]) -> dict[str,
     sparse, mixed = (
         float(np.mean([np.mean(row[name]) for row in rows])) for name in ("sparse_seconds", "mixed_seconds")
     )
-    schedule, layers = rollout.described(options)
+    schedule, layers = Schedule.load(options.schedule), step_bytes.layers_of(options.model)
     asked = float(np.mean([np.mean(row["dense_requests"]) for row in rows])) / tokens
     return {
         "model": options.model,

@@ -2,7 +2,7 @@
 
     python benchmarks/profile_step.py --model qwen3-1.7b --set steady --out-folder benchmarks/results
 
-The moment is one of rollout.py's windows (--moment, default the middle one). Each engine first runs steps without a
+The moment is one of request_sets.py's windows (--moment, default the middle one). Each engine first runs steps without a
 profiler, for the wall time, then a few under torch.profiler. A kernel counts from where the one before it ended: kernels
 that start early and wait for their predecessor would otherwise count twice. `idle, host` = wall time less all kernels.
 
@@ -23,8 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import rollout
+import step_bytes
 import vllm_engines
+from request_sets import SETS, windows_of_sets
 from vllm_engines import ELEMENT_BYTES, HEAD_DIM, KV_HEADS, WARM_STEPS, Engine
 
 from sparroll import records
@@ -149,7 +150,11 @@ def look(
 
 def moment(options: argparse.Namespace, dense_capacity_tokens: int) -> dict[str, Any]:
     """The window that --set and --moment name."""
-    rows = rollout.sets_to_measure(options, dense_capacity_tokens)[options.set]
+    held = step_bytes.smaller_capacity(
+        dense_capacity_tokens, [Schedule.load(options.schedule)], step_bytes.layers_of(options.model)
+    )
+    slack = options.steps * options.repeats + 48
+    rows = windows_of_sets([options.set], options.windows, held, options.max_seqs, slack, options.shrink)[options.set]
     return rows[len(rows) // 2 if options.moment is None else options.moment]
 
 
@@ -174,7 +179,7 @@ def summed(kernels: dict[str, tuple[float, int]], wall_seconds: float, options: 
 def floors_ms(contexts: list[int], schedule: Schedule, layers: int, bandwidth: float) -> dict[str, dict[str, float]]:
     """Milliseconds per step that the bytes of each group take, dense and sparse. Within its budget a request is neither
     scored nor selected from."""
-    whole = rollout.kv_bytes() * float(sum(contexts))
+    whole = step_bytes.kv_bytes() * float(sum(contexts))
     sparse: dict[str, float] = {"attention, FA3": len(schedule.dense_layers) * whole}
     for own, group in schedule.parts(layers):
         for name, moved in _layer_bytes(np.array(contexts), group).items():
@@ -197,7 +202,7 @@ def _layer_bytes(context: np.ndarray, schedule: Schedule) -> dict[str, float]:
     return {
         "scores": index_row * float(units.sum()) + scores,
         "choice": scores + 2 * lists,
-        "gather": rollout.kv_bytes() * float(read.sum()) + 2 * lists,
+        "gather": step_bytes.kv_bytes() * float(read.sum()) + 2 * lists,
         "index update": made,
     }
 
@@ -227,7 +232,7 @@ def table(found: dict[str, Any]) -> None:
 def main() -> None:
     options = arguments()
     began = time.perf_counter()
-    schedule, layers = rollout.described(options)
+    schedule, layers = Schedule.load(options.schedule), step_bytes.layers_of(options.model)
 
     def ask(attention: str | None, contexts: list[int] | None) -> dict[str, Any]:
         if options.separate:
@@ -268,7 +273,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--out-folder", type=Path)
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument("--schedule", help="preset or file; default: the model's published 0.86 preset")
-    parser.add_argument("--set", default="steady", choices=["drained", "steady"])
+    parser.add_argument("--set", default="steady", choices=SETS)
     parser.add_argument("--moment", type=int, help="which of the windows; default: the middle one")
     parser.add_argument("--windows", type=int, default=10, help="as for rollout.py")
     parser.add_argument("--sparse-engine", default="triton", choices=["triton", "fa3_pages"])
@@ -280,7 +285,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
     parser.add_argument("--shrink", type=float, default=1.0, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.sets, options.whole_run = [options.set], False
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
     return options
 

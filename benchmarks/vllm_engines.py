@@ -115,6 +115,13 @@ def on_gpu() -> bool:
     return torch.cuda.is_available()
 
 
+def device_name() -> str:
+    """The device in a record's file name: "h200", "h100", or "cpu"."""
+    import torch
+
+    return torch.cuda.get_device_name(0).split()[:2][-1].lower() if on_gpu() else "cpu"
+
+
 def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: Any) -> Any:
     """A vllm.LLM. sparroll: what goes into additional_config (schedule, attention), or None for stock FlashAttention."""
     from sparroll.engines.vllm.launch import allow_graphs

@@ -2,11 +2,14 @@
 
     python benchmarks/whole_run.py --engine dense  --out-folder benchmarks/results
     python benchmarks/whole_run.py --engine triton --out-folder benchmarks/results
+    python benchmarks/whole_run.py --engine fine --fine SCHEDULE.toml --out-folder benchmarks/results
 
-Qwen3-1.7B takes about 8 minutes of an H200 dense and 3 1/2 sparse, and a minute to start. So each engine is a call of
-its own, with the settings of rollout.py; their two records together say the speed-up (render.py). Every --every steps a
-line with the step and the seconds so far goes to <out-folder>/whole-run-<model>-<engine>.jsonl. A run that was cut goes
-on from there with
+"fine" is the Triton engine under a schedule of small units (fine_schedule.py).
+
+Qwen3-1.7B takes about 8 minutes of an H200 dense and 3 1/2 sparse, and a minute to start. So each engine is a call of its
+own, with the settings of rollout.py; their records together say the speed-up (render.py). Every --every steps a line with
+the step and the seconds so far goes to <out-folder>/whole-run-<model>-<engine>.jsonl. A run that was cut goes on from there
+with
 
     --continue-from <that file>
 
@@ -22,11 +25,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import rollout
+import fine_schedule
+import request_sets
 import vllm_engines
 from vllm_engines import Engine
 
 from sparroll import records
+from sparroll.schedule import Schedule
 
 FILLING_STEPS = 3
 """Steps of a later piece until its caches are filled; they were counted in the piece before."""
@@ -45,7 +50,7 @@ def last_line(path: Path | None, lengths: list[int]) -> Line:
 
 def requests_at(lengths: list[int], step: int) -> tuple[int, list[int]]:
     """(context that each request has, tokens that each still makes) of those that are not done after so many steps."""
-    return rollout.PROMPT_TOKENS + step, [length - step for length in lengths if length > step]
+    return request_sets.PROMPT_TOKENS + step, [length - step for length in lengths if length > step]
 
 
 def run(options: argparse.Namespace, lengths: list[int], progress: Path) -> dict[str, Any]:
@@ -53,7 +58,8 @@ def run(options: argparse.Namespace, lengths: list[int], progress: Path) -> dict
     before = last_line(options.continue_from, lengths)
     first = max(before["step"] - FILLING_STEPS, 0)
     context, left = requests_at(lengths, first)
-    asked = None if options.engine == "dense" else {"schedule": options.schedule, "attention": options.engine}
+    attention = "triton" if options.engine == "fine" else options.engine
+    asked = None if options.engine == "dense" else {"schedule": options.schedule, "attention": attention}
     pieces = before["pieces"] + 1
 
     def note(step: int, seconds: float) -> None:
@@ -78,6 +84,7 @@ def run(options: argparse.Namespace, lengths: list[int], progress: Path) -> dict
         "model": options.model,
         "engine": options.engine,
         "schedule": None if options.engine == "dense" else options.schedule,
+        **(fine_schedule.described(Schedule.load(options.schedule)) if options.engine == "fine" else {}),
         "request_set": "drained",
         "requests": len(lengths),
         "tokens": sum(lengths),
@@ -92,8 +99,8 @@ def run(options: argparse.Namespace, lengths: list[int], progress: Path) -> dict
 def main() -> None:
     options = arguments()
     began = time.perf_counter()
-    lengths = rollout.response_tokens(rollout.DRAINED_REQUESTS, scale=options.scale).tolist()
-    device = "h200" if vllm_engines.on_gpu() else "cpu"
+    lengths = request_sets.response_tokens(request_sets.DRAINED_REQUESTS, scale=options.scale).tolist()
+    device = vllm_engines.device_name()
     options.out_folder.mkdir(parents=True, exist_ok=True)
     name = f"whole-run-{options.model}-{options.engine}"
     progress = options.out_folder / f"{name}.jsonl"
@@ -110,17 +117,23 @@ def main() -> None:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--engine", required=True, choices=["dense", "triton", "fa3_pages"])
+    parser.add_argument("--engine", required=True, choices=["dense", "triton", "fa3_pages", "fine"])
     parser.add_argument("--out-folder", type=Path, required=True)
     parser.add_argument("--continue-from", type=Path, help="the .jsonl of a call that was cut")
     parser.add_argument("--model", default="qwen3-1.7b", choices=list(vllm_engines.QWEN3))
     parser.add_argument("--schedule", help="preset or file; default: the model's published 0.86 preset")
+    fine_schedule.add_arguments(parser)
     parser.add_argument("--scale", type=float, default=1.0, help="of the response lengths")
     parser.add_argument("--every", type=int, default=500, help="steps between two lines of progress")
     parser.add_argument("--max-seqs", type=int, default=128, help="as rollout.py")
     parser.add_argument("--folder", default="/tmp/sparroll-bench", help="where the model configs go")
     options = parser.parse_args()
+    if fine_schedule.asked(options) != (options.engine == "fine"):
+        parser.error("--engine fine takes one of --fine, --budget-ratio and --ratio-records, and no other engine does")
     options.schedule = vllm_engines.schedule_of(options.model, options.schedule, Path(options.folder))
+    if options.engine == "fine":
+        with fine_schedule.refusals_told():
+            options.schedule = fine_schedule.saved(options)
     return options
 
 

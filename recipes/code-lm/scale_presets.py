@@ -64,7 +64,11 @@ def scaled(preset: Schedule, selector: Selector, dense_layers: tuple[int, ...], 
         budget = max(selector.least_budget_tokens, -int(-step.kv_budget_tokens / ratio // unit) * unit)
         if not steps or steps[-1].kv_budget_tokens != budget:
             steps.append(Step(step.from_context_tokens, budget))
-    made_by = {"source": f"budgets of {preset.name} divided by {ratio:.4g}, {source}", "caveat": CAVEAT}
+    made_by = {
+        "source": f"budgets of {preset.name} divided by {ratio:.4g}, {source}",
+        "budget_ratio": float(ratio),
+        "caveat": CAVEAT,
+    }
     return dataclasses.replace(
         preset,
         steps=tuple(steps),
@@ -73,6 +77,26 @@ def scaled(preset: Schedule, selector: Selector, dense_layers: tuple[int, ...], 
         made_by=made_by,
         name=f"{preset.name}-scaled",
     )
+
+
+def from_records(
+    paths: list[Path], rule: str, statistics: tuple[str, ...] = STATISTICS
+) -> tuple[Selector, tuple[int, ...], float, str]:
+    """What `scaled` takes, from the records of all models: the rule's selector and dense layers, its smallest ratio, and
+    where that comes from."""
+    results = {str(path): records.read(path, KIND)["results"] for path in paths}
+    by_model = smallest_of_models(results, rule, statistics)
+    for name, row in by_model.items():
+        print(
+            f"{name}: {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}), {row.statistic} at {row.published_budget:,} "
+            f"tokens from {row.from_context_tokens:,} on"
+        )
+    cell = next(cell for cell in next(iter(results.values()))["cells"] if cell["rule"] == rule)
+    if cell["layer_budgets"] != "even":
+        raise UserError(f"{rule} has budgets by layer, which presets have not", "take a rule without them")
+    source = f"the smallest ratio of {rule} at equal {' and '.join(statistics)}, models: {len(results)}"
+    least = min(row.ratio for row in by_model.values())
+    return make_selector(cell["selector"]), tuple(cell["dense_layers"]), least, source
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -84,22 +108,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, required=True)
     args = parser.parse_args(argv)
     try:
-        results = {str(path): records.read(path, KIND)["results"] for path in args.records}
-        by_model = smallest_of_models(results, args.rule, tuple(args.statistics))
-        for name, row in by_model.items():
-            print(
-                f"{name}: {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}), {row.statistic} at {row.published_budget:,} "
-                f"tokens from {row.from_context_tokens:,} on"
-            )
-        least = min(by_model.values(), key=lambda row: row.ratio)
-        cell = next(cell for cell in next(iter(results.values()))["cells"] if cell["rule"] == args.rule)
-        if cell["layer_budgets"] != "even":
-            raise UserError(f"{args.rule} has budgets by layer, which presets have not", "take a rule without them")
-        source = f"the smallest ratio of {args.rule} at equal {' and '.join(args.statistics)}, models: {len(results)}"
+        of_rule = from_records(args.records, args.rule, tuple(args.statistics))
         for name in args.presets:
-            made = scaled(
-                Schedule.load(name), make_selector(cell["selector"]), tuple(cell["dense_layers"]), least.ratio, source
-            )
+            made = scaled(Schedule.load(name), *of_rule)
             print(f"wrote {made.save(args.out / f'{made.name}.toml')}: {CAVEAT}")
     except UserError as error:
         sys.exit(f"error: {error}")

@@ -27,7 +27,7 @@ def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
             name: importlib.import_module(name)
             for name in (
                 "vllm_engines",
-                "rollout",
+                "step_bytes",
                 "decode_step",
                 "dense_requests",
                 "profile_step",
@@ -43,73 +43,8 @@ def benchmark_modules() -> Iterator[dict[str, ModuleType]]:
 
 
 @pytest.fixture
-def rollout(benchmark_modules: dict[str, ModuleType]) -> ModuleType:
-    return benchmark_modules["rollout"]
-
-
-@pytest.fixture
 def profile_step(benchmark_modules: dict[str, ModuleType]) -> ModuleType:
     return benchmark_modules["profile_step"]
-
-
-def test_drained_run_starts_with_all_requests_and_ends_with_those_that_are_capped(rollout: ModuleType) -> None:
-    windows = rollout.drained_windows(5)
-    assert windows[0]["contexts"] == [150] * 60
-    assert set(windows[-1]["contexts"]) == {150 + 32_767}
-    assert len(windows[-1]["contexts"]) == int((rollout.response_tokens(60) == 32_768).sum())
-
-
-def test_steady_requests_fit_the_cache_with_what_they_decode(rollout: ModuleType) -> None:
-    windows = rollout.steady_windows(6, capacity_tokens=100_000, most_requests=64, slack_tokens=72)
-    assert len(windows) == 6
-    assert all(sum(w["contexts"]) + 72 * len(w["contexts"]) <= 100_000 for w in windows)
-    assert windows == rollout.steady_windows(6, capacity_tokens=100_000, most_requests=64, slack_tokens=72)
-
-
-def test_steady_set_says_when_no_moment_fits(rollout: ModuleType) -> None:
-    with pytest.raises(SystemExit, match="a cache of 10000 tokens holds 0 of 3 steady moments"):
-        rollout.steady_windows(3, capacity_tokens=10_000, most_requests=64)
-
-
-def test_sparse_cache_is_smaller_by_its_index_and_a_percent(rollout: ModuleType) -> None:
-    schedule = Schedule.load("qwen3-1.7b-0.86")
-    assert rollout.smaller_capacity(1_000_000, schedule, 28) == int(0.99 * 1_000_000 / (1 + 26 / 28 / 32))
-
-
-def test_step_within_budget_reads_what_a_dense_one_does(rollout: ModuleType) -> None:
-    schedule = Schedule.fixed(512, dense_layers=(0,))
-    assert rollout.bytes_read([100, 512], schedule, 4) == 4 * 612 * rollout.kv_bytes()
-    longer = 1024 * rollout.kv_bytes() + 3 * (512 * rollout.kv_bytes() + 1024 * 8 * 128 * 2 / 16)
-    assert rollout.bytes_read([1024], schedule, 4) == longer
-
-
-def test_constant_steps_make_a_run_of_as_many(rollout: ModuleType) -> None:
-    windows = rollout.drained_windows(4)
-    seconds, tokens = rollout.run_seconds(windows, [0.01] * 4, "drained")
-    assert seconds == pytest.approx(0.01 * 32_768)
-    assert tokens == rollout.response_tokens(60).sum()
-
-
-def test_fit_finds_what_steps_were_made_of(rollout: ModuleType) -> None:
-    batches, contexts = [60, 41, 10, 60, 10], [9_000, 603_233, 329_170, 3_840, 640]
-    seconds = [4e-3 + 2e-5 * b + 3e-8 * c for b, c in zip(batches, contexts, strict=True)]
-    found = rollout.fit_steps(batches, contexts, seconds)
-    assert found["seconds_per_step"] == pytest.approx(4e-3)
-    assert found["seconds_per_request"] == pytest.approx(2e-5)
-    assert found["seconds_per_context_token"] == pytest.approx(3e-8)
-    assert found["largest_relative_error"] < 1e-9
-
-
-def test_whole_run_is_compared_with_what_its_windows_say(rollout: ModuleType) -> None:
-    windows = rollout.drained_windows(3, scale=0.1)
-    engine = {
-        "windows": {"whole": windows},
-        "seconds": {"whole": [[0.01]] * 3},
-        "whole": {"seconds": 0.01 * (windows[-1]["step"] + 1) / 0.98},
-    }
-    found = rollout.whole_run(argparse.Namespace(scale=0.1), {"dense": engine, "sparse": engine})
-    assert found["dense"]["relative_error"] == pytest.approx(-0.02)
-    assert found["estimated_speedup"] == 1
 
 
 def test_requests_take_whole_blocks(benchmark_modules: dict[str, ModuleType]) -> None:
@@ -268,12 +203,13 @@ def test_kernels_are_grouped_by_name(profile_step: ModuleType, kernel: str, grou
 
 
 def test_floors_of_a_sparse_layer_add_up_to_what_the_schedule_must_read(
-    rollout: ModuleType, profile_step: ModuleType
+    benchmark_modules: dict[str, ModuleType], profile_step: ModuleType
 ) -> None:
+    step_bytes = benchmark_modules["step_bytes"]
     schedule, contexts = Schedule.fixed(512, dense_layers=(0,)), [100, 1024, 4096]
     floors = profile_step.floors_ms(contexts, schedule, 4, bandwidth=1e3)["sparse"]
-    reading = rollout.bytes_read(contexts, schedule, 4)
-    assert floors["attention, FA3"] == np.sum(contexts) * rollout.kv_bytes()
+    reading = step_bytes.bytes_read(contexts, schedule, 4)
+    assert floors["attention, FA3"] == np.sum(contexts) * step_bytes.kv_bytes()
     # Scores and lists of units are written and read besides.
     assert reading < floors["attention, FA3"] + floors["scores"] + floors["gather"] < 1.1 * reading
 

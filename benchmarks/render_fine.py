@@ -1,0 +1,108 @@
+"""The tables of rollouts under schedules of small units, from their records. Measures nothing; render.py writes them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import record_tables
+from record_tables import results, table, times
+from request_sets import SETS
+
+from sparroll.rounding import percent_down, rounded_down, rounded_up
+
+DEVICES = ("h200", "h100")
+SIZES = ("1.7b", "4b", "8b", "14b")
+NOT_YET = "Not run yet."
+
+
+def fine_records() -> list[tuple[str, str, dict[str, Any]]]:
+    """(size, request set, results) of what was measured, that on an H200 first."""
+    names = [
+        (size, name, f"rollout-qwen3-{size}-{name}-fine-{device}")
+        for device in DEVICES
+        for size in SIZES
+        for name in SETS
+    ]
+    return [(size, name, results(file, "rollout")) for size, name, file in names if _exists(file)]
+
+
+def _device(found: dict[str, Any]) -> str:
+    """The second word of "NVIDIA H200"."""
+    return str(found["gpu"] or "unknown").split()[:2][-1]
+
+
+def _exists(name: str) -> bool:
+    return (record_tables.RESULTS / f"{name}.json").exists()
+
+
+def fine_rollouts() -> str:
+    """Speed-ups of the published schedule and of small units over the same dense steps, and what they read."""
+    rows = []
+    for size, request_set, found in fine_records():
+        target, measured = found["target_speedup"], len(found["windows"])
+        reached = "" if target is None else "yes" if found["speedup"] >= target else "no"
+        ratio = found["budget_ratio"]
+        rows.append(
+            [
+                _device(found),
+                f"Qwen3-{size.upper()}",
+                request_set,
+                f"{math.ceil(found['dense_tokens_per_second']):,}",
+                times(found["published"]["speedup"]),
+                times(found["speedup"]),
+                "" if target is None else times(target),
+                reached,
+                rounded_up(found["attainable_speedup"], 2) + "x",
+                percent_down(found["attainable_share"]),
+                "" if ratio is None else f"1/{ratio:.3g}",
+                f"1/{rounded_down(1 / found['index_share_of_cache'], 1)}",
+                f"{measured} of {measured + len(found['windows_missing'])}",
+            ]
+        )
+    if not rows:
+        return NOT_YET
+    head = ["GPU", "model", "requests", "dense, tokens/s", "published", "small units", "target", "reached"]
+    made = table([*head, "attainable", "share of it", "budgets", "index / cache", "moments"], rows)
+    return "\n".join([made, *_caveats(), *(part for part in (fine_whole_runs(), fine_profiles()) if part)])
+
+
+def _caveats() -> list[str]:
+    """What the schedules say of themselves, once each."""
+    said = {
+        f"The schedule is {found['caveat']}: {found['budget_ratio_source']}."
+        for *_, found in fine_records()
+        if found["caveat"]
+    }
+    return ["", *sorted(said)] if said else []
+
+
+def fine_whole_runs() -> str:
+    """Runs of the drained set from the first token to the last, beside what the moments say of them."""
+    rows = []
+    for size, request_set, found in fine_records():
+        name, dense = f"whole-run-qwen3-{size}-fine-h200", f"whole-run-qwen3-{size}-dense-h200"
+        if (_device(found), request_set) == ("H200", "drained") and _exists(name):
+            run = results(name, "whole-run")
+            estimated = run["tokens"] / found["sparse_tokens_per_second"]
+            error = rounded_up(100 * abs(estimated / run["seconds"] - 1), 1)
+            speedup = times(results(dense, "whole-run")["seconds"] / run["seconds"]) if _exists(dense) else ""
+            seconds = [rounded_up(run["seconds"], 1), rounded_up(estimated, 1)]
+            rows.append([f"Qwen3-{size.upper()}", f"{run['tokens']:,}", *seconds, f"{error} %", speedup])
+    head = ["first token to last, small units", "tokens", "run, s", "moments say, s", "error", "speed-up over dense"]
+    return "\n" + table(head, rows) if rows else ""
+
+
+def fine_profiles() -> str:
+    """Where the time of a step goes that misses its target: milliseconds by kind of kernel, beside those of its bytes."""
+    rows = []
+    for size, request_set, found in fine_records():
+        profile = found["profile"]
+        for group, ms in sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])[:8]:
+            floor = profile["floors_ms"].get(group)
+            of = f"Qwen3-{size.upper()}, {request_set}: {profile['batch']} requests"
+            rows.append([of, group, rounded_up(ms, 2), "" if floor is None else rounded_down(floor, 2)])
+    return "\n" + table(["step", "kernels", "ms", "of its bytes, ms"], rows) if rows else ""
+
+
+TABLES = {"fine-rollouts": fine_rollouts}

@@ -1,0 +1,377 @@
+"""The rollout benchmark: which moments are measured, what they say of whole runs, what a cut call leaves. What it times
+needs a GPU, so an engine here takes the seconds that a formula says."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import importlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+
+from sparroll import Schedule, records
+from sparroll.attention.selectors import QuantizedMean
+from sparroll.attention.selectors.remainder import Remainder
+from sparroll.plan.model_shape import BUILT_IN
+
+BENCHMARKS = str(Path(__file__).parents[2] / "benchmarks")
+NAMES = ("request_sets", "step_bytes", "measured_windows", "fine_schedule", "rollout", "rollout_record", "render_fine")
+
+
+@pytest.fixture(scope="module")
+def modules() -> Iterator[dict[str, ModuleType]]:
+    sys.path.insert(0, BENCHMARKS)
+    try:
+        yield {name: importlib.import_module(name) for name in NAMES}
+    finally:
+        sys.path.remove(BENCHMARKS)
+
+
+@pytest.fixture
+def request_sets(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["request_sets"]
+
+
+@pytest.fixture
+def step_bytes(modules: dict[str, ModuleType]) -> ModuleType:
+    return modules["step_bytes"]
+
+
+# -- the sets ------------------------------------------------------------------------------------------------------------
+
+
+def test_drained_run_starts_with_all_requests_and_ends_with_those_that_are_capped(request_sets: ModuleType) -> None:
+    windows = request_sets.drained_windows(5)
+    assert windows[0]["contexts"] == [150] * 60
+    assert set(windows[-1]["contexts"]) == {150 + 32_767}
+    assert len(windows[-1]["contexts"]) == int((request_sets.response_tokens(60) == 32_768).sum())
+
+
+def test_steady_requests_fit_the_cache_with_what_they_decode(request_sets: ModuleType) -> None:
+    windows = request_sets.steady_windows(6, capacity_tokens=100_000, most_requests=64, slack_tokens=72)
+    assert len(windows) == 6
+    assert all(sum(w["contexts"]) + 72 * len(w["contexts"]) <= 100_000 for w in windows)
+    assert windows == request_sets.steady_windows(6, capacity_tokens=100_000, most_requests=64, slack_tokens=72)
+
+
+def test_steady_set_says_when_no_moment_fits(request_sets: ModuleType) -> None:
+    with pytest.raises(SystemExit, match="a cache of 10000 tokens holds 0 of 3 steady moments"):
+        request_sets.steady_windows(3, capacity_tokens=10_000, most_requests=64)
+
+
+def test_long_requests_lie_between_28k_and_32k_and_fill_the_cache(request_sets: ModuleType) -> None:
+    windows = request_sets.long_windows(5, capacity_tokens=1_130_000, most_requests=64, slack_tokens=72)
+    assert {len(w["contexts"]) for w in windows} == {int(0.95 * 1_130_000 / (150 + 30_720 + 72))} == {34}
+    assert windows[0]["contexts"][0] == 150 + 28_672
+    assert all(150 + 28_672 <= context < 150 + 32_768 for w in windows for context in w["contexts"])
+    assert all(sum(w["contexts"]) + 34 * 72 <= 1_130_000 for w in windows)
+    assert len({tuple(w["contexts"]) for w in windows}) == 5
+    with pytest.raises(SystemExit, match="holds no request of the long set"):
+        request_sets.long_windows(5, capacity_tokens=30_000, most_requests=64)
+
+
+def test_moments_are_measured_coarsely_first_and_the_sets_in_turn(request_sets: ModuleType) -> None:
+    assert request_sets.coarse_first(9) == [0, 8, 4, 2, 6, 1, 3, 5, 7]
+    for count in range(1, 30):
+        assert sorted(request_sets.coarse_first(count)) == list(range(count))
+    windows = {"drained": [{}] * 3, "long": [{}] * 2}
+    order = [("drained", 0), ("long", 0), ("drained", 2), ("long", 1), ("drained", 1)]
+    assert request_sets.measuring_order(windows) == order
+
+
+def test_constant_steps_make_a_run_of_as_many(request_sets: ModuleType) -> None:
+    windows = request_sets.drained_windows(4)
+    seconds, tokens = request_sets.run_seconds(windows, [0.01] * 4, "drained")
+    assert seconds == pytest.approx(0.01 * 32_768)
+    assert tokens == request_sets.response_tokens(60).sum()
+    two = [{"step": 0, "contexts": [1, 2]}, {"step": 7, "contexts": [3, 4, 5, 6]}]
+    assert request_sets.run_seconds(two, [0.01, 0.03], "long") == (0.02, 3)
+
+
+# -- bytes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_that_all_engines_have_is_smaller_by_the_largest_index_and_a_percent(step_bytes: ModuleType) -> None:
+    published = Schedule.load("qwen3-1.7b-0.86")
+    assert step_bytes.smaller_capacity(1_000_000, [published], 28) == int(0.99 * 1_000_000 / (1 + 26 / 28 / 32))
+    # 4 tokens with 4 bits: 64 bytes of channels and 4 of the scale, beside 4 x 512 of K and V.
+    fine = Schedule.fixed(512, QuantizedMean(page_tokens=4, bits=4), dense_layers=(0,))
+    assert step_bytes.index_share(fine, 28) == pytest.approx(27 / 28 * 68 / 2048)
+    assert step_bytes.index_share(fine, 28) <= 1 / 28
+    held = step_bytes.smaller_capacity(1_000_000, [published, fine], 28)
+    assert held == int(0.99 * 1_000_000 / (1 + 27 / 28 * 68 / 2048))
+
+
+def test_step_within_budget_reads_what_a_dense_one_does(step_bytes: ModuleType) -> None:
+    schedule = Schedule.fixed(512, dense_layers=(0,))
+    assert step_bytes.bytes_read([100, 512], schedule, 4) == 4 * 612 * step_bytes.kv_bytes()
+    longer = 1024 * step_bytes.kv_bytes() + 3 * (512 * step_bytes.kv_bytes() + 1024 * 8 * 128 * 2 / 16)
+    assert step_bytes.bytes_read([1024], schedule, 4) == longer
+
+
+@pytest.mark.parametrize("model", ["Qwen3-1.7B", "Qwen3-4B", "Qwen3-8B", "Qwen3-14B"])
+def test_a_step_reads_all_weights_but_an_embedding_of_its_own(step_bytes: ModuleType, model: str) -> None:
+    unread = {"Qwen3-8B": 151_936 * 4096, "Qwen3-14B": 151_936 * 5120}.get(model, 0)
+    assert step_bytes.weight_bytes(model.lower()) == 2 * (BUILT_IN[model].parameters - unread)
+
+
+def test_the_attainable_step_is_that_of_one_token_or_the_weights_and_the_bytes_of_the_cache(
+    step_bytes: ModuleType,
+) -> None:
+    weights = 2 * BUILT_IN["Qwen3-1.7B"].parameters / 4e12
+    assert step_bytes.attainable_seconds(2e-3, "qwen3-1.7b", 8e9, 4e12) == pytest.approx(2e-3 + 2e-3)
+    assert step_bytes.attainable_seconds(1e-4, "qwen3-1.7b", 8e9, 4e12) == pytest.approx(weights + 2e-3)
+
+
+def test_fit_finds_what_steps_were_made_of(step_bytes: ModuleType) -> None:
+    batches, contexts = [60, 41, 10, 60, 10], [9_000, 603_233, 329_170, 3_840, 640]
+    seconds = [4e-3 + 2e-5 * b + 3e-8 * c for b, c in zip(batches, contexts, strict=True)]
+    found = step_bytes.fit_steps(batches, contexts, seconds)
+    assert found["seconds_per_step"] == pytest.approx(4e-3)
+    assert found["seconds_per_request"] == pytest.approx(2e-5)
+    assert found["seconds_per_context_token"] == pytest.approx(3e-8)
+    assert found["largest_relative_error"] < 1e-9
+
+
+# -- whole calls ---------------------------------------------------------------------------------------------------------
+
+
+class Clock:
+    """Seconds that pass only where something is measured."""
+
+    now: ClassVar[float] = 0.0
+
+    @staticmethod
+    def time() -> float:
+        return Clock.now
+
+
+class FormulaEngine:
+    """Ten seconds a measurement; a step takes 2 ms and its context tokens at the engine's rate."""
+
+    started: ClassVar[list[str]] = []
+    breaks_after: ClassVar[int | None] = None
+
+    def __init__(self, model: str, folder: Path, asked: dict[str, Any] | None, **_: object) -> None:
+        self.name = "dense" if asked is None else "fine" if "scaled" in asked["schedule"] else "sparse"
+        self.started.append(self.name)
+        self.capacity_tokens, self.left_over_bytes, self.measured = 1_160_000, 2**30, 0
+
+    def __enter__(self) -> FormulaEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+    def settings(self) -> dict[str, object]:
+        return {"start_seconds": 1.0}
+
+    def step_seconds(self, contexts: list[int], steps: int, repeats: int) -> list[float]:
+        if self.name == "fine" and self.measured == self.breaks_after:
+            raise KeyboardInterrupt
+        self.measured += 1
+        Clock.now += 10
+        rate = {"dense": 4e-8, "sparse": 2e-8, "fine": 1e-8}[self.name]
+        return [2e-3 if len(contexts) == 1 else 2e-3 + rate * sum(contexts)] * repeats
+
+    def whole_run(self, prompt_tokens: int, lengths: list[int]) -> dict[str, Any]:
+        return {"seconds": {"dense": 4.0, "sparse": 2.0}[self.name], "tokens": sum(lengths)}
+
+
+@pytest.fixture
+def rollout(modules: dict[str, ModuleType], monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    module = modules["rollout"]
+    monkeypatch.setattr(module, "Engine", FormulaEngine)
+    monkeypatch.setattr(module, "time", Clock)
+    monkeypatch.setattr(Clock, "now", 0.0)
+    monkeypatch.setattr(FormulaEngine, "started", [])
+    monkeypatch.setattr(FormulaEngine, "breaks_after", None)
+    monkeypatch.setattr(module.vllm_engines, "copy_bandwidth", lambda: 4e12)
+    monkeypatch.setattr(module.vllm_engines, "device_name", lambda: "h200")
+    looked = ([0.01], {"_score_codes": (2000.0, 4)})
+    monkeypatch.setattr(module.profile_step, "look", lambda engine, contexts, options: looked)
+    return module
+
+
+def call(rollout: ModuleType, folder: Path, out: str, *more: str) -> Path:
+    asked = ["--budget-ratio", "4", "--sets", "drained", "steady", "long", "--windows", "14"]
+    rollout.main([*asked, "--folder", str(folder), "--out-folder", str(folder / out), *more])
+    return folder / out
+
+
+def result_of(folder: Path, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = records.read(folder / f"rollout-qwen3-1.7b-{name}-h200.json", "rollout")["results"]
+    return found
+
+
+def test_three_engines_measure_the_same_moments_and_the_record_is_of_the_third(
+    rollout: ModuleType, tmp_path: Path, step_bytes: ModuleType
+) -> None:
+    out = call(rollout, tmp_path, "all")
+    assert FormulaEngine.started == ["dense", "sparse", "fine"]
+    assert sorted(each.name for each in out.glob("*.json")) == [
+        f"rollout-qwen3-1.7b-{name}-fine-h200.json" for name in ("drained", "long", "steady")
+    ]
+    found = result_of(out, "long-fine")
+    tokens = [window["context_tokens"] for window in found["windows"]]
+    dense, fine = (2e-3 + rate * sum(tokens) / len(tokens) for rate in (4e-8, 1e-8))
+    assert found["speedup"] == pytest.approx(dense / fine)
+    assert found["published"]["speedup"] == pytest.approx(dense / (2e-3 + 2e-8 * sum(tokens) / len(tokens)))
+    assert found["dense_tokens_per_second"] == pytest.approx(34 / dense)
+    assert (found["budget_ratio"], found["caveat"]) == (4.0, "scaled, to be calibrated on the real model")
+    assert "given by hand" in found["budget_ratio_source"]
+    schedule = Schedule.from_table({k: v for k, v in found["schedule_table"].items() if k != "name"})
+    assert schedule.kv_budget_tokens(17_000) == 3584 // 4 and schedule.dense_layers == (0,)
+    assert found["index_share_of_cache"] == pytest.approx(27 / 28 * 68 / 2048)
+    assert (found["target_speedup"], found["windows_missing"], len(tokens)) == (4.0, [], 7)
+    windows = json.loads((out / "rollout-qwen3-1.7b-fine.jsonl").read_text().splitlines()[2])["value"]["long"]
+    read = sum(step_bytes.bytes_read(w["contexts"], schedule, 28) for w in windows) / 7
+    assert found["attainable_share"] == pytest.approx((2e-3 + read / 4e12) / fine)
+
+
+def test_a_missed_target_brings_a_profile_of_the_middle_moment_into_the_record(
+    rollout: ModuleType, tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    out = call(rollout, tmp_path, "missed")
+    found = {name: result_of(out, f"{name}-fine") for name in ("drained", "long")}
+    assert found["drained"]["speedup"] < 3.1 and found["long"]["speedup"] < 4.0
+    profile = found["long"]["profile"]
+    assert profile["batch"] == 34 and profile["step"] == 3
+    # 2,000 us in 4 steps, of a step of 10 ms.
+    assert profile["groups_ms"] == {"scores": 0.5, "idle, host": 9.5} and "scores" in profile["floors_ms"]
+
+
+def test_on_another_gpu_no_target_is_missed(
+    rollout: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollout.vllm_engines, "device_name", lambda: "h100")
+    out = call(rollout, tmp_path, "other", "--windows", "2")
+    found = records.read(out / "rollout-qwen3-1.7b-drained-fine-h100.json", "rollout")["results"]
+    assert (found["target_speedup"], found["profile"]) == (None, None)
+
+
+def test_a_call_with_a_bound_gives_each_engine_a_share_and_says_what_is_missing(
+    rollout: ModuleType, tmp_path: Path
+) -> None:
+    out = call(rollout, tmp_path, "short", "--minutes", "8")
+    # A third of 480 s at 10 s a measurement: the step of one token, and 14 of 28 moments, the sets in turn.
+    found = {name: result_of(out, f"{name}-fine") for name in ("drained", "steady", "long")}
+    assert {name: len(of["windows"]) for name, of in found.items()} == {"drained": 5, "steady": 5, "long": 4}
+    steps = [window["step"] for window in found["drained"]["windows"]]
+    assert steps[0] == 0 and steps[-1] == 32_767
+    assert len(found["drained"]["windows_missing"]) == 9
+    why = {"dense": "not measured", "sparse": "not measured", "fine": "not measured"}
+    assert all(each["why"] == why for each in found["drained"]["windows_missing"])
+    FormulaEngine.started.clear()
+    whole = call(rollout, tmp_path, "rest", "--continue-from", str(out / "rollout-qwen3-1.7b-fine.jsonl"))
+    again = result_of(whole, "drained-fine")
+    assert (len(again["windows"]), again["windows_missing"], again["pieces"]) == (14, [], 2)
+
+
+def test_a_killed_call_leaves_a_record_and_goes_on_with_the_engine_that_is_missing(
+    rollout: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(FormulaEngine, "breaks_after", 6)
+    with pytest.raises(KeyboardInterrupt):
+        call(rollout, tmp_path, "killed")
+    found = result_of(tmp_path / "killed", "drained-fine")
+    assert len(found["windows"]) == 2 and len(found["windows_missing"]) == 12
+    assert found["windows_missing"][0]["why"] == {"fine": "not measured"}
+    progress = tmp_path / "killed" / "rollout-qwen3-1.7b-fine.jsonl"
+    with progress.open("a") as file:
+        file.write('{"key": ["seconds", "fi')
+    monkeypatch.setattr(FormulaEngine, "breaks_after", None)
+    FormulaEngine.started.clear()
+    out = call(rollout, tmp_path, "killed", "--continue-from", str(progress))
+    assert FormulaEngine.started == ["fine"]
+    assert result_of(out, "drained-fine")["windows_missing"] == []
+    assert result_of(call(rollout, tmp_path, "uncut"), "steady-fine")["speedup"] == pytest.approx(
+        result_of(out, "steady-fine")["speedup"]
+    )
+
+
+def test_progress_of_another_measurement_is_refused(rollout: ModuleType, tmp_path: Path) -> None:
+    progress = str(call(rollout, tmp_path, "one") / "rollout-qwen3-1.7b-fine.jsonl")
+    with pytest.raises(SystemExit, match="holds another measurement: it differs in steps"):
+        call(rollout, tmp_path, "two", "--steps", "9", "--continue-from", progress)
+    with pytest.raises(SystemExit, match="there is no .*none.jsonl to go on from"):
+        call(rollout, tmp_path, "two", "--continue-from", str(tmp_path / "none.jsonl"))
+
+
+def test_two_engines_also_draw_a_line_through_dense_steps_and_run_a_set_whole(
+    rollout: ModuleType, tmp_path: Path
+) -> None:
+    rollout.main(["--folder", str(tmp_path), "--out-folder", str(tmp_path), "--sets", "drained", "--whole-run"])
+    found = result_of(tmp_path, "drained")
+    assert found["fit"]["seconds_per_context_token"] == pytest.approx(4e-8)
+    assert found["fit"]["seconds_per_step"] == pytest.approx(2e-3)
+    assert found["attainable_share_fit"] == pytest.approx(found["attainable_share"])
+    whole = found["whole_run"]
+    assert (found["schedule"], whole["speedup"], whole["sparse"]["seconds"]) == ("qwen3-1.7b-0.86", 2.0, 2.0)
+    assert whole["dense"]["relative_error"] == pytest.approx(whole["dense"]["estimated_seconds"] / 4.0 - 1)
+    assert "budget_ratio" not in found and found["attainable_definition"].startswith("one request with one token")
+
+
+# -- the schedule of the third engine ------------------------------------------------------------------------------------
+
+
+def options(folder: Path, **more: Any) -> argparse.Namespace:
+    asked = {"fine": None, "budget_ratio": None, "ratio_records": None, "units": "4x4", "fine_dense_layers": [0]}
+    return argparse.Namespace(**(asked | {"model": "qwen3-1.7b", "folder": str(folder)} | more))
+
+
+def test_a_schedule_file_is_taken_as_it_is_and_checked_before_an_engine_starts(
+    modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    fine_schedule = modules["fine_schedule"]
+    published = Schedule.load("qwen3-1.7b-0.86")
+    made = fine_schedule.make(options(tmp_path, budget_ratio=4.0, units="2x2"), published)
+    assert (made.selector.unit_tokens, made.selector.bits) == (2, 2)
+    path = made.save(tmp_path / "mine.toml")
+    again = fine_schedule.make(options(tmp_path, fine=path), published)
+    assert again.name == "mine" and again.steps == made.steps
+    assert fine_schedule.described(again)["budget_ratio"] == 4.0
+    plain = Schedule.fixed(256, QuantizedMean(page_tokens=4, bits=4), dense_layers=(0,))
+    assert fine_schedule.described(plain)["budget_ratio"] is None
+    selector = dataclasses.replace(plain.selector, remainder=Remainder(32, "fp8"))
+    with_remainder = dataclasses.replace(plain, selector=selector).save(tmp_path / "remainder.toml")
+    for asked, said in (
+        ({"fine": path, "model": "qwen3-8b"}, "made for Qwen/Qwen3-1.7B"),
+        ({"budget_ratio": 4.0, "fine_dense_layers": [28]}, "names layer 28"),
+        ({"budget_ratio": 4.0, "units": "4"}, "takes tokens x bits"),
+        ({"budget_ratio": 1.0}, "nothing is gained"),
+        ({"fine": with_remainder}, "a selector without CUDA kernels"),
+    ):
+        with pytest.raises(SystemExit, match=said), fine_schedule.refusals_told():
+            fine_schedule.make(options(tmp_path, **asked), published)
+
+
+# -- the page ------------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
+    modules: dict[str, ModuleType], rollout: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("triton")
+    render_fine = modules["render_fine"]
+    monkeypatch.setattr(render_fine.record_tables, "RESULTS", tmp_path / "short")
+    render_fine.results.cache_clear()
+    assert render_fine.fine_rollouts() == "Not run yet."
+    call(rollout, tmp_path, "short", "--minutes", "8")
+    lines = render_fine.fine_rollouts().splitlines()
+    cells = [cell.strip() for cell in lines[4].split("|")[1:-1]]
+    assert cells[1:3] == ["Qwen3-1.7B", "long"] and cells[6:8] == ["4.00x", "no"]
+    assert cells[-3:] == ["1/4", "1/31.2", "4 of 7"]
+    assert (
+        "The schedule is scaled, to be calibrated on the real model: budgets of qwen3-1.7b-0.86 divided by 4, a ratio "
+        "that was given by hand and is in no record." in lines
+    )
+    assert any("| Qwen3-1.7B, long: 34 requests | scores | 0.50 |" in line for line in lines)
+    render_fine.results.cache_clear()
