@@ -20,6 +20,7 @@ from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
 
 Figures = Mapping[str, str]
+LAYOUT = ("warps", "rows", "lane_rows", "candidates", "packed", "joined")
 Claims = Mapping[str, Callable[[], Figures]]
 
 
@@ -117,6 +118,32 @@ def against_stock() -> Figures:
 def sleep() -> Figures:
     found = results("vllm-acceptance-h200", "vllm-acceptance")["sleep level 1"]
     return {"back": down(found["awake_gib"] - found["asleep_gib"]), "of": down(found["awake_gib"])}
+
+
+def dense_requests() -> Figures:
+    found = results("dense-requests-h200", "dense-requests")
+    requests = sum(window["batch"] for window in found["windows"])
+    return {
+        "requests": str(found["windows"][0]["batch"]),
+        "context": f"{sum(window['context_tokens'] for window in found['windows']) // requests:,}",
+        "share": down(100 * found["dense_share"], 2),
+        "cost": up(100 * found["cost"], 1),
+    }
+
+
+def choice() -> Figures:
+    """The kernel of today, and the fastest layout of the one that holds all scores, each in its slower kind of contexts."""
+    said: dict[str, str] = {}
+    for name, size in (("few", "7500 -> 256"), ("many", "15000 -> 512")):
+        layouts: dict[tuple[Any, ...], float] = {}
+        for row in results("choice-sweep-h200", "choice-sweep")["rows"]:
+            if row["size"] == size and "us" in row and "until" not in row and row["kernel"] in ("present", "candidate"):
+                key = (row["kernel"], *(row.get(each) for each in LAYOUT))
+                layouts[key] = max(layouts.get(key, 0.0), row["us"])
+        fastest = min(us for key, us in layouts.items() if key[0] == "candidate")
+        present = next(us for key, us in layouts.items() if key[0] == "present")
+        said |= {f"{name}_held": up(fastest), f"{name}_present": down(present)}
+    return said
 
 
 def two_gpus() -> Figures:
@@ -399,8 +426,16 @@ PAGES: Mapping[str, Claims] = {
     "docs/vllm.md": {
         "log-probabilities of preempted rollouts were off by {preempted} on average where those of others were off by "
         "{others} (bf16)": load,
+        "0.86 preset and {requests} requests of steady load, {share} % of them dense cost {cost} % of the tokens per "
+        "second (`dense-requests-h200.json`": dense_requests,
+    },
+    "docs/selectors.md": {
+        "makes the same choice in {few_held} us where today's took {few_present} us in the same call (15,000 pages: "
+        "{many_held} and {many_present} us;": choice,
     },
     "docs/plan.md": {
+        "it was [less](vllm.md#dense-requests): {cost} % with Qwen3-1.7B's shape and {context} tokens of context on "
+        "average.": dense_requests,
         "for the published 0.86 presets the plan gives {s17b} / {s4b} / {s8b} / {s14b} (1.7B / 4B / 8B / 14B": plans,
         "A check of {requests} requests of {context} tokens on average (Qwen3-1.7B's shape and its 0.86 preset, {cut} % of "
         "the windows cut) took {took_ms} ms where the plan has {planned_ms}, and verified rollouts had {share} % of the "
