@@ -20,7 +20,7 @@ from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.code.reward import CallTests, CheckTests, CodeReward, StdinTests
 
 HELD = [name for name, found in sandbox.probes().items() if found.holds]
-LIMITS = SandboxLimits(wall_seconds=20, cpu_seconds=5, memory_bytes=512 << 20, output_bytes=1 << 20)
+LIMITS = SandboxLimits(wall_seconds=60, cpu_seconds=5, memory_bytes=512 << 20, output_bytes=1 << 20)
 SQUARE = StdinTests((("4", "16"),))
 GOOD = "```python\nprint(int(input()) ** 2)\n```"
 
