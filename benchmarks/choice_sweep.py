@@ -1,4 +1,4 @@
-"""The choice of units by the kernels of choice_kernels.py, beside the present one, on a CUDA GPU: checked, then timed.
+"""The choice of units by the kernel of choice_kernels.py, beside the present one, on a CUDA GPU: checked, then timed.
 
     python benchmarks/choice_sweep.py --out runs/choice-sweep.json
     python benchmarks/choice_sweep.py --dry     # no GPU: tiny sizes in triton's interpreter, nothing is timed
@@ -27,6 +27,7 @@ if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import choice_kernels
+import choice_stages
 import decode_kernels
 import torch
 from choice_kernels import STAGES, Layout
@@ -136,7 +137,7 @@ class Job:
         )  # fmt: skip
 
     def present_until(self, stage: str) -> None:
-        choice_kernels.present_until(
+        choice_stages.present_until(
             stage, self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN
         )
 

@@ -25,7 +25,7 @@ from typing import Any
 import numpy as np
 import step_bytes
 import vllm_engines
-from request_sets import SETS, windows_of_sets
+from request_sets import SETS, slack_tokens, windows_of_sets
 from vllm_engines import ELEMENT_BYTES, HEAD_DIM, KV_HEADS, WARM_STEPS, Engine
 
 from sparroll import records
@@ -153,7 +153,7 @@ def moment(options: argparse.Namespace, dense_capacity_tokens: int) -> dict[str,
     held = step_bytes.smaller_capacity(
         dense_capacity_tokens, [Schedule.load(options.schedule)], step_bytes.layers_of(options.model)
     )
-    slack = options.steps * options.repeats + 48
+    slack = slack_tokens(options.steps, options.repeats)
     rows = windows_of_sets([options.set], options.windows, held, options.max_seqs, slack, options.shrink)[options.set]
     return rows[len(rows) // 2 if options.moment is None else options.moment]
 

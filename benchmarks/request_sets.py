@@ -34,6 +34,12 @@ def response_tokens(count: int, seed: int = 0, scale: float = 1.0) -> np.ndarray
     return np.maximum(scale * np.minimum(drawn, LONGEST), 1).astype(int)
 
 
+def slack_tokens(steps: int, repeats: int) -> int:
+    """Room that each request of a moment needs beyond its context: what it decodes while it is measured, and the rest of
+    its block."""
+    return steps * repeats + 32 + 16
+
+
 def drained_windows(windows: int, scale: float = 1.0) -> Windows:
     """Evenly spaced moments of the drained run, the first and the last among them."""
     lengths = response_tokens(DRAINED_REQUESTS, scale=scale)

@@ -49,6 +49,7 @@ from request_sets import (
     Windows,
     drained_windows,
     response_tokens,
+    slack_tokens,
     windows_of_sets,
 )
 from rollout_record import REST_CONTEXT
@@ -66,8 +67,7 @@ def sets_to_measure(options: argparse.Namespace, dense_capacity_tokens: int) -> 
     """The windows of each set; "whole" are those of the run that --whole-run runs whole."""
     schedules = [Schedule.load(path) for path in options.schedules.values()]
     held = smaller_capacity(dense_capacity_tokens, schedules, layers_of(options.model))
-    # What each request decodes while it is measured, and the rest of its block.
-    slack = options.steps * options.repeats + 32 + 16
+    slack = slack_tokens(options.steps, options.repeats)
     windows = windows_of_sets(options.sets, options.windows, held, options.max_seqs, slack, options.shrink)
     if options.whole_run:
         windows["whole"] = drained_windows(options.windows, options.scale * options.shrink)
