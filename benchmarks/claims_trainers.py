@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 from claims_speed import Claims, Figures, bare, down, up
-from record_tables import results
+from record_tables import RESULTS, results
+
+from sparroll import records
 
 
 def _last_steps(name: str, kind: str) -> dict[str, dict[str, Any]]:
@@ -60,23 +62,42 @@ def verl_16k() -> Figures:
     }
 
 
+STUDIES = ("verl-study-h200", "verl-study-seed-1-verl-h200", "verl-study-seed-1-own-h200")
+"""Two runs in verl and two in our own loop."""
+
+
 def verl_study() -> Figures:
-    cases = {row["case"]: row for row in results("verl-study-h200", "verl-study")["cases"]}
     rewards = {"verl": "critic/rewards/mean", "own": "reward/mean"}
     said: dict[str, str] = {}
+    solved: dict[str, int] = {}
+    problems = 0
     for name, reward in rewards.items():
-        series, accuracy = cases[name]["series"], cases[name]["dense_accuracy"]
-        tails, earned = series["mismatch/acceptance_q05"], np.array(series[reward])
+        tails: list[float] = []
+        earned: list[float] = []
+        before = after = problems = 0
+        for record in STUDIES:
+            run = records.read(RESULTS / f"{record}.json", "verl-study")
+            asked = run["config"]["evaluate_prompts"]
+            for row in run["results"]["cases"]:
+                if row["case"] == name:
+                    tails += row["series"]["mismatch/acceptance_q05"]
+                    earned += row["series"][reward]
+                    before += round(asked * row["dense_accuracy"][0][1])
+                    after += round(asked * row["dense_accuracy"][-1][1])
+                    problems += asked
+        solved[name] = after
         said |= {
             f"{name}_tail": bare(down(fmean(tails), 2)),
-            f"{name}_reward": bare(down(float(earned.mean()), 3)),
-            f"{name}_before": str(round(256 * accuracy[0][1])),
-            f"{name}_after": str(round(256 * accuracy[-1][1])),
+            f"{name}_reward": bare(down(fmean(earned), 3)),
+            f"{name}_before": str(before),
+            f"{name}_after": str(after),
         }
         # Steps differ by their problems and draws.
-        error = float(earned.std(ddof=1)) / len(earned) ** 0.5
-        said["error"] = max(said.get("error", ""), bare(up(error, 3)))
-    return said
+        said["error"] = max(said.get("error", ""), bare(up(float(np.std(earned, ddof=1)) / len(earned) ** 0.5, 3)))
+    share = sum(solved.values()) / (2 * problems)
+    error = (2 * share * (1 - share) / problems) ** 0.5
+    apart = abs(solved["verl"] - solved["own"]) / problems
+    return said | {"problems": str(problems), "apart": up(100 * apart, 1), "apart_error": up(100 * error, 1)}
 
 
 def trl_steps() -> Figures:
@@ -105,7 +126,8 @@ PAGES: Mapping[str, Claims] = {
         "fast,": verl_16k,
         "was {verl_tail} in verl and {own_tail} in our loop on average, and the sparse rollouts earned {verl_reward} and "
         "{own_reward}, with a standard error of {error} each. Before and after, the policy solved {verl_before} and "
-        "{verl_after} of 256 problems densely in verl, {own_before} and {own_after} in our loop.": verl_study,
+        "{verl_after} of {problems} problems densely in verl, {own_before} and {own_after} in our loop. Afterwards the two "
+        "are {apart} percentage points apart, with a standard error of {apart_error}.": verl_study,
         "had a tail of {ceiling}; the trainer gave their tokens probabilities that were {off} off on average.": verl_steps,
         "(`verl-two-gpus-h200.json`). All that sparroll adds took {added} s of a step of {step} s.": verl_tensor_parallel,
     },
