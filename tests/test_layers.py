@@ -131,7 +131,7 @@ def _computes(path: Path) -> set[str]:
     return {name for name in found if name.partition(".")[0] in COMPUTING} | called & OPENING
 
 
-@pytest.mark.parametrize("path", sorted((SOURCE / "cli").glob("*.py")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted((SOURCE / "cli").rglob("*.py")), ids=lambda path: path.name)
 def test_the_command_line_computes_nothing_and_opens_no_file(path: Path) -> None:
     assert not _computes(path), "the command line reads options, calls the library and prints"
 

@@ -15,7 +15,7 @@ from sparroll.calibrate.choice import Machine
 from sparroll.calibrate.run import Calibration, calibrate
 from sparroll.calibrate.sweep import Sweep, sweep, sweep_groups
 from sparroll.calibrate.verify import verify
-from sparroll.cli.calibrate import text
+from sparroll.cli.calibration.printed import text
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import find_hardware

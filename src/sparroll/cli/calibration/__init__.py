@@ -1,0 +1,1 @@
+"""What `sparroll calibrate` is made of: its options, what they ask for, and how the result is printed."""

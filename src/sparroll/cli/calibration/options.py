@@ -1,0 +1,144 @@
+"""The options that `sparroll calibrate` alone has."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from sparroll.cli.common import MEASURING, OUTPUT, READING, option
+from sparroll.draft_check import DraftCheck
+
+Target = Annotated[
+    float, option(MEASURING, "--target", min=0, max=1, help="The tail must be at least this at every length.")
+]
+Statistic = Annotated[
+    str,
+    option(
+        MEASURING,
+        "--statistic",
+        help="What every length is to hold: acceptance (its tail is at least --target), or impossible_share (at most "
+        "--at-most of the sampled tokens are more than --nats off).",
+    ),
+]
+Nats = Annotated[
+    int, option(MEASURING, "--nats", help="How far off a sampled token is impossible: 2, 5, 10 or 20 nats.")
+]
+AtMost = Annotated[
+    float | None,
+    option(
+        MEASURING,
+        "--at-most",
+        min=0,
+        max=1,
+        help="The largest share of impossible tokens at any length, for --statistic impossible_share. It takes 5 / "
+        "share tokens at each length.",
+    ),
+]
+Budget = Annotated[
+    list[int] | None,
+    option(READING, "--budget", help="A budget of the grid, in tokens; repeatable. Default: the published grid."),
+]
+CheckWindows = Annotated[
+    str | None,
+    option(
+        READING,
+        "--check-windows",
+        help="Verify rollouts, with windows of these many tokens, e.g. 32,64,128: window, floor and budgets are "
+        f"chosen together. Default: no check, or {DraftCheck.window_tokens} with --check-floors.",
+    ),
+]
+CheckFloors = Annotated[
+    str | None,
+    option(
+        READING,
+        "--check-floors",
+        help=f"Floors to choose among, e.g. 0.01,0.1. Default: no check, or {DraftCheck.floor} with --check-windows.",
+    ),
+]
+CheckOver2Nats = Annotated[
+    float | None,
+    option(
+        MEASURING,
+        "--check-over-2-nats",
+        min=0,
+        max=1,
+        help="At most this share of the tokens of any length may be more than 2 nats off; needs a check. Default: not "
+        "held.",
+    ),
+]
+Objective = Annotated[
+    str,
+    option(
+        MEASURING,
+        "--objective",
+        help="What is to be small: time (the cheapest budgets at the target), or as far as a step's time allows: kl, "
+        "far_mass (probability of tokens far off) or tail (1 - tail).",
+    ),
+]
+StepTimeShare = Annotated[
+    float | None,
+    option(
+        MEASURING,
+        "--step-time-share",
+        min=0,
+        max=1,
+        help="A decode step may take this share of a dense one's time.",
+    ),
+]
+AtTimeOf = Annotated[
+    str | None,
+    option(MEASURING, "--at-time-of", help="A decode step may take as long as under this preset or schedule file."),
+]
+KlAtMost = Annotated[
+    float | None,
+    option(
+        MEASURING,
+        "--kl-at-most",
+        min=0,
+        help="The mean KL at any length may be at most this; with a check, of what is kept. Default: not held.",
+    ),
+]
+FarMassAtMost = Annotated[
+    float | None,
+    option(
+        MEASURING,
+        "--far-mass-at-most",
+        min=0,
+        max=1,
+        help="At most this probability, added up over the top-k lists, may be on tokens far off at any length. Default: "
+        "not held.",
+    ),
+]
+FarMassNats = Annotated[
+    int,
+    option(MEASURING, "--far-mass-nats", help="How far off the tokens of --far-mass-at-most are: 2, 5, 10 or 20 nats."),
+]
+Gpu = Annotated[
+    str,
+    option(
+        MEASURING,
+        "--gpu",
+        help="Where times are predicted, to compare checks, selectors and budgets: A100, H100, H200, B200, MI300X or a "
+        "JSON profile.",
+    ),
+]
+AlsoSelector = Annotated[
+    list[str] | None,
+    option(
+        READING,
+        "--also-selector",
+        help="Sweep this selector, too, and take the best, e.g. quantized_mean,page_tokens=4,bits=2; repeatable.",
+    ),
+]
+LayerGroups = Annotated[
+    str | None,
+    option(
+        READING,
+        "--layer-groups",
+        help="Budgets of their own for groups of layers, e.g. 2-14/15-27; needs an objective other than time.",
+    ),
+]
+VerifyRounds = Annotated[
+    int,
+    option(MEASURING, "--verify-rounds", min=0, help="At most this many rounds check the fitted schedule; 0: none."),
+]
+Name = Annotated[str, option(OUTPUT, "--name", help="The schedule file is OUT/NAME.toml.")]
