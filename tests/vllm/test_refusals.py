@@ -79,7 +79,7 @@ def test_layers_that_are_not_plain_attention_are_refused(arguments: dict[str, An
 
 
 def test_untested_versions_need_a_word_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    for tested in ((0, 26), (0, 29), (0, 33)):
+    for tested in ((0, 26), (0, 29), (0, 30), (0, 31), (0, 33)):
         compat.check_version(tested, "cuda")
     compat.check_version(compat.parse_version("0.32.0+cpu"), "cpu")
     for found, device in (((0, 23), "cuda"), ((0, 34), "cuda"), ((0, 0), "cpu"), ((0, 26), "tpu")):

