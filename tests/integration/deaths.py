@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 HERE = Path(__file__).parent
 
 
@@ -94,6 +96,9 @@ def _in_fork(act: Callable[[], object], ends_by: int) -> None:
         # Whatever happens, the fork must not go on in its caller's place.
         status = 1
         try:
+            # torch replaces the pool that a fork has lost when it is next asked for it, and of two threads that ask at the
+            # same time one may find none ("Invalid thread pool!"). Here there is one thread.
+            torch.set_num_threads(torch.get_num_threads())
             act()
             status = 0
         except BaseException:
