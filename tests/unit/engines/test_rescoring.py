@@ -76,6 +76,12 @@ def test_the_probe_depends_on_ids_and_seed_and_not_on_the_order_of_arrival() -> 
     assert probe(names, RescoringSettings()) == probe(names, replace(settings, probe_rollouts=99)) == list(range(32))
 
 
+def test_a_step_that_is_measured_in_parts_has_one_probe() -> None:
+    names = [(prompt, f"3/{prompt}#0") for prompt in range(10)]
+    settings = RescoringSettings(probe_rollouts=4)
+    assert [len(probe(names, settings, before)) for before in (0, 3, 4, 9)] == [4, 1, 0, 0]
+
+
 def test_every_rollout_is_drawn_about_equally_often() -> None:
     counts = Counter(
         place

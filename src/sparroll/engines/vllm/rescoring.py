@@ -55,7 +55,8 @@ class RescoringSettings:
     top_k: int = 20
     """Length of the lists of both sides. The engine's max_logprobs must allow it."""
     probe_rollouts: int | None = None
-    """How many rollouts are re-scored each time. None: all. A bin of context lengths needs 8 to say anything."""
+    """How many rollouts are re-scored between two calls of `take`. None: all. A bin of context lengths needs 8 to say
+    anything."""
     estimator: str = "top_k_lower"
     bin_tokens: int = 2000
     seed: int = 0
@@ -166,7 +167,19 @@ class Rescorer:
 
     def _clear(self) -> None:
         self.counts = RescoringCounts()
+        self._forget()
+
+    def _forget(self) -> None:
         self.statistics = TailStatistics(bin_tokens=self.settings.bin_tokens)
+
+    def change_schedule(self) -> None:
+        """The schedule is another one from now on. What was measured under the one before and not taken yet is dropped
+        and counted: a tail of both would be shown as that of the new one."""
+        counts = self.counts
+        counts.schedule_changed += counts.measured
+        counts.measured = counts.checked = counts.measured_tokens = 0
+        self._forget()
+        self.in_force = replace(self.in_force, schedule_version=self.in_force.schedule_version + 1)
 
     def hold(self, rollout: Rollout, rollout_id: str, prompt_id: Hashable, began: InForce) -> None:
         """Keep a rollout that ended, with what was in force when it began."""
@@ -174,6 +187,11 @@ class Rescorer:
         held = HeldRollout(rollout, rollout_id, prompt_id, began)
         if not self._drop(held):
             self._held.append(held)
+
+    def pass_over(self) -> None:
+        """Count a rollout that ended and was not to be measured from its start on."""
+        self.counts.held += 1
+        self.counts.not_chosen += 1
 
     def count_aborted(self) -> None:
         """Count a request that was aborted, so that it has no whole response."""
@@ -199,7 +217,7 @@ class Rescorer:
                 assert held.rollout.acceptance is not None, "looked at above"
                 self._add(held.rollout, held.rollout_id, held.rollout.acceptance, held.rollout.dense)
                 self.counts.checked += 1
-        chosen = set(probe([(h.prompt_id, h.rollout_id) for h in waiting], self.settings))
+        chosen = set(probe([(h.prompt_id, h.rollout_id) for h in waiting], self.settings, self.counts.measured))
         self.counts.not_chosen += len(waiting) - len(chosen)
         return [held for place, held in enumerate(waiting) if place in chosen]
 
@@ -242,15 +260,16 @@ class Rescorer:
         return True
 
 
-def probe(rollouts: Sequence[tuple[Hashable, str]], settings: RescoringSettings) -> list[int]:
-    """Places of the rollouts to re-score, given each one's (prompt, rollout id), in rising order.
+def probe(rollouts: Sequence[tuple[Hashable, str]], settings: RescoringSettings, before: int = 0) -> list[int]:
+    """Places of the rollouts to re-score, given each one's (prompt, rollout id), in rising order. before: how many of the
+    step were re-scored already, where a step is measured in several parts.
 
     First one sample of each prompt, then a second one, and so on; which sample and which prompts come first is drawn
     from the seed and the rollout ids. The choice is the same in whatever order the rollouts ended, and depends neither
     on lengths nor on rewards. Ids must name the step, or every step has the same draw.
     """
-    count = settings.probe_rollouts
-    if count is None or count >= len(rollouts):
+    count = len(rollouts) if settings.probe_rollouts is None else max(settings.probe_rollouts - before, 0)
+    if count >= len(rollouts):
         return list(range(len(rollouts)))
     drawn: dict[Hashable, list[tuple[bytes, int]]] = {}
     for place, (prompt, name) in enumerate(rollouts):

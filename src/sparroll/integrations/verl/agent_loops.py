@@ -1,5 +1,5 @@
-"""Brings the control group's flags from the trainer's batch to the requests of its rollouts: verl's agent loops, whose
-sampling parameters say which of a prompt's rollouts are dense. Any agent loop that passes them on will do."""
+"""Brings what the trainer knows of a rollout to the requests of verl's agent loops: whether it is of the control group, and
+whether it is of a validation. The sampling parameters say it, so any agent loop that passes them on will do."""
 
 from __future__ import annotations
 
@@ -10,19 +10,30 @@ from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopManagerTQ, AgentLoopWorke
 
 from sparroll.engines.vllm.attention.dense_requests import DENSE_REQUEST
 from sparroll.integrations.verl.control_rows import FLAGS
+from sparroll.integrations.verl.tap import VALIDATION
+
+MANAGER = "sparroll.integrations.verl.agent_loops.SparrollManager"
+"""verl's `agent_loop_manager_class` in a run with sparroll."""
 
 
-class ControlGroupWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    async def _run_agent_loop(self, sampling_params: dict[str, Any], *arguments: Any, **named: Any) -> Any:
-        """verl's call for one rollout. A prompt of validation has no flags."""
+class SparrollWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+    async def _run_agent_loop(
+        self, sampling_params: dict[str, Any], trajectory: dict[str, Any], *arguments: Any, **named: Any
+    ) -> Any:
+        """verl's call for one rollout. A prompt of a validation has no flags."""
         flags = named.pop(FLAGS, None)
+        said = {}
         if flags is not None and flags[named["session_id"]]:
+            said[DENSE_REQUEST] = True
+        if trajectory["validate"]:
+            said[VALIDATION] = True
+        if said:
             more = sampling_params.get("extra_args") or {}
-            sampling_params = {**sampling_params, "extra_args": {**more, DENSE_REQUEST: True}}
-        return await super()._run_agent_loop(sampling_params, *arguments, **named)
+            sampling_params = {**sampling_params, "extra_args": {**more, **said}}
+        return await super()._run_agent_loop(sampling_params, trajectory, *arguments, **named)
 
 
-class ControlGroupManager(AgentLoopManagerTQ):
+class SparrollManager(AgentLoopManagerTQ):
     def __init__(self, *arguments: Any, **named: Any):
         super().__init__(*arguments, **named)
-        self.agent_loop_workers_class = ray.remote(ControlGroupWorker)
+        self.agent_loop_workers_class = ray.remote(SparrollWorker)

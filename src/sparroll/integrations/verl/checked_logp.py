@@ -29,10 +29,14 @@ class CheckedResponse:
 
 
 def old_log_probs(
-    checked: Iterable[CheckedResponse], prompts: Sequence[Tensor], responses: Sequence[Tensor]
+    checked: Iterable[CheckedResponse],
+    prompts: Sequence[Tensor],
+    responses: Sequence[Tensor],
+    padding: Sequence[bool],
 ) -> list[Tensor]:
     """The dense log-probabilities [T] of each row's response. A row may hold less of a response than was sampled, since
-    verl cuts responses off at its own limit.
+    verl cuts responses off at its own limit. padding: rows that only fill the batch up, which nobody sampled; they get
+    zeros, and no loss counts them.
 
     Raises UserError for a row that no check has seen: no other log-probabilities are put in their place.
     """
@@ -40,7 +44,10 @@ def old_log_probs(
     for each in checked:
         of_prompt[each.prompt_id].append(each)
     found = []
-    for row, (prompt, response) in enumerate(zip(prompts, responses, strict=True)):
+    for row, (prompt, response, fills_up) in enumerate(zip(prompts, responses, padding, strict=True)):
+        if fills_up:
+            found.append(torch.zeros(len(response)))
+            continue
         ids, length = response.to("cpu", torch.int32), len(response)
         candidates = of_prompt[digest(prompt.tolist())]
         logp = next((each.dense_logp_T[:length] for each in candidates if _begins_with(each.response_ids_T, ids)), None)

@@ -18,8 +18,6 @@ from sparroll.types import Rollout
 
 FLAGS = "sparroll_dense"
 """The field of verl's batch of prompts that says which rollouts of a prompt are dense, [P, N]."""
-MANAGER = "sparroll.integrations.verl.agent_loops.ControlGroupManager"
-"""verl's `agent_loop_manager_class` in a run with a control group: it brings FLAGS to the requests."""
 READS = ("prompts", "responses", "response_mask", "rollout_log_probs", "rm_scores")
 """The fields of verl's batch of rollouts that a comparison needs, nested: one row per rollout."""
 SPARSE = "sparse"

@@ -8,6 +8,7 @@ correction keeps. `rollout_is_weights` multiplies the loss of each token, outsid
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +23,8 @@ from sparroll.types import StepReport
 READS = ("old_log_probs", "rollout_log_probs", "response_mask", "advantages")
 """The fields of verl's batch that a correction needs, nested: one row per rollout."""
 SPARSE = "mismatch/kl_sparse_to_dense"
+PARTS = "sparroll_parts"
+"""The entry of a rollout's `extra_fields` that says which weights its tokens were sampled with."""
 WRITES = ("rollout_is_weights", "response_mask", "loss_mask")
 
 
@@ -37,13 +40,13 @@ def corrected_fields(
     made: Correction,
     fields: dict[str, Tensor],
     updates: list[list[int]],
-    stale_B: Tensor | None = None,
+    stale: Sequence[Tensor] | None = None,
     control_B: Tensor | None = None,
 ) -> CorrectedFields:
     """Correct a step's whole batch. fields: those of READS.
 
-    stale_B: bool, rollouts with tokens of older weights than those that `old_log_probs` are of. The correction cannot
-    tell staleness from sparsity and corrects both; the metrics keep them apart.
+    stale: of each row [T] bool, the tokens that were sampled with older weights than those that `old_log_probs` are of
+    (`stale_tokens`). The correction cannot tell staleness from sparsity and corrects both; the metrics keep them apart.
 
     control_B: bool, rollouts of the control group, which are corrected like the others and left out of the distance to
     the dense policy.
@@ -65,8 +68,9 @@ def corrected_fields(
     kept_BT = corrected.kept_BT
     trained_B = (kept_BT & (padded["advantages"] != 0)).any(-1)
     report = corrected.report
-    if stale_B is not None and stale_B.any():
-        report = {name: value for name, value in report.items() if name != SPARSE} | _apart(padded, mask_BT, stale_B)
+    if stale is not None:
+        stale_BT = torch.nn.utils.rnn.pad_sequence(list(stale), batch_first=True)
+        report = {name: value for name, value in report.items() if name != SPARSE} | _apart(padded, mask_BT, stale_BT)
     report |= {
         "policy/kept_tokens": float(kept_BT.sum()),
         "policy/trained_rollouts": float((mask_BT & (padded["advantages"] != 0)).any(-1).sum()),
@@ -78,16 +82,26 @@ def corrected_fields(
     return CorrectedFields({name: _nested(columns[name], lengths_B) for name in WRITES}, report)
 
 
-def _apart(padded: dict[str, Tensor], mask_BT: Tensor, stale_B: Tensor) -> StepReport:
+def _apart(padded: dict[str, Tensor], mask_BT: Tensor, stale_BT: Tensor) -> StepReport:
     """The distance between the policies where the weights are the same, and where they are not, which is both."""
-    tokens_B = mask_BT.sum(-1)
-    report: StepReport = {"staleness/token_share": float(tokens_B[stale_B].sum() / tokens_B.sum())}
-    for name, rows_B in ((SPARSE, ~stale_B), ("staleness/kl_sampler_to_dense", stale_B)):
-        chosen_BT = mask_BT & rows_B[:, None]
+    report: StepReport = {"staleness/token_share": float((mask_BT & stale_BT).sum() / mask_BT.sum())}
+    for name, chosen_BT in ((SPARSE, mask_BT & ~stale_BT), ("staleness/kl_sampler_to_dense", mask_BT & stale_BT)):
         distance = distance_report(padded["old_log_probs"][chosen_BT], padded["rollout_log_probs"][chosen_BT])
         if distance:
             report[name] = distance[SPARSE]
     return report
+
+
+def stale_tokens(parts: Sequence[Sequence[int]], tokens: int, version: int) -> Tensor:
+    """[T] bool, the tokens of a response that were sampled before the weights had this version. parts: (version, tokens)
+    of what it was sampled in, in order. A response may be cut behind its parts.
+
+    >>> stale_tokens([(3, 2), (4, 2)], 3, 4).tolist()
+    [True, True, False]
+    """
+    stale_T = torch.cat([torch.full((count,), its < version) for its, count in parts])
+    assert len(stale_T) >= tokens, f"parts of {len(stale_T)} tokens, and the response has {tokens}"
+    return stale_T[:tokens]
 
 
 def rows_of_updates(rollouts: int, mini_batch_rollouts: int, ranks: int) -> list[list[int]]:

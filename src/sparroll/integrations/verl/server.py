@@ -30,6 +30,8 @@ class SparrollHttpServer(vLLMHttpServer):
     """Ray runs one on each node of a replica; only the first one has the engine."""
 
     engine: Any
+    _next: tuple[dict[str, Any] | None, bool] | None = None
+    """The schedule that waits for the new weights, and whether what is sampled under it is measured."""
 
     @property
     def _own(self) -> Any:
@@ -88,16 +90,26 @@ class SparrollHttpServer(vLLMHttpServer):
         rescorer = self.engine.rescorer
         rescorer.in_force = replace(rescorer.in_force, weight_version=global_steps)
 
-    async def sparroll_set_schedule(self, inline: dict[str, Any] | None, measures: bool) -> None:
-        """The schedule from the next step on; None is dense. measures: whether what is sampled under it is measured."""
+    async def sparroll_set_schedule(
+        self, inline: dict[str, Any] | None, measures: bool, with_weights: bool = False
+    ) -> None:
+        """The schedule from now on; None is dense. measures: whether what is sampled under it is measured.
+
+        with_weights: from the next weights on. Where requests are always under way, no part of one is then sampled under
+        two schedules.
+        """
+        if with_weights:
+            self._next = inline, measures
+            return
+        self._next = None
         table = None if inline is None else {key: value for key, value in inline.items() if key != "name"}
         name = "dense" if inline is None else inline["name"]
         await self.engine.collective_rpc("sparroll_set_schedule", args=(table, name))
-        rescorer = self.engine.rescorer
-        rescorer.in_force = replace(rescorer.in_force, schedule_version=rescorer.in_force.schedule_version + 1)
+        self.engine.change_schedule()
         self.engine.measures = measures
         # Cached responses were computed under the old schedule.
-        await self.engine.reset_prefix_cache()
+        if not await self.engine.reset_prefix_cache():
+            raise RuntimeError("the schedule was set while requests were running, whose K and V are of the one before")
 
     async def sparroll_measure(self) -> None:
         """Measure what was sampled since the last time, before it is too late: call it before the weights change. A
@@ -113,6 +125,12 @@ class SparrollHttpServer(vLLMHttpServer):
         aborted: dict[str, Any] = await super().abort_all_requests(*arguments, **named)
         return aborted
 
+    async def resume_engine_generation(self) -> None:
+        """verl's call when a paused replica has its new weights. Nothing runs yet."""
+        if self.node_rank == 0 and self._next is not None:
+            await self.sparroll_set_schedule(*self._next)
+        await super().resume_engine_generation()
+
     async def sparroll_take(self) -> EngineStep:
         """What the replica measured and counted since the last call."""
         report = await self._report()
@@ -126,8 +144,10 @@ class SparrollHttpServer(vLLMHttpServer):
         """The dense log-probabilities of what the replica measured since the last call."""
         return self.engine.take_responses()
 
-    async def sparroll_probe(self, probe_rollouts: int | None, of_control: int | None) -> None:
-        """How many rollouts of a step this replica re-scores: sparse ones, and those of the control group. None: all."""
+    async def sparroll_probe(self, probe_rollouts: int | None, of_control: int | None, expected_rollouts: int) -> None:
+        """How many rollouts of a step this replica re-scores: sparse ones, and those of the control group. None: all.
+        expected_rollouts: how many it samples, about."""
+        self.engine.expected_rollouts = expected_rollouts
         for rescorer, count in ((self.engine.rescorer, probe_rollouts), (self.engine.control, of_control)):
             rescorer.settings = replace(rescorer.settings, probe_rollouts=count)
 

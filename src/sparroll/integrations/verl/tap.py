@@ -6,6 +6,9 @@ In verl's asynchronous modes a request is aborted when the weights change, and t
 that it has so far as a longer prompt. Each part was sampled with one set of weights, so each counts by itself: the first
 one is dropped and counted as aborted, since its weights are gone, and the last one is measured with its own weights. So
 long responses are not left out, and old weights never count as a sparse policy.
+
+Lists cost the engine time, so only as many requests get them as the probe needs, and some to spare. Which ones is drawn
+when they begin, so it depends neither on their lengths nor on their rewards.
 """
 
 # T response tokens, K top-k entries
@@ -13,7 +16,9 @@ long responses are not left out, and old weights never count as a sparse policy.
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import inspect
+import math
 import uuid
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -31,17 +36,30 @@ from sparroll.integrations.tail import State
 from sparroll.integrations.verl.checked_logp import CheckedResponse, digest
 from sparroll.types import Rollout
 
+VALIDATION = "sparroll_validation"
+"""The key in `SamplingParams.extra_args` of requests of a validation."""
+
+
+@dataclass(frozen=True)
+class _Begun:
+    """A request of training, as it was when it began."""
+
+    rollout_id: str
+    prompt_id: str
+    prompt_ids: list[int]
+    in_force: InForce
+    dense: bool
+    """Whether it is of the control group."""
+    listed: bool
+    """Whether the engine gives lists of its tokens, so that it can be re-scored."""
+
 
 @dataclass
 class _Unsaid:
     """A finished rollout whose checks have not been asked for yet."""
 
     rollout: Rollout
-    rollout_id: str
-    prompt_id: str
-    began: InForce
-    dense: bool
-    """Whether it is of the control group."""
+    begun: _Begun
 
 
 class Tap:
@@ -64,12 +82,15 @@ class Tap:
         """Measures the dense rollouts of the control group, which show the dense ceiling."""
         self.measures = True
         """Whether what is sampled now is kept. False in dense validation."""
+        self.expected_rollouts: int | None = None
+        """How many rollouts of a step this replica samples, about. None: not known, and all of them get lists."""
         self.replica, self.vocabulary, self.context_limit = replica, vocabulary, context_limit
         self.checks_drafts = checks_drafts
         self._keeps_dense_logp = keeps_dense_logp
         self.top_k = min(settings.top_k, vocabulary)
         self.checked = CheckSums()
-        self._samples: Counter[str] = Counter()
+        self._samples: Counter[tuple[int, str]] = Counter()
+        """Requests that began, by the weights' version and the prompt."""
         self._prompts: dict[str, list[int]] = {}
         """Those of the last step in which there were any, by their digests."""
         self._new_prompts: dict[str, list[int]] = {}
@@ -88,16 +109,14 @@ class Tap:
             ):
                 yield output
             return
-        if not self.checks_drafts:
+        begun = self._begin(list(prompt["prompt_token_ids"]), asks_dense(sampling_params))
+        if begun.listed:
             sampling_params.logprobs = self.top_k
         sampling_params.flat_logprobs = True
         if not sampling_params.stop:
             sampling_params.detokenize = False
-        prompt_ids = list(prompt["prompt_token_ids"])
-        dense = asks_dense(sampling_params)
-        if dense:
+        if begun.dense:
             prompt = {**prompt, "cache_salt": CACHE_SALT}
-        began = self.rescorer.in_force
         finished = None
         try:
             async for output in self._engine.generate(
@@ -105,11 +124,28 @@ class Tap:
             ):
                 if output.finished:
                     finished = output
-                    self._keep(output, prompt_ids, request_id, began, dense)
+                    self._keep(output, request_id, begun)
                 yield output
         finally:
             if finished is None:
-                self._rescorer_of(dense).count_aborted()
+                self._rescorer_of(begun.dense).count_aborted()
+
+    def _begin(self, prompt_ids: list[int], dense: bool) -> _Begun:
+        in_force, prompt_id = self.rescorer.in_force, digest(prompt_ids)
+        sample = in_force.weight_version, prompt_id
+        name = f"{in_force.weight_version}/{self.replica}/{prompt_id}#{self._samples[sample]}"
+        self._samples[sample] += 1
+        listed = not self.checks_drafts and (dense or self._is_drawn(name))
+        return _Begun(name, prompt_id, prompt_ids, in_force, dense, listed)
+
+    def _is_drawn(self, rollout_id: str) -> bool:
+        """Whether a request gets lists. So many more than the probe needs do that hardly ever fewer end with them."""
+        settings, expected = self.rescorer.settings, self.expected_rollouts
+        if settings.probe_rollouts is None or expected is None:
+            return True
+        wanted = settings.probe_rollouts + 3 * math.sqrt(settings.probe_rollouts) + 3
+        draw = hashlib.blake2b(f"{settings.seed}/lists/{rollout_id}".encode(), digest_size=8).digest()
+        return int.from_bytes(draw, "big") < wanted / expected * 2**64
 
     def _rescorer_of(self, dense: bool) -> Rescorer:
         """That of sparse rollouts, or of the control group's; with the weights and the schedule that are in force."""
@@ -125,33 +161,37 @@ class Tap:
             await pause(wait_for_inflight_requests=wait_for_inflight_requests, clear_cache=clear_cache)
 
     def _is_rollout(self, parameters: Any) -> bool:
-        """Whether a request is one of training: its tokens' log-probabilities are asked for, at the rollouts'
-        temperature. Greedy validation is not."""
-        same = float(parameters.temperature) == self.rescorer.settings.temperature
-        return self.measures and parameters.logprobs is not None and same
+        """Whether a request is one of training: its tokens' log-probabilities are asked for, and it is sampled as rollouts
+        are. Where training and validation run at the same time, verl asks for log-probabilities in both."""
+        if not self.measures or parameters.logprobs is None or is_validation(parameters):
+            return False
+        same_temperature = float(parameters.temperature) == self.rescorer.settings.temperature
+        return same_temperature and float(parameters.top_p) == 1 and int(parameters.top_k) in (-1, 0)
 
-    def _keep(self, output: Any, prompt_ids: list[int], request_id: str, began: InForce, dense: bool) -> None:
+    def _keep(self, output: Any, request_id: str, begun: _Begun) -> None:
         """Hold a finished rollout, and take the lists out of the output again."""
-        rescorer = self._rescorer_of(dense)
+        rescorer = self._rescorer_of(begun.dense)
         if not output.outputs or not len(output.outputs[0].token_ids):
             rescorer.count_aborted()
             return
         sampled = output.outputs[0]
         tokens, flat = list(sampled.token_ids), sampled.logprobs
-        logp_T, lists = outputs.log_probs(flat, tokens, 0 if self.checks_drafts else self.top_k)
+        logp_T, lists = outputs.log_probs(flat, tokens, self.top_k if begun.listed else 0)
         sampled.logprobs = outputs.SampledOnly(tokens, logp_T.tolist())
         if sampled.finish_reason not in ("stop", "length"):
             rescorer.count_aborted()
             return
-        prompt_id = digest(prompt_ids)
-        rollout_id = f"{began.weight_version}/{self.replica}/{prompt_id}#{self._samples[prompt_id]}"
-        self._samples[prompt_id] += 1
-        self._new_prompts[prompt_id] = prompt_ids
-        rollout = Rollout(prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
+        self._new_prompts[begun.prompt_id] = begun.prompt_ids
+        rollout = Rollout(begun.prompt_ids, tokens, logp_T, sampled.finish_reason, top_k=lists)
         if self.checks_drafts:
-            self._unsaid[request_id] = _Unsaid(rollout, rollout_id, prompt_id, began, dense)
+            self._unsaid[request_id] = _Unsaid(rollout, begun)
+        elif begun.listed:
+            self._hold(rollout, begun)
         else:
-            rescorer.hold(rollout, rollout_id, prompt_id, began)
+            rescorer.pass_over()
+
+    def _hold(self, rollout: Rollout, begun: _Begun) -> None:
+        self._rescorer_of(begun.dense).hold(rollout, begun.rollout_id, begun.prompt_id, begun.in_force)
 
     async def measure(self) -> None:
         """Measure what is held: by the checks of drafts where the engine makes them, else by re-scoring. Call it before
@@ -159,13 +199,19 @@ class Tap:
         for held in await self._hear():
             if self._keeps_dense_logp:
                 self._responses.append(_response(held))
-            if held.dense:
+            if held.begun.dense:
                 self.checked.count_windows(held.rollout)
                 continue
             self.checked.count(held.rollout)
-            self.rescorer.hold(held.rollout, held.rollout_id, held.prompt_id, held.began)
+            self._hold(held.rollout, held.begun)
         for rescorer in (self.rescorer, self._rescorer_of(dense=True)):
             await measure_async(rescorer, self._engine.generate, self.vocabulary, self.context_limit)
+
+    def change_schedule(self) -> None:
+        """Another schedule is in force from now on. What was measured and not taken yet is dropped."""
+        for rescorer in (self.rescorer, self.control):
+            rescorer.change_schedule()
+        self.checked = CheckSums()
 
     async def _hear(self) -> list[_Unsaid]:
         """The finished rollouts, with what the checks said of them. The first worker is asked; the others know the
@@ -214,7 +260,7 @@ class Tap:
             await asyncio.gather(*(sample(self._prompts[name]) for name in sorted(self._prompts)[:prompts]))
             for held in await self._hear():
                 rollout = replace(held.rollout, acceptance=_at_most_one(held.rollout))
-                self.rescorer.hold(rollout, held.rollout_id, held.prompt_id, held.began)
+                self._hold(rollout, held.begun)
             await self.measure()
             return self.rescorer.take()[0]
         finally:
@@ -225,7 +271,8 @@ class Tap:
         estimator = self.rescorer.estimator
         state, counts = self.rescorer.take()
         checked, self.checked = self.checked, CheckSums()
-        self._samples.clear()
+        version = self.rescorer.in_force.weight_version
+        self._samples = Counter({sample: count for sample, count in self._samples.items() if sample[0] == version})
         self._prompts, self._new_prompts = self._new_prompts or self._prompts, {}
         return state, counts, estimator, checked
 
@@ -244,7 +291,7 @@ class Tap:
 def _response(held: _Unsaid) -> CheckedResponse:
     assert held.rollout.dense_logp is not None, "a rollout without checks"
     ids = torch.tensor(held.rollout.response_ids, dtype=torch.int32)
-    return CheckedResponse(held.prompt_id, ids, held.rollout.dense_logp.float().cpu())
+    return CheckedResponse(held.begun.prompt_id, ids, held.rollout.dense_logp.float().cpu())
 
 
 def _at_most_one(rollout: Rollout) -> torch.Tensor:
@@ -263,3 +310,8 @@ def _joined(parts: list[dict[str, Any]]) -> dict[str, Any]:
         for name in ("check_read_tokens", "draft_context_tokens", "draft_unread_tokens"):
             first[name] += part[name]
     return first
+
+
+def is_validation(sampling_params: Any) -> bool:
+    """Whether a request says that it is one of a validation (agent_loops.py)."""
+    return bool((getattr(sampling_params, "extra_args", None) or {}).get(VALIDATION))

@@ -20,16 +20,20 @@ import torch
 import transfer_queue as tq
 from omegaconf import DictConfig, OmegaConf, open_dict
 from tensordict import TensorDict
+from torch import Tensor
 from verl.trainer.ppo.v1 import PPOTrainerColocateAsync, PPOTrainerSeparateAsync, PPOTrainerSync, register_trainer
+from verl.workers.rollout.llm_server import LLMServerClient
 from verl.workers.rollout.replica import RolloutReplicaRegistry
 
 from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.measured import ran_report, share_of_engine
 from sparroll.integrations.verl import control_rows, refusals
+from sparroll.integrations.verl.agent_loops import MANAGER
 from sparroll.integrations.verl.checked_logp import old_log_probs
 from sparroll.integrations.verl.control_rows import ControlRows
-from sparroll.integrations.verl.loss_fields import READS, corrected_fields, rows_of_updates
+from sparroll.integrations.verl.llm_client import SparrollLLMClient
+from sparroll.integrations.verl.loss_fields import PARTS, READS, corrected_fields, rows_of_updates, stale_tokens
 from sparroll.integrations.verl.settings import RunFacts, SparseSettings
 from sparroll.integrations.verl.steps import Steps, average
 from sparroll.schedule import Schedule
@@ -69,8 +73,8 @@ class SparseTrainer:
         self.control_rows = ControlRows(int(rollout.response_length), int(context_tokens))
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
-            if self.settings.config.rollout.control_share:
-                rollout.agent.agent_loop_manager_class = control_rows.MANAGER
+            # A run with a control group or requests of several kinds at a time needs it; of the user's own, others do not.
+            rollout.agent.agent_loop_manager_class = rollout.agent.agent_loop_manager_class or MANAGER
             rollout.calculate_log_probs = True
             rollout.custom.sparroll["_engine"] = self.settings.engine_table()
         RolloutReplicaRegistry.register("vllm", _replica_class)
@@ -83,14 +87,17 @@ class SparseTrainer:
         replicas = [each for manager in self._rollout_server_managers() for each in manager.get_replicas()]
         return list(ray.get([getattr(each.servers[0], method).remote(*arguments) for each in replicas]))
 
-    def _set_on_all(self: Any, schedule: Schedule | None, measures: bool = True) -> None:
-        self._ask("sparroll_set_schedule", None if schedule is None else schedule.inline(), measures)
+    def _set_on_all(self: Any, schedule: Schedule | None, measures: bool = True, *, with_weights: bool = False) -> None:
+        """with_weights: from the next weights on, and not at once."""
+        inline = None if schedule is None else schedule.inline()
+        self._ask("sparroll_set_schedule", inline, measures, with_weights)
         self._set_schedule = schedule
 
     def on_init_end(self: Any) -> None:
         replicas = self._ask("sparroll_take")
         probes = self.settings.rescoring.probe_rollouts, self.settings.config.mismatch.ceiling_prompts
-        self._ask("sparroll_probe", *(share_of_engine(count, len(replicas)) for count in probes))
+        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
+        self._ask("sparroll_probe", *(share_of_engine(count, len(replicas)) for count in (*probes, expected)))
         super().on_init_end()  # type: ignore[misc]
         self._set_on_all(self.steps.schedule)
         for line in [] if self._restored else self.steps.news:
@@ -129,7 +136,8 @@ class SparseTrainer:
             checked = [each for replica in self._ask("sparroll_take_responses") for each in replica]
             where = {"keys": batch.keys, "partition_id": batch.partition_id}
             data = tq.kv_batch_get(**where, select_fields=["prompts", "responses"])
-            rows = old_log_probs(checked, data["prompts"].unbind(), data["responses"].unbind())
+            padding = [bool(tag.get("is_padding")) for tag in batch.tags]
+            rows = old_log_probs(checked, data["prompts"].unbind(), data["responses"].unbind(), padding)
             fields = {"old_log_probs": torch.nested.as_nested_tensor(rows, layout=torch.jagged)}
             return tq.kv_batch_put(**where, fields=TensorDict(fields, batch_size=len(batch)))
 
@@ -142,16 +150,30 @@ class SparseTrainer:
         where = {"keys": batch.keys, "partition_id": batch.partition_id}
         control_B = self.control_rows.dense_rows(batch.keys)
         compares = [] if control_B is None else control_rows.READS
-        data = tq.kv_batch_get(**where, select_fields=sorted({*READS, *compares}))
+        sampled_with = [] if self.idle_between_steps else ["extra_fields"]
+        data = tq.kv_batch_get(**where, select_fields=sorted({*READS, *compares, *sampled_with}))
         self.control_rows.compare(batch.keys, data)
         actor, rollout = self.config.actor_rollout_ref.actor, self.config.actor_rollout_ref.rollout
         ranks = max(self.actor_rollout_wg._dispatch_info["actor"]) + 1
         updates = rows_of_updates(len(batch), actor.ppo_mini_batch_size * rollout.n, ranks)
-        stale_B = torch.tensor([tag["min_global_steps"] < self.global_steps - 1 for tag in batch.tags])
         fields = {name: data[name] for name in READS}
-        corrected = corrected_fields(self.settings.correction, fields, updates, stale_B, control_B)
+        stale = None if self.idle_between_steps else self._stale(data)
+        corrected = corrected_fields(self.settings.correction, fields, updates, stale, control_B)
         self._policy.append(corrected.report)
         return tq.kv_batch_put(**where, fields=TensorDict(corrected.nested, batch_size=len(batch)))
+
+    def _stale(self: Any, data: TensorDict) -> list[Tensor]:
+        """Which tokens were sampled with other weights than those that the step began with."""
+        said = data["extra_fields"].tolist()
+        missing = sum(not isinstance(each, dict) or PARTS not in each for each in said)
+        if missing:
+            raise UserError(
+                f"{missing} of {len(said)} rollouts do not say which weights they were sampled with",
+                "an agent loop of your own must pass on the extra_fields of what the server returned",
+            )
+        lengths = data["response_mask"].offsets().diff().tolist()
+        version = self.global_steps - 1
+        return [stale_tokens(each[PARTS], length, version) for each, length in zip(said, lengths, strict=True)]
 
     def step(self: Any, metrics: dict[str, Any], timing_raw: dict[str, Any]) -> Any:
         self.control_rows.begin(self.steps.control_group, self.global_steps)
@@ -166,15 +188,21 @@ class SparseTrainer:
         return batch
 
     def on_step_end(self: Any) -> None:
+        if not self.idle_between_steps:
+            self._take_next_schedule(with_weights=True)
         super().on_step_end()  # type: ignore[misc]
         if self.steps.stopped:
             self._stop()
-        if self.idle_between_steps and self.steps.ceiling_due(self.global_steps):
-            with self._spending("ceiling"):
-                self._measure_ceiling()
+        if self.idle_between_steps:
+            if self.steps.ceiling_due(self.global_steps):
+                with self._spending("ceiling"):
+                    self._measure_ceiling()
+            self._take_next_schedule()
+
+    def _take_next_schedule(self: Any, *, with_weights: bool = False) -> None:
         if self.steps.schedule != self._set_schedule:
             with self._spending("watch"):
-                self._set_on_all(self.steps.schedule)
+                self._set_on_all(self.steps.schedule, with_weights=with_weights)
 
     def _measure_ceiling(self: Any) -> None:
         """The tail of dense rollouts, on prompts of the step that has just ended."""
@@ -261,10 +289,16 @@ class SparrollSync(SparseTrainer, PPOTrainerSync):
 class SparrollColocateAsync(SparseTrainer, PPOTrainerColocateAsync):
     base_mode = refusals.MODES["sparroll_colocate_async"]
 
+    def get_llm_client(self) -> LLMServerClient:
+        return self.llm_server_manager.get_client(client_cls=SparrollLLMClient)
+
 
 @register_trainer("sparroll_separate_async")
 class SparrollSeparateAsync(SparseTrainer, PPOTrainerSeparateAsync):
     base_mode = refusals.MODES["sparroll_separate_async"]
+
+    def get_llm_client(self) -> LLMServerClient:
+        return self.standalone_server_manager.get_client(client_cls=SparrollLLMClient)
 
     def _setup(self) -> None:
         # Without hybrid replicas verl 0.9.1 ends here, in a line of its log: it gives logging an argument of print's.

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from sparroll.corrections import correction, names
-from sparroll.integrations.verl.loss_fields import WRITES, corrected_fields, never_empty, rows_of_updates
+from sparroll.integrations.verl.loss_fields import WRITES, corrected_fields, never_empty, rows_of_updates, stale_tokens
 from sparroll.train.runtime.distributed import Ranks
 from sparroll.train.step_correction import correct_step
 from sparroll.train.update.loss import LossSettings, policy_loss
@@ -85,12 +85,30 @@ def test_updates_take_the_next_rows_of_every_rank() -> None:
     assert rows_of_updates(8, 4, 2) == [[0, 1, 4, 5], [2, 3, 6, 7]]
 
 
-def test_staleness_is_kept_apart_from_sparsity() -> None:
+def test_the_tokens_of_older_weights_are_those_of_the_parts_before() -> None:
+    assert stale_tokens([(3, 2), (4, 0), (5, 3)], 5, 5).tolist() == [True, True, False, False, False]
+    # verl cuts a response behind its parts.
+    assert stale_tokens([(3, 2), (5, 3)], 3, 5).tolist() == [True, True, False]
+    with pytest.raises(AssertionError, match="parts of 2 tokens"):
+        stale_tokens([(3, 2)], 3, 5)
+
+
+def test_staleness_is_kept_apart_from_sparsity_token_by_token() -> None:
     fields, *_ = world()
-    stale_B = torch.tensor([False, True, False, False])
-    found = corrected_fields(correction("tis"), fields, [[0, 1, 2, 3]], stale_B).report
+    stale = [torch.zeros(length, dtype=torch.bool) for length in LENGTHS]
+    # One rollout is stale throughout, and one up to its third token.
+    stale[1][:], stale[3][:3] = True, True
+    found = corrected_fields(correction("tis"), fields, [[0, 1, 2, 3]], stale).report
     off = [s - d for s, d in zip(fields["rollout_log_probs"].unbind(), fields["old_log_probs"].unbind(), strict=True)]
-    assert found["staleness/kl_sampler_to_dense"] == pytest.approx(float(off[1].mean()))
-    fresh = torch.cat([row for row, stale in zip(off, stale_B.tolist(), strict=True) if not stale])
+    old = torch.cat([row[mask] for row, mask in zip(off, stale, strict=True)])
+    fresh = torch.cat([row[~mask] for row, mask in zip(off, stale, strict=True)])
+    assert found["staleness/kl_sampler_to_dense"] == pytest.approx(float(old.mean()))
     assert found["mismatch/kl_sparse_to_dense"] == pytest.approx(float(fresh.mean()))
-    assert found["staleness/token_share"] == 9 / 24
+    assert found["staleness/token_share"] == 12 / 24
+
+
+def test_where_every_token_is_stale_sparsity_has_no_distance_of_its_own() -> None:
+    fields, *_ = world()
+    stale = [torch.ones(length, dtype=torch.bool) for length in LENGTHS]
+    found = corrected_fields(correction("tis"), fields, [[0, 1, 2, 3]], stale).report
+    assert found["staleness/token_share"] == 1 and "mismatch/kl_sparse_to_dense" not in found

@@ -14,7 +14,7 @@ import torch
 from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.rescoring import InForce, RescoringSettings
 from sparroll.engines.vllm.windows.packing import packed
-from sparroll.integrations.verl.tap import Tap
+from sparroll.integrations.verl.tap import VALIDATION, Tap
 from sparroll.types import Checks
 
 VOCABULARY = 4
@@ -76,7 +76,8 @@ def tap(engine: Engine, checks_drafts: bool = False) -> Tap:
 
 
 def parameters(**named: Any) -> Any:
-    return SimpleNamespace(**{"logprobs": 0, "temperature": 1.0, "stop": None, **named})
+    plain = {"logprobs": 0, "temperature": 1.0, "top_p": 1.0, "top_k": -1, "stop": None}
+    return SimpleNamespace(**{**plain, **named})
 
 
 async def ask(tapped: Tap, prompt: list[int], name: str = "a", **named: Any) -> Any:
@@ -106,6 +107,52 @@ def test_validation_and_greedy_requests_pass_through_untouched() -> None:
     asyncio.run(ask(tapped, [3]))
     assert [asked.logprobs for asked in tapped._engine.asked] == [0, 0]
     assert tapped.take()[1].held == 0
+
+
+@pytest.mark.parametrize("sampled", [{"top_p": 0.7}, {"top_k": 20}, {"extra_args": {VALIDATION: True}}])
+def test_a_validation_beside_training_is_told_from_it(sampled: dict[str, Any]) -> None:
+    tapped = tap(Engine())
+    asyncio.run(ask(tapped, [3], **sampled))
+    assert tapped._engine.asked[0].logprobs == 0 and tapped.take()[1].held == 0
+
+
+def test_only_the_probe_and_some_to_spare_get_lists() -> None:
+    tapped = tap(Engine())
+    tapped.rescorer.settings = RescoringSettings(top_k=20, probe_rollouts=8)
+    tapped.expected_rollouts = 200
+    for place in range(200):
+        output = asyncio.run(ask(tapped, [place >> shift & 3 for shift in (6, 4, 2, 0)]))
+        assert output.outputs[0].logprobs[0][0].logprob == pytest.approx(float(LOGP[0]))
+    listed = sum(asked.logprobs == VOCABULARY for asked in tapped._engine.asked)
+    # 8 + 3 * 8 ** .5 + 3 = 19.5 are drawn on average, with a standard deviation of 4.2.
+    assert 8 < listed < 36
+    asyncio.run(tapped.measure())
+    counts = tapped.take()[1]
+    assert (counts.held, counts.measured, counts.not_chosen) == (200, 8, 192)
+
+
+def test_a_step_that_is_measured_in_two_parts_has_one_probe() -> None:
+    tapped = tap(Engine())
+    tapped.rescorer.settings = RescoringSettings(top_k=20, probe_rollouts=3)
+    for part in range(2):
+        for place in range(2):
+            asyncio.run(ask(tapped, [part, place]))
+        asyncio.run(tapped.measure())
+    counts = tapped.take()[1]
+    assert (counts.held, counts.measured, counts.not_chosen) == (4, 3, 1)
+
+
+def test_what_was_measured_under_another_schedule_is_not_shown_as_this_ones() -> None:
+    tapped = tap(Engine())
+    asyncio.run(ask(tapped, [3]))
+    asyncio.run(ask(tapped, [2], **DENSE))
+    asyncio.run(tapped.measure())
+    tapped.change_schedule()
+    asyncio.run(ask(tapped, [3, 3]))
+    asyncio.run(tapped.measure())
+    state, counts, *_ = tapped.take()
+    assert (counts.held, counts.measured, counts.measured_tokens, counts.schedule_changed) == (2, 1, 3, 1)
+    assert state["overall"][0] == 1 and tapped.take_control()[0] is None
 
 
 def test_what_spans_a_change_is_dropped_and_counted() -> None:
