@@ -118,7 +118,8 @@ def overrides(folder: Path, mode: str = "sparroll_sync") -> dict[str, str]:
         f"{actor}.use_kl_loss": "False",
         f"{actor}.fsdp_config.model_dtype": "fp32",
         f"+{actor}.fsdp_config.mixed_precision.param_dtype": "fp32",
-        f"{actor}.optim.lr": "1e-5",
+        # So large that an update is seen in every token.
+        f"{actor}.optim.lr": "1e-4",
         f"{rollout}.name": "vllm",
         f"{rollout}.n": str(SAMPLES),
         f"{rollout}.tensor_model_parallel_size": "1",

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
 from sparroll.errors import UserError
-from sparroll.integrations.verl import main
+from sparroll.integrations.verl import main, refusals
 from sparroll.integrations.verl.refusals import MODES
 from sparroll.integrations.verl.settings import PREFIX
 from sparroll.schedule import Schedule
@@ -35,7 +35,7 @@ def test_a_preset_is_all_that_has_to_be_added(mode: str, tmp_path: Path) -> None
     main.prepare(config)
     own = OmegaConf.to_container(config)["actor_rollout_ref"]["rollout"]["custom"]["sparroll"]  # type: ignore[index, call-overload]
     assert Schedule.load(own["schedule"]) == Schedule.load("qwen3-4b-0.86")
-    assert own["correction"]["name"] == "tis" and own["rescoring"]["probe_rollouts"] == 32
+    assert own["correction"]["name"] == "tis" and own["rescoring"]["probe_rollouts"] == "auto"
 
 
 @pytest.mark.parametrize(
@@ -51,6 +51,24 @@ def test_what_contradicts_us_is_refused(override: str, message: str, tmp_path: P
     config = composed(tmp_path, f"+{PREFIX}.schedule=qwen3-4b-0.86", f"+{PREFIX}.force_schedule=true", override)
     with pytest.raises(UserError, match=message):
         main.prepare(config)
+
+
+def test_every_field_that_is_looked_at_is_one_of_verls(tmp_path: Path) -> None:
+    """A field that verl renames would otherwise be refused no more, without a word."""
+    config = composed(tmp_path)
+    fields = [field for field, *_ in refusals._WRONG] + [
+        "actor_rollout_ref.actor.shuffle",
+        "actor_rollout_ref.actor.loss_agg_mode",
+        "actor_rollout_ref.actor.use_kl_loss",
+        "actor_rollout_ref.model.lora_rank",
+        "actor_rollout_ref.model.lora.rank",
+        "actor_rollout_ref.model.lora.merge",
+        "algorithm.filter_groups.enable",
+    ]
+    # What stands under engine_kwargs.vllm goes on to vLLM, and verl does not know it.
+    known = [field for field in fields if ".engine_kwargs.vllm." not in field]
+    unknown = object()
+    assert [field for field in known if OmegaConf.select(config, field, default=unknown) is unknown] == []
 
 
 @pytest.mark.parametrize("size", ["1.7b", "4b", "8b", "14b"])

@@ -8,7 +8,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from sparroll.control.watcher import Watcher
 from sparroll.corrections import Correction
@@ -16,6 +16,7 @@ from sparroll.engines.make import roomiest
 from sparroll.engines.vllm.rescoring import check_sampling
 from sparroll.errors import UserError
 from sparroll.integrations.corrections import check_usable
+from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
 from sparroll.train.config.base import Section
 from sparroll.train.config.control import ByControllerSection
@@ -24,6 +25,9 @@ from sparroll.train.config.run import TrainConfig
 from sparroll.train.schedules import check_events, make_controller, make_empty_steps, make_guard
 
 DENSE = "dense"
+AUTO: Final = "auto"
+"""A probe as large as a step's rollouts ask for (`probe_of`)."""
+MOST_PROBED = 32
 
 
 @dataclass(frozen=True)
@@ -100,6 +104,19 @@ def check_rescoring(temperature: float, top_k: int, vocabulary: int, hint: str) 
         check_sampling(temperature, 1.0, top_k, vocabulary)
     except UserError as error:
         raise UserError(error.message, hint) from None
+
+
+def probe_of(asked: int | str | None, rollouts: int) -> int | None:
+    """How many of a step's `rollouts` are re-scored; None: all. AUTO is a quarter of them, since re-scoring a response
+    takes about a twentieth of the time that sampling it does; but 8 at least, which a length bin needs, and 32 at most.
+
+    >>> [probe_of(AUTO, rollouts) for rollouts in (16, 64, 1024)]
+    [8, 16, 32]
+    """
+    if asked != AUTO:
+        assert asked is None or isinstance(asked, int), "the settings were checked"
+        return asked
+    return min(max(rollouts // 4, LEAST_ROLLOUTS), MOST_PROBED)
 
 
 def inlined(section: Any) -> Any:

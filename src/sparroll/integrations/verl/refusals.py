@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from sparroll.errors import UserError, nearest
@@ -13,7 +13,17 @@ MODES = {
     "sparroll_separate_async": "separate_async",
 }
 """Our trainers, and those of verl that they extend."""
+TOOL_LOOP = "tool_agent"
+"""verl's agent loop that calls tools."""
 _ROLLOUT = "actor_rollout_ref.rollout"
+_DIVISORS = {
+    "token-mean": "",
+    "token-sum": "nothing",
+    "seq-mean-token-sum": "rollouts",
+    "seq-mean-token-sum-norm": "rollouts and loss_scale_factor",
+    "seq-mean-token-mean": "the tokens that the correction keeps of each response, then by rollouts",
+}
+"""What verl's loss divides by in each mode. Only the first one gives the loss of our own loop."""
 
 
 def check(config: Mapping[str, Any]) -> None:
@@ -32,6 +42,32 @@ def check(config: Mapping[str, Any]) -> None:
     _check_updates(config)
     _check_dense_logp(config, mode)
     _check_control_group(config, mode)
+
+
+def check_agents(names: Iterable[str]) -> None:
+    """Raise UserError where the data sends a prompt to a loop that calls tools. names: the data's column `agent_name`."""
+    if TOOL_LOOP in names:
+        raise UserError(
+            f"the data's column agent_name has {TOOL_LOOP}, which answers in several turns; the tail of a turn that "
+            "continues a cached context is not measured yet",
+            "leave the column out, or name single_turn_agent",
+        )
+
+
+def notices(config: Mapping[str, Any]) -> list[str]:
+    """What a run says at its start of settings that it can have, and that mean something else than in our own loop."""
+    actor = "actor_rollout_ref.actor"
+    mode, lines = str(_get(config, f"{actor}.loss_agg_mode")), []
+    if _DIVISORS.get(mode):
+        lines.append(
+            f"{actor}.loss_agg_mode={mode} divides the loss by {_DIVISORS[mode]}, where our own loop divides by all tokens "
+            "that the correction keeps (token-mean)"
+        )
+    if _get(config, f"{actor}.use_kl_loss"):
+        lines.append(
+            f"{actor}.use_kl_loss=True: the KL term counts on the tokens that the correction keeps, unweighted"
+        )
+    return lines
 
 
 def _check_control_group(config: Mapping[str, Any], mode: str) -> None:
@@ -218,6 +254,24 @@ _WRONG: list[tuple[str, Any, str, str]] = [
         _set,
         "answers in several turns, and the tail of a turn that continues a cached context is not measured yet",
         f"leave {_ROLLOUT}.multi_turn.enable=False",
+    ),
+    (
+        f"{_ROLLOUT}.agent.default_agent_loop",
+        lambda value: value == TOOL_LOOP,
+        "answers in several turns, and the tail of a turn that continues a cached context is not measured yet",
+        f"{_ROLLOUT}.agent.default_agent_loop=single_turn_agent",
+    ),
+    (
+        "algorithm.adv_estimator",
+        lambda value: value == "gae",
+        "trains a critic, and its loss would leave out the tokens that the correction drops",
+        "algorithm.adv_estimator=grpo",
+    ),
+    (
+        "critic.enable",
+        _set,
+        "trains a critic, and its loss would leave out the tokens that the correction drops",
+        "leave critic.enable at null",
     ),
     (
         "actor_rollout_ref.actor.policy_loss.loss_mode",

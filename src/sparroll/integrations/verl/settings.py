@@ -5,7 +5,7 @@ own loop, whose guard, controller and corrections a run in verl uses. Nothing of
     correction: {name: tis}            and its settings
     verify: {window: 64, floor: 0.01}  check drafts; default: as the schedule's file says
     guard, control, mismatch           the sections of `sparroll train`
-    rescoring: {probe_rollouts: 32}    what is re-scored
+    rescoring: {probe_rollouts: 32}    what is re-scored; default: a quarter of a step's rollouts, 8 to 32
     control_group: {share: 0.03125}    rollouts that are decoded densely, to compare with; default: none
 """
 
@@ -15,7 +15,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError
 
@@ -24,12 +24,14 @@ from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftC
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError, nearest
 from sparroll.integrations.settings import (
+    AUTO,
     DENSE,
     CommonSettings,
     as_text,
     check_rescoring,
     checked_config,
     inlined,
+    probe_of,
     stays_dense,
 )
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
@@ -80,8 +82,9 @@ class VerifySection(Section):
 class RescoringSection(Section):
     """Which rollouts the replicas read once more, densely, and how long the lists of both sides are."""
 
-    probe_rollouts: int | None = Field(default=32, ge=1)
-    """How many rollouts of a step are re-scored, over all replicas. A length bin needs 8 to say anything. null: all."""
+    probe_rollouts: Annotated[int, Field(ge=1)] | Literal["auto"] | None = AUTO
+    """How many rollouts of a step are re-scored, over all replicas. A length bin needs 8 to say anything. auto: a quarter
+    of the step's, but 8 at least and 32 at most. null: all."""
     top_k: int = Field(default=20, ge=1)
     """How many of the most likely tokens of both policies are compared at each position."""
     seed: int = Field(default=0, ge=0)
@@ -119,6 +122,7 @@ class SparseSettings(CommonSettings):
 
     rescoring: RescoringSection
     attention: Literal["triton", "fa3_pages"]
+    rollouts_per_step: int
 
     @staticmethod
     def read(table: Mapping[str, Any] | None, facts: RunFacts) -> SparseSettings:
@@ -140,6 +144,11 @@ class SparseSettings(CommonSettings):
             seed=self.rescoring.seed,
             temperature=self.config.rollout.temperature,
         )
+
+    @property
+    def probe_rollouts(self) -> int | None:
+        """How many rollouts of a step are re-scored, over all replicas; None: all."""
+        return probe_of(self.rescoring.probe_rollouts, self.rollouts_per_step)
 
     def engine_table(self) -> dict[str, Any]:
         """What a replica's server needs to know, as plain data."""
@@ -248,7 +257,8 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
             "name a schedule, let the controller make one (control.by=controller), or use verl's own trainer_mode",
         )
     longest = facts.max_prompt_tokens + facts.max_new_tokens
-    settings = SparseSettings(config, start, longest, rescoring, attention)
+    rollouts = facts.prompts_per_step * facts.samples_per_prompt
+    settings = SparseSettings(config, start, longest, rescoring, attention, rollouts)
     # What these refuse is to be refused before anything starts.
     settings.capacity()
     _check_measurable(settings, facts)
@@ -258,7 +268,7 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
 def _check_measurable(settings: SparseSettings, facts: RunFacts) -> None:
     """Raise UserError where re-scoring could not say how far the rollouts are from dense, or never of enough of them."""
     probe, schedule = settings.rescoring.probe_rollouts, settings.first_schedule()
-    if probe is not None and probe < LEAST_ROLLOUTS:
+    if isinstance(probe, int) and probe < LEAST_ROLLOUTS:
         raise UserError(
             f"{PREFIX}.rescoring.probe_rollouts = {probe}, and a length bin needs {LEAST_ROLLOUTS} rollouts to say anything",
             f"{PREFIX}.rescoring.probe_rollouts={LEAST_ROLLOUTS} or more; null re-scores all",

@@ -61,6 +61,7 @@ class SparseTrainer:
         plain: Any = OmegaConf.to_container(config, resolve=True)
         self.settings = SparseSettings.read(refusals.settings_of(plain), RunFacts.of(plain))
         self.steps = Steps(self.settings)
+        self.steps.news = refusals.notices(plain) + self.steps.news
         self._policy: list[StepReport] = []
         self._extra: StepReport = {}
         """Metrics that come after the step's own: those of validation, and of the first dense ceiling."""
@@ -73,8 +74,8 @@ class SparseTrainer:
         self.control_rows = ControlRows(int(rollout.response_length), int(context_tokens))
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
-            # A run with a control group or requests of several kinds at a time needs it; of the user's own, others do not.
-            rollout.agent.agent_loop_manager_class = rollout.agent.agent_loop_manager_class or MANAGER
+            # With a control group, one of the user's own was refused.
+            rollout.agent.agent_loop_manager_class = rollout.agent.get("agent_loop_manager_class") or MANAGER
             rollout.calculate_log_probs = True
             rollout.custom.sparroll["_engine"] = self.settings.engine_table()
         RolloutReplicaRegistry.register("vllm", _replica_class)
@@ -95,9 +96,9 @@ class SparseTrainer:
 
     def on_init_end(self: Any) -> None:
         replicas = self._ask("sparroll_take")
-        probes = self.settings.rescoring.probe_rollouts, self.settings.config.mismatch.ceiling_prompts
-        expected = self.config.data.train_batch_size * self.config.actor_rollout_ref.rollout.n
-        self._ask("sparroll_probe", *(share_of_engine(count, len(replicas)) for count in (*probes, expected)))
+        settings = self.settings
+        counts = settings.probe_rollouts, settings.config.mismatch.ceiling_prompts, settings.rollouts_per_step
+        self._ask("sparroll_probe", *(share_of_engine(count, len(replicas)) for count in counts))
         super().on_init_end()  # type: ignore[misc]
         self._set_on_all(self.steps.schedule)
         for line in [] if self._restored else self.steps.news:
@@ -116,6 +117,8 @@ class SparseTrainer:
 
     def _submit_batch_to_rollout(self: Any, batch: TensorDict) -> Any:
         """verl's call for the prompts of a step; validation has another."""
+        if "agent_name" in batch:
+            refusals.check_agents(list(batch["agent_name"]))
         flags = self.control_rows.draw(list(batch["uid"]))
         if flags is not None:
             batch[control_rows.FLAGS] = flags
@@ -164,7 +167,9 @@ class SparseTrainer:
 
     def _stale(self: Any, data: TensorDict) -> list[Tensor]:
         """Which tokens were sampled with other weights than those that the step began with."""
-        said = data["extra_fields"].tolist()
+        # A list of its own kind, or a stack of tensordict's.
+        said = data["extra_fields"]
+        said = said.tolist() if hasattr(said, "tolist") else list(said)
         missing = sum(not isinstance(each, dict) or PARTS not in each for each in said)
         if missing:
             raise UserError(

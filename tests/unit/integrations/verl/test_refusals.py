@@ -61,6 +61,9 @@ def test_verls_defaults_pass() -> None:
         ("actor_rollout_ref/actor/policy_loss/loss_mode", "gspo", "vanilla"),
         ("actor_rollout_ref/actor/shuffle", True, "shuffle=False"),
         ("skip/rollout_tq/enable", True, "enable=False"),
+        ("actor_rollout_ref/rollout/agent/default_agent_loop", "tool_agent", "single_turn_agent"),
+        ("algorithm/adv_estimator", "gae", "adv_estimator=grpo"),
+        ("critic/enable", True, "critic.enable at null"),
     ],
 )
 def test_what_contradicts_sparse_rollouts_is_refused_by_its_name(field: str, value: Any, way_out: str) -> None:
@@ -72,6 +75,21 @@ def test_what_contradicts_sparse_rollouts_is_refused_by_its_name(field: str, val
 
 def test_a_lora_adapter_that_is_merged_before_it_reaches_vllm_is_fine() -> None:
     refusals.check(config(**{"actor_rollout_ref/model/lora/rank": 16, "actor_rollout_ref/model/lora/merge": True}))
+
+
+def test_data_that_sends_prompts_to_tools_is_refused() -> None:
+    refusals.check_agents(["single_turn_agent", "my_agent"])
+    with pytest.raises(UserError, match="agent_name has tool_agent"):
+        refusals.check_agents(["single_turn_agent", "tool_agent"])
+
+
+def test_what_means_something_else_than_in_our_own_loop_is_said_at_the_start() -> None:
+    actor = "actor_rollout_ref/actor"
+    assert refusals.notices(config(**{f"{actor}/loss_agg_mode": "token-mean"})) == []
+    (mode,) = refusals.notices(config(**{f"{actor}/loss_agg_mode": "seq-mean-token-sum"}))
+    assert "divides the loss by rollouts" in mode
+    (kl,) = refusals.notices(config(**{f"{actor}/loss_agg_mode": "token-mean", f"{actor}/use_kl_loss": True}))
+    assert "tokens that the correction keeps" in kl
 
 
 def test_log_probabilities_of_the_checks_are_those_of_one_set_of_weights_alone() -> None:

@@ -125,6 +125,23 @@ def test_mistakes_are_refused_by_the_names_that_were_typed(table: dict[str, Any]
         assert re.search(hint, refused.value.hint or ""), refused.value.hint
 
 
+@pytest.mark.parametrize(
+    ("prompts", "samples", "asked", "probe"),
+    [
+        (128, 8, {}, 32),
+        (4, 8, {}, 8),
+        (8, 8, {}, 16),
+        (128, 8, {"probe_rollouts": 100}, 100),
+        (4, 8, {"probe_rollouts": None}, None),
+    ],
+)
+def test_the_probe_is_a_quarter_of_a_steps_rollouts_from_8_to_32(
+    prompts: int, samples: int, asked: dict[str, Any], probe: int | None
+) -> None:
+    facts = replace(FACTS, prompts_per_step=prompts, samples_per_prompt=samples)
+    assert SparseSettings.read({"schedule": "qwen3-4b-0.86", "rescoring": asked}, facts).probe_rollouts == probe
+
+
 def test_another_temperature_needs_checks_or_whole_lists() -> None:
     warm = replace(FACTS, temperature=0.6, vocabulary=151_936)
     with pytest.raises(UserError, match=r"temperature 0\.6") as refused:
