@@ -52,7 +52,7 @@ class SamplingRounds(WatchedSteps):
         return watched
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"settings": self.setup.table(), "rounds": self.done}
+        return super().state() | {"rounds": self.done}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

@@ -35,7 +35,6 @@ from sparroll.integrations.trl.round_clock import RoundClock
 from sparroll.integrations.trl.rounds import SamplingRounds
 from sparroll.integrations.trl.server import SparseClient
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
-from sparroll.resume import refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.train.sampling.control_group import figures_of
 from sparroll.types import StepReport
@@ -239,15 +238,15 @@ class SparseRolloutsMixin:
         # TRL's own files come last, the one that names the step among them.
         if self.args.should_save:
             folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            saved_state.write(folder, self.sparse_rounds.state())
+            saved_state.write(folder, self.sparse_rounds.state(), self.sparse_setup.table())
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is None:
             return
-        state = saved_state.read(checkpoint, _RESUME_HINT)
-        refuse_changes(checkpoint, state["settings"], self.sparse_setup.table())
+        setup = self.sparse_setup
+        state = saved_state.read(checkpoint, _RESUME_HINT, setup.table(), in_their_words=setup.in_their_words)
         self.sparse_rounds.restore(state)
         if self.sparse_rounds.stopped:
             raise UserError(f"this run was stopped: {self.sparse_rounds.stopped}", _RESUME_HINT)
