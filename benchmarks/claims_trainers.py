@@ -112,6 +112,30 @@ def trl_steps() -> Figures:
     }
 
 
+def trl_server() -> Figures:
+    step = _last_steps("trl-server-h200", "trl-steps")["server"]
+    metrics = step["metrics"]
+    read, seconds = metrics["rescoring/read_tokens"], metrics["rescoring/seconds"]
+    return {
+        "read": f"{read:,.0f}",
+        "seconds": up(seconds, 1),
+        "rate": f"{int(read / seconds):,}",
+        "share": up(100 * step["added_seconds"] / step["step_seconds"], 1),
+    }
+
+
+def server_lists() -> Figures:
+    record = records.read(RESULTS / "server-lists-cpu.json", "server-lists")
+    asked, found = record["config"], record["results"]
+    said = {"tokens": f"{asked['rollouts'] * asked['response_tokens']:,}"}
+    for what in ("scores", "samples"):
+        said |= {
+            f"{what}_bytes": up(found[what]["bytes"]["seconds"], 1),
+            f"{what}_text": down(found[what]["text"]["seconds"], 1),
+        }
+    return said
+
+
 PAGES: Mapping[str, Claims] = {
     "docs/verl.md": {
         "In the second step the rollouts took {sparse} instead of {dense} s. That is {rollouts} times as many tokens a "
@@ -136,5 +160,9 @@ PAGES: Mapping[str, Claims] = {
         "{sparse_step} instead of {dense_step} s. Verified ones sampled {verified_rollouts} times as many tokens a second "
         "as dense ones, and a step took {verified_step} s. All that sparroll adds took {added} s, {share} % of the step "
         "with re-scoring, and {verified_share} % of it with verified rollouts.": trl_steps,
+        "{read} tokens were read again in {seconds} s, {rate} a second, and all that sparroll adds took {share} % of the "
+        "step.": trl_server,
+        "those of {tokens} response tokens take {scores_bytes} instead of {scores_text} s of CPU time when they are read "
+        "again, and {samples_bytes} instead of {samples_text} s when they are sampled,": server_lists,
     },
 }

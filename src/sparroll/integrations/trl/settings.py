@@ -158,15 +158,8 @@ class SparseSetup(CommonSettings):
         return replace(self.rescoring(), probe_rollouts=count)
 
     def table(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the run that wrote the checkpoint, as plain data."""
-        config = self.config.model_dump(mode="json")
-        table = {name: config[name] for name in ("attention", "check", "control", "guard", "correction", "mismatch")}
-        rescoring = {"probe_rollouts": self.sparse.probe_rollouts, "top_k": self.sparse.top_k, "seed": self.sparse.seed}
-        rollout = self.config.rollout
-        if rollout.control_share:
-            group = (rollout.control_share, rollout.control_share_first, rollout.control_first_steps)
-            table["control_group"] = dict(zip(("share", "share_first", "first_steps"), group, strict=True))
-        return table | rescoring
+        sparse = self.sparse
+        return super().table() | {"probe_rollouts": sparse.probe_rollouts, "top_k": sparse.top_k, "seed": sparse.seed}
 
 
 def in_trls_words(text: str) -> str:
