@@ -199,7 +199,7 @@ def test_a_checkpoint_is_not_resumed_with_other_settings(run: Finished) -> None:
     folder = run.folder / "checkpoints" / "global_step_2"
     with pytest.raises(UserError, match=r"guard\.at_least.*0\.9.*0\.8") as refused:
         saved_state.read(folder, "start anew", other.table(), in_their_words=other.in_their_words)
-    assert refused.value.hint == "start anew"
+    assert refused.value.hint == "go on with the old value, or start anew"
 
 
 def test_the_control_group_goes_on_where_its_checkpoint_was(run: Finished) -> None:
