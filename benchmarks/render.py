@@ -12,6 +12,7 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import render_cells
 import render_claims
 import render_control
 import render_fine
@@ -303,6 +304,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "math-misjudged": render_math.misjudged,
     **render_control.TABLES,
     **render_fine.TABLES,
+    **render_cells.TABLES,
     **render_claims.TABLES,
 }
 
