@@ -1,10 +1,11 @@
-"""Compiles all kernels for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full]` prints registers,
-stack (spills) and shared memory of each, behind the file and the function. A process of its own, since triton
-interprets in the tests'.
+"""Compiles all kernels for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full] [choice | others]`
+prints registers, stack (spills) and shared memory of each, behind the file and the function. A process of its own,
+since triton interprets in the tests'.
 
 What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with
 head sizes 64 and 128 and groups of 1, 2 and 4, and other layouts (minutes); otherwise each kernel is compiled once, and
-the choice of units in every layout that the host can choose.
+the choice of units in every layout that the host can choose. `choice` and `others` take that kernel alone, and all but
+it.
 """
 
 from __future__ import annotations
@@ -176,7 +177,6 @@ def untyped(full: bool) -> Iterator[Kernel]:
             {"num_warps": 4},
         )
     yield "budgets", triton_budgets._look_up, {"S": 64, "TILE": 64}, {"num_warps": 4}
-    yield from choice_kernels(full)
 
 
 def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
@@ -216,7 +216,7 @@ def usage(cubin: bytes) -> str:
     return " ".join(re.findall(r"\b(?:REG|STACK|SHARED|LOCAL):\d+", told))
 
 
-def main(full: bool) -> None:
+def main(full: bool, choice: bool, others: bool) -> None:
     cases = [(dtype, dim, group) for dtype in _NAMES for dim in (64, 128) for group in (1, 2, 4)]
     if not full:
         cases = [(torch.bfloat16, 64, 2)]
@@ -225,6 +225,10 @@ def main(full: bool) -> None:
         told = ", ".join((kernel[0], *about))
         print(f"{place_of(kernel[1])}: {told}: {usage(compiled(kernel, dtype)['cubin'])}", flush=True)
 
+    for kernel in choice_kernels(full) if choice else ():
+        show(kernel, torch.float32)
+    if not others:
+        return
     for dtype, dim, group in cases:
         for kernel in kernels(dtype, dim, group):
             show(kernel, dtype, _NAMES[dtype], f"head {dim}, group {group}")
@@ -236,4 +240,4 @@ def main(full: bool) -> None:
 
 
 if __name__ == "__main__":
-    main("full" in sys.argv[1:])
+    main("full" in sys.argv[1:], "others" not in sys.argv[1:], "choice" not in sys.argv[1:])

@@ -184,3 +184,35 @@ def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -
         (4, 256, 0, False), (4, 512, 0, False), (8, 2048, 0, False), (8, 2048, 4096, False), (8, 2048, 4096, False),
         (8, 2048, 0, True), (8, 2048, 0, True),
     ]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("units", [2048, 4096, 30_000])
+def test_one_cuda_graph_chooses_at_other_lengths_and_budgets(units: int) -> None:
+    generator = torch.Generator().manual_seed(units)
+    scores = torch.randn(8, 2, units, generator=generator).to(DEVICE)
+    table = torch.stack([torch.randperm(units, generator=generator) for _ in range(8)]).int().to(DEVICE)
+    contexts, budgets = (torch.full((8,), value, dtype=torch.int32, device=DEVICE) for value in (units, 100))
+    # As in an engine, with a place for every unit.
+    ids, pages, expected, its_pages = (torch.full(scores.shape, -2, dtype=torch.int32, device=DEVICE) for _ in range(4))
+
+    def choose(impl: str, ids: Tensor, pages: Tensor) -> None:
+        paged.choose_units(
+            scores, contexts, budgets, SELECTOR, ids, impl, pages_RHN=pages, block_table_RM=table, units_per_block=1,
+            fill_rest=False,
+        )  # fmt: skip
+
+    choose("triton", ids, pages)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        choose("triton", ids, pages)
+    for _ in range(4):
+        contexts.copy_((units * torch.rand(8, generator=generator)).int())
+        share = torch.tensor([0.01, 0.03, 0.1, 0.3, 0.5, 0.9, 1.0, 0.0])
+        budgets.copy_((contexts.cpu() * share).int())
+        for each in (ids, pages, expected, its_pages):
+            each.fill_(-2)
+        graph.replay()
+        choose("reference", expected, its_pages)
+        assert torch.equal(ids, expected) and torch.equal(pages, its_pages)
