@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -142,6 +143,27 @@ def test_calibrate_refuses_what_does_not_go_together_before_the_model_is_loaded(
     there = ["calibrate", "--model", "no-such-model", "--task", "synthetic", "--out", str(tmp_path / "out")]
     said, how = error_of([*there, *options.split()], capsys)
     assert message in said and hint in how
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rollout --task synthetic --schedule FILE",
+        "profile --task synthetic --schedule FILE",
+        "evaluate --tasks synthetic_add --schedule FILE",
+        "calibrate --task synthetic --objective kl --at-time-of FILE",
+    ],
+)
+def test_a_command_first_says_what_must_be_known_of_its_schedule(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_by = {"caveat": "scaled, to be calibrated on the real model"}
+    path = replace(Schedule.fixed(64), made_by=made_by).save(tmp_path / "mine.toml")
+    where = ["--model", "no-such-model", "--out", str(tmp_path / "out")]
+    assert main([*command.replace("FILE", str(path)).split(), *where]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "the schedule 'mine' is scaled, to be calibrated on the real model"
+    assert "no-such-model" in said[1]
 
 
 def test_a_model_of_two_layers_has_none_that_would_be_sparse(

@@ -109,6 +109,7 @@ def calibrate(
     goal = asked.Goal(Wanted(objective, aim, bounds), step_time_share, at_time_of, gpu)  # type: ignore[arg-type]
     goal.check(candidates, settings)
     slower = None if at_time_of is None else Schedule.load(at_time_of)
+    common.say_caveats(slower)
     hardware = find_hardware(gpu)
     entries = read_prompts(prompts_file, task, level, count, seed)
     check_request(aim, len(entries), samples, max_new_tokens)
