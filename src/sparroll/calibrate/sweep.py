@@ -50,6 +50,11 @@ class Sweep:
     def budgets(self) -> list[int]:
         return [_budget(each) for each in self.measurements]
 
+    @property
+    def grid(self) -> list[int]:
+        """All budgets that were measured, in rising order; where groups were varied alone, in every one of them."""
+        return sorted({*self.budgets, *(_least_budget(each) for own in self.alone for each in own)})
+
     def parts(self, layers: int) -> list[tuple[int, list[Cell]]]:
         """(Number of layers, cells) of what was varied in a model of that many layers: the groups, or all sparse
         layers."""

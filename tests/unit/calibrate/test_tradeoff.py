@@ -200,6 +200,19 @@ def test_the_group_that_loses_more_gets_the_larger_budget(grouped, swept) -> Non
     assert found.point.tail_low >= 0.6 and Schedule.from_table(schedule.table()).layer_groups == GROUPS
 
 
+def test_one_budget_everywhere_has_a_point_for_each_budget_of_the_groups_too(grouped, swept) -> None:
+    """By the fake's law, what two groups lose alone adds up to what all layers lose with that budget."""
+    points = {
+        name: {point.budgets: point for point in traded([found], 0.7).points if point.how == "one budget"}
+        for name, found in (("grouped", grouped), ("alike", swept))
+    }
+    assert list(points["grouped"]) == list(points["alike"]) == [((0, budget),) for budget in GRID]
+    for budgets, alike in points["alike"].items():
+        assert points["grouped"][budgets].step_seconds == alike.step_seconds
+        assert points["grouped"][budgets].worst_tail == pytest.approx(alike.worst_tail, abs=0.03)
+        assert points["grouped"][budgets].kl == pytest.approx(alike.kl, rel=0.1, abs=0.1)
+
+
 def test_what_groups_lose_adds_up_to_what_a_verification_of_the_whole_measures(grouped, tmp_path) -> None:
     found = traded([grouped], 0.7)
     checked = verify(study(), found.fitted.schedule, target=0.6, notches=GRID, out=tmp_path, **LEAST)

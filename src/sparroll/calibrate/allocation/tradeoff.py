@@ -11,7 +11,6 @@ only a verification of the whole can confirm. allocate.py chooses.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -309,9 +308,10 @@ class _Tried:
         return Schedule(steps, self.sweep.selector, self.sweep.dense_layers, layer_groups=groups)
 
     def one_budget_points(self) -> list[Point]:
-        """Each measured budget at every length."""
+        """Each measured budget at every length, in all groups of layers alike. With groups, what each loses alone is added
+        up, as for the choices."""
         points = []
-        for budget in self.sweep.budgets:
+        for budget in self.sweep.grid:
             schedule = Schedule.fixed(budget, self.sweep.selector, self.sweep.dense_layers)
             points.append(self._point_of(schedule, "one budget"))
         return points
@@ -328,11 +328,7 @@ class _Tried:
         """A schedule whose budgets may lie between measured ones."""
         figures = []
         for each in self.bins:
-            budget = min(schedule.kv_budget_tokens(each.start), each.budgets[0][-1])
-            logs = np.log(each.budgets[0])
-            # Without groups there is one part, and with them one budget alone: the largest, in all of them.
-            changes_F = [np.interp(math.log(budget), logs, column) for column in each.changes[0].T]
-            figures.append(each.base_F + np.array(changes_F))
+            figures.append(each.base_F + each.changes_at(schedule.kv_budget_tokens(each.start)))
         return self._drawn(schedule, how, figures)
 
     def _drawn(
@@ -340,7 +336,8 @@ class _Tried:
     ) -> Point:
         of_bins_BF = np.stack(figures)
         means_F = np.array([each.weight for each in self.bins]) @ of_bins_BF
-        means_F[[TAIL, LOW]] = of_bins_BF[:, [TAIL, LOW]].max(0)
+        # What groups lose alone may add up to more than there is.
+        means_F[[TAIL, LOW]] = of_bins_BF[:, [TAIL, LOW]].max(0).clip(max=1.0)
         planned = self.machine.plan(schedule)
         seconds, dense = planned.sparse.seconds, planned.dense.seconds
         return Point(self.label, how, seconds, seconds / dense, tuple(means_F.tolist()), _budgets(schedule))
