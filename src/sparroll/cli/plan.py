@@ -177,9 +177,10 @@ def _verified(plan: Plan, found: VerifiedTime) -> list[str]:
 
 
 def _control(dense: StepTime, found: ControlTime) -> list[str]:
+    lost = percent_up(found.lost_share) if found.lost_share >= 0 else "none"
     return [
-        f"control    {rounded_down(dense.seconds / found.step.seconds, 2)}x with {found.share:.3g} of the requests dense, "
-        f"which costs {percent_up(found.lost_share)} of the tokens per second",
+        f"control    {rounded_down(dense.seconds / found.seconds, 2)}x with {found.share:.3g} of the requests dense, "
+        f"which costs {lost} of the tokens per second",
     ]
 
 

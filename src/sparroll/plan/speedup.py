@@ -69,11 +69,17 @@ class VerifiedTime:
 
 @dataclass(frozen=True)
 class ControlTime:
-    """A sparse step some of whose requests read all of their context, because they are rollouts of the control group."""
+    """A sparse step some of whose requests read all of their context, because they are rollouts of the control group.
+
+    Where drafts are checked, theirs are, too. Their drafts are the dense policy's own, so all of them stand: of windows
+    of w they draft (w - 1) / w for each token."""
 
     share: float
     """Of the requests."""
     step: StepTime
+    """With checks: of the step that drafts."""
+    seconds: float
+    """In which each request of the batch gets a token, on average; with checks, one that stands."""
     lost_share: float
     """Of the tokens per second that the batch would have without them."""
 
@@ -200,9 +206,15 @@ class _Decoder:
             scoring_seconds=scoring_seconds(shape, self.device, self.batch, mix.mean_tokens),
         )
 
-    def control(self, mix: LengthMix, share: float) -> ControlTime:
+    def control(self, mix: LengthMix, share: float, verified: VerifiedTime | None) -> ControlTime:
+        """verified: what a token takes without them, where drafts are checked."""
         mixed = self.step(mix, sparse=True, dense_share=share)
-        return ControlTime(share, mixed, 1 - self.step(mix, sparse=True).seconds / mixed.seconds)
+        if verified is None:
+            return ControlTime(share, mixed, mixed.seconds, 1 - self.step(mix, sparse=True).seconds / mixed.seconds)
+        window = verified.window_tokens
+        drafted_per_kept = (1 - share) * verified.drafted_per_kept + share * (window - 1) / window
+        seconds = drafted_per_kept * (mixed.seconds + verified.check_seconds / (window - 1))
+        return ControlTime(share, mixed, seconds, 1 - verified.seconds / seconds)
 
     def row(self, context: int) -> LengthRow:
         here = LengthMix.parse(context)
@@ -241,8 +253,8 @@ def plan(
     overhead_seconds_per_layer: launch gaps and the like, added to the dense and the sparse step.
     time_model: replaces the roofline.  cut_share or drafted_per_kept: what checks take back, for a schedule with a
     check: the share of windows that are cut, or the tokens drafted for each that stands; by default as measured on the
-    study's model (see check_rate.py).  control_share: of the requests, those that a control group decodes densely; 0: there
-    is none.
+    study's model (see check_rate.py); of sparse requests alone.  control_share: of the requests, those that a control
+    group decodes densely; 0: there is none.
     """
     shape, mix = model_shape(model), _contexts(LengthMix.parse(lengths), lengths_are, prompt_tokens)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
@@ -275,7 +287,7 @@ def plan(
             *_said_of(verified),
         ),
         verified=verified,
-        control=decoder.control(mix, control_share) if control_share else None,
+        control=decoder.control(mix, control_share, verified) if control_share else None,
     )
 
 
@@ -303,10 +315,6 @@ def _check_asked(schedule: Schedule, takes_back: bool, control_share: float) -> 
         )
     if not 0 <= control_share < 1:
         raise UserError(f"control_share must be from 0 to below 1, got {control_share!r}", "1/32 is usual")
-    if control_share and schedule.check is not None:
-        raise UserError(
-            "what a control group costs beside checked drafts is not predicted", "plan one of the two: leave one out"
-        )
 
 
 def _said_of(verified: VerifiedTime | None) -> list[str]:

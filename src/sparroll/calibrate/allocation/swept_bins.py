@@ -64,7 +64,6 @@ class SweptBin:
         places = [own.index(budget) for own, budget in zip(self.budgets, budgets, strict=True)]
         return self.base_F + sum(change[place] for change, place in zip(self.changes, places, strict=True))
 
-
     def changes_at(self, kv_budget_tokens: int) -> np.ndarray:
         """[F] that the same budget in every group changes, on lines between the measured ones."""
         total_F = np.zeros(len(FIGURES))
