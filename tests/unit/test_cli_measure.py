@@ -135,6 +135,12 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
         ("--layer-groups 1-3", "--layer-groups takes two groups or more", "slash"),
         ("--layer-groups 1-2/3", "groups of layers get budgets of their own where", "--objective kl"),
         ("--gpu H100", "--gpu has no effect where no times are compared", "leave it out"),
+        ("--verify-bound lower", "unknown --verify-bound 'lower'", "low"),
+        (
+            "--verify-rounds 0 --verify-bound value",
+            "--verify-bound has no effect with --verify-rounds 0",
+            "leave it out",
+        ),
     ],
 )
 def test_calibrate_refuses_what_does_not_go_together_before_the_model_is_loaded(

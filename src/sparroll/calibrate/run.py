@@ -108,7 +108,7 @@ def calibrate(
     step_time_share: float | None = None,
     at_time_of: Schedule | None = None,
     verify_rounds: int = 4,
-    bound: Bound = "value",
+    bound: Bound = "low",
     checks: Sequence[DraftCheck] = (),
     shape: ModelShape | None = None,
     hardware: Hardware | str | Path = "H200",

@@ -61,7 +61,7 @@ def verify(
     target: Target,
     notches: Sequence[int],
     out: Path | str,
-    bound: Bound = "value",
+    bound: Bound = "low",
     most_rounds: int = 4,
     bounds: BlindSpots = NO_BOUNDS,
     min_tokens: int = MIN_TOKENS,

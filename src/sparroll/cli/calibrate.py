@@ -19,6 +19,8 @@ from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
     from sparroll.calibrate.run import Calibration
+    from sparroll.calibrate.verify import Verification
+    from sparroll.schedule import Schedule
 
 
 def calibrate(
@@ -59,6 +61,7 @@ def calibrate(
     also_selector: options.AlsoSelector = None,
     layer_groups: options.LayerGroups = None,
     verify_rounds: options.VerifyRounds = 4,
+    verify_bound: options.VerifyBound = "low",
     name: options.Name = "schedule",
     max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
@@ -89,6 +92,8 @@ def calibrate(
     )
     far = far_mass_at_most is not None or objective == "far_mass"
     common.refuse_idle(command, not far, "without --far-mass-at-most or --objective far_mass", "far_mass_nats")
+    common.refuse_idle(command, verify_rounds == 0, "with --verify-rounds 0", "verify_bound")
+    bound = asked.bound_of(verify_bound)
     check_names(engine, model, device, dtype)
     asked.check_file_name(name)
     common.hold_folder(command, out)
@@ -140,6 +145,7 @@ def calibrate(
                 step_time_share=step_time_share,
                 at_time_of=slower,
                 verify_rounds=verify_rounds,
+                bound=bound,
                 checks=candidates.checks,
                 hardware=hardware,
                 bounds=bounds,
@@ -153,6 +159,15 @@ def calibrate(
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=candidates.budgets)
     config |= goal.table(candidates)
     _write(found, out, config, seed, time.perf_counter() - started, json_output)
+
+
+def _missed(verification: Verification, schedule: Schedule) -> str:
+    limited, of_value = ImpossibleLimit.of_target(schedule.target) is not None, verification.bound == "value"
+    if limited:
+        return f"the {'' if of_value else 'upper bound of the '}verified share is over the limit"
+    return (
+        f"the {'' if of_value else 'lower bound of the '}verified tail is under the target, or another bound is broken"
+    )
 
 
 def _write(
@@ -170,7 +185,5 @@ def _write(
     else:
         print("\n".join(text(found)))
     if found.verification is not None and not found.verification.met:
-        limited = ImpossibleLimit.of_target(found.schedule.target) is not None
-        what = "share is over the limit" if limited else "tail is under the target"
-        say(f"warning: the verified {what} at {', '.join(found.verification.missed)}")
+        say(f"warning: at {', '.join(found.verification.missed)} {_missed(found.verification, found.schedule)}")
     common.wrote(record, page, found.path, quiet=json_output)

@@ -313,7 +313,8 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(change, messa
 def test_bounds_hold_with_the_cheapest_budgets_too(swept, tmp_path) -> None:
     plain = calibrate(study(), out=tmp_path, **{**ASKED, "objective": "time"}, verify_rounds=0)
     bounds = BlindSpots(kl_at_most=3.5)
-    held = calibrate(study(), out=tmp_path, **{**ASKED, "objective": "time"}, bounds=bounds, verify_rounds=1)
+    about = {**ASKED, "objective": "time", "bound": "value"}  # with 4 rollouts in a bin, an interval begins at 0
+    held = calibrate(study(), out=tmp_path, **about, bounds=bounds, verify_rounds=1)
     assert held.schedule.target["kl_at_most"] == 3.5 and held.tradeoff is None
     assert held.schedule.kv_budget_tokens(350) > plain.schedule.kv_budget_tokens(350)
     of_bins = held.verification.measurement.divergence.bins()

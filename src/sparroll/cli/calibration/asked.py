@@ -14,6 +14,7 @@ from sparroll.attention.selectors import Selector
 from sparroll.calibrate.allocation.wanted import Wanted, check_limit
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
 from sparroll.calibrate.target import check_sampled, plain_target
+from sparroll.calibrate.verify import Bound
 from sparroll.cli import common
 from sparroll.control.impossible_limit import STATISTIC, ImpossibleLimit
 from sparroll.draft_check import DraftCheck
@@ -120,6 +121,13 @@ def target_of(
     if at_most is None:
         raise UserError(f"--statistic {STATISTIC} needs --at-most", "for example --nats 10 --at-most 1e-4")
     return ImpossibleLimit(nats, at_most)
+
+
+def bound_of(text: str) -> Bound:
+    """What of a verified figure must meet the target."""
+    if text not in ("low", "value"):
+        raise UserError(f"unknown --verify-bound {text!r}", nearest(text, ["low", "value"]))
+    return "low" if text == "low" else "value"
 
 
 def checks_of(windows: str | None, floors: str | None) -> list[DraftCheck]:

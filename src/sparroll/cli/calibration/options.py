@@ -141,4 +141,13 @@ VerifyRounds = Annotated[
     int,
     option(MEASURING, "--verify-rounds", min=0, help="At most this many rounds check the fitted schedule; 0: none."),
 ]
+VerifyBound = Annotated[
+    str,
+    option(
+        MEASURING,
+        "--verify-bound",
+        help="What of a verified tail must meet the target: low, the lower end of its 95 % interval, or value, the tail "
+        "itself.",
+    ),
+]
 Name = Annotated[str, option(OUTPUT, "--name", help="The schedule file is OUT/NAME.toml.")]
