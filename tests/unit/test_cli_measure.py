@@ -134,6 +134,17 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
         ("--layer-groups 1-2/3-x", "--layer-groups takes layers, got '1-2/3-x'", "2-14/15-27"),
         ("--layer-groups 1-3", "--layer-groups takes two groups or more", "slash"),
         ("--layer-groups 1-2/3", "groups of layers get budgets of their own where", "--objective kl"),
+        (
+            "--check-windows 64 --layer-groups 2-3/4",
+            "checks of drafts are chosen for one budget in all sparse",
+            "schedule check",
+        ),
+        (
+            "--check-windows 64 --also-selector quest",
+            "checks of drafts are chosen for one selector, and",
+            "alone with them",
+        ),
+        ("--check-windows 64 --estimator exact", "the estimator exact has none", "top_k_lower"),
         ("--gpu H100", "--gpu has no effect where no times are compared", "leave it out"),
         ("--verify-bound lower", "unknown --verify-bound 'lower'", "low"),
         (

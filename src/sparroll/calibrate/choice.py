@@ -1,8 +1,9 @@
-"""Chooses window, floor and budgets together: of all checked schedules that meet the target, the one with the least
-predicted seconds a token. Arithmetic on sweeps; nothing here runs a model.
+"""Chooses window, floor and budgets together: of all checked schedules that hold what is asked for, a bound on the KL of
+what is kept or a target of the tail, the one with the least predicted seconds a token. Arithmetic on sweeps; nothing here
+runs a model.
 
 A check makes small budgets cheap to try: what they break is taken back, at the price of drafting it again. So the smallest
-budgets that meet the target need not be the fastest, and every budget of the grid is tried as the least one of a
+budgets that hold it need not be the fastest, and every budget of the grid is tried as the least one of a
 schedule. How many tokens a schedule drafts for each that stands follows from the sweep: at one budget, all drafts beyond
 one a token are put down to the bins in which that budget reads a part of the context, and a schedule has in each bin
 those of its budget there. Rollouts with the schedule itself then measure it (verify.py).
@@ -19,6 +20,7 @@ import numpy as np
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
 from sparroll.calibrate.fit import FittedSchedule
 from sparroll.calibrate.sweep import Sweep
+from sparroll.calibrate.target import Target
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import Hardware
@@ -65,7 +67,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checked schedule that meets the target in the sweep, and what it is predicted to cost."""
+    """One checked schedule that holds what is asked for in the sweep, and what it is predicted to cost."""
 
     check: DraftCheck
     least_budget_tokens: int
@@ -115,14 +117,14 @@ def choose(
     sweeps: Sequence[Sweep],
     machine: Machine,
     *,
-    target: float,
+    target: Target,
     bounds: BlindSpots = NO_BOUNDS,
     **fit: Any,
 ) -> CheckChoice:
     """The candidates of these sweeps, each of which has its own check.
 
-    bounds: what every bin must hold beside the target, of what is sampled, checks included.  fit: what `Sweep.fit`
-    takes. Raises the last sweep's error where no sweep meets the target at any budget.
+    target: None where the tail decides nothing.  bounds: what every bin must hold beside the target, of what is sampled,
+    checks included.  fit: what `Sweep.fit` takes. Raises the last sweep's error where no sweep holds that at any budget.
     """
     candidates: list[Candidate] = []
     refused: list[str] = []
@@ -142,7 +144,7 @@ def choose(
 
 
 def _candidates(
-    sweep: Sweep, machine: Machine, target: float, bounds: BlindSpots, fit: dict[str, Any]
+    sweep: Sweep, machine: Machine, target: Target, bounds: BlindSpots, fit: dict[str, Any]
 ) -> list[Candidate]:
     """One for each different schedule that the sweep's budgets give."""
     assert sweep.check is not None

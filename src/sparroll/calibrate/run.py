@@ -17,7 +17,7 @@ from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
 from sparroll.calibrate.sweep import Sweep, sweep, sweep_groups
-from sparroll.calibrate.target import Target, check_sampled, level
+from sparroll.calibrate.target import Target, check_sampled
 from sparroll.calibrate.verify import Bound, Verification, verify
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import DraftCheck
@@ -99,7 +99,7 @@ def calibrate(
     *,
     out: Path | str,
     budgets: Sequence[int],
-    target: Target = 0.86,
+    target: Target = None,
     selector: Selector | None = None,
     also_selectors: Sequence[Selector] = (),
     dense_layers: tuple[int, ...] = (0, 1),
@@ -123,7 +123,8 @@ def calibrate(
 ) -> Calibration:
     """Measure `budgets`, choose the schedule, verify it, and write OUT/NAME.toml.
 
-    target: the least 5th percentile of every length, or a largest share of impossible tokens (see target.py).
+    target: the least 5th percentile of every length, or a largest share of impossible tokens (see target.py); None: 0.86,
+    and with checks no target: then the KL of what is kept is bounded (defaults.CHECKED_KL_AT_MOST, or that of `bounds`).
     objective: "time" takes the cheapest budgets that meet `target`. The others (see allocation/wanted.py) make a loss as
     small as a decode step's time allows, in which every bin meets the target, too: `step_time_share` of a dense step, or
     that of the schedule `at_time_of`. Times are predicted for a model of this `shape`, by default the study's, on this
@@ -136,11 +137,12 @@ def calibrate(
     the target after the last round, the file is written with their figures, and `verification.met` is false. model and
     made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
     checks: if there are any, every budget is measured under each of them, and the check and the budgets with the least
-    predicted time of a kept token are taken (see choice.py).
+    predicted time of a kept token are taken (see choice.py). The tail is reported, and decides only with a `target`.
     bounds: what every bin must hold beside the target.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
-    wanted = Wanted(objective, target, bounds, min_tokens=min_tokens, min_rollouts=min_rollouts)
+    least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
+    wanted = Wanted.of(objective, target, bounds, bool(checks), **least)
     selectors = [selector or PageMean(), *also_selectors]
     limits = (step_time_share is not None) + (at_time_of is not None)
     _check_asked(study, wanted, limits, selectors, checks, layer_groups, budgets)
@@ -149,7 +151,7 @@ def calibrate(
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
 
     def on_ceiling(ceiling: Measurement) -> None:
-        check_ceiling(study, ceiling, target, **_least(wanted))
+        check_ceiling(study, ceiling, wanted.target, **_least(wanted))
         for each in selectors:
             check_something_is_sparse(study, min(budgets), each, dense_layers)
 
@@ -164,12 +166,12 @@ def calibrate(
             verification = verify(
                 study,
                 chosen.fitted.schedule,
-                target=target,
+                target=wanted.target,
                 notches=budgets,
                 out=_folder(out, chosen.sweep.selector, selectors),
                 bound=bound,
                 most_rounds=verify_rounds,
-                bounds=bounds,
+                bounds=wanted.bounds,
                 on_progress=on_progress,
                 **_least(wanted),
             )
@@ -200,7 +202,7 @@ def _check_asked(
     check_request(wanted.target, len(study.prompts), settings.samples, settings.max_new_tokens, **_least(wanted))
     check_limit(wanted, limits, bool(checks), layer_groups, settings.estimator, len(selectors))
     check_sampled(wanted.target, settings)
-    _check_selectors(selectors, checks, budgets)
+    _check_selectors(selectors, budgets)
     if wanted.bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
 
@@ -264,7 +266,7 @@ def _by_check(
     about: dict[str, Any],
 ) -> _Chosen:
     """The check, with its budgets, under which a kept token takes the least time."""
-    choice = choose(sweeps, machine, target=level(wanted.target), bounds=wanted.bounds, **_least(wanted), **about)
+    choice = choose(sweeps, machine, target=wanted.target, bounds=wanted.bounds, **_least(wanted), **about)
     sweep = next(each for each in sweeps if each.check == choice.best.check)
     return _Chosen(sweep, with_reasons(choice, made_by, wanted.bounds), choice=choice)
 
@@ -309,16 +311,12 @@ def _sweeps(
     return sweeps
 
 
-def _check_selectors(selectors: Sequence[Selector], checks: Sequence[DraftCheck], budgets: Sequence[int]) -> None:
+def _check_selectors(selectors: Sequence[Selector], budgets: Sequence[int]) -> None:
     for selector in selectors:
         for budget in budgets:
             check_budget(budget, selector)
     if len(set(selectors)) < len(selectors):
         raise UserError("a selector is named twice", "name each selector once")
-    if checks and len(selectors) > 1:
-        raise UserError(
-            "checks of drafts are chosen for one selector", "choose the selector without checks, then its check"
-        )
 
 
 def _folder(out: Path | str, selector: Selector, selectors: Sequence[Selector]) -> Path:

@@ -27,7 +27,7 @@ def calibrate(
     command: typer.Context,
     model: common.Model,
     out: common.Out,
-    target: options.Target = 0.86,
+    target: options.Target = None,
     statistic: options.Statistic = "acceptance",
     nats: options.Nats = 10,
     at_most: options.AtMost = None,
@@ -111,13 +111,14 @@ def calibrate(
     )
     asked.check_bounded(check_over_2_nats, candidates.checks)
     bounds = BlindSpots(check_over_2_nats, kl_at_most, far_mass_at_most, far_mass_nats)
-    goal = asked.Goal(Wanted(objective, aim, bounds), step_time_share, at_time_of, gpu)  # type: ignore[arg-type]
+    wanted = Wanted.of(objective, aim, bounds, bool(candidates.checks))  # type: ignore[arg-type]
+    goal = asked.Goal(wanted, step_time_share, at_time_of, gpu)
     goal.check(candidates, settings)
     slower = None if at_time_of is None else Schedule.load(at_time_of)
     common.say_caveats(slower)
     hardware = find_hardware(gpu)
     entries = read_prompts(prompts_file, task, level, count, seed)
-    check_request(aim, len(entries), samples, max_new_tokens)
+    check_request(wanted.target, len(entries), samples, max_new_tokens)
     tried = candidates.schedules(settings)
 
     # What is measured and chosen.
@@ -136,7 +137,7 @@ def calibrate(
                 study,
                 out=out,
                 budgets=candidates.budgets,
-                target=aim,
+                target=wanted.target,
                 selector=candidates.selector,
                 also_selectors=candidates.also_selectors,
                 dense_layers=candidates.dense_layers,
@@ -148,7 +149,7 @@ def calibrate(
                 bound=bound,
                 checks=candidates.checks,
                 hardware=hardware,
-                bounds=bounds,
+                bounds=wanted.bounds,
                 model=model,
                 made_by=records.made_by(common.as_typed(command)),
                 name=name,

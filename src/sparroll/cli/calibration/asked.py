@@ -13,7 +13,7 @@ import typer
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.allocation.wanted import Wanted, check_limit
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
-from sparroll.calibrate.target import check_sampled, plain_target
+from sparroll.calibrate.target import Target, check_sampled, plain_target
 from sparroll.calibrate.verify import Bound
 from sparroll.cli import common
 from sparroll.control.impossible_limit import STATISTIC, ImpossibleLimit
@@ -108,10 +108,8 @@ def check_bounded(over_2_nats: float | None, checks: list[DraftCheck]) -> None:
         )
 
 
-def target_of(
-    command: typer.Context, statistic: str, target: float, nats: int, at_most: float | None
-) -> float | ImpossibleLimit:
-    """What the options ask every length to hold. Raises UserError for options of the other statistic."""
+def target_of(command: typer.Context, statistic: str, target: float | None, nats: int, at_most: float | None) -> Target:
+    """What the options ask every length to hold; None: the default. Raises UserError for options of another statistic."""
     if statistic not in ("acceptance", STATISTIC):
         raise UserError(f"unknown --statistic {statistic!r}", nearest(statistic, ["acceptance", STATISTIC]))
     if statistic == "acceptance":

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from sparroll.calibrate.defaults import CHECKED_KL_AT_MOST, DEFAULT_TARGET
 from sparroll.cli.common import MEASURING, OUTPUT, READING, option
 from sparroll.draft_check import DraftCheck
 
 Target = Annotated[
-    float, option(MEASURING, "--target", min=0, max=1, help="The tail must be at least this at every length.")
+    float | None,
+    option(
+        MEASURING,
+        "--target",
+        min=0,
+        max=1,
+        help=f"The tail must be at least this at every length. Default: {DEFAULT_TARGET}; with checks of drafts none, the "
+        "tail then decides nothing.",
+    ),
 ]
 Statistic = Annotated[
     str,
@@ -94,7 +103,8 @@ KlAtMost = Annotated[
         MEASURING,
         "--kl-at-most",
         min=0,
-        help="The mean KL at any length may be at most this; with a check, of what is kept. Default: not held.",
+        help="The mean KL at any length may be at most this; with a check, of what is kept. Default: not held; with checks "
+        f"and without --target {CHECKED_KL_AT_MOST}.",
     ),
 ]
 FarMassAtMost = Annotated[
