@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from sparroll.attention.selectors import Selector
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
 from sparroll.calibrate.fit import FittedSchedule
 from sparroll.calibrate.sweep import Sweep
@@ -24,9 +25,10 @@ from sparroll.calibrate.target import Target
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import Hardware
+from sparroll.plan.kernel_times import KernelTimes, kernel_times_of
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
-from sparroll.plan.speedup import Plan, plan
+from sparroll.plan.speedup import Plan, kernels_said, plan
 from sparroll.plan.time_model import TimeModel
 from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
@@ -41,16 +43,20 @@ class Machine:
     hardware: Hardware
     lengths: LengthMix
     time_model: TimeModel | None = None
-    """Of measured steps of this model on this device; None: the roofline."""
+    """Of measured steps of this model on this device; None: `kernels`, or the roofline."""
+    kernels: KernelTimes | None = None
+    """What the decode kernels take on this device; None: they count by their bytes."""
 
     @staticmethod
     def decoding(
         rollouts: Sequence[Rollout], shape: ModelShape, hardware: Hardware, time_model: TimeModel | None = None
     ) -> Machine:
-        """With the lengths that a batch of such rollouts has while it decodes."""
+        """With the lengths that a batch of such rollouts has while it decodes, and with the kernels as they were timed on
+        this device, where they were."""
         ends = [len(each.prompt_ids) + len(each.response_ids) for each in rollouts]
         prompt_tokens = min(len(each.prompt_ids) for each in rollouts)
-        return Machine(shape, hardware, LengthMix.parse(ends).decode_contexts(prompt_tokens), time_model)
+        lengths = LengthMix.parse(ends).decode_contexts(prompt_tokens)
+        return Machine(shape, hardware, lengths, time_model, None if time_model else kernel_times_of(hardware.name))
 
     def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:
         """What the schedule is predicted to cost here."""
@@ -60,9 +66,21 @@ class Machine:
             hardware=self.hardware,
             lengths=self.lengths,
             time_model=self.time_model,
+            kernels=self.kernels,
             drafted_per_kept=drafted_per_kept,
             force_schedule=True,
         )
+
+    def times_said(self, selector: Selector) -> str:
+        """What the times of a selector's steps rest on."""
+        if self.time_model is not None:
+            return f"steps are predicted by a time model that was fitted to {self.time_model.steps} measured ones"
+        if self.kernels is None:
+            return (
+                f"times: no kernels that were timed on {self.hardware.name} are used, so steps are predicted by their bytes "
+                "alone, at peak rates; that favours small pages, whose choice takes longer"
+            )
+        return f"times: {kernels_said(self.hardware.name, selector, self.kernels)}"
 
 
 @dataclass(frozen=True)

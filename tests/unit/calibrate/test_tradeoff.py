@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparroll.attention.selectors import PageMean, QuantizedMean
-from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest
+from sparroll.calibrate.allocation.tradeoff import _Tried, trade_off, with_verification
 from sparroll.calibrate.allocation.wanted import Tradeoff, Wanted, selector_label
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.choice import Machine
@@ -19,6 +19,7 @@ from sparroll.cli.calibration.printed import text
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import find_hardware
+from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.plan.time_model import TimeModel
@@ -92,6 +93,34 @@ def test_the_step_times_of_the_parts_add_up_to_those_of_the_plan(swept) -> None:
         shown = [each for each in found.points if each.how == "allocated"]
         assert [each.step_seconds for each in shown] == sorted(each.step_seconds for each in shown)
         assert [each.kl for each in shown] == sorted((each.kl for each in shown), reverse=True)
+
+
+def test_what_budgets_add_to_a_step_adds_up_to_the_plan_with_every_kind_of_time(swept, grouped) -> None:
+    fitted = TimeModel(1e-3, 0.0, 1e12, 0.0, 0.0, 8)
+    for machine in (MACHINE, replace(MACHINE, time_model=fitted), replace(MACHINE, kernels=kernel_times_of("H200"))):
+        for found in (swept, grouped):
+            tried = _Tried(found, machine, Wanted("kl", 0.6, **LEAST))
+            front = tried.front()
+            for place in range(0, len(front), 7):
+                planned = machine.plan(tried._schedule(front[place])).sparse.seconds
+                assert front.seconds_N[place] + tried._fixed_seconds == pytest.approx(planned, rel=1e-9)
+
+
+def test_times_rest_on_the_kernels_of_the_gpu_and_a_selector_without_any_is_named(swept, tmp_path) -> None:
+    quest = sweep(study(), out=tmp_path / "quest", budgets=GRID, selector=Quest(), dense_layers=(0,))
+    fine = sweep(study(), out=tmp_path / "fine", budgets=GRID, selector=FINE, dense_layers=(0,))
+    machine = replace(MACHINE, kernels=kernel_times_of("H200"))
+    found = traded([fine, quest, swept], None, "time", 0.86, machine=machine)
+    # By the fake's law all selectors lose the same, so by bytes alone the index decides; a choice among 4 times as many
+    # pages takes longer, and quest has no time for one.
+    assert found.point.selector == "quest 16"
+    assert traded([fine, swept], None, "time", 0.86, machine=machine).point.selector == "page_mean 16"
+    said = [line for line in found.notes if line.startswith("times: ")]
+    assert len(said) == 3 and "kernels of page_mean 16 as they were timed on H200" in said[2]
+    assert "no kernels of quest 16 were timed on H200: its sparse layers count by their bytes alone" in said[1]
+    assert found.table()["times"] == said
+    bare = traded([swept], None, "time", 0.86)
+    assert bare.notes == bare.refused + bare.times and "by their bytes alone, at peak rates" in bare.times[0]
 
 
 def test_the_target_holds_in_every_bin_and_what_it_needs_is_said_where_the_time_is_too_short(swept) -> None:
@@ -279,7 +308,7 @@ def test_a_verification_that_makes_steps_too_long_is_noted(swept) -> None:
     made = traded([swept], 0.7)
     slow = Schedule.fixed(320, dense_layers=(0,))
     after, _ = with_verification(made, MACHINE, slow, swept.measurements[-1])
-    assert "the verification raised budgets: a step takes" in after.notes[0]
+    assert "the verification raised budgets: a step takes" in after.notes[-1]
 
 
 @pytest.mark.parametrize(

@@ -81,8 +81,18 @@ def trade_off(
         raise error
     _, fitted, point, sweep = min(found, key=lambda each: each[0])
     dense = point.step_seconds / point.step_time_share
+    times = tuple(dict.fromkeys(machine.times_said(each.selector) for each in sweeps))
     made = Tradeoff(
-        fitted, sweep, wanted, point, (*points, point), machine.hardware.name, dense, most_step_seconds, tuple(refused)
+        fitted,
+        sweep,
+        wanted,
+        point,
+        (*points, point),
+        machine.hardware.name,
+        dense,
+        most_step_seconds,
+        tuple(refused),
+        times,
     )
     made_by = {**(fitted.schedule.made_by or {}), "chosen": made.said()}
     return replace(made, fitted=replace(fitted, schedule=replace(fitted.schedule, made_by=made_by)))
@@ -191,14 +201,16 @@ class _Tried:
 
     def _added_seconds(self, stretches: Sequence[Stretch], layers: int, kv_budget_tokens: int) -> float:
         """What the reads of some sparse layers add to a step of the batch, with this budget in these contexts."""
-        mix, selector = self.machine.lengths, self.sweep.selector
+        mix, selector, kernels = self.machine.lengths, self.sweep.selector, self.machine.kernels
         contexts, total = np.ceil(mix.tokens), 0.0
         for each in stretches:
             inside = (contexts >= each.start) & (contexts < each.end)
             part = LengthMix(mix.text, mix.tokens[inside], mix.weights[inside])
             budget = Schedule.fixed(each.budget(kv_budget_tokens, selector.unit_tokens), selector, dense_layers=())
             reads = StepReads(self.machine.shape, budget, element_bytes=2)
-            if len(part.tokens):
+            if len(part.tokens) and kernels is not None and kernels.of(selector) is not None:
+                total += layers * kernels.added_seconds(selector, reads.load(budget, part, self.batch), mix)
+            elif len(part.tokens):
                 tokens = sum(reads.layer_sums(part)) * layers / self.machine.shape.layers
                 total += self.batch * tokens * reads.token_bytes / self._bytes_per_second
         return total
@@ -207,6 +219,8 @@ class _Tried:
     def _bytes_per_second(self) -> float:
         if self.machine.time_model is not None:
             return self.machine.time_model.cache_bytes_per_second
+        if self.machine.kernels is not None:
+            return self.machine.kernels.dense_bytes_per_second
         return self.machine.hardware.bandwidth_bytes_per_second
 
     def front(self) -> Frontier:

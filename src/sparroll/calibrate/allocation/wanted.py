@@ -145,19 +145,22 @@ class Tradeoff:
     most_step_seconds: float | None
     """The time that a step may take; None for the objective "time"."""
     refused: tuple[str, ...]
+    times: tuple[str, ...] = ()
+    """What the times of the selectors rest on, in words."""
     verified: Point | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Selectors without a schedule, and a step that the verification made too long."""
+        """Selectors without a schedule, what the times rest on, and a step that the verification made too long."""
         most, found = self.most_step_seconds, self.verified
+        said = (*self.refused, *self.times)
         if found is None or most is None or found.step_seconds <= most * (1 + 1e-3):
-            return self.refused
+            return said
         longer = (
             f"the verification raised budgets: a step takes {rounded_up(1e3 * found.step_seconds, 3)} ms now, and "
             f"{rounded_up(1e3 * most, 3)} ms was the most"
         )
-        return (*self.refused, longer)
+        return (*said, longer)
 
     def said(self) -> str:
         """One line for `made_by`."""
@@ -181,6 +184,7 @@ class Tradeoff:
             "target": plain_target(self.wanted.target),
             **self.wanted.bounds.table(),
             "hardware": self.hardware,
+            "times": list(self.times),
             "dense_step_seconds": self.dense_step_seconds,
             "most_step_seconds": self.most_step_seconds,
             "chosen": self.point.table(),
