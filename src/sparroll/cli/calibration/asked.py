@@ -12,6 +12,7 @@ import typer
 
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.allocation.wanted import Wanted, check_limit
+from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
 from sparroll.calibrate.target import Target, check_sampled, plain_target
 from sparroll.calibrate.verify import Bound
@@ -33,6 +34,23 @@ class Candidates:
     dense_layers: tuple[int, ...]
     layer_groups: LayerGroups
     checks: list[DraftCheck]
+    most_budgets: int | None = None
+    """How many of the budgets are run in each sweep at most; None: all."""
+
+    def cost(
+        self, settings: MeasureSettings, prompts: int, runnable: int, verify_rounds: int, evaluation: Evaluation
+    ) -> CostAhead:
+        """What all of this takes at most. runnable: how many of the budgets do not hold every context."""
+        return cost_ahead(
+            settings,
+            prompts,
+            evaluation,
+            budgets=runnable if self.most_budgets is None else min(runnable, self.most_budgets),
+            verify_rounds=verify_rounds,
+            selectors=1 + len(self.also_selectors),
+            checks=self.checks,
+            layer_groups=len(self.layer_groups),
+        )
 
     def schedules(self, settings: MeasureSettings) -> list[Schedule]:
         """The roomiest schedule of each selector, for the engine to have room for. Raises UserError where these settings

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from sparroll.calibrate.defaults import CHECKED_KL_AT_MOST, DEFAULT_TARGET
+from sparroll.calibrate.defaults import (
+    CHECKED_KL_AT_MOST,
+    DEFAULT_TARGET,
+    EVALUATION_PROBLEMS,
+    EVALUATION_SAMPLES,
+    MOST_BUDGETS,
+)
 from sparroll.cli.common import MEASURING, OUTPUT, READING, option
 from sparroll.draft_check import DraftCheck
 
@@ -45,6 +51,16 @@ AtMost = Annotated[
 Budget = Annotated[
     list[int] | None,
     option(READING, "--budget", help="A budget of the grid, in tokens; repeatable. Default: the published grid."),
+]
+MostBudgets = Annotated[
+    int | None,
+    option(
+        READING,
+        "--most-budgets",
+        min=1,
+        help="Run at most so many budgets of the grid, in each sweep: first a few, then those between what misses and what "
+        f"holds. Default: {MOST_BUDGETS} of the published grid, or every --budget.",
+    ),
 ]
 CheckWindows = Annotated[
     str | None,
@@ -158,6 +174,15 @@ VerifyBound = Annotated[
         "--verify-bound",
         help="What of a verified tail must meet the target: low, the lower end of its 95 % interval, or value, the tail "
         "itself.",
+    ),
+]
+OneEvaluation = Annotated[
+    str | None,
+    option(
+        MEASURING,
+        "--evaluation",
+        help="What the cost is compared with before anything runs: problems x samples, or problems x samples x tokens. "
+        f"Default: {EVALUATION_PROBLEMS}x{EVALUATION_SAMPLES}, with responses of --max-new-tokens.",
     ),
 ]
 Name = Annotated[str, option(OUTPUT, "--name", help="The schedule file is OUT/NAME.toml.")]

@@ -29,7 +29,7 @@ def text(found: Calibration) -> list[str]:
         lines.append(f"{row['from_context_tokens']:>12,}{budgets_in_words(row['kv_budget_tokens']):>11}{cells}")
     lines += checked_text(found, found.choice) if found.choice else ()
     lines += traded_text(found.tradeoff) if found.tradeoff else ()
-    lines += ["", f"{found.generated_tokens:,} tokens were generated for this"]
+    lines += ["", str(found.spent)]
     return [*lines, *(f"- {note}" for note in found.notes)]
 
 
