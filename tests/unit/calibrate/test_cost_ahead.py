@@ -41,7 +41,9 @@ def test_the_defaults_stay_below_a_third_of_an_evaluation_of_the_same_length() -
     assert found.sampled_tokens == found.scored_tokens == 10 * 24 * LONG == 3_932_160
     assert found.evaluation.tokens == 960 * LONG == 15_728_640
     assert found.share == pytest.approx(240 * 1.15 / 960) and not found.is_dear
-    assert str(found).startswith("this samples at most 3,932,160 tokens and scores 3,932,160: 29% of an evaluation (60 ")
+    assert str(found).startswith(
+        "this samples at most 3,932,160 tokens and scores 3,932,160: 29% of an evaluation (60 "
+    )
     assert str(found).endswith("problems x 16 samples x 16,384 tokens, 15,728,640 tokens; a scored one counts 0.15)")
     # At any length, with the least KL in a step's time, and with a check of drafts, of which more are drafted than stand.
     assert cost(tokens=1024).share == found.share
