@@ -65,6 +65,8 @@ def test_more_selectors_groups_and_checks_count_and_a_replay_samples_dense_rollo
     assert cost(selectors=3).sampled_tokens == (1 + 3 * 5 + 4) * rollouts
     # Each group alone under the four smaller budgets, and the largest in all of them once.
     assert cost(layer_groups=2).sampled_tokens == (1 + 1 + 2 * 4 + 4) * rollouts
+    # Where the largest one holds every context, it is not run, and all others are run in each group.
+    assert cost(layer_groups=2, largest_is_run=False).sampled_tokens == (1 + 2 * 5 + 4) * rollouts
     replay = cost(mode="replay")
     assert replay.sampled_tokens == (1 + 4) * rollouts and replay.scored_tokens == (1 + 5 + 4) * rollouts
     two = [DraftCheck(32, 0.01), DraftCheck(32, 0.1)]

@@ -159,13 +159,16 @@ def cost_ahead(
     selectors: int = 1,
     checks: Sequence[DraftCheck] = (),
     layer_groups: int = 0,
+    largest_is_run: bool = True,
 ) -> CostAhead:
-    """budgets: how many are measured at most, without those that hold every context, which are not run."""
+    """budgets: how many are measured at most, without those that hold every context, which are not run; largest_is_run:
+    whether the largest budget of the grid is none of these."""
     drafts = [CheckRate.of_study(check).drafted_per_kept for check in checks]
     swept = budgets * (sum(drafts) if checks else selectors)
     if layer_groups:
-        # The largest budget once, and each other one in each group.
-        swept = selectors * (1 + layer_groups * (budgets - 1)) if budgets else 0
+        # The largest budget once, for all groups, and each other one in each group.
+        alone = max(0, budgets - largest_is_run)
+        swept = selectors * (layer_groups * alone + largest_is_run)
     verified = verify_rounds * max(drafts, default=1.0)
     replays = settings.mode == "replay"
     return CostAhead(

@@ -50,6 +50,7 @@ class Candidates:
             selectors=1 + len(self.also_selectors),
             checks=self.checks,
             layer_groups=len(self.layer_groups),
+            largest_is_run=runnable == len(set(self.budgets)),
         )
 
     def schedules(self, settings: MeasureSettings) -> list[Schedule]:
