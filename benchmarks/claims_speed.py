@@ -12,6 +12,7 @@ from record_tables import RESULTS, results
 from render_speed import decode_cells, moments_of, pairs, rollout_records
 
 from sparroll import records
+from sparroll.attention.selectors import PageMean
 from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, SCORED_SHARE, VERIFY_ROUNDS
 from sparroll.calibrate.effort.cost_ahead import Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings
@@ -395,6 +396,22 @@ def kernel_steps() -> Figures:
     }
 
 
+def mixed_requests() -> Figures:
+    """Kernels of an older record with more requests of mixed lengths, beside the lines that a plan has."""
+    times = kernel_times_of("H200")
+    assert times is not None, "a plan has the GPU"
+    known = times.of(PageMean())
+    assert known is not None, "a plan has page_mean"
+    rows = {
+        row["kernel"]: row for row in results("kernels-h200", "kernels")["rows"] if row["context_tokens"] == "60 mixed"
+    }
+    figures = {}
+    for name, lines in (("scores", known.scores), ("attention", known.attention)):
+        row = rows[name]
+        figures[name] = up(1e-6 * row["graph_us"] / lines.seconds(row["bytes"]), 1)
+    return {"requests": "60", **figures}
+
+
 def scored_tokens() -> Figures:
     """The time of scoring passes and checks beside that of the rollouts whose tokens they score."""
     passes, checks = [], []
@@ -523,6 +540,8 @@ PAGES: Mapping[str, Claims] = {
         "them.": kernel_layers,
         "such a step lacks {least} to {most} ms everywhere: what it leaves out, launches, norms and the host. What the "
         "roofline lacks grows from {least_roofline} to {most_roofline} ms.": kernel_steps,
+        "the scores of {requests} requests of mixed lengths took {scores} times as long as the line says, and the attention "
+        "{attention} times.": mixed_requests,
     },
     "docs/calibration.md": {
         "A scored token counts {counted} of a sampled one: a scoring pass took {least} to {most} of the time of the "
