@@ -66,6 +66,26 @@ def checked_kl() -> Figures:
     }
 
 
+def checked_budgets() -> Figures:
+    """The largest measured budget of the tiny model's calibrations, without a check and with one."""
+    plain, checked = (results(f"calibration-{name}tiny-cpu", "calibration") for name in ("", "checked-"))
+    measured = [
+        {row["from_context_tokens"]: row["kv_budget_tokens"] for row in each["rows"] if row["q05"] is not None}
+        for each in (plain, checked)
+    ]
+    largest = max(measured[0].values())
+    (everywhere,) = set(measured[1].values())
+    read = [each["verification"]["rounds"][-1]["kv_read_share"] for each in (plain, checked)]
+    assert everywhere < largest, "a check that saves nothing"
+    return {
+        "plain": str(largest),
+        "start": str(min(start for start, budget in measured[0].items() if budget == largest)),
+        "checked": str(everywhere),
+        "read": up(100 * read[1]),
+        "read_plain": up(100 * read[0]),
+    }
+
+
 def impossible_limit() -> Figures:
     """The case with the most false alarms."""
     found = [each[size] for each in results("impossible-simulation", "impossible-simulation") for size in HALF]
@@ -204,6 +224,9 @@ PAGES: Mapping[str, Claims] = {
         "**The KL of what is kept is at most {bound}** at every length": checked_kl,
         "budgets whose kept tokens had a KL of {least} to {most} over all lengths": checked_kl,
         "With {worse}, under 64 tokens everywhere, checked rollouts": checked_kl,
+        "Without a check the tail asks for {plain} tokens from {start} on, and with one {checked} do at every "
+        "length.": checked_budgets,
+        "rollouts read {read} % of the cache instead of {read_plain} %.": checked_budgets,
         "Near 0.86 it is too high by {least} to {most} here.": replay,
         "In the 60-step runs of the [study](study.md) ({runs} runs of {rows} schedules) the rank correlation with the "
         "change of dense accuracy is {share} [{share_low}, {share_high}] for the share of sampled tokens more than 20 nats "
