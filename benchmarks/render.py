@@ -82,6 +82,30 @@ def replay() -> str:
     return table(["KV budget", "context tokens", "faithful", "replay", "replay - faithful"], rows)
 
 
+def checked_budgets() -> str:
+    """Two calibrations of the tiny model, without a check and with one, beside each other by length."""
+    found = [results(f"calibration-{name}tiny-cpu", "calibration") for name in ("", "checked-")]
+    by_start = [{row["from_context_tokens"]: row for row in each["rows"]} for each in found]
+    kls = [
+        {bin["from_context_tokens"]: bin["kl"] for bin in each["verification"]["rounds"][-1]["divergence"]["bins"]}
+        for each in found
+    ]
+    rows = []
+    for start in sorted({*by_start[0], *by_start[1]}):
+        cells = []
+        for own, kl in zip(by_start, kls, strict=True):
+            row = own.get(start)
+            if row is None or row["q05"] is None:
+                cells = []
+                break
+            figures = f"{rounded_down(row['q05'])} (low {rounded_down(row['q05_low'])})", rounded_up(kl[start], 4)
+            cells += [str(row["kv_budget_tokens"]), *figures]
+        if cells:
+            rows.append([f"from {start}", *cells])
+    ways = "without a check", "with a check"
+    return table(["context tokens", *(f"{name}, {way}" for way in ways for name in ("KV budget", "tail", "KL"))], rows)
+
+
 def decode() -> str:
     rows = []
     for name, machine in (("hf-decode-cpu", "2 CPU cores, fp32"), ("hf-decode-h200", "H200, bf16")):
@@ -269,6 +293,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "quickstart-tail": quickstart_tail,
     "quickstart-runs": quickstart_runs,
     "replay": replay,
+    "checked-budgets": checked_budgets,
     "decode": decode,
     "rl-grid": rl_grid,
     "rollouts": render_speed.rollouts,
