@@ -34,6 +34,7 @@ NEWEST = "newest"
 VERSIONS = {
     "5.6.1": "the least that pyproject.toml allows",
     "5.6.2": "prime-rl 0.8",
+    "5.8.0": "SkyRL, main branch of August 2026",
     "5.9.0": "verl 0.9.1 with its own extra for vLLM",
     "5.10.4": "sparroll[verl]",
     "5.15.0": "OpenRLHF 0.11.2",
