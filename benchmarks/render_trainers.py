@@ -1,4 +1,4 @@
-"""Tables and sentences about what sparroll may be installed beside, and about the code of other trainers. Measures nothing."""
+"""Tables and sentences about what sparroll may be installed beside, and about other trainers' code. Measures nothing."""
 
 from __future__ import annotations
 

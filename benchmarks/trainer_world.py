@@ -68,5 +68,7 @@ def methods_of(path: Path, names: Sequence[str]) -> list[str]:
     """Methods of the classes of these names in a file, which is not imported."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name in names]
-    found = {item.name for each in classes for item in each.body if isinstance(item, ast.FunctionDef)}
+    found = {
+        item.name for each in classes for item in each.body if isinstance(item, ast.FunctionDef | ast.AsyncFunctionDef)
+    }
     return sorted(name for name in found if not name.startswith("__"))
