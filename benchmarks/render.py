@@ -19,6 +19,7 @@ import render_fine
 import render_math
 import render_speed
 import render_study
+import render_trainers
 from claims import CLAIMS, write_figures
 from record_tables import RESULTS, ROOT, before_and_after, results, share_with_interval, spread, table, times
 from render_speed import PAPER_SPEEDUP, SIZES
@@ -331,6 +332,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **render_fine.TABLES,
     **render_cells.TABLES,
     **render_claims.TABLES,
+    **render_trainers.TABLES,
 }
 
 
