@@ -83,13 +83,17 @@ def test_training_keeps_the_engine_at_the_trainers_weights(tmp_path: Path, monke
 
 
 def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> None:
-    from vllm.engine.arg_utils import EngineArgs
+    try:
+        from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    except ModuleNotFoundError:  # vLLM 0.26 to 0.31
+        from vllm.entrypoints.openai.cli_args import make_arg_parser
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
+    from sparroll.engines.vllm.lists_route import MIDDLEWARE
     from sparroll.engines.vllm.settings import VLLMSettings
     from sparroll.engines.vllm.worker import EXTENSION
 
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser())
+    parser = make_arg_parser(FlexibleArgumentParser())
     for force in (False, True):
         found = parser.parse_args(serve_arguments("qwen3-4b-0.86", None, force))
         assert VLLMSettings.parse(found.additional_config["sparroll"]) == VLLMSettings(
@@ -97,7 +101,7 @@ def test_serve_args_are_what_vllm_parses(monkeypatch: pytest.MonkeyPatch) -> Non
         )
         assert (found.logprobs_mode, found.block_size) == ("processed_logprobs", 16)
         assert getattr(found.attention_backend, "name", found.attention_backend) == "CUSTOM"
-        assert found.worker_extension_cls == EXTENSION
+        assert found.worker_extension_cls == EXTENSION and MIDDLEWARE in found.middleware
 
 
 def test_doctor_sees_the_plugin(capsys: pytest.CaptureFixture[str]) -> None:
