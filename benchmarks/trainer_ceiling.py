@@ -2,8 +2,8 @@
 run logs compares the engine's decoding with the engine's prefill; this one compares it with the forward that the loss is
 made of, in the trainer's precision and with its kernels. No schedule can come closer to the trainer than that.
 
-A dense rollout with the engine's lists is a file (`keep_rollout`), and so are the trainer's lists of the same tokens
-(`keep_scores`): they come from different processes. `ceiling` reads both.
+A dense rollout with the engine's lists, of its decoding and of its prefill, is a file (`keep_rollout`), and so are the
+trainer's lists of the same tokens (`keep_scores`): they come from different processes. `ceilings` reads both.
 """
 
 # T response tokens, S tokens of a row, D hidden, V vocabulary, K entries of a list
@@ -40,14 +40,19 @@ def lists_of(hidden_SD: Tensor, head_VD: Tensor, labels_S: Tensor, top_k: int = 
 # -- files of two processes ----------------------------------------------------------------------------------------------
 
 
-def keep_rollout(folder: Path, rollout: Any) -> None:
-    """rollout: a dense one of the engine (sparroll.types.Rollout), with its lists."""
+def keep_rollout(folder: Path, rollout: Any, dense: Any) -> None:
+    """rollout: a dense one of the engine (sparroll.types.Rollout), with its lists.  dense: the engine's TokenScores of it,
+    from a prefill."""
+    read = len(dense.logp)
     found = {
         "prompt_ids": torch.tensor(rollout.prompt_ids),
-        "response_ids": torch.tensor(rollout.response_ids),
-        "logp": rollout.sparse_logp.cpu(),
-        "top_ids": rollout.top_k.ids.cpu(),
-        "top_logp": rollout.top_k.logp.cpu(),
+        "response_ids": torch.tensor(rollout.response_ids[:read]),
+        "logp": rollout.sparse_logp[:read].cpu(),
+        "top_ids": rollout.top_k.ids[:read].cpu(),
+        "top_logp": rollout.top_k.logp[:read].cpu(),
+        "read_logp": dense.logp.cpu(),
+        "read_top_ids": dense.top_k.ids.cpu(),
+        "read_top_logp": dense.top_k.logp.cpu(),
     }
     _save(folder / f"{_name(torch.cat([found['prompt_ids'], found['response_ids']]))}.rollout", found)
 
@@ -91,33 +96,39 @@ def _name(ids: Tensor) -> str:
     return hashlib.blake2b(ids.to(torch.int64).numpy().tobytes(), digest_size=8).hexdigest()
 
 
-# -- the tail ------------------------------------------------------------------------------------------------------------
+# -- the tails -----------------------------------------------------------------------------------------------------------
 
 
-def ceiling(folder: Path) -> dict[str, float]:
-    """The tail of the rollouts that the trainer has read, by the names of the engine's ceiling; empty where there are
-    none."""
+def ceilings(folder: Path) -> dict[str, float]:
+    """The tails of the rollouts that the trainer has read, `trainer_ceiling_*` against its forward and `engine_ceiling_*`
+    against the engine's prefill; empty where there are none."""
     from sparroll.mismatch import TailStatistics
     from sparroll.mismatch.of_rollouts import acceptance_of
     from sparroll.mismatch.step_metrics import ESTIMATOR, ceiling_report
     from sparroll.types import Rollout, TokenScores, TopK
 
-    statistics, off_nats = TailStatistics(), []
+    statistics, off_nats = {"trainer": TailStatistics(), "engine": TailStatistics()}, []
     for path in sorted(folder.glob("*.scores")):
         theirs, ours = torch.load(path), torch.load(path.with_suffix(".rollout"))
         lists = TopK(ours["top_ids"], ours["top_logp"])
         rollout = Rollout(
             ours["prompt_ids"].tolist(), ours["response_ids"].tolist(), ours["logp"], "length", top_k=lists
         )
-        scores = TokenScores(theirs["logp"], TopK(theirs["top_ids"], theirs["top_logp"]))
-        (acceptance_T,) = acceptance_of([rollout], [scores], ESTIMATOR)
-        statistics.add(acceptance_T, rollout.context_tokens, path.stem)
-        off_nats.append((rollout.sparse_logp - scores.logp).abs())
-    if not statistics.tokens:
+        readers = {
+            "trainer": TokenScores(theirs["logp"], TopK(theirs["top_ids"], theirs["top_logp"])),
+            "engine": TokenScores(ours["read_logp"], TopK(ours["read_top_ids"], ours["read_top_logp"])),
+        }
+        for reader, scores in readers.items():
+            (acceptance_T,) = acceptance_of([rollout], [scores], ESTIMATOR)
+            statistics[reader].add(acceptance_T, rollout.context_tokens, path.stem)
+        off_nats.append((rollout.sparse_logp - readers["trainer"].logp).abs())
+    if not off_nats:
         return {}
-    report = ceiling_report(statistics.table(ESTIMATOR), 0)
-    found = {name.replace("mismatch/dense_ceiling", "trainer_ceiling"): value for name, value in report.items()}
-    found.pop("trainer_ceiling_step")
+    found: dict[str, float] = {}
+    for reader, each in statistics.items():
+        report = ceiling_report(each.table(ESTIMATOR), 0)
+        names = {name: name.replace("mismatch/dense_ceiling", f"{reader}_ceiling") for name in report}
+        found |= {names[name]: value for name, value in report.items() if not name.endswith("_step")}
     off = torch.cat(off_nats)
-    counts = {"rollouts": float(statistics.rollouts), "tokens": float(statistics.tokens)}
-    return {**found, **counts, "off_nats_mean": float(off.mean()), "off_nats_max": float(off.max())}
+    found |= {"rollouts": float(statistics["trainer"].rollouts), "tokens": float(statistics["trainer"].tokens)}
+    return found | {"trainer_off_nats_mean": float(off.mean()), "trainer_off_nats_max": float(off.max())}

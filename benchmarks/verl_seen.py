@@ -123,5 +123,5 @@ def arrived(folder: Path) -> dict[str, Any]:
     return found | {"all_steps": lines}
 
 
-def ceiling(folder: Path) -> dict[str, float]:
-    return trainer_ceiling.ceiling(folder / "ceiling")
+def ceilings(folder: Path) -> dict[str, float]:
+    return trainer_ceiling.ceilings(folder / "ceiling")

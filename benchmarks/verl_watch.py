@@ -208,19 +208,24 @@ async def prefilled(server: Any, prompt_ids: list[int], response_ids: list[int])
 
 
 def watch_tap(module: Any) -> None:
-    """Keep the dense rollouts of the control group with the engine's lists, for the trainer's ceiling."""
+    """Keep the dense rollouts of the control group with the engine's lists, for the trainer to read."""
     if TRAINER_CEILING not in os.environ:
         return
-    hold = module.Tap._hold
+    init = module.Tap.__init__
 
-    def watched_hold(self: Any, rollout: Any, begun: Any) -> None:
+    def watched_init(self: Any, *arguments: Any, **named: Any) -> None:
         import trainer_ceiling
 
-        if begun.dense and rollout.top_k is not None:
-            trainer_ceiling.keep_rollout(folder() / "ceiling", rollout)
-        hold(self, rollout, begun)
+        init(self, *arguments, **named)
+        fold = self.control.fold
 
-    module.Tap._hold = watched_hold
+        def watched_fold(held: Any, dense: Any) -> None:
+            trainer_ceiling.keep_rollout(folder() / "ceiling", held.rollout, dense)
+            fold(held, dense)
+
+        self.control.fold = watched_fold
+
+    module.Tap.__init__ = watched_init
 
 
 # -- the trainer -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout, TopK
+from sparroll.types import Rollout, TokenScores, TopK
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -158,7 +158,7 @@ def test_weights_have_arrived_where_the_engine_is_near_them_and_far_from_the_fir
 
 
 def test_where_nothing_was_compared_nothing_is_said(seen: ModuleType, tmp_path: Path) -> None:
-    assert seen.arrived(tmp_path) == {} and seen.in_force(tmp_path) == {} and seen.ceiling(tmp_path) == {}
+    assert seen.arrived(tmp_path) == {} and seen.in_force(tmp_path) == {} and seen.ceilings(tmp_path) == {}
 
 
 # -- what is in force ------------------------------------------------------------------------------------------------------
@@ -222,21 +222,26 @@ def dense_rollout(shift: float = 0.0) -> Rollout:
     return Rollout([5, 6], [0, 1], logp[:, 0], "length", top_k=TopK(torch.tensor([[0, 1], [0, 1]]), logp))
 
 
-def test_the_ceiling_compares_the_trainers_lists_with_the_engines(ceilings: ModuleType, tmp_path: Path) -> None:
-    ceilings.keep_rollout(tmp_path, dense_rollout())
+def test_the_ceilings_compare_the_engines_lists_with_the_trainers_and_with_its_own(
+    ceilings: ModuleType, tmp_path: Path
+) -> None:
+    rollout, shifted = dense_rollout(), dense_rollout(0.2)
+    ceilings.keep_rollout(tmp_path, rollout, TokenScores(rollout.sparse_logp, rollout.top_k))
     ((name, ids, prompt_tokens),) = ceilings.waiting(tmp_path)
     assert ids.tolist() == [5, 6, 0, 1] and prompt_tokens == 2
     # Positions of a row are those of its tokens; the first response token's scores stand at the prompt's last one.
-    lists = dense_rollout(0.2).top_k
+    lists = shifted.top_k
     assert lists is not None
     nothing = torch.zeros(1, 2)
     rows = torch.cat([nothing.long(), lists.ids]), torch.cat([nothing, lists.logp])
-    ceilings.keep_scores(tmp_path, name, prompt_tokens, torch.tensor([0.0, -0.4, -0.1]), *rows)
+    ceilings.keep_scores(tmp_path, name, prompt_tokens, torch.cat([torch.zeros(1), shifted.sparse_logp]), *rows)
     assert ceilings.waiting(tmp_path) == []
-    found = ceilings.ceiling(tmp_path)
+    found = ceilings.ceilings(tmp_path)
     # min(.5, .7) + min(.5, .3) = .8 at the first token, and 1 at the second one.
     assert found["trainer_ceiling_mean"] == pytest.approx(0.9, abs=1e-3) and found["tokens"] == 2
     assert found["trainer_ceiling_q05"] == pytest.approx(0.8, abs=0.02)
+    assert found["engine_ceiling_mean"] == pytest.approx(1, abs=1e-3)
+    assert found["trainer_off_nats_max"] == pytest.approx(0.336, abs=1e-3)
 
 
 def test_a_padded_row_is_found_among_the_rollouts(ceilings: ModuleType) -> None:
