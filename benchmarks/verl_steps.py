@@ -58,8 +58,8 @@ from sparroll.train.runtime.sinks import read_lines
 
 DRY = dict(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, vocabulary=512, response_tokens=96, short_tokens=96,
-    first_tokens=80, prompts=4, samples=4, micro_batch=2, window_tokens=16, step_tokens=512, learning_rate=1e-4,
-    arrival_learning_rate=1e-2, control_share=1 / 8, gpu_memory_share=0.2,
+    first_tokens=80, prompts=4, samples=4, micro_batch=2, window_tokens=16, step_tokens=1024, learning_rate=1e-4,
+    arrival_learning_rate=1e-3, control_share=1 / 8, gpu_memory_share=0.2,
 )  # fmt: skip
 DRY_SCHEDULE = Schedule.fixed(64, dense_layers=(0,))
 PROGRESS_SECONDS = 20
@@ -387,7 +387,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--micro-batch", type=int, default=1)
     parser.add_argument("--step-tokens", type=int, default=8192, help="max_num_batched_tokens")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
-    parser.add_argument("--arrival-learning-rate", type=float, default=3e-4, help="of separate-async")
+    parser.add_argument("--arrival-learning-rate", type=float, default=1e-4, help="of separate-async")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=16)

@@ -196,7 +196,7 @@ def test_verl_is_told_what_a_case_is_about_and_else_sparrolls_defaults_hold(monk
     assert 2 * 8 * 2048 < least < 3 * 8 * 2048 and guarded["trainer.total_training_steps"] == "5"
     assert case.overrides(options, "control")[f"{own}.control_group.share"] == "0.03125"
     separate = case.overrides(options, "separate-async")
-    assert separate["actor_rollout_ref.actor.optim.lr"] == "0.0003" != sparse["actor_rollout_ref.actor.optim.lr"]
+    assert separate["actor_rollout_ref.actor.optim.lr"] == "0.0001" != sparse["actor_rollout_ref.actor.optim.lr"]
     told = case.environment(options, "sparse", ["0"], "path")
     assert told["SPARROLL_FIRST_TOKENS"] == "1024" and "verl_watch" in told["VERL_USE_EXTERNAL_MODULES"]
 
