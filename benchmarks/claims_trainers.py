@@ -12,12 +12,12 @@ from claims_speed import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
 
 from sparroll import records
-from sparroll.train.config.outputs import MismatchSection
+from sparroll.integrations.verl.settings import CEILING_EVERY_STEPS
 
 MOST_ADDED = 0.05
 """Of a step: what all that sparroll adds may be."""
-CEILING_EVERY_STEPS = MismatchSection().ceiling_every_steps
-"""In verl, and in all records here."""
+RECORDED_EVERY_STEPS = 10
+"""How often the ceiling was due when the records of verl were made."""
 
 
 def _last_steps(name: str, kind: str) -> dict[str, dict[str, Any]]:
@@ -36,27 +36,30 @@ def _beside_dense(name: str, kind: str) -> Figures:
 
 
 def _added(name: str, case: str = "sparse") -> Figures:
-    """What sparroll adds to a step of verl, by part; `whole` only where the record has the plugin's case."""
+    """What sparroll adds to a step of verl, by part, with the ceiling as often as it was due then, and as it is now. The
+    whole only where the record has the plugin's case; `room` is what of the allowed share is left for it else."""
     rows = {row["case"]: row for row in results(name, "verl-steps")["cases"]}
     step, ceiling = step_costs.middle(rows[case]), step_costs.ceiling_seconds(rows[case])
     alone = step_costs.middle(rows[f"plugin-{case}"]) if f"plugin-{case}" in rows else None
     assert step is not None, f"{name} has no step that counts"
-    parts = step_costs.added_seconds(step, ceiling, CEILING_EVERY_STEPS, alone)
-    shares = step_costs.added_shares(parts, step["step_seconds"])
-    own = sum(parts[part] for part in step_costs.MEASURED_PARTS)
-    room = MOST_ADDED * (step["step_seconds"] + parts["ceiling"]) - own - parts["ceiling"]
     said = {
         "step": down(step["step_seconds"]),
-        "own": up(own, 1),
         "ceiling": up(ceiling, 1),
-        "ceiling_spread": up(parts["ceiling"], 1),
-        "every": str(CEILING_EVERY_STEPS),
-        "known_share": up(100 * shares["known"], 1),
-        "room": down(room, 1),
+        "every": str(RECORDED_EVERY_STEPS),
+        "every_now": str(CEILING_EVERY_STEPS),
     }
-    if "whole" in shares:
-        said |= {"sampling": up(parts["sampling"], 1), "added": up(sum(parts.values()), 1)}
-        said["share"] = up(100 * shares["whole"], 1)
+    for suffix, every in (("", RECORDED_EVERY_STEPS), ("_now", CEILING_EVERY_STEPS)):
+        parts = step_costs.added_seconds(step, ceiling, every, alone)
+        shares = step_costs.added_shares(parts, step["step_seconds"])
+        own = sum(parts[part] for part in step_costs.MEASURED_PARTS)
+        said |= {
+            f"own{suffix}": up(own, 1),
+            f"spread{suffix}": up(parts["ceiling"], 1),
+            f"share{suffix}": up(100 * shares.get("whole", shares["known"]), 1),
+            f"room{suffix}": down(MOST_ADDED * (step["step_seconds"] + parts["ceiling"]) - own - parts["ceiling"], 1),
+        }
+        if "sampling" in parts:
+            said |= {f"sampling{suffix}": up(parts["sampling"], 1), f"added{suffix}": up(sum(parts.values()), 1)}
     return {key: bare(value) for key, value in said.items()}
 
 
@@ -100,7 +103,8 @@ def verl_16k() -> Figures:
         "high": up(100 * costs["default_of_128_high"], 1),
         "verified_rollouts": down(together["verified/rollouts"], 2),
         "verified_step": down(together["verified/step"], 2),
-        "verified_share": _added(name, "verified")["known_share"],
+        "verified_share": _added(name, "verified")["share"],
+        "verified_share_now": _added(name, "verified")["share_now"],
     }
 
 
@@ -158,24 +162,51 @@ def trl_steps() -> Figures:
     }
 
 
+def trl_server() -> Figures:
+    step = _last_steps("trl-server-h200", "trl-steps")["server"]
+    metrics = step["metrics"]
+    read, seconds = metrics["rescoring/read_tokens"], metrics["rescoring/seconds"]
+    return {
+        "read": f"{read:,.0f}",
+        "seconds": up(seconds, 1),
+        "rate": f"{int(read / seconds):,}",
+        "share": up(100 * step["added_seconds"] / step["step_seconds"], 1),
+    }
+
+
+def server_lists() -> Figures:
+    record = records.read(RESULTS / "server-lists-cpu.json", "server-lists")
+    asked, found = record["config"], record["results"]
+    said = {"tokens": f"{asked['rollouts'] * asked['response_tokens']:,}"}
+    for what in ("scores", "samples"):
+        said |= {
+            f"{what}_bytes": up(found[what]["bytes"]["seconds"], 1),
+            f"{what}_text": down(found[what]["text"]["seconds"], 1),
+        }
+    return said
+
+
 PAGES: Mapping[str, Claims] = {
     "docs/verl.md": {
         "In the second step the rollouts took {sparse} instead of {dense} s. That is {rollouts} times as many tokens a "
         "second, and {of_plugins} of the speed-up that the plugin alone has on them. The update took {sparse_update} s, and "
         "{dense_update} s in the dense run.": verl_steps,
         "All that sparroll adds is {added} s, {share} % of the step: {own} s for measuring, correcting and deciding; "
-        "{ceiling_spread} s for the dense ceiling, which took {ceiling} s on one prompt and is due every {every} steps; and "
-        "{sampling} s that the rollouts took longer than in the plugin alone.": verl_steps_added,
+        "{spread} s for the dense ceiling, which took {ceiling} s on one prompt and was due every {every} steps; and "
+        "{sampling} s that the rollouts took longer than in the plugin alone. With a ceiling every {every_now} steps, which "
+        "is the default since, it is {share_now} %.": verl_steps_added,
         "So a whole step there was only {step} times as fast with sparse rollouts.": verl_steps,
         "In the second step the rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and "
         "a whole step was {step} times as fast. Measuring, correcting and deciding took {own} s, and the dense ceiling "
-        "on one prompt {ceiling} s, so every {every} steps: together {known_share} % of the step.": verl_16k,
+        "on one prompt {ceiling} s, so every {every} steps: together {share} % of the step, and {share_now} % with a "
+        "ceiling every {every_now} steps.": verl_16k,
         "Re-scoring a quarter of the rollouts, which is the default, is {rescoring} % of the step. By these seconds it is "
         "at most 3 % from {from} rollouts a step on, and {low} to {high} % with 128.": verl_16k,
-        "unless the rollouts lose less than {room} s there.": verl_16k,
+        "less than {room_now} s there.": verl_16k,
         "(same record): {verified_rollouts} times as many tokens a second, and a step {verified_step} times as "
         "fast,": verl_16k,
-        "All that sparroll adds but the sampling's loss is {verified_share} % of the step,": verl_16k,
+        "All that sparroll adds but the sampling's loss is {verified_share} % of the step, and {verified_share_now} % with "
+        "a ceiling every {every_now} steps.": verl_16k,
         "was {verl_tail} in verl and {own_tail} in our loop on average, and the sparse rollouts earned {verl_reward} and "
         "{own_reward}, with a standard error of {error} each. Before and after, the policy solved {verl_before} and "
         "{verl_after} of {problems} problems densely in verl, {own_before} and {own_after} in our loop. Afterwards the two "
@@ -191,5 +222,9 @@ PAGES: Mapping[str, Claims] = {
         "{sparse_step} instead of {dense_step} s. Verified ones sampled {verified_rollouts} times as many tokens a second "
         "as dense ones, and a step took {verified_step} s. All that sparroll adds took {added} s, {share} % of the step "
         "with re-scoring, and {verified_share} % of it with verified rollouts.": trl_steps,
+        "{read} tokens were read again in {seconds} s, {rate} a second, and all that sparroll adds took {share} % of the "
+        "step.": trl_server,
+        "those of {tokens} response tokens take {scores_bytes} instead of {scores_text} s of CPU time when they are read "
+        "again, and {samples_bytes} instead of {samples_text} s when they are sampled,": server_lists,
     },
 }

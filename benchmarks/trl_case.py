@@ -160,7 +160,7 @@ def make_trainer(options: argparse.Namespace, case: Case, server_url: str | None
             force_schedule=True,
             correction="tis",
             verify=DraftCheck(options.window_tokens, options.floor) if case.verified else None,
-            probe_rollouts=options.probe,
+            probe_rollouts=options.probe or SparseRollouts.probe_rollouts,
             control_share=options.control_share if case.control else 0.0,
             # The larger share of the first rounds would stay for as long as nothing is known of a gap.
             control_share_first=options.control_share if case.control else SparseRollouts.control_share_first,

@@ -21,8 +21,6 @@ Weights are random, but as sure of a token as trained ones (random_models.make_s
 They would take back nearly every draft, so the verified cases keep each with the probability --kept-share, as
 benchmarks/verified_rollouts.py does, after the rule was computed.
 
---probe: of 32 rollouts, 8 are re-scored, the share that 32 have in a step of 128.
-
 The record is written anew after each case. `--dry` runs everything with a tiny model on the CPU, where the figures say
 nothing.
 """
@@ -46,7 +44,7 @@ from sparroll.schedule import Schedule
 
 DRY = dict(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, vocabulary=512, response_tokens=96, server_tokens=96,
-    first_tokens=40, prompts=2, samples=4, micro_batch=2, probe=8, window_tokens=16, control_share=1 / 8,
+    first_tokens=40, prompts=2, samples=4, micro_batch=2, window_tokens=16, control_share=1 / 8,
     learning_rate=1e-3, cases=list(CASES),
 )  # fmt: skip
 DRY_SCHEDULE = Schedule.fixed(64, dense_layers=(0,))
@@ -144,7 +142,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--server-tokens", type=int, default=2048, help="response tokens of the case server")
     parser.add_argument("--first-tokens", type=int, default=1024, help="response tokens of the first step")
     parser.add_argument("--schedule", default="qwen3-1.7b-0.86")
-    parser.add_argument("--probe", type=int, default=8, help="rollouts that are re-scored")
+    parser.add_argument("--probe", type=int, help="rollouts that are re-scored; left out: sparroll's default")
     parser.add_argument("--control-share", type=float, default=1 / 32, help="of the rollouts of the case control")
     parser.add_argument("--micro-batch", type=int, default=2)
     parser.add_argument("--learning-rate", type=float, default=1e-4, help="large, so that weights that arrive are seen")

@@ -53,7 +53,6 @@ from verl_case import CASES, metrics_path, response_tokens, step_of, steps_of_ca
 
 from sparroll import files, records
 from sparroll.schedule import Schedule
-from sparroll.train.config.outputs import MismatchSection
 from sparroll.train.runtime.sinks import read_lines
 
 DRY = dict(
@@ -304,12 +303,11 @@ def together(found: list[dict[str, Any]]) -> dict[str, float]:
 
 
 def added(row: dict[str, Any], step: dict[str, Any], alone: dict[str, Any] | None) -> dict[str, float]:
-    """Shares of a step that sparroll adds; records without settings in force have the default of the ceiling's steps."""
-    own = row.get("in_force", {}).get("run", {}).get("sparroll", {})
-    every = own.get("mismatch", {}).get("ceiling_every_steps", MismatchSection().ceiling_every_steps)
-    if row["mode"] != "sync" or row.get("control"):
-        # There is none, or the control group shows it.
-        every = 0
+    """Shares of a step that sparroll adds."""
+    # Else there is no ceiling, or the control group shows it.
+    measures = row["mode"] == "sync" and not row["control"]
+    own = row["in_force"].get("run", {}).get("sparroll", {})
+    every = own["mismatch"]["ceiling_every_steps"] if own and measures else 0
     parts = step_costs.added_seconds(step, step_costs.ceiling_seconds(row), every, alone)
     return step_costs.added_shares(parts, step["step_seconds"])
 

@@ -20,6 +20,8 @@ from sparroll import Schedule
 from sparroll.models import resolve
 
 STEPS, KILLED_IN_STEP = 4, 3
+RANK_STEPS = 3
+"""Of a run of two processes: the controller moves its schedule after the second one."""
 ROLLOUTS, GROUP, NEW_TOKENS, CONTEXT = 8, 4, 120, 192
 START = Schedule.fixed(64)
 CONTROL = {"by": "controller", "target": 0.97, "window_steps": 2}
@@ -170,6 +172,22 @@ def main(folder: Path, what: str = "") -> None:
         train(folder, callbacks=[Kill()])
 
 
+def reports_of_rounds(trainer: Any) -> list[tuple[Any, Any]]:
+    """(The schedule that was in force, what this process's own engine says that it ran), of each round from now on."""
+    found: list[tuple[Any, Any]] = []
+    engine, rounds = trainer._sparse_engine, trainer.sparse_rounds
+    theirs = engine.take
+
+    def take() -> Any:
+        step = theirs()
+        # The watchers have not seen the round yet.
+        found.append((rounds.schedule.inline(), step.ran))
+        return step
+
+    engine.take = take
+    return found
+
+
 def one_of_two(folder: Path) -> None:
     """One process of a run of two, with a correction that normalises over the whole batch."""
     from sparroll.integrations.trl import SparseRollouts
@@ -182,11 +200,15 @@ def one_of_two(folder: Path) -> None:
         probe_rollouts=None,
         **GROUP_OF_CONTROL,
     )
-    changes = {"per_device_train_batch_size": ROLLOUTS // 2, "max_steps": 2}
-    observed = train(folder, sparse=sparse, changes=changes)
+    changes = {"per_device_train_batch_size": ROLLOUTS // 2, "max_steps": RANK_STEPS}
+    observed = observe(make(folder, sparse=sparse, changes=changes))
+    ran = reports_of_rounds(observed.trainer)
+    observed.trainer.train()
+    observed.history = [each for each in observed.trainer.state.log_history if "loss" in each]
     rounds = observed.trainer.sparse_rounds
     said = {
         "batches": observed.batches,
+        "ran": ran,
         "history": observed.history,
         "events": observed.trainer.sparse_events,
         "schedule": rounds.schedule.inline(),

@@ -15,6 +15,8 @@ from typing import Any
 from sparroll import files, records
 from sparroll.errors import UserError
 
+_SHORT = 60
+
 
 def begin_or_resume(path: Path, asked: Mapping[str, Any], *, free: Sequence[str] = (), begun: bool = True) -> None:
     """Write what is asked for to `path`. If the file exists, raise UserError unless it says the same.
@@ -36,12 +38,14 @@ def refuse_changes(
     *,
     free: Sequence[str] = (),
     defaults: Mapping[str, Any] | None = None,
+    way_out: str = "choose another folder with --out",
 ) -> None:
     """Raise UserError if a key has another value than when `folder` was made.
 
     Nested tables are compared key by key ("train.lr"), lists as a whole. free: keys that may change, or tables whose
     keys may all change. defaults: the value of a key that only one of the two tables has, for example because the key
-    was added after the folder was made. Without a default the value is null.
+    was added after the folder was made. Without a default the value is null. way_out: what the hint says beside the old
+    value.
     """
     before, after, instead = flat(was), flat(now), flat(defaults or {})
     changed = [
@@ -53,12 +57,11 @@ def refuse_changes(
     if not changed:
         return
     key, *more = changed
-    old, new = (_short(table.get(key, instead.get(key))) for table in (before, after))
+    old, new = _short(*(json.dumps(table.get(key, instead.get(key))) for table in (before, after)))
     raise UserError(
         f"{folder} was made with {key} = {old}, and {key} = {new} is asked for now"
         + (f"; also different: {', '.join(more)}" if more else ""),
-        "go on with the old value, or choose another folder with --out"
-        + (f"; you may change {', '.join(free)}" if free else ""),
+        f"go on with the old value, or {way_out}" + (f"; you may change {', '.join(free)}" if free else ""),
     )
 
 
@@ -82,6 +85,10 @@ def flat(table: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return found
 
 
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+def _short(*values: str) -> list[str]:
+    """Texts of 60 characters at most. Of those that begin alike for longer, the part around the first difference."""
+    columns = zip(*values, strict=False)
+    alike = next((place for place, each in enumerate(columns) if len(set(each)) > 1), min(map(len, values)))
+    start = alike - 20 if alike > _SHORT - 10 and max(map(len, values)) > _SHORT else 0
+    found = [f"...{value[start:]}" if start else value for value in values]
+    return [each if len(each) <= _SHORT else f"{each[: _SHORT - 3]}..." for each in found]

@@ -96,6 +96,10 @@ def test_what_is_added_to_a_round_is_timed_and_a_control_group_needs_no_ceiling_
     assert run.steps("time/sparroll_ceiling_seconds") == [0.0] * STEPS
     for step in run.history:
         assert step["time/sparroll_measure_seconds"] >= step["rescoring/seconds"]
+        share = step["rescoring/share_of_step"]
+        assert 0 < share < 1
+        # TRL's own time of the step is without its optimizer.
+        assert step["rescoring/seconds"] / share >= step["step_time"]
 
 
 def test_theirs_is_not_logged_beside_our_correction(run: Observed) -> None:

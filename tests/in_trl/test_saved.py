@@ -65,8 +65,10 @@ def _surprisals(state: dict[str, Any]) -> list[float]:
 def test_other_settings_are_refused_on_resume(run: Observed, tmp_path: Path) -> None:
     other = trl_runs.make(tmp_path, sparse=SparseRollouts(START, correction="tis", mismatch=trl_runs.MISMATCH))
     checkpoint = str(Path(run.trainer.args.output_dir) / "checkpoint-2")
-    with pytest.raises(UserError, match="correction"):
+    with pytest.raises(UserError, match='control.by = "controller", and control.by = "nobody" is asked') as refused:
         other.train(resume_from_checkpoint=checkpoint)
+    assert "correction.name" in refused.value.message
+    assert "leave resume_from_checkpoint out" in str(refused.value.hint)
 
 
 def test_a_guard_that_stops_ends_the_run_with_a_checkpoint_that_says_so(run: Observed, tmp_path: Path) -> None:

@@ -105,6 +105,9 @@ def test_a_server_without_its_development_endpoints_is_refused_with_the_command(
     with pytest.raises(UserError, match="does not answer to sparroll_no_such_method") as refused:
         engine._ask("sparroll_no_such_method")
     assert "sparroll serve-args" in str(refused.value.hint)
+    # As it is with a server of an older sparroll.
+    with pytest.raises(UserError, match="does not answer to /sparroll/another_route: 404"):
+        engine._lists("/sparroll/another_route", {})
 
 
 def test_checks_of_drafts_cannot_be_heard_over_http(served: Observed) -> None:

@@ -27,14 +27,16 @@ def long_runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[dict[str, Future[Any]]]:
     """The long run of each collected file that has one: its function `long_run`, which is given a folder. They begin
-    with the first test and go on side by side: a run mostly starts processes, one after the other."""
+    with the first test, and two go on side by side: a run mostly starts processes, one after the other, and takes some
+    gigabytes."""
     made: dict[str, Callable[[Path], Any]] = {
         item.module.__name__: item.module.long_run
         for item in request.session.items
         if isinstance(item, pytest.Function) and hasattr(item.module, "long_run")
     }
-    with ThreadPoolExecutor() as pool:
+    with ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(make, tmp_path_factory.mktemp("run")) for name, make in made.items()}
+        pool.shutdown(wait=False, cancel_futures=True)
         if made:
             import runs
 

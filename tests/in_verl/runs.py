@@ -76,6 +76,8 @@ def environment() -> dict[str, str]:
         "TORCHDYNAMO_DISABLE": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_AUTH_MODE": "disabled",
+        # It kills workers where the machine, and not the run, is short of memory.
+        "RAY_memory_monitor_refresh_ms": "0",
         # Ray would start a process for each CPU that it is told of.
         "RAY_enable_worker_prestart": "0",
         "RAY_prestart_worker_first_driver": "0",

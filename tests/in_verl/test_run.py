@@ -7,14 +7,19 @@ import json
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 import runs
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
 
 from sparroll.control.control_group import dense_flags
+from sparroll.errors import UserError
 from sparroll.integrations import saved_state
-from sparroll.integrations.verl.settings import PREFIX
+from sparroll.integrations.verl import refusals
+from sparroll.integrations.verl.settings import PREFIX, RunFacts, SparseSettings
 from sparroll.schedule import Schedule
 
 Metrics = dict[str, float]
@@ -40,6 +45,7 @@ def settings(folder: Path) -> dict[str, str]:
     return runs.overrides(folder) | {
         f"+{PREFIX}.schedule": str(narrow),
         f"+{PREFIX}.correction.name": "icepop",
+        f"+{PREFIX}.rescoring.probe_rollouts": "null",
         f"+{PREFIX}.mismatch.bin_tokens": "64",
         f"+{PREFIX}.guard.at_least": "0.9",
         f"+{PREFIX}.control.by": "guard",
@@ -182,6 +188,18 @@ def test_a_killed_run_goes_on_where_its_checkpoint_was(run: Finished) -> None:
     # The alarm of step 1 emptied the window; the resumed run has added step 3 to what was saved of step 2.
     assert steps == [set(), {2}, {2, 3}]
     assert run.third["training/global_step"] == 3 and run.third["rollout/sparse_steps"] == 0
+
+
+def test_a_checkpoint_is_not_resumed_with_other_settings(run: Finished) -> None:
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        given = settings(run.folder) | {f"+{PREFIX}.guard.at_least": "0.8"}
+        asked = [f"{name}={value}" for name, value in given.items() if not name.startswith("hydra")]
+        config: Any = OmegaConf.to_container(compose("ppo_trainer", overrides=asked), resolve=True)
+    other = SparseSettings.read(refusals.settings_of(config), RunFacts.of(config))
+    folder = run.folder / "checkpoints" / "global_step_2"
+    with pytest.raises(UserError, match=r"guard\.at_least.*0\.9.*0\.8") as refused:
+        saved_state.read(folder, "start anew", other.table(), in_their_words=other.in_their_words)
+    assert refused.value.hint == "go on with the old value, or start anew"
 
 
 def test_the_control_group_goes_on_where_its_checkpoint_was(run: Finished) -> None:

@@ -42,6 +42,21 @@ def test_all_changed_keys_are_named_and_long_values_are_cut() -> None:
     )
 
 
+def test_of_long_values_that_begin_alike_the_part_that_differs_is_shown() -> None:
+    was, now = "a" * 80 + "old" + "b" * 80, "a" * 80 + "new" + "b" * 80
+    with pytest.raises(UserError) as error:
+        refuse_changes(RUN, {"text": was}, {"text": now})
+    shown = [f"...{'a' * 20}{word}{'b' * 31}..." for word in ("old", "new")]
+    assert error.value.message == f"run was made with text = {shown[0]}, and text = {shown[1]} is asked for now"
+    assert all(len(each) == 60 for each in shown)
+
+
+def test_the_hint_says_the_way_out_that_is_given() -> None:
+    with pytest.raises(UserError) as error:
+        refuse_changes(RUN, {"seed": 0}, {"seed": 1}, way_out="start anew")
+    assert error.value.hint == "go on with the old value, or start anew"
+
+
 def test_free_keys_and_free_tables_may_change() -> None:
     was, now = {"train": {"lr": 0.1, "steps": 5}, "log": {"every": 1}}, {"train": {"lr": 0.1, "steps": 9}, "log": {}}
     refuse_changes(RUN, was, now, free=("train.steps", "log"))

@@ -130,7 +130,8 @@ def test_trls_weights_have_to_arrive_where_they_are_sent(monkeypatch) -> None:
 
 
 def of_verl(case: str, tokens_per_second: float, step_seconds: float, spent: float | None = None) -> dict:
-    more = {"mode": "sync", "control": case == "control", "response_tokens": 1000, "in_force": {}}
+    own = {"run": {"sparroll": {"mismatch": {"ceiling_every_steps": 10}}}}
+    more = {"mode": "sync", "control": case == "control", "response_tokens": 1000, "in_force": own}
     return ran(case, tokens_per_second, step_seconds, spent, **more)
 
 

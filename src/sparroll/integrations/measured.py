@@ -84,12 +84,12 @@ def share_of_engine(wanted: int | None, engines: int) -> int | None:
     return None if wanted is None else -(-wanted // engines)
 
 
-def rescoring_report(steps: Sequence[EngineStep], step_seconds: float | None = None) -> StepReport:
-    """`rescoring/...` over all engines. step_seconds: how long all of the step took, where that is known."""
+def rescoring_report(steps: Sequence[EngineStep]) -> StepReport:
+    """`rescoring/...` over all engines. How long the step took, and so the share of it, is known only when it ends."""
     total = RescoringCounts()
     for each in steps:
         total.add(each.counts)
-    return total.report(step_seconds)
+    return total.report()
 
 
 def spent_report(steps: Sequence[EngineStep]) -> StepReport:

@@ -73,6 +73,16 @@ class CommonSettings(ABC):
         assert roomy is not None, "a run without any schedule"
         return roomy
 
+    def table(self) -> dict[str, Any]:
+        """What a resumed run must have in common with the run that wrote the checkpoint, as plain data."""
+        config = self.config.model_dump(mode="json")
+        table = {name: config[name] for name in ("attention", "check", "control", "guard", "correction", "mismatch")}
+        rollout = self.config.rollout
+        if rollout.control_share:
+            group = (rollout.control_share, rollout.control_share_first, rollout.control_first_steps)
+            table["control_group"] = dict(zip(("share", "share_first", "first_steps"), group, strict=True))
+        return table
+
     def events(self) -> list[str]:
         """What the start of a run says: what the guard cannot watch, and which check holds where a file says another."""
         guard = make_guard(self.config, self.start)

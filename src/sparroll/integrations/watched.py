@@ -75,13 +75,11 @@ class WatchedSteps:
         return self.ceiling
 
     @one_thread()
-    def watch(
-        self, number: int, steps: Sequence[EngineStep], policy: StepReport, seconds: float | None = None
-    ) -> WatchedStep:
+    def watch(self, number: int, steps: Sequence[EngineStep], policy: StepReport) -> WatchedStep:
         """Merge what the engines measured in step `number`, show it to the watchers, and take the next schedule. The
         control group has compared the step's rollouts.
 
-        policy: the metrics of the corrected batch.  seconds: how long all of the step took, where that is known.
+        policy: the metrics of the corrected batch.
         """
         mismatch = self._settings.config.mismatch
         estimators = {each.estimator for each in steps if each.counts.measured}
@@ -89,7 +87,7 @@ class WatchedSteps:
         tail = merged(each.state for each in steps)
         self._take_ceiling(number, [each.ceiling for each in steps if each.ceiling is not None])
         report = policy | step_report(tail, mismatch.least_tokens, *estimators) | self.reported_ceiling
-        report |= rescoring_report(steps, seconds) | ran_report(steps) | checked_report(steps, self.schedule)
+        report |= rescoring_report(steps) | ran_report(steps) | checked_report(steps, self.schedule)
         report |= self._control_report(number, steps)
         nothing = TailStatistics(bin_tokens=mismatch.bin_tokens)
         pairs = None if self.control_group is None else self.control_group.pairs()

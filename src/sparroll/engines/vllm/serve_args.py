@@ -6,6 +6,7 @@ import math
 import re
 from pathlib import Path
 
+from sparroll.engines.vllm.lists_route import MIDDLEWARE
 from sparroll.engines.vllm.worker import EXTENSION
 from sparroll.errors import UserError
 from sparroll.presets import presets
@@ -35,6 +36,8 @@ def serve_arguments(name: str, model: str | None = None, force: bool = False) ->
         "--logprobs-mode=processed_logprobs",
         # With it the server can be asked what ran (docs/vllm.md).
         f"--worker-extension-cls={EXTENSION}",
+        # And lists of log-probabilities can be had as bytes instead of text.
+        f"--middleware={MIDDLEWARE}",
     ]
 
 

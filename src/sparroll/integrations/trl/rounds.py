@@ -44,15 +44,15 @@ class SamplingRounds(WatchedSteps):
         if not self.control_shows_ceiling:
             self.measured_ceiling(states, self.done)
 
-    def complete(self, steps: Sequence[EngineStep], policy: StepReport, seconds: float | None = None) -> WatchedStep:
-        """`watch` the next round. seconds: how long the round before took, from begin to begin."""
+    def complete(self, steps: Sequence[EngineStep], policy: StepReport) -> WatchedStep:
+        """`watch` the next round."""
         self.done += 1
-        watched = self.watch(self.done, steps, policy, seconds)
+        watched = self.watch(self.done, steps, policy)
         watched.report |= spent_report(steps)
         return watched
 
     def state(self) -> dict[str, Any]:
-        return super().state() | {"settings": self.setup.table(), "rounds": self.done}
+        return super().state() | {"rounds": self.done}
 
     def restore(self, state: dict[str, Any]) -> None:
         super().restore(state)

@@ -20,16 +20,18 @@ from typing import Any, NamedTuple
 import requests
 import torch
 
-from sparroll.engines.vllm import rescoring
+from sparroll.engines.vllm import lists_route, rescoring
 from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError
 from sparroll.integrations.trl.measured_rounds import MeasuredRounds
 from sparroll.schedule import Schedule
-from sparroll.types import Rollout, TokenScores, TopK
+from sparroll.types import Rollout, TokenScores
 
 RESCORED_AT_ONCE = 4
-"""Rollouts in one request, since a server returns their lists as text."""
+"""Rollouts in one request, and requests at the same time: the server reads some while the lists of others travel."""
+SAMPLING_FIELDS = ("repetition_penalty", "temperature", "top_p", "top_k", "min_p", "max_tokens")
+"""What TRL gives its client's `generate` that vLLM's SamplingParams has by the same name."""
 
 
 class SampleKind(NamedTuple):
@@ -77,8 +79,8 @@ class SparseClient(MeasuredRounds):
     def _sample(
         self, prompts: Sequence[list[int]], n: int, theirs: dict[str, Any], name: str, dense: Sequence[bool]
     ) -> list[Rollout]:
-        """Sample, and measure the probe. Its samples are asked for at the same time, in requests of their own: a server
-        returns lists as text, and so by far the most of what it returns. Dense samples have requests of their own, too."""
+        """Sample, and measure the probe. Its samples are asked for at the same time, in requests of their own, whose lists
+        come as bytes. Dense samples have requests of their own, too."""
         assert len(dense) == len(prompts) * n, f"{len(prompts)} prompts with {n} samples, and flags of {len(dense)}"
         began = time.perf_counter()
         kinds = self._kinds(len(prompts), n, name, dense)
@@ -132,52 +134,74 @@ class SparseClient(MeasuredRounds):
         """The samples of every prompt that needs so many of this kind. -> by prompt"""
         kind, count = part
         places = [place for place, of_prompt in enumerate(asked) if of_prompt[kind] == count]
-        wanted = theirs | {"logprobs": kind.top_k}
+        chosen = [prompts[place] for place in places]
+        sampled = self._sampled_with_lists if kind.top_k else self._sampled
+        found: dict[int, list[Rollout]] = {place: [] for place in places}
+        for number, rollout in enumerate(sampled(chosen, count, kind, theirs)):
+            tokens = len(rollout.response_ids)
+            cut = tokens >= theirs.get("max_tokens", tokens + 1)
+            found[places[number // count]].append(replace(rollout, finish_reason="length") if cut else rollout)
+        return found
+
+    def _sampled(
+        self, prompts: Sequence[list[int]], count: int, kind: SampleKind, theirs: dict[str, Any]
+    ) -> list[Rollout]:
+        """By TRL's own request."""
+        wanted = theirs | {"logprobs": 0}
         if kind.dense:
             more = {"vllm_xargs": {DENSE_REQUEST: True}, "cache_salt": CACHE_SALT}
             wanted["generation_kwargs"] = {**(theirs.get("generation_kwargs") or {}), **more}
-        answer = self._client.generate(prompts=[prompts[place] for place in places], n=count, **wanted)
+        answer = self._client.generate(prompts=list(prompts), n=count, **wanted)
         rows = zip(answer["completion_ids"], answer["logprobs"], answer["logprob_token_ids"], strict=True)
-        found: dict[int, list[Rollout]] = {place: [] for place in places}
-        for number, (tokens, logp, ids) in enumerate(rows):
-            place = places[number // count]
-            rollout = _rollout(prompts[place], tokens, logp, ids, kind.top_k)
-            cut = len(tokens) >= theirs.get("max_tokens", len(tokens) + 1)
-            found[place].append(replace(rollout, finish_reason="length") if cut else rollout)
-        return found
+        return [_rollout(prompts[number // count], *row) for number, row in enumerate(rows)]
+
+    def _sampled_with_lists(
+        self, prompts: Sequence[list[int]], count: int, kind: SampleKind, theirs: dict[str, Any]
+    ) -> list[Rollout]:
+        given = {name: value for name, value in theirs.items() if name in SAMPLING_FIELDS and value is not None}
+        given |= theirs.get("generation_kwargs") or {}
+        asked = lists_route.samples_request(prompts, count, top_k=kind.top_k, dense=kind.dense, sampling=given)
+        return lists_route.samples_of(self._lists(lists_route.SAMPLES_PATH, asked), prompts, count)
 
     def dense_scores(self, rollouts: Sequence[Rollout], *, temperature: float, top_k: int) -> list[TokenScores]:
         """What the dense policy says of each response token, from a dense prefill in the server (see rescoring.py)."""
-        said = self._client.get_sequence_logprobs(
-            [[*each.prompt_ids, *each.response_ids] for each in rollouts],
-            [len(each.prompt_ids) for each in rollouts],
-            top_logprobs=top_k,
-            temperature=temperature,
-            chunk_size=RESCORED_AT_ONCE,
-        )
-        every = zip(said["actual_logprobs"], said["logprob_token_ids"], said["logprobs"], strict=True)
-        return [
-            TokenScores(torch.tensor(own)[:, 0], TopK(torch.tensor(ids, dtype=torch.int64), torch.tensor(logp)))
-            for own, ids, logp in every
-        ]
+        parts = [rollouts[start : start + RESCORED_AT_ONCE] for start in range(0, len(rollouts), RESCORED_AT_ONCE)]
+
+        def read(part: Sequence[Rollout]) -> list[TokenScores]:
+            asked = lists_route.scores_request(part, temperature=temperature, top_k=top_k)
+            return lists_route.scores_of(self._lists(lists_route.SCORES_PATH, asked))
+
+        with ThreadPoolExecutor(max_workers=RESCORED_AT_ONCE) as threads:
+            return [scores for part in threads.map(read, parts) for scores in part]
 
     def _follow(self, schedule: Schedule | None) -> None:
         self._client.reset_prefix_cache()
 
     def _ask(self, method: str, *arguments: Any) -> Any:
-        url = f"{self._client.base_url}/collective_rpc"
         # Without the session's retries: a server that cannot answer today will not a minute later.
-        asked = {"method": method, "args": list(arguments)}
-        answer = requests.post(url, json=asked, headers=dict(self._client.session.headers), timeout=600)
+        answer = requests.post(
+            f"{self._client.base_url}/collective_rpc",
+            json={"method": method, "args": list(arguments)},
+            headers=dict(self._client.session.headers),
+            timeout=600,
+        )
+        said = self._answered(answer, method).json() if answer.content else {}
+        return (said.get("results") or [None])[0]
+
+    def _lists(self, path: str, asked: dict[str, Any]) -> bytes:
+        answer = self._client.session.post(f"{self._client.base_url}{path}", json=asked)
+        return bytes(self._answered(answer, path).content)
+
+    def _answered(self, answer: requests.Response, what: str) -> requests.Response:
+        """Raises UserError where the server does not do what it was asked."""
         if answer.status_code != 200:
             raise UserError(
-                f"the vLLM server at {self._client.base_url} does not answer to {method}: {answer.status_code} "
+                f"the vLLM server at {self._client.base_url} does not answer to {what}: {answer.status_code} "
                 f"{answer.text[:200]}",
                 "start it with VLLM_SERVER_DEV_MODE=1 vllm serve MODEL $(sparroll serve-args --schedule ...) "
                 "--max-logprobs -1 (docs/trl.md)",
             )
-        said = answer.json() if answer.content else {}
-        return (said.get("results") or [None])[0]
+        return answer
 
 
 def listed_samples(prompts: int, n: int, settings: RescoringSettings, name: str) -> list[int]:
@@ -193,12 +217,7 @@ def listed_samples(prompts: int, n: int, settings: RescoringSettings, name: str)
     return [asked // prompts + (place in more) for place in range(prompts)]
 
 
-def _rollout(prompt: list[int], tokens: list[int], logp: list[list[Any]], ids: list[list[int]], top_k: int) -> Rollout:
-    """From rows of ids and log-probabilities, most likely first, with the sampled token somewhere among them."""
+def _rollout(prompt: list[int], tokens: list[int], logp: list[list[Any]], ids: list[list[int]]) -> Rollout:
+    """From rows of ids and log-probabilities with the sampled token somewhere among them."""
     own = [row[each.index(token)] for token, row, each in zip(tokens, logp, ids, strict=True)]
-    lists = None
-    if top_k:
-        lists = TopK(
-            torch.tensor([row[:top_k] for row in ids], dtype=torch.int64), torch.tensor([row[:top_k] for row in logp])
-        )
-    return Rollout(list(prompt), list(tokens), torch.tensor(own, dtype=torch.float32), "stop", top_k=lists)
+    return Rollout(list(prompt), list(tokens), torch.tensor(own, dtype=torch.float32), "stop")

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sparroll.control.control_group import ControlGroupSettings
 from sparroll.draft_check import DraftCheck
@@ -17,12 +17,14 @@ from sparroll.engines.vllm.rescoring import RescoringSettings
 from sparroll.errors import UserError
 from sparroll.integrations.measured import share_of_engine
 from sparroll.integrations.settings import (
+    AUTO,
     DENSE,
     CommonSettings,
     as_text,
     check_rescoring,
     checked_config,
     inlined,
+    probe_of,
     stays_dense,
 )
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
@@ -67,8 +69,9 @@ class SparseRollouts:
     """The share over the first steps under a schedule, and later in steps in which there may well be a gap."""
     control_first_steps: int = ControlGroupSettings.first_steps
     """How many steps under one schedule are its first steps."""
-    probe_rollouts: int | None = 32
-    """How many rollouts of a step are re-scored, over all processes. A length bin needs 8 to say anything. None: all."""
+    probe_rollouts: int | Literal["auto"] | None = AUTO
+    """How many rollouts of a step are re-scored, over all processes. A length bin needs 8 to say anything. "auto": a
+    quarter of the step's, but 8 at least and 32 at most. None: all."""
     top_k: int = 20
     """How many of the most likely tokens of both policies are compared at each position."""
     seed: int = 0
@@ -88,11 +91,10 @@ class SparseRollouts:
                     f"{name} must be a table, got {getattr(self, name)!r}",
                     f"{name}={{...}}; docs/trl.md shows its keys",
                 )
-        if self.probe_rollouts is not None and (
-            not is_whole(self.probe_rollouts) or self.probe_rollouts < LEAST_ROLLOUTS
-        ):
+        probe = self.probe_rollouts
+        if probe is not None and probe != AUTO and (not is_whole(probe) or probe < LEAST_ROLLOUTS):
             raise UserError(
-                f"probe_rollouts = {self.probe_rollouts!r}, and a length bin needs {LEAST_ROLLOUTS} to say anything",
+                f"probe_rollouts = {probe!r}, and a length bin needs {LEAST_ROLLOUTS} to say anything",
                 f"probe_rollouts={LEAST_ROLLOUTS} or more; None re-scores all",
             )
         if not is_whole(self.top_k) or not 1 <= self.top_k <= MOST_TOP_K:
@@ -144,12 +146,14 @@ class SparseSetup(CommonSettings):
 
     def rescoring(self) -> RescoringSettings:
         """Those of one process, so that all together re-score at least as many rollouts as asked."""
+        facts = self.facts
+        probe = probe_of(self.sparse.probe_rollouts, facts.prompts_per_step * facts.samples_per_prompt)
         return RescoringSettings(
-            top_k=min(self.sparse.top_k, self.facts.vocabulary),
-            probe_rollouts=share_of_engine(self.sparse.probe_rollouts, self.facts.processes),
+            top_k=min(self.sparse.top_k, facts.vocabulary),
+            probe_rollouts=share_of_engine(probe, facts.processes),
             bin_tokens=self.config.mismatch.bin_tokens,
             seed=self.sparse.seed,
-            temperature=self.facts.temperature,
+            temperature=facts.temperature,
         )
 
     def rescoring_of_control(self) -> RescoringSettings:
@@ -158,15 +162,8 @@ class SparseSetup(CommonSettings):
         return replace(self.rescoring(), probe_rollouts=count)
 
     def table(self) -> dict[str, Any]:
-        """What a resumed run must have in common with the run that wrote the checkpoint, as plain data."""
-        config = self.config.model_dump(mode="json")
-        table = {name: config[name] for name in ("attention", "check", "control", "guard", "correction", "mismatch")}
-        rescoring = {"probe_rollouts": self.sparse.probe_rollouts, "top_k": self.sparse.top_k, "seed": self.sparse.seed}
-        rollout = self.config.rollout
-        if rollout.control_share:
-            group = (rollout.control_share, rollout.control_share_first, rollout.control_first_steps)
-            table["control_group"] = dict(zip(("share", "share_first", "first_steps"), group, strict=True))
-        return table | rescoring
+        sparse = self.sparse
+        return super().table() | {"probe_rollouts": sparse.probe_rollouts, "top_k": sparse.top_k, "seed": sparse.seed}
 
 
 def in_trls_words(text: str) -> str:

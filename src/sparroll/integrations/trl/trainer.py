@@ -31,10 +31,10 @@ from sparroll.integrations.tail import State
 from sparroll.integrations.trl import refusals
 from sparroll.integrations.trl.engine import SparseLLM, check_runnable
 from sparroll.integrations.trl.loss import correct_batch, leave_uncorrected
+from sparroll.integrations.trl.round_clock import RoundClock
 from sparroll.integrations.trl.rounds import SamplingRounds
 from sparroll.integrations.trl.server import SparseClient
 from sparroll.integrations.trl.settings import SparseRollouts, SparseSetup, TrainerFacts
-from sparroll.resume import refuse_changes
 from sparroll.schedule import Schedule
 from sparroll.train.sampling.control_group import figures_of
 from sparroll.types import StepReport
@@ -69,7 +69,9 @@ class SparseRolloutsMixin:
         self.sparse_rounds = SamplingRounds(self.sparse_setup)
         self.sparse_events: list[str] = []
         """What the guard, the controller and others said, with the round; in the log, too."""
-        self._round_began: float | None = None
+        self._round_clock = RoundClock()
+        self._rescoring_seconds = 0.0
+        """Of the round under way, which ends later than its metrics are written down."""
         self._batches_evaluated = 0
         self._dense_states: list[State] = []
         self._control: list[bool] = []
@@ -80,7 +82,7 @@ class SparseRolloutsMixin:
         with _environment(capacity, colocate=args.vllm_mode == "colocate"):
             super().__init__(model, *arguments, **named)  # type: ignore[call-arg]
         self._take_engine(capacity)
-        self.add_callback(_Stop(self.sparse_rounds))
+        self.add_callback(_Steps(self))
         for line in [*self.sparse_setup.events(), *refusals.loss_notice(args.loss_type)]:
             self._say(line)
 
@@ -121,8 +123,7 @@ class SparseRolloutsMixin:
     def _sparse_round(self: Any, inputs: Any) -> Any:
         """A training batch: sampled under the schedule in force, measured, corrected and watched."""
         rounds, engine = self.sparse_rounds, self._sparse_engine
-        began, before = time.perf_counter(), self._round_began
-        self._round_began = began
+        self._round_took(self._round_clock.round_begins())
         self._control = self._drawn(len(inputs))
         if engine is not None:
             prompts = -(-rounds.ceiling_prompts // self.sparse_setup.facts.processes)
@@ -136,15 +137,25 @@ class SparseRolloutsMixin:
         made, process = self.sparse_setup.correction, self.accelerator.process_index
         policy = correct_batch(batch, made, self._gathered, process, self._control)
         watch_began = time.perf_counter()
-        watched = rounds.complete(self._taken(), policy, None if before is None else began - before)
+        watched = rounds.complete(self._taken(), policy)
         spent = {
             "time/sparroll_correct_seconds": watch_began - correct_began,
             "time/sparroll_watch_seconds": time.perf_counter() - watch_began,
         }
+        self._rescoring_seconds = watched.report["rescoring/seconds"]
         self._record("train", watched.report | spent)
         for line in watched.events:
             self._say(line)
         return batch
+
+    def _step_ended(self: Any, is_last: bool) -> None:
+        """Called before TRL logs the optimizer step. is_last: whether the run ends with it."""
+        uses = self.args.steps_per_generation * self.num_iterations
+        self._round_took(self._round_clock.step_ends(over=is_last or self._step % uses == 0))
+
+    def _round_took(self: Any, seconds: float | None) -> None:
+        if seconds:
+            self._record("train", {"rescoring/share_of_step": self._rescoring_seconds / seconds})
 
     def _drawn(self: Any, rows: int) -> list[bool]:
         """Who is in the control group of the next round, of all processes' rows; each process has that many. Empty without
@@ -179,10 +190,9 @@ class SparseRolloutsMixin:
     def evaluate(self: Any, *arguments: Any, **named: Any) -> Any:
         # Every evaluation uses the same draws, so two of them differ by the weights alone.
         self._batches_evaluated = 0
-        # The time of an evaluation is not that of a step.
-        self._round_began = None
         self._dense_states = []
-        report = super().evaluate(*arguments, **named)  # type: ignore[misc]
+        with self._round_clock.stopped():
+            report = super().evaluate(*arguments, **named)  # type: ignore[misc]
         self.sparse_rounds.evaluated(self._dense_states)
         return report
 
@@ -228,15 +238,15 @@ class SparseRolloutsMixin:
         # TRL's own files come last, the one that names the step among them.
         if self.args.should_save:
             folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-            saved_state.write(folder, self.sparse_rounds.state())
+            saved_state.write(folder, self.sparse_rounds.state(), self.sparse_setup.table())
         super()._save_checkpoint(model, trial)  # type: ignore[misc]
 
     def _load_optimizer_and_scheduler(self: Any, checkpoint: Any) -> None:
         super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
         if checkpoint is None:
             return
-        state = saved_state.read(checkpoint, _RESUME_HINT)
-        refuse_changes(checkpoint, state["settings"], self.sparse_setup.table())
+        setup = self.sparse_setup
+        state = saved_state.read(checkpoint, _RESUME_HINT, setup.table(), in_their_words=setup.in_their_words)
         self.sparse_rounds.restore(state)
         if self.sparse_rounds.stopped:
             raise UserError(f"this run was stopped: {self.sparse_rounds.stopped}", _RESUME_HINT)
@@ -250,16 +260,21 @@ class SparseGRPOTrainer(SparseRolloutsMixin, GRPOTrainer):
     """
 
 
-class _Stop(TrainerCallback):
-    """Ends the run after the step in which a watcher asked for it, with a checkpoint where the run writes any."""
+class _Steps(TrainerCallback):
+    """Tells the trainer when an optimizer step begins and ends. The run ends after the step in which a watcher asked for
+    it, with a checkpoint where the run writes any."""
 
-    def __init__(self, rounds: SamplingRounds):
-        self._rounds = rounds
+    def __init__(self, trainer: Any):
+        self._trainer = trainer
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self._trainer._round_clock.step_begins()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-        if self._rounds.stopped:
+        if self._trainer.sparse_rounds.stopped:
             control.should_training_stop = True
             control.should_save = control.should_save or args.save_strategy != "no"
+        self._trainer._step_ended(is_last=control.should_training_stop)
 
 
 _POSITIONAL = ("reward_funcs", "args", "train_dataset", "eval_dataset", "processing_class")

@@ -40,6 +40,8 @@ from sparroll.train.config.base import Section
 from sparroll.train.config.check import one_line
 from sparroll.train.schedules import starting_schedule
 
+CEILING_EVERY_STEPS = 50
+"""How often the dense ceiling is measured, unless `mismatch.ceiling_every_steps` says it."""
 PREFIX = "actor_rollout_ref.rollout.custom.sparroll"
 _SECTIONS = ("correction", "guard", "control", "mismatch")
 _KEYS = ("schedule", "force_schedule", "attention", "verify", "rescoring", "control_group", *_SECTIONS)
@@ -150,6 +152,10 @@ class SparseSettings(CommonSettings):
         """How many rollouts of a step are re-scored, over all replicas; None: all."""
         return probe_of(self.rescoring.probe_rollouts, self.rollouts_per_step)
 
+    def table(self) -> dict[str, Any]:
+        group = {"control_seed": self.config.train.seed} if self.config.rollout.control_share else {}
+        return super().table() | group | {"rescoring": self.rescoring.model_dump(mode="json")}
+
     def engine_table(self) -> dict[str, Any]:
         """What a replica's server needs to know, as plain data."""
         first, capacity = self.first_schedule(), self.capacity()
@@ -244,6 +250,8 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     } | group.of_rollout
     ours["train"] = {"prompts_per_step": facts.prompts_per_step, "seed": group.seed}
     ours["attention"] = _attention(table)
+    # It takes as long as a whole response.
+    ours["mismatch"] = {"ceiling_every_steps": CEILING_EVERY_STEPS} | (ours.get("mismatch") or {})
     if table.get("verify") is not None:
         ours["check"] = _check(_section(VerifySection, table, "verify"), table["schedule"])
     config = checked_config(ours, "verl")

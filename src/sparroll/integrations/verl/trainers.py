@@ -264,7 +264,7 @@ class SparseTrainer:
         # verl's own files come last, the one that names the newest checkpoint among them.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
         os.makedirs(folder, exist_ok=True)
-        saved_state.write(folder, self.steps.state())
+        saved_state.write(folder, self.steps.state(), self.settings.table())
         super()._save_checkpoint()  # type: ignore[misc]
 
     def _load_checkpoint(self: Any) -> None:
@@ -275,7 +275,10 @@ class SparseTrainer:
         folder = trainer.default_local_dir
         if trainer.resume_mode == "resume_path":
             folder = os.path.dirname(trainer.resume_from_path.rstrip("/"))
-        self.steps.restore(saved_state.read(os.path.join(folder, f"global_step_{self.global_steps}"), _RESUME_HINT))
+        folder = os.path.join(folder, f"global_step_{self.global_steps}")
+        settings = self.settings
+        words = settings.in_their_words
+        self.steps.restore(saved_state.read(folder, _RESUME_HINT, settings.table(), in_their_words=words))
         self._restored = True
         if self.steps.stopped:
             raise UserError(

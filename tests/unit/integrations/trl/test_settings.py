@@ -59,6 +59,8 @@ def test_the_correction_is_a_name_or_a_table() -> None:
 def test_every_process_rescores_its_part_of_the_probe() -> None:
     assert setup(probe_rollouts=32).rescoring().probe_rollouts == 11
     assert setup(probe_rollouts=None).rescoring().probe_rollouts is None
+    # A quarter of the step's 64 rollouts, over 3 processes.
+    assert setup().rescoring().probe_rollouts == 6
 
 
 def test_verified_rollouts_are_checked_under_every_schedule() -> None:
