@@ -314,17 +314,21 @@ def metrics_path(options: argparse.Namespace, name: str) -> Path:
     return Path(options.work) / f"{name}.jsonl"
 
 
-def step_of(options: argparse.Namespace, name: str, number: int, metrics: Mapping[str, float]) -> dict[str, Any]:
-    """A step of a case, from what verl logged."""
+def step_of(
+    options: argparse.Namespace, number: int, metrics: Mapping[str, float], sampled_seconds: float | None = None
+) -> dict[str, Any]:
+    """A step of a case, from what verl logged. sampled_seconds: of its rollouts, where it is known; else `rollout_seconds`
+    are verl's, which looks every 2 s whether they are done."""
     tokens = options.prompts * options.samples * metrics["response_length/mean"]
     # verl's own time has what sparroll measures before the engine sleeps.
     generated = metrics.get("timing_s/gen", 0.0) - metrics.get("time/sparroll_measure_seconds", 0.0)
-    kept = {key: value for key, value in metrics.items() if key.startswith(KEPT)}
+    rollout = generated if sampled_seconds is None else sampled_seconds
     return {
         "step": number,
         "step_seconds": metrics["timing_s/step"],
         "rollout_tokens": round(tokens),
-        "rollout_seconds": generated,
-        "tokens_per_second": tokens / generated if generated else 0.0,
-        "metrics": kept,
+        "rollout_seconds": rollout,
+        "waited_seconds": generated - rollout,
+        "tokens_per_second": tokens / rollout if rollout else 0.0,
+        "metrics": {key: value for key, value in metrics.items() if key.startswith(KEPT)},
     }

@@ -39,6 +39,18 @@ def _read(path: Path) -> dict[str, Any]:
     return found
 
 
+def sampled_seconds(folder: Path) -> dict[int, float]:
+    """Of each step of a synchronous run, from the begin of its first request to the end of its last one, over all replicas.
+    verl's own time is longer: it looks every 2 s whether the rollouts are done."""
+    spans: dict[int, tuple[float, float]] = {}
+    for path in folder.glob("requests-*.jsonl"):
+        for line in read_lines(path):
+            number = (line["weights"] or 0) + 1
+            began, ended = spans.get(number, (line["began"], line["ended"]))
+            spans[number] = min(began, line["began"]), max(ended, line["ended"])
+    return {number: ended - began for number, (began, ended) in spans.items()}
+
+
 # -- what the replicas counted -------------------------------------------------------------------------------------------
 
 

@@ -18,8 +18,9 @@ ceiling, and samples --first-tokens alone.
     two-replicas, tensor-parallel   a guard moves the schedule after the third step, and every replica and worker must follow
     separate-async  trained at --arrival-learning-rate; the engine must end with the trained weights, and not the first ones
 
-Seconds of a step: `gen` is verl's, from the first request to the engine's sleep; `rollout` is without what sparroll
-measures in it. What sparroll adds has its parts in step_costs.py.
+Seconds of a step: `rollout` is from the begin of the first request to the end of the last one, and `waited` what verl's
+`gen` has beside it and what sparroll measures: verl looks every 2 s whether the rollouts are done. What sparroll adds has
+its parts in step_costs.py.
 
 What was in force is read at run time (`in_force`, verl_watch.py). The verified case takes its old log-probabilities from the
 checks, so verl's pass for them is left out. Random weights would take back nearly every draft, so the verified cases keep
@@ -126,7 +127,10 @@ class Run:
         lines = read_lines(path) if path.is_file() else []
         if not self.case.trainer:
             return lines
-        return [step_of(self.options, self.name, line["step"], line["data"]) for line in lines]
+        sampled = {}
+        if self.case.mode == "sync":
+            sampled = verl_seen.sampled_seconds(watched_folder(self.options, self.name))
+        return [step_of(self.options, line["step"], line["data"], sampled.get(line["step"])) for line in lines]
 
     def result(self) -> dict[str, Any]:
         told = {"case": self.name, **vars(self.case), "response_tokens": response_tokens(self.options, self.case)}
@@ -339,7 +343,8 @@ def wrong(found: list[dict[str, Any]]) -> list[str]:
 
 def table(found: list[dict[str, Any]]) -> str:
     parts = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
-    lines = [f"{'case':22}{'steps':>6}{'tokens/s':>10}{'step s':>9}" + "".join(f"{part:>15}" for part in parts)]
+    lines = [f"{'case':22}{'steps':>6}{'tokens/s':>10}{'step s':>9}{'rollout s':>11}"]
+    lines[0] += "".join(f"{part:>15}" for part in parts)
     for row in found:
         step = step_costs.middle(row)
         if step is None:
@@ -347,8 +352,8 @@ def table(found: list[dict[str, Any]]) -> str:
             continue
         metrics = step.get("metrics", {})
         seconds = "".join(f"{metrics.get(f'timing_s/{part}', 0.0):15.2f}" for part in parts)
-        rate = step["tokens_per_second"]
-        lines.append(f"{row['case']:22}{step['steps_counted']:6}{rate:10.0f}{step['step_seconds']:9.1f}{seconds}")
+        said = f"{row['case']:22}{step['steps_counted']:6}{step['tokens_per_second']:10.0f}"
+        lines.append(f"{said}{step['step_seconds']:9.1f}{step['rollout_seconds']:11.2f}{seconds}")
     lines += [f"{name}: {value:.4g}" for name, value in together(found).items()]
     for row in found:
         for name in ("arrived", "ceilings"):

@@ -5,6 +5,7 @@ writes into the folder SPARROLL_WATCH what is in force and what each replica did
     trainer.json     of the model that is trained
     run.json         verl's sizes, and sparroll's settings
     sleeps-R.jsonl   each time that the replica slept, with the level
+    requests-R.jsonl each of its requests: version of the weights, begin and end
     counts-R.jsonl   each time that the driver took what the replica counted, with the schedule and every worker's counts
     arrived.jsonl    how far the engine's log-probabilities are from the trainer's, where SPARROLL_ARRIVAL is set
     ceiling/         dense rollouts and the trainer's lists of them, where SPARROLL_TRAINER_CEILING is set
@@ -21,6 +22,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
+import time
 from collections.abc import Callable
 from importlib.abc import MetaPathFinder
 from pathlib import Path
@@ -92,14 +94,18 @@ def watch_servers(module: Any) -> None:
         await write_engine(self)
         watch_sleep(self)
 
-    async def shorter_generate(
+    async def watched_generate(
         self: Any, prompt_ids: Any, sampling_params: dict[str, Any], *arguments: Any, **named: Any
     ) -> Any:
         if not self.global_steps and FIRST_TOKENS in os.environ:
             sampling_params = {**sampling_params, "max_tokens": int(os.environ[FIRST_TOKENS])}
-        return await generate(self, prompt_ids, sampling_params, *arguments, **named)
+        weights, began = self.global_steps, time.time()
+        output = await generate(self, prompt_ids, sampling_params, *arguments, **named)
+        line = {"weights": weights, "began": began, "ended": time.time()}
+        append(f"requests-{self.replica_rank}.jsonl", line)
+        return output
 
-    server.run_server, server.generate = watched_run_server, shorter_generate
+    server.run_server, server.generate = watched_run_server, watched_generate
     # sparroll's server is this one's subclass, and its module may have been under way before this file was.
     server.__init_subclass__ = classmethod(watch_sparrolls_server)
 

@@ -219,6 +219,18 @@ def test_the_commands_of_a_lease_are_taken_by_their_scripts(command, monkeypatch
     assert options.cases and options.steps >= 4
 
 
+def test_a_steps_rollouts_take_what_they_were_sampled_in_and_not_what_verl_waited_for_them(
+    monkeypatch, tmp_path
+) -> None:
+    verl_steps = load("verl_steps", monkeypatch)
+    options, step_of = options_of(verl_steps, monkeypatch, tmp_path), verl_steps.step_of
+    metrics = {"response_length/mean": 1000.0, "timing_s/step": 60.0, "timing_s/gen": 36.0, "other": 1.0}
+    metrics["time/sparroll_measure_seconds"] = 1.0
+    sampled = step_of(options, 2, metrics, 32.0)
+    assert (sampled["rollout_seconds"], sampled["waited_seconds"], sampled["tokens_per_second"]) == (32, 3, 1000)
+    assert step_of(options, 2, metrics)["rollout_seconds"] == 35 and "other" not in sampled["metrics"]
+
+
 def test_the_guards_next_schedule_reads_half_as_much_again_and_leaves_sparse_steps(monkeypatch, tmp_path) -> None:
     verl_steps = load("verl_steps", monkeypatch)
     options, case = options_of(verl_steps, monkeypatch, tmp_path), verl_steps.verl_case

@@ -84,6 +84,17 @@ def test_a_layer_that_is_always_dense_does_not_hide_sparse_steps(watch: ModuleTy
     assert watch.counts_of([]) == {"sparse_steps": 0, "dense_steps": 0}
 
 
+def test_a_steps_sampling_lasts_from_its_first_request_to_the_end_of_its_last_one_on_any_replica(
+    seen: ModuleType, tmp_path: Path
+) -> None:
+    def request(weights: int | None, began: float, ended: float) -> dict[str, Any]:
+        return {"weights": weights, "began": began, "ended": ended}
+
+    write_lines(tmp_path / "requests-0.jsonl", [request(0, 10.0, 40.0), request(0, 11.0, 30.0), request(1, 90.0, 95.0)])
+    write_lines(tmp_path / "requests-1.jsonl", [request(0, 9.5, 41.0)])
+    assert seen.sampled_seconds(tmp_path) == {1: 31.5, 2: 5.0}
+
+
 # -- what the replicas counted ---------------------------------------------------------------------------------------------
 
 
