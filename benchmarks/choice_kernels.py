@@ -1,14 +1,15 @@
-"""Another kernel for the choice of units, to be timed beside the present one (choice_sweep.py). No engine uses it.
+"""Other kernels for the choice of units, to be timed beside the engines' own (choice_sweep.py). No engine uses them.
 
-It does what triton_top_k.py does, in the same steps, with less waiting:
+All make candidates, as triton_top_k.py does where it can hold all scores, and differ in how:
 
-1. All scores are loaded once and stay in registers, where they fit. (The present kernel reads them twice, in parts.)
-2. Lanes keep the largest of some scores each, and a number is searched for that enough lanes reach. Each round compares
-   with four numbers, counts them in two words of 32 bits, which a warp adds up in one instruction, and begins an octave
-   or two below the largest *finite* score: units that are always read are +inf, which says nothing about the others.
-3. The candidates are listed by one scan of counts per thread, several rows to a word, each with its score beside it.
-4. Among the candidates the search goes on. As soon as one unit too many reaches its lower end, or one too few lies above
-   its upper end, the unit in question decides, however close its neighbours are.
+- `floats`: scores stay as they are loaded. Compared as floats, "not below" is true for NaN and alike for both zeros, so
+  only the candidates are turned into ordered bits. By a count of instructions that spares one in eight.
+- `warps_own`: each warp owns neighbouring units. Then one scan inside of warps counts four rows in one word of 32 bits, and
+  warps exchange one number each, where the engines' kernel scans words of 64 bits over all threads.
+- `pairs`: each candidate is listed with its score, by one store of 8 bytes, so that nothing is gathered afterwards.
+
+None of them splits a row among programs. 256 rows are 256 programs, two on a multiprocessor, all at a time, and what
+their time follows is the number of instructions: twice as many programs would have as many, and a merge.
 """
 
 from __future__ import annotations
@@ -22,40 +23,53 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_threshold import LEAST, ordered_bits
-from sparroll.attention.decode.triton_top_k import _choose_from_all, _ordered
+from sparroll.attention.decode.triton_listing import ordered_scores, page_of, places_in_order, places_of_best, put
+from sparroll.attention.decode.triton_threshold import (
+    INFINITY,
+    LARGEST,
+    LEAST,
+    below,
+    closely_above,
+    ends,
+    ordered_bits,
+    searched,
+)
 from sparroll.attention.selectors.base import Selector
 
-_INFINITY = tl.constexpr(0x7F800000)
-"""Ordered bits of +inf; those of NaN lie above."""
-_LARGEST = tl.constexpr(0x7FFFFFFF)
 STAGES = ("load", "first search", "list", "second search", "all")
 """A launch can end after any of them, to be timed. Only after the last one are the units written."""
 
 
 @dataclass(frozen=True)
-class Layout:
-    """How a program is laid out. It changes the speed and never the result."""
+class Variant:
+    """How a program works and is laid out. It changes the speed and never the result."""
 
-    warps: int = 8
     rows: int = 8
-    """Scores that a thread holds at a time, in fours; a power of two."""
+    """Scores that a thread holds, in fours; a power of two, 4 or more."""
     lane_rows: int = 1
-    """Lanes of step 2 that a thread holds, in fours; a power of two, at most `rows`."""
-    candidates: int = 1024
-    """Room for candidates; where all units fit in, they are the candidates. A power of two."""
-    packed: bool = True
-    """Whether step 3 counts four rows in a word of 64 bits, or scans all rows one after the other."""
-    joined: bool = True
-    """Whether the two words of a round's counts are added up side by side, so that threads wait for each other once."""
+    """Lanes of the first search that a thread holds, in fours; a power of two, at most `rows`."""
+    room: int = 1024
+    """For candidates, a power of two."""
+    floats: bool = True
+    warps_own: bool = True
+    pairs: bool = True
+    warps: int = 8
 
     @property
-    def chunk(self) -> int:
+    def most_units(self) -> int:
         return 128 * self.warps * self.rows
 
     @property
-    def lanes(self) -> int:
-        return 128 * self.warps * self.lane_rows
+    def most_wanted(self) -> int:
+        return min(64 * self.warps * self.lane_rows, self.room // 2)
+
+    def constants(self, unit_tokens: int, units_per_block: int, stage: str = STAGES[-1]) -> dict[str, int]:
+        """What the kernel is compiled for."""
+        return {
+            "UNIT": unit_tokens, "UNITS_PER_BLOCK": units_per_block, "ROWS": self.rows, "LANE_ROWS": self.lane_rows,
+            "WARPS": self.warps, "ROOM": self.room, "FLOATS": self.floats, "WARPS_OWN": self.warps_own,
+            "PAIRS": self.pairs, "STAGE": STAGES.index(stage),
+        }  # fmt: skip
 
 
 def choose_units(
@@ -67,58 +81,40 @@ def choose_units(
     pages_RHN: Tensor,
     block_table_RM: Tensor,
     units_per_block: int,
-    layout: Layout,
+    variant: Variant,
     stage: str = STAGES[-1],
 ) -> None:
-    """See paged.choose_units, with `fill_rest`. Budgets of more than `lanes` / 2 or `candidates` / 2 units are chosen
-    from all scores each time, slowly."""
+    """See paged.choose_units, with pages, for rows that begin at whole 16 bytes. The rest of the lists is not filled.
+    Lists are left as they are where more candidates are found than there is room for, and where the choice reaches down
+    to -inf or more scores are NaN than are wanted."""
     requests, heads, units = scores_RHU.shape
-    most = unit_ids_RHN.shape[2]
-    listed = torch.empty(requests, heads, layout.candidates, dtype=torch.int32, device=scores_RHU.device)
-    aligned = not any(stride % 4 for stride in scores_RHU.stride()[:2]) and scores_RHU.data_ptr() % 16 == 0
-    _choose_quickly[(heads, requests)](
+    wanted = unit_ids_RHN.shape[2]
+    assert units <= variant.most_units and wanted <= variant.most_wanted, f"{units} -> {wanted} is too much"
+    assert not any(stride % 4 for stride in scores_RHU.stride()[:2]), "rows must begin at whole 16 bytes"
+    _choose_variant[(heads, requests)](
         scores_RHU,
         context_tokens_R,
         kv_budget_tokens_R,
         unit_ids_RHN,
         pages_RHN,
         block_table_RM,
-        listed,
+        torch.empty(requests, heads, 2 * variant.room + 8, dtype=torch.int32, device=scores_RHU.device),
         *scores_RHU.stride()[:2],
         *unit_ids_RHN.stride()[:2],
         *pages_RHN.stride()[:2],
         block_table_RM.stride(0),
-        most,
-        **constants(layout, units, selector.unit_tokens, units_per_block, aligned, stage, scores_RHU.is_cuda),
-        num_warps=layout.warps,
-        # So that two programs fit on a multiprocessor.
-        maxnreg=min(1024 // layout.warps, 248),
+        wanted,
+        COMPILED=scores_RHU.is_cuda,
+        num_warps=variant.warps,
+        maxnreg=128,
+        **variant.constants(selector.unit_tokens, units_per_block, stage),
         **overlapping(scores_RHU),
     )
 
 
-def constants(
-    layout: Layout,
-    units: int,
-    unit_tokens: int,
-    units_per_block: int,
-    aligned: bool,
-    stage: str = STAGES[-1],
-    compiled: bool = True,
-) -> dict[str, int]:
-    """What a kernel is compiled for."""
-    return {
-        "UNIT": unit_tokens, "UNITS_PER_BLOCK": units_per_block, "ROWS": layout.rows, "LANE_ROWS": layout.lane_rows,
-        "QUADS": 32 * layout.warps, "CANDIDATES": layout.candidates, "PACKED": layout.packed, "JOINED": layout.joined,
-        "DIRECT": units <= layout.candidates, "HELD": units <= layout.chunk, "LOADED": 4 if aligned else 1,
-        "CHUNK_OF_ALL": 2048, "FILL": 32 * layout.warps, "STAGE": STAGES.index(stage),
-        "COMPILED": compiled,
-    }  # fmt: skip
-
-
 @triton.jit
 @no_type_check
-def _choose_quickly(
+def _choose_variant(
     scores,
     context_tokens,
     kv_budget_tokens,
@@ -138,17 +134,13 @@ def _choose_quickly(
     UNITS_PER_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     LANE_ROWS: tl.constexpr,
-    QUADS: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    PACKED: tl.constexpr,
-    DIRECT: tl.constexpr,
-    HELD: tl.constexpr,
-    LOADED: tl.constexpr,
-    CHUNK_OF_ALL: tl.constexpr,
-    FILL: tl.constexpr,
+    WARPS: tl.constexpr,
+    ROOM: tl.constexpr,
+    FLOATS: tl.constexpr,
+    WARPS_OWN: tl.constexpr,
+    PAIRS: tl.constexpr,
     STAGE: tl.constexpr,
     COMPILED: tl.constexpr,
-    JOINED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
@@ -162,80 +154,23 @@ def _choose_quickly(
     ids_row = unit_ids + request * ids_per_request + head * ids_per_head
     pages_row = pages + request * pages_per_request + head * pages_per_head
     table_row = block_table + request * table_per_request
-    fill = tl.arange(0, FILL)
-
+    listed_row = candidates + (request * tl.num_programs(0) + head) * (2 * ROOM + 8)
     if wanted == units:
-        for start in range(0, wanted, FILL):
-            each = start + fill
+        for start in range(0, wanted, 32 * WARPS):
+            each = start + tl.arange(0, 32 * WARPS)
             tl.store(ids_row + each, each, mask=each < wanted)
-            its_block = tl.load(table_row + each // UNITS_PER_BLOCK, mask=each < wanted, other=0).to(tl.int32)
-            tl.store(pages_row + each, its_block * UNITS_PER_BLOCK + each % UNITS_PER_BLOCK, mask=each < wanted)
+            page = page_of(table_row, each, each < wanted, UNITS_PER_BLOCK, COMPILED)
+            tl.store(pages_row + each, page, mask=each < wanted)
     elif wanted > 0:
-        if DIRECT:
-            _choose_from_held(
-                scores_row, ids_row, pages_row, table_row, units, wanted, UNITS_PER_BLOCK, CANDIDATES, LOADED, STAGE,
-                COMPILED, JOINED,
-            )  # fmt: skip
-        else:
-            listed_row = candidates + (request * tl.num_programs(0) + head) * CANDIDATES
-            fits = 0
-            # Otherwise there would be no number that enough lanes reach and few enough scores.
-            if (2 * wanted <= 4 * QUADS * LANE_ROWS) & (2 * wanted <= CANDIDATES):
-                fits = _choose_from_listed(
-                    scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, ROWS,
-                    LANE_ROWS, QUADS, CANDIDATES, PACKED, HELD, LOADED, STAGE, COMPILED,
-                    JOINED,
-                )  # fmt: skip
-            if fits == 0:
-                least = tl.full([], LEAST + 1, tl.int32)
-                _choose_from_all(
-                    scores_row, ids_row, pages_row, table_row, units, wanted, least, tl.full([], _LARGEST, tl.int32),
-                    UNITS_PER_BLOCK, CHUNK_OF_ALL, LOADED, True,
-                )  # fmt: skip
-
-    nothing = tl.full([FILL], -1, tl.int32)
-    for start in range(wanted, most, FILL):
-        spare = start + fill
-        tl.store(ids_row + spare, nothing, mask=spare < most)
-        tl.store(pages_row + spare, nothing, mask=spare < most)
+        _choose_from_candidates(
+            scores_row, ids_row, pages_row, table_row, listed_row, units, wanted, UNITS_PER_BLOCK, ROWS, LANE_ROWS,
+            WARPS, ROOM, FLOATS, WARPS_OWN, PAIRS, STAGE, COMPILED,
+        )  # fmt: skip
 
 
 @triton.jit
 @no_type_check
-def _choose_from_held(
-    scores_row,
-    ids_row,
-    pages_row,
-    table_row,
-    units,
-    wanted,
-    UNITS_PER_BLOCK: tl.constexpr,
-    LANES: tl.constexpr,
-    LOADED: tl.constexpr,
-    STAGE: tl.constexpr,
-    COMPILED: tl.constexpr,
-    JOINED: tl.constexpr,
-):
-    """Write the `wanted` best of units that all have a lane."""
-    unit = tl.arange(0, LANES)
-    ordered = _ordered(scores_row, unit, units, LOADED)
-    if STAGE <= 2:
-        tl.store(ids_row, tl.max(ordered, axis=0))
-    else:
-        low, low_reach, high, high_reach, _ = _begun(ordered, units, wanted, JOINED)
-        threshold = _exact(ordered, low, low_reach, high, high_reach, wanted, JOINED)
-        if STAGE == 3:
-            tl.store(ids_row, threshold)
-        else:
-            place, chosen = _places(ordered, threshold, wanted)
-            _put(ids_row, place, unit, chosen, COMPILED)
-            block = tl.load(table_row + unit // UNITS_PER_BLOCK, mask=chosen, other=0).to(tl.int32)
-            _put(pages_row, place, block * UNITS_PER_BLOCK + unit % UNITS_PER_BLOCK, chosen, COMPILED)
-
-
-@triton.jit
-@no_type_check
-def _choose_from_listed(
+def _choose_from_candidates(
     scores_row,
     ids_row,
     pages_row,
@@ -246,178 +181,54 @@ def _choose_from_listed(
     UNITS_PER_BLOCK: tl.constexpr,
     ROWS: tl.constexpr,
     LANE_ROWS: tl.constexpr,
-    QUADS: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    PACKED: tl.constexpr,
-    HELD: tl.constexpr,
-    LOADED: tl.constexpr,
+    WARPS: tl.constexpr,
+    ROOM: tl.constexpr,
+    FLOATS: tl.constexpr,
+    WARPS_OWN: tl.constexpr,
+    PAIRS: tl.constexpr,
     STAGE: tl.constexpr,
     COMPILED: tl.constexpr,
-    JOINED: tl.constexpr,
 ):
-    """Write the `wanted` best, fewer than half of the lanes; nothing where the candidates do not fit. Whether they do."""
-    CHUNK: tl.constexpr = ROWS * QUADS * 4
-    LANES: tl.constexpr = LANE_ROWS * QUADS * 4
-    inside = tl.arange(0, ROWS)[:, None] * (QUADS * 4) + tl.arange(0, QUADS * 4)[None, :]
-    ordered = _ordered(scores_row, inside, units, LOADED)
-    best = _largest_of(ordered, LANE_ROWS, ROWS, QUADS)
-    if not HELD:
-        for start in range(CHUNK, units, CHUNK):
-            best = tl.maximum(
-                best,
-                _largest_of(_ordered(scores_row, start + inside, units, LOADED), LANE_ROWS, ROWS, QUADS),
-            )
-    fits = 1
+    """Write the `wanted` best; nothing where more candidates are found than there is room for."""
+    LANES: tl.constexpr = 128 * LANE_ROWS * WARPS
+    row, warp, inside = tl.arange(0, ROWS), tl.arange(0, WARPS), tl.arange(0, 128)
+    unit = inside[None, None, :]
+    if WARPS_OWN:
+        unit += 128 * row[:, None, None] + (128 * ROWS) * warp[None, :, None]
+    else:
+        unit += (128 * WARPS) * row[:, None, None] + 128 * warp[None, :, None]
+    if FLOATS:
+        held = tl.load(scores_row + unit, mask=unit // 4 < (units + 3) // 4, other=0.0)
+        held = tl.where(unit < units, held, float("-inf"))
+    else:
+        held = ordered_scores(scores_row, unit, units, 4)
+    best = tl.reduce(
+        tl.reshape(held, [ROWS // LANE_ROWS, LANE_ROWS, 128 * WARPS]), 0, _larger if FLOATS else _larger_bits
+    )
+    best = tl.reshape(best, [LANES])
+    if FLOATS:
+        best = ordered_bits(best)
     if STAGE == 0:
         tl.store(ids_row, tl.max(best, axis=0))
     else:
-        enough = tl.maximum(wanted + wanted // 4, CANDIDATES // 4)
-        low, low_reach, high, high_reach, finite = _begun(best, tl.minimum(units, LANES), wanted, JOINED)
-        while (low < high) & (low_reach > enough):
-            low, low_reach, high, high_reach = _round(best, low, low_reach, high, high_reach, wanted, JOINED)
+        least, finite = ends(best)
+        first, second, third, fourth = below(finite, least)
+        enough = tl.maximum(wanted + wanted // 4, ROOM // 8)
+        low = searched(best, least, LANES, LARGEST, first, second, third, fourth, wanted, enough, False)
         if STAGE == 1:
-            tl.store(ids_row, low.to(tl.int32))
-        else:
-            reached = low.to(tl.int32)
-            if HELD:
-                count = _list(listed_row, inside, ordered, reached, 0, ROWS, QUADS, CANDIDATES, PACKED, COMPILED)
-            else:
-                count = tl.zeros([], tl.int32)
-                for start in range(0, units, CHUNK):
-                    part = _ordered(scores_row, start + inside, units, LOADED)
-                    count = _list(
-                        listed_row, start + inside, part, reached, count, ROWS, QUADS, CANDIDATES, PACKED, COMPILED
-                    )
-            fits = (count <= CANDIDATES).to(tl.int32)
-            if count <= CANDIDATES:
+            tl.store(ids_row, low)
+        # What does not exist is held as -inf, which reaches -inf; and all numbers would seem to reach one that is NaN.
+        elif (low <= INFINITY) & (low > ~INFINITY):
+            count = _list(
+                listed_row, unit, held, low, ROWS, WARPS, ROOM, FLOATS, WARPS_OWN, PAIRS, COMPILED
+            )  # fmt: skip
+            if count <= ROOM:
                 # What other threads listed must have arrived.
                 tl.debug_barrier()
-                lane = tl.arange(0, CANDIDATES)
-                unit = tl.load(listed_row + lane, mask=lane < count, other=0)
-                score = tl.load(scores_row + unit, mask=lane < count, other=0.0)
-                its = tl.where(lane < count, ordered_bits(score), LEAST)
-                # It arrives while the search goes on.
-                block = tl.load(table_row + unit // UNITS_PER_BLOCK, mask=lane < count, other=0).to(tl.int32)
-                page = block * UNITS_PER_BLOCK + unit % UNITS_PER_BLOCK
-                if STAGE == 2:
-                    tl.store(ids_row + lane, its, mask=(lane < wanted))
-                    tl.store(pages_row + lane, page, mask=(lane < wanted))
-                else:
-                    low, low_reach, high, high_reach = _begun_among(its, low, count, finite, wanted, JOINED)
-                    threshold = _exact(its, low, low_reach, high, high_reach, wanted, JOINED)
-                    if STAGE == 3:
-                        tl.store(ids_row + lane, threshold + page, mask=(lane < wanted))
-                    else:
-                        place, chosen = _places(its, threshold, wanted)
-                        _put(ids_row, place, unit, chosen, COMPILED)
-                        _put(pages_row, place, page, chosen, COMPILED)
-    return fits
-
-
-@triton.jit
-@no_type_check
-def _largest_of(ordered, LANE_ROWS: tl.constexpr, ROWS: tl.constexpr, QUADS: tl.constexpr):
-    """The largest of every ROWS / LANE_ROWS scores, none of which are neighbours."""
-    split = tl.reshape(ordered, [ROWS // LANE_ROWS, LANE_ROWS, QUADS * 4])
-    return tl.reshape(tl.max(split, axis=0), [LANE_ROWS * QUADS * 4])
-
-
-@triton.jit
-@no_type_check
-def _begun(ordered, existing, wanted, JOINED: tl.constexpr):
-    """The ends of a search among lanes, `existing` of which are not LEAST, after a first round; how many reach the lower
-    one, and how many lie above the higher one; the largest finite number. `wanted` is at most `existing`."""
-    finite_lanes = tl.where(ordered < _INFINITY, ordered, LEAST)
-    # Turned over, the smallest is the largest.
-    turned = tl.where(ordered == LEAST, LEAST, ~ordered)
-    if JOINED:
-        finite, least = tl.split(tl.max(tl.join(finite_lanes, turned), axis=0))
-    else:
-        finite, least = tl.max(finite_lanes, axis=0), tl.max(turned, axis=0)
-    finite = finite.to(tl.int64)
-    low = (~least).to(tl.int64)
-    # The best are seldom further than an octave or two (of 2 ** 23 numbers) below the largest.
-    first = tl.maximum(finite - (1 << 24), low)
-    second = tl.maximum(finite - (1 << 23), low)
-    third = tl.maximum(finite - (1 << 22), low)
-    fourth = tl.maximum(tl.full([], _INFINITY, tl.int64), low)
-    low, low_reach, high, high_reach = _narrowed(
-        ordered, low, existing, tl.full([], _LARGEST, tl.int64), tl.zeros([], tl.int32), first, second, third, fourth,
-        wanted, JOINED,
-    )  # fmt: skip
-    # No number lies between.
-    return low, low_reach, tl.where(high < _INFINITY, tl.minimum(high, finite), high), high_reach, finite
-
-
-@triton.jit
-@no_type_check
-def _begun_among(ordered, low, count, finite, wanted, JOINED: tl.constexpr):
-    """The same among candidates, `count` numbers that reach `low`: most of them by little."""
-    apart = tl.maximum(finite - low, 0)
-    first = low + (apart >> 4)
-    second = low + (apart >> 3)
-    third = low + (apart >> 2)
-    fourth = tl.maximum(tl.full([], _INFINITY, tl.int64), low)
-    low, low_reach, high, high_reach = _narrowed(
-        ordered, low, count, tl.full([], _LARGEST, tl.int64), tl.zeros([], tl.int32), first, second, third, fourth,
-        wanted, JOINED,
-    )  # fmt: skip
-    return low, low_reach, tl.where(high < _INFINITY, tl.minimum(high, finite), high), high_reach
-
-
-@triton.jit
-@no_type_check
-def _exact(ordered, low, low_reach, high, high_reach, wanted, JOINED: tl.constexpr):
-    """A number that at least `wanted` reach, and above which no more than `wanted` lie."""
-    while (low < high) & (low_reach > wanted + 1) & (high_reach < wanted - 1):
-        low, low_reach, high, high_reach = _round(ordered, low, low_reach, high, high_reach, wanted, JOINED)
-    threshold = low.to(tl.int32)
-    if (low < high) & (low_reach > wanted):
-        # One too many: the smallest that reaches the lower end. One too few: the largest up to the higher end.
-        if low_reach == wanted + 1:
-            threshold = tl.min(tl.where(ordered >= low.to(tl.int32), ordered, 0x7FFFFFFF), axis=0)
-        else:
-            threshold = tl.max(tl.where(ordered <= high.to(tl.int32), ordered, LEAST), axis=0)
-    return threshold
-
-
-@triton.jit
-@no_type_check
-def _round(ordered, low, low_reach, high, high_reach, wanted, JOINED: tl.constexpr):
-    """One round, which divides what lies between the ends by five."""
-    apart = high - low
-    first = low + ((apart * 51 + 255) >> 8)
-    second = low + ((apart * 102 + 255) >> 8)
-    third = low + ((apart * 154 + 255) >> 8)
-    fourth = low + ((apart * 205 + 255) >> 8)
-    return _narrowed(ordered, low, low_reach, high, high_reach, first, second, third, fourth, wanted, JOINED)
-
-
-@triton.jit
-@no_type_check
-def _narrowed(ordered, low, low_reach, high, high_reach, first, second, third, fourth, wanted, JOINED: tl.constexpr):
-    """The ends after a comparison with four numbers, none below `low`, in order. At least `wanted` reach `low`, and fewer
-    lie above `high`. The numbers are int64, since differences may not fit into 32 bits."""
-    reached = (ordered >= first.to(tl.int32)).to(tl.int32)
-    reached += (ordered >= second.to(tl.int32)).to(tl.int32) << 16
-    further = (ordered >= third.to(tl.int32)).to(tl.int32)
-    further += (ordered >= fourth.to(tl.int32)).to(tl.int32) << 16
-    if JOINED:
-        lower, upper = tl.split(tl.sum(tl.join(reached, further), axis=0))
-    else:
-        lower, upper = tl.sum(reached, axis=0), tl.sum(further, axis=0)
-    for each in tl.static_range(4):
-        number = first if each == 0 else (second if each == 1 else (third if each == 2 else fourth))
-        count = ((lower if each < 2 else upper) >> (16 * (each % 2))) & 0xFFFF
-        low = tl.where(count >= wanted, number, low)
-        low_reach = tl.where(count >= wanted, count, low_reach)
-    for back in tl.static_range(4):
-        number = fourth if back == 0 else (third if back == 1 else (second if back == 2 else first))
-        count = ((upper if back < 2 else lower) >> (16 * ((3 - back) % 2))) & 0xFFFF
-        below = (count < wanted) & (number <= high)
-        high = tl.where(below, number - 1, high)
-        high_reach = tl.where(below, count, high_reach)
-    return low, low_reach, high, high_reach
+                _choose_listed(
+                    scores_row, ids_row, pages_row, table_row, listed_row, wanted, count, low, finite, UNITS_PER_BLOCK,
+                    ROOM, FLOATS, PAIRS, STAGE, COMPILED,
+                )  # fmt: skip
 
 
 @triton.jit
@@ -425,73 +236,132 @@ def _narrowed(ordered, low, low_reach, high, high_reach, first, second, third, f
 def _list(
     listed_row,
     unit,
-    ordered,
-    reached,
-    before,
+    held,
+    low,
     ROWS: tl.constexpr,
-    QUADS: tl.constexpr,
-    CANDIDATES: tl.constexpr,
-    PACKED: tl.constexpr,
+    WARPS: tl.constexpr,
+    ROOM: tl.constexpr,
+    FLOATS: tl.constexpr,
+    WARPS_OWN: tl.constexpr,
+    PAIRS: tl.constexpr,
     COMPILED: tl.constexpr,
 ):
-    """Append the units whose scores reach a number, in ascending order; how many are listed then. There may be more than
-    there is room for."""
-    reaches = tl.reshape((ordered >= reached).to(tl.int32), [ROWS, QUADS, 4])
-    of_quad = tl.sum(reaches, axis=2)
-    if PACKED:
-        # Four rows to a word, in fields of 16 bits: all rows together have fewer than 2 ** 16.
-        field = 16 * tl.arange(0, 4).to(tl.int64)
-        words = tl.sum(tl.reshape(of_quad, [ROWS // 4, 4, QUADS]).to(tl.int64) << field[None, :, None], axis=1)
-        begins = tl.cumsum(words, axis=1) - words
-        of_word = tl.sum(words, axis=1)
-        word = tl.arange(0, ROWS // 4)
-        count = tl.zeros([], tl.int64)
-        for each in tl.static_range(ROWS // 4):
-            its = tl.sum(tl.where(word == each, of_word, 0), axis=0)
-            # In each field, what the fields before it hold together, and what the words before it do.
-            earlier = its * 0x0001000100010000 + count * 0x0001000100010001
-            begins += tl.where(word == each, earlier, 0)[:, None]
-            count += (its * 0x0001000100010001) >> 48 & 0xFFFF
-        count = count.to(tl.int32)
-        begins = tl.reshape(((begins[:, None, :] >> field[None, :, None]) & 0xFFFF).to(tl.int32), [ROWS, QUADS])
+    """List the units whose scores reach a number, in ascending order; how many there are."""
+    if FLOATS:
+        bits = tl.where(low < 0, low ^ 0x7FFFFFFF, low)
+        reaches = ~(held < bits.to(tl.float32, bitcast=True))
     else:
-        flat = tl.reshape(of_quad, [ROWS * QUADS])
-        begins = tl.reshape(tl.cumsum(flat, axis=0) - flat, [ROWS, QUADS])
-        count = tl.sum(flat, axis=0)
-    place = before + begins[:, :, None] + tl.cumsum(reaches, axis=2) - reaches
-    _put(listed_row, place, tl.reshape(unit, [ROWS, QUADS, 4]), (reaches != 0) & (place < CANDIDATES), COMPILED)
-    return before + count
+        reaches = held >= low
+    if WARPS_OWN:
+        listed = tl.reshape(reaches.to(tl.int32), [ROWS, WARPS, 32, 4])
+        begins, count = _begins_by_warps(listed, ROWS, WARPS)
+        # The four places behind the room are nobody's.
+        place = tl.minimum(begins, ROOM)[:, :, :, None] + tl.cumsum(listed, axis=3) - listed
+        fits = tl.reshape(listed, [ROWS, WARPS, 128]) != 0
+    else:
+        listed = tl.reshape(reaches.to(tl.int32), [ROWS, 32 * WARPS, 4])
+        place, count = places_in_order(listed, 0, ROWS, 32 * WARPS)
+        fits = tl.reshape((listed != 0) & (place < ROOM), [ROWS, WARPS, 128])
+    place = tl.reshape(place, [ROWS, WARPS, 128])
+    if PAIRS:
+        bits = held.to(tl.int32, bitcast=True) if FLOATS else held
+        _put_pair(listed_row, place, unit, bits, fits, COMPILED)
+    else:
+        put(listed_row, place, unit, fits, COMPILED)
+    return count
 
 
 @triton.jit
 @no_type_check
-def _put(row, place, number, mask, COMPILED: tl.constexpr):
-    """row[place] = number where the mask is set. `tl.store` would hand pointers and numbers from thread to thread first, to
-    bring neighbours in memory together where there are none."""
+def _choose_listed(
+    scores_row,
+    ids_row,
+    pages_row,
+    table_row,
+    listed_row,
+    wanted,
+    count,
+    low,
+    finite,
+    UNITS_PER_BLOCK: tl.constexpr,
+    ROOM: tl.constexpr,
+    FLOATS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    STAGE: tl.constexpr,
+    COMPILED: tl.constexpr,
+):
+    lane = tl.arange(0, ROOM)
+    listed = lane < count
+    if PAIRS:
+        pair = tl.load(listed_row.to(tl.pointer_type(tl.int64)) + lane, mask=listed, other=0)
+        unit, bits = pair.to(tl.int32), (pair >> 32).to(tl.int32)
+        ordered = ordered_bits(bits.to(tl.float32, bitcast=True)) if FLOATS else bits
+    else:
+        unit = tl.load(listed_row + lane, mask=listed, other=0)
+        ordered = ordered_bits(tl.load(scores_row + unit, mask=listed, other=0.0))
+    ordered = tl.where(listed, ordered, LEAST)
+    # It arrives while the search goes on.
+    page = page_of(table_row, unit, listed, UNITS_PER_BLOCK, COMPILED)
+    if STAGE == 2:
+        tl.store(ids_row + lane, ordered, mask=lane < wanted)
+        tl.store(pages_row + lane, page, mask=lane < wanted)
+    else:
+        first, second, third, fourth = closely_above(low, finite)
+        threshold = searched(ordered, low, count, LARGEST, first, second, third, fourth, wanted, wanted, True)
+        if STAGE == 3:
+            tl.store(ids_row + lane, threshold + page, mask=lane < wanted)
+        else:
+            place, chosen = places_of_best(ordered, threshold, wanted)
+            put(ids_row, place, unit, chosen, COMPILED)
+            put(pages_row, place, page, chosen, COMPILED)
+
+
+@triton.jit
+@no_type_check
+def _larger(one, other):
+    """NaN is the largest."""
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+@no_type_check
+def _larger_bits(one, other):
+    return tl.maximum(one, other)
+
+
+@triton.jit
+@no_type_check
+def _begins_by_warps(listed, ROWS: tl.constexpr, WARPS: tl.constexpr):
+    """How many units of [ROWS, WARPS, 32, 4] are listed (1, not 0) before each four, and how many are. Those of a warp
+    stand together: by warp, row, lane."""
+    of_quad = tl.sum(listed, axis=3)
+    # Four rows to a word, in fields of 8 bits: a warp has 128 units in a row.
+    field = 8 * tl.arange(0, 4)
+    words = tl.sum(tl.reshape(of_quad, [ROWS // 4, 4, WARPS, 32]) << field[None, :, None, None], axis=1)
+    begins = tl.cumsum(words, axis=2) - words
+    of_word = tl.sum(words, axis=2)
+    of_row = tl.reshape((of_word[:, None, :] >> field[None, :, None]) & 255, [ROWS, WARPS])
+    of_warp = tl.sum(of_row, axis=0)
+    so_far = tl.cumsum(of_warp, axis=0)
+    row_begins = tl.cumsum(of_row, axis=0) - of_row + (so_far - of_warp)[None, :]
+    begins = tl.reshape((begins[:, None, :, :] >> field[None, :, None, None]) & 255, [ROWS, WARPS, 32])
+    return begins + row_begins[:, :, None], tl.max(so_far, axis=0)
+
+
+@triton.jit
+@no_type_check
+def _put_pair(row, place, first, second, mask, COMPILED: tl.constexpr):
+    """Two numbers of 32 bits at each place where the mask is set, as `put`."""
     if COMPILED:
         tl.inline_asm_elementwise(
-            "{ .reg .pred p; .reg .b64 at; setp.ne.b32 p, $4, 0; mad.wide.s32 at, $2, 4, $1;"
-            " @p st.global.b32 [at], $3; mov.b32 $0, 0; }",
-            "=r,l,r,r,r",
-            [row.to(tl.int64), place, number, mask.to(tl.int32)],
+            "{ .reg .pred p; .reg .b64 at; setp.ne.b32 p, $5, 0; mad.wide.s32 at, $2, 8, $1;"
+            " @p st.global.v2.b32 [at], {$3, $4}; mov.b32 $0, 0; }",
+            "=r,l,r,r,r,r",
+            [row.to(tl.int64), place, first, second, mask.to(tl.int32)],
             dtype=tl.int32,
             is_pure=False,
             pack=1,
         )
     else:
-        tl.store(row + place, number, mask=mask)
-
-
-@triton.jit
-@no_type_check
-def _places(ordered, threshold, wanted):
-    """Where the units above the threshold go, and of those equal to it the first ones, up to `wanted`; which they are."""
-    above = (ordered > threshold).to(tl.int32)
-    equal = (ordered == threshold).to(tl.int32)
-    # One scan counts both: units above in the lower half of each word, equal ones in the upper half.
-    counted = tl.cumsum(above + (equal << 16), axis=0)
-    wanted_equals = wanted - tl.sum(above, axis=0)
-    above_so_far = counted & 0xFFFF
-    equal_so_far = counted >> 16
-    chosen = (above != 0) | ((equal != 0) & (equal_so_far <= wanted_equals))
-    return above_so_far + tl.minimum(equal_so_far, wanted_equals) - 1, chosen
+        tl.store(row + 2 * place, first, mask=mask)
+        tl.store(row + 2 * place + 1, second, mask=mask)

@@ -1,18 +1,20 @@
-"""The choice of units by the kernel of choice_kernels.py, beside the present one, on a CUDA GPU: checked, then timed.
+"""The choice of units by the engines' kernel and by variants (choice_kernels.py), on a CUDA GPU: checked, then timed.
 
     python benchmarks/choice_sweep.py --out runs/choice-sweep.json
     python benchmarks/choice_sweep.py --dry     # no GPU: tiny sizes in triton's interpreter, nothing is timed
 
-Every layout is first compiled and compared with the present kernel in a process of its own, all at a time: on normal,
-heavy-tailed and tied scores, with equal and with mixed contexts, over outputs that hold rubbish. One that fails is told and
-left out. `us` is as in decode_kernels.py (L2 flushed before each call), `warm_us` one of several calls in a row, whose
-scores are in L2, as after the kernel that made them. Then both kernels are timed until the end of each of their stages.
-Of the scores, the first and the last ones are +inf, as those of units that are always read.
+Every kernel is first compiled and compared with the reference in a process of its own, all at a time: on normal,
+heavy-tailed and tied scores, with equal and with mixed contexts, over outputs that hold rubbish. One that fails is told
+and left out. `us` is as in decode_kernels.py (L2 flushed before each call), `warm_us` one of several calls in a row,
+whose scores are in L2, as after the kernel that made them. The engines' kernel is timed with lists as long as the
+budget, and with lists of all units, as engines have them. Then variants are timed until the end of each of their
+stages. Of the scores, the first and the last ones are +inf, as those of units that are always read.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import math
 import os
 import subprocess
@@ -27,20 +29,21 @@ if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import choice_kernels
-import choice_stages
 import decode_kernels
 import torch
-from choice_kernels import STAGES, Layout
+from choice_kernels import STAGES, Variant
 from torch import Tensor
 
 from sparroll import records
-from sparroll.attention.decode import triton_top_k
+from sparroll.attention.decode import paged, triton_top_k
+from sparroll.attention.decode.triton_top_k import ChoiceLayout
 from sparroll.attention.selectors import PageMean
 
 SCORES = ("normal", "heavy tails", "ties")
-CHECK_SECONDS = 70
+CHECK_SECONDS = 90
 """Longest that all checks, compiling included, may take; they run at the same time."""
 CALLS = 20
+Kernel = ChoiceLayout | Variant
 
 
 @dataclass(frozen=True)
@@ -56,32 +59,43 @@ class Size:
         return f"{self.units} -> {self.wanted}"
 
 
-SIZES = (Size(7500, 256, 4), Size(15_000, 512, 2), Size(30_000, 1024, 1), Size(1875, 64, 16))
-LAYOUTS = {
+ENGINE = ChoiceLayout()
+AS_ENGINES = {"floats": False, "warps_own": False, "pairs": False}
+"""A variant that works as the engines' kernel does, so that its stages can be timed."""
+SIZES = (Size(7500, 256, 4), Size(15_000, 512, 2), Size(30_000, 1024, 1), Size(1875, 64, 16), Size(2500, 256, 16))
+LARGE = (Size(7500, 1024, 4), Size(15_000, 2048, 2), Size(30_000, 4096, 1), Size(30_000, 16_384, 1))
+"""Budgets of 4,096 tokens, and one of more than half of all units."""
+KERNELS: dict[Size, tuple[Kernel, ...]] = {
+    **dict.fromkeys((*SIZES, *LARGE), (ENGINE,)),
     SIZES[0]: (
-        Layout(8, 8, 1, 1024), Layout(8, 8, 1, 512), Layout(8, 8, 2, 1024), Layout(8, 8, 1, 1024, False),
-        Layout(8, 8, 1, 1024, joined=False), Layout(16, 4, 1, 1024), Layout(16, 4, 1, 512), Layout(4, 16, 2, 1024),
-        Layout(8, 4, 1, 1024),
+        ENGINE, Variant(8, 1, 512, **AS_ENGINES), Variant(8, 1, 512, floats=False, pairs=False),
+        Variant(8, 1, 512, pairs=False), Variant(8, 1, 512), Variant(8, 1, 1024),
     ),
     SIZES[1]: (
-        Layout(8, 16, 2, 1024), Layout(8, 16, 2, 2048), Layout(16, 8, 1, 1024), Layout(16, 8, 1, 2048),
-        Layout(8, 8, 2, 1024), Layout(16, 8, 1, 1024, False), Layout(16, 8, 1, 1024, joined=False),
-        Layout(16, 4, 1, 1024),
+        ENGINE, ChoiceLayout(rows=16), Variant(16, 2, 1024, **AS_ENGINES),
+        Variant(16, 2, 1024, floats=False, pairs=False), Variant(16, 2, 1024, warps_own=False, pairs=False),
+        Variant(16, 2, 1024, pairs=False), Variant(16, 1, 1024, pairs=False), Variant(16, 2, 1024),
     ),
-    SIZES[2]: (Layout(8, 8, 4, 2048), Layout(16, 8, 2, 2048), Layout(8, 16, 4, 2048), Layout(16, 4, 2, 2048)),
-    SIZES[3]: (Layout(8, 8, 1, 2048), Layout(4, 8, 1, 2048), Layout(16, 4, 1, 2048)),
 }  # fmt: skip
-DRY_LAYOUTS = {
-    Size(700, 24, 4): (Layout(1, 8, 1, 128), Layout(1, 4, 1, 64), Layout(2, 4, 1, 128, False)),
-    Size(120, 20, 4): (Layout(1, 8, 1, 128), Layout(1, 8, 1, 128, joined=False)),
+DRY_KERNELS: dict[Size, tuple[Kernel, ...]] = {
+    Size(700, 24, 4): (ChoiceLayout(1, 128, 8), Variant(8, 1, 128, warps=1), Variant(8, 1, 64, **AS_ENGINES, warps=1)),
+    Size(120, 20, 4): (ChoiceLayout(1, 128, 8),),
+    Size(1500, 300, 4): (ChoiceLayout(1, 128, 8),),
 }
-STAGED = {SIZES[0]: Layout(8, 8, 1, 1024), SIZES[1]: Layout(16, 8, 1, 1024)}
+STAGED = {
+    SIZES[0]: (Variant(8, 1, 512, **AS_ENGINES), Variant(8, 1, 512, pairs=False)),
+    SIZES[1]: (Variant(16, 2, 1024, **AS_ENGINES), Variant(16, 2, 1024, pairs=False)),
+}
 """Whose stages are timed."""
+
+
+def about(kernel: Kernel) -> dict[str, Any]:
+    return {"kernel": "engine" if isinstance(kernel, ChoiceLayout) else "variant", **asdict(kernel)}
 
 
 @dataclass
 class Job:
-    """Everything that a call of the choice needs, and the present kernel's choice."""
+    """Everything that a call of the choice needs."""
 
     size: Size
     scores_RHU: Tensor
@@ -115,31 +129,40 @@ class Job:
         units_per_block = max(16 // size.unit_tokens, 1)
         blocks = -(-size.units // units_per_block)
         table = torch.stack([torch.randperm(requests * blocks, generator=generator)[:blocks] for _ in range(requests)])
-        shape = (requests, heads, size.wanted)
+        # Rows of whole 16 bytes, as engines have them.
+        padded = torch.full((requests, heads, -(-size.units // 4) * 4), math.nan, device=device)
+        padded[..., : size.units] = scores.to(device)
+        ids, pages = (
+            torch.full((requests, heads, size.wanted), -2, dtype=torch.int32, device=device) for _ in range(2)
+        )
         return Job(
-            size, scores.to(device), contexts.to(device),
+            size, padded[..., : size.units], contexts.to(device),
             torch.full((requests,), size.wanted * size.unit_tokens, dtype=torch.int32, device=device),
-            table.int().to(device), torch.full(shape, -2, dtype=torch.int32, device=device),
-            torch.full(shape, -2, dtype=torch.int32, device=device),
+            table.int().to(device), ids, pages,
             PageMean(size.unit_tokens, size.unit_tokens, 2 * size.unit_tokens), units_per_block,
         )  # fmt: skip
 
-    def present(self) -> None:
-        triton_top_k.choose_units(
-            self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, self.pages_RHN, self.table_RM,
-            self.units_per_block,
+    def with_long_lists(self) -> Job:
+        """With a place for each unit, as engines have them."""
+        ids, pages = (self.ids_RHN.new_full(self.scores_RHU.shape, -2) for _ in range(2))
+        return dataclasses.replace(self, ids_RHN=ids, pages_RHN=pages)
+
+    def reference(self) -> None:
+        paged.choose_units(
+            self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, pages_RHN=self.pages_RHN,
+            block_table_RM=self.table_RM, units_per_block=self.units_per_block, fill_rest=False,
         )  # fmt: skip
 
-    def candidate(self, layout: Layout, stage: str = STAGES[-1]) -> None:
-        choice_kernels.choose_units(
-            self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, self.pages_RHN, self.table_RM,
-            self.units_per_block, layout, stage,
+    def choose(self, kernel: Kernel, stage: str = STAGES[-1]) -> None:
+        given = (
+            self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, self.pages_RHN,
+            self.table_RM, self.units_per_block,
         )  # fmt: skip
-
-    def present_until(self, stage: str) -> None:
-        choice_stages.present_until(
-            stage, self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN
-        )
+        if isinstance(kernel, ChoiceLayout):
+            layout = ChoiceLayout.default(self.size.units) if kernel == ENGINE else kernel
+            triton_top_k.choose_units(*given, fill_rest=False, layout=layout)
+        else:
+            choice_kernels.choose_units(*given, kernel, stage)
 
     def chosen(self, choose: Callable[[], None]) -> tuple[Tensor, Tensor]:
         self.ids_RHN.fill_(-2), self.pages_RHN.fill_(-2)
@@ -147,45 +170,48 @@ class Job:
         return self.ids_RHN.clone(), self.pages_RHN.clone()
 
 
-def check(size: Size, layout: Layout, device: str, requests: int) -> None:
-    """Raises where the candidate chooses other units than the present kernel."""
+def check(size: Size, kernel: Kernel, device: str, requests: int) -> None:
+    """Raises where a kernel chooses other units than the reference. Variants may leave lists of ties as they are."""
     for kind in SCORES:
         for mixed in (False, True):
             job = Job.build(size, device, kind, mixed, requests)
-            expected = job.chosen(job.present)
-            found = job.chosen(lambda job=job: job.candidate(layout))
-            for ours, theirs, what in zip(found, expected, ("units", "pages"), strict=True):
-                rows = int((ours != theirs).any(-1).sum())
-                assert not rows, f"{what} differ in {rows} rows, {kind}, {'mixed' if mixed else 'equal'} contexts"
+            for its in (job, job.with_long_lists()) if isinstance(kernel, ChoiceLayout) else (job,):
+                expected = its.chosen(its.reference)
+                found = its.chosen(lambda its=its: its.choose(kernel))
+                left = (found[0] == -2).all(-1) & isinstance(kernel, Variant) & (kind == "ties")
+                for ours, theirs, what in zip(found, expected, ("units", "pages"), strict=True):
+                    rows = int(((ours != theirs).any(-1) & ~left).sum())
+                    assert not rows, f"{what} differ in {rows} rows, {kind}, {'mixed' if mixed else 'equal'} contexts"
 
 
-def compile_stages(size: Size, layout: Layout, device: str) -> None:
+def compile_stages(size: Size, variants: tuple[Variant, ...], device: str) -> None:
     job = Job.build(size, device)
-    for stage in STAGES[:-1]:
-        job.candidate(layout, stage), job.present_until(stage)
+    for variant in variants:
+        for stage in STAGES[:-1]:
+            job.choose(variant, stage)
     if device == "cuda":
         torch.cuda.synchronize()
 
 
-def tasks(layouts: dict[Size, tuple[Layout, ...]]) -> list[tuple[str, Size, Layout]]:
+def tasks(kernels: dict[Size, tuple[Kernel, ...]]) -> list[tuple[str, Size, Any]]:
     """What is run in processes of their own."""
-    checks = [("check", size, layout) for size, its in layouts.items() for layout in its]
-    return checks + [("stages", size, layout) for size, layout in STAGED.items() if size in layouts]
+    checks = [("check", size, kernel) for size, its in kernels.items() for kernel in its]
+    return checks + [("stages", size, variants) for size, variants in STAGED.items() if size in kernels]
 
 
 def run_task(number: int) -> None:
-    what, size, layout = tasks(LAYOUTS)[number]
+    what, size, its = tasks(KERNELS)[number]
     if what == "check":
-        check(size, layout, "cuda", requests=32)
+        check(size, its, "cuda", requests=32)
         torch.cuda.synchronize()
     else:
-        compile_stages(size, layout, "cuda")
+        compile_stages(size, its, "cuda")
 
 
 def failures() -> dict[int, str]:
     """Why tasks failed, by number. All run at a time, because compiling is what takes the time."""
     command = [sys.executable, __file__, "--task"]
-    everything = tasks(LAYOUTS)
+    everything = tasks(KERNELS)
     waiting, running, failed = list(range(len(everything))), {}, {}
     ends = time.monotonic() + CHECK_SECONDS
     most = max(2, (os.cpu_count() or 2) - 2)
@@ -242,32 +268,28 @@ def timed(clock: decode_kernels.Clock, call: Callable[[], Any], **about: Any) ->
     return row
 
 
-def rows_of(clock: decode_kernels.Clock, size: Size, ready: list[Layout], staged: bool) -> Iterator[dict[str, Any]]:
-    """The present kernel, the candidates, and the stages of both."""
+def rows_of(clock: decode_kernels.Clock, size: Size, ready: list[Kernel], staged: bool) -> Iterator[dict[str, Any]]:
+    """Each kernel, and stages of variants."""
     job, mixed = Job.build(size, "cuda"), Job.build(size, "cuda", mixed=True)
-    expected = job.chosen(job.present)
-    yield timed(clock, job.present, size=size.name, kernel="present", contexts="equal")
-    yield timed(clock, mixed.present, size=size.name, kernel="present", contexts="mixed")
-    for layout in ready:
-        about = {"size": size.name, "kernel": "candidate", **asdict(layout)}
-        yield timed(clock, lambda layout=layout: job.candidate(layout), contexts="equal", **about)
+    expected = job.chosen(job.reference)
+    for kernel in ready:
+        what = {"size": size.name, **about(kernel)}
+        yield timed(clock, lambda kernel=kernel: job.choose(kernel), contexts="equal", **what)
         # Timed runs wrote the same outputs many times over.
         if not all(map(torch.equal, (job.ids_RHN, job.pages_RHN), expected)):
-            yield {**about, "contexts": "equal", "error": "chooses other units than the present kernel"}
-        yield timed(clock, lambda layout=layout: mixed.candidate(layout), contexts="mixed", **about)
-    if size in STAGED:
-        layout = STAGED[size]
+            yield {**what, "contexts": "equal", "error": "chooses other units than the reference"}
+        yield timed(clock, lambda kernel=kernel: mixed.choose(kernel), contexts="mixed", **what)
+        if kernel == ENGINE:
+            for contexts, its in (("equal", job.with_long_lists()), ("mixed", mixed.with_long_lists())):
+                yield timed(clock, lambda its=its: its.choose(ENGINE), contexts=contexts, lists="of all units", **what)
+    if staged:
         nothing = Job.build(size, "cuda")
         nothing.budgets_R.zero_()
-        yield timed(clock, lambda: nothing.candidate(layout), size=size.name, kernel="nothing wanted")
-        for stage in STAGES[:-1]:
-            yield timed(
-                clock, lambda stage=stage: job.present_until(stage), size=size.name, kernel="present", until=stage
-            )
-        for stage in STAGES[:-1] if staged else ():
-            yield timed(
-                clock, lambda stage=stage: job.candidate(layout, stage), size=size.name, kernel="candidate", until=stage
-            )
+        yield timed(clock, lambda: nothing.choose(ENGINE), size=size.name, kernel="nothing wanted")
+        for variant in STAGED[size]:
+            for stage in STAGES[:-1]:
+                what = {"size": size.name, **about(variant), "until": stage}
+                yield timed(clock, lambda variant=variant, stage=stage: job.choose(variant, stage), **what)
 
 
 def main() -> None:
@@ -275,14 +297,14 @@ def main() -> None:
     parser.add_argument("--out", help="JSON record; not needed with --dry")
     parser.add_argument("--repeats", type=int, default=15)
     parser.add_argument(
-        "--task", type=int, help="check one layout or compile the stages of one, as the call does itself"
+        "--task", type=int, help="check one kernel or compile the stages of some, as the call does itself"
     )
     parser.add_argument("--dry", action="store_true", help="tiny sizes in triton's interpreter; times nothing")
     options = parser.parse_args()
     if options.dry:
-        for what, size, layout in tasks(DRY_LAYOUTS):
-            check(size, layout, "cpu", requests=3)
-            print(f"{what} {size.name} {layout}: equal")
+        for what, size, kernel in tasks(DRY_KERNELS):
+            check(size, kernel, "cpu", requests=3)
+            print(f"{what} {size.name} {kernel}: equal")
         return
     if not torch.cuda.is_available() or (options.out is None and options.task is None):
         parser.error("timing needs a CUDA GPU and --out; --dry needs neither")
@@ -292,19 +314,19 @@ def main() -> None:
     started = time.perf_counter()
     failed = failures()
     rows: list[dict[str, Any]] = []
-    ready: dict[Size, list[Layout]] = {size: [] for size in SIZES}
+    ready: dict[Size, list[Kernel]] = {size: [] for size in KERNELS}
     staged: set[Size] = set()
-    for number, (what, size, layout) in enumerate(tasks(LAYOUTS)):
+    for number, (what, size, its) in enumerate(tasks(KERNELS)):
         if number in failed:
-            rows.append({"size": size.name, "task": what, **asdict(layout), "error": failed[number]})
-            print(f"failed: {what} {size.name} {layout}: {failed[number]}", flush=True)
+            rows.append({"size": size.name, "task": what, "of": str(its), "error": failed[number]})
+            print(f"failed: {what} {size.name} {its}: {failed[number]}", flush=True)
         elif what == "check":
-            ready[size].append(layout)
+            ready[size].append(its)
         else:
             staged.add(size)
     print(f"checked and compiled after {time.perf_counter() - started:.0f} s", flush=True)
     clock = decode_kernels.Clock(options.repeats, 10)
-    for size in SIZES:
+    for size in KERNELS:
         rows += rows_of(clock, size, ready[size], size in staged)
     wall = time.perf_counter() - started
     settings = {name: value for name, value in vars(options).items() if name != "out"}

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import kernel_times
 from check_times import timed_checks
 from record_tables import RESULTS, results
 from render_speed import decode_cells, moments_of, pairs, rollout_records
 
 from sparroll import records
+from sparroll.attention.selectors import PageMean
+from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, SCORED_SHARE, VERIFY_ROUNDS
+from sparroll.calibrate.effort.cost_ahead import Evaluation, cost_ahead
+from sparroll.calibrate.measure import MeasureSettings
+from sparroll.draft_check import DraftCheck
 from sparroll.plan.check_rate import CheckRate
 from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, LOGIT_BYTES, scoring_seconds
 from sparroll.plan.hardware import find_hardware
+from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.model_shape import model_shape
 from sparroll.plan.speedup import plan
 from sparroll.rounding import rounded_down, rounded_up
@@ -360,6 +367,87 @@ def planned_scoring() -> Figures:
     }
 
 
+def kernel_layers() -> Figures:
+    """The sums of a layer's kernels, as a plan has them, beside the layers that were timed as a whole."""
+    found = []
+    for about in kernel_times.GPUS:
+        times = kernel_times_of(about["gpu"])
+        assert times is not None, "a plan has the GPU"
+        record = records.read(RESULTS / f"{about['kernels']}.json")
+        found += [abs(error) for error in kernel_times.layer_errors(times, record).values()]
+    return {"worst": up(100 * max(found), 1), "half": up(100 * statistics.median(found))}
+
+
+def kernel_steps() -> Figures:
+    """What planned decode steps lack of those that were timed in vLLM, in ms."""
+    left: dict[str, list[float]] = {"kernels": [], "roofline": []}
+    for row in results("decode-step-qwen3-1.7b-h200", "decode-step"):
+        if row.get("engine") == "triton" and "seconds" in row:
+            about = {"hardware": "H200", "lengths": row["context_tokens"], "batch": row["batch"]}
+            planned, took = plan("Qwen3-1.7B", "qwen3-1.7b-0.86", **about), statistics.median(row["seconds"])
+            assert planned.kernels is not None, "the kernels were timed"
+            left["kernels"].append(1e3 * (took - planned.kernels.sparse.seconds))
+            left["roofline"].append(1e3 * (took - planned.sparse.seconds))
+    return {
+        "least": bare(down(min(left["kernels"]), 1)),
+        "most": up(max(left["kernels"]), 1),
+        "least_roofline": down(min(left["roofline"]), 1),
+        "most_roofline": up(max(left["roofline"]), 1),
+    }
+
+
+def mixed_requests() -> Figures:
+    """Kernels of an older record with more requests of mixed lengths, beside the lines that a plan has."""
+    times = kernel_times_of("H200")
+    assert times is not None, "a plan has the GPU"
+    known = times.of(PageMean())
+    assert known is not None, "a plan has page_mean"
+    rows = {
+        row["kernel"]: row for row in results("kernels-h200", "kernels")["rows"] if row["context_tokens"] == "60 mixed"
+    }
+    figures = {}
+    for name, lines in (("scores", known.scores), ("attention", known.attention)):
+        row = rows[name]
+        figures[name] = up(1e-6 * row["graph_us"] / lines.seconds(row["bytes"]), 1)
+    return {"requests": "60", **figures}
+
+
+def scored_tokens() -> Figures:
+    """The time of scoring passes and checks beside that of the rollouts whose tokens they score."""
+    passes, checks = [], []
+    for name in ("training-step", "training-step-verified"):
+        for case in results(f"{name}-h200", "training-step"):
+            for step in case["steps"]:
+                spent = step.get("check_seconds") or 0.0
+                if spent:
+                    checks.append(spent / (step["rollout_seconds"] - spent))
+                else:
+                    passes.append(step["score_seconds"] / step["rollout_seconds"])
+    return {
+        "least": bare(down(min(passes), 2)),
+        "most": bare(up(max(passes), 2)),
+        "checks": bare(f"{statistics.median(checks):.2f}"),
+        "counted": bare(f"{SCORED_SHARE:g}"),
+    }
+
+
+def default_cost() -> Figures:
+    """Of a calibration with the defaults, in percent of an evaluation."""
+
+    def share(checks: Sequence[DraftCheck]) -> str:
+        settings = MeasureSettings(max_new_tokens=1024, samples=SAMPLES)
+        about = {"budgets": MOST_BUDGETS, "verify_rounds": VERIFY_ROUNDS, "checks": checks}
+        return up(100 * cost_ahead(settings, PROMPTS, Evaluation.parse(None, 1024), **about).share)
+
+    return {
+        "budgets": str(MOST_BUDGETS),
+        "rounds": str(VERIFY_ROUNDS),
+        "rollouts": str(PROMPTS * SAMPLES),
+        "share": share([]),
+        "checked": share([DraftCheck()]),
+    }
+
+
 PAGES: Mapping[str, Claims] = {
     "README.md": {
         "- Rollouts in vLLM are {slowest} to {fastest} times as fast as with stock FlashAttention 3": speedups,
@@ -430,7 +518,7 @@ PAGES: Mapping[str, Claims] = {
         "second (`dense-requests-h200.json`": dense_requests,
     },
     "docs/selectors.md": {
-        "makes the same choice in {few_held} us where today's took {few_present} us in the same call (15,000 pages: "
+        "made the same choice in {few_held} us where that one took {few_present} us in the same call (15,000 pages: "
         "{many_held} and {many_present} us;": choice,
     },
     "docs/plan.md": {
@@ -448,6 +536,18 @@ PAGES: Mapping[str, Claims] = {
         "{least_requests} to {most_requests} requests, contexts of {shortest} to {longest} tokens, windows of "
         "{most}.": check_constants,
         "prints each check beside the plan, which is at most {error} % off.": check_constants,
+        "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "
+        "them.": kernel_layers,
+        "such a step lacks {least} to {most} ms everywhere: what it leaves out, launches, norms and the host. What the "
+        "roofline lacks grows from {least_roofline} to {most_roofline} ms.": kernel_steps,
+        "the scores of {requests} requests of mixed lengths took {scores} times as long as the line says, and the attention "
+        "{attention} times.": mixed_requests,
+    },
+    "docs/calibration.md": {
+        "A scored token counts {counted} of a sampled one: a scoring pass took {least} to {most} of the time of the "
+        "rollouts, and checks {checks}": scored_tokens,
+        "With the defaults that is 1 + {budgets} + {rounds} sets of {rollouts} rollouts: {share} % at any length, and "
+        "{checked} % with one check of drafts.": default_cost,
     },
     "docs/distill.md": {
         "at 12K tokens it took {adapter} times as long (KL over lists). Of the speed of a schedule of .80, which without "

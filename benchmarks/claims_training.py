@@ -13,6 +13,7 @@ from record_tables import RESULTS, results
 from scipy import stats
 
 from sparroll import records
+from sparroll.calibrate.defaults import CHECKED_KL_AT_MOST
 from sparroll.rounding import rounded_down, rounded_up
 
 HALF = ("half", "thin_half")
@@ -47,6 +48,42 @@ def sixty_steps() -> Figures:
         ends["_high"] = rounded_up(of["high"], 2, True)
         figures |= {f"{key}{end}": text for end, text in ends.items()}
     return figures
+
+
+def checked_kl() -> Figures:
+    """KL of what checks left in runs of 60 steps, and under the budget whose rollouts solved fewer problems."""
+    trained = []
+    for name in ("verified-rollouts", "check-grid", "check-budgets"):
+        table = results(f"mismatch-study-{name}-60-steps-h200", "mismatch-study")["table"]
+        trained += [row["kl"]["mean"] for row in table if "verified" in row["row"]]
+    rows = results("mismatch-study-checks-h200", "study-checks")["rows"]
+    (worse,) = (row["kl"] for row in rows if row["sampler"] == "verified-64-64-0.01")
+    return {
+        "bound": bare(f"{CHECKED_KL_AT_MOST:g}"),
+        "least": bare(f"{min(trained):.3f}"),
+        "most": bare(up(max(trained), 3)),
+        "worse": bare(down(worse, 3)),
+    }
+
+
+def checked_budgets() -> Figures:
+    """The largest measured budget of the tiny model's calibrations, without a check and with one."""
+    plain, checked = (results(f"calibration-{name}tiny-cpu", "calibration") for name in ("", "checked-"))
+    measured = [
+        {row["from_context_tokens"]: row["kv_budget_tokens"] for row in each["rows"] if row["q05"] is not None}
+        for each in (plain, checked)
+    ]
+    largest = max(measured[0].values())
+    (everywhere,) = set(measured[1].values())
+    read = [each["verification"]["rounds"][-1]["kv_read_share"] for each in (plain, checked)]
+    assert everywhere < largest, "a check that saves nothing"
+    return {
+        "plain": str(largest),
+        "start": str(min(start for start, budget in measured[0].items() if budget == largest)),
+        "checked": str(everywhere),
+        "read": up(100 * read[1]),
+        "read_plain": up(100 * read[0]),
+    }
 
 
 def impossible_limit() -> Figures:
@@ -184,6 +221,12 @@ PAGES: Mapping[str, Claims] = {
         "[A tiny model's tail](results.md#an-adapter-for-sparse-rollouts) went from {before} to {after}.": tiny_adapter,
     },
     "docs/calibration.md": {
+        "**The KL of what is kept is at most {bound}** at every length": checked_kl,
+        "budgets whose kept tokens had a KL of {least} to {most} over all lengths": checked_kl,
+        "With {worse}, under 64 tokens everywhere, checked rollouts": checked_kl,
+        "Without a check the tail asks for {plain} tokens from {start} on, and with one {checked} do at every "
+        "length.": checked_budgets,
+        "rollouts read {read} % of the cache instead of {read_plain} %.": checked_budgets,
         "Near 0.86 it is too high by {least} to {most} here.": replay,
         "In the 60-step runs of the [study](study.md) ({runs} runs of {rows} schedules) the rank correlation with the "
         "change of dense accuracy is {share} [{share_low}, {share_high}] for the share of sampled tokens more than 20 nats "

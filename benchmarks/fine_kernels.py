@@ -1,14 +1,14 @@
-"""The kernels of a sparse layer with small units of few bits, beside copy speed, on a CUDA GPU: checked first, then timed.
+"""The kernels of a sparse layer with small units of few bits, beside copy speed, on a CUDA GPU: checked, then timed.
 
     python benchmarks/fine_kernels.py --out benchmarks/results/fine-kernels-h200.json
     python benchmarks/fine_kernels.py --out runs/fine-sweep.json --budgets 1024 --sweep     # other layouts of each kernel
     python benchmarks/fine_kernels.py --dry     # no GPU: tiny sizes in triton's interpreter, nothing is timed
 
-One call runs the kernels' own tests, compiled; then, for each kind of unit, compares index, scores, choice and attention
-with the paged reference on the data that is timed; then times scores, choice, attention and the three together, as they
-follow each other in a layer. `us` is as in decode_kernels.py (CUDA graph replay, the L2 cache flushed before each call,
-median of repeats), `floor` what the bytes take at the bandwidth of a large copy. Contexts are all of --context tokens,
-and once mixed: as many requests, somewhere in their responses.
+One call runs the kernels' own tests, compiled, and the record says how many passed. Then, for each kind of unit, it
+compares index, scores, choice and attention with the paged reference on the data that is timed; then it times scores,
+choice, attention and the three together, as they follow each other in a layer. `us` is as in decode_kernels.py (CUDA
+graph replay, the L2 cache flushed before each call, median of repeats), `floor` what the bytes take at the bandwidth of
+a large copy. Contexts are all of --context tokens, and once mixed: as many requests, somewhere in their responses.
 """
 
 from __future__ import annotations
@@ -20,10 +20,12 @@ import math
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 if "--dry" in sys.argv:
     # Read when triton is first imported.
@@ -39,7 +41,7 @@ from sparroll.attention.selectors import QuantizedMean
 
 UNITS = ("4x4", "2x2", "1x1", "page_mean")
 """Tokens x bits; page_mean has units of 16 tokens."""
-TESTS = ("test_index_types.py", "test_triton_kernels.py", "test_ties.py")
+TESTS = ("test_index_types.py", "test_triton_kernels.py", "test_ties.py", "test_top_k.py")
 KERNELS = ("scores", "choice", "attention", "sparse layer")
 GOALS = {
     ("scores", None): "1.4 x floor",
@@ -65,13 +67,30 @@ class DryClock:
 Clock = decode_kernels.Clock | DryClock
 
 
-def run_tests() -> None:
-    """The kernels' tests in processes of their own, compiled on the GPU. Compiling is what takes the time."""
+def run_tests() -> dict[str, Any]:
+    """The kernels' tests in processes of their own, compiled on the GPU: how many passed. Compiling is what takes the
+    time. A test that fails is an error."""
     root = Path(__file__).parents[1]
-    tests = [str(root / "tests" / "kernels" / name) for name in TESTS]
     print("tests of the kernels:", flush=True)
     processes = str(min(8, max(1, (os.cpu_count() or 1) // 2)))
-    subprocess.run([sys.executable, "-m", "pytest", "-q", "-n", processes, *tests], cwd=root, check=True)
+    with tempfile.TemporaryDirectory() as folder:
+        told = Path(folder) / "tests.xml"
+        tests = [str(root / "tests" / "kernels" / name) for name in TESTS]
+        command = [sys.executable, "-m", "pytest", "-q", "-n", processes, "--junitxml", str(told), *tests]
+        subprocess.run(command, cwd=root, check=True)
+        return tests_told(told)
+
+
+def tests_told(path: Path) -> dict[str, Any]:
+    """What pytest's report says of the tests, none of which failed."""
+    suite = ElementTree.parse(path).getroot().find("testsuite")
+    assert suite is not None, "a report without tests"
+    ran, failed, skipped = (
+        sum(int(suite.get(name, 0)) for name in names) for names in (("tests",), ("failures", "errors"), ("skipped",))
+    )
+    passed = ran - failed - skipped
+    assert passed and not failed, f"{failed} tests failed, {passed} passed"
+    return {"files": list(TESTS), "passed": passed, "skipped": skipped, "compiled": torch.cuda.is_available()}
 
 
 def cases(options: argparse.Namespace) -> Iterator[decode_kernels.Case]:
@@ -171,12 +190,10 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
                 tile_units=tile, warps=warps, programs_per_multiprocessor=programs,
             )  # fmt: skip
     choice.plan()
-    held = ((8, 8192), (16, 8192), (16, 16_384), (32, 32_768))
-    parts = ((8, 4096, 2048), (8, 4096, 1024), (4, 4096, 1024), (16, 8192, 2048), (8, 2048, 1024))
-    for layout in [
-        *itertools.starmap(triton_top_k.ChoiceLayout, held),
-        *(triton_top_k.ChoiceLayout(warps, chunk=chunk, lanes=lanes) for warps, chunk, lanes in parts),
-    ]:
+    layouts = [
+        triton_top_k.ChoiceLayout(*values) for values in ((8, 2048, 16), (8, 1024, 8), (16, 2048, 4), (4, 2048, 16))
+    ]
+    for layout in layouts:
         add(
             "choice",
             lambda layout=layout: triton_top_k.choose_units(
@@ -234,8 +251,7 @@ def parsed() -> argparse.Namespace:
 def main() -> None:
     options = parsed()
     started = time.perf_counter()
-    if not options.no_tests:
-        run_tests()
+    tests = None if options.no_tests else run_tests()
     clock: Clock = DryClock() if options.dry else decode_kernels.Clock(options.repeats, options.calls)
     bandwidth = clock.copy_bytes_per_second()
     print(f"copy bandwidth: {bandwidth / 1e12:.2f} TB/s")
@@ -256,7 +272,8 @@ def main() -> None:
             decode_kernels.check_choice(choice)
     if options.out is None:
         return
-    results = {"copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}
+    # None where they were left out: the times stand for nothing by themselves then.
+    results = {"tests": tests, "copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}
     settings = {name: value for name, value in vars(options).items() if name != "out"}
     wall = time.perf_counter() - started
     path = records.write(options.out, "fine-kernels", results, config=settings, seed=options.seed, wall_seconds=wall)

@@ -12,12 +12,14 @@ import statistics
 from collections.abc import Callable
 from typing import Any
 
+import render_cells
 import render_claims
 import render_control
 import render_fine
 import render_math
 import render_speed
 import render_study
+import render_trainers
 from claims import CLAIMS, write_figures
 from record_tables import RESULTS, ROOT, before_and_after, results, share_with_interval, spread, table, times
 from render_speed import PAPER_SPEEDUP, SIZES
@@ -79,6 +81,30 @@ def replay() -> str:
         difference = rounded_up(row["replay_q05"] - row["faithful_q05"], sign=True)
         rows.append([str(row["kv_budget_tokens"]), f"from {row['from_context_tokens']}", *tails, difference])
     return table(["KV budget", "context tokens", "faithful", "replay", "replay - faithful"], rows)
+
+
+def checked_budgets() -> str:
+    """Two calibrations of the tiny model, without a check and with one, beside each other by length."""
+    found = [results(f"calibration-{name}tiny-cpu", "calibration") for name in ("", "checked-")]
+    by_start = [{row["from_context_tokens"]: row for row in each["rows"]} for each in found]
+    kls = [
+        {bin["from_context_tokens"]: bin["kl"] for bin in each["verification"]["rounds"][-1]["divergence"]["bins"]}
+        for each in found
+    ]
+    rows = []
+    for start in sorted({*by_start[0], *by_start[1]}):
+        cells = []
+        for own, kl in zip(by_start, kls, strict=True):
+            row = own.get(start)
+            if row is None or row["q05"] is None:
+                cells = []
+                break
+            figures = f"{rounded_down(row['q05'])} (low {rounded_down(row['q05_low'])})", rounded_up(kl[start], 4)
+            cells += [str(row["kv_budget_tokens"]), *figures]
+        if cells:
+            rows.append([f"from {start}", *cells])
+    ways = "without a check", "with a check"
+    return table(["context tokens", *(f"{name}, {way}" for way in ways for name in ("KV budget", "tail", "KL"))], rows)
 
 
 def decode() -> str:
@@ -268,6 +294,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "quickstart-tail": quickstart_tail,
     "quickstart-runs": quickstart_runs,
     "replay": replay,
+    "checked-budgets": checked_budgets,
     "decode": decode,
     "rl-grid": rl_grid,
     "rollouts": render_speed.rollouts,
@@ -303,7 +330,9 @@ TABLES: dict[str, Callable[[], str]] = {
     "math-misjudged": render_math.misjudged,
     **render_control.TABLES,
     **render_fine.TABLES,
+    **render_cells.TABLES,
     **render_claims.TABLES,
+    **render_trainers.TABLES,
 }
 
 

@@ -62,8 +62,10 @@ def budgets(line: dict[str, Any]) -> dict[str, float]:
 
 def test_a_run_moves_its_budgets_and_leaves_a_schedule_for_the_next_one(model: str, start: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    train(controlled(model, start), out)
+    scaled = replace(Schedule.load(start), made_by={"caveat": "scaled, to be calibrated on the real model"})
+    train(controlled(model, str(scaled.save(tmp_path / "scaled.toml"))), out)
     logged = lines(out)
+    assert logged[0]["events"][0] == "the schedule 'scaled' is scaled, to be calibrated on the real model"
     assert budgets(logged[0])["0-50"] == 16
     assert all(set(budgets(line)) >= set(BINS) for line in logged)
     # What a step logs as a move is what the next step's rollouts had.
@@ -79,6 +81,8 @@ def test_a_run_moves_its_budgets_and_leaves_a_schedule_for_the_next_one(model: s
     written = Schedule.load(out / "schedule.toml", model=model)
     assert written.selector == SELECTOR
     assert written.made_by is not None and "--set control.target=0.8" in written.made_by["command"]
+    # Responses reach 150 tokens at the most, and all of these lengths were judged.
+    assert written.caveat is None
     kept = Schedule.load(out / "checkpoints" / "step-000004" / "schedule.toml")
     contexts = torch.arange(150)
     assert written.kv_budget_tokens(contexts).equal(kept.kv_budget_tokens(contexts))

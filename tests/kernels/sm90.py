@@ -1,10 +1,11 @@
-"""Compiles the kernels of the sparse training pass, those of decode steps with units of few bits, and the one that checks
-drafts, for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full]` prints registers, stack (spills) and
-shared memory of each. A process of its own, since triton interprets in the tests'.
+"""Compiles all kernels for Hopper, on a machine without a GPU: `python tests/kernels/sm90.py [full] [choice | others]`
+prints registers, stack (spills) and shared memory of each, behind the file and the function. A process of its own,
+since triton interprets in the tests'.
 
-What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with head
-sizes 64 and 128 and groups of 1, 2 and 4, and other layouts
-(minutes); otherwise each kernel is compiled once.
+What the interpreter runs need not compile: a variable of a loop, say, must keep its type. `full` takes every dtype with
+head sizes 64 and 128 and groups of 1, 2 and 4, and other layouts (minutes); otherwise each kernel is compiled once, and
+the choice of units in every layout that the host can choose. `choice` and `others` take that kernel alone, and all but
+it.
 """
 
 from __future__ import annotations
@@ -25,7 +26,16 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sparroll.attention import row_bytes
-from sparroll.attention.decode import paged, triton_attend, triton_index, triton_score_codes, triton_top_k
+from sparroll.attention.decode import (
+    paged,
+    triton_attend,
+    triton_budgets,
+    triton_index,
+    triton_score,
+    triton_score_codes,
+    triton_top_k,
+    triton_work_split,
+)
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 from sparroll.attention.selectors import QuantizedMean, quantized_mean
@@ -44,6 +54,10 @@ _POINTERS = {
         ("query", "keys", "values", "out", "grad_out", "grad_query", "grad_keys", "grad_values"), "of the model"
     ),
 }
+_POINTERS_OF = {
+    "triton_budgets": {**dict.fromkeys(("starts", "step_budgets", "out"), "*i32"), "requests": "i32"},
+}
+"""Where a name means another thing in one file."""
 Kernel = tuple[str, Any, dict[str, Any], dict[str, int]]
 
 
@@ -107,14 +121,36 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
     yield "attention", triton_attend._gather, attend, {"num_warps": tile.warps, "num_stages": tile.stages}
 
 
-def choice_kernels(layouts: tuple[triton_top_k.ChoiceLayout, ...]) -> Iterator[Kernel]:
-    for layout in layouts:
+def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
+    """Those of a decode step over pages of 16 tokens that the kernels of small units do not share."""
+    lanes_d = triton.next_power_of_2(dim)
+    score = {
+        "UNIT": 16, "UNITS_PER_BLOCK": 1, "FIRST": 1, "RECENT": 2, "HEADS": 8, "G": group, "W": dim,
+        "LANES_G": triton.next_power_of_2(group), "LANES_W": lanes_d, "LANES_R": 32,
+        "TILE": paged.SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "launch_pdl": True,
+    }  # fmt: skip
+    yield "scores of page_mean", triton_score._mean_query, score, {"num_warps": 4}
+    index = {"BLOCK_TOKENS": 16, "UNIT": 16, "D": dim, "LANES_D": lanes_d, "launch_pdl": True}
+    yield "index of page_mean", triton_index._page_mean, index, {"num_warps": 2}
+    parts = {"PROGRAMS": 264, "G": group, "D": dim, "LANES_D": lanes_d, "PARTS": triton_attend._PARTS}
+    yield "attention, parts", triton_attend._add_up, {**parts, "launch_pdl": True}, {"num_warps": 1}
+
+
+CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}
+"""A number of units for each layout that the host can choose; fewer lanes are like few."""
+
+
+def choice_kernels(full: bool) -> Iterator[Kernel]:
+    for name, units in CHOICES.items():
+        layout = triton_top_k.ChoiceLayout.default(units)
         constants = {
-            "UNIT": 4, "UNITS_PER_BLOCK": 4, "CHUNK": layout.held or layout.chunk, "LANES": layout.held or layout.lanes,
-            "HELD": layout.held > 0, "CHUNK_OF_ALL": layout.chunk_of_all, "LOADED": 4, "FILL": 1024, "WITH_PAGES": True,
-            "FILL_REST": False, "launch_pdl": True,
+            **layout.constants(units), "UNIT": 4, "UNITS_PER_BLOCK": 4, "LOADED": 4, "WITH_PAGES": True,
+            "FILL_REST": False, "COMPILED": True, "launch_pdl": True,
         }  # fmt: skip
-        yield f"choice, {layout}", triton_top_k._choose, constants, {"num_warps": layout.warps}
+        others: tuple[dict[str, Any], ...] = ({}, {"LOADED": 1}, {"FILL_REST": True, "WITH_PAGES": False})
+        for other in others if full else others[:1]:
+            about = ", ".join(("choice", name, *(f"{key} {value}" for key, value in other.items())))
+            yield about, triton_top_k._choose, constants | other, layout.options(units)
 
 
 def untyped(full: bool) -> Iterator[Kernel]:
@@ -132,11 +168,21 @@ def untyped(full: bool) -> Iterator[Kernel]:
         {"num_warps": 4},
     )
     yield "masses", triton_masses._masses, {"TILE": triton_masses.TILE}, {"num_warps": triton_masses.WARPS}
+    plan = {"UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 128}
+    for with_budgets in (True, False) if full else (True,):
+        yield (
+            f"plan, budgets {with_budgets}",
+            triton_work_split._plan,
+            {**plan, "WITH_BUDGETS": with_budgets},
+            {"num_warps": 4},
+        )
+    yield "budgets", triton_budgets._look_up, {"S": 64, "TILE": 64}, {"num_warps": 4}
 
 
 def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
     """The forms it goes through, by name. Numbers are multiples of 16 as in a real launch, where Triton may know that."""
     _, function, constants, options = kernel
+    pointers = _POINTERS | _POINTERS_OF.get(place_of(function).partition(".")[0], {})
     signature: dict[str, str] = {}
     attributes = {}
     for number, (name, parameter) in enumerate(zip(function.arg_names, function.params, strict=True)):
@@ -144,7 +190,7 @@ def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
             signature[name] = "constexpr"
             continue
         number_of = "fp32" if name.startswith(("scale", "floor")) else "i32"
-        signature[name] = number_of if parameter.do_not_specialize else _POINTERS.get(name, number_of)
+        signature[name] = number_of if parameter.do_not_specialize else pointers.get(name, number_of)
         if signature[name] == "of the model":
             signature[name] = f"*{_NAMES[dtype]}"
         if signature[name] != "fp32" and not parameter.do_not_specialize:
@@ -152,6 +198,11 @@ def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
     places = {(function.arg_names.index(name),): value for name, value in constants.items()}
     source = ASTSource(fn=function, signature=signature, constexprs=places, attrs=attributes)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm  # type: ignore[no-any-return]
+
+
+def place_of(function: Any) -> str:
+    """Its file and its name."""
+    return f"{function.fn.__module__.rpartition('.')[2]}.{function.fn.__name__}"
 
 
 def usage(cubin: bytes) -> str:
@@ -165,23 +216,28 @@ def usage(cubin: bytes) -> str:
     return " ".join(re.findall(r"\b(?:REG|STACK|SHARED|LOCAL):\d+", told))
 
 
-def main(full: bool) -> None:
+def main(full: bool, choice: bool, others: bool) -> None:
     cases = [(dtype, dim, group) for dtype in _NAMES for dim in (64, 128) for group in (1, 2, 4)]
     if not full:
         cases = [(torch.bfloat16, 64, 2)]
+
+    def show(kernel: Kernel, dtype: torch.dtype, *about: str) -> None:
+        told = ", ".join((kernel[0], *about))
+        print(f"{place_of(kernel[1])}: {told}: {usage(compiled(kernel, dtype)['cubin'])}", flush=True)
+
+    for kernel in choice_kernels(full) if choice else ():
+        show(kernel, torch.float32)
+    if not others:
+        return
     for dtype, dim, group in cases:
         for kernel in kernels(dtype, dim, group):
-            forms = compiled(kernel, dtype)
-            print(f"{kernel[0]}, {_NAMES[dtype]}, head {dim}, group {group}: {usage(forms['cubin'])}", flush=True)
+            show(kernel, dtype, _NAMES[dtype], f"head {dim}, group {group}")
     for dtype, dim, group in cases if full else [(torch.bfloat16, 128, 2)]:
-        for kernel in fine_unit_kernels(dtype, dim, group, full):
-            forms = compiled(kernel, dtype)
-            print(f"{kernel[0]}, {_NAMES[dtype]}, head {dim}, group {group}: {usage(forms['cubin'])}", flush=True)
-    layout = triton_top_k.ChoiceLayout
-    layouts = (layout(), layout(held=0), layout(held=8192), layout(16, 16_384))[: None if full else 2]
-    for kernel in (*untyped(full), *choice_kernels(layouts)):
-        print(f"{kernel[0]}: {usage(compiled(kernel, torch.float32)['cubin'])}", flush=True)
+        for kernel in (*fine_unit_kernels(dtype, dim, group, full), *page_mean_kernels(dim, group)):
+            show(kernel, dtype, _NAMES[dtype], f"head {dim}, group {group}")
+    for kernel in untyped(full):
+        show(kernel, torch.float32)
 
 
 if __name__ == "__main__":
-    main("full" in sys.argv[1:])
+    main("full" in sys.argv[1:], "others" not in sys.argv[1:], "choice" not in sys.argv[1:])

@@ -208,19 +208,19 @@ def test_choice_among_more_units_than_a_program_holds(units: int) -> None:
         assert_same_choice(cache, scores, torch.tensor(budgets, device=DEVICE), max(budgets))
 
 
-@pytest.mark.parametrize("held", [256, 4096])
-def test_units_are_chosen_alike_whether_all_are_held_or_candidates_made(held: int) -> None:
+@pytest.mark.parametrize("lanes", [256, 2048])
+def test_units_are_chosen_alike_whether_all_have_lanes_or_candidates_are_made(lanes: int) -> None:
     from sparroll.attention.decode import triton_top_k
 
     cache = paged_cache([3000, 2049, 2048, 31], unit=1, heads=1)
-    generator = torch.Generator().manual_seed(held)
+    generator = torch.Generator().manual_seed(lanes)
     scores = torch.randn(4, 1, cache.units, generator=generator).to(DEVICE)
     budgets = torch.tensor([100, 2000, 1, 30], device=DEVICE)
     expected, pages = cache.chosen(scores, budgets, 2000, "reference")
     ids, its_pages = (torch.full_like(expected, 7) for _ in range(2))
     triton_top_k.choose_units(
         scores, cache.context_tokens_R, budgets, cache.selector, ids, its_pages, cache.block_table_RM,
-        cache.index_PSHW.shape[1], layout=triton_top_k.ChoiceLayout(held=held, chunk=1024, lanes=512),
+        cache.index_PSHW.shape[1], layout=triton_top_k.ChoiceLayout(warps=4, lanes=lanes, rows=4),
     )  # fmt: skip
     assert torch.equal(ids, expected) and torch.equal(its_pages, pages)
 

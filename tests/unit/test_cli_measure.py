@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -133,7 +134,24 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
         ("--layer-groups 1-2/3-x", "--layer-groups takes layers, got '1-2/3-x'", "2-14/15-27"),
         ("--layer-groups 1-3", "--layer-groups takes two groups or more", "slash"),
         ("--layer-groups 1-2/3", "groups of layers get budgets of their own where", "--objective kl"),
+        (
+            "--check-windows 64 --layer-groups 2-3/4",
+            "checks of drafts are chosen for one budget in all sparse",
+            "schedule check",
+        ),
+        (
+            "--check-windows 64 --also-selector quest",
+            "checks of drafts are chosen for one selector, and",
+            "alone with them",
+        ),
+        ("--check-windows 64 --estimator exact", "the estimator exact has none", "top_k_lower"),
         ("--gpu H100", "--gpu has no effect where no times are compared", "leave it out"),
+        ("--verify-bound lower", "unknown --verify-bound 'lower'", "low"),
+        (
+            "--verify-rounds 0 --verify-bound value",
+            "--verify-bound has no effect with --verify-rounds 0",
+            "leave it out",
+        ),
     ],
 )
 def test_calibrate_refuses_what_does_not_go_together_before_the_model_is_loaded(
@@ -142,6 +160,27 @@ def test_calibrate_refuses_what_does_not_go_together_before_the_model_is_loaded(
     there = ["calibrate", "--model", "no-such-model", "--task", "synthetic", "--out", str(tmp_path / "out")]
     said, how = error_of([*there, *options.split()], capsys)
     assert message in said and hint in how
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "rollout --task synthetic --schedule FILE",
+        "profile --task synthetic --schedule FILE",
+        "evaluate --tasks synthetic_add --schedule FILE",
+        "calibrate --task synthetic --objective kl --at-time-of FILE",
+    ],
+)
+def test_a_command_first_says_what_must_be_known_of_its_schedule(
+    command: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made_by = {"caveat": "scaled, to be calibrated on the real model"}
+    path = replace(Schedule.fixed(64), made_by=made_by).save(tmp_path / "mine.toml")
+    where = ["--model", "no-such-model", "--out", str(tmp_path / "out")]
+    assert main([*command.replace("FILE", str(path)).split(), *where]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "the schedule 'mine' is scaled, to be calibrated on the real model"
+    assert "no-such-model" in said[1]
 
 
 def test_a_model_of_two_layers_has_none_that_would_be_sparse(

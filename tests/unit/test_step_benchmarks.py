@@ -277,4 +277,20 @@ def test_a_dry_run_of_the_kernels_of_fine_units_checks_them_and_times_nothing(tm
     # The row of a unit: 32 channels of 4 bits and a scale.
     scored = {row["units"]: row["bytes"] for row in rows if row["kernel"] == "scores"}
     assert scored["4x4 equal"] == 2 * 38 * (4 + 20)
+    assert record["results"]["tests"] is None
     assert "4x4 mixed" in capsys.readouterr().out
+
+
+def test_a_record_of_kernels_says_how_many_of_their_tests_passed_in_the_same_call(tmp_path, monkeypatch) -> None:
+    fine_kernels, told = load("fine_kernels", monkeypatch), tmp_path / "tests.xml"
+    suite = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
+    told.write_text(suite.format(529, 0, 0, 4))
+    found = fine_kernels.tests_told(told)
+    assert (found["passed"], found["skipped"], found["compiled"]) == (525, 4, torch.cuda.is_available())
+    for failures, errors in ((1, 0), (0, 1)):
+        told.write_text(suite.format(529, failures, errors, 4))
+        with pytest.raises(AssertionError, match="1 tests failed, 524 passed"):
+            fine_kernels.tests_told(told)
+    told.write_text(suite.format(4, 0, 0, 4))
+    with pytest.raises(AssertionError, match="0 passed"):
+        fine_kernels.tests_told(told)

@@ -3,7 +3,7 @@ what was measured."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
@@ -13,7 +13,6 @@ from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.divergence import NATS
 from sparroll.mismatch.table import bin_name
-from sparroll.rounding import rounded_up
 
 FAR_MASS_NATS = 20
 """A distance that orders the project's own runs well by what they gained (docs/claims.md)."""
@@ -61,6 +60,12 @@ class BlindSpots:
             "far_mass_nats": self.far_mass_nats if self.far_mass_at_most is not None else None,
         }
         return {name: value for name, value in found.items() if value is not None}
+
+    @staticmethod
+    def of_target(target: dict[str, Any] | None) -> BlindSpots:
+        """The bounds that the target of a schedule file names."""
+        names = [each.name for each in fields(BlindSpots)]
+        return BlindSpots(**{name: target[name] for name in names if name in target}) if target else NO_BOUNDS
 
     def broken(self, measurement: Measurement, from_context_tokens: int) -> list[str]:
         """What one bin of a measurement has too much of, in words; nothing if every bound holds."""
@@ -118,7 +123,7 @@ class BlindSpots:
         if self.over_2_nats_at_most is not None:
             parts.append(f"at most {self.over_2_nats_at_most:g} of the tokens over 2 nats off")
         if self.kl_at_most is not None:
-            parts.append(f"a KL of at most {rounded_up(self.kl_at_most, 6)}")
+            parts.append(f"a KL of at most {self.kl_at_most:g}")
         if self.far_mass_at_most is not None:
             parts.append(f"at most {self.far_mass_at_most:g} of the probability over {self.far_mass_nats} nats off")
         return " and ".join(parts) or "nothing"

@@ -1,8 +1,9 @@
-"""Chooses window, floor and budgets together: of all checked schedules that meet the target, the one with the least
-predicted seconds a token. Arithmetic on sweeps; nothing here runs a model.
+"""Chooses window, floor and budgets together: of all checked schedules that hold what is asked for, a bound on the KL of
+what is kept or a target of the tail, the one with the least predicted seconds a token. Arithmetic on sweeps; nothing here
+runs a model.
 
 A check makes small budgets cheap to try: what they break is taken back, at the price of drafting it again. So the smallest
-budgets that meet the target need not be the fastest, and every budget of the grid is tried as the least one of a
+budgets that hold it need not be the fastest, and every budget of the grid is tried as the least one of a
 schedule. How many tokens a schedule drafts for each that stands follows from the sweep: at one budget, all drafts beyond
 one a token are put down to the bins in which that budget reads a part of the context, and a schedule has in each bin
 those of its budget there. Rollouts with the schedule itself then measure it (verify.py).
@@ -16,15 +17,18 @@ from typing import Any
 
 import numpy as np
 
+from sparroll.attention.selectors import Selector
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots
 from sparroll.calibrate.fit import FittedSchedule
 from sparroll.calibrate.sweep import Sweep
+from sparroll.calibrate.target import Target
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import Hardware
+from sparroll.plan.kernel_times import KernelTimes, kernel_times_of
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
-from sparroll.plan.speedup import Plan, plan
+from sparroll.plan.speedup import Plan, kernels_said, plan
 from sparroll.plan.time_model import TimeModel
 from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
@@ -39,16 +43,20 @@ class Machine:
     hardware: Hardware
     lengths: LengthMix
     time_model: TimeModel | None = None
-    """Of measured steps of this model on this device; None: the roofline."""
+    """Of measured steps of this model on this device; None: `kernels`, or the roofline."""
+    kernels: KernelTimes | None = None
+    """What the decode kernels take on this device; None: they count by their bytes."""
 
     @staticmethod
     def decoding(
         rollouts: Sequence[Rollout], shape: ModelShape, hardware: Hardware, time_model: TimeModel | None = None
     ) -> Machine:
-        """With the lengths that a batch of such rollouts has while it decodes."""
+        """With the lengths that a batch of such rollouts has while it decodes, and with the kernels as they were timed on
+        this device, where they were."""
         ends = [len(each.prompt_ids) + len(each.response_ids) for each in rollouts]
         prompt_tokens = min(len(each.prompt_ids) for each in rollouts)
-        return Machine(shape, hardware, LengthMix.parse(ends).decode_contexts(prompt_tokens), time_model)
+        lengths = LengthMix.parse(ends).decode_contexts(prompt_tokens)
+        return Machine(shape, hardware, lengths, time_model, None if time_model else kernel_times_of(hardware.name))
 
     def plan(self, schedule: Schedule, drafted_per_kept: float | None = None) -> Plan:
         """What the schedule is predicted to cost here."""
@@ -58,14 +66,26 @@ class Machine:
             hardware=self.hardware,
             lengths=self.lengths,
             time_model=self.time_model,
+            kernels=self.kernels,
             drafted_per_kept=drafted_per_kept,
             force_schedule=True,
         )
 
+    def times_said(self, selector: Selector) -> str:
+        """What the times of a selector's steps rest on."""
+        if self.time_model is not None:
+            return f"steps are predicted by a time model that was fitted to {self.time_model.steps} measured ones"
+        if self.kernels is None:
+            return (
+                f"times: no kernels that were timed on {self.hardware.name} are used, so steps are predicted by their bytes "
+                "alone, at peak rates; that favours small pages, whose choice takes longer"
+            )
+        return f"times: {kernels_said(self.hardware.name, selector, self.kernels)}"
+
 
 @dataclass(frozen=True)
 class Candidate:
-    """One checked schedule that meets the target in the sweep, and what it is predicted to cost."""
+    """One checked schedule that holds what is asked for in the sweep, and what it is predicted to cost."""
 
     check: DraftCheck
     least_budget_tokens: int
@@ -115,14 +135,14 @@ def choose(
     sweeps: Sequence[Sweep],
     machine: Machine,
     *,
-    target: float,
+    target: Target,
     bounds: BlindSpots = NO_BOUNDS,
     **fit: Any,
 ) -> CheckChoice:
     """The candidates of these sweeps, each of which has its own check.
 
-    bounds: what every bin must hold beside the target, of what is sampled, checks included.  fit: what `Sweep.fit`
-    takes. Raises the last sweep's error where no sweep meets the target at any budget.
+    target: None where the tail decides nothing.  bounds: what every bin must hold beside the target, of what is sampled,
+    checks included.  fit: what `Sweep.fit` takes. Raises the last sweep's error where no sweep holds that at any budget.
     """
     candidates: list[Candidate] = []
     refused: list[str] = []
@@ -142,7 +162,7 @@ def choose(
 
 
 def _candidates(
-    sweep: Sweep, machine: Machine, target: float, bounds: BlindSpots, fit: dict[str, Any]
+    sweep: Sweep, machine: Machine, target: Target, bounds: BlindSpots, fit: dict[str, Any]
 ) -> list[Candidate]:
     """One for each different schedule that the sweep's budgets give."""
     assert sweep.check is not None

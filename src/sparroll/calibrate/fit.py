@@ -99,7 +99,7 @@ def fit_schedule(
         selector=selector,
         dense_layers=tuple(dense_layers),
         model=model,
-        target=target_table(target, estimator, quantile, top_k),
+        target=target_table(target, estimator, quantile, top_k) or None,
         made_by=made_by,
         name=name,
     )

@@ -56,7 +56,7 @@ def check_ceiling(
     if not enough:
         raise too_little_data(cells, min_tokens, min_rollouts)
     worst = min(enough, key=lambda cell: cell.value)
-    if worst.value >= level(target):
+    if target is None or worst.value >= level(target):
         return
     if isinstance(target, ImpossibleLimit):
         raise dense_rollouts_exceed(target, worst)

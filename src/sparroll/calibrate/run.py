@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,14 @@ from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
 from sparroll.calibrate.allocation.wanted import Objective, Tradeoff, Wanted, check_limit, selector_label
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, holding
 from sparroll.calibrate.choice import CheckChoice, Machine, choose, with_reasons
+from sparroll.calibrate.defaults import VERIFY_ROUNDS
+from sparroll.calibrate.effort.coarse_to_fine import Fine
+from sparroll.calibrate.effort.cost_ahead import Spent
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.measure import Measurement, Study, digest
 from sparroll.calibrate.prospects import check_ceiling, check_request, check_something_is_sparse
-from sparroll.calibrate.sweep import Sweep, sweep, sweep_groups
-from sparroll.calibrate.target import Target, check_sampled, level
+from sparroll.calibrate.sweep import Sweep, sweep_groups
+from sparroll.calibrate.target import Target, check_sampled
 from sparroll.calibrate.verify import Bound, Verification, verify
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import DraftCheck
@@ -46,15 +49,29 @@ class Calibration:
     """What the check and the budgets were chosen among; None without a check."""
     tradeoff: Tradeoff | None = None
     """What the selector and the budgets were chosen among; None where nothing but the target was asked for."""
-    generated_tokens: int = 0
-    """Tokens that were sampled for all of it: dense rollouts, sweeps and verification, drafts taken back left out."""
+    spent: Spent = field(default_factory=lambda: Spent())
+    grid: tuple[int, ...] = ()
+    """The budgets that were to choose among; not all of them need have been measured."""
+
+    @property
+    def generated_tokens(self) -> int:
+        """Tokens that were sampled for all of it, drafts taken back left out."""
+        return self.spent.sampled_tokens
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Notes for the reader: bins without data, and budgets that the verification raised."""
+        """Notes for the reader: bins without data, budgets that were not measured, and those that the verification
+        raised."""
         refused = self.choice.refused if self.choice else ()
         refused += self.tradeoff.notes if self.tradeoff else ()
-        return self.fitted.notes + refused + (self.verification.notes if self.verification else ())
+        left_out: tuple[str, ...] = ()
+        if len(self.sweep.grid) < len(self.grid):
+            measured = ", ".join(map(str, self.sweep.grid))
+            left_out = (
+                f"{len(self.sweep.grid)} of the {len(self.grid)} budgets of the grid were measured: {measured}",
+            )
+        verified = self.verification.notes if self.verification else ()
+        return self.fitted.notes + left_out + refused + verified
 
     def rows(self) -> list[dict[str, Any]]:
         """For each bin the budget, the tail under it and the dense ceiling. If there was a verification, the tail is
@@ -89,6 +106,8 @@ class Calibration:
             "sweep": self.sweep.table(),
             "verification": self.verification.table() if self.verification else None,
             "generated_tokens": self.generated_tokens,
+            "taken_back_tokens": self.spent.taken_back_tokens,
+            "scored_tokens": self.spent.scored_tokens,
             **({"choice": self.choice.table()} if self.choice else {}),
             **({"tradeoff": self.tradeoff.table()} if self.tradeoff else {}),
         }
@@ -99,7 +118,7 @@ def calibrate(
     *,
     out: Path | str,
     budgets: Sequence[int],
-    target: Target = 0.86,
+    target: Target = None,
     selector: Selector | None = None,
     also_selectors: Sequence[Selector] = (),
     dense_layers: tuple[int, ...] = (0, 1),
@@ -107,8 +126,9 @@ def calibrate(
     objective: Objective = "time",
     step_time_share: float | None = None,
     at_time_of: Schedule | None = None,
-    verify_rounds: int = 4,
-    bound: Bound = "value",
+    most_budgets: int | None = None,
+    verify_rounds: int = VERIFY_ROUNDS,
+    bound: Bound = "low",
     checks: Sequence[DraftCheck] = (),
     shape: ModelShape | None = None,
     hardware: Hardware | str | Path = "H200",
@@ -123,24 +143,29 @@ def calibrate(
 ) -> Calibration:
     """Measure `budgets`, choose the schedule, verify it, and write OUT/NAME.toml.
 
-    target: the least 5th percentile of every length, or a largest share of impossible tokens (see target.py).
+    target: the least 5th percentile of every length, or a largest share of impossible tokens (see target.py); None: 0.86,
+    and with checks no target: then the KL of what is kept is bounded (defaults.CHECKED_KL_AT_MOST, or that of `bounds`).
     objective: "time" takes the cheapest budgets that meet `target`. The others (see allocation/wanted.py) make a loss as
     small as a decode step's time allows, in which every bin meets the target, too: `step_time_share` of a dense step, or
     that of the schedule `at_time_of`. Times are predicted for a model of this `shape`, by default the study's, on this
     `hardware`: by a roofline, or by a `time_model` of steps that were measured there.
     also_selectors: are swept like `selector`, in folders of their own, and the best one is taken.
     layer_groups: are varied alone, and get budgets of their own.
+    most_budgets: at most so many of `budgets` are run in each sweep; None: all. Where the cheapest budgets that hold a
+    target are looked for, they are narrowed down (effort/coarse_to_fine.py), else they are spread over the grid. The
+    verification raises budgets to the next one of the whole grid.
 
     Raises UserError before the first budget if it is clear that no schedule can be fitted (see prospects.py). If it was
     interrupted, a second call continues. verify_rounds = 0 leaves the verification out. If bins still miss
     the target after the last round, the file is written with their figures, and `verification.met` is false. model and
     made_by are written into the file as they are, and with the model its fingerprint, if its files are on this machine.
     checks: if there are any, every budget is measured under each of them, and the check and the budgets with the least
-    predicted time of a kept token are taken (see choice.py).
+    predicted time of a kept token are taken (see choice.py). The tail is reported, and decides only with a `target`.
     bounds: what every bin must hold beside the target.
     For the other arguments see `sweep`, `fit_schedule` and `verify`.
     """
-    wanted = Wanted(objective, target, bounds, min_tokens=min_tokens, min_rollouts=min_rollouts)
+    least = {"min_tokens": min_tokens, "min_rollouts": min_rollouts}
+    wanted = Wanted.of(objective, target, bounds, bool(checks), **least)
     selectors = [selector or PageMean(), *also_selectors]
     limits = (step_time_share is not None) + (at_time_of is not None)
     _check_asked(study, wanted, limits, selectors, checks, layer_groups, budgets)
@@ -149,13 +174,14 @@ def calibrate(
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
 
     def on_ceiling(ceiling: Measurement) -> None:
-        check_ceiling(study, ceiling, target, **_least(wanted))
+        check_ceiling(study, ceiling, wanted.target, **_least(wanted))
         for each in selectors:
             check_something_is_sparse(study, min(budgets), each, dense_layers)
 
     common = {"budgets": budgets, "dense_layers": dense_layers, "on_ceiling": on_ceiling}
     with locked(out, "sparroll calibrate"):
-        sweeps = _sweeps(study, out, selectors, checks, layer_groups, on_progress, **common)
+        fine = Fine(wanted, most_budgets, narrow=not weighs_time and not layer_groups)
+        sweeps = _sweeps(study, out, selectors, checks, layer_groups, fine, on_progress, **common)
         machine = Machine.decoding(study.dense_rollouts(), shape, device, time_model) if shape is not None else None
         about: dict[str, Any] = {"model": model, "name": name}
         chosen = _choose(sweeps, machine, wanted, bool(checks), (step_time_share, at_time_of), made_by, about)
@@ -164,12 +190,12 @@ def calibrate(
             verification = verify(
                 study,
                 chosen.fitted.schedule,
-                target=target,
+                target=wanted.target,
                 notches=budgets,
                 out=_folder(out, chosen.sweep.selector, selectors),
                 bound=bound,
                 most_rounds=verify_rounds,
-                bounds=bounds,
+                bounds=wanted.bounds,
                 on_progress=on_progress,
                 **_least(wanted),
             )
@@ -177,8 +203,8 @@ def calibrate(
         fingerprinted = None if model is None else fingerprint.of_model(model)
         schedule = replace(found, name=name, fingerprint=fingerprinted)
         path = schedule.save(Path(out) / f"{name}.toml")
-    generated = _generated_tokens(study, sweeps, verification)
-    return Calibration(schedule, path, chosen.sweep, chosen.fitted, verification, chosen.choice, tradeoff, generated)
+    spent, grid = _spent(study, sweeps, verification), tuple(sorted(set(budgets)))
+    return Calibration(schedule, path, chosen.sweep, chosen.fitted, verification, chosen.choice, tradeoff, spent, grid)
 
 
 def _least(wanted: Wanted) -> dict[str, Any]:
@@ -200,7 +226,7 @@ def _check_asked(
     check_request(wanted.target, len(study.prompts), settings.samples, settings.max_new_tokens, **_least(wanted))
     check_limit(wanted, limits, bool(checks), layer_groups, settings.estimator, len(selectors))
     check_sampled(wanted.target, settings)
-    _check_selectors(selectors, checks, budgets)
+    _check_selectors(selectors, budgets)
     if wanted.bounds.over_2_nats_at_most is not None and not checks:
         raise UserError("a bound on tokens more than 2 nats off needs checked drafts", "give checks to choose among")
 
@@ -264,7 +290,7 @@ def _by_check(
     about: dict[str, Any],
 ) -> _Chosen:
     """The check, with its budgets, under which a kept token takes the least time."""
-    choice = choose(sweeps, machine, target=level(wanted.target), bounds=wanted.bounds, **_least(wanted), **about)
+    choice = choose(sweeps, machine, target=wanted.target, bounds=wanted.bounds, **_least(wanted), **about)
     sweep = next(each for each in sweeps if each.check == choice.best.check)
     return _Chosen(sweep, with_reasons(choice, made_by, wanted.bounds), choice=choice)
 
@@ -288,6 +314,7 @@ def _sweeps(
     selectors: Sequence[Selector],
     checks: Sequence[DraftCheck],
     layer_groups: LayerGroups,
+    fine: Fine,
     on_progress: OnProgress | None,
     **common: Any,
 ) -> list[Sweep]:
@@ -301,24 +328,21 @@ def _sweeps(
             progress = stages.next("checked budgets" if check else selector_label(own))
         about = {"out": _folder(out, own, selectors), "selector": own, "on_progress": progress, **common}
         if layer_groups:
-            sweeps.append(sweep_groups(study, layer_groups=layer_groups, **about))
+            budgets = fine.spread(study, about["budgets"])
+            sweeps.append(sweep_groups(study, layer_groups=layer_groups, **about | {"budgets": budgets}))
         else:
-            sweeps.append(sweep(study, check=check, **about))
+            sweeps.append(fine.swept(study, check=check, **about))
     if len(asked) > 1:
         stages.end()
     return sweeps
 
 
-def _check_selectors(selectors: Sequence[Selector], checks: Sequence[DraftCheck], budgets: Sequence[int]) -> None:
+def _check_selectors(selectors: Sequence[Selector], budgets: Sequence[int]) -> None:
     for selector in selectors:
         for budget in budgets:
             check_budget(budget, selector)
     if len(set(selectors)) < len(selectors):
         raise UserError("a selector is named twice", "name each selector once")
-    if checks and len(selectors) > 1:
-        raise UserError(
-            "checks of drafts are chosen for one selector", "choose the selector without checks, then its check"
-        )
 
 
 def _folder(out: Path | str, selector: Selector, selectors: Sequence[Selector]) -> Path:
@@ -336,7 +360,10 @@ def _most_step_seconds(machine: Machine, step_time_share: float | None, at_time_
     return step_time_share * machine.plan(Schedule.fixed(PageMean().least_budget_tokens, dense_layers=())).dense.seconds
 
 
-def _generated_tokens(study: Study, sweeps: Sequence[Sweep], verification: Verification | None) -> int:
-    dense = 0 if study.given_rollouts else sum(len(each.response_ids) for each in study.dense_rollouts())
-    rounds = verification.rounds if verification else ()
-    return dense + sum(each.generated_tokens for each in sweeps) + sum(each.statistics.tokens for each in rounds)
+def _spent(study: Study, sweeps: Sequence[Sweep], verification: Verification | None) -> Spent:
+    dense = sum(len(each.response_ids) for each in study.dense_rollouts())
+    found = Spent(0 if study.given_rollouts else dense, 0, dense)
+    measured = [each for swept in sweeps for each in swept.sampled]
+    for each in (*measured, *(verification.rounds if verification else ())):
+        found += Spent.of(each)
+    return found

@@ -50,6 +50,11 @@ class Sweep:
     def budgets(self) -> list[int]:
         return [_budget(each) for each in self.measurements]
 
+    @property
+    def grid(self) -> list[int]:
+        """All budgets that were measured, in rising order; where groups were varied alone, in every one of them."""
+        return sorted({*self.budgets, *(_least_budget(each) for own in self.alone for each in own)})
+
     def parts(self, layers: int) -> list[tuple[int, list[Cell]]]:
         """(Number of layers, cells) of what was varied in a model of that many layers: the groups, or all sparse
         layers."""
@@ -61,14 +66,18 @@ class Sweep:
         ]
 
     @property
-    def generated_tokens(self) -> int:
-        """Tokens that were sampled for the budgets; those of the dense ceiling are not among them."""
-        sampled = (*self.measurements, *(each for own in self.alone for each in own))
-        return sum(each.statistics.tokens for each in sampled if each.mode == "faithful")
+    def sampled(self) -> tuple[Measurement, ...]:
+        """The measurements of all budgets, those of groups of layers included; without the dense ceiling."""
+        return (*self.measurements, *(each for own in self.alone for each in own))
 
     def cells(self, target: Target = ACCEPTANCE) -> list[Cell]:
         """The cells (budget x bin) that `fit_schedule` takes, with the figures of the target's statistic."""
-        return [cell for each in self.measurements for cell in cells_for(target, each, _budget(each))]
+        return [cell for each in self.measurements for cell in self.cells_of(each, target)]
+
+    @staticmethod
+    def cells_of(measurement: Measurement, target: Target) -> list[Cell]:
+        """Those of one of its measurements."""
+        return cells_for(target, measurement, _budget(measurement))
 
     def ceiling_cells(self, target: Target = ACCEPTANCE) -> list[Cell]:
         """The cells of the dense ceiling; their budget means nothing."""

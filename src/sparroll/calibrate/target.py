@@ -1,5 +1,6 @@
 """What every bin of a calibrated schedule is to hold: a 5th percentile of the acceptance of at least so much, or a share of
-impossible tokens of at most so much. Arithmetic and words; measures nothing.
+impossible tokens of at most so much; or neither of them, where drafts are checked and bounds.py alone says what holds.
+Arithmetic and words; measures nothing.
 
 The fit looks for the least budget at which a figure is high enough. So where a share of impossible tokens is the target, the
 figures of its cells are 1 minus the share, and the lower end of the interval is 1 minus the upper end of the share's.
@@ -15,7 +16,8 @@ from sparroll.calibrate.measure import Measurement, MeasureSettings
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError
 
-Target = float | ImpossibleLimit
+Target = float | ImpossibleLimit | None
+"""None: nothing has to hold but the bounds beside the target. The tail is then measured and decides nothing."""
 NEEDED = 5
 """A cell of a share counts once it has so many tokens that this many impossible ones are expected at the limit. With none
 among them, the upper end of its interval is then under the limit."""
@@ -23,7 +25,7 @@ among them, the upper end of its interval is then under the limit."""
 
 def check_target(target: Target) -> None:
     """Raise UserError for a percentile that is none. A limit checks itself."""
-    if not isinstance(target, ImpossibleLimit) and not 0 < target < 1:
+    if isinstance(target, (int, float)) and not 0 < target < 1:
         raise UserError(f"the target must lie between 0 and 1, got {target}")
 
 
@@ -46,6 +48,8 @@ def check_sampled(target: Target, settings: MeasureSettings) -> None:
 
 def level(target: Target) -> float:
     """What the figures of a cell must reach."""
+    if target is None:
+        return 0.0
     return 1 - target.at_most if isinstance(target, ImpossibleLimit) else target
 
 
@@ -73,14 +77,16 @@ def cells_for(target: Target, measurement: Measurement, kv_budget_tokens: int) -
 
 
 def target_table(target: Target, estimator: str, quantile: float, top_k: int | None) -> dict[str, Any]:
-    """What a schedule file says of its target."""
+    """What a schedule file says of its target, without the bounds beside it."""
+    if target is None:
+        return {}
     if isinstance(target, ImpossibleLimit):
         return target.table()
     table = {"statistic": "acceptance", "estimator": estimator, "top_k": top_k, "quantile": quantile}
     return {key: value for key, value in table.items() if value is not None} | {"at_least": target}
 
 
-def plain_target(target: Target) -> dict[str, Any] | float:
+def plain_target(target: Target) -> dict[str, Any] | float | None:
     """The target as a record's configuration has it."""
     return target.table() if isinstance(target, ImpossibleLimit) else target
 
@@ -89,4 +95,4 @@ def in_words(target: Target) -> str:
     """The target in messages: "the target of 0.86"."""
     if isinstance(target, ImpossibleLimit):
         return f"the limit of {target.at_most:g} for tokens more than {target.nats} nats off"
-    return f"the target of {target:g}"
+    return "nothing of its tail" if target is None else f"the target of {target:g}"

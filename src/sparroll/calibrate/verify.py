@@ -61,7 +61,7 @@ def verify(
     target: Target,
     notches: Sequence[int],
     out: Path | str,
-    bound: Bound = "value",
+    bound: Bound = "low",
     most_rounds: int = 4,
     bounds: BlindSpots = NO_BOUNDS,
     min_tokens: int = MIN_TOKENS,
@@ -171,6 +171,8 @@ def _said(
     budgets = [schedule.step_at(cell.from_context_tokens).budgets for schedule in (before, after)]
     was, then = (" / ".join(map(str, each)) for each in budgets)
     then = f"raised to {then}" if budgets[1] != budgets[0] else "not raised further"
+    if target is None:
+        return f"round {number}: {cell.name} has {' and '.join(broken)} at {was} tokens, which breaks a bound; {then}"
     if isinstance(target, ImpossibleLimit):
         end = "a share" if bound == "value" else "an upper bound of the share"
         figure = " and ".join([f"{end} of {1 - getattr(cell, bound):.2g}", *broken])

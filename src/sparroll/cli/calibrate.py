@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from sparroll import records
+from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, VERIFY_ROUNDS
 from sparroll.cli import common
 from sparroll.cli.calibration import options
 from sparroll.cli.calibration.printed import text
@@ -19,17 +20,20 @@ from sparroll.tasks.prompt_file import read_prompts
 
 if TYPE_CHECKING:
     from sparroll.calibrate.run import Calibration
+    from sparroll.calibrate.verify import Verification
+    from sparroll.schedule import Schedule
 
 
 def calibrate(
     command: typer.Context,
     model: common.Model,
     out: common.Out,
-    target: options.Target = 0.86,
+    target: options.Target = None,
     statistic: options.Statistic = "acceptance",
     nats: options.Nats = 10,
     at_most: options.AtMost = None,
     budget: options.Budget = None,
+    most_budgets: options.MostBudgets = None,
     check_windows: options.CheckWindows = None,
     check_floors: options.CheckFloors = None,
     check_over_2_nats: options.CheckOver2Nats = None,
@@ -43,9 +47,9 @@ def calibrate(
     prompts_file: common.Prompts = None,
     task: common.Task = None,
     level: common.Level = 3,
-    count: common.Count = 64,
+    count: common.Count = PROMPTS,
     chat: common.Chat = False,
-    samples: common.Samples = 8,
+    samples: common.Samples = SAMPLES,
     max_new_tokens: common.MaxNewTokens = 1024,
     temperature: common.Temperature = 1.0,
     mode: common.Mode = "faithful",
@@ -58,7 +62,9 @@ def calibrate(
     dense_layers: common.DenseLayers = "0,1",
     also_selector: options.AlsoSelector = None,
     layer_groups: options.LayerGroups = None,
-    verify_rounds: options.VerifyRounds = 4,
+    verify_rounds: options.VerifyRounds = VERIFY_ROUNDS,
+    verify_bound: options.VerifyBound = "low",
+    evaluation: options.OneEvaluation = None,
     name: options.Name = "schedule",
     max_batch: common.MaxBatch = 64,
     seed: common.Seed = 0,
@@ -70,6 +76,8 @@ def calibrate(
     """Sweep a grid of budgets, choose the schedule that meets the target, and verify it. Resumes if interrupted."""
     from sparroll.calibrate.allocation.wanted import Wanted
     from sparroll.calibrate.bounds import BlindSpots
+    from sparroll.calibrate.effort.coarse_to_fine import runnable
+    from sparroll.calibrate.effort.cost_ahead import Evaluation
     from sparroll.calibrate.measure import MeasureSettings
     from sparroll.calibrate.open_study import open_study, published_selector, selector_from, study_table
     from sparroll.calibrate.prospects import check_request
@@ -89,6 +97,8 @@ def calibrate(
     )
     far = far_mass_at_most is not None or objective == "far_mass"
     common.refuse_idle(command, not far, "without --far-mass-at-most or --objective far_mass", "far_mass_nats")
+    common.refuse_idle(command, verify_rounds == 0, "with --verify-rounds 0", "verify_bound")
+    bound = asked.bound_of(verify_bound)
     check_names(engine, model, device, dtype)
     asked.check_file_name(name)
     common.hold_folder(command, out)
@@ -103,15 +113,18 @@ def calibrate(
         checks=asked.checks_of(check_windows, check_floors),
         also_selectors=[selector_from(each) for each in also_selector or []],
         layer_groups=asked.groups_of(layer_groups),
+        most_budgets=most_budgets or (None if budget else MOST_BUDGETS),
     )
     asked.check_bounded(check_over_2_nats, candidates.checks)
     bounds = BlindSpots(check_over_2_nats, kl_at_most, far_mass_at_most, far_mass_nats)
-    goal = asked.Goal(Wanted(objective, aim, bounds), step_time_share, at_time_of, gpu)  # type: ignore[arg-type]
+    wanted = Wanted.of(objective, aim, bounds, bool(candidates.checks))  # type: ignore[arg-type]
+    goal = asked.Goal(wanted, step_time_share, at_time_of, gpu)
     goal.check(candidates, settings)
     slower = None if at_time_of is None else Schedule.load(at_time_of)
-    hardware = find_hardware(gpu)
+    common.say_caveats(slower)
+    hardware, compared = find_hardware(gpu), Evaluation.parse(evaluation, max_new_tokens)
     entries = read_prompts(prompts_file, task, level, count, seed)
-    check_request(aim, len(entries), samples, max_new_tokens)
+    check_request(wanted.target, len(entries), samples, max_new_tokens)
     tried = candidates.schedules(settings)
 
     # What is measured and chosen.
@@ -125,23 +138,31 @@ def calibrate(
             model, entries, chat, settings, tried,
             engine=engine, device=device, dtype=dtype, max_batch=max_batch,
         )  # fmt: skip
+        cost = candidates.cost(
+            settings, len(entries), len(runnable(study, candidates.budgets)[0]), verify_rounds, compared
+        )
+        say(str(cost))
+        if cost.is_dear:
+            say(cost.warning, alarm=True)
         with study.engine:
             found = run(
                 study,
                 out=out,
                 budgets=candidates.budgets,
-                target=aim,
+                target=wanted.target,
                 selector=candidates.selector,
                 also_selectors=candidates.also_selectors,
                 dense_layers=candidates.dense_layers,
                 layer_groups=candidates.layer_groups,
+                most_budgets=candidates.most_budgets,
                 objective=objective,  # type: ignore[arg-type]
                 step_time_share=step_time_share,
                 at_time_of=slower,
                 verify_rounds=verify_rounds,
+                bound=bound,
                 checks=candidates.checks,
                 hardware=hardware,
-                bounds=bounds,
+                bounds=wanted.bounds,
                 model=model,
                 made_by=records.made_by(common.as_typed(command)),
                 name=name,
@@ -150,8 +171,17 @@ def calibrate(
 
     # What is written and printed.
     config = study_table(model, entries, chat, settings, engine, dtype=dtype, budgets=candidates.budgets)
-    config |= goal.table(candidates)
+    config |= goal.table(candidates) | {"most_budgets": candidates.most_budgets, "cost_ahead": cost.table()}
     _write(found, out, config, seed, time.perf_counter() - started, json_output)
+
+
+def _missed(verification: Verification, schedule: Schedule) -> str:
+    limited, of_value = ImpossibleLimit.of_target(schedule.target) is not None, verification.bound == "value"
+    if limited:
+        return f"the {'' if of_value else 'upper bound of the '}verified share is over the limit"
+    return (
+        f"the {'' if of_value else 'lower bound of the '}verified tail is under the target, or another bound is broken"
+    )
 
 
 def _write(
@@ -169,7 +199,5 @@ def _write(
     else:
         print("\n".join(text(found)))
     if found.verification is not None and not found.verification.met:
-        limited = ImpossibleLimit.of_target(found.schedule.target) is not None
-        what = "share is over the limit" if limited else "tail is under the target"
-        say(f"warning: the verified {what} at {', '.join(found.verification.missed)}")
+        say(f"warning: at {', '.join(found.verification.missed)} {_missed(found.verification, found.schedule)}")
     common.wrote(record, page, found.path, quiet=json_output)

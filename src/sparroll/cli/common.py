@@ -20,7 +20,7 @@ from sparroll.compression import Compression, compression_kinds, make_compressio
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError, of_machine
 from sparroll.progress import quiet_transformers, say
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, caveats_of
 from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 if TYPE_CHECKING:
@@ -362,6 +362,12 @@ def load_schedule(
     if schedule is not None:
         return Schedule.load(schedule, model=model, force=force)
     return None if budget is None else fixed_budget(budget, layers)
+
+
+def say_caveats(*schedules: Schedule | None) -> None:
+    """Say, before anything runs, what must be known of the schedules that a command takes."""
+    for line in caveats_of(schedules):
+        say(line, alarm=True)
 
 
 def with_check(schedule: Schedule | None, window: int | None, floor: float | None) -> Schedule | None:

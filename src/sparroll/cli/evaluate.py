@@ -177,6 +177,7 @@ def evaluate(
         allow_unsafe_sandbox=allow_unsafe_sandbox,
     )
     chosen = common.with_check(common.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
+    common.say_caveats(chosen)
     check_adapter(adapter, chosen, model)
     evicting = common.load_compression(compression, compression_set or [], chosen, engine)
     judge = common.load_judge(reward, reward_set or [])

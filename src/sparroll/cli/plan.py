@@ -16,7 +16,7 @@ from sparroll.progress import quiet_transformers
 from sparroll.rounding import percent_up, rounded_down, rounded_up
 
 if TYPE_CHECKING:
-    from sparroll.plan.speedup import ControlTime, Plan, StepTime, VerifiedTime
+    from sparroll.plan.speedup import ControlTime, KernelSteps, Plan, StepTime, VerifiedTime
 
 MEASURE = "measure"
 
@@ -146,6 +146,7 @@ def text(plan: Plan) -> list[str]:
         _step("sparse", plan.sparse),
         "",
         f"speed-up   {rounded_down(plan.speedup, 2)}x",
+        *(_kernels(plan.kernels) if plan.kernels else ()),
         *(_verified(plan, plan.verified) if plan.verified else ()),
         *(_control(plan.dense, plan.control) if plan.control else ()),
         "",
@@ -158,6 +159,14 @@ def text(plan: Plan) -> list[str]:
         "",
     ]
     return [*lines, *(f"- {line}" for line in plan.assumptions)]
+
+
+def _kernels(found: KernelSteps) -> list[str]:
+    return [
+        f"kernels    {rounded_down(found.speedup, 2)}x with the kernels as they were timed: "
+        f"{_duration(found.sparse.seconds)} a sparse step ({_duration(found.sparse.index_seconds)} of scores and choice), "
+        f"{_duration(found.dense.seconds)} a dense one",
+    ]
 
 
 def _verified(plan: Plan, found: VerifiedTime) -> list[str]:
@@ -177,9 +186,10 @@ def _verified(plan: Plan, found: VerifiedTime) -> list[str]:
 
 
 def _control(dense: StepTime, found: ControlTime) -> list[str]:
+    lost = percent_up(found.lost_share) if found.lost_share >= 0 else "none"
     return [
-        f"control    {rounded_down(dense.seconds / found.step.seconds, 2)}x with {found.share:.3g} of the requests dense, "
-        f"which costs {percent_up(found.lost_share)} of the tokens per second",
+        f"control    {rounded_down(dense.seconds / found.seconds, 2)}x with {found.share:.3g} of the requests dense, "
+        f"which costs {lost} of the tokens per second",
     ]
 
 

@@ -86,6 +86,7 @@ def profile(
     asked = [common.with_check(each, check_window, check_floor) or each for each in asked]
     for each in asked:
         check_measurable(each, settings)
+    common.say_caveats(*asked)
     entries = read_prompts(prompts_file, task, level, count, seed)
     quiet_transformers()
     started = time.perf_counter()

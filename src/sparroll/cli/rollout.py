@@ -56,6 +56,7 @@ def rollout(
     check_counts(n, max_new_tokens, temperature, top_p=top_p)
     common.hold_folder(command, out)
     chosen = common.with_check(common.load_schedule(schedule, budget, model, force_schedule), check_window, check_floor)
+    common.say_caveats(chosen)
     if adapter is not None and chosen is not None:
         refuse_check(chosen)
     policy = common.load_compression(compression, compression_set or [], chosen, engine_name)

@@ -137,6 +137,9 @@ class Controller:
 
     trust_start: whether the budgets at the start were calibrated. Their proportions are then kept where nothing was
     measured yet.
+
+    caveat: what must be known of the budgets at the start (Schedule.caveat). The controller's schedules say it of every
+    bin that was never judged, but for those of `measured_before`, which the start's file has figures of.
     """
 
     name = "controller"
@@ -153,8 +156,11 @@ class Controller:
         target: dict[str, Any] | None = None,
         check: DraftCheck | None = None,
         trust_start: bool = False,
+        caveat: str | None = None,
+        measured_before: frozenset[int] = frozenset(),
     ):
         self.rules, self.bins, self.trust_start, self.held = rules, bins, trust_start, rules.held()
+        self.caveat, self.measured_before = caveat, measured_before
         self.about: dict[str, Any] = {
             "dense_layers": dense_layers,
             "layer_groups": layer_groups,
@@ -228,7 +234,18 @@ class Controller:
 
     def schedule(self) -> Schedule:
         """The present budgets as a schedule for an engine."""
-        return Schedule(self.bins.steps(self._budgets()), self.bins.selector, name="controlled", **self.about)
+        steps, made_by = self.bins.steps(self._budgets()), self._caveat() or None
+        return Schedule(steps, self.bins.selector, made_by=made_by, name="controlled", **self.about)
+
+    def _caveat(self) -> dict[str, str]:
+        """What made_by says of the bins whose budgets nobody has measured; nothing where the start had no caveat."""
+        unmeasured = [
+            place for place, state in enumerate(self.states) if not state.known and place not in self.measured_before
+        ]
+        if self.caveat is None or not unmeasured:
+            return {}
+        everywhere = len(unmeasured) == len(self.states)
+        return {"caveat": self.caveat} | ({} if everywhere else {"caveat_at": self.bins.names_of(unmeasured)})
 
     @property
     def may_switch_to(self) -> tuple[Schedule | None, ...]:
@@ -242,14 +259,16 @@ class Controller:
         return Schedule(self.bins.steps(budgets, none), self.bins.selector, name="controlled, widest", **self.about)
 
     def measured_schedule(self, made_by: dict[str, Any]) -> Schedule:
-        """The present budgets with what the window measured under them, for a file that another run can start from."""
+        """The present budgets with what the window measured under them, for a file that another run can start from. Of
+        bins that nobody measured it says what the start said of them."""
         measured = {}
         for place, state in enumerate(self.states):
             row = self.window.row(place * self.bins.bin_tokens, state.since_step)
             if row is not None and row.counts(self.rules.least_tokens):
                 measured[place] = self.held.summary(row)
         steps = self.bins.steps(self._budgets(), measured)
-        return Schedule(steps, self.bins.selector, made_by=made_by, name="controlled", **self.about)
+        told = made_by | self._caveat()
+        return Schedule(steps, self.bins.selector, made_by=told, name="controlled", **self.about)
 
     def state(self) -> dict[str, Any]:
         """Each bin's state as plain data, and the window's tensors."""

@@ -112,6 +112,27 @@ class LengthBins:
             budgets.append(self.within(asked, place))
         return budgets
 
+    def measured_in(self, schedule: Schedule) -> frozenset[int]:
+        """The bins that have figures of their own in a schedule: each step that rules in them has been measured."""
+        found = []
+        for place in range(self.count):
+            start, end = place * self.bin_tokens, self.end(place)
+            inside = [step for step in schedule.steps if start < step.from_context_tokens < end]
+            own = schedule.step_at(start)
+            if own.from_context_tokens == start and all(step.measured for step in (own, *inside)):
+                found.append(place)
+        return frozenset(found)
+
+    def names_of(self, places: Sequence[int]) -> str:
+        """Names of bins in words, neighbours joined: "4k-8k and 10k-12k"."""
+        joined: list[list[int]] = []
+        for place in places:
+            if joined and joined[-1][1] == place - 1:
+                joined[-1][1] = place
+            else:
+                joined.append([place, place])
+        return " and ".join(bin_name(first * self.bin_tokens, self.end(last)) for first, last in joined)
+
     def steps(self, budgets: Sequence[Budget], measured: dict[int, dict[str, Any]] | None = None) -> tuple[Step, ...]:
         """The steps of a schedule with these budgets: a step starts wherever a budget changes, and at each bin with a
         measurement."""

@@ -75,10 +75,13 @@ class RewardGap:
         report |= _step_report(new) | self._window_report()
         reason = self._alarm(step)
         if reason:
+            # The schedule is still the same one, so its first steps do not begin again. Where the guard answers with
+            # another schedule, the next step does that.
             self._start_anew(self.since_step)
         return report, reason
 
     def _start_anew(self, since_step: int) -> None:
+        """Forget the window and the evidence. since_step: that of the schedule in force."""
         self.pairs, self.since_step, self.closer_since = (), since_step, None
         self.evidence.clear()
 

@@ -9,7 +9,10 @@ and imports it by name:
 prime-rl makes no pass with the old weights: log-probabilities of the policy that is updated stand for the dense ones. With
 asynchronous rollouts the ratio therefore holds staleness, too.
 
-Not here: how prime-rl's engine is made to sample sparsely, which its `[inference.vllm]` table says (docs/other-trainers.md).
+What it reads of `LossInputs` and writes into `LossOutputs` is that of prime-rl 0.8 at commit 559b447, and
+`benchmarks/trainer_prime_rl.py` runs it inside prime-rl's own `compute_loss`.
+
+Not here: how prime-rl's engine is made to sample sparsely, which its `[inference.vllm]` table says (recipes/prime-rl).
 """
 
 # T tokens of one sequence
@@ -59,8 +62,9 @@ def corrected_loss(
     mask_T: Tensor,
     loss_weight_T: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """(The sum of a sequence's token losses, with gradient; metrics by the names of our own loop, each a tensor without
-    dimensions.) mask_T: bool, the tokens that count."""
+    """(The sum of a sequence's token losses, with gradient; metrics by the names of our own loop, each a float32 tensor
+    without dimensions, because prime-rl stacks those of all sequences and takes their mean.) mask_T: bool, the tokens that
+    count."""
     if not bool(mask_T.any()):
         return trainer_logp_T.sum() * 0.0, {}
     corrected = correct(
@@ -75,7 +79,9 @@ def corrected_loss(
     token_loss_T = -corrected.weights_BT[0].to(moved_T.dtype) * advantage_T * moved_T
     if loss_weight_T is not None:
         token_loss_T = token_loss_T * loss_weight_T
-    metrics = {name: torch.tensor(value, device=mask_T.device) for name, value in corrected.report.items()}
+    metrics = {
+        name: torch.tensor(value, dtype=torch.float32, device=mask_T.device) for name, value in corrected.report.items()
+    }
     return token_loss_T.masked_fill(~kept_T, 0.0).sum(), metrics
 
 

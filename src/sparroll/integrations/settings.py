@@ -22,7 +22,7 @@ from sparroll.train.config.base import Section
 from sparroll.train.config.control import ByControllerSection
 from sparroll.train.config.file import config_from
 from sparroll.train.config.run import TrainConfig
-from sparroll.train.schedules import check_events, make_controller, make_empty_steps, make_guard
+from sparroll.train.schedules import caveat_events, check_events, make_controller, make_empty_steps, make_guard
 
 DENSE = "dense"
 AUTO: Final = "auto"
@@ -84,9 +84,11 @@ class CommonSettings(ABC):
         return table
 
     def events(self) -> list[str]:
-        """What the start of a run says: what the guard cannot watch, and which check holds where a file says another."""
+        """What the start of a run says: what must be known of its schedules, what the guard cannot watch, and which check
+        holds where a file says another."""
         guard = make_guard(self.config, self.start)
-        lines = [*guard.notice(self.first_schedule() is None), *check_events(self.config, self.start)]
+        lines = caveat_events(self.config, self.start)
+        lines += [*guard.notice(self.first_schedule() is None), *check_events(self.config, self.start)]
         return [self.in_their_words(line) for line in lines]
 
 

@@ -1,9 +1,10 @@
 """What a schedule would save: tokens per second and speed-up of decoding, predicted from the model's config alone.
 
 The model is a roofline: a decode step takes its memory time or its compute time, whichever is larger. The reads of a
-request are averaged over the mix of context lengths. A TimeModel that was fitted to this machine can replace the
-roofline. Prefill, sampling and the trainer are not part of the prediction, so a real training step gains less. Checks of
-drafts are not at peak rates; check_time.py has their constants.
+request are averaged over the mix of context lengths. Where the kernels of the selector were timed on this GPU
+(kernel_times.py), the plan also says what a step takes with them: everything else is then read as fast as it was there. A
+TimeModel that was fitted to this machine can replace both. Prefill, sampling and the trainer are not part of the
+prediction, so a real training step gains less. Checks of drafts are not at peak rates; check_time.py has their constants.
 """
 
 from __future__ import annotations
@@ -15,16 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from sparroll.attention.selectors import Selector
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.check_rate import CheckRate, rate_for
 from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, SCORING_SHARE, check_time, scoring_seconds
 from sparroll.plan.hardware import Hardware, find_hardware
+from sparroll.plan.kernel_times import KernelTimes, kernel_times_of, timed_as
 from sparroll.plan.length_mix import LengthMix, LengthsAre
 from sparroll.plan.model_shape import ModelShape, model_shape
 from sparroll.plan.step_reads import StepReads
 from sparroll.plan.time_model import TimeModel
 from sparroll.schedule import Schedule
+
+Bound = Literal["memory", "compute", "kernels", "measured"]
 
 
 @dataclass(frozen=True)
@@ -37,8 +42,10 @@ class StepTime:
     compute_seconds: float
     overhead_seconds: float
     seconds: float
-    bound: Literal["memory", "compute", "measured"]
-    """What decides `seconds`. "measured": they come from a fitted time model, and only the parts from the roofline."""
+    bound: Bound
+    """What decides `seconds`. "kernels": memory, where sparse layers take what their kernels took; `kv_seconds` has the
+    attention then, and `index_seconds` scores and choice. "measured": the seconds come from a fitted time model, and only
+    the parts from the roofline."""
     tokens_per_second: float
 
 
@@ -69,13 +76,32 @@ class VerifiedTime:
 
 @dataclass(frozen=True)
 class ControlTime:
-    """A sparse step some of whose requests read all of their context, because they are rollouts of the control group."""
+    """A sparse step some of whose requests read all of their context, because they are rollouts of the control group.
+
+    Where drafts are checked, theirs are, too. Their drafts are the dense policy's own, so all of them stand: of windows
+    of w they draft (w - 1) / w for each token."""
 
     share: float
     """Of the requests."""
     step: StepTime
+    """With checks: of the step that drafts."""
+    seconds: float
+    """In which each request of the batch gets a token, on average; with checks, one that stands."""
     lost_share: float
     """Of the tokens per second that the batch would have without them."""
+
+
+@dataclass(frozen=True)
+class KernelSteps:
+    """The same steps where sparse layers take what their kernels took on this GPU, weights are read at the speed of a copy,
+    and dense layers as fast as in decode steps that were timed there."""
+
+    dense: StepTime
+    sparse: StepTime
+
+    @property
+    def speedup(self) -> float:
+        return self.dense.seconds / self.sparse.seconds
 
 
 @dataclass(frozen=True)
@@ -111,6 +137,8 @@ class Plan:
     """None where the schedule has no check."""
     control: ControlTime | None = None
     """None where no control group was asked for."""
+    kernels: KernelSteps | None = None
+    """None where the kernels of the selector were not timed on this GPU, or the steps above are with them already."""
 
     @property
     def verified_speedup(self) -> float:
@@ -126,7 +154,7 @@ class Plan:
     def table(self) -> dict[str, Any]:
         """Plain data for printing and JSON."""
         table = {**dataclasses.asdict(self), "speedup": self.speedup}
-        for name in ("verified", "control"):
+        for name in ("verified", "control", "kernels"):
             if table[name] is None:
                 del table[name]
         return table if self.verified is None else table | {"verified_speedup": self.verified_speedup}
@@ -141,35 +169,58 @@ class _Decoder:
     batch: int
     overhead_seconds: float
     time_model: TimeModel | None
+    kernels: KernelTimes | None
 
     def step(self, mix: LengthMix, *, sparse: bool, dense_share: float = 0.0) -> StepTime:
         """dense_share: of the requests of a sparse step, those that read all of their context."""
         shape, batch, bandwidth = self.reads.shape, self.batch, self.device.bandwidth_bytes_per_second
+        if self.kernels is not None:
+            bandwidth = self.kernels.copy_bytes_per_second
         attended, index = shape.layers * mix.mean_tokens, 0.0
         if sparse:
             few, scored = self.reads.layer_sums(mix)
             attended, index = dense_share * attended + (1 - dense_share) * few, (1 - dense_share) * scored
         kv_bytes, index_bytes = (batch * tokens * self.reads.token_bytes for tokens in (attended, index))
         weight_seconds = shape.parameters_used(batch) * self.reads.element_bytes / bandwidth
-        memory = weight_seconds + (kv_bytes + index_bytes) / bandwidth
+        cache_bandwidth = bandwidth if self.kernels is None else self.kernels.dense_bytes_per_second
+        kv_seconds, index_seconds = kv_bytes / cache_bandwidth, index_bytes / cache_bandwidth
+        bound: Bound = "memory"
+        if sparse and self.kernels is not None and self.kernels.of(self.reads.schedule.selector) is not None:
+            kv_seconds, index_seconds = self._kernel_seconds(self.kernels, mix, dense_share)
+            bound = "kernels"
+        memory = weight_seconds + kv_seconds + index_seconds
         # Q.K and A.V: 4 FLOPs per query head, channel and attended token. Scoring: 2 per query head and index number.
         attention = batch * shape.query_heads * shape.head_dim * (4 * attended + 2 * index)
         compute = (2 * shape.parameters_used(1) * batch + attention) / self.device.flops_per_second
         seconds = max(memory, compute) + self.overhead_seconds
-        bound: Literal["memory", "compute", "measured"] = "memory" if memory >= compute else "compute"
+        bound = bound if memory >= compute else "compute"
         if self.time_model is not None:
             selecting = self.reads.selecting_layers(mix) if sparse else 0
             seconds, bound = self.time_model.seconds(batch, kv_bytes + index_bytes, selecting), "measured"
         return StepTime(
             weight_seconds=weight_seconds,
-            kv_seconds=kv_bytes / bandwidth,
-            index_seconds=index_bytes / bandwidth,
+            kv_seconds=kv_seconds,
+            index_seconds=index_seconds,
             compute_seconds=compute,
             overhead_seconds=self.overhead_seconds,
             seconds=seconds,
             bound=bound,
             tokens_per_second=batch / seconds,
         )
+
+    def _kernel_seconds(self, kernels: KernelTimes, mix: LengthMix, dense_share: float) -> tuple[float, float]:
+        """(seconds of all attention, seconds of scores and choice) with the kernels of the selector."""
+        shape, schedule = self.reads.shape, self.reads.schedule
+        parts = schedule.parts(shape.layers)
+        dense_layers = shape.layers - sum(len(layers) for layers, _ in parts)
+        dense_bytes = self.batch * dense_layers * mix.mean_tokens * self.reads.token_bytes
+        attention, choosing = dense_bytes / kernels.dense_bytes_per_second, 0.0
+        for layers, own in parts:
+            found = kernels.layer(schedule.selector, self.reads.load(own, mix, self.batch, dense_share))
+            assert found is not None, "the kernels were timed"
+            choosing += len(layers) * found[0]
+            attention += len(layers) * found[1]
+        return attention, choosing
 
     def verified(self, mix: LengthMix, check: DraftCheck, rate: CheckRate) -> VerifiedTime:
         shape = self.reads.shape
@@ -200,9 +251,15 @@ class _Decoder:
             scoring_seconds=scoring_seconds(shape, self.device, self.batch, mix.mean_tokens),
         )
 
-    def control(self, mix: LengthMix, share: float) -> ControlTime:
+    def control(self, mix: LengthMix, share: float, verified: VerifiedTime | None) -> ControlTime:
+        """verified: what a token takes without them, where drafts are checked."""
         mixed = self.step(mix, sparse=True, dense_share=share)
-        return ControlTime(share, mixed, 1 - self.step(mix, sparse=True).seconds / mixed.seconds)
+        if verified is None:
+            return ControlTime(share, mixed, mixed.seconds, 1 - self.step(mix, sparse=True).seconds / mixed.seconds)
+        window = verified.window_tokens
+        drafted_per_kept = (1 - share) * verified.drafted_per_kept + share * (window - 1) / window
+        seconds = drafted_per_kept * (mixed.seconds + verified.check_seconds / (window - 1))
+        return ControlTime(share, mixed, seconds, 1 - verified.seconds / seconds)
 
     def row(self, context: int) -> LengthRow:
         here = LengthMix.parse(context)
@@ -225,6 +282,7 @@ def plan(
     reserved_bytes: float = 3e9,
     overhead_seconds_per_layer: float = 0.0,
     time_model: TimeModel | None = None,
+    kernels: KernelTimes | None = None,
     cut_share: float | None = None,
     drafted_per_kept: float | None = None,
     control_share: float = 0.0,
@@ -239,10 +297,11 @@ def plan(
     batch: by default as many requests as fit: (memory_share * memory - weights - reserved_bytes) / cache of one request
     at the mean context.  element_bytes: bytes per weight and per cached number.
     overhead_seconds_per_layer: launch gaps and the like, added to the dense and the sparse step.
-    time_model: replaces the roofline.  cut_share or drafted_per_kept: what checks take back, for a schedule with a
-    check: the share of windows that are cut, or the tokens drafted for each that stands; by default as measured on the
-    study's model (see check_rate.py).  control_share: of the requests, those that a control group decodes densely; 0: there
-    is none.
+    time_model: replaces the roofline.  kernels: the steps are those with these kernels (see KernelSteps); where it is None
+    and they are known, the plan has them beside its own.
+    cut_share or drafted_per_kept: what checks take back, for a schedule with a check: the share of windows that are cut,
+    or the tokens drafted for each that stands; by default as measured on the study's model (see check_rate.py); of sparse
+    requests alone.  control_share: of the requests, those that a control group decodes densely; 0: there is none.
     """
     shape, mix = model_shape(model), _contexts(LengthMix.parse(lengths), lengths_are, prompt_tokens)
     device = hardware if isinstance(hardware, Hardware) else find_hardware(hardware)
@@ -254,7 +313,8 @@ def plan(
         raise UserError(f"batch must be at least 1, got {size}")
     check, taken_back = reads.schedule.check, (cut_share, drafted_per_kept)
     _check_asked(reads.schedule, taken_back != (None, None), control_share)
-    decoder = _Decoder(reads, device, size, overhead_seconds_per_layer * shape.layers, time_model)
+    decoder = _Decoder(reads, device, size, overhead_seconds_per_layer * shape.layers, time_model, kernels)
+    beside = None if time_model is not None or kernels is not None else _with_kernels(decoder, mix)
     verified = decoder.verified(mix, check, rate_for(check, *taken_back)) if check is not None else None
     return Plan(
         model=shape,
@@ -271,11 +331,41 @@ def plan(
         by_length=tuple(decoder.row(context) for context in _eighths(mix)),
         assumptions=(
             *([f"the schedule is {reads.schedule.caveat}"] if reads.schedule.caveat else ()),
-            *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model),
+            *_assumptions(element_bytes, memory_share, reserved_bytes, batch, time_model, kernels is not None),
+            *([] if time_model is not None else [kernels_said(device.name, reads.schedule.selector, kernels)]),
             *_said_of(verified),
         ),
         verified=verified,
-        control=decoder.control(mix, control_share) if control_share else None,
+        control=decoder.control(mix, control_share, verified) if control_share else None,
+        kernels=beside,
+    )
+
+
+def _with_kernels(decoder: _Decoder, mix: LengthMix) -> KernelSteps | None:
+    """The steps with the kernels as they were timed on this GPU; None where they were not."""
+    known = kernel_times_of(decoder.device.name)
+    if known is None or known.of(decoder.reads.schedule.selector) is None:
+        return None
+    with_them = dataclasses.replace(decoder, kernels=known)
+    return KernelSteps(with_them.step(mix, sparse=False), with_them.step(mix, sparse=True))
+
+
+def kernels_said(gpu: str, selector: Selector, used: KernelTimes | None = None) -> str:
+    """What a prediction has for the kernels of a selector. used: those that its steps were predicted with; None: by bytes,
+    with the kernels that are known beside it."""
+    known, name = used or kernel_times_of(gpu), timed_as(selector)
+    if known is None:
+        return f"no kernels were timed on {gpu}: sparse layers count by their bytes alone"
+    times = known.of(selector)
+    if times is None:
+        at = "the rate of dense layers" if used is not None else "the device's peak rate"
+        return (
+            f"no kernels of {name} were timed on {gpu}: its sparse layers count by their bytes alone, at {at}, and it has "
+            "no time for the choice"
+        )
+    return (
+        f"kernels of {name} as they were timed on {known.gpu} ({', '.join(known.records)}), whose layers they add up to "
+        f"within {times.worst_layer_error:.1%}; the rest of a step but its reads is left out"
     )
 
 
@@ -303,10 +393,6 @@ def _check_asked(schedule: Schedule, takes_back: bool, control_share: float) -> 
         )
     if not 0 <= control_share < 1:
         raise UserError(f"control_share must be from 0 to below 1, got {control_share!r}", "1/32 is usual")
-    if control_share and schedule.check is not None:
-        raise UserError(
-            "what a control group costs beside checked drafts is not predicted", "plan one of the two: leave one out"
-        )
 
 
 def _said_of(verified: VerifiedTime | None) -> list[str]:
@@ -349,7 +435,12 @@ def _batch(
 
 
 def _assumptions(
-    element_bytes: int, memory_share: float, reserved_bytes: float, batch: int | None, time_model: TimeModel | None
+    element_bytes: int,
+    memory_share: float,
+    reserved_bytes: float,
+    batch: int | None,
+    time_model: TimeModel | None,
+    with_kernels: bool,
 ) -> list[str]:
     lines = [
         f"{element_bytes} bytes per weight and per cached number; all weights are read once per step",
@@ -360,11 +451,11 @@ def _assumptions(
             f"the batch fills {memory_share:.0%} of the memory, minus the weights and {reserved_bytes / 1e9:.1f} GB, with "
             "requests at the mean context; it is the same for dense and sparse"
         )
-    if time_model is None:
+    if time_model is None and not with_kernels:
         lines.append(
             "roofline: a step takes the larger of its memory and compute time at the device's peak rates; an upper bound"
         )
-    else:
+    elif time_model is not None:
         lines.append(
             f"a time model was fitted to {time_model.steps} measured steps; its worst error is "
             f"{time_model.worst_relative_error:.1%}"

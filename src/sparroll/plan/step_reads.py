@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
 
+from sparroll.plan.kernel_times import LayerLoad
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.schedule import Schedule
@@ -51,6 +53,24 @@ class StepReads:
             attended += len(layers) * mix.mean_of(partial(self.attended, schedule))
             index += len(layers) * mix.mean_of(partial(self.index, schedule))
         return attended, index
+
+    def load(self, schedule: Schedule, mix: LengthMix, batch: int, dense_share: float = 0.0) -> LayerLoad:
+        """What a sparse layer with this schedule has to do in a step of a batch. dense_share: of the requests, those that
+        read all of their context."""
+        few, scored = mix.mean_of(partial(self.attended, schedule)), mix.mean_of(partial(self.index, schedule))
+        longest = math.ceil(mix.longest_tokens)
+        unit = schedule.selector.unit_tokens
+        chooses = schedule.read_tokens(longest) < longest
+        layer_bytes = batch * self.token_bytes
+        return LayerLoad(
+            index_bytes=layer_bytes * (1 - dense_share) * scored,
+            kv_bytes=layer_bytes * (dense_share * mix.mean_tokens + (1 - dense_share) * few),
+            longest_tokens=mix.longest_tokens,
+            longest_units=longest / unit if chooses else 0.0,
+            wanted_units=schedule.kv_budget_tokens(longest) / unit,
+            programs=batch * self.shape.kv_heads,
+            mean_share=mix.mean_tokens / mix.longest_tokens,
+        )
 
     def selecting_layers(self, mix: LengthMix) -> int:
         """How many layers select for at least one length of the mix."""

@@ -41,7 +41,7 @@ class CalibrateSettings(_Checked):
     budgets: tuple[int, ...] = Field(min_length=1)
     """The grid of budgets that are measured, in tokens."""
     verify_rounds: int = Field(ge=0)
-    bound: Literal["value", "low"] = "value"
+    bound: Literal["value", "low"] = "low"
     """What must meet the target in the verification: the measured tail, or the lower end of its interval."""
 
     def make_selector(self) -> Selector:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from sparroll.calibrate.bounds import BlindSpots
 from sparroll.mismatch.table import TailRow
 from sparroll.report.data import Answer, GapPoint, Measured, PlannedDecoding, TrainingRun, differences, thin
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up, with_interval
@@ -42,7 +43,10 @@ def _safe(about: Measured, under_it: Sequence[TrainingRun]) -> Answer:
     if about.target is None or not bins:
         answer = "Not known: nobody has sampled enough with the schedule itself."
         if about.target is None and bins and about.schedule is not None and about.schedule.target is not None:
-            answer = "Not known by its tail: what the schedule was to hold is a share of impossible tokens, see below."
+            held = "is a share of impossible tokens"
+            if about.schedule.check is not None:
+                held = f"is {BlindSpots.of_target(about.schedule.target)}, of what the checks of drafts leave"
+            answer = f"Not known by its tail: what the schedule was to hold {held}, see below."
         return Answer(SAFE, "no" if alarms else "unknown", answer, tuple(alarms))
     target = f"{about.target:g}"
     missed = [point for point in bins if point.value < about.target]

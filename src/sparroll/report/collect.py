@@ -140,7 +140,7 @@ def _measured(folder: str, record: dict[str, Any]) -> Measured:
         quantile=ceiling["tail"]["quantile"],
         target=(schedule.target or {}).get("at_least") if schedule else None,
         schedule=schedule,
-        # Every record without the field was verified by the value, which is the default.
+        # A record without the field is of a time when the value was all that a verification could ask for.
         bound=verification.get("bound", "value") if verification else None,
         notes=tuple(results.get("notes", ())),
         tradeoff=results.get("tradeoff"),

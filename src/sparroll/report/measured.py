@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from html import escape
 from typing import Any
 
+from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.fit import MIN_TOKENS
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.layer_groups import budgets_in_words
@@ -203,6 +204,9 @@ def _how_chosen(measured: Measured) -> str:
             f"For each length it is the smallest budget under which, with the upper end of its interval, at most "
             f"{limit.at_most:g} of the sampled tokens were more than {limit.nats} nats off."
         )
+    schedule = measured.schedule
+    if measured.target is None and schedule is not None and schedule.check is not None:
+        return _by_bounds(measured, schedule)
     target = f"the target {measured.target:g}"
     first = (
         f"For each length it is the smallest budget whose tail, with the lower end of its interval, met {target} among "
@@ -231,6 +235,19 @@ def _how_chosen(measured: Measured) -> str:
         f"{first} Then new rollouts were sampled with the schedule itself, and a budget was raised where {what} missed the "
         f"target there."
     )
+
+
+def _by_bounds(measured: Measured, schedule: Schedule) -> str:
+    """The same where drafts are checked and no target of the tail had to hold."""
+    chosen = escape(str((schedule.made_by or {}).get("chosen", "they have the least predicted time")))
+    first = (
+        f"Window, floor and budgets were chosen together among schedules under which what the checks leave has "
+        f"{BlindSpots.of_target(schedule.target)} at every length: {chosen}. The tail decided nothing."
+    )
+    if measured.bound is None:
+        return f"{first} Nobody has sampled with the schedule itself, so it is not verified."
+    then = "Then new rollouts were sampled with the schedule itself, and a budget was raised where they broke a bound."
+    return f"{first} {then}"
 
 
 def _origin(measured: dict[str, Any]) -> str:

@@ -48,6 +48,8 @@ def tradeoff(found: dict[str, Any], where: str, number: int) -> str:
     rows = [_row(point) for point in _shown(found)]
     heads = ["selector", "", "of a dense step's time", "KL", "probability over 20 nats off", "worst tail", "budgets"]
     refused = [note(f"No schedule: {escape(line)}") for line in found["refused"]]
+    # Records of before the kernels were timed have none.
+    times = [note(escape(line[:1].upper() + line[1:])) for line in found.get("times", ())]
     return section(
         f"What a decode step's time buys{where}",
         text,
@@ -55,6 +57,7 @@ def tradeoff(found: dict[str, Any], where: str, number: int) -> str:
         note(said),
         table(heads, rows),
         *refused,
+        *times,
     )
 
 

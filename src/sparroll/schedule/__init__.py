@@ -10,7 +10,16 @@ Nothing here decides a budget (see calibrate/) or reads a cache (see attention/)
 from __future__ import annotations
 
 from sparroll.schedule.file_tables import FORMAT, GROUPED_FORMAT
-from sparroll.schedule.schedule import Schedule, check_is_schedule
+from sparroll.schedule.schedule import Schedule, caveats_of, check_is_schedule
 from sparroll.schedule.steps import MOST_TOKENS, Step, check_budget
 
-__all__ = ["FORMAT", "GROUPED_FORMAT", "MOST_TOKENS", "Schedule", "Step", "check_budget", "check_is_schedule"]
+__all__ = [
+    "FORMAT",
+    "GROUPED_FORMAT",
+    "MOST_TOKENS",
+    "Schedule",
+    "Step",
+    "caveats_of",
+    "check_budget",
+    "check_is_schedule",
+]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -196,9 +196,12 @@ class Schedule:
     @property
     def caveat(self) -> str | None:
         """What whoever looks at the schedule must know of it: "scaled, to be calibrated on the real model". None where
-        its file says nothing of the kind in made_by."""
-        told = (self.made_by or {}).get("caveat")
-        return None if told is None else str(told)
+        its file says nothing of the kind in made_by. Where made_by has `caveat_at`, it is true only of these lengths."""
+        made_by = self.made_by or {}
+        told, where = made_by.get("caveat"), made_by.get("caveat_at")
+        if told is None:
+            return None
+        return f"{told}, at {where}" if where else str(told)
 
     @staticmethod
     def load(source: str | Path | Mapping[str, Any], model: str | None = None, force: bool = False) -> Schedule:
@@ -269,6 +272,13 @@ class Schedule:
 def _checked_suffix(check: DraftCheck) -> str:
     """What the name of a checked schedule ends with."""
     return f"-checked-{check.window_tokens}-{check.floor:g}"
+
+
+def caveats_of(schedules: Iterable[Schedule | None]) -> list[str]:
+    """A line about each of these schedules that has a caveat, each line once. Every command and run that takes a schedule
+    begins with them."""
+    told = (f"the schedule {each.name!r} is {each.caveat}" for each in schedules if each is not None and each.caveat)
+    return list(dict.fromkeys(told))
 
 
 def check_is_schedule(value: object) -> None:

@@ -21,7 +21,7 @@ from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.step_metrics import ESTIMATOR
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, caveats_of
 from sparroll.tasks import Task
 from sparroll.tasks.verdicts import answer_form
 from sparroll.train.config.control import ByCheaperSection, ByControllerSection, ByGuardSection
@@ -38,6 +38,11 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
     if isinstance(attention, ScheduleAttention):
         return _with_check(Schedule.load(attention.name, model=config.model.name, force=attention.force), config)
     return None
+
+
+def caveat_events(config: TrainConfig, schedule: Schedule | None) -> list[str]:
+    """Events for the start of a run: what must be known of the schedules that it may run under."""
+    return caveats_of([schedule, *_following(config, schedule)])
 
 
 def check_events(config: TrainConfig, schedule: Schedule | None) -> list[str]:
@@ -144,6 +149,8 @@ def make_controller(config: TrainConfig, schedule: Schedule | None, longest_cont
         target=target if settings.impossible is None else settings.impossible.table(),
         check=schedule.check if schedule else config.check.of_drafts() if config.check else None,
         trust_start=schedule is not None and schedule.target is not None,
+        caveat=None if schedule is None else (schedule.made_by or {}).get("caveat"),
+        measured_before=frozenset() if schedule is None else bins.measured_in(schedule),
     )
 
 
@@ -246,7 +253,8 @@ def _own_target(
     instead: str = "--set guard.at_least=0.86, or turn the guard off, --set guard.action=off",
 ) -> float | None:
     """The target that the schedule was calibrated for; None where it names none."""
-    if schedule.target is None:
+    if schedule.target is None or not schedule.target.keys() & {"at_least", "estimator", "quantile", "top_k"}:
+        # With checks of drafts, a calibration may hold bounds alone.
         return None
     watched = {"estimator": ESTIMATOR, "quantile": 0.05, "top_k": top_k}
     found = {name: schedule.target.get(name) for name in watched}

@@ -47,6 +47,7 @@ from sparroll.train.sampling.rollouts import Sampling
 from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
 from sparroll.train.sampling.weight_sync import EngineWeights
 from sparroll.train.schedules import (
+    caveat_events,
     check_events,
     make_cheaper_schedules,
     make_controller,
@@ -241,7 +242,8 @@ def _notices(
     """What the start of a new run says."""
     # An adapter alone is trained without rewards, so there is nothing to compare.
     control_group = control_group_notices(config) if asked is config else []
-    return [*guard.notice(samples_densely(engine)), *check_events(config, schedule), *control_group]
+    caveats, checks = caveat_events(config, schedule), check_events(config, schedule)
+    return [*caveats, *guard.notice(samples_densely(engine)), *checks, *control_group]
 
 
 def _policy(name: str | Path, config: TrainConfig, ranks: Ranks) -> Scorer:

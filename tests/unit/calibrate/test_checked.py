@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,20 +13,25 @@ import torch
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.check_figures import CheckFigures
 from sparroll.calibrate.choice import Machine, choose, predicted_drafts
+from sparroll.calibrate.defaults import CHECKED_KL_AT_MOST
 from sparroll.calibrate.measure import check_measurable
 from sparroll.calibrate.run import Calibration, calibrate
 from sparroll.calibrate.sweep import Sweep, sweep
 from sparroll.calibrate.verify import verify
+from sparroll.cli.calibration.printed import text
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import find_hardware
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.schedule import Schedule, Step
+from sparroll.train.config.file import config_from
+from sparroll.train.schedules import make_guard
 from sparroll.types import Checks, Rollout, TokenScores
 
 from .fakes import study
 
+RECORDS = Path(__file__).parents[3] / "benchmarks" / "results"
 GRID = [64, 96, 128, 192, 256]
 SHAPE = ModelShape("toy", parameters=1_000_000, layers=4, query_heads=4, kv_heads=2, head_dim=64, vocabulary=100)
 MACHINE = Machine(SHAPE, find_hardware("H200"), LengthMix.parse("20-420"))
@@ -44,7 +50,7 @@ def swept(folder: Path) -> Sweep:
 
 
 def run(bench, out: Path, **more) -> Calibration:
-    settings = {"budgets": GRID, "dense_layers": (0,), "checks": CHECKS, "shape": SHAPE, **LEAST}
+    settings = {"budgets": GRID, "dense_layers": (0,), "checks": CHECKS, "shape": SHAPE, "target": 0.86, **LEAST}
     return calibrate(bench, out=out, **settings | more)
 
 
@@ -171,6 +177,50 @@ def test_a_bound_on_the_kl_of_what_is_kept_raises_the_budgets_whatever_the_tail(
     assert least(BlindSpots(far_mass_at_most=0.1, far_mass_nats=10)) > 64
 
 
+def test_without_a_target_the_kl_of_what_is_kept_decides_and_the_tail_is_only_reported(tmp_path) -> None:
+    """By the fake's law the longest contexts have a tail of .82 and a KL of 17 with 96 tokens. The tail needs 128 there."""
+    held = run(study(), tmp_path / "tail", target=0.86, verify_rounds=0)
+    found = run(study(), tmp_path / "kl", target=None, bounds=BlindSpots(kl_at_most=21.0))
+    least = [min(each.fitted.schedule.kv_budget_tokens(350) for each in of.choice.candidates) for of in (held, found)]
+    assert least[0] > 112 and least[1] == found.schedule.kv_budget_tokens(350) == 96
+    assert found.schedule.target == {"kl_at_most": 21.0} and Schedule.load(found.path).target == found.schedule.target
+    assert min(row["q05"] for row in found.rows() if row["q05"] is not None) < 0.83
+    assert found.verification.met
+    assert max(each.kl for each in found.verification.measurement.divergence.bins().values()) <= 21.0
+    lines = "\n".join(text(found))
+    assert "schedules hold what is asked for" in lines and "KL of what is kept, in the last round" in lines
+    # A run under it has no target for its guard, and its drafts are checked.
+    run_of = config_from({"attention": {"kind": "schedule", "name": str(found.path)}, "check": {"window_tokens": 16}})
+    assert make_guard(run_of, found.schedule).at_least is None
+
+
+def test_a_bin_that_breaks_the_bound_in_the_verification_is_raised(tmp_path) -> None:
+    schedule = Schedule.fixed(64, dense_layers=(0,)).checked(16, 0.01)
+    found = verify(
+        study(), schedule, target=None, notches=GRID, out=tmp_path, bounds=BlindSpots(kl_at_most=8.0), **LEAST
+    )
+    assert found.met and len(found.rounds) > 1
+    assert re.match(
+        r"round 1: 100-200 has a KL of 9\.\d at 64 tokens, which breaks a bound; raised to 96", found.notes[0]
+    )
+
+
+def test_the_default_bound_lies_between_what_trained_and_what_solved_fewer_problems_in_the_study(tmp_path) -> None:
+    with pytest.raises(UserError, match=r"at the largest budget, 256; asked for: a KL of at most 0\.03"):
+        run(study(), tmp_path, target=None)
+    trained = []
+    for name in ("verified-rollouts", "check-grid", "check-budgets"):
+        record = json.loads((RECORDS / f"mismatch-study-{name}-60-steps-h200.json").read_text())
+        rows = [row for row in record["results"]["table"] if "verified" in row["row"]]
+        assert all(row["accuracy_change"]["low"] > 0 for row in rows)
+        trained += [row["kl"]["mean"] for row in rows]
+    assert len(trained) == 8 and 0.02 < max(trained) < CHECKED_KL_AT_MOST
+    rows = json.loads((RECORDS / "mismatch-study-checks-h200.json").read_text())["results"]["rows"]
+    rewards = {row["sampler"]: (row["kl"], row["reward"]) for row in rows}
+    kl, reward = rewards["verified-64-64-0.01"]
+    assert kl > 2 * CHECKED_KL_AT_MOST and reward < rewards["dense"][1] - 0.07
+
+
 def test_a_bound_that_no_budget_holds_is_refused(tmp_path) -> None:
     found = sweep(study(), out=tmp_path, budgets=[64, 96], dense_layers=(0,), check=CHECKS[0])
     with pytest.raises(UserError, match="200-300 has a share of .* more than 2 nats off at the largest budget, 96"):
@@ -238,7 +288,8 @@ def test_a_round_of_another_check_is_not_taken_over(tmp_path) -> None:
 
 def test_a_bin_with_too_many_tokens_far_off_is_raised_though_its_tail_holds(tmp_path) -> None:
     schedule = Schedule.fixed(96, dense_layers=(0,)).checked(16, 0.01)
-    about = {"target": 0.5, "notches": GRID, **LEAST}
+    # The longest bin has fewer than 8 rollouts, so the lower end of its interval is 0.
+    about = {"target": 0.5, "notches": GRID, "bound": "value", **LEAST}
     assert len(verify(study(), schedule, out=tmp_path / "free", **about).rounds) == 1
     held = verify(study(), schedule, out=tmp_path / "held", bounds=BlindSpots(0.0), **about)
     assert held.met and len(held.rounds) > 1

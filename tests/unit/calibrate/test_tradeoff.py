@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from sparroll.attention.selectors import PageMean, QuantizedMean
-from sparroll.calibrate.allocation.tradeoff import trade_off, with_verification
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest
+from sparroll.calibrate.allocation.tradeoff import _Tried, trade_off, with_verification
 from sparroll.calibrate.allocation.wanted import Tradeoff, Wanted, selector_label
 from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.choice import Machine
@@ -19,6 +19,7 @@ from sparroll.cli.calibration.printed import text
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.hardware import find_hardware
+from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.length_mix import LengthMix
 from sparroll.plan.model_shape import ModelShape
 from sparroll.plan.time_model import TimeModel
@@ -92,6 +93,34 @@ def test_the_step_times_of_the_parts_add_up_to_those_of_the_plan(swept) -> None:
         shown = [each for each in found.points if each.how == "allocated"]
         assert [each.step_seconds for each in shown] == sorted(each.step_seconds for each in shown)
         assert [each.kl for each in shown] == sorted((each.kl for each in shown), reverse=True)
+
+
+def test_what_budgets_add_to_a_step_adds_up_to_the_plan_with_every_kind_of_time(swept, grouped) -> None:
+    fitted = TimeModel(1e-3, 0.0, 1e12, 0.0, 0.0, 8)
+    for machine in (MACHINE, replace(MACHINE, time_model=fitted), replace(MACHINE, kernels=kernel_times_of("H200"))):
+        for found in (swept, grouped):
+            tried = _Tried(found, machine, Wanted("kl", 0.6, **LEAST))
+            front = tried.front()
+            for place in range(0, len(front), 7):
+                planned = machine.plan(tried._schedule(front[place])).sparse.seconds
+                assert front.seconds_N[place] + tried._fixed_seconds == pytest.approx(planned, rel=1e-9)
+
+
+def test_times_rest_on_the_kernels_of_the_gpu_and_a_selector_without_any_is_named(swept, tmp_path) -> None:
+    quest = sweep(study(), out=tmp_path / "quest", budgets=GRID, selector=Quest(), dense_layers=(0,))
+    fine = sweep(study(), out=tmp_path / "fine", budgets=GRID, selector=FINE, dense_layers=(0,))
+    machine = replace(MACHINE, kernels=kernel_times_of("H200"))
+    found = traded([fine, quest, swept], None, "time", 0.86, machine=machine)
+    # By the fake's law all selectors lose the same, so by bytes alone the index decides; a choice among 4 times as many
+    # pages takes longer, and quest has no time for one.
+    assert found.point.selector == "quest 16"
+    assert traded([fine, swept], None, "time", 0.86, machine=machine).point.selector == "page_mean 16"
+    said = [line for line in found.notes if line.startswith("times: ")]
+    assert len(said) == 3 and "kernels of page_mean 16 as they were timed on H200" in said[2]
+    assert "no kernels of quest 16 were timed on H200: its sparse layers count by their bytes alone" in said[1]
+    assert found.table()["times"] == said
+    bare = traded([swept], None, "time", 0.86)
+    assert bare.notes == bare.refused + bare.times and "by their bytes alone, at peak rates" in bare.times[0]
 
 
 def test_the_target_holds_in_every_bin_and_what_it_needs_is_said_where_the_time_is_too_short(swept) -> None:
@@ -200,6 +229,19 @@ def test_the_group_that_loses_more_gets_the_larger_budget(grouped, swept) -> Non
     assert found.point.tail_low >= 0.6 and Schedule.from_table(schedule.table()).layer_groups == GROUPS
 
 
+def test_one_budget_everywhere_has_a_point_for_each_budget_of_the_groups_too(grouped, swept) -> None:
+    """By the fake's law, what two groups lose alone adds up to what all layers lose with that budget."""
+    points = {
+        name: {point.budgets: point for point in traded([found], 0.7).points if point.how == "one budget"}
+        for name, found in (("grouped", grouped), ("alike", swept))
+    }
+    assert list(points["grouped"]) == list(points["alike"]) == [((0, budget),) for budget in GRID]
+    for budgets, alike in points["alike"].items():
+        assert points["grouped"][budgets].step_seconds == alike.step_seconds
+        assert points["grouped"][budgets].worst_tail == pytest.approx(alike.worst_tail, abs=0.03)
+        assert points["grouped"][budgets].kl == pytest.approx(alike.kl, rel=0.1, abs=0.1)
+
+
 def test_what_groups_lose_adds_up_to_what_a_verification_of_the_whole_measures(grouped, tmp_path) -> None:
     found = traded([grouped], 0.7)
     checked = verify(study(), found.fitted.schedule, target=0.6, notches=GRID, out=tmp_path, **LEAST)
@@ -266,7 +308,7 @@ def test_a_verification_that_makes_steps_too_long_is_noted(swept) -> None:
     made = traded([swept], 0.7)
     slow = Schedule.fixed(320, dense_layers=(0,))
     after, _ = with_verification(made, MACHINE, slow, swept.measurements[-1])
-    assert "the verification raised budgets: a step takes" in after.notes[0]
+    assert "the verification raised budgets: a step takes" in after.notes[-1]
 
 
 @pytest.mark.parametrize(
@@ -300,7 +342,8 @@ def test_what_does_not_go_together_is_refused_before_anything_runs(change, messa
 def test_bounds_hold_with_the_cheapest_budgets_too(swept, tmp_path) -> None:
     plain = calibrate(study(), out=tmp_path, **{**ASKED, "objective": "time"}, verify_rounds=0)
     bounds = BlindSpots(kl_at_most=3.5)
-    held = calibrate(study(), out=tmp_path, **{**ASKED, "objective": "time"}, bounds=bounds, verify_rounds=1)
+    about = {**ASKED, "objective": "time", "bound": "value"}  # with 4 rollouts in a bin, an interval begins at 0
+    held = calibrate(study(), out=tmp_path, **about, bounds=bounds, verify_rounds=1)
     assert held.schedule.target["kl_at_most"] == 3.5 and held.tradeoff is None
     assert held.schedule.kv_budget_tokens(350) > plain.schedule.kv_budget_tokens(350)
     of_bins = held.verification.measurement.divergence.bins()

@@ -342,6 +342,33 @@ def test_the_final_schedule_loads_and_says_what_was_measured(tmp_path: Path) -> 
     assert loaded.made_by == {"command": "a test"} and loaded.target == {"at_least": 0.86}
 
 
+SCALED = "scaled, to be calibrated on the real model"
+
+
+def test_what_must_be_known_of_the_start_stays_true_of_bins_that_nobody_measured(tmp_path: Path) -> None:
+    one = Controller(RULES, BINS, [512] * 4, caveat=SCALED)
+    assert one.schedule().caveat == SCALED
+    shown(one, [{1: 0.867}])
+    assert one.schedule().caveat == f"{SCALED}, at 0-2k and 4k-8k"
+    path = one.measured_schedule({"command": "a test"}).save(tmp_path / "schedule.toml")
+    loaded = Schedule.load(path)
+    assert loaded.caveat == f"{SCALED}, at 0-2k and 4k-8k" and loaded.made_by is not None
+    assert loaded.made_by["command"] == "a test"
+    # The next run starts from that file, and measures what this one did not.
+    next_run = made(schedule=loaded)
+    assert next_run is not None and next_run.schedule().caveat == f"{SCALED}, at 0-2k and 4k-8k"
+    shown(next_run, [{0: 0.867, 2: 0.867}], first=2)
+    assert next_run.schedule().caveat == f"{SCALED}, at 6k-8k"
+    shown(next_run, [{3: 0.867}], first=3)
+    assert next_run.schedule().caveat is None and next_run.schedule().made_by is None
+    assert next_run.measured_schedule({"command": "b"}).made_by == {"command": "b"}
+
+
+def test_a_start_that_needs_no_word_gets_none(tmp_path: Path) -> None:
+    one = Controller(RULES, BINS, [512] * 4)
+    assert one.schedule().made_by is None and one.measured_schedule({"command": "a"}).made_by == {"command": "a"}
+
+
 def made(*overrides: str, schedule: Schedule | None = None, longest: int = 8000) -> Controller | None:
     return make_controller(
         load_config(None, ["control.by=controller", "control.target=0.86", *overrides]), schedule, longest

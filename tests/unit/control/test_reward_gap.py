@@ -153,6 +153,20 @@ def test_after_an_alarm_the_evidence_starts_anew() -> None:
     assert {pair.step for pair in gap.pairs} == {first + 1}
 
 
+def test_an_alarm_under_the_same_schedule_does_not_begin_its_first_steps_again() -> None:
+    """Only another schedule does. The gap begins behind the first three steps."""
+    gap = RewardGap(ControlGroupSettings(first_steps=3))
+    assert run(gap, range(1, 10), (0.5, 0.5), "one") == []
+    step, reason = 9, ""
+    while not reason:
+        step += 1
+        _, reason = gap.observe(step, "one", pairs_of(step, gap.share(step), solved=(0.7, 0.3)))
+    assert gap.pairs == ()
+    assert gap.share(step + 1) == 1 / 32
+    gap.observe(step + 1, "two", pairs_of(step + 1, 1 / 32, solved=(0.5, 0.5)))
+    assert [gap.share(step + later) for later in (2, 3, 4)] == [1 / 4, 1 / 4, 1 / 32]
+
+
 def test_a_resumed_run_goes_on_to_the_bit_in_the_middle_of_a_window() -> None:
     one = RewardGap(ControlGroupSettings(window_steps=20))
     run(one, range(1, 28), (0.55, 0.45))

@@ -113,6 +113,7 @@ def test_every_verb_refuses_such_a_checkpoint(
         "train": ["--set", f"model.name={folder}", "--set", "model.device=cpu"],
         "distill": ["--model", str(folder), "--prompts", str(prompts), "--budget", "64"],
         "evaluate": ["--model", str(folder), "--tasks", "synthetic", "--count", "1"],
+        "calibrate": ["--model", str(folder), "--prompts", str(prompts), "--budget", "64", "--samples", "8"],
     }
     ask = asks.get(verb, ["--model", str(folder), "--prompts", str(prompts), "--budget", "64"])
     message, _ = error_of([verb, *ask, "--out", str(tmp_path / "out")], capsys)

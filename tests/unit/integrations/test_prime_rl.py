@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sparroll import records
 from sparroll.corrections import correction, names
 from sparroll.corrections.sparse_rl_released import SparseRLReleased
 from sparroll.errors import UserError
@@ -19,27 +21,38 @@ from sparroll.integrations.corrections import correct
 from sparroll.train.update.loss import LossSettings, policy_loss
 
 B, T = 5, 8
+RECORD = Path(__file__).parents[3] / "benchmarks" / "results" / "other-trainers-cpu.json"
 USABLE = [name for name in names() if not correction(name).needs and not isinstance(correction(name), SparseRLReleased)]
 
 
-@dataclass
+READ_AT = "559b44772e471d1538537b8805cc77f3824a5e64"
+"""The commit of prime-rl whose fields these are. A record of the real ones is compared with them below."""
+
+
+@dataclass(slots=True)
 class Inputs:
-    """The fields of prime-rl's `LossInputs`."""
+    """prime-rl's `LossInputs`: its fields in their order, one sequence's tensors [T]. It has nothing else, so a loss that
+    reads another name fails."""
 
     trainer_logprobs: Tensor
     inference_logprobs: Tensor
+    ref_logprobs: Tensor | None
     advantages: Tensor
     loss_mask: Tensor
-    ref_logprobs: Tensor | None = None
     loss_weights: Tensor | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class Outputs:
-    """prime-rl's `LossOutputs`."""
+    """prime-rl's `LossOutputs`: a loss without dimensions, and tensors by name."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
+
+
+def inputs(dense_T: Tensor, sparse_T: Tensor, advantage_T: Tensor, mask_T: Tensor, **more: Tensor) -> Inputs:
+    """Of a run without a reference model."""
+    return Inputs(dense_T, sparse_T, None, advantage_T, mask_T, **more)
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +74,7 @@ def sequences(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 def summed(dense: Tensor, sparse: Tensor, advantage: Tensor, mask: Tensor, **kwargs: Any) -> Tensor:
     parts = [
-        prime_rl.loss(Inputs(dense[row], sparse[row], advantage[row].expand(T), mask[row]), **kwargs)
+        prime_rl.loss(inputs(dense[row], sparse[row], advantage[row].expand(T), mask[row]), **kwargs)
         for row in range(B)
     ]
     return torch.stack([part.loss for part in parts]).sum() / mask.sum()
@@ -82,22 +95,55 @@ def test_the_sum_over_responses_is_our_policy_loss_but_for_the_tokens_that_prime
     torch.testing.assert_close(now.grad, ours.grad, atol=1e-7, rtol=0)
 
 
+def test_the_fields_are_those_of_prime_rls_own_dataclasses() -> None:
+    found = records.read(RECORD, "other-trainers")["results"]["prime-rl"]
+    assert found["read_at"] == READ_AT
+    for kind, name in ((Inputs, "loss_inputs"), (Outputs, "loss_outputs")):
+        ours = [{"name": each.name, "optional": each.default is not MISSING} for each in fields(kind)]
+        assert ours == found[name]
+
+
+def test_the_loss_reads_no_more_of_a_sequence_than_it_says() -> None:
+    dense, sparse, advantage, mask = sequences()
+    read: set[str] = set()
+
+    class Watched:
+        def __getattr__(self, name: str) -> Any:
+            read.add(name)
+            return getattr(plain, name)
+
+    plain = inputs(dense[0], sparse[0], advantage[:1].expand(T), mask[0])
+    prime_rl.loss(Watched())
+    assert read == {field.name for field in fields(Inputs)} - {"ref_logprobs"}
+
+
+def test_inside_prime_rls_own_code_every_usable_correction_has_the_gradient_of_ours() -> None:
+    found = records.read(RECORD, "other-trainers")["results"]["prime-rl"]
+    rows = {row["ours"]: row for row in found["corrections"]}
+    assert rows.keys() == set(USABLE)
+    assert all(row["difference"] < 1e-6 for row in rows.values())
+    assert 0.1 < rows["mis"]["kept_share"] < rows["icepop"]["kept_share"] < 0.95
+    assert found["metrics_are_floats"]
+
+
 def test_settings_reach_the_correction_and_metrics_have_our_names() -> None:
     dense, sparse, advantage, mask = sequences()
     loose, tight = (summed(dense, sparse, advantage, mask, weight_max=most) for most in (100.0, 0.01))
     assert abs(float(tight)) < 0.02 * abs(float(loose))
-    metrics = prime_rl.loss(Inputs(dense[0], sparse[0], advantage[:1].expand(T), mask[0])).metrics
-    assert metrics["mismatch/kl_sparse_to_dense"].dim() == 0
+    metrics = prime_rl.loss(inputs(dense[0], sparse[0], advantage[:1].expand(T), mask[0])).metrics
+    assert "mismatch/kl_sparse_to_dense" in metrics
+    # prime-rl stacks them and takes their mean, which integers do not have.
+    assert all(value.dim() == 0 and value.dtype == torch.float32 for value in metrics.values())
     assert any(name.startswith("correction/") for name in metrics)
 
 
 def test_a_components_weights_multiply_and_a_sequence_without_tokens_still_has_a_gradient() -> None:
     dense, sparse, advantage, mask = sequences()
-    plain = Inputs(dense[0], sparse[0], advantage[:1].expand(T), mask[0])
-    halved = Inputs(dense[0], sparse[0], advantage[:1].expand(T), mask[0], loss_weights=torch.full((T,), 0.5))
+    plain = inputs(dense[0], sparse[0], advantage[:1].expand(T), mask[0])
+    halved = inputs(dense[0], sparse[0], advantage[:1].expand(T), mask[0], loss_weights=torch.full((T,), 0.5))
     torch.testing.assert_close(prime_rl.loss(halved).loss * 2, prime_rl.loss(plain).loss)
     now = dense[0].clone().requires_grad_()
-    empty = prime_rl.loss(Inputs(now, sparse[0], advantage[:1].expand(T), torch.zeros(T, dtype=torch.bool)))
+    empty = prime_rl.loss(inputs(now, sparse[0], advantage[:1].expand(T), torch.zeros(T, dtype=torch.bool)))
     empty.loss.backward()
     assert float(empty.loss.detach()) == 0 and now.grad is not None and not now.grad.any()
 

@@ -13,6 +13,7 @@ from types import ModuleType
 import pytest
 
 from sparroll import cost
+from sparroll.cli.plan import text
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
 from sparroll.plan.check_rate import MEASURED_REJECTED_SHARE, CheckRate, drafts_per_token, rate_for
@@ -192,6 +193,27 @@ def test_a_verified_token_by_hand() -> None:
     arithmetic = (2e6 + 4 * 8 * 4 * 4 * 1024) / (SCORING_SHARE * 1e12)
     assert got.verified.scoring_seconds == pytest.approx(3 * (arithmetic + 100 * SCORING_LOGIT_BYTES / 1e6))
     assert got.table()["verified_speedup"] == got.verified_speedup == got.dense.seconds / got.verified.seconds
+
+
+def test_a_control_group_beside_checked_drafts_by_hand() -> None:
+    checked = Schedule.fixed(512).checked(16, 0.1)
+    about = {"hardware": SLOW, "lengths": 1024, "batch": 4, "drafted_per_kept": 1.25}
+    got = plan(TOY, checked, **about, control_share=0.25)
+    assert got.control is not None and got.verified is not None
+    # One of four requests reads everything, and none of its 15 drafts for 16 tokens is taken back.
+    extra = (got.dense.kv_seconds - got.sparse.kv_seconds - got.sparse.index_seconds) / 4
+    drafted = 0.75 * 1.25 + 0.25 * 15 / 16
+    seconds = drafted * (got.sparse.seconds + extra + got.verified.check_seconds / 15)
+    assert got.control.step.seconds == pytest.approx(got.sparse.seconds + extra)
+    assert got.control.seconds == pytest.approx(seconds)
+    assert got.control.lost_share == pytest.approx(1 - got.verified.seconds / seconds)
+    assert plan(TOY, checked, **about).verified == got.verified
+    line = next(line for line in text(got) if line.startswith("control"))
+    assert f"{int(100 * got.dense.seconds / seconds) / 100:.2f}x with 0.25 of the requests dense" in line
+    # Where sparse requests draft much in vain, dense ones are the cheaper ones.
+    lossy = plan(TOY, checked, **about | {"drafted_per_kept": 9.0}, control_share=0.25)
+    assert lossy.control is not None and lossy.control.lost_share < 0
+    assert "which costs none of the tokens per second" in "\n".join(text(lossy))
 
 
 def test_a_window_of_two_that_is_kept_is_a_dense_step_and_its_logits_beside_the_sparse_one_for_two_tokens() -> None:

@@ -104,6 +104,13 @@ def test_what_nobody_measured_is_not_known() -> None:
     assert answer(SAVES, measured(), ()).level == answer(HELD, measured(), ()).level == "unknown"
 
 
+def test_a_schedule_of_checked_drafts_is_not_judged_by_its_tail() -> None:
+    checked = Schedule.fixed(64).checked(32, 0.1)
+    found = answer(SAFE, measured(schedule=replace(checked, target={"kl_at_most": 0.03}), target=None))
+    assert found.level == "unknown"
+    assert "what the schedule was to hold is a KL of at most 0.03, of what the checks of drafts leave" in found.answer
+
+
 def test_savings_are_rounded_towards_the_miss_and_name_other_models_as_such() -> None:
     found = answer(SAVES, measured())
     assert found.answer.startswith("53% of what attention reads: its rollouts read 47% of the KV cache")

@@ -151,6 +151,18 @@ def test_what_the_schedule_had_to_meet_is_what_the_record_says(bound: str | None
 
 
 @pytest.mark.usefixtures("words")
+def test_where_drafts_are_checked_and_no_tail_had_to_hold_the_bound_is_named() -> None:
+    kept = replace(schedule(64).checked(32, 0.1), target={"kl_at_most": 0.03}, made_by={"chosen": "windows of 32"})
+    for bound, said in (("low", "raised where they broke a bound"), (None, "so it is not verified")):
+        page = render(ReportData(title="t", measured=(measured(bound=bound, schedule=kept, target=None),)))
+        assert (
+            "what the checks leave has a KL of at most 0.03" in page
+            and "windows of 32. The tail decided nothing" in page
+        )
+        assert said in page
+
+
+@pytest.mark.usefixtures("words")
 def test_groups_of_layers_have_a_line_each_and_their_budgets_stand_side_by_side() -> None:
     grouped = replace(
         schedule(64), steps=(Step(0, (64, 128)), Step(500, (1024, 192))), dense_layers=(0,), layer_groups=((1, 2), (3,))

@@ -50,6 +50,12 @@ def test_the_page_has_both_figures_and_the_best_of_each_selector_in_no_more_time
     assert "30.0%" in row and "0.24000" in row
 
 
+def test_what_the_times_rest_on_is_said_where_the_record_has_it() -> None:
+    words = tradeoff.tradeoff(found(times=["times: kernels of page_mean 16 as timed"]), "", 1)
+    assert "Times: kernels of page_mean 16 as timed" in words
+    assert "Times: kernels" not in tradeoff.tradeoff(found(), "", 1)
+
+
 def test_without_a_limit_the_time_was_the_objective() -> None:
     words = tradeoff.tradeoff(found(objective="time", most_step_seconds=None, refused=[]), ": mine", 1)
     assert "chosen for the least time at the target" in words and "No schedule" not in words

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 from sparroll.train import TrainConfig
 from sparroll.train.config.file import config_from
-from sparroll.train.schedules import check_events, make_guard, starting_schedule
+from sparroll.train.schedules import caveat_events, check_events, make_guard, starting_schedule
 
 
 @pytest.fixture
@@ -52,6 +53,19 @@ def test_a_schedule_without_a_check_goes_on_with_that_of_the_schedule_before_it(
         f"drafts under the schedule {name!r} are checked every 16 tokens at floor 0.5, {because}"
         for name in ("wide", "plain")
     ]
+
+
+def test_a_run_begins_with_what_must_be_known_of_every_schedule_it_may_come_to(
+    files: dict[str, str], tmp_path: Path
+) -> None:
+    made_by = {"caveat": "scaled, to be calibrated on the real model"}
+    scaled = str(replace(Schedule.fixed(96), made_by=made_by).save(tmp_path / "scaled.toml"))
+    for config in (run_of(scaled, files["wide"]), run_of(files["plain"], files["wide"], scaled)):
+        assert caveat_events(config, starting_schedule(config)) == [
+            "the schedule 'scaled' is scaled, to be calibrated on the real model"
+        ]
+    config = run_of(files["plain"], "dense")
+    assert caveat_events(config, starting_schedule(config)) == []
 
 
 def test_without_a_section_each_files_own_check_holds(files: dict[str, str]) -> None:

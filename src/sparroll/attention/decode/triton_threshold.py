@@ -1,5 +1,5 @@
-"""How kernels find the k-th best of the scores that one program holds in registers: by bisection over their ordered
-bits, without a sort. These are jit helpers; the callers say how many scores they want, and use the threshold."""
+"""How kernels find the k-th best of the scores that one program holds in registers: by search over their ordered bits,
+without a sort. These are jit helpers; the callers say how many scores they want, and use the threshold."""
 
 from __future__ import annotations
 
@@ -10,6 +10,10 @@ import triton.language as tl
 
 LEAST = tl.constexpr(-0x80000000)
 """Value of a lane without a score. It is below every number, including -inf."""
+LARGEST = tl.constexpr(0x7FFFFFFF)
+"""Ordered bits of NaN."""
+INFINITY = tl.constexpr(0x7F800000)
+"""Ordered bits of +inf."""
 
 
 @triton.jit
@@ -17,8 +21,8 @@ LEAST = tl.constexpr(-0x80000000)
 def ordered_bits(score):
     """Signed integers in the order of the fp32 scores they came from; NaN is the largest, as in reference.py."""
     # Both zeros are one score, and so are NaNs of any sign and payload.
-    bits = tl.where(score == 0.0, 0.0, score).to(tl.int32, bitcast=True)
-    bits = tl.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+    bits = (score + 0.0).to(tl.int32, bitcast=True)
+    bits ^= (bits >> 31) & 0x7FFFFFFF
     return tl.where(score != score, 0x7FFFFFFF, bits)
 
 
@@ -41,56 +45,126 @@ def best_threshold(ordered, exists, wanted):
 
 @triton.jit
 @no_type_check
-def threshold_within(ordered, least, highest, wanted, enough, FAR: tl.constexpr):
-    """A number that at least `wanted`, and at most `enough`, of `ordered` reach; the `wanted`-th largest where there is
-    none. At least `wanted` of them reach `least`, none lies above `highest`, and `wanted` is at least 1.
+def ends(ordered):
+    """The least of some lanes and their largest *finite* number, LEAST where there is none: units that are always read
+    are +inf, which says nothing about the others. Lanes that are LEAST do not count, and there is another."""
+    finite = tl.where(ordered < INFINITY, ordered, LEAST)
+    # Turned over, the smallest is the largest.
+    turned = tl.where(ordered == LEAST, LEAST, ~ordered)
+    finite, least = tl.split(tl.max(tl.join(finite, turned), axis=0))
+    return ~least, finite
 
-    It compares with three numbers a round, because where a thread holds few lanes the sum over all threads is what takes
-    the time. FAR: `least` may be far away.
+
+@triton.jit
+@no_type_check
+def below(finite, low):
+    """Four numbers to begin a search with: the best are seldom further than an octave or two (of 2 ** 23 numbers) below
+    the largest finite one."""
+    return (
+        tl.maximum(_less(finite, 1 << 24), low),
+        tl.maximum(_less(finite, 1 << 23), low),
+        tl.maximum(_less(finite, 1 << 22), low),
+        tl.maximum(finite + 1, low),
+    )
+
+
+@triton.jit
+@no_type_check
+def closely_above(low, finite):
+    """Four numbers to begin a search among candidates with: most of them reach `low` by little."""
+    apart = tl.maximum(finite, low).to(tl.uint32, bitcast=True) - low.to(tl.uint32, bitcast=True)
+    return _more(low, apart >> 4), _more(low, apart >> 3), _more(low, apart >> 2), tl.maximum(finite + 1, low)
+
+
+@triton.jit
+@no_type_check
+def fifths(low, high):
+    """Four numbers above low and up to high, in order, where high is above low. Their distances may need 32 bits."""
+    apart = high.to(tl.uint32, bitcast=True) - low.to(tl.uint32, bitcast=True)
+    fifth = apart // 5 + 1
+    return (
+        _more(low, tl.minimum(fifth, apart)),
+        _more(low, tl.minimum(2 * fifth, apart)),
+        _more(low, tl.minimum(3 * fifth, apart)),
+        _more(low, tl.minimum(4 * fifth, apart)),
+    )
+
+
+@triton.jit
+@no_type_check
+def _more(number, by):
+    return (number.to(tl.uint32, bitcast=True) + by).to(tl.int32, bitcast=True)
+
+
+@triton.jit
+@no_type_check
+def _less(number, by: tl.constexpr):
+    """No less than LEAST."""
+    return tl.maximum(number, LEAST + by) - by
+
+
+@triton.jit
+@no_type_check
+def searched(ordered, low, low_reach, high, first, second, third, fourth, wanted, enough, EXACT: tl.constexpr):
+    """A number that at least `wanted` lanes reach, and no more than `enough`; the `wanted`-th largest where there is
+    none. EXACT: no more than `wanted` lie above it, too.
+
+    `low_reach` lanes, at least `wanted`, reach `low`, and fewer than `wanted`, at least 1, lie above `high`. The first
+    round compares with the four numbers, none below `low`, in order; each further one divides what lies between the
+    ends by five. EXACT: as soon as one lane too many reaches the lower end, or one too few lies above the higher one,
+    the number in question decides, however close its neighbours are.
     """
-    low = least.to(tl.int64)
-    high = highest.to(tl.int64)
-    reach = tl.full([], 0x1FFFFF, tl.int32)
-    if FAR:
-        # The best are seldom further than an octave or two (of 2 ** 23 numbers) below the highest.
-        first = tl.maximum(high - (1 << 26), low)
-        second = tl.maximum(high - (1 << 24), low)
-        third = tl.maximum(high - (1 << 22), low)
-        reaching = tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
-        low, high, reach = narrowed(low, high, reach, first, second, third, reaching, wanted)
-    while (low < high) & (reach > enough):
-        first, second, third = quarters(low, high)
-        reaching = tl.sum(reaching_quarters(ordered, first, second, third), axis=0)
-        low, high, reach = narrowed(low, high, reach, first, second, third, reaching, wanted)
-    return low.to(tl.int32)
+    high_reach = tl.zeros([], tl.int32)
+    # Variables of the loop, not constants.
+    high = high_reach + high
+    low_reach = high_reach + low_reach
+    going = 1
+    while going != 0:
+        lower, upper = reaching(ordered, first, second, third, fourth)
+        low, low_reach, high, high_reach = narrowed(
+            low, low_reach, high, high_reach, first, second, third, fourth, lower & 0xFFFF, lower >> 16 & 0xFFFF,
+            upper & 0xFFFF, upper >> 16 & 0xFFFF, wanted,
+        )  # fmt: skip
+        first, second, third, fourth = fifths(low, high)
+        more = (low < high) & (low_reach > enough)
+        if EXACT:
+            more = more & (low_reach > wanted + 1) & (high_reach < wanted - 1)
+        going = more.to(tl.int32)
+    if EXACT:
+        one_more = low_reach == wanted + 1
+        if (low < high) & (one_more | ((low_reach > wanted) & (high_reach == wanted - 1))):
+            # The smallest that reaches the lower end, or the largest up to the higher end.
+            those = tl.where(one_more, ordered >= low, ordered <= high)
+            decides = tl.max(tl.where(those, tl.where(one_more, ~ordered, ordered), LEAST), axis=0)
+            low = tl.where(one_more, ~decides, decides)
+    return low
 
 
 @triton.jit
 @no_type_check
-def quarters(low, high):
-    """Three numbers above low and up to high, in order; equal ones where there are fewer. All int64."""
-    apart = high - low
-    return low + ((apart + 3) >> 2), low + ((2 * apart + 3) >> 2), low + ((3 * apart + 3) >> 2)
+def reaching(ordered, first, second, third, fourth):
+    """How many reach each of four numbers, in the halves of two words: fewer than 2 ** 16. The words are added up side
+    by side, so that threads wait for each other once."""
+    reached = (ordered >= first).to(tl.int32) + ((ordered >= second).to(tl.int32) << 16)
+    further = (ordered >= third).to(tl.int32) + ((ordered >= fourth).to(tl.int32) << 16)
+    return tl.split(tl.sum(tl.join(reached, further), axis=0))
 
 
 @triton.jit
 @no_type_check
-def reaching_quarters(ordered, first, second, third):
-    """Which of the three each number reaches, in three fields of 21 bits, whose sums are counts."""
-    reached = (ordered >= first.to(tl.int32)).to(tl.int64)
-    reached += (ordered >= second.to(tl.int32)).to(tl.int64) << 21
-    return reached + ((ordered >= third.to(tl.int32)).to(tl.int64) << 42)
-
-
-@triton.jit
-@no_type_check
-def narrowed(low, high, reach, first, second, third, reaching, wanted):
-    """The ends after a round, and how many reach the lower one; `reach` before it is known is too many. The ends meet or
-    cross once exactly `wanted` reach one of the three, which then is `low`."""
-    for field in tl.static_range(3):
-        middle = first if field == 0 else (second if field == 1 else third)
-        count = ((reaching >> (21 * field)) & 0x1FFFFF).to(tl.int32)
-        low = tl.where(count >= wanted, tl.maximum(low, middle), low)
-        reach = tl.where(count >= wanted, tl.minimum(reach, count), reach)
-        high = tl.where(count > wanted, high, tl.minimum(high, tl.where(count == wanted, middle, middle - 1)))
-    return low, high, reach
+def narrowed(
+    low, low_reach, high, high_reach, first, second, third, fourth, firsts, seconds, thirds, fourths, wanted
+):  # fmt: skip
+    """The ends after a comparison with four numbers, none below `low`, in order; `firsts` and so on reach them."""
+    for each in tl.static_range(4):
+        number = first if each == 0 else (second if each == 1 else (third if each == 2 else fourth))
+        count = firsts if each == 0 else (seconds if each == 1 else (thirds if each == 2 else fourths))
+        low = tl.where(count >= wanted, number, low)
+        low_reach = tl.where(count >= wanted, count, low_reach)
+    for back in tl.static_range(4):
+        number = fourth if back == 0 else (third if back == 1 else (second if back == 2 else first))
+        count = fourths if back == 0 else (thirds if back == 1 else (seconds if back == 2 else firsts))
+        below = (count < wanted) & (number <= high)
+        high = tl.where(below, number - 1, high)
+        high_reach = tl.where(below, count, high_reach)
+    return low, low_reach, high, high_reach

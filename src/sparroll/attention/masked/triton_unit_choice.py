@@ -1,6 +1,6 @@
 """Chooses the units of every position of whole sequences by page means, on a GPU. Scores of a stretch of positions go
-through a scratch tensor of bounded size: tensor cores compute them, each position's threshold is found as in
-triton_top_k.py (its k-th best score by bisection, without a sort), and units above it become bits.
+through a scratch tensor of bounded size: tensor cores compute them, each position's threshold (its k-th best score) is
+found by bisection, without a sort, and units above it become bits.
 
 Scores are as exact as fp32 sums: the group's mean query is cut into three bf16 numbers that add up to it, landmarks are
 bf16, and products of two bf16 numbers are exact in fp32. Units are chosen by the rule of decode/reference.py: of equal

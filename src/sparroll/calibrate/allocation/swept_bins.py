@@ -64,6 +64,14 @@ class SweptBin:
         places = [own.index(budget) for own, budget in zip(self.budgets, budgets, strict=True)]
         return self.base_F + sum(change[place] for change, place in zip(self.changes, places, strict=True))
 
+    def changes_at(self, kv_budget_tokens: int) -> np.ndarray:
+        """[F] that the same budget in every group changes, on lines between the measured ones."""
+        total_F = np.zeros(len(FIGURES))
+        for own, changes_OF in zip(self.budgets, self.changes, strict=True):
+            at = math.log(min(kv_budget_tokens, own[-1]))
+            total_F += [np.interp(at, np.log(own), column) for column in changes_OF.T]
+        return total_F
+
 
 def swept_bin(start: int, end: int, weight: float, curves: Sequence[Curve], selector: Selector) -> SweptBin:
     """One curve of all layers, or one for each group that was varied alone while the others had the largest budget."""

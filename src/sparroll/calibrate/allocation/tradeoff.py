@@ -11,7 +11,6 @@ only a verification of the whole can confirm. allocate.py chooses.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
@@ -82,8 +81,18 @@ def trade_off(
         raise error
     _, fitted, point, sweep = min(found, key=lambda each: each[0])
     dense = point.step_seconds / point.step_time_share
+    times = tuple(dict.fromkeys(machine.times_said(each.selector) for each in sweeps))
     made = Tradeoff(
-        fitted, sweep, wanted, point, (*points, point), machine.hardware.name, dense, most_step_seconds, tuple(refused)
+        fitted,
+        sweep,
+        wanted,
+        point,
+        (*points, point),
+        machine.hardware.name,
+        dense,
+        most_step_seconds,
+        tuple(refused),
+        times,
     )
     made_by = {**(fitted.schedule.made_by or {}), "chosen": made.said()}
     return replace(made, fitted=replace(fitted, schedule=replace(fitted.schedule, made_by=made_by)))
@@ -192,14 +201,16 @@ class _Tried:
 
     def _added_seconds(self, stretches: Sequence[Stretch], layers: int, kv_budget_tokens: int) -> float:
         """What the reads of some sparse layers add to a step of the batch, with this budget in these contexts."""
-        mix, selector = self.machine.lengths, self.sweep.selector
+        mix, selector, kernels = self.machine.lengths, self.sweep.selector, self.machine.kernels
         contexts, total = np.ceil(mix.tokens), 0.0
         for each in stretches:
             inside = (contexts >= each.start) & (contexts < each.end)
             part = LengthMix(mix.text, mix.tokens[inside], mix.weights[inside])
             budget = Schedule.fixed(each.budget(kv_budget_tokens, selector.unit_tokens), selector, dense_layers=())
             reads = StepReads(self.machine.shape, budget, element_bytes=2)
-            if len(part.tokens):
+            if len(part.tokens) and kernels is not None and kernels.of(selector) is not None:
+                total += layers * kernels.added_seconds(selector, reads.load(budget, part, self.batch), mix)
+            elif len(part.tokens):
                 tokens = sum(reads.layer_sums(part)) * layers / self.machine.shape.layers
                 total += self.batch * tokens * reads.token_bytes / self._bytes_per_second
         return total
@@ -208,6 +219,8 @@ class _Tried:
     def _bytes_per_second(self) -> float:
         if self.machine.time_model is not None:
             return self.machine.time_model.cache_bytes_per_second
+        if self.machine.kernels is not None:
+            return self.machine.kernels.dense_bytes_per_second
         return self.machine.hardware.bandwidth_bytes_per_second
 
     def front(self) -> Frontier:
@@ -309,9 +322,10 @@ class _Tried:
         return Schedule(steps, self.sweep.selector, self.sweep.dense_layers, layer_groups=groups)
 
     def one_budget_points(self) -> list[Point]:
-        """Each measured budget at every length."""
+        """Each measured budget at every length, in all groups of layers alike. With groups, what each loses alone is added
+        up, as for the choices."""
         points = []
-        for budget in self.sweep.budgets:
+        for budget in self.sweep.grid:
             schedule = Schedule.fixed(budget, self.sweep.selector, self.sweep.dense_layers)
             points.append(self._point_of(schedule, "one budget"))
         return points
@@ -328,11 +342,7 @@ class _Tried:
         """A schedule whose budgets may lie between measured ones."""
         figures = []
         for each in self.bins:
-            budget = min(schedule.kv_budget_tokens(each.start), each.budgets[0][-1])
-            logs = np.log(each.budgets[0])
-            # Without groups there is one part, and with them one budget alone: the largest, in all of them.
-            changes_F = [np.interp(math.log(budget), logs, column) for column in each.changes[0].T]
-            figures.append(each.base_F + np.array(changes_F))
+            figures.append(each.base_F + each.changes_at(schedule.kv_budget_tokens(each.start)))
         return self._drawn(schedule, how, figures)
 
     def _drawn(
@@ -340,7 +350,8 @@ class _Tried:
     ) -> Point:
         of_bins_BF = np.stack(figures)
         means_F = np.array([each.weight for each in self.bins]) @ of_bins_BF
-        means_F[[TAIL, LOW]] = of_bins_BF[:, [TAIL, LOW]].max(0)
+        # What groups lose alone may add up to more than there is.
+        means_F[[TAIL, LOW]] = of_bins_BF[:, [TAIL, LOW]].max(0).clip(max=1.0)
         planned = self.machine.plan(schedule)
         seconds, dense = planned.sparse.seconds, planned.dense.seconds
         return Point(self.label, how, seconds, seconds / dense, tuple(means_F.tolist()), _budgets(schedule))

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.bounds import NO_BOUNDS, BlindSpots, without_lists
+from sparroll.calibrate.defaults import CHECKED_KL_AT_MOST, DEFAULT_TARGET
 from sparroll.calibrate.fit import MIN_TOKENS, FittedSchedule
 from sparroll.calibrate.sweep import Sweep
 from sparroll.calibrate.target import Target, check_target, level, plain_target
@@ -35,9 +36,10 @@ class Wanted:
     objective: Objective = "kl"
     """time: the fewest budgets that hold the target. Of the others, as little as a step's time allows: the mean KL; the
     probability of tokens far off; 1 - the tail, mean over bins."""
-    target: Target = 0.86
+    target: Target = DEFAULT_TARGET
     """The lower bound of every bin's tail is at least this; or the upper bound of its share of impossible tokens is within
-    this limit, which only the objective "time" of one selector can hold so far."""
+    this limit, which only the objective "time" of one selector can hold so far; None: with checks of drafts the bounds
+    alone have to hold."""
     bounds: BlindSpots = NO_BOUNDS
     min_tokens: int = MIN_TOKENS
     min_rollouts: int = LEAST_ROLLOUTS
@@ -46,6 +48,16 @@ class Wanted:
         check_target(self.target)
         if self.objective not in OBJECTIVES:
             raise UserError(f"unknown objective {self.objective!r}", nearest(str(self.objective), OBJECTIVES))
+
+    @staticmethod
+    def of(objective: Objective, target: Target, bounds: BlindSpots, checked: bool, **least: int) -> Wanted:
+        """What is asked for, with the defaults where the user names no target: the published one; with checks of drafts
+        no target, but a bound on the KL of what is kept."""
+        if target is None and not checked:
+            target = DEFAULT_TARGET
+        if target is None and bounds.kl_at_most is None:
+            bounds = dataclasses.replace(bounds, kl_at_most=CHECKED_KL_AT_MOST)
+        return Wanted(objective, target, bounds, **least)
 
     @property
     def column(self) -> int:
@@ -61,7 +73,7 @@ class Wanted:
 
     def limits(self) -> list[tuple[str, int, float]]:
         """(name, figure, the most that a bin may have) of every bound, the target first."""
-        found = [("1 - the tail's lower bound", LOW, 1 - level(self.target))]
+        found = [("1 - the tail's lower bound", LOW, 1 - level(self.target))] if self.target is not None else []
         if self.bounds.kl_at_most is not None:
             found.append(("the KL", KL, self.bounds.kl_at_most))
         if self.bounds.far_mass_at_most is not None:
@@ -133,19 +145,22 @@ class Tradeoff:
     most_step_seconds: float | None
     """The time that a step may take; None for the objective "time"."""
     refused: tuple[str, ...]
+    times: tuple[str, ...] = ()
+    """What the times of the selectors rest on, in words."""
     verified: Point | None = None
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Selectors without a schedule, and a step that the verification made too long."""
+        """Selectors without a schedule, what the times rest on, and a step that the verification made too long."""
         most, found = self.most_step_seconds, self.verified
+        said = (*self.refused, *self.times)
         if found is None or most is None or found.step_seconds <= most * (1 + 1e-3):
-            return self.refused
+            return said
         longer = (
             f"the verification raised budgets: a step takes {rounded_up(1e3 * found.step_seconds, 3)} ms now, and "
             f"{rounded_up(1e3 * most, 3)} ms was the most"
         )
-        return (*self.refused, longer)
+        return (*said, longer)
 
     def said(self) -> str:
         """One line for `made_by`."""
@@ -169,6 +184,7 @@ class Tradeoff:
             "target": plain_target(self.wanted.target),
             **self.wanted.bounds.table(),
             "hardware": self.hardware,
+            "times": list(self.times),
             "dense_step_seconds": self.dense_step_seconds,
             "most_step_seconds": self.most_step_seconds,
             "chosen": self.point.table(),
@@ -205,6 +221,17 @@ def check_limit(
         raise UserError(
             f"with checks of drafts the objective is the time of a kept token, got {objective}",
             "leave --objective out; --kl-at-most and --far-mass-at-most bound what the checks leave",
+        )
+    if checked and selectors > 1:
+        raise UserError(
+            "checks of drafts are chosen for one selector, and several are named",
+            "choose the selector without checks, then calibrate it alone with them",
+        )
+    if checked and layer_groups:
+        raise UserError(
+            "checks of drafts are chosen for one budget in all sparse layers, and --layer-groups gives groups of them "
+            "budgets of their own",
+            "leave --layer-groups out; or calibrate groups without checks, and give the file one: sparroll schedule check",
         )
     if objective == "time" and layer_groups:
         raise UserError(

@@ -12,8 +12,10 @@ import typer
 
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.allocation.wanted import Wanted, check_limit
+from sparroll.calibrate.effort.cost_ahead import CostAhead, Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings, check_measurable
-from sparroll.calibrate.target import check_sampled, plain_target
+from sparroll.calibrate.target import Target, check_sampled, plain_target
+from sparroll.calibrate.verify import Bound
 from sparroll.cli import common
 from sparroll.control.impossible_limit import STATISTIC, ImpossibleLimit
 from sparroll.draft_check import DraftCheck
@@ -32,6 +34,24 @@ class Candidates:
     dense_layers: tuple[int, ...]
     layer_groups: LayerGroups
     checks: list[DraftCheck]
+    most_budgets: int | None = None
+    """How many of the budgets are run in each sweep at most; None: all."""
+
+    def cost(
+        self, settings: MeasureSettings, prompts: int, runnable: int, verify_rounds: int, evaluation: Evaluation
+    ) -> CostAhead:
+        """What all of this takes at most. runnable: how many of the budgets do not hold every context."""
+        return cost_ahead(
+            settings,
+            prompts,
+            evaluation,
+            budgets=runnable if self.most_budgets is None else min(runnable, self.most_budgets),
+            verify_rounds=verify_rounds,
+            selectors=1 + len(self.also_selectors),
+            checks=self.checks,
+            layer_groups=len(self.layer_groups),
+            largest_is_run=runnable == len(set(self.budgets)),
+        )
 
     def schedules(self, settings: MeasureSettings) -> list[Schedule]:
         """The roomiest schedule of each selector, for the engine to have room for. Raises UserError where these settings
@@ -107,10 +127,8 @@ def check_bounded(over_2_nats: float | None, checks: list[DraftCheck]) -> None:
         )
 
 
-def target_of(
-    command: typer.Context, statistic: str, target: float, nats: int, at_most: float | None
-) -> float | ImpossibleLimit:
-    """What the options ask every length to hold. Raises UserError for options of the other statistic."""
+def target_of(command: typer.Context, statistic: str, target: float | None, nats: int, at_most: float | None) -> Target:
+    """What the options ask every length to hold; None: the default. Raises UserError for options of another statistic."""
     if statistic not in ("acceptance", STATISTIC):
         raise UserError(f"unknown --statistic {statistic!r}", nearest(statistic, ["acceptance", STATISTIC]))
     if statistic == "acceptance":
@@ -120,6 +138,13 @@ def target_of(
     if at_most is None:
         raise UserError(f"--statistic {STATISTIC} needs --at-most", "for example --nats 10 --at-most 1e-4")
     return ImpossibleLimit(nats, at_most)
+
+
+def bound_of(text: str) -> Bound:
+    """What of a verified figure must meet the target."""
+    if text not in ("low", "value"):
+        raise UserError(f"unknown --verify-bound {text!r}", nearest(text, ["low", "value"]))
+    return "low" if text == "low" else "value"
 
 
 def checks_of(windows: str | None, floors: str | None) -> list[DraftCheck]:

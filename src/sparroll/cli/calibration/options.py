@@ -4,11 +4,26 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from sparroll.calibrate.defaults import (
+    CHECKED_KL_AT_MOST,
+    DEFAULT_TARGET,
+    EVALUATION_PROBLEMS,
+    EVALUATION_SAMPLES,
+    MOST_BUDGETS,
+)
 from sparroll.cli.common import MEASURING, OUTPUT, READING, option
 from sparroll.draft_check import DraftCheck
 
 Target = Annotated[
-    float, option(MEASURING, "--target", min=0, max=1, help="The tail must be at least this at every length.")
+    float | None,
+    option(
+        MEASURING,
+        "--target",
+        min=0,
+        max=1,
+        help=f"The tail must be at least this at every length. Default: {DEFAULT_TARGET}; with checks of drafts none, the "
+        "tail then decides nothing.",
+    ),
 ]
 Statistic = Annotated[
     str,
@@ -36,6 +51,16 @@ AtMost = Annotated[
 Budget = Annotated[
     list[int] | None,
     option(READING, "--budget", help="A budget of the grid, in tokens; repeatable. Default: the published grid."),
+]
+MostBudgets = Annotated[
+    int | None,
+    option(
+        READING,
+        "--most-budgets",
+        min=1,
+        help="Run at most so many budgets of the grid, in each sweep: first a few, then those between what misses and what "
+        f"holds. Default: {MOST_BUDGETS} of the published grid, or every --budget.",
+    ),
 ]
 CheckWindows = Annotated[
     str | None,
@@ -94,7 +119,8 @@ KlAtMost = Annotated[
         MEASURING,
         "--kl-at-most",
         min=0,
-        help="The mean KL at any length may be at most this; with a check, of what is kept. Default: not held.",
+        help="The mean KL at any length may be at most this; with a check, of what is kept. Default: not held; with checks "
+        f"and without --target {CHECKED_KL_AT_MOST}.",
     ),
 ]
 FarMassAtMost = Annotated[
@@ -140,5 +166,23 @@ LayerGroups = Annotated[
 VerifyRounds = Annotated[
     int,
     option(MEASURING, "--verify-rounds", min=0, help="At most this many rounds check the fitted schedule; 0: none."),
+]
+VerifyBound = Annotated[
+    str,
+    option(
+        MEASURING,
+        "--verify-bound",
+        help="What of a verified tail must meet the target: low, the lower end of its 95 % interval, or value, the tail "
+        "itself.",
+    ),
+]
+OneEvaluation = Annotated[
+    str | None,
+    option(
+        MEASURING,
+        "--evaluation",
+        help="What the cost is compared with before anything runs: problems x samples, or problems x samples x tokens. "
+        f"Default: {EVALUATION_PROBLEMS}x{EVALUATION_SAMPLES}, with responses of --max-new-tokens.",
+    ),
 ]
 Name = Annotated[str, option(OUTPUT, "--name", help="The schedule file is OUT/NAME.toml.")]

@@ -29,7 +29,7 @@ def text(found: Calibration) -> list[str]:
         lines.append(f"{row['from_context_tokens']:>12,}{budgets_in_words(row['kv_budget_tokens']):>11}{cells}")
     lines += checked_text(found, found.choice) if found.choice else ()
     lines += traded_text(found.tradeoff) if found.tradeoff else ()
-    lines += ["", f"{found.generated_tokens:,} tokens were generated for this"]
+    lines += ["", str(found.spent)]
     return [*lines, *(f"- {note}" for note in found.notes)]
 
 
@@ -63,6 +63,16 @@ def checked_text(found: Calibration, choice: CheckChoice) -> list[str]:
             f"{each.check.window_tokens:>12,}{each.check.floor:>11g}{each.least_budget_tokens:>13,}"
             f"{rounded_up(each.drafted_per_kept, 3):>14}{rounded_up(1e3 * each.token_seconds, 3):>12}"
         )
-    lines.append(f"{len(choice.candidates)} schedules meet the target; times are predicted for {choice.hardware}")
-    measured = found.verification.measurement.checked if found.verification else None
-    return [*lines, f"checks in the last round: {measured}"] if measured else lines
+    lines.append(
+        f"{len(choice.candidates)} schedules hold what is asked for; times are predicted for {choice.hardware}"
+    )
+    if found.verification is None:
+        return lines
+    last = found.verification.measurement
+    if last.divergence is not None:
+        start, worst = max(last.divergence.bins().items(), key=lambda each: each[1].kl)
+        lines.append(
+            f"KL of what is kept, in the last round: {rounded_up(last.divergence.overall().kl, 4)} over all lengths, "
+            f"{rounded_up(worst.kl, 4)} at most, from {start:,} tokens on"
+        )
+    return [*lines, f"checks in the last round: {last.checked}"]

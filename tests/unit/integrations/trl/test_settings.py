@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -54,6 +55,15 @@ def test_the_correction_is_a_name_or_a_table() -> None:
         setup(correction="jackpot")
     with pytest.raises(UserError, match="unknown correction"):
         setup(correction="tisss")
+
+
+def test_the_first_event_says_what_must_be_known_of_the_schedules() -> None:
+    scaled = replace(FIXED, made_by={"caveat": "scaled, to be calibrated on the real model"})
+    first = setup(scaled, guard={"at_least": 0.86}).events()[0]
+    assert first == "the schedule 'fixed-512' is scaled, to be calibrated on the real model"
+    stricter = setup(FIXED, guard={"at_least": 0.86}, control={"by": "guard", "stricter": [replace(scaled, name="b")]})
+    assert stricter.events()[0].endswith("is scaled, to be calibrated on the real model")
+    assert not any("scaled" in line for line in setup(FIXED, guard={"at_least": 0.86}).events())
 
 
 def test_every_process_rescores_its_part_of_the_probe() -> None:

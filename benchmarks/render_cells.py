@@ -1,0 +1,77 @@
+"""The tables of what a selector must read, from the records of recipes/code-lm. Measures nothing; render.py writes them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import record_tables
+from record_tables import results, table
+
+from sparroll.rounding import rounded_down, rounded_up, with_interval
+
+KIND = "code_lm_cells"
+MODELS = {
+    "code-lm-seed-0-h200": "code, 88M, seed 0",
+    "code-lm-seed-1-h200": "code, 88M, seed 1",
+    "code-lm-study-h200": "study, 30.8M",
+    "code-lm-tiny-reasoner-cpu": "tiny-reasoner",
+}
+"""Records by name, and the model that each is of."""
+RULES = {
+    "page_mean-16": "16 tokens (published)",
+    "quantized_mean-8x8": "8 tokens, 8 bits",
+    "quantized_mean-4x4": "4 tokens, 4 bits",
+    "quantized_mean-2x2": "2 tokens, 2 bits",
+    "quantized_mean-1x1": "1 token, 1 bit",
+    "quantized_mean-1x2": "1 token, 2 bits",
+}
+"""The first ones have an index of the same bytes; the last one has twice as many."""
+REMAINDER = "-remainder-16-fp8"
+BUDGETS = (128, 256, 512)
+
+
+def _models() -> list[tuple[str, dict[str, Any]]]:
+    there = [name for name in MODELS if (record_tables.RESULTS / f"{name}.json").exists()]
+    return [(MODELS[name], results(name, KIND)) for name in there]
+
+
+def remainders() -> str:
+    """Tail and KL in the longest contexts without and with a remainder, by pages and budget."""
+    rows = []
+    for model, found in _models():
+        cells = {cell["name"]: cell["bins"][-1] for cell in found["cells"]}
+        for rule, told in RULES.items():
+            for budget in BUDGETS:
+                pair = [cells.get(f"{name}-{budget}") for name in (rule, rule + REMAINDER)]
+                if None not in pair:
+                    rows.append([model, told, str(budget), *(_told(cell) for cell in pair if cell is not None)])
+    return table(["model", "pages", "budget", "without", "with a remainder"], rows)
+
+
+def _told(cell: dict[str, Any]) -> str:
+    return f"{rounded_down(cell['q05'])} ({rounded_up(cell['kl_sparse_to_dense'], 4)})"
+
+
+def ratios() -> str:
+    """How many times fewer tokens than page means a rule reads for the same statistic, where it saves least."""
+    rows = []
+    for model, found in _models():
+        for rule, told in RULES.items():
+            for name, kept in ((rule, "no"), (rule + REMAINDER, "yes")):
+                of_rule = [row for row in found["ratios"] if row["rule"] == name]
+                if of_rule:
+                    least = [_least(of_rule, statistic) for statistic in ("q05", "kl_sparse_to_dense")]
+                    rows.append([model, told, kept, *least])
+    return table(["model", "pages", "remainder", "at the same tail", "at the same KL"], rows)
+
+
+def _least(rows: list[dict[str, Any]], statistic: str) -> str:
+    of_statistic = [row for row in rows if row["statistic"] == statistic]
+    sure = [row for row in of_statistic if row["bound"] != "at least"]
+    if sure:
+        least = min(sure, key=lambda row: float(row["ratio"]))
+        return with_interval(least["ratio"], least["low"], least["high"])
+    return f"over {rounded_down(min(row['ratio'] for row in of_statistic), 2)}" if of_statistic else ""
+
+
+TABLES = {"cells-remainders": remainders, "cells-ratios": ratios}

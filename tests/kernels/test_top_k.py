@@ -1,0 +1,218 @@
+"""The kernel that chooses units, in every way that it has, against the reference. It is compiled where there is a GPU,
+else interpreted, in layouts so small that each way is taken by few units."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_caches import DEVICE
+from sparroll.attention.decode import paged
+from sparroll.attention.selectors import PageMean
+
+pytest.importorskip("triton", reason="triton runs on Linux only")
+
+SELECTOR = PageMean(page_tokens=1, first_tokens=0, recent_tokens=1)
+LAYOUT = {"warps": 1, "lanes": 128, "rows": 4}
+"""Up to 256 units where no request can have more, and up to 128 else, have a lane each. Candidates are made of up to
+512 units with 128 lanes, of up to 1,024 with 256, and of more in parts with 512, for up to 64 units wanted."""
+UNITS = {"all have lanes": 255, "held": 511, "held twice": 1021, "in parts": 2047}
+
+
+def chosen(
+    scores_RHU: Tensor, contexts: list[int], budgets: list[int], impl: str, most: int | None = None, **settings: Any
+) -> tuple[Tensor, Tensor]:
+    """Unit ids and pages over rubbish, of scores that are NaN past each context."""
+    from sparroll.attention.decode import triton_top_k
+
+    requests, heads, units = scores_RHU.shape
+    place = torch.arange(units)
+    scores_RHU = scores_RHU.masked_fill((place >= torch.tensor(contexts)[:, None])[:, None], torch.nan).to(DEVICE)
+    shape = (requests, heads, most or max(map(min, contexts, budgets)))
+    ids, pages = (torch.full(shape, 1 << 30, dtype=torch.int32, device=DEVICE) for _ in range(2))
+    table = torch.randperm(units, generator=torch.Generator().manual_seed(units)).int().expand(requests, -1)
+    context_tokens_R, kv_budget_tokens_R = (torch.tensor(each, device=DEVICE).int() for each in (contexts, budgets))
+    if impl == "triton":
+        triton_top_k.choose_units(
+            scores_RHU, context_tokens_R, kv_budget_tokens_R, SELECTOR, ids, pages, table.to(DEVICE), 1, **settings
+        )
+    else:
+        paged.choose_units(
+            scores_RHU, context_tokens_R, kv_budget_tokens_R, SELECTOR, ids, impl, pages_RHN=pages,
+            block_table_RM=table.to(DEVICE), units_per_block=1, **settings,
+        )  # fmt: skip
+    return ids, pages
+
+
+def assert_same(
+    scores_RHU: Tensor, contexts: list[int], budgets: list[int], layout: dict[str, int] | None = None
+) -> None:
+    from sparroll.attention.decode.triton_top_k import ChoiceLayout
+
+    settings = {} if layout is None else {"layout": ChoiceLayout(**layout)}
+    found = chosen(scores_RHU, contexts, budgets, "triton", **settings)
+    expected = chosen(scores_RHU, contexts, budgets, "reference")
+    for name, ours, theirs in zip(("units", "pages"), found, expected, strict=True):
+        assert torch.equal(ours, theirs), f"{name} of requests {(ours != theirs).any(-1).nonzero()[:, 0].tolist()}"
+
+
+def scores_by_kind(units: int) -> dict[str, Tensor]:
+    generator = torch.Generator().manual_seed(units)
+    normal, place = torch.randn(units, generator=generator), torch.arange(units)
+    return {
+        "normal": normal,
+        "some always read": normal.masked_fill(place % 97 == 0, torch.inf),
+        "all equal": torch.zeros(units),
+        "few values": normal.round(),
+        "zeros of both signs at the threshold": torch.where(normal > 1.9, normal, torch.where(normal > 0, 0.0, -0.0)),
+        "NaN among them": normal.masked_fill(place % 5 == 0, torch.nan),
+        "most of them -inf": normal.masked_fill(normal < 1.0, -torch.inf),
+        "all negative": -normal.abs() - 1,
+        "rising": normal.sort().values,
+        "neighbouring numbers": 1 + 2.0**-23 * torch.randint(0, 50, (units,), generator=generator),
+        "all of them NaN": torch.full((units,), torch.nan),
+        "most of them +inf": normal.masked_fill(place % 50 != 0, torch.inf),
+    }
+
+
+@pytest.mark.parametrize("wanted", [1, 33, 100, None])
+@pytest.mark.parametrize("way", UNITS)
+def test_every_way_chooses_what_the_reference_does(way: str, wanted: int | None) -> None:
+    units = UNITS[way]
+    scores = torch.stack(list(scores_by_kind(units).values()))[:, None]
+    contexts = [units - row % 3 for row in range(len(scores))]
+    budgets = [wanted or context - 1 for context in contexts]
+    # Within its budget, and with none.
+    budgets[2], budgets[3] = units, 0
+    assert_same(scores, contexts, budgets, LAYOUT)
+
+
+def test_requests_of_one_batch_take_different_ways() -> None:
+    lengths = [2047, 1025, 1024, 513, 512, 129, 128, 127, 31, 1, 0]
+    scores = torch.randn(len(lengths), 2, 2047, generator=torch.Generator().manual_seed(0))
+    for wanted in ([64] * 11, [65] * 11, [600, 3, 64, 400, 65, 128, 127, 5, 7, 9, 2]):
+        assert_same(scores, lengths, wanted, LAYOUT)
+
+
+@pytest.mark.parametrize("units", [700, 1999])
+def test_the_best_may_share_lanes_with_units_that_are_always_read(units: int) -> None:
+    # Lanes keep the largest of units that lie 128, 256 or 512 apart, and +inf hides the others.
+    scores = torch.rand(1, 1, units, generator=torch.Generator().manual_seed(0))
+    place = torch.arange(units)
+    scores[0, 0, (place % 128 < 12) & (place >= 128)] += 100.0
+    scores[0, 0, :12] = torch.inf
+    for wanted in (13, 27, 50):
+        assert_same(scores, [units], [wanted], LAYOUT)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_scores_of_a_period_may_deceive_the_bounds(sign: float) -> None:
+    # Held are those of every eighth unit, all of which lie above the others, or all below.
+    units = 4096
+    scores = torch.rand(1, 1, units, generator=torch.Generator().manual_seed(1))
+    scores[..., ::8] += sign * 1000.0
+    for wanted in (200, 600, 3000, 4000):
+        assert_same(scores, [units], [wanted], LAYOUT)
+
+
+def test_bounds_between_which_there_is_no_room_come_closer() -> None:
+    # Neighbouring numbers, of which there are more than 128 between any bounds, among a few that are far away.
+    units = 3000
+    generator = torch.Generator().manual_seed(2)
+    scores = 1 + 2.0**-23 * torch.randint(0, 400, (1, 1, units), generator=generator)
+    scores[..., :100], scores[..., 100:200] = 1e30, -1e30
+    for wanted in (101, 1500, 2901):
+        assert_same(scores, [units], [wanted], LAYOUT)
+
+
+@pytest.mark.parametrize("pages", [True, False])
+@pytest.mark.parametrize("fill_rest", [True, False])
+@pytest.mark.parametrize("way", UNITS)
+def test_lists_without_pages_and_lists_that_are_not_filled_up(way: str, fill_rest: bool, pages: bool) -> None:
+    from sparroll.attention.decode import triton_top_k
+
+    units = UNITS[way]
+    scores = torch.randn(3, 1, units, generator=torch.Generator().manual_seed(0))
+    contexts, budgets = [units, units, 20], [40, 100, 30]
+    expected = chosen(scores, contexts, budgets, "reference", 103)
+    ids, its_pages = (torch.full_like(expected[0], 1 << 30) for _ in range(2))
+    table = torch.randperm(units, generator=torch.Generator().manual_seed(units)).int().expand(3, -1).to(DEVICE)
+    triton_top_k.choose_units(
+        scores.to(DEVICE), *(torch.tensor(each, device=DEVICE).int() for each in (contexts, budgets)), SELECTOR, ids,
+        its_pages if pages else None, table if pages else None, 1, fill_rest, triton_top_k.ChoiceLayout(**LAYOUT),
+    )  # fmt: skip
+    for found, each in zip((ids, its_pages), expected, strict=True):
+        if found is its_pages and not pages:
+            assert (found == 1 << 30).all()
+        else:
+            assert torch.equal(found, each if fill_rest else torch.where(each < 0, 1 << 30, each))
+
+
+@pytest.mark.parametrize("stride", [1021, 1022, 1024])
+def test_rows_of_scores_may_begin_anywhere(stride: int) -> None:
+    held = torch.full((2 * stride + 3,), torch.nan)
+    held[3 : 2 * stride + 3] = torch.randn(2 * stride, generator=torch.Generator().manual_seed(0))
+    for begins in (0, 3):
+        scores = held[begins : begins + 2 * stride].view(2, 1, stride)[..., :1021].nan_to_num(0.5)
+        assert_same(scores, [1021, 1000], [60, 300], LAYOUT)
+
+
+@pytest.mark.parametrize(
+    ("units", "wanted"), [(2049, 900), (8193, 300), (16_387, 1024), (30_000, 4096), (30_000, 29_999), (40_963, 9000)]
+)
+def test_budgets_up_to_all_of_many_units(units: int, wanted: int) -> None:
+    generator = torch.Generator().manual_seed(units)
+    scores = torch.randn(2, 1, units, generator=generator)
+    # Many candidates at the end alone, where no lane but a few sees them; and units that are always read.
+    scores[1, 0, -units // 8 :] += 4.0
+    scores[:, :, :16], scores[:, :, -32:] = torch.inf, torch.inf
+    assert_same(scores, [units, units - 1], [wanted, wanted - 1])
+
+
+def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -> None:
+    from sparroll.attention.decode.triton_top_k import ChoiceLayout
+
+    def lanes(units: int) -> tuple[int, int, int, bool]:
+        layout = ChoiceLayout.default(units)
+        constants = layout.constants(units)
+        return layout.warps, constants["LANES"], constants["MORE_LANES"], bool(constants["MANY"])
+
+    assert [lanes(units) for units in (3, 257, 1025, 2049, 4096, 4097, 40_960)] == [
+        (4, 256, 0, False), (4, 512, 0, False), (8, 2048, 0, False), (8, 2048, 4096, False), (8, 2048, 4096, False),
+        (8, 2048, 0, True), (8, 2048, 0, True),
+    ]  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("units", [2048, 4096, 30_000])
+def test_one_cuda_graph_chooses_at_other_lengths_and_budgets(units: int) -> None:
+    generator = torch.Generator().manual_seed(units)
+    scores = torch.randn(8, 2, units, generator=generator).to(DEVICE)
+    table = torch.stack([torch.randperm(units, generator=generator) for _ in range(8)]).int().to(DEVICE)
+    contexts, budgets = (torch.full((8,), value, dtype=torch.int32, device=DEVICE) for value in (units, 100))
+    # As in an engine, with a place for every unit.
+    ids, pages, expected, its_pages = (torch.full(scores.shape, -2, dtype=torch.int32, device=DEVICE) for _ in range(4))
+
+    def choose(impl: str, ids: Tensor, pages: Tensor) -> None:
+        paged.choose_units(
+            scores, contexts, budgets, SELECTOR, ids, impl, pages_RHN=pages, block_table_RM=table, units_per_block=1,
+            fill_rest=False,
+        )  # fmt: skip
+
+    choose("triton", ids, pages)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        choose("triton", ids, pages)
+    for _ in range(4):
+        contexts.copy_((units * torch.rand(8, generator=generator)).int())
+        share = torch.tensor([0.01, 0.03, 0.1, 0.3, 0.5, 0.9, 1.0, 0.0])
+        budgets.copy_((contexts.cpu() * share).int())
+        for each in (ids, pages, expected, its_pages):
+            each.fill_(-2)
+        graph.replay()
+        choose("reference", expected, its_pages)
+        assert torch.equal(ids, expected) and torch.equal(pages, its_pages)
