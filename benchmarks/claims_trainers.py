@@ -7,10 +7,17 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import step_costs
 from claims_speed import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
 
 from sparroll import records
+from sparroll.integrations.verl.settings import CEILING_EVERY_STEPS
+
+MOST_ADDED = 0.05
+"""Of a step: what all that sparroll adds may be."""
+RECORDED_EVERY_STEPS = 10
+"""How often the ceiling was due when the records of verl were made."""
 
 
 def _last_steps(name: str, kind: str) -> dict[str, dict[str, Any]]:
@@ -25,9 +32,35 @@ def _beside_dense(name: str, kind: str) -> Figures:
         "sparse": up(steps["sparse"]["rollout_seconds"], 1),
         "dense": down(steps["dense"]["rollout_seconds"], 1),
         "rollouts": down(together["sparse/rollouts"], 2),
-        "added": up(steps["sparse"]["added_seconds"], 1),
-        "share": up(100 * together["sparse/added_share"], 1),
     }
+
+
+def _added(name: str, case: str = "sparse") -> Figures:
+    """What sparroll adds to a step of verl, by part, with the ceiling as often as it was due then, and as it is now. The
+    whole only where the record has the plugin's case; `room` is what of the allowed share is left for it else."""
+    rows = {row["case"]: row for row in results(name, "verl-steps")["cases"]}
+    step, ceiling = step_costs.middle(rows[case]), step_costs.ceiling_seconds(rows[case])
+    alone = step_costs.middle(rows[f"plugin-{case}"]) if f"plugin-{case}" in rows else None
+    assert step is not None, f"{name} has no step that counts"
+    said = {
+        "step": down(step["step_seconds"]),
+        "ceiling": up(ceiling, 1),
+        "every": str(RECORDED_EVERY_STEPS),
+        "every_now": str(CEILING_EVERY_STEPS),
+    }
+    for suffix, every in (("", RECORDED_EVERY_STEPS), ("_now", CEILING_EVERY_STEPS)):
+        parts = step_costs.added_seconds(step, ceiling, every, alone)
+        shares = step_costs.added_shares(parts, step["step_seconds"])
+        own = sum(parts[part] for part in step_costs.MEASURED_PARTS)
+        said |= {
+            f"own{suffix}": up(own, 1),
+            f"spread{suffix}": up(parts["ceiling"], 1),
+            f"share{suffix}": up(100 * shares.get("whole", shares["known"]), 1),
+            f"room{suffix}": down(MOST_ADDED * (step["step_seconds"] + parts["ceiling"]) - own - parts["ceiling"], 1),
+        }
+        if "sampling" in parts:
+            said |= {f"sampling{suffix}": up(parts["sampling"], 1), f"added{suffix}": up(sum(parts.values()), 1)}
+    return {key: bare(value) for key, value in said.items()}
 
 
 def verl_steps() -> Figures:
@@ -36,32 +69,47 @@ def verl_steps() -> Figures:
     return {
         **_beside_dense("verl-steps-h200", "verl-steps"),
         "of_plugins": bare(down(together["sparse/of_plugins"], 2)),
-        "of_rollouts": up(100 * sparse["added_seconds"] / sparse["rollout_seconds"], 1),
         "sparse_update": up(sparse["metrics"]["timing_s/update_actor"], 1),
         "dense_update": down(dense["metrics"]["timing_s/update_actor"], 1),
         "step": down(together["sparse/step"], 2),
-        "ceiling": bare(down(sparse["metrics"]["mismatch/dense_ceiling_q05"], 3)),
+        "tail": bare(down(sparse["metrics"]["mismatch/dense_ceiling_q05"], 3)),
         "off": bare(up(dense["metrics"]["training/rollout_probs_diff_mean"], 3)),
     }
 
 
+def verl_steps_added() -> Figures:
+    return _added("verl-steps-h200")
+
+
+def verl_two_replicas() -> Figures:
+    return _added("verl-two-replicas-h200", "two-replicas")
+
+
 def verl_tensor_parallel() -> Figures:
-    step = _last_steps("verl-two-gpus-h200", "verl-steps")["tensor-parallel"]
-    return {"added": bare(up(step["added_seconds"], 1)), "step": down(step["step_seconds"])}
+    return _added("verl-two-gpus-h200", "tensor-parallel")
 
 
 def verl_16k() -> Figures:
     name, kind = "verl-steps-16k-h200", "verl-steps"
     steps, together = _last_steps(name, kind), results(name, kind)["together"]
+    costs = step_costs.rescoring(steps["sparse"], ROLLOUTS_16K)
     return {
         **_beside_dense(name, kind),
         "step": down(together["sparse/step"], 2),
-        "rescoring": up(100 * steps["sparse"]["metrics"]["rescoring/share_of_step"], 1),
+        **{key: value for key, value in _added(name).items() if key != "step"},
+        "rescoring": up(100 * costs["share"], 1),
+        "from": up(costs["rollouts_for_3_percent"]),
+        "low": up(100 * costs["default_of_128_low"], 1),
+        "high": up(100 * costs["default_of_128_high"], 1),
         "verified_rollouts": down(together["verified/rollouts"], 2),
         "verified_step": down(together["verified/step"], 2),
+        "verified_share": _added(name, "verified")["share"],
+        "verified_share_now": _added(name, "verified")["share_now"],
     }
 
 
+ROLLOUTS_16K = 32
+"""Of a step of that record."""
 STUDIES = ("verl-study-h200", "verl-study-seed-1-verl-h200", "verl-study-seed-1-own-h200")
 """Two runs in verl and two in our own loop."""
 
@@ -104,6 +152,8 @@ def trl_steps() -> Figures:
     steps, together = _last_steps("trl-steps-h200", "trl-steps"), results("trl-steps-h200", "trl-steps")["together"]
     return {
         **_beside_dense("trl-steps-h200", "trl-steps"),
+        "added": up(steps["sparse"]["added_seconds"], 1),
+        "share": up(100 * together["sparse/added_share"], 1),
         "sparse_step": up(steps["sparse"]["step_seconds"], 1),
         "dense_step": down(steps["dense"]["step_seconds"], 1),
         "verified_rollouts": down(together["verified/rollouts"], 2),
@@ -139,21 +189,33 @@ def server_lists() -> Figures:
 PAGES: Mapping[str, Claims] = {
     "docs/verl.md": {
         "In the second step the rollouts took {sparse} instead of {dense} s. That is {rollouts} times as many tokens a "
-        "second, and {of_plugins} of the speed-up that the plugin alone has on them. All that sparroll adds took {added} s: "
-        "{share} % of the step, or {of_rollouts} % of its rollouts. The update took {sparse_update} s, and {dense_update} s "
-        "in the dense run.": verl_steps,
+        "second, and {of_plugins} of the speed-up that the plugin alone has on them. The update took {sparse_update} s, and "
+        "{dense_update} s in the dense run.": verl_steps,
+        "All that sparroll adds is {added} s, {share} % of the step: {own} s for measuring, correcting and deciding; "
+        "{spread} s for the dense ceiling, which took {ceiling} s on one prompt and was due every {every} steps; and "
+        "{sampling} s that the rollouts took longer than in the plugin alone. With a ceiling every {every_now} steps, which "
+        "is the default since, it is {share_now} %.": verl_steps_added,
         "So a whole step there was only {step} times as fast with sparse rollouts.": verl_steps,
         "In the second step the rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and "
-        "a whole step was {step} times as fast. All that sparroll adds took {added} s, {share} % of the step; re-scoring a "
-        "quarter of the rollouts is {rescoring} % of it.": verl_16k,
+        "a whole step was {step} times as fast. Measuring, correcting and deciding took {own} s, and the dense ceiling "
+        "on one prompt {ceiling} s, so every {every} steps: together {share} % of the step, and {share_now} % with a "
+        "ceiling every {every_now} steps.": verl_16k,
+        "Re-scoring a quarter of the rollouts, which is the default, is {rescoring} % of the step. By these seconds it is "
+        "at most 3 % from {from} rollouts a step on, and {low} to {high} % with 128.": verl_16k,
+        "less than {room_now} s there.": verl_16k,
         "(same record): {verified_rollouts} times as many tokens a second, and a step {verified_step} times as "
         "fast,": verl_16k,
+        "All that sparroll adds but the sampling's loss is {verified_share} % of the step, and {verified_share_now} % with "
+        "a ceiling every {every_now} steps.": verl_16k,
         "was {verl_tail} in verl and {own_tail} in our loop on average, and the sparse rollouts earned {verl_reward} and "
         "{own_reward}, with a standard error of {error} each. Before and after, the policy solved {verl_before} and "
         "{verl_after} of {problems} problems densely in verl, {own_before} and {own_after} in our loop. Afterwards the two "
         "are {apart} percentage points apart, with a standard error of {apart_error}.": verl_study,
-        "had a tail of {ceiling}; the trainer gave their tokens probabilities that were {off} off on average.": verl_steps,
-        "(`verl-two-gpus-h200.json`). All that sparroll adds took {added} s of a step of {step} s.": verl_tensor_parallel,
+        "had a tail of {tail}; the trainer gave their tokens probabilities that were {off} off on average.": verl_steps,
+        "together as many as tokens less rollouts. Measuring, correcting and deciding took {own} s of a step of {step} s; "
+        "the dense ceiling took {ceiling} s, once.": verl_two_replicas,
+        "(`verl-two-gpus-h200.json`). Measuring, correcting and deciding took {own} s of a step of {step} s; the dense "
+        "ceiling took {ceiling} s, once.": verl_tensor_parallel,
     },
     "docs/trl.md": {
         "rollouts took {sparse} instead of {dense} s, {rollouts} times as many tokens a second, and a whole step "

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import trainer_ceiling
 from step_clock import Clock, append, used_gib
 
 from sparroll.draft_check import DraftCheck
@@ -36,10 +37,10 @@ PROMPT_TOKENS = 64
 """Of every prompt, so that no row is padded and attention needs no mask."""
 CONTEXT_ROOM = 256
 """Beside the response: the prompt, and a window of drafts."""
+MOST_STEPS = 8
+"""That there are prompts for."""
 STEP_TOKENS = 4096
 """TRL's max_num_batched_tokens, which the plugin alone gets, too."""
-OUR_PARTS = ("measure", "correct", "watch")
-"""What a step takes longer than without sparroll: `time/sparroll_*_seconds`. The ceiling is measured once."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ class Case:
     """False: the plugin's engine alone."""
     server: bool = False
     processes: int = 1
+    control: bool = False
+    """Whether it has a control group, of --control-share of the rollouts."""
 
     @property
     def gpus(self) -> int:
@@ -59,6 +62,7 @@ class Case:
 CASES = {
     "dense": Case(schedule=False),
     "sparse": Case(),
+    "control": Case(control=True),
     "plugin-dense": Case(schedule=False, trainer=False),
     "plugin-sparse": Case(trainer=False),
     "verified": Case(verified=True),
@@ -82,7 +86,9 @@ def response_tokens(options: argparse.Namespace, case: Case) -> int:
 def prompts(options: argparse.Namespace) -> list[str]:
     """Those of all steps, of PROMPT_TOKENS tokens each."""
     draw = random.Random(options.seed)
-    words = [" ".join(str(draw.randrange(10)) for _ in range(PROMPT_TOKENS)) for _ in range(8 * options.prompts)]
+    words = [
+        " ".join(str(draw.randrange(10)) for _ in range(PROMPT_TOKENS)) for _ in range(MOST_STEPS * options.prompts)
+    ]
     tokenizer = load_tokenizer(str(options.work / "model"))
     assert all(len(tokenizer(text)["input_ids"]) == PROMPT_TOKENS for text in words), "a digit is not one token"
     return words
@@ -118,12 +124,14 @@ def train(options: argparse.Namespace, name: str, server_url: str | None) -> Non
     if not case.server or rank == 0:
         clock.watch(generation.vllm_client if case.server else generation.llm, "generate", "engine")
     trainer.add_callback(step_lines(options, name, clock, trainer, tokens, options.work / f"{name}-{rank}.jsonl"))
-    append(options.work / f"{name}-{rank}.jsonl", {"started_seconds": time.time() - options.launched} | used_gib())
+    path, sleeps = options.work / f"{name}-{rank}.jsonl", watched_sleeps(generation)
+    append(path, {"started_seconds": time.time() - options.launched} | used_gib())
     with verdicts(options, case):
         trainer.train()
+        append(path, {"in_force": in_force(trainer, tokens, sleeps, server_url)})
         if case.schedule:
             generation.max_completion_length = min(options.first_tokens, tokens)
-            append(options.work / f"{name}-{rank}.jsonl", {"arrived": arrived(options, trainer)})
+            append(path, arrived(options, trainer, options.work / f"{name}-{rank}-ceiling"))
     trainer.accelerator.wait_for_everyone()
     # vLLM's own end takes seconds, and fails where torch's process groups are those of several trainers.
     os._exit(0)
@@ -152,7 +160,10 @@ def make_trainer(options: argparse.Namespace, case: Case, server_url: str | None
             force_schedule=True,
             correction="tis",
             verify=DraftCheck(options.window_tokens, options.floor) if case.verified else None,
-            probe_rollouts=options.probe,
+            probe_rollouts=options.probe or SparseRollouts.probe_rollouts,
+            control_share=options.control_share if case.control else 0.0,
+            # The larger share of the first rounds would stay for as long as nothing is known of a gap.
+            control_share_first=options.control_share if case.control else SparseRollouts.control_share_first,
             guard={"action": "warn", "at_least": 0.86},
             seed=options.seed,
         )
@@ -234,32 +245,99 @@ def step_lines(options: argparse.Namespace, name: str, clock: Clock, trainer: An
                 return
             metrics = {key: float(value) for key, value in logs.items()}
             line = self.line
-            ours = {part: metrics.get(f"time/sparroll_{part}_seconds", 0.0) for part in (*OUR_PARTS, "ceiling")}
+            inside = sum(metrics.get(f"time/sparroll_{part}_seconds", 0.0) for part in ("measure", "ceiling"))
             sampled = round(metrics["completions/mean_length"] * options.prompts * options.samples)
-            line["rollout_seconds"] = line.get("engine_seconds", 0.0) - ours["measure"] - ours["ceiling"]
+            line["rollout_seconds"] = line.get("engine_seconds", 0.0) - inside
             line["update_seconds"] = line["step_seconds"] - line["round_seconds"]
-            line["added_seconds"] = sum(ours[part] for part in OUR_PARTS)
             append(path, line | {"rollout_tokens": sampled, "metrics": metrics})
 
     return StepLines()
 
 
-# -- whether the engine has the trained weights --------------------------------------------------------------------------
+# -- what is in force ----------------------------------------------------------------------------------------------------
 
 
-def arrived(options: argparse.Namespace, trainer: Any) -> dict[str, float]:
-    """How far the engine's dense log-probabilities are from the trainer's, with the trained weights and with the first
-    ones. The engine has the trained ones if the first figure is rounding and the second is not."""
+def watched_sleeps(generation: Any) -> list[int]:
+    """The levels of all later sleeps of an engine in this process, as they come."""
+    levels: list[int] = []
+    llm = own_llm(generation)
+    if llm is not None:
+        sleep = llm.sleep
+
+        def watched(level: int = 1, *arguments: Any, **named: Any) -> Any:
+            levels.append(level)
+            return sleep(level, *arguments, **named)
+
+        llm.sleep = watched
+    return levels
+
+
+def own_llm(generation: Any) -> Any:
+    """TRL's vllm.LLM, behind what sparroll has put in front of it; None in server mode."""
+    if generation.mode != "colocate":
+        return None
+    return vars(generation.llm).get("_llm", generation.llm)
+
+
+def in_force(trainer: Any, tokens: int, sleeps: list[int], server_url: str | None) -> dict[str, Any]:
+    """Settings, read from what runs."""
+    import engine_facts
+    import trl
+
+    args, llm = trainer.args, own_llm(trainer.vllm_generation)
+    model = trainer.accelerator.unwrap_model(trainer.model)
+    found: dict[str, Any] = {
+        "trl": trl.__version__,
+        "trainer": engine_facts.of_model(model, torch.bfloat16 if args.bf16 else None),
+        "rollouts": int(args.generation_batch_size),
+        "response_tokens": int(trainer.vllm_generation.max_completion_length),
+        "asked_response_tokens": tokens,
+        "learning_rate": float(args.learning_rate),
+    }
+    if llm is not None:
+        found["engine"] = engine_facts.of_engine(llm.llm_engine.vllm_config)
+        found["engine"]["workers"] = llm.collective_rpc(engine_facts.of_worker)
+        found |= {"sleep_levels": sorted(set(sleeps)), "sleeps": len(sleeps)}
+    elif server_url is not None:
+        found["server"] = engine_facts.of_server(server_url)
+    setup = getattr(trainer, "sparse_setup", None)
+    if setup is not None:
+        table = {key: value for key, value in setup.table().items() if key not in ("attention", "control")}
+        found["sparroll"] = table | {"schedule": setup.first_schedule().name}
+    return found
+
+
+# -- whether the engine has the trained weights, and how far it is from the trainer ----------------------------------------
+
+
+def arrived(options: argparse.Namespace, trainer: Any, folder: Path) -> dict[str, Any]:
+    """`arrived`: how far the engine's dense log-probabilities are from the trainer's, with the trained weights and with the
+    first ones. The engine has the trained ones if the first figure is rounding and the second is not.
+
+    `ceilings`: the same distance as a tail, with the trained weights: the engine's dense rollouts of an evaluation against
+    the engine's prefill, and against the trainer's forward. Only where the engine re-scores.
+    """
+    from sparroll.engines.vllm.rescoring import Rescorer
+
     kept: list[dict[str, Any]] = []
-    theirs = trainer._generate_and_score_completions
+    theirs, fold = trainer._generate_and_score_completions, Rescorer.fold
 
     def keep(inputs: Any) -> Any:
         kept.append(theirs(inputs))
         return kept[-1]
 
+    def keep_rollout(self: Any, held: Any, dense: Any) -> None:
+        trainer_ceiling.keep_rollout(folder, held.rollout, dense)
+        fold(self, held, dense)
+
     trainer._generate_and_score_completions = keep
+    Rescorer.fold = keep_rollout  # type: ignore[method-assign]
     report = trainer.evaluate()
+    Rescorer.fold = fold  # type: ignore[method-assign]
     (batch,) = kept
+    read_by_trainer(trainer, folder)
+    ceilings = trainer_ceiling.ceilings(folder)
+    found: dict[str, Any] = {"ceilings": ceilings} if ceilings else {}
     first = load_first(options, trainer.accelerator.device)
     trainer.model.load_state_dict(first)
     ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], 1)
@@ -269,12 +347,25 @@ def arrived(options: argparse.Namespace, trainer: Any) -> dict[str, float]:
             trainer.model, ids, mask, batch["completion_ids"].shape[1], batch_size=options.micro_batch
         )
     off = (first_BT - batch["sampling_per_token_logps"])[batch["completion_mask"].bool()]
-    return {
+    found["arrived"] = {
         "updates": float(trainer.state.global_step),
         "from_trained": report["eval_sampling/sampling_logp_difference/mean"],
         "from_first": float(off.abs().mean()),
         "eval_sparse_steps": report["eval_rollout/sparse_steps"],
     }
+    return found
+
+
+def read_by_trainer(trainer: Any, folder: Path) -> None:
+    """The trainer's lists of the dense rollouts in a folder, by the forward that TRL's log-probabilities come from."""
+    model, device = trainer.accelerator.unwrap_model(trainer.model), trainer.accelerator.device
+    for name, ids_S, prompt_tokens in trainer_ceiling.waiting(folder):
+        ids_BS = ids_S[None].to(device)
+        with torch.no_grad(), trainer.accelerator.autocast():
+            passed = model.base_model(input_ids=ids_BS, attention_mask=torch.ones_like(ids_BS), use_cache=False)
+            hidden_SD, head_VD = passed.last_hidden_state[0, :-1], model.get_output_embeddings().weight
+            lists = trainer_ceiling.lists_of(hidden_SD, head_VD, ids_BS[0, 1:])
+        trainer_ceiling.keep_scores(folder, name, prompt_tokens, *lists)
 
 
 def load_first(options: argparse.Namespace, device: torch.device) -> dict[str, torch.Tensor]:
@@ -289,6 +380,8 @@ def load_first(options: argparse.Namespace, device: torch.device) -> dict[str, t
 
 def sample_alone(options: argparse.Namespace, name: str) -> None:
     """VLLMEngine with the trainer's settings and requests of its size."""
+    import engine_facts
+
     from sparroll.engines.vllm.engine import VLLMEngine
 
     case, path = CASES[name], options.work / f"{name}-0.jsonl"
@@ -308,6 +401,10 @@ def sample_alone(options: argparse.Namespace, name: str) -> None:
         max_num_batched_tokens=STEP_TOKENS,
     )
     append(path, {"started_seconds": time.time() - options.launched} | used_gib())
+    config = engine._llm.llm_engine.vllm_config
+    worker = engine._llm.llm_engine.model_executor.driver_worker
+    found = engine_facts.of_engine(config) | {"workers": [engine_facts.of_worker(worker)]}
+    append(path, {"in_force": {"engine": found}})
     with verdicts(options, case):
         for step in range(1, options.steps + 1):
             of_step = asked[(step - 1) * options.prompts : step * options.prompts]

@@ -7,18 +7,19 @@ the same requests. Weights are random: times depend on shapes and lengths alone.
 
 Each case is one or more processes of their own on one or two GPUs: GRPO in TRL in colocate mode with sleep, Qwen3-1.7B's
 shape, 4 prompts x 8 rollouts of 8,192 tokens (nothing ends a response), weights in fp32, autocast to bf16, gradient
-checkpointing. `dense` is TRL's own GRPOTrainer, the others are SparseGRPOTrainer; `plugin-*` is VLLMEngine without a
-trainer; `server` has `vllm serve` on the second GPU and sends it the weights over NCCL; `processes` is two processes with an
-engine each. Rewards are drawn from the responses, so that the policy really moves. The last step counts. The first one,
-of --first-tokens, is there for what happens only once: compiling, and the dense ceiling.
+checkpointing. `dense` is TRL's own GRPOTrainer, the others are SparseGRPOTrainer; `control` has a control group of
+--control-share; `plugin-*` is VLLMEngine without a trainer; `server` has `vllm serve` on the second GPU and sends it the
+weights over NCCL; `processes` is two processes with an engine each. Rewards are drawn from the responses, so that the policy
+really moves. All steps but the first count, by their median. The first one, of --first-tokens, is there for what happens
+only once: compiling, and the dense ceiling. What sparroll adds has its parts in step_costs.py.
 
 After the steps of a sparse case an evaluation says whether the engine has the trained weights (`arrived`): how far its
-log-probabilities are from the trainer's, and how far from those of the weights that the run began with.
+log-probabilities are from the trainer's, and how far from those of the weights that the run began with. As a tail, that is
+the trainer's ceiling beside the engine's (`ceilings`, trainer_ceiling.py). `in_force` is what was read at the end.
 
-Random weights would take back nearly every draft, so the verified cases keep each with the probability --kept-share, as
+Weights are random, but as sure of a token as trained ones (random_models.make_sure_of_tokens), so that tails say something.
+They would take back nearly every draft, so the verified cases keep each with the probability --kept-share, as
 benchmarks/verified_rollouts.py does, after the rule was computed.
-
---probe: of 32 rollouts, 8 are re-scored, the share that the default of SparseRollouts has in a step of 128.
 
 The record is written anew after each case. `--dry` runs everything with a tiny model on the CPU, where the figures say
 nothing.
@@ -34,6 +35,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import step_costs
 from trl_case import CASES, sample_alone, train
 from trl_processes import Run, run_all
 
@@ -42,51 +44,83 @@ from sparroll.schedule import Schedule
 
 DRY = dict(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, vocabulary=512, response_tokens=96, server_tokens=96,
-    first_tokens=40, prompts=2, samples=4, micro_batch=2, probe=8, window_tokens=16, cases=list(CASES),
+    first_tokens=40, prompts=2, samples=4, micro_batch=2, window_tokens=16, control_share=1 / 8,
+    learning_rate=1e-3, cases=list(CASES),
 )  # fmt: skip
 DRY_SCHEDULE = Schedule.fixed(64, dense_layers=(0,))
-SPEEDUPS = [("sparse", "dense"), ("verified", "dense")]
+NEAR = 1 / 4
+"""The engine has the trained weights where its log-probabilities are so much nearer to them than to the first ones."""
+SPEEDUPS = [("sparse", "dense"), ("verified", "dense"), ("control", "dense")]
 
 
 # -- what the cases say together -----------------------------------------------------------------------------------------
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, Any]:
-    """Speed-ups of rollouts and of the step, inside TRL and of the plugin alone, and the share of what sparroll adds; of
-    each finished case's last step."""
-    last = {row["case"]: row["steps"][-1] for row in found if len(row["steps"]) > 1}
+    """Speed-ups of rollouts and of the step, inside TRL and of the plugin alone; what sparroll adds, by part; what
+    re-scoring costs; and what a control group costs. Of the median of each case's steps that count."""
+    rows = {row["case"]: row for row in found}
+    steps = {name: step for name, row in rows.items() if (step := step_costs.middle(row)) is not None}
     said: dict[str, Any] = {}
     for name, dense in SPEEDUPS:
-        rates = [last.get(each) for each in (name, dense, f"plugin-{name}", f"plugin-{dense}")]
-        if rates[0] and rates[1]:
-            inside = said[f"{name}/rollouts"] = rates[0]["tokens_per_second"] / rates[1]["tokens_per_second"]
-            said[f"{name}/step"] = rates[1]["step_seconds"] / rates[0]["step_seconds"]
-            if rates[2] and rates[3]:
-                alone = rates[2]["tokens_per_second"] / rates[3]["tokens_per_second"]
-                said |= {f"{name}/rollouts_of_plugin": alone, f"{name}/of_plugins": inside / alone}
-    for name, step in last.items():
-        if "added_seconds" in step and CASES[name].schedule:
-            said[f"{name}/added_share"] = step["added_seconds"] / step["step_seconds"]
+        plugin = "plugin-sparse" if name == "control" else f"plugin-{name}"
+        inside, beside, alone, alone_dense = (steps.get(each) for each in (name, dense, plugin, f"plugin-{dense}"))
+        if inside and beside:
+            said[f"{name}/rollouts"] = inside["tokens_per_second"] / beside["tokens_per_second"]
+            said[f"{name}/step"] = beside["step_seconds"] / inside["step_seconds"]
+            if alone and alone_dense:
+                speedup = alone["tokens_per_second"] / alone_dense["tokens_per_second"]
+                said |= {
+                    f"{name}/rollouts_of_plugin": speedup,
+                    f"{name}/of_plugins": said[f"{name}/rollouts"] / speedup,
+                }
+        if inside:
+            own = rows[name].get("in_force", {}).get("sparroll", {})
+            every = 0 if name == "control" else int(own.get("mismatch", {}).get("ceiling_every_steps", 0))
+            parts = step_costs.added_seconds(inside, step_costs.ceiling_seconds(rows[name]), every, alone)
+            shares = step_costs.added_shares(parts, inside["step_seconds"])
+            said |= {f"{name}/added/{part}": share for part, share in shares.items()}
+            costs = step_costs.rescoring(inside, rows[name].get("in_force", {}).get("rollouts", 32))
+            said |= {f"{name}/rescoring/{key}": value for key, value in costs.items()}
+    if "control" in steps and "sparse" in steps:
+        said |= {f"control/{name}": steps["control"]["metrics"][f"control/{name}"] for name in ("share", "dense_steps")}
+        said["control/rollouts_cost"] = 1 - steps["control"]["tokens_per_second"] / steps["sparse"]["tokens_per_second"]
+        said["control/step_cost"] = 1 - steps["sparse"]["step_seconds"] / steps["control"]["step_seconds"]
+    return said
+
+
+def wrong(found: list[dict[str, Any]], dry: bool) -> list[str]:
+    """What a case was there to show, and did not."""
+    said = []
+    for row in found:
+        arrived = row.get("arrived")
+        # Without GPUs there is no sending of weights to a server.
+        if arrived and not (dry and row["server"]) and arrived["from_trained"] > NEAR * arrived["from_first"]:
+            said.append(f"{row['case']}: the engine's log-probabilities are not those of the trained weights")
+        if row.get("control") and not any(step["metrics"].get("control/dense_steps") for step in row["steps"]):
+            said.append(f"{row['case']}: no step of its control group was dense")
     return said
 
 
 def table(found: list[dict[str, Any]]) -> str:
-    columns = ("step", "sync", "generate", "rollout", "score", "update", "added")
-    lines = [f"{'case':16}{'tokens/s':>10}" + "".join(f"{name + ' s':>11}" for name in columns)]
+    columns = ("step", "sync", "generate", "rollout", "score", "update")
+    lines = [f"{'case':16}{'steps':>6}{'tokens/s':>10}" + "".join(f"{name + ' s':>11}" for name in columns)]
     for row in found:
-        if len(row["steps"]) < 2:
+        step = step_costs.middle(row)
+        if step is None:
             lines.append(f"{row['case']:16} {row['state']}, {len(row['steps'])} steps")
             continue
-        step = row["steps"][-1]
         seconds = "".join(f"{step.get(f'{column}_seconds', 0.0):11.2f}" for column in columns)
-        lines.append(f"{row['case']:16}{step['tokens_per_second']:10.0f}{seconds}")
-    lines += [f"{name}: {value:.3f}" for name, value in together(found).items()]
+        lines.append(f"{row['case']:16}{step['steps_counted']:6}{step['tokens_per_second']:10.0f}{seconds}")
+    lines += [f"{name}: {value:.4g}" for name, value in together(found).items()]
     for row in found:
         if "arrived" in row:
             said = row["arrived"]
             lines.append(
                 f"{row['case']}: engine - trainer {said['from_trained']:.2e}, - first {said['from_first']:.2e}"
             )
+        if "ceilings" in row:
+            lines.append(f"{row['case']}, ceilings: {row['ceilings']}")
     return "\n".join(lines)
 
 
@@ -94,23 +128,24 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", required=True)
     parser.add_argument("--work", type=Path, required=True, help="folder of the model, the runs and their logs")
-    one_gpu = ["dense", "sparse", "plugin-dense", "plugin-sparse", "verified"]
+    one_gpu = ["dense", "sparse", "verified", "control", "plugin-dense", "plugin-sparse"]
     parser.add_argument("--cases", nargs="+", choices=CASES, default=one_gpu)
     parser.add_argument("--gpus", nargs="+", type=int, default=[0])
     parser.add_argument("--case-seconds", type=float, default=420, help="limit of each case")
     parser.add_argument(
         "--limit-seconds", type=float, help="of all; then what is left is killed, and the rest recorded"
     )
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--prompts", type=int, default=4)
     parser.add_argument("--samples", type=int, default=8)
     parser.add_argument("--response-tokens", type=int, default=8192)
     parser.add_argument("--server-tokens", type=int, default=2048, help="response tokens of the case server")
     parser.add_argument("--first-tokens", type=int, default=1024, help="response tokens of the first step")
     parser.add_argument("--schedule", default="qwen3-1.7b-0.86")
-    parser.add_argument("--probe", type=int, default=8, help="rollouts that are re-scored")
+    parser.add_argument("--probe", type=int, help="rollouts that are re-scored; left out: sparroll's default")
+    parser.add_argument("--control-share", type=float, default=1 / 32, help="of the rollouts of the case control")
     parser.add_argument("--micro-batch", type=int, default=2)
-    parser.add_argument("--learning-rate", type=float, default=1e-3)
+    parser.add_argument("--learning-rate", type=float, default=1e-4, help="large, so that weights that arrive are seen")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=16)
@@ -168,8 +203,10 @@ def main() -> None:
     print(table(found))
     print(f"wrote {options.out} after {time.perf_counter() - started:.0f} s")
     unfinished = set(options.cases) - {row["case"] for row in found if row["state"] == "finished"}
-    if unfinished:
-        raise SystemExit(f"not finished: {', '.join(sorted(unfinished))}")
+    lines = [f"not finished: {', '.join(sorted(unfinished))}"] if unfinished else []
+    lines += wrong([row for row in found if row["state"] == "finished"], options.dry)
+    if lines:
+        raise SystemExit("\n".join(lines))
 
 
 def write_model(options: argparse.Namespace) -> None:
@@ -177,11 +214,13 @@ def write_model(options: argparse.Namespace) -> None:
     token, and begins anew as long as it has only seen ids without a word."""
     # Every case's process imports this file, and has no use for these.
     import training_step
+    from random_models import make_sure_of_tokens
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     most_tokens = max(options.response_tokens, options.server_tokens)
     training_step.write_model(argparse.Namespace(**vars(options) | {"response_tokens": most_tokens}))
+    make_sure_of_tokens(options.work / "model")
     words = ["<pad>", "<unk>", *map(str, range(10)), *(f"w{number}" for number in range(12, options.vocabulary))]
     vocabulary = {word: number for number, word in enumerate(words)}
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))

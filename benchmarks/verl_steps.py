@@ -3,24 +3,31 @@ on the same requests. Weights are random: times depend on shapes and lengths alo
 
     python benchmarks/verl_steps.py --out benchmarks/results/verl-steps-h200.json --work /tmp/verl
     python benchmarks/verl_steps.py --out benchmarks/results/verl-steps-h200-x2.json --work /tmp/verl2 --gpus 0 1 \\
-        --cases two-replicas tensor-parallel separate-async
+        --cases two-replicas-dense two-replicas tensor-parallel-dense tensor-parallel separate-async
 
-Each case is a run of verl of its own, with a Ray of its own, on one or two GPUs: GRPO with the hybrid engine, FSDP2 and
-sleep, Qwen3-1.7B's shape, 8 prompts x 4 rollouts of 8,192 tokens (nothing ends a response). `dense` is verl as it is
-(`python -m verl.trainer.main_ppo`), the others are `python -m sparroll.verl`; `plugin-*` is VLLMEngine without a trainer,
-with the same prompts, lengths and limits. Rewards are drawn from the responses, so that the policy really moves. The last
-step counts: the first one compiles, and measures the dense ceiling.
+benchmarks/README.md has the calls of a lease. Each case is a run of verl of its own, with a Ray of its own, on one or two
+GPUs: GRPO with the hybrid engine, FSDP2 and sleep, Qwen3-1.7B's shape, 8 prompts x 4 rollouts of 8,192 tokens (nothing ends
+a response). `dense` is verl as it is (`python -m verl.trainer.main_ppo`), the others are `python -m sparroll.verl`;
+`plugin-*` is VLLMEngine without a trainer, with the same prompts, lengths and limits. Rewards are drawn from the responses,
+so that the policy really moves. All steps but the first count, by their median: the first one compiles, measures the dense
+ceiling, and samples --first-tokens alone.
 
-Seconds of a step: `gen` is verl's, from the first request to the engine's sleep; `rollout` is without what sparroll
-measures in it; `added` is all that sparroll adds to a step, the ceiling left out, which is measured once.
+    control         sparse, with a control group of --control-share: what it costs
+    ceilings        one step with a control group of a quarter, whose rollouts show the engine's dense ceiling and the
+                    trainer's (trainer_ceiling.py)
+    two-replicas, tensor-parallel   a guard moves the schedule after the third step, and every replica and worker must follow
+    separate-async  trained at --arrival-learning-rate; the engine must end with the trained weights, and not the first ones
 
-The verified case takes its old log-probabilities from the checks, so verl's pass for them is left out.
+Seconds of a step: `rollout` is from the begin of the first request to the end of the last one, and `waited` what verl's
+`gen` has beside it and what sparroll measures: verl looks every 2 s whether the rollouts are done. What sparroll adds has
+its parts in step_costs.py.
 
-Random weights would take back nearly every draft, so the verified cases keep each with the probability --kept-share
-(forced_verdicts.py).
+What was in force is read at run time (`in_force`, verl_watch.py). The verified case takes its old log-probabilities from the
+checks, so verl's pass for them is left out. Random weights would take back nearly every draft, so the verified cases keep
+each with the probability --kept-share (forced_verdicts.py).
 
-The record is written anew after each case. `--dry` runs everything but `dense` with a tiny model on the CPU, where the
-figures say nothing; verl alone cannot give a CPU's vLLM its weights.
+The record is written anew after each case. `--dry` runs everything with a tiny model on the CPU, where the figures say
+nothing; the dense cases then keep vLLM's first weights, since verl alone cannot give a CPU's vLLM others.
 """
 
 from __future__ import annotations
@@ -38,26 +45,27 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "mismatch-study"))
 
+import step_costs
 import verl_case
+import verl_seen
 from study_jobs import visible_device
 from trl_processes import python_path
-from verl_case import CASES, metrics_path, response_tokens, step_of
+from verl_case import CASES, metrics_path, response_tokens, step_of, steps_of_case, watched_folder
 
-from sparroll import records
+from sparroll import files, records
 from sparroll.schedule import Schedule
 from sparroll.train.runtime.sinks import read_lines
 
 DRY = dict(
     layers=2, hidden=64, heads=4, kv_heads=2, head_dim=32, vocabulary=512, response_tokens=96, short_tokens=96,
-    prompts=2, samples=4, micro_batch=2, probe=8, window_tokens=16, step_tokens=512, learning_rate=1e-4,
-    gpu_memory_share=0.2, cases=["sparse", "verified", "plugin-dense", "plugin-sparse", "plugin-verified"],
+    first_tokens=80, prompts=4, samples=4, micro_batch=2, window_tokens=16, step_tokens=1024, learning_rate=1e-4,
+    arrival_learning_rate=1e-3, control_share=1 / 8, gpu_memory_share=0.2,
 )  # fmt: skip
 DRY_SCHEDULE = Schedule.fixed(64, dense_layers=(0,))
 PROGRESS_SECONDS = 20
 LOG_LINES = 25
 LEFT_OUT = ("VLLM_ENABLE_V1_MULTIPROCESSING", "PYTHONDONTWRITEBYTECODE")
 """What an environment may say about another process, and what makes every process compile all modules anew."""
-COMPARED = ("sparse", "verified")
 
 
 class Run:
@@ -119,17 +127,43 @@ class Run:
         lines = read_lines(path) if path.is_file() else []
         if not self.case.trainer:
             return lines
-        return [step_of(self.options, self.name, line["step"], line["data"]) for line in lines]
+        sampled = {}
+        if self.case.mode == "sync":
+            sampled = verl_seen.sampled_seconds(watched_folder(self.options, self.name))
+        return [step_of(self.options, line["step"], line["data"], sampled.get(line["step"])) for line in lines]
 
     def result(self) -> dict[str, Any]:
         told = {"case": self.name, **vars(self.case), "response_tokens": response_tokens(self.options, self.case)}
-        told |= {"gpus_used": len(self.gpus), "state": self.state, "steps": self.steps()}
+        told |= {"gpus_used": len(self.gpus), "on_gpus": self.gpus, "state": self.state, "steps": self.steps()}
         # Lines of a log, which name folders of this machine, are printed and not recorded.
-        return told | {"case_seconds": self.seconds or time.perf_counter() - self.began}
+        told |= {"case_seconds": self.seconds or time.perf_counter() - self.began}
+        return told | self.seen(told["steps"])
+
+    def seen(self, steps: list[dict[str, Any]]) -> dict[str, Any]:
+        """What verl_watch.py saw."""
+        folder = watched_folder(self.options, self.name)
+        found: dict[str, Any] = {"in_force": verl_seen.in_force(folder)}
+        if self.case.guarded:
+            counts, tokens = verl_seen.counts_by_step(folder), response_tokens(self.options, self.case)
+            prompt_tokens = int(steps[0]["metrics"]["prompt_length/mean"]) if steps else 0
+            found["followed"] = verl_seen.followed(counts, schedules(self.options), prompt_tokens, tokens)
+            under = {count["step"]: count["schedule"] for count in counts}
+            for step in steps:
+                step["schedule"] = under.get(step["step"])
+        found |= {"arrived": verl_seen.arrived(folder)} if self.case.arrives else {}
+        if self.case.both_ceilings:
+            found["ceilings"] = verl_seen.ceilings(folder)
+        return found
 
     def in_words(self) -> str:
         steps = ", ".join(f"{step['step_seconds']:.1f} s" for step in self.steps())
         return f"{self.name}: {self.state}, {time.perf_counter() - self.began:.0f} s, steps: {steps or '-'}"
+
+
+def schedules(options: argparse.Namespace) -> dict[str, Schedule]:
+    """Those that the guarded cases move between, by name."""
+    both = (verl_case.schedule_of(options), str(verl_case.wider_schedule(options)))
+    return {each.name: each for each in (Schedule.load(source, force=True) for source in both)}
 
 
 def kill_marked(mark: str) -> None:
@@ -142,18 +176,23 @@ def kill_marked(mark: str) -> None:
                 process.kill()
 
 
+def lanes(options: argparse.Namespace) -> list[tuple[list[int], list[str]]]:
+    """GPUs, and the cases that run on them one after the other, as far as there are GPUs at the same time."""
+    if not options.beside:
+        return [(list(options.gpus), list(options.cases))]
+    return [(options.gpus[:-1], list(options.cases)), (options.gpus[-1:], list(options.beside))]
+
+
 def run_all(options: argparse.Namespace, until: float, on_end: Any) -> list[Run]:
-    """Cases in their order, each when its GPUs are free; what is left at `until` is killed or never begins."""
-    waiting, runs, told = list(options.cases), [], time.perf_counter()
+    """Cases of each lane in their order, each when its GPUs are free; what is left at `until` is killed or never begins."""
+    waiting, runs, told = lanes(options), [], time.perf_counter()
     try:
-        while waiting or any(not run.seconds for run in runs):
+        while any(cases for _, cases in waiting) or any(not run.seconds for run in runs):
             if time.perf_counter() > until:
                 break
-            taken = {gpu for run in runs if not run.seconds for gpu in run.gpus}
-            free = [gpu for gpu in options.gpus if gpu not in taken]
-            needed = 1 if options.dry else CASES[waiting[0]].gpus if waiting else 0
-            if waiting and len(free) >= needed:
-                runs.append(Run(options, waiting.pop(0), free[:needed]))
+            begun = [run for lane in waiting if (run := _next(options, lane, runs)) is not None]
+            if begun:
+                runs += begun
                 continue
             time.sleep(0.5)
             for run in [run for run in runs if not run.seconds]:
@@ -172,11 +211,21 @@ def run_all(options: argparse.Namespace, until: float, on_end: Any) -> list[Run]
     return runs
 
 
+def _next(options: argparse.Namespace, lane: tuple[list[int], list[str]], runs: list[Run]) -> Run | None:
+    """The lane's next case, begun, where it has one and enough of its GPUs are free."""
+    gpus, cases = lane
+    taken = {gpu for run in runs if not run.seconds for gpu in run.gpus}
+    free = [gpu for gpu in gpus if gpu not in taken]
+    needed = 1 if options.dry or not cases else CASES[cases[0]].gpus
+    return Run(options, cases.pop(0), free[:needed]) if cases and len(free) >= needed else None
+
+
 # -- the plugin alone, in a process of its own ---------------------------------------------------------------------------
 
 
 def sample_alone(options: argparse.Namespace, name: str) -> None:
     """The same requests, one step after the other."""
+    import engine_facts
     import pandas as pd
     import torch
     from forced_verdicts import verdicts_forced
@@ -201,8 +250,14 @@ def sample_alone(options: argparse.Namespace, name: str) -> None:
         gpu_memory_share=options.gpu_memory_share,
         max_num_batched_tokens=options.step_tokens,
     )
+    folder, worker = watched_folder(options, name), engine._llm.llm_engine.model_executor.driver_worker
+    folder.mkdir(parents=True, exist_ok=True)
+    found = engine_facts.of_engine(engine._llm.llm_engine.vllm_config) | {"workers": [engine_facts.of_worker(worker)]}
+    files.write_json(folder / "engine-0.json", found)
+    whole = tokens
     with verdicts_forced(options.kept_share) if case.verified else nullcontext():
-        for step in range(1, options.steps + 1):
+        for step in range(1, steps_of_case(options, name) + 1):
+            tokens = options.first_tokens if step == 1 else whole
             of_step = asked[(step - 1) * options.prompts : step * options.prompts]
             engine.reset_report()
             began = time.perf_counter()
@@ -219,39 +274,97 @@ def sample_alone(options: argparse.Namespace, name: str) -> None:
 
 
 def together(found: list[dict[str, Any]]) -> dict[str, float]:
-    """Speed-ups of rollouts and of the step, inside verl and of the plugin alone, and the share of what sparroll adds; of
-    each case's last step, where it is not the first."""
-    last = {row["case"]: row["steps"][-1] for row in found if len(row["steps"]) > 1}
+    """Speed-ups of rollouts and of the step, inside verl and of the plugin alone; what sparroll adds, by part; what
+    re-scoring costs; and what a control group costs. Of the median of each case's steps that count."""
+    rows = {row["case"]: row for row in found}
+    steps = {name: step for name, row in rows.items() if (step := step_costs.middle(row)) is not None}
     said: dict[str, float] = {}
-    for name in COMPARED:
-        inside, dense = last.get(name), last.get("dense")
-        alone, alone_dense = last.get(f"plugin-{name}"), last.get("plugin-dense")
-        if inside and dense:
-            said[f"{name}/rollouts"] = inside["tokens_per_second"] / dense["tokens_per_second"]
-            said[f"{name}/step"] = dense["step_seconds"] / inside["step_seconds"]
-        if alone and alone_dense:
+    for name, dense in verl_case.DENSE_BESIDE.items():
+        if name in steps and dense in steps:
+            said[f"{name}/rollouts"] = steps[name]["tokens_per_second"] / steps[dense]["tokens_per_second"]
+            said[f"{name}/step"] = steps[dense]["step_seconds"] / steps[name]["step_seconds"]
+    for name, plugin in verl_case.PLUGIN_BESIDE.items():
+        alone, alone_dense = steps.get(plugin), steps.get("plugin-dense")
+        if name in steps and alone:
+            # Of dense rollouts, it is verl's own.
+            longer = steps[name]["rollout_seconds"] - steps[name]["rollout_tokens"] / alone["tokens_per_second"]
+            said[f"{name}/rollout_seconds_over_plugin"] = longer
+        if f"{name}/rollouts" in said and alone and alone_dense:
             said[f"{name}/rollouts_of_plugin"] = alone["tokens_per_second"] / alone_dense["tokens_per_second"]
-        if f"{name}/rollouts" in said and f"{name}/rollouts_of_plugin" in said:
             said[f"{name}/of_plugins"] = said[f"{name}/rollouts"] / said[f"{name}/rollouts_of_plugin"]
-    for name, step in last.items():
+    for name, step in steps.items():
         if CASES[name].trainer and CASES[name].schedule:
-            said[f"{name}/added_share"] = step["added_seconds"] / step["step_seconds"]
+            shares = added(rows[name], step, steps.get(verl_case.PLUGIN_BESIDE.get(name, "")))
+            said |= {f"{name}/added/{part}": share for part, share in shares.items()}
+            rollouts = round(step["rollout_tokens"] / rows[name]["response_tokens"])
+            said |= {f"{name}/rescoring/{key}": value for key, value in step_costs.rescoring(step, rollouts).items()}
+    if "control" in steps and "sparse" in steps:
+        control, sparse = steps["control"], steps["sparse"]
+        said |= {f"control/{name}": control["metrics"][f"control/{name}"] for name in ("share", "dense_steps")}
+        said["control/rollouts_cost"] = 1 - control["tokens_per_second"] / sparse["tokens_per_second"]
+        said["control/step_cost"] = 1 - sparse["step_seconds"] / control["step_seconds"]
+    return said
+
+
+def added(row: dict[str, Any], step: dict[str, Any], alone: dict[str, Any] | None) -> dict[str, float]:
+    """Shares of a step that sparroll adds."""
+    # Else there is no ceiling, or the control group shows it.
+    measures = row["mode"] == "sync" and not row["control"]
+    own = row["in_force"].get("run", {}).get("sparroll", {})
+    every = own["mismatch"]["ceiling_every_steps"] if own and measures else 0
+    parts = step_costs.added_seconds(step, step_costs.ceiling_seconds(row), every, alone)
+    return step_costs.added_shares(parts, step["step_seconds"])
+
+
+def wrong(found: list[dict[str, Any]]) -> list[str]:
+    """What a case was there to show, and did not."""
+    said = []
+    for row in found:
+        moved = {step["schedule"] for step in row.get("followed", [])}
+        if row.get("guarded") and len(moved) != 2:
+            said.append(f"{row['case']}: its guard was to move the schedule once, and its steps had {sorted(moved)}")
+        said += [
+            f"{row['case']}: in step {step['step']}, not every replica followed {step['schedule']}"
+            for step in row.get("followed", [])
+            if not step["follows"]
+        ]
+        if row.get("arrives") and not row["arrived"].get("arrived"):
+            said.append(f"{row['case']}: the engine's log-probabilities are not those of the trained weights")
+        measured = [step["metrics"].get("rescoring/measured", 0) for step in row["steps"] if "metrics" in step]
+        if row.get("arrives") and not any(measured[1:]):
+            said.append(f"{row['case']}: no step behind the first one was measured")
+        decoded = [step["metrics"].get("control/dense_steps", 0) for step in row["steps"] if "metrics" in step]
+        if row.get("control") and not any(decoded):
+            said.append(f"{row['case']}: no step of its control group was dense")
+        if row.get("both_ceilings") and not row["ceilings"]:
+            said.append(f"{row['case']}: the trainer read none of the dense rollouts")
     return said
 
 
 def table(found: list[dict[str, Any]]) -> str:
     parts = ("gen", "old_log_prob", "adv", "update_actor", "update_weights")
-    lines = [f"{'case':16}{'tokens/s':>10}{'step s':>9}" + "".join(f"{part:>15}" for part in parts) + f"{'added s':>9}"]
+    lines = [f"{'case':22}{'steps':>6}{'tokens/s':>10}{'step s':>9}{'rollout s':>11}"]
+    lines[0] += "".join(f"{part:>15}" for part in parts)
     for row in found:
-        if len(row["steps"]) < 2:
-            lines.append(f"{row['case']:16} {row['state']}, {len(row['steps'])} steps")
+        step = step_costs.middle(row)
+        if step is None:
+            lines.append(f"{row['case']:22} {row['state']}, {len(row['steps'])} steps")
             continue
-        step = row["steps"][-1]
         metrics = step.get("metrics", {})
         seconds = "".join(f"{metrics.get(f'timing_s/{part}', 0.0):15.2f}" for part in parts)
-        rate, added = step["tokens_per_second"], step.get("added_seconds", 0.0)
-        lines.append(f"{row['case']:16}{rate:10.0f}{step['step_seconds']:9.1f}{seconds}{added:9.2f}")
-    return "\n".join([*lines, *(f"{name}: {value:.3f}" for name, value in together(found).items())])
+        said = f"{row['case']:22}{step['steps_counted']:6}{step['tokens_per_second']:10.0f}"
+        lines.append(f"{said}{step['step_seconds']:9.1f}{step['rollout_seconds']:11.2f}{seconds}")
+    lines += [f"{name}: {value:.4g}" for name, value in together(found).items()]
+    for row in found:
+        for name in ("arrived", "ceilings"):
+            said = {key: value for key, value in row.get(name, {}).items() if key != "all_steps"}
+            lines += [f"{row['case']}, {name}: {said}"] if said else []
+        for step in row.get("followed", []):
+            counts = [(each["sparse_steps"], each["dense_steps"]) for each in step["replicas"]]
+            lines.append(
+                f"{row['case']}, step {step['step']}: {step['schedule']}, {counts}, follows: {step['follows']}"
+            )
+    return "\n".join(lines)
 
 
 def arguments() -> argparse.Namespace:
@@ -260,19 +373,24 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--work", type=Path, required=True, help="folder of the model, the runs and their logs")
     one_gpu = ["dense", "sparse", "plugin-dense", "plugin-sparse", "verified", "plugin-verified"]
     parser.add_argument("--cases", nargs="+", choices=CASES, default=one_gpu)
+    parser.add_argument("--beside", nargs="+", choices=CASES, help="cases on the last of --gpus, at the same time")
     parser.add_argument("--gpus", nargs="+", type=int, default=[0])
     parser.add_argument("--case-seconds", type=float, default=480, help="limit of each case")
     parser.add_argument("--limit-seconds", type=float, help="of all; then what is left is killed")
-    parser.add_argument("--steps", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4, help="some cases have more")
+    parser.add_argument("--steps-of", nargs="+", type=case_and_number, default=[], metavar="CASE=N", help="of one case")
     parser.add_argument("--prompts", type=int, default=8)
     parser.add_argument("--samples", type=int, default=4)
     parser.add_argument("--response-tokens", type=int, default=8192)
     parser.add_argument("--short-tokens", type=int, default=2048, help="of cases that are not about speed")
+    parser.add_argument("--first-tokens", type=int, default=1024, help="of the first step, which does not count")
     parser.add_argument("--schedule", default="qwen3-1.7b-0.86")
-    parser.add_argument("--probe", type=int, default=8, help="rollouts that are re-scored")
+    parser.add_argument("--probe", type=int, help="rollouts that are re-scored; left out: sparroll's default")
+    parser.add_argument("--control-share", type=float, default=1 / 32, help="of the rollouts of the case control")
     parser.add_argument("--micro-batch", type=int, default=1)
     parser.add_argument("--step-tokens", type=int, default=8192, help="max_num_batched_tokens")
     parser.add_argument("--learning-rate", type=float, default=1e-6)
+    parser.add_argument("--arrival-learning-rate", type=float, default=1e-4, help="of separate-async")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--hidden", type=int, default=2048)
     parser.add_argument("--heads", type=int, default=16)
@@ -289,12 +407,20 @@ def arguments() -> argparse.Namespace:
         parser.set_defaults(**DRY)
     options = parser.parse_args()
     options.work = options.work.resolve()
-    needed = max(CASES[name].gpus for name in options.cases)
-    if len(options.gpus) < needed and not options.dry:
-        parser.error(f"a case needs {needed} GPUs, and --gpus names {len(options.gpus)}")
-    if options.steps < 2:
+    for gpus, cases in lanes(options):
+        needed = max(CASES[name].gpus for name in cases)
+        if len(gpus) < needed and not options.dry:
+            parser.error(f"a case needs {needed} GPUs, and has {len(gpus)} of --gpus")
+    if min([options.steps, *(number for _, number in options.steps_of)]) < 2:
         parser.error("--steps must be at least 2: a first step compiles, and says nothing of the others")
     return options
+
+
+def case_and_number(text: str) -> tuple[str, int]:
+    name, _, number = text.partition("=")
+    if name not in CASES or not number.isdigit():
+        raise argparse.ArgumentTypeError(f"{text!r} is not CASE=N")
+    return name, int(number)
 
 
 def main() -> None:
@@ -312,12 +438,14 @@ def main() -> None:
     config = {name: value for name, value in vars(options).items() if name not in ("out", "work", "one")}
     # Every case's process imports this file, and has no use for our own loop.
     import training_step
+    from random_models import make_sure_of_tokens
 
     training_step.write_model(options)
-    verl_case.make_sure_of_tokens(options.work / "model")
+    make_sure_of_tokens(options.work / "model")
     verl_case.write_tokenizer(options)
     verl_case.write_prompts(options)
     DRY_SCHEDULE.save(options.work / "schedule.toml")
+    verl_case.write_wider_schedule(options)
     print(f"wrote the model after {time.perf_counter() - started:.0f} s", flush=True)
 
     def record(runs: list[Run]) -> list[dict[str, Any]]:
@@ -329,9 +457,12 @@ def main() -> None:
     found = record(run_all(options, until, record))
     print(table(found))
     print(f"wrote {options.out} after {time.perf_counter() - started:.0f} s")
-    unfinished = set(options.cases) - {row["case"] for row in found if row["state"] == "finished"}
-    if unfinished:
-        raise SystemExit(f"not finished: {', '.join(sorted(unfinished))}")
+    asked = {*options.cases, *(options.beside or [])}
+    unfinished = asked - {row["case"] for row in found if row["state"] == "finished"}
+    lines = [f"not finished: {', '.join(sorted(unfinished))}"] if unfinished else []
+    lines += wrong([row for row in found if row["state"] == "finished"])
+    if lines:
+        raise SystemExit("\n".join(lines))
 
 
 if __name__ == "__main__":

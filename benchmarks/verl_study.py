@@ -34,6 +34,8 @@ RECIPE = REPOSITORY / "recipes" / "mismatch-study"
 sys.path.append(str(RECIPE))
 
 import table_sums  # noqa: E402
+import verl_seen  # noqa: E402
+import verl_watch  # noqa: E402
 from study import DRY, write_dry_model  # noqa: E402
 from study_folder import new_config, unpack, write_folder  # noqa: E402
 from study_jobs import visible_device  # noqa: E402
@@ -55,12 +57,12 @@ EVERYWHERE = {
     "VLLM_NO_USAGE_STATS": "1",
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",
+    "RAY_memory_monitor_refresh_ms": "0",
     "TOKENIZERS_PARALLELISM": "false",
     "VERL_USE_EXTERNAL_PLUGINS": "none",
 }
 ON_GPU = {"VLLM_USE_FLASHINFER_SAMPLER": "0", "NCCL_NVLS_ENABLE": "0", "VLLM_HOST_IP": "127.0.0.1"}
 ON_CPU = {
-    "VERL_USE_EXTERNAL_MODULES": "verl_on_cpu",
     "VERL_PLATFORM": "cpu",
     "VERL_ENGINE_DEVICE": "cuda",
     "OMP_NUM_THREADS": "1",
@@ -198,11 +200,17 @@ def verl_overrides(options: argparse.Namespace, settings: Settings) -> dict[str,
 
 def environment(options: argparse.Namespace, name: str) -> dict[str, str]:
     paths = [str(written_site(options.work)), str(REPOSITORY / "src"), os.environ.get("PYTHONPATH", "")]
-    own = EVERYWHERE | (ON_CPU if options.dry else ON_GPU)
+    own, modules = EVERYWHERE | (ON_CPU if options.dry else ON_GPU), []
     if options.dry:
         paths.insert(0, str(REPOSITORY / "tests" / "in_verl" / "shim"))
+        modules.append("verl_on_cpu")
     else:
         own["CUDA_VISIBLE_DEVICES"] = visible_device(options.gpu)
+    if name == "verl":
+        # Our own loop imports the recipe's modules, some of which have the names of benchmarks.
+        paths.append(str(REPOSITORY / "benchmarks"))
+        modules.append("verl_watch")
+        own |= {verl_watch.FOLDER: str(options.work / "watched"), "VERL_USE_EXTERNAL_MODULES": ",".join(modules)}
     own |= {"VERL_FILE_LOGGER_PATH": str(options.work / "verl.jsonl"), MARK: f"{os.getpid()}-{name}"}
     own |= {"VLLM_CACHE_ROOT": str(options.work / f"{name}-vllm"), "PYTHONPATH": os.pathsep.join(filter(None, paths))}
     # It would make each of the many processes compile all modules anew.
@@ -268,7 +276,8 @@ def kill_marked(mark: str) -> None:
 
 def of_verl(options: argparse.Namespace) -> dict[str, Any]:
     path = options.work / "verl.jsonl"
-    return from_log(read_lines(path) if path.is_file() else [])
+    in_force = verl_seen.in_force(options.work / "watched")
+    return from_log(read_lines(path) if path.is_file() else []) | {"in_force": in_force}
 
 
 def from_log(lines: list[dict[str, Any]]) -> dict[str, Any]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import importlib.util
 import signal
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
 
 from sparroll import records
+from sparroll.schedule import Schedule
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -97,17 +100,165 @@ def test_eviction_is_recorded_for_every_policy_and_length(tmp_path, monkeypatch,
     assert "MiB" in capsys.readouterr().out
 
 
+def ran(case: str, tokens_per_second: float, step_seconds: float, spent: float | None = None, **more: Any) -> dict:
+    """A case with a first step that would spoil a mean, and a last one. spent: by re-scoring, of a trainer's step."""
+    last = {"tokens_per_second": tokens_per_second, "step_seconds": step_seconds, "rollout_tokens": 36_000}
+    last["rollout_seconds"] = 36_000 / tokens_per_second
+    if spent is not None:
+        last["metrics"] = {"time/sparroll_measure_seconds": spent, "control/share": 1 / 32, "control/dense_steps": 7}
+    return {"case": case, "steps": [{"step_seconds": 1e9, "metrics": {}}, last], **more}
+
+
 def test_trls_speed_up_is_compared_with_the_plugins_own(monkeypatch) -> None:
     trl_steps = load("trl_steps", monkeypatch)
-
-    def ran(case: str, tokens_per_second: float, step_seconds: float, added_seconds: float | None = None) -> dict:
-        last = {"tokens_per_second": tokens_per_second, "step_seconds": step_seconds}
-        return {"case": case, "steps": [{}, last if added_seconds is None else last | {"added_seconds": added_seconds}]}
-
-    found = [ran("dense", 1000, 60, 0), ran("sparse", 1800, 40, 1), {"case": "verified", "steps": [{}]}]
-    assert trl_steps.together(found) == {"sparse/rollouts": 1.8, "sparse/step": 1.5, "sparse/added_share": 0.025}
+    found = [ran("dense", 1000, 60, 0.0), ran("sparse", 1800, 40, 1.0), {"case": "verified", "steps": [{}]}]
+    said = trl_steps.together(found)
+    assert said["sparse/rollouts"] == 1.8 and said["sparse/step"] == 1.5 and "verified/rollouts" not in said
+    assert said["sparse/added/known"] == 0.025 and "sparse/added/whole" not in said
     said = trl_steps.together([*found, ran("plugin-dense", 1200, 50), ran("plugin-sparse", 2400, 25)])
     assert said["sparse/rollouts_of_plugin"] == 2 and said["sparse/of_plugins"] == 0.9
+    # 20 s inside, 15 s of the plugin.
+    assert said["sparse/added/sampling"] == 5 / 40 and said["sparse/added/whole"] == 6 / 40
+
+
+def test_trls_weights_have_to_arrive_where_they_are_sent(monkeypatch) -> None:
+    trl_steps = load("trl_steps", monkeypatch)
+    row = {"case": "server", "server": True, "steps": [], "arrived": {"from_trained": 1.5, "from_first": 3e-7}}
+    assert trl_steps.wrong([row], dry=True) == [] and len(trl_steps.wrong([row], dry=False)) == 1
+    assert len(trl_steps.wrong([row | {"server": False}], dry=True)) == 1
+    assert trl_steps.wrong([row | {"arrived": {"from_trained": 0.005, "from_first": 1.2}}], dry=False) == []
+
+
+def of_verl(case: str, tokens_per_second: float, step_seconds: float, spent: float | None = None) -> dict:
+    own = {"run": {"sparroll": {"mismatch": {"ceiling_every_steps": 10}}}}
+    more = {"mode": "sync", "control": case == "control", "response_tokens": 1000, "in_force": own}
+    return ran(case, tokens_per_second, step_seconds, spent, **more)
+
+
+def test_verls_cases_say_what_sparroll_adds_and_what_a_control_group_costs(monkeypatch) -> None:
+    verl_steps = load("verl_steps", monkeypatch)
+    found = [of_verl("dense", 1000, 60, 0.0), of_verl("sparse", 1800, 39, 1.0), of_verl("control", 1440, 50, 1.0)]
+    found[1]["steps"][0]["metrics"] = {"time/sparroll_ceiling_seconds": 10.0}
+    said = verl_steps.together([*found, of_verl("plugin-dense", 1200, 50), of_verl("plugin-sparse", 2400, 25)])
+    assert said["sparse/rollouts"] == 1.8 and said["sparse/of_plugins"] == 0.9
+    # The ceiling of 10 s every 10 steps; 5 s of sampling; 1 s of re-scoring: 7 s of a step of 40 s.
+    assert said["sparse/added/ceiling"] == 1 / 40 and said["sparse/added/whole"] == 7 / 40
+    assert said["dense/rollout_seconds_over_plugin"] == 6 and said["sparse/rollout_seconds_over_plugin"] == 5
+    assert said["control/rollouts_cost"] == pytest.approx(0.2) and said["control/step_cost"] == pytest.approx(0.22)
+    assert said["control/added/ceiling"] == 0 and said["control/dense_steps"] == 7
+
+
+def test_a_replica_that_did_not_follow_and_weights_that_did_not_arrive_are_said(monkeypatch) -> None:
+    verl_steps = load("verl_steps", monkeypatch)
+    steps = [{"step": 1, "schedule": "a", "follows": True}, {"step": 2, "schedule": "b", "follows": False}]
+    guarded = {"case": "two-replicas", "guarded": True, "steps": [], "followed": steps}
+    (line,) = verl_steps.wrong([guarded])
+    assert line == "two-replicas: in step 2, not every replica followed b"
+    (line, _) = verl_steps.wrong([guarded | {"followed": [*steps[:1], steps[1] | {"schedule": "a"}]}])
+    assert "move the schedule once" in line
+    measured = [{"metrics": {"rescoring/measured": count}} for count in (8, 0, 3)]
+    separate = {"case": "separate-async", "arrives": True, "steps": measured, "arrived": {"arrived": True}}
+    assert verl_steps.wrong([separate]) == []
+    assert len(verl_steps.wrong([separate | {"arrived": {}, "steps": measured[:2]}])) == 2
+    group = {"case": "control", "control": True, "steps": [{"metrics": {"control/dense_steps": 0.0}}]}
+    assert verl_steps.wrong([group]) == ["control: no step of its control group was dense"]
+    both = {"case": "ceilings", "both_ceilings": True, "steps": [], "ceilings": {}}
+    assert verl_steps.wrong([both]) == ["ceilings: the trainer read none of the dense rollouts"]
+    assert verl_steps.wrong([both | {"ceilings": {"trainer_ceiling_q05": 0.8}}]) == []
+
+
+def options_of(steps: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, *given: str) -> argparse.Namespace:
+    monkeypatch.setattr(sys, "argv", ["verl_steps.py", "--out", "r.json", "--work", str(tmp_path / "work"), *given])
+    return steps.arguments()
+
+
+def test_cases_beside_others_run_on_the_last_gpu(monkeypatch, tmp_path) -> None:
+    verl_steps = load("verl_steps", monkeypatch)
+    given = ["--cases", "dense", "sparse", "--beside", "plugin-dense", "--gpus", "0", "1"]
+    options = options_of(verl_steps, monkeypatch, tmp_path, *given)
+    assert verl_steps.lanes(options) == [([0], ["dense", "sparse"]), ([1], ["plugin-dense"])]
+    with pytest.raises(SystemExit):
+        options_of(
+            verl_steps, monkeypatch, tmp_path, "--cases", "two-replicas", "--beside", "sparse", "--gpus", "0", "1"
+        )
+
+
+def test_verl_is_told_what_a_case_is_about_and_else_sparrolls_defaults_hold(monkeypatch, tmp_path) -> None:
+    verl_steps = load("verl_steps", monkeypatch)
+    given = ["--steps-of", "control=3", "--short-tokens", "2048"]
+    options, case = options_of(verl_steps, monkeypatch, tmp_path, *given), verl_steps.verl_case
+    steps = {name: case.steps_of_case(options, name) for name in case.CASES}
+    assert steps["sparse"] == 4 and steps["control"] == 3 and steps["separate-async"] == 5 and steps["ceilings"] == 1
+    own = "+actor_rollout_ref.rollout.custom.sparroll"
+    sparse, guarded = case.overrides(options, "sparse"), case.overrides(options, "two-replicas")
+    assert not any("rescoring" in key or "mismatch" in key for key in sparse)
+    # 8 of 32 rollouts are re-scored in a step, so two steps have fewer tokens than the guard needs, and three have more.
+    least = int(guarded[f"{own}.mismatch.least_tokens"])
+    assert 2 * 8 * 2048 < least < 3 * 8 * 2048 and guarded["trainer.total_training_steps"] == "5"
+    assert case.overrides(options, "control")[f"{own}.control_group.share"] == "0.03125"
+    separate = case.overrides(options, "separate-async")
+    assert separate["actor_rollout_ref.actor.optim.lr"] == "0.0001" != sparse["actor_rollout_ref.actor.optim.lr"]
+    told = case.environment(options, "sparse", ["0"], "path")
+    assert told["SPARROLL_FIRST_TOKENS"] == "1024" and "verl_watch" in told["VERL_USE_EXTERNAL_MODULES"]
+
+
+def leased() -> list[list[str]]:
+    """The commands of the table in benchmarks/README.md."""
+    lines = (BENCHMARKS / "README.md").read_text().splitlines()
+    cells = [line.split("|")[2].strip() for line in lines if line.startswith("|") and "GPU" in line.split("|")[1]]
+    return [command.split() for cell in cells for command in cell.split("`")[1:2]]
+
+
+@pytest.mark.parametrize("command", leased(), ids=" ".join)
+def test_the_commands_of_a_lease_are_taken_by_their_scripts(command, monkeypatch, tmp_path) -> None:
+    if command[0] == "python":
+        assert (BENCHMARKS.parent / command[1]).is_file()
+        return
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *_: name)
+    options = options_of(load(command[0], monkeypatch), monkeypatch, tmp_path, *command[1:])
+    assert options.cases and options.steps >= 4
+
+
+def test_a_steps_rollouts_take_what_they_were_sampled_in_and_not_what_verl_waited_for_them(
+    monkeypatch, tmp_path
+) -> None:
+    verl_steps = load("verl_steps", monkeypatch)
+    options, step_of = options_of(verl_steps, monkeypatch, tmp_path), verl_steps.step_of
+    metrics = {"response_length/mean": 1000.0, "timing_s/step": 60.0, "timing_s/gen": 36.0, "other": 1.0}
+    metrics["time/sparroll_measure_seconds"] = 1.0
+    sampled = step_of(options, 2, metrics, 32.0)
+    assert (sampled["rollout_seconds"], sampled["waited_seconds"], sampled["tokens_per_second"]) == (32, 3, 1000)
+    assert step_of(options, 2, metrics)["rollout_seconds"] == 35 and "other" not in sampled["metrics"]
+
+
+def test_the_guards_next_schedule_reads_half_as_much_again_and_leaves_sparse_steps(monkeypatch, tmp_path) -> None:
+    verl_steps = load("verl_steps", monkeypatch)
+    options, case = options_of(verl_steps, monkeypatch, tmp_path), verl_steps.verl_case
+    options.work.mkdir()
+    case.write_wider_schedule(options)
+    narrow, wider = (Schedule.load(str(each)) for each in ("qwen3-1.7b-0.86", case.wider_schedule(options)))
+    for context in (500, 2000, 17_000):
+        assert wider.kv_budget_tokens(context) == 1.5 * narrow.kv_budget_tokens(context)
+    assert wider.dense_layers == narrow.dense_layers and wider.selector == narrow.selector and wider.name == "wider"
+
+
+def test_a_model_with_random_weights_becomes_sure_of_its_tokens(monkeypatch, tmp_path) -> None:
+    random_models = load("random_models", monkeypatch)
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2)
+    model = random_models.random_qwen3(
+        "cpu", "float32", 0, vocab_size=5000, num_key_value_heads=2, head_dim=32, **sizes
+    )
+    model.save_pretrained(tmp_path)
+    ids = torch.arange(40)[None]
+
+    @torch.no_grad()
+    def mass_of_20() -> float:
+        logits = type(model).from_pretrained(tmp_path)(ids).logits
+        return float(logits.softmax(-1).topk(20).values.sum(-1).mean())
+
+    before = mass_of_20()
+    random_models.make_sure_of_tokens(tmp_path)
+    assert mass_of_20() > 5 * before
 
 
 @pytest.mark.slow
