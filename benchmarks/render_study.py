@@ -197,7 +197,8 @@ def study_control() -> str:
     for name in dict.fromkeys(run["row"] for run in found["runs"]):
         runs = [run for run in found["runs"] if run["row"] == name and run["series"].get("control/step_reward_gap")]
         if runs:
-            tails = [rounded_down(statistics.mean(_known(runs, each))) for each in (_TAIL, FIRST_BIN)]
+            series = [_known(runs, each) for each in (_TAIL, FIRST_BIN)]
+            tails = [rounded_down(statistics.mean(each)) if each else "" for each in series]
             gap = mean_with_interval(_known(runs, "control/step_reward_gap"))
             steps = ", ".join(str(run["steps"]) for run in runs)
             lines.append([f"`{name}`", *tails, gap, *first_alarms(runs), steps])
