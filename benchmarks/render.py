@@ -321,6 +321,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "study-checks": render_study.study_checks,
     "tiny-checks": render_study.tiny_checks,
     "study-uniform": render_study.study_uniform,
+    "study-control": render_study.study_control,
     "study-targets": render_study.study_targets,
     "controlled": controlled,
     "caveats": caveats,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from record_tables import RESULTS, before_and_after, results, table
+from scipy import special
 
 from sparroll import records
 from sparroll.rounding import percent_down, percent_up, rounded_down, rounded_up
@@ -42,6 +43,10 @@ CHECK_GRID = "mismatch-study-check-grid-60-steps-h200"
 """128 tokens everywhere with checks of other windows and floors."""
 CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
 """Larger budgets everywhere, and units in few bits, with the usual check."""
+CONTROL = "mismatch-study-control-h200"
+"""Rows with a control group."""
+FIRST_BIN = "mismatch/acceptance_q05/3840-4096"
+"""Of the contexts that a response begins with."""
 STUDY_CHECKS, TINY_CHECKS = "mismatch-study-checks-h200", "tiny-reasoner-checks-cpu"
 """What checks do to one policy that does not train, on the study's model and on tiny-reasoner."""
 
@@ -166,7 +171,7 @@ def study_uniform() -> str:
     steps = min(run["steps"] for each in runs.values() for run in each)
     names: dict[str, Callable[[float], str]] = {
         "rollout/kv_read_share": percent_up,
-        "mismatch/acceptance_q05/3840-4096": rounded_down,
+        FIRST_BIN: rounded_down,
         "mismatch/acceptance_q05/4096-4352": rounded_down,
         "mismatch/acceptance_mean": rounded_down,
         "mismatch/kl_sparse_to_dense": rounded_up,
@@ -181,6 +186,49 @@ def study_uniform() -> str:
         rows.append([f"`{name}`: {what}", *figures])
     head = ["KV read", "tail, 3,840 to 4,096", "4,096 to 4,352", "mean acceptance", "KL", "reward"]
     return table([f"row, steps 1 to {steps}", *head], rows)
+
+
+def study_control() -> str:
+    """What the tail and what the control group say of each row; nothing without a record."""
+    if not (RESULTS / f"{CONTROL}.json").exists():
+        return ""
+    found = results(CONTROL, "mismatch-study")
+    lines = []
+    for name in dict.fromkeys(run["row"] for run in found["runs"]):
+        runs = [run for run in found["runs"] if run["row"] == name and run["series"].get("control/step_reward_gap")]
+        if runs:
+            series = [_known(runs, each) for each in (_TAIL, FIRST_BIN)]
+            tails = [rounded_down(statistics.mean(each)) if each else "" for each in series]
+            gap = mean_with_interval(_known(runs, "control/step_reward_gap"))
+            steps = ", ".join(str(run["steps"]) for run in runs)
+            lines.append([f"`{name}`", *tails, gap, *first_alarms(runs), steps])
+    head = ["row", "tail", "tail, 3,840 to 4,096", "reward gap over the run", "alarm at step, median", "of each seed"]
+    return table([*head, "steps run"], lines)
+
+
+_TAIL = "mismatch/acceptance_q05"
+
+
+def _known(runs: Sequence[dict[str, Any]], name: str) -> list[float]:
+    """A series of all steps of these runs, without the steps that have no figure."""
+    return [value for run in runs for value in run["series"].get(name, []) if value is not None]
+
+
+def mean_with_interval(steps: Sequence[float]) -> str:
+    """The mean of the steps' reward gaps with its 95 % interval, Student's t over steps. The control group's own window
+    begins anew with each alarm, so after a run it says nothing of the steps before the last one."""
+    mean = statistics.mean(steps)
+    if len(steps) < 2:
+        return rounded_up(mean)
+    reach = float(special.stdtrit(len(steps) - 1, 0.975)) * statistics.stdev(steps) / math.sqrt(len(steps))
+    return f"{rounded_up(mean)} [{rounded_up(mean - reach)}, {rounded_up(mean + reach)}]"
+
+
+def first_alarms(runs: Sequence[dict[str, Any]]) -> list[str]:
+    """The step of the first alarm about the reward gap: the median of the seeds, and each."""
+    first = [min(run["reward_gap_alarms"], default=math.inf) for run in runs]
+    said = ["none" if step == math.inf else f"{step:g}" for step in (statistics.median(first), *first)]
+    return [said[0], ", ".join(said[1:])]
 
 
 def study_targets() -> str:

@@ -57,6 +57,8 @@ DRY = {
     "bin_tokens": 64,
     "fixed_budget": 24,
     "uniform_budget": 48,
+    "wide_from_tokens": 96,
+    "wide_budget": 96,
     "eviction_budgets": (48, 96),
     "check_budgets": (32,),
     "quantized_budgets": (24,),

@@ -42,6 +42,14 @@ SERIES = (
     "mismatch/kl_sparse_to_dense",
     "policy/clipped_share",
     "policy/gradient_norm",
+    "control/share",
+    "control/rollouts",
+    "control/pairs",
+    "control/reward_gap",
+    "control/reward_gap_low",
+    "control/reward_gap_high",
+    "control/reward_gap_evidence",
+    "control/step_reward_gap",
 )
 FAMILIES = (
     "mismatch/acceptance_q05/",
@@ -53,6 +61,8 @@ FAMILIES = (
     "time/",
 )
 """Of these every metric is kept."""
+GAP_ALARM = "sparse rollouts get less reward"
+"""How the guard's event about the control group begins."""
 
 
 def make_record(
@@ -98,6 +108,9 @@ def _run(out: Path, row: Row, seed: int, outcome: Outcome | None, settings: Sett
             if "evaluate/dense_accuracy" in line
         ],
         "stopped": result.get("stopped", ""),
+        "reward_gap_alarms": [
+            line["step"] for line in lines if any(event.startswith(GAP_ALARM) for event in line.get("events", ()))
+        ],
         "events": [f"step {line['step']}: {event}" for line in lines for event in line.get("events", ())][:50],
         "series": _series(steps),
     }

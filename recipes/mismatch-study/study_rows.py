@@ -14,12 +14,17 @@ from table_sums import LEVELS
 
 from sparroll import files
 from sparroll.attention.selectors import PageMean, QuantizedMean
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.errors import UserError, nearest
-from sparroll.schedule import Schedule
+from sparroll.schedule import Schedule, Step
+from sparroll.train.config.control_group import why_none
 from sparroll.train.config.file import config_from
 from sparroll.train.config.run import TrainConfig
 
 Tables = dict[str, dict[str, Any]]
+
+NARROW_FIRST = "narrow-first"
+"""The row, and its schedule, that reads little in the first bin and plenty elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,10 @@ class Settings:
     fixed_budget: int = 128
     uniform_budget: int = 800
     """The same at every length, and in all about what the schedule of .86 reads here."""
+    wide_from_tokens: int = 4096
+    """Context length from which `narrow-first` reads `wide_budget` tokens; below it, `fixed_budget`."""
+    wide_budget: int = 1536
+    """Plenty: the most that a bin from there on needed to hold a tail of .86 in rollouts that verified it."""
     eviction_budgets: tuple[int, ...] = (1024, 3584)
     """Tokens that R-KV and SnapKV keep, the prompt's included: equal memory for both, once little and once most of it."""
     targets: tuple[float, ...] = (0.75, 0.80, 0.86, 0.92)
@@ -86,10 +95,21 @@ class Settings:
     kv_cache_gib: float = 2.5
     """Only for vLLM: given, not measured, because runs that share a GPU would disturb each other's measurement."""
     keep_checkpoints: bool = False
+    control_share: float = 0.0
+    """Share of the rollouts that is decoded densely as a control group, in rows that can have one. Its alarms are in the
+    record and change nothing."""
+    control_share_first: float = ControlGroupSettings.share_first
+    """The same over a run's first steps; only where `control_share` is above 0."""
 
     def __post_init__(self) -> None:
         if self.level not in LEVELS:
             raise UserError(f"{table_sums.NAME} has no level {self.level}", f"levels are {', '.join(map(str, LEVELS))}")
+        if self.control_share > self.control_share_first:
+            raise UserError(
+                f"control_share_first = {self.control_share_first:g} must be at least control_share = "
+                f"{self.control_share:g}",
+                "the same share in all steps: give both the same value",
+            )
         for name in ("corrected_target", "distill_target"):
             if getattr(self, name) not in self.targets:
                 raise UserError(f"{name} must be one of the targets {self.targets}, got {getattr(self, name)}")
@@ -116,15 +136,18 @@ class Settings:
         )
 
     def fixed_schedules(self) -> dict[str, Schedule]:
-        """Budgets that are the same at every length, by what rows call them."""
+        """Budgets that are not calibrated, by what rows call them: all but `narrow-first` are the same at every
+        length."""
         pages = {"fixed": self.fixed_budget, "uniform": self.uniform_budget}
         pages |= {f"fixed-{budget}": budget for budget in self.check_budgets}
         units = {f"quantized-{budget}": budget for budget in self.quantized_budgets}
-        return {
+        made = {
             name: Schedule.fixed(budget, selector, self.dense_layers)
             for selector, budgets in ((self.selector, pages), (self.quantized_selector, units))
             for name, budget in budgets.items()
         }
+        steps = Step(0, self.fixed_budget), Step(self.wide_from_tokens, self.wide_budget)
+        return made | {NARROW_FIRST: Schedule(steps, self.selector, self.dense_layers, name=NARROW_FIRST)}
 
     @property
     def max_new_tokens(self) -> int:
@@ -191,6 +214,9 @@ def rows(settings: Settings) -> dict[str, Row]:
         made.append(Row(name, "calibrated", f"schedule calibrated to {target:.2f}, TIS", name, _correction("tis")))
     uniform = f"{settings.uniform_budget} tokens at every length, TIS"
     made.append(Row("uniform", "calibrated", uniform, "uniform", _correction("tis")))
+    narrow = f"{settings.fixed_budget} tokens below a context of {settings.wide_from_tokens:,}"
+    about = f"{narrow}, {settings.wide_budget:,} from there on, TIS"
+    made.append(Row(NARROW_FIRST, "calibrated", about, NARROW_FIRST, _correction("tis")))
     schedule = f"calibrated-{settings.corrected_target:.2f}"
     for name in ("none", "icepop", "sparse_rl", "jackpot"):
         about = f"schedule of {schedule}, correction `{name}`"
@@ -301,4 +327,9 @@ def run_config(settings: Settings, out: Path, row: Row, seed: int) -> TrainConfi
     }
     for section, table in row.tables.items():
         tables[section] = tables.get(section, {}) | table
-    return config_from(tables)
+    config = config_from(tables)
+    if settings.control_share == 0 or why_none(config):
+        return config
+    # The guard says when it would have acted, and does not.
+    group = {"control_share": settings.control_share, "control_share_first": settings.control_share_first}
+    return config_from(tables | {"rollout": tables["rollout"] | group, "guard": {"action": "warn"}})

@@ -11,10 +11,12 @@ from equivalence.models import VOCABULARY, prompts, tiny_model
 from mixed_requests import assert_same, each_of_its_kind, of_kind
 from sparroll.attention.selectors import OraclePage, PageMean, QuantizedMean
 from sparroll.attention.selectors.remainder import Remainder
+from sparroll.compression import compression_kinds, make_compression
 from sparroll.engines import HFEngine
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
+from sparroll.train.sampling.control_group import in_control_group
 from sparroll.types import Checks, Rollout
 
 SMALL_PAGES = PageMean(page_tokens=4, first_tokens=4, recent_tokens=8)
@@ -129,12 +131,73 @@ def test_flags_that_are_none_are_refused(dense: Any, message: str) -> None:
         generated(HFEngine(tiny_model()), RISING, dense=dense)
 
 
-def test_a_compression_takes_no_dense_request() -> None:
-    engine = HFEngine(tiny_model(), compression="streaming")
-    engine.generate(prompts([5]), n=2, max_new_tokens=4, dense=[False, False])
-    with pytest.raises(UserError, match="what it drops is gone") as refused:
-        engine.generate(prompts([5]), n=2, max_new_tokens=4, dense=[False, True])
-    assert "compression=None" in str(refused.value.hint)
+# -- under a compression -----------------------------------------------------------------------------------------------
+
+
+def evicting(kind: str, max_batch: int = 64) -> HFEngine:
+    """The longest prompt is compressed right away, the others later."""
+    return HFEngine(
+        tiny_model(), max_batch=max_batch, compression=make_compression(kind, budget_tokens=24, every_tokens=8)
+    )
+
+
+@pytest.mark.parametrize("kind", compression_kinds())
+@pytest.mark.parametrize("max_batch", [3, 64])
+def test_a_mixed_batch_under_a_compression_is_two_separate_ones(kind: str, max_batch: int) -> None:
+    engine, settings = evicting(kind, max_batch), {"stop_ids": [3, 17, 40]}
+    compressed = generated(engine, None, **settings)
+    mixed = generated(engine, None, dense=FLAGS, **settings)
+    assert engine.compression is not None
+    for flag, rollout in zip(FLAGS, mixed, strict=True):
+        assert rollout.compression_name == (None if flag else engine.compression.name)
+        assert in_control_group(rollout) == flag
+        if flag:
+            assert (rollout.attention, rollout.kv_read_share) == ("dense", 1.0)
+    assert "evicted" in {each.attention for each in of_kind(mixed, FLAGS, False)}
+    engine.set_compression(None)
+    expected = each_of_its_kind(generated(engine, None, **settings), compressed, FLAGS)
+    assert {each.finish_reason for each in expected} == {"stop", "length"}
+    assert_same(mixed, expected, ATOL)
+    assert [(each.prompt_index, each.sample_index) for each in mixed] == [(p, n) for p in range(4) for n in range(2)]
+
+
+def test_nothing_is_evicted_of_a_dense_request_and_the_report_has_both_caches() -> None:
+    reports = {}
+    for kind, flags in {"none": [False] * 8, "mixed": FLAGS, "all": [True] * 8}.items():
+        engine = evicting("streaming")
+        mixed = generated(engine, None, dense=flags)
+        reports[kind] = report = engine.report()
+        steps = [c for each in of_kind(mixed, flags, True) for c in each.context_tokens[1:]]
+        assert report.dense_request_steps == len(steps) == 39 * sum(flags)
+        assert report.dense_request_context_tokens == sum(steps)
+        assert report.generated_tokens == 8 * 40
+        assert all(layer.dense_steps + layer.sparse_steps == 8 * 39 for layer in report.layers)
+    engine.set_compression(None)
+    generated(engine, None)
+    whole = engine.report()
+    none, mixed_report, all_dense = reports.values()
+    assert all_dense.peak_kv_bytes == all_dense.peak_dense_kv_bytes == whole.peak_kv_bytes
+    assert none.peak_dense_kv_bytes == whole.peak_kv_bytes > 1.5 * none.peak_kv_bytes
+    # Each kind has half of the rows, so the larger cache is the dense one, of half the bytes.
+    assert mixed_report.peak_kv_bytes == mixed_report.peak_dense_kv_bytes == whole.peak_kv_bytes / 2
+    assert none.kv_read_share < mixed_report.kv_read_share < all_dense.kv_read_share == 1
+
+
+def test_without_a_dense_request_a_compression_runs_as_without_flags() -> None:
+    engine = evicting("r_kv")
+    plain, counted = generated(engine, None), engine.report()
+    again = generated(engine, None, dense=[False] * 8)
+    for one, other in zip(plain, again, strict=True):
+        assert one.response_ids == other.response_ids and torch.equal(one.sparse_logp, other.sparse_logp)
+    assert engine.report().layers == counted.layers
+    assert engine.report().peak_kv_bytes == counted.peak_kv_bytes
+
+
+def test_progress_counts_the_rollouts_of_both_kinds() -> None:
+    told: list[tuple[int, int]] = []
+    generated(evicting("streaming", 2), None, dense=FLAGS, on_progress=lambda done, total: told.append((done, total)))
+    assert told == sorted(told) and told[-1] == (8, 8)
+    assert {total for _, total in told} == {8} and any(done <= 4 for done, _ in told)
 
 
 # -- with checks of drafts ---------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ CONTROLLED: dict[str, dict[str, Any]] = {
 EVICTION: dict[str, dict[str, Any]] = {
     "attention": {"kind": "compression", "policy": "r_kv", "budget_tokens": 24, "every_tokens": 16},
     "train": CHANGES,
-    "rollout": SHORTER,
+    "rollout": SHORTER | {"control_share": 0.125, "control_share_first": 0.25},
     "evaluate": {"prompts": 0},
 }
 

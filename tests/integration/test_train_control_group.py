@@ -14,6 +14,7 @@ import torch
 from safetensors.torch import load_file
 
 from integration.train_runs import DYNAMIC, SHORT, assert_same_run, short_config, steps
+from mixed_requests import of_kind
 from sparroll.control.control_group import dense_flags
 from sparroll.engines.hf.engine import HFEngine
 from sparroll.report import collect
@@ -273,10 +274,66 @@ def test_sparse_rollouts_have_a_control_group_where_nothing_is_said_of_one(model
     assert ["0.03125 of the rollouts are dense" in step.get("events", [""])[0] for step in taken] == [True, False]
     recorded = json.loads((tmp_path / "run/config.json").read_text())
     assert recorded["rollout"]["control_share"] == 1 / 32
-    evicting = table | {"attention": {"kind": "compression", "policy": "streaming"}}
-    train(config_from(evicting), tmp_path / "evicting")
-    first, *_ = steps(tmp_path / "evicting")
+    adapted = table | {"distill": {"lr": 1e-3, "rank": 4}}
+    train(config_from(adapted), tmp_path / "adapted")
+    first, *_ = steps(tmp_path / "adapted")
     assert "control/rollouts" not in first
-    assert (
-        "no control group, so what sparsity costs in reward is not measured: with attention.kind" in first["events"][0]
-    )
+    assert "no control group, so what sparsity costs in reward is not measured: the engine holds" in first["events"][0]
+
+
+# -- under a compression -------------------------------------------------------------------------------------------------
+
+EVICTING: dict[str, dict[str, Any]] = {
+    "attention": {"kind": "compression", "policy": "snap_kv", "budget_tokens": 24, "every_tokens": 16},
+}
+
+
+@pytest.fixture(scope="module")
+def evicted(model: str, calls: list[Call], tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Call]]:
+    """The same four steps under a compression."""
+    out = tmp_path_factory.mktemp("runs") / "evicted"
+    calls.clear()
+    train(short_config(model, **CHANGES, **EVICTING), out)
+    return out, list(calls)
+
+
+def test_a_compression_has_a_control_group_of_which_nothing_is_evicted(evicted: tuple[Path, list[Call]]) -> None:
+    out, of_run = evicted
+    # No rollouts for the ceiling alone: the control group's are taken.
+    assert len(of_run) == 4
+    for line, (number, call) in zip(steps(out), enumerate(of_run, 1), strict=True):
+        assert call.dense == dense_flags(SEED, number, 4, 4, 0.25)
+        assert [in_control_group(rollout) for rollout in call.rollouts] == call.dense
+        kinds = {flag: {each.attention for each in of_kind(call.rollouts, call.dense, flag)} for flag in (True, False)}
+        assert kinds[True] == {"dense"} and "evicted" in kinds[False]
+        tokens = [len(rollout.response_ids) for rollout in of_kind(call.rollouts, call.dense, False)]
+        assert sum(line[name] for name in line if name.startswith("mismatch/tokens/")) == sum(tokens)
+        assert line["control/rollouts"] == 4 and line["rollout/count"] == 16
+        assert line["control/pairs"] == 4 * number
+        assert line["mismatch/dense_ceiling_step"] == number - 1
+        assert line["mismatch/dense_ceiling_mean"] > line["mismatch/acceptance_mean"] + 0.02
+        assert line["compression/peak_kv_bytes"] > 0
+    assert "no control group" not in (out / "metrics.jsonl").read_text()
+
+
+def test_a_run_under_a_compression_goes_on_to_the_bit(
+    model: str, evicted: tuple[Path, list[Call]], tmp_path: Path
+) -> None:
+    train(short_config(model, **CHANGES, **EVICTING, train={"steps": 2}), tmp_path / "cut")
+    train(short_config(model, **CHANGES, **EVICTING), tmp_path / "cut", resume=True)
+    assert_same_run(tmp_path / "cut", evicted[0])
+
+
+def test_a_reward_gap_under_a_compression_stops_the_run_though_nobody_named_a_target(
+    model: str, tmp_path: Path
+) -> None:
+    result = train(alarmed(model, **EVICTING, guard={"action": "stop"}), tmp_path / "run")
+    assert 2 <= result.steps < 4
+    assert "sparse rollouts get less reward than dense ones of the same prompts: by 1.000" in result.stopped
+
+
+def test_a_compression_has_a_control_group_where_nothing_is_said_of_one(model: str, tmp_path: Path) -> None:
+    table = short_config(model, **SHORT, **EVICTING).model_dump(mode="json")
+    del table["rollout"]["control_share"]
+    train(config_from(table), tmp_path / "run")
+    assert [(step["control/share"], step["control/rollouts"]) for step in steps(tmp_path / "run")] == [(0.25, 4.0)] * 2

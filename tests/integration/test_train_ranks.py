@@ -104,7 +104,7 @@ def test_two_processes_train_like_one(tmp_path: Path) -> None:
     train(short_config(model, **EVICTION), tmp_path / "one" / "eviction")
     same_lines(tmp_path / "two" / "eviction", tmp_path / "one" / "eviction")
     for line in read_lines(tmp_path / "two" / "eviction" / "metrics.jsonl"):
-        assert 0 < line["compression/kv_saved_share"] < 1
+        assert 0 < line["compression/kv_saved_share"] < 1 and line["control/rollouts"] > 0
     train(short_config(model, **DISTILLED), tmp_path / "one" / "distilled")
     distill(short_distill_config(model, **LONELY_ADAPTER), tmp_path / "one" / "adapter")
     for run, step in (("distilled", 2), ("adapter", 1)):

@@ -25,6 +25,7 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
     assert names[14:] == [
         *(f"calibrated-{t}" for t in ("0.75", "0.80", "0.86", "0.92")),
         "uniform",
+        "narrow-first",
         *(f"calibrated-0.86-{name}" for name in ("none", "icepop", "sparse_rl", "jackpot")),
         "fixed-verified",
         *(f"fixed-verified-{check}" for check in ("32-0.01", "32-0.1", "32-0.5", "64-0.1", "64-0.5")),
@@ -47,6 +48,39 @@ def test_every_row_is_a_configuration_that_differs_only_in_its_own_sections(name
     expected = {section for section in row.tables if section != "correction" or row.tables[section] != {"name": "none"}}
     assert differing == expected | ({"attention"} if schedule_path(tmp_path, row) else set())
     assert table["train"]["seed"] == 3 and table["train"]["dtype"] == "bf16"
+
+
+def test_the_narrow_first_bin_reads_what_fixed_rows_do_and_the_others_plenty() -> None:
+    settings = Settings("folder")
+    budgets = settings.fixed_schedules()[rows(settings)["narrow-first"].schedule].kv_budget_tokens
+    assert [budgets(context) for context in (100, 4095, 4096, 4400)] == [128, 128, 1536, 1536]
+
+
+def test_every_row_that_can_have_a_control_group_has_the_one_that_was_asked_for(tmp_path) -> None:
+    settings = Settings("folder", control_share=1 / 16)
+    without, plain = [], Settings("folder")
+    for name, row in rows(settings).items():
+        config = run_config(settings, tmp_path, row, 0)
+        before = run_config(plain, tmp_path, row, 0)
+        assert before.control_share == 0 and before.guard.action == "off"
+        if config == before:
+            without.append(name)
+            continue
+        rollout = before.rollout.model_copy(update={"control_share": 1 / 16})
+        guard = before.guard.model_copy(update={"action": "warn"})
+        assert config == before.model_copy(update={"rollout": rollout, "guard": guard})
+    assert without == ["dense", "distill", "distill-kl"]
+    all_the_time = Settings("folder", control_share=0.5, control_share_first=0.5)
+    assert run_config(all_the_time, tmp_path, rows(all_the_time)["uniform"], 0).rollout.control_share_first == 0.5
+    with pytest.raises(UserError, match=r"control_share_first = 0\.25 must be at least control_share = 0\.5"):
+        Settings("folder", control_share=0.5)
+
+
+def test_settings_of_before_there_were_control_groups_mean_none() -> None:
+    table = Settings("folder").table()
+    new = ("control_share", "control_share_first", "wide_budget", "wide_from_tokens")
+    old = {name: value for name, value in table.items() if name not in new}
+    assert Settings.from_table(old) == Settings("folder") and Settings("folder").control_share == 0
 
 
 def test_vllm_is_for_the_rows_that_do_not_evict(tmp_path) -> None:

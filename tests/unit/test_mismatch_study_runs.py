@@ -105,6 +105,23 @@ def test_the_record_holds_series_and_says_what_is_missing(dry_study, tmp_path) -
     assert len(lines) == 4 and lines[2].startswith("| dense | 0 | - |")
 
 
+def test_the_record_says_when_the_guard_would_have_acted_on_the_reward_gap(tmp_path) -> None:
+    gap = {"reward_gap": 0.2, "reward_gap_low": 0.1, "reward_gap_high": 0.3, "reward_gap_evidence": 1.1, "pairs": 8.0}
+    control = {f"control/{name}": value for name, value in gap.items()} | {"control/length_gap": 3.0}
+    about_the_tail = "the tail (5th percentile of the acceptance) at all is 0.700, surely under 0.860"
+    events = {2: [about_the_tail], 3: [about_the_tail, "sparse rollouts get less reward than dense ones by 0.2"]}
+    lines = [{"step": step, "reward/mean": 0.5, "events": events.get(step, [])} | control for step in (1, 2, 3)]
+    path = tmp_path / "runs" / "uniform-0" / "metrics.jsonl"
+    path.parent.mkdir(parents=True)
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    settings = Settings("folder", control_share=1 / 32)
+    record = records.read(make_record(settings, tmp_path, chosen(settings, ["uniform"]), [0], {}), KIND)
+    [run] = record["results"]["runs"]
+    assert run["reward_gap_alarms"] == [3] and len(run["events"]) == 3
+    assert {name for name in run["series"] if name.startswith("control/")} == {f"control/{name}" for name in gap}
+    assert run["series"]["control/reward_gap_low"] == [0.1] * 3
+
+
 def test_a_later_study_takes_the_schedules_of_an_earlier_record(dry_study, tmp_path) -> None:
     settings, out = dry_study
     record = make_record(settings, out, chosen(settings, ["calibrated-0.75"]), [0], {})

@@ -142,6 +142,28 @@ def test_rows_of_the_study_say_how_they_ended(tables: ModuleType, monkeypatch) -
     }
 
 
+def test_a_control_group_stands_beside_the_tail_with_its_record_and_only_then(
+    tables: ModuleType, tmp_path: Path, monkeypatch
+) -> None:
+    study = tables.render_study
+    monkeypatch.setattr(study, "RESULTS", tmp_path)
+    assert study.study_control() == ""
+
+    def run(row: str, gaps: list[float | None], alarms: list[int]) -> dict[str, Any]:
+        series = {"mismatch/acceptance_q05": [0.88] * len(gaps), study.FIRST_BIN: [0.94, None], "control/pairs": [8.0]}
+        series |= {"control/step_reward_gap": gaps} if gaps else {}
+        return {"row": row, "steps": len(gaps), "reward_gap_alarms": alarms, "series": series}
+
+    runs = [run("a", [0.1, 0.3], [5, 9]), run("a", [0.2, None], [8]), run("b", [0.0, 0.0], []), run("dense", [], [])]
+    monkeypatch.setattr(study, "results", lambda name, kind: {"runs": [*runs, run("b", [0.0], [4])]})
+    (tmp_path / f"{study.CONTROL}.json").write_text("{}")
+    # Student's t with two degrees of freedom is 4.303, and the standard error of .1, .3 and .2 is .0577.
+    assert lines_of(study.study_control()) == {
+        "a": ["0.880", "0.940", "0.200 [-0.048, 0.449]", "6.5", "5, 8", "2, 2"],
+        "b": ["0.880", "0.940", "0.000 [0.000, 0.000]", "none", "none, 4", "2, 1"],
+    }
+
+
 def checked_run(row: str, state: str, steps: int) -> dict[str, Any]:
     series = {"check/cut_share": [0.1], "check/drafted_per_kept": [1.05], "check/largest_nats": [2.3]}
     return study_of(**{row: (state, steps, "")})["runs"][0] | {"series": series}

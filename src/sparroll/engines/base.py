@@ -88,8 +88,8 @@ class Engine(Protocol):
         stop_ids: default, the model's end-of-sequence ids.  seed: one for all, or one per request, prompt by prompt.
         top_k: also return the k most likely tokens at each step and their log-probabilities.
         dense: one flag per request, prompt by prompt like a list of seeds: True where the request's decode steps read
-        everything although the engine has a schedule. Such a rollout is the one that the engine would sample without a
-        schedule. Without one the flags change nothing; under a compression, True is refused.
+        everything although the engine has a schedule or a compression. Such a rollout is the one that the engine would
+        sample with neither. With neither the flags change nothing.
         on_progress: called with (rollouts finished, rollouts in all) after each rollout that ends.
         """
         ...

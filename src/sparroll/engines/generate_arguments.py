@@ -11,7 +11,7 @@ from typing import Any, cast
 from transformers import PreTrainedTokenizerBase
 
 from sparroll.engines import sampling
-from sparroll.engines.base import Engine
+from sparroll.engines.base import Engine, samples_densely
 from sparroll.engines.prompt_encoder import text_ids
 from sparroll.errors import UserError
 from sparroll.schedule import MOST_TOKENS
@@ -121,9 +121,9 @@ def seeds(seed: int | Sequence[int], prompts: int, n: int) -> list[int]:
 
 
 def dense_flags(engine: Engine, dense: Sequence[bool] | None, requests: int) -> list[bool]:
-    """Which requests the engine decodes densely although it has a schedule, prompt by prompt. Without a schedule none
-    is apart from the others, so all flags are False then. Raises UserError for anything but one truth value for each
-    request, and for a dense request under a compression."""
+    """Which requests the engine decodes densely although it has a schedule or a compression, prompt by prompt. Without
+    either none is apart from the others, so all flags are False then. Raises UserError for anything but one truth value
+    for each request."""
     if dense is None:
         return [False] * requests
     if isinstance(dense, (str, bytes)) or not hasattr(dense, "__len__"):
@@ -137,13 +137,7 @@ def dense_flags(engine: Engine, dense: Sequence[bool] | None, requests: int) -> 
     for flag in flags:
         if not isinstance(flag, bool):
             raise UserError(f"dense must hold True and False, got {flag!r}")
-    if any(flags) and engine.compression is not None:
-        raise UserError(
-            f"a request cannot be dense under the compression {engine.compression.name}: the cache has room for what the "
-            "compression keeps, and what it drops is gone",
-            "sample dense rollouts with compression=None, in a generate of their own",
-        )
-    return flags if engine.schedule is not None else [False] * requests
+    return [False] * requests if samples_densely(engine) else flags
 
 
 def whole_numbers(values: Iterable[Any], what: str, hint: str) -> list[int]:

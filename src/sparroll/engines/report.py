@@ -55,8 +55,8 @@ class EngineReport:
     resumed_tokens: int = 0
     """Response tokens that were sampled at the end of such a prefill. No layer counts a step for them."""
     dense_request_steps: int = 0
-    """Decode steps of requests that read everything because `generate(dense=...)` asked for it, under a schedule. Each
-    layer has them among its `dense_steps`."""
+    """Decode steps of requests that read everything because `generate(dense=...)` asked for it, under a schedule or a
+    compression. Each layer has them among its `dense_steps`."""
     dense_request_context_tokens: int = 0
     """Sum of the contexts' lengths over these steps. Each layer has it in `context_tokens` and `read_tokens`."""
     compression_name: str | None = None
@@ -75,7 +75,8 @@ class EngineReport:
     """Largest number of bytes that the tensors of the KV cache had at any time. Only HFEngine measures it."""
     peak_dense_kv_bytes: int = 0
     """The same for dense rollouts of these requests: the size that a cache without eviction and index would have grown
-    to."""
+    to. Under a compression, dense requests have a cache of their own after that of the others: both peaks are then the
+    larger one of the two."""
     layers: list[LayerReport] = field(default_factory=list)
 
     @property

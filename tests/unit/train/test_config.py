@@ -193,7 +193,7 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
             r'control\.by = "controller" moves a schedule, and attention\.kind = "compression" has none',
         ),
         (
-            [*R_KV, "guard.action=stop"],
+            [*R_KV, *NO_GROUP, "guard.action=stop"],
             r'guard\.action = "stop" needs guard\.at_least: attention\.kind = "compression"',
         ),
         (
@@ -212,7 +212,6 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
             r'control\.by = "cheaper" goes on to "dense"',
         ),
         (GROUP, r'control_share = 0\.03125 asks for .* attention\.kind = "dense" has no sparse ones to compare with'),
-        ([*R_KV, *GROUP], r'control_share = 0\.03125 cannot be used with attention\.kind = "compression": a dense'),
         ([*BUDGET, *GROUP, "distill.rank=4"], r"control_share = 0\.03125 and \[distill\] exclude each other"),
         (
             [*BUDGET, "rollout.control_share=0.25", "rollout.control_share_first=0.125"],
@@ -223,8 +222,8 @@ def test_a_key_of_version_0_1_is_told_where_it_is_now(old: str, new: str) -> Non
             r"control_first_steps = 9 does nothing without a control group",
         ),
         (
-            [*R_KV, "rollout.control_first_steps=9"],
-            r"control_share is 0 by default: with attention\.kind = \"compression\"",
+            [*BUDGET, "distill.rank=4", "rollout.control_first_steps=9"],
+            r"control_share is 0 by default: the engine holds the adapter",
         ),
         (
             [*BUDGET, *NO_GROUP, "guard.reward_gap=0.1"],
@@ -363,7 +362,7 @@ def test_a_control_group_gives_the_guard_something_to_act_on() -> None:
     assert make_guard(without, starting_schedule(without)).reward_gap is None
 
 
-@pytest.mark.parametrize("sparse", [BUDGET, PRESET, [*BUDGET, "check.floor=0.1"], CONTROLLER])
+@pytest.mark.parametrize("sparse", [BUDGET, PRESET, R_KV, [*BUDGET, "check.floor=0.1"], CONTROLLER])
 def test_sparse_rollouts_have_a_control_group_unless_it_is_left_out(sparse: list[str]) -> None:
     config = load_config(None, sparse)
     assert config.control_share == 1 / 32 and not config.names_control_share
@@ -380,7 +379,6 @@ def test_sparse_rollouts_have_a_control_group_unless_it_is_left_out(sparse: list
     ("overrides", "why"),
     [
         ([], 'attention.kind = "dense" has no sparse rollouts'),
-        (R_KV, 'with attention.kind = "compression"'),
         ([*BUDGET, "distill.rank=4"], "the engine holds the adapter of [distill]"),
         ([*BUDGET, "train.whole_union=true", "correction.name=jackpot"], "train.whole_union scores all rollouts"),
         ([*BUDGET, "train.rollouts_behind_steps=2"], "train.rollouts_behind_steps = 2 samples with older weights"),

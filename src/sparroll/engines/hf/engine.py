@@ -6,6 +6,7 @@ enough to be the reference for every other engine, and not the fastest on a GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -178,9 +179,10 @@ class HFEngine(Engine):
         from the fewest most likely ones with at least this mass, and log-probabilities are those of what was drawn
         from. stop_ids: default, the model's end-of-sequence ids. seed: one for all (each request derives its own), or
         one per request. top_k: also return the k most likely tokens and their log-probabilities. dense: one flag per
-        request, prompt by prompt; True reads everything in each step, whatever the schedule. Where drafts are checked,
-        such a request is drafted and checked like the others, with drafts of the dense policy. Raises UserError for
-        empty prompts, prompts that do not leave room for `max_new_tokens` in the model's context, and NaN logits.
+        request, prompt by prompt; True reads everything in each step, whatever the schedule, and keeps every token,
+        whatever the compression. Where drafts are checked, such a request is drafted and checked like the others, with
+        drafts of the dense policy. Raises UserError for empty prompts, prompts that do not leave room for
+        `max_new_tokens` in the model's context, and NaN logits.
         """
         model = self.model
         generate_arguments.check_counts(n, max_new_tokens, temperature, top_k, top_p)
@@ -207,12 +209,41 @@ class HFEngine(Engine):
             top_k=min(top_k, self.vocabulary),
         )
         with routed(model):
-            run = Run(settings, asked, self._report)
-            run.all(on_progress)
-        rollouts = [run.rollout(request) for request in asked]
+            rollouts = _sampled(settings, asked, self._report, on_progress)
         for rollout in rollouts:
             rollout.text = response_text(self.tokenizer, rollout.response_ids)
         return rollouts
+
+
+def _sampled(
+    settings: GenerateSettings, asked: list[Request], report: EngineReport, on_progress: OnProgress | None
+) -> list[Rollout]:
+    """The rollouts of all requests. Under a compression, dense requests decode after the others in a cache of their own,
+    because a cache of compressed rows has no room for whole contexts."""
+    dense = [request for request in asked if request.dense]
+    if settings.compression is None or not dense:
+        return _one_run(settings, asked, report, on_progress)
+    others = [request for request in asked if not request.dense]
+
+    def of_both(done: int, _total: int, _text: str = "", /) -> None:
+        if on_progress is not None:
+            on_progress(done + begun, len(asked))
+
+    begun, found = 0, []
+    for own, requests in ((settings, others), (replace(settings, compression=None), dense)):
+        # The first cache is gone when the second one is made.
+        found += _one_run(own, requests, report, of_both) if requests else []
+        begun = len(requests)
+    compressed, whole = iter(found[: len(others)]), iter(found[len(others) :])
+    return [next(whole if request.dense else compressed) for request in asked]
+
+
+def _one_run(
+    settings: GenerateSettings, requests: list[Request], report: EngineReport, on_progress: OnProgress | None
+) -> list[Rollout]:
+    run = Run(settings, requests, report)
+    run.all(on_progress)
+    return [run.rollout(request) for request in requests]
 
 
 def _exclude(schedule: Schedule | None, compression: Compression | None) -> None:

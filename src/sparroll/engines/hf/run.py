@@ -1,4 +1,5 @@
 """One `generate` call of HFEngine: its requests, their cache rows, and the loop that gives each active row a token.
+Under a compression, the call's dense requests are a run of their own.
 
 The life of a request: It waits in the queue. It gets a cache row, and its prompt's K and V are computed, or copied from
 a row that samples from the same prompt. Each decode step appends one token, under the budget for the request's own
@@ -47,7 +48,7 @@ class Request:
     seed: int
     max_new_tokens: int
     dense: bool = False
-    """Whether its decode steps read everything, whatever the schedule."""
+    """Whether its decode steps read everything, whatever the schedule. A run under a compression has no such request."""
     response_ids: list[int] = field(default_factory=list)
     logp: list[float] = field(default_factory=list)
     top_k: list[tuple[Tensor, Tensor]] = field(default_factory=list)
@@ -103,7 +104,7 @@ class GenerateSettings:
 
 
 class Run:
-    """One `generate` call: the queue, the cache, the active rows.
+    """One `generate` call, or one of the two kinds of its requests: the queue, the cache, the active rows.
 
     report: takes the counts of what runs.
     """

@@ -27,15 +27,11 @@ def default_share(config: TrainConfig) -> float:
 
 def why_none(config: TrainConfig) -> str:
     """Why the run can have no control group; empty where it can have one."""
-    kind, train = config.attention.kind, config.train
+    train = config.train
     for given, why in (
         (
             config.all_dense,
             'attention.kind = "dense" has no sparse rollouts to compare with',
-        ),
-        (
-            kind == "compression",
-            'with attention.kind = "compression", tokens that a dense rollout needs have left the cache',
         ),
         (config.distill is not None, "the engine holds the adapter of [distill], which is there for sparse rollouts"),
         (train.whole_union, "train.whole_union scores all rollouts under the schedule"),
@@ -73,7 +69,7 @@ def notices(config: TrainConfig) -> list[str]:
 def check_control_group(config: TrainConfig) -> None:
     """Raise UserError where a share is named that the run cannot have, or a setting of a control group that is not
     there."""
-    rollout, kind = config.rollout, config.attention.kind
+    rollout = config.rollout
     if config.control_share == 0:
         _refuse_settings_of_none(config)
         return
@@ -82,13 +78,7 @@ def check_control_group(config: TrainConfig) -> None:
         raise UserError(
             f'{asked} asks for a control group of dense rollouts, and attention.kind = "dense" has no sparse ones to '
             "compare with",
-            f"set attention.kind to schedule or budget, or {_WITHOUT}",
-        )
-    if kind == "compression":
-        raise UserError(
-            f'{asked} cannot be used with attention.kind = "compression": a dense rollout needs tokens that have left '
-            "the cache",
-            f"set attention.kind to schedule or budget, or {_WITHOUT}",
+            f"set attention.kind to schedule, budget or compression, or {_WITHOUT}",
         )
     if config.distill is not None:
         raise UserError(

@@ -86,8 +86,7 @@ class RolloutSection(SamplingSection):
     """Share of a step's rollouts that is decoded densely, as a control group: compared with the sparse rollouts of the
     same prompts, it shows what sparsity costs in reward. They are trained on like the others. 0: there is none. "none",
     the default: 1/32 (0.03125) with sparse rollouts, and 0 where there can be no control group: with dense rollouts, with
-    compression, with [distill], train.whole_union or train.rollouts_behind_steps. `--print-config` shows which of them a
-    run has."""
+    [distill], train.whole_union or train.rollouts_behind_steps. `--print-config` shows which of them a run has."""
     control_share_first: float = Field(default=ControlGroupSettings.share_first, gt=0, le=MOST_SHARE)
     """The share over the first steps under a schedule, where nothing is known yet, and later in steps in which there may
     well be a gap, but not surely. At least `control_share`; as large as it, the share never changes."""

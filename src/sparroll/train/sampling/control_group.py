@@ -16,9 +16,9 @@ from sparroll.types import Rollout, StepReport
 
 
 def in_control_group(rollout: Rollout) -> bool:
-    """Whether a rollout of an engine with a schedule was decoded densely because it was asked for. A sparse one that was
-    so short that it read all of its context is none."""
-    return rollout.schedule_name is None
+    """Whether a rollout of an engine with a schedule or a compression was decoded densely because it was asked for. A
+    sparse one that was so short that it read all of its context is none."""
+    return rollout.schedule_name is None and rollout.compression_name is None
 
 
 class ControlGroup:
