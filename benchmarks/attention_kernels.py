@@ -105,7 +105,7 @@ def attend(
         BLOCK_SHIFT=per_block.bit_length() - 1, HEADS=heads, G=group, D=dim, LANES_R=triton.next_power_of_2(requests),
         LANES_G=max(16, triton.next_power_of_2(group)), LANES_D=lanes_d, TILE=tile.tokens,
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(), PLACED=variant.placed, ASCENDING=variant.ascending,
-        FUSED=variant.fused,
+        FUSED=variant.fused, COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
         num_warps=tile.warps, num_stages=tile.stages, **bound, **overlap,
     )  # fmt: skip
     if not variant.fused:
@@ -207,6 +207,7 @@ def _gather(
     PLACED: tl.constexpr,
     ASCENDING: tl.constexpr,
     FUSED: tl.constexpr,
+    COMPILED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
     after_previous(launch_pdl)
@@ -245,13 +246,15 @@ def _gather(
 
         ids_row = unit_ids + request * ids_per_request + head * ids_per_head
         pages_row = pages + request * pages_per_request + head * pages_per_head
-        # Before the ids: the first keys wait for both.
+        query_rows = query + request * query_per_request + head * query_per_head
+        if COMPILED:
+            # ptxas loads the query when the first ids are there, and the first keys wait for it: it is in L2 by then.
+            piece = tl.arange(0, 8)[None, :] * (LANES_D // 8)
+            _prefetch(query_rows + tl.minimum(member, G - 1)[:, None] * query_per_member + tl.minimum(piece, D - 1))
+            if ASCENDING:
+                _prefetch(ids_row + tl.maximum(chosen_units - 1, 0))
         query_tile = tl.load(
-            query
-            + request * query_per_request
-            + head * query_per_head
-            + member[:, None] * query_per_member
-            + channel[None, :],
+            query_rows + member[:, None] * query_per_member + channel[None, :],
             mask=in_group,
             other=0.0,
         )
@@ -341,6 +344,15 @@ def _gather(
                     target = out + tl.cast(row, tl.int64) * out_per_request + head * out_per_head
                     zeros = tl.zeros(in_group.shape, out.dtype.element_ty)
                     tl.store(target + member[:, None] * out_per_member + channel[None, :], zeros, mask=in_group)
+
+
+@triton.jit
+@no_type_check
+def _prefetch(places):
+    """Begin to bring memory into L2."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )  # fmt: skip
 
 
 @triton.jit

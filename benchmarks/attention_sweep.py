@@ -79,7 +79,7 @@ SCORES: dict[str, tuple[Scores, ...]] = {
     "4x4": (Layout(),),
     "2x2": (Layout(), Layout(128, 2, 12), Layout(128, 2, 16)),
     "1x1": (
-        Layout(), Layout(128, 2, 16), Layout(256, 2, 12), Layout(256, 4, 8), BitLayout(128, 2, 16), BitLayout(128, 2, 12),
+        Layout(), Layout(128, 2, 16), Layout(256, 2, 12), Layout(256, 4, 8), BitLayout(128, 2, 16),
         BitLayout(256, 4, 8), BitLayout(128, 2, 16, 3), BitLayout(256, 4, 8, 3), BitLayout(128, 2, 12, 4),
     ),
 }  # fmt: skip
