@@ -93,7 +93,15 @@ DRY_ATTENTION: tuple[Attention, ...] = (
 DRY_SCORES: dict[str, tuple[Scores, ...]] = {
     **dict.fromkeys(("4x4", "2x2"), (Layout(),)), "1x1": (Layout(64, 4, 8), BitLayout(128, 2, 1)),
 }  # fmt: skip
-DRY = {"requests": 2, "context": 100, "heads": 1, "budgets": [64], "dtype": "float32", "repeats": 1}
+DRY = {
+    "requests": 2,
+    "context": 150,
+    "heads": 1,
+    "contexts": ["mixed"],
+    "budgets": [64],
+    "dtype": "float32",
+    "repeats": 1,
+}
 
 
 def named(kernel: Attention | Scores) -> str:
