@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -93,17 +93,16 @@ def tests_told(path: Path) -> dict[str, Any]:
     return {"files": list(TESTS), "passed": passed, "skipped": skipped, "compiled": torch.cuda.is_available()}
 
 
-def cases(options: argparse.Namespace) -> Iterator[decode_kernels.Case]:
+def cases(options: argparse.Namespace, names: Sequence[str] = ("equal", "mixed")) -> Iterator[decode_kernels.Case]:
     """Every kind of unit with equal and with mixed contexts, over the same random numbers."""
     random = np.random.default_rng(options.seed)
     mixed = (options.context * random.uniform(0.05, 1.0, options.requests)).astype(np.int64)
-    for units, (name, contexts) in itertools.product(
-        options.units, (("equal", np.full(options.requests, options.context)), ("mixed", mixed))
-    ):
+    contexts_of = {"equal": np.full(options.requests, options.context), "mixed": mixed}
+    for units, name in itertools.product(options.units, names):
         torch.manual_seed(options.seed)
         unit, _, bits = units.partition("x") if units != "page_mean" else ("16", "", "0")
         its = argparse.Namespace(**vars(options), unit=int(unit), bits=int(bits))
-        case = decode_kernels.Case.build(its, f"{units} {name}", contexts)
+        case = decode_kernels.Case.build(its, f"{units} {name}", contexts_of[name])
         if its.unit < 16:
             # First and recent tokens are the same for all units.
             case = dataclasses.replace(case, selector=QuantizedMean(its.unit, 16, 32, its.bits))
