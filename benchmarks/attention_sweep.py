@@ -39,7 +39,6 @@ from attention_kernels import Places, Variant
 from decode_kernels import Choice
 from score_kernels import BitLayout
 
-from sparroll import records
 from sparroll.attention.decode import paged, triton_score_codes
 from sparroll.attention.decode.paged import Tile
 from sparroll.attention.decode.triton_score_codes import ScoreLayout
@@ -391,14 +390,11 @@ def main() -> None:
             choice = Choice.build(case, str(budget), np.full(options.requests, budget))
             # Scores do not depend on the budget.
             rows += rows_of(clock, bandwidth, choice, attention, scores if first else scores[:1])
+            results = {"copy_bytes_per_second": bandwidth, "rows": rows}
+            decode_kernels.write_record(options, "attention-sweep", results, started)
     print(f"copy bandwidth: {bandwidth / 1e12:.2f} TB/s, after {time.perf_counter() - started:.0f} s")
     show([row for row in rows if "kernel" in row])
-    if options.out is None:
-        return
-    settings = {name: value for name, value in vars(options).items() if name not in ("out", "task")}
-    wall = time.perf_counter() - started
-    results = {"copy_bytes_per_second": bandwidth, "rows": rows}
-    print(f"wrote {records.write(options.out, 'attention-sweep', results, config=settings, seed=0, wall_seconds=wall)}")
+    print(f"wrote {options.out}" if options.out else "no record without --out")
 
 
 if __name__ == "__main__":

@@ -34,7 +34,6 @@ import torch
 from choice_kernels import STAGES, Variant
 from torch import Tensor
 
-from sparroll import records
 from sparroll.attention.decode import paged, triton_top_k
 from sparroll.attention.decode.triton_top_k import ChoiceLayout
 from sparroll.attention.selectors import PageMean
@@ -328,11 +327,8 @@ def main() -> None:
     clock = decode_kernels.Clock(options.repeats, 10)
     for size in KERNELS:
         rows += rows_of(clock, size, ready[size], size in staged)
-    wall = time.perf_counter() - started
-    settings = {name: value for name, value in vars(options).items() if name != "out"}
-    print(
-        f"wrote {records.write(options.out, 'choice-sweep', {'rows': rows}, config=settings, seed=0, wall_seconds=wall)}"
-    )
+        decode_kernels.write_record(options, "choice-sweep", {"rows": rows}, started)
+    print(f"wrote {options.out}")
 
 
 if __name__ == "__main__":

@@ -92,7 +92,7 @@ def verl_tensor_parallel() -> Figures:
 def verl_16k() -> Figures:
     name, kind = "verl-steps-16k-h200", "verl-steps"
     steps, together = _last_steps(name, kind), results(name, kind)["together"]
-    costs = step_costs.rescoring(steps["sparse"], ROLLOUTS_16K)
+    costs = step_costs.rescoring(steps["sparse"], ROLLOUTS)
     return {
         **_beside_dense(name, kind),
         "step": down(together["sparse/step"], 2),
@@ -108,8 +108,27 @@ def verl_16k() -> Figures:
     }
 
 
-ROLLOUTS_16K = 32
-"""Of a step of that record."""
+def verl_sparse_8k() -> Figures:
+    """Today's defaults at 8,192 tokens; the plugin alone is that of an earlier record."""
+    name = "verl-sparse-8k-h200"
+    (row,) = [row for row in results(name, "verl-steps")["cases"] if row["case"] == "sparse"]
+    step, added = step_costs.middle(row), _added(name)
+    assert step is not None, f"{name} has no step that counts"
+    alone = _last_steps("verl-steps-h200", "verl-steps")["plugin-sparse"]["rollout_seconds"]
+    return {
+        "rollouts": up(step["rollout_seconds"], 1),
+        "step": down(step["step_seconds"], 1),
+        "own": added["own_now"],
+        "ceiling": added["ceiling"],
+        "every_now": added["every_now"],
+        "share_now": added["share_now"],
+        "alone": down(alone, 1),
+        "rescoring": up(100 * step_costs.rescoring(step, ROLLOUTS)["share"], 1),
+    }
+
+
+ROLLOUTS = 32
+"""Of a step of the records of verl."""
 STUDIES = ("verl-study-h200", "verl-study-seed-1-verl-h200", "verl-study-seed-1-own-h200")
 """Two runs in verl and two in our own loop."""
 
@@ -162,6 +181,15 @@ def trl_steps() -> Figures:
     }
 
 
+def trl_sampling() -> Figures:
+    """What sampling may lose in TRL: the plugin alone is that of a record of verl, on another H200."""
+    step = _last_steps("trl-steps-h200", "trl-steps")["sparse"]
+    alone = _last_steps("verl-steps-h200", "verl-steps")["plugin-sparse"]["rollout_seconds"]
+    longer = step["rollout_seconds"] - alone
+    whole = (step["added_seconds"] + longer) / step["step_seconds"]
+    return {"alone": down(alone, 1), "longer": up(longer, 1), "whole": up(100 * whole, 1)}
+
+
 def trl_server() -> Figures:
     step = _last_steps("trl-server-h200", "trl-steps")["server"]
     metrics = step["metrics"]
@@ -211,6 +239,10 @@ PAGES: Mapping[str, Claims] = {
         "{own_reward}, with a standard error of {error} each. Before and after, the policy solved {verl_before} and "
         "{verl_after} of {problems} problems densely in verl, {own_before} and {own_after} in our loop. Afterwards the two "
         "are {apart} percentage points apart, with a standard error of {apart_error}.": verl_study,
+        "rollouts took {rollouts} s, from the begin of the first request to the end of the last one. Measuring, correcting "
+        "and deciding took {own} s, and the dense ceiling {ceiling} s every {every_now} steps: together {share_now} % of a "
+        "step of {step} s. Re-scoring is {rescoring} % of it. The plugin alone took {alone} s on as many requests in the "
+        "record above,": verl_sparse_8k,
         "had a tail of {tail}; the trainer gave their tokens probabilities that were {off} off on average.": verl_steps,
         "together as many as tokens less rollouts. Measuring, correcting and deciding took {own} s of a step of {step} s; "
         "the dense ceiling took {ceiling} s, once.": verl_two_replicas,
@@ -222,6 +254,9 @@ PAGES: Mapping[str, Claims] = {
         "{sparse_step} instead of {dense_step} s. Verified ones sampled {verified_rollouts} times as many tokens a second "
         "as dense ones, and a step took {verified_step} s. All that sparroll adds took {added} s, {share} % of the step "
         "with re-scoring, and {verified_share} % of it with verified rollouts.": trl_steps,
+        "the plugin alone took {alone} s on as many requests of this length in a record of verl "
+        "(`verl-steps-h200.json`), which was made on another H200. If all of the {longer} s between them are ours, sparroll "
+        "adds {whole} % in all.": trl_sampling,
         "{read} tokens were read again in {seconds} s, {rate} a second, and all that sparroll adds took {share} % of the "
         "step.": trl_server,
         "those of {tokens} response tokens take {scores_bytes} instead of {scores_text} s of CPU time when they are read "

@@ -384,6 +384,16 @@ def cases(options: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, dict[s
         yield f"{requests} mixed", contexts, {schedule.name: schedule.kv_budget_tokens(contexts)}
 
 
+def write_record(options: argparse.Namespace, kind: str, results: dict[str, Any], started: float) -> None:
+    """The record of what was timed so far; nothing without --out. Called after each case, so that a call that is cut
+    leaves one."""
+    if options.out is None:
+        return
+    settings = {name: value for name, value in vars(options).items() if name not in ("out", "check_only", "task")}
+    wall = time.perf_counter() - started
+    records.write(options.out, kind, results, config=settings, seed=getattr(options, "seed", 0), wall_seconds=wall)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON record; not needed with --check-only")
@@ -433,13 +443,10 @@ def main() -> None:
                 swept += sweep(clock, choice)
             # Timed runs wrote the same outputs many times over.
             check_choice(choice)
-    if clock is None:
-        return
-    results = {"copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}
-    settings = {name: value for name, value in vars(options).items() if name not in ("out", "check_only")}
-    wall = time.perf_counter() - started
-    path = records.write(options.out, "kernels", results, config=settings, seed=options.seed, wall_seconds=wall)
-    print(f"wrote {path}")
+            results = {"copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}
+            write_record(options, "kernels", results, started)
+    if clock is not None:
+        print(f"wrote {options.out}")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ import decode_kernels
 import numpy as np
 import torch
 
-from sparroll import records
 from sparroll.attention.decode import paged
 from sparroll.attention.selectors import QuantizedMean
 
@@ -269,14 +268,10 @@ def main() -> None:
                 swept += sweep(clock, choice, options)
             # Timed runs wrote the same outputs many times over.
             decode_kernels.check_choice(choice)
-    if options.out is None:
-        return
-    # None where they were left out: the times stand for nothing by themselves then.
-    results = {"tests": tests, "copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}
-    settings = {name: value for name, value in vars(options).items() if name != "out"}
-    wall = time.perf_counter() - started
-    path = records.write(options.out, "fine-kernels", results, config=settings, seed=options.seed, wall_seconds=wall)
-    print(f"wrote {path}")
+            # None where they were left out: the times stand for nothing by themselves then.
+            results = {"tests": tests, "copy_bytes_per_second": bandwidth, "rows": rows, "sweep": swept}
+            decode_kernels.write_record(options, "fine-kernels", results, started)
+    print(f"wrote {options.out}" if options.out else "no record without --out")
 
 
 if __name__ == "__main__":
