@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from sparroll.engines.vllm import outputs, rescoring
+from sparroll.engines.vllm import outputs, requests, rescoring
 from sparroll.engines.vllm.attention.dense_requests import CACHE_SALT, DENSE_REQUEST
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.rescoring import RescoringSettings
@@ -60,8 +60,9 @@ class SparseLLM(MeasuredRounds):
 
     # -- what TRL calls ------------------------------------------------------------------------------------------------
 
-    def generate(self, prompts: Sequence[Any], sampling_params: Any = None, **more: Any) -> list[Any]:
-        """`vllm.LLM.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone."""
+    def generate(self, prompts: Sequence[Any], sampling_params: Any, use_tqdm: bool = False) -> list[Any]:
+        """`vllm.LLM.generate` for prompts of token ids, with the sampled tokens' log-probabilities alone. use_tqdm: TRL
+        gives False; there is no bar."""
         if self._llm is not _newest:
             raise UserError(
                 "another trainer with sparse rollouts was made in this process, and took the plugin's state over",
@@ -71,16 +72,16 @@ class SparseLLM(MeasuredRounds):
             several = {tuple(each["prompt_token_ids"]): each for each in prompts}
             chosen = list(several.values())[: self._ceiling_prompts]
             none = [False] * len(chosen)
-            self._measure_ceiling(lambda name: self._sample(chosen, sampling_params, name, none, use_tqdm=False))
+            self._measure_ceiling(lambda name: self._sample(chosen, sampling_params, name, none))
         self._set_schedule(self._wanted)
         dense = self._dense or [False] * len(prompts)
         assert len(dense) == len(prompts), f"{len(prompts)} prompts, and flags of {len(dense)}"
-        finished, rollouts = self._sample(prompts, sampling_params, self._round, dense, **more)
+        finished, rollouts = self._sample(prompts, sampling_params, self._round, dense)
         self.rollouts = [replace(each, top_k=None, dense=None) for each in rollouts] if self._dense else []
         return finished
 
     def _sample(
-        self, prompts: Sequence[Any], theirs: Any, name: str, dense: Sequence[bool], **more: Any
+        self, prompts: Sequence[Any], theirs: Any, name: str, dense: Sequence[bool]
     ) -> tuple[list[Any], list[Rollout]]:
         """Sample, and measure the probe. Which rollouts that is depends on their names alone, so that no other one
         brings lists along: they are by far the largest part of what vLLM returns. -> (vLLM's outputs, the rollouts)"""
@@ -95,12 +96,12 @@ class SparseLLM(MeasuredRounds):
             for prompt, flag in zip(prompts, dense, strict=True)
         ]
         sampling_began = time.perf_counter()
-        finished: list[Any] = self._llm.generate(asked, sampling_params=parameters, **more)
+        ended = requests.run(self._llm, asked, parameters, self._take_checked, None)
         sampling_seconds = time.perf_counter() - sampling_began
-        said = self._take_checked()
+        finished = [output for output, _, _ in ended]
         rollouts = [
-            self._rollout(output, length, flag, said.get(_number(output.request_id)))
-            for output, length, flag in zip(finished, top_k, dense, strict=True)
+            self._rollout(output, length, flag, said)
+            for (output, _, said), length, flag in zip(ended, top_k, dense, strict=True)
         ]
         if self._measures:
             self._measure(rollouts, names, dense)
@@ -170,11 +171,8 @@ class SparseLLM(MeasuredRounds):
             return rescoring.already_scored(rollouts)
         rescoring.check_sampling(temperature, 1.0, top_k, self.vocabulary)
         asked = [rescoring.request_of(each, top_k, self.context_limit) for each in rollouts]
-        finished = self._llm.generate(
-            [{"prompt_token_ids": ids} for ids, _ in asked],
-            sampling_params=[parameters for _, parameters in asked],
-            use_tqdm=False,
-        )
+        prompts, parameters = [requests.tokens_prompt(ids) for ids, _ in asked], [each for _, each in asked]
+        finished = requests.run(self._llm, prompts, parameters, self._take_checked, None)
         return [
             rescoring.scores_of(
                 output.prompt_logprobs,
@@ -184,7 +182,7 @@ class SparseLLM(MeasuredRounds):
                 top_k=top_k,
                 vocabulary=self.vocabulary,
             )
-            for rollout, (ids, _), output in zip(rollouts, asked, finished, strict=True)
+            for rollout, (ids, _), (output, _, _) in zip(rollouts, asked, finished, strict=True)
         ]
 
     # -- the schedule ------------------------------------------------------------------------------------------------------
@@ -211,12 +209,12 @@ class SparseLLM(MeasuredRounds):
         # TRL has made the worker without our extension.
         return self._llm.collective_rpc(getattr(WorkerExtension, method), args=arguments)[0]
 
-    def _take_checked(self) -> dict[int, dict[str, Any]]:
-        """What the checks said of the requests that ended, by vLLM's number of them."""
+    def _take_checked(self) -> dict[str, dict[str, Any]]:
+        """What the checks said of the requests that ended, by vLLM's names for them."""
         if not self.checks_drafts:
             return {}
         said: dict[str, dict[str, Any]] = self._ask("sparroll_take_checked")
-        return {_number(name): each for name, each in said.items()}
+        return said
 
     def load_weights(self, named: Iterable[tuple[str, Any]]) -> None:
         """Copy the trainer's weights in on a CPU, where vLLM packs those of its layers, so that TRL's own way fails. Both
@@ -231,8 +229,3 @@ def check_runnable(schedule: Schedule, capacity: Schedule) -> None:
     if len(schedule.steps) > MOST_STEPS:
         raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
     check_fits_engine(schedule, capacity)
-
-
-def _number(request_id: str) -> int:
-    # vLLM may append to a request's name; the number in front is its own counter.
-    return int(request_id.partition("-")[0])
