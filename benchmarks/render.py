@@ -16,6 +16,7 @@ import render_cells
 import render_claims
 import render_control
 import render_fine
+import render_heads
 import render_math
 import render_speed
 import render_study
@@ -332,6 +333,7 @@ TABLES: dict[str, Callable[[], str]] = {
     **render_control.TABLES,
     **render_fine.TABLES,
     **render_cells.TABLES,
+    **render_heads.TABLES,
     **render_claims.TABLES,
     **render_trainers.TABLES,
 }

@@ -92,7 +92,7 @@ class Comparison:
         schedule.check_layers(self.layers)
         counts, sums = [], []
         for rollout, dense_TE in zip(self.text.sequences, self._dense, strict=True):
-            values = self.differences(dense_TE, self._hidden(rollout, schedule))
+            values = differences(self.model, dense_TE, self._hidden(rollout, schedule))
             counts_BC, sums_BK = count(values, rollout.context_tokens, self.text.bins)
             counts.append(counts_BC)
             sums.append(sums_BK)
@@ -106,23 +106,24 @@ class Comparison:
             hidden_SE = last_hidden(self.model, batch, schedule)[0]
         return hidden_SE[len(rollout.prompt_ids) - 1 : -1].float()
 
-    @torch.inference_mode()
-    def differences(self, dense_TE: Tensor, sparse_TE: Tensor) -> dict[str, Tensor]:
-        """[T] each of cell_files.SUMS but the tokens, from whole distributions in fp32."""
-        head = self.model.get_output_embeddings().weight.float()
-        rows = max(1, LOGITS_AT_ONCE // len(head))
-        parts: list[dict[str, Tensor]] = []
-        for dense, sparse in zip(dense_TE.split(rows), sparse_TE.split(rows), strict=True):
-            logits = dense @ head.T, sparse @ head.T
-            part = {"acceptance": acceptance(*logits)}
-            dense_TV, sparse_TV = (each.log_softmax(-1) for each in logits)
-            more_TV, drawn_TV = sparse_TV - dense_TV, sparse_TV.exp()
-            part["kl_sparse_to_dense"] = (drawn_TV * more_TV).sum(-1).clamp_min(0)
-            part["kl_dense_to_sparse"] = (dense_TV.exp() * -more_TV).sum(-1).clamp_min(0)
-            for nats in NATS:
-                part[f"over_{nats}_nats"] = (drawn_TV * (more_TV > nats)).sum(-1)
-            parts.append({name: value.cpu() for name, value in part.items()})
-        return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+@torch.inference_mode()
+def differences(model: PreTrainedModel, dense_TE: Tensor, sparse_TE: Tensor) -> dict[str, Tensor]:
+    """[T] each of cell_files.SUMS but the tokens, from whole distributions in fp32."""
+    head = model.get_output_embeddings().weight.float()
+    rows = max(1, LOGITS_AT_ONCE // len(head))
+    parts: list[dict[str, Tensor]] = []
+    for dense, sparse in zip(dense_TE.split(rows), sparse_TE.split(rows), strict=True):
+        logits = dense @ head.T, sparse @ head.T
+        part = {"acceptance": acceptance(*logits)}
+        dense_TV, sparse_TV = (each.log_softmax(-1) for each in logits)
+        more_TV, drawn_TV = sparse_TV - dense_TV, sparse_TV.exp()
+        part["kl_sparse_to_dense"] = (drawn_TV * more_TV).sum(-1).clamp_min(0)
+        part["kl_dense_to_sparse"] = (dense_TV.exp() * -more_TV).sum(-1).clamp_min(0)
+        for nats in NATS:
+            part[f"over_{nats}_nats"] = (drawn_TV * (more_TV > nats)).sum(-1)
+        parts.append({name: value.cpu() for name, value in part.items()})
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
 def measure_all(

@@ -167,9 +167,7 @@ def test_a_budget_above_the_context_is_dense_and_a_small_one_is_not(args, traine
 def test_differences_of_known_distributions() -> None:
     p, q = torch.tensor([0.5, 0.5 - 1e-6, 1e-6]), torch.tensor([0.25, 0.5, 0.25])
     head = SimpleNamespace(get_output_embeddings=lambda: SimpleNamespace(weight=torch.eye(3)))
-    found = measure_cells.Comparison.differences(
-        SimpleNamespace(model=head), p.log()[None].repeat(2, 1), torch.stack([q.log(), p.log()])
-    )
+    found = measure_cells.differences(head, p.log()[None].repeat(2, 1), torch.stack([q.log(), p.log()]))
     assert found["acceptance"].tolist() == pytest.approx([0.75, 1.0])
     assert found["kl_sparse_to_dense"].tolist() == pytest.approx([(q * (q / p).log()).sum().item(), 0.0])
     assert found["kl_dense_to_sparse"].tolist() == pytest.approx([(p * (p / q).log()).sum().item(), 0.0])
