@@ -215,7 +215,9 @@ def test_the_commands_of_a_lease_are_taken_by_their_scripts(command, monkeypatch
         assert (BENCHMARKS.parent / command[1]).is_file()
         return
     found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *more: name if name == "uvicorn" else found(name, *more))
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *more: name if name == "uvicorn" else found(name, *more)
+    )
     options = options_of(load(command[0], monkeypatch), monkeypatch, tmp_path, *command[1:])
     assert options.cases and options.steps >= 4
 
