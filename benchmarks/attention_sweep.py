@@ -18,7 +18,6 @@ import dataclasses
 import itertools
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -37,6 +36,7 @@ import score_kernels
 import torch
 from attention_kernels import Places, Variant
 from decode_kernels import Choice
+from kernel_tasks import failures
 from score_kernels import BitLayout
 
 from sparroll.attention.decode import paged, triton_score_codes
@@ -220,33 +220,6 @@ def tasks(options: argparse.Namespace) -> list[tuple[str, Attention | Scores]]:
     ]
 
 
-def failures(options: argparse.Namespace) -> dict[int, str]:
-    """Why tasks failed, by number. All run at a time, because compiling is what takes the time."""
-    command = [sys.executable, __file__, "--units", *options.units, "--task"]
-    count = len(tasks(options))
-    waiting, running, failed = list(range(count)), {}, {}
-    ends = time.monotonic() + CHECK_SECONDS
-    most = max(2, (os.cpu_count() or 2) - 1)
-    while waiting or running:
-        while waiting and len(running) < most:
-            number = waiting.pop(0)
-            running[number] = subprocess.Popen(
-                [*command, str(number)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
-        number, process = next(iter(running.items()))
-        try:
-            _, told = process.communicate(timeout=max(0.1, ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            told = f"not ready after {CHECK_SECONDS} s"
-            waiting.clear()
-        if process.returncode:
-            failed[number] = told.strip().splitlines()[-1] if told.strip() else f"exit {process.returncode}"
-        del running[number]
-    return failed | {number: "not begun in time" for number in range(count) if number in waiting}
-
-
 def timed(
     clock: fine_kernels.Clock, check: Callable[[Callable[[], None]], None], call: Callable[[], None], **about: Any
 ) -> dict[str, Any]:
@@ -364,7 +337,8 @@ def main() -> None:
     started = time.perf_counter()
     rows: list[dict[str, Any]] = []
     ready: dict[str, list[Attention | Scores]] = {units: [] for units in options.units}
-    failed = {} if options.dry else failures(options)
+    command = [sys.executable, __file__, "--units", *options.units, "--task"]
+    failed = {} if options.dry else failures(command, len(tasks(options)), CHECK_SECONDS)
     for number, (units, kernel) in enumerate(tasks(options)):
         if number in failed:
             rows.append({"units": units, "layout": named(kernel), "error": failed[number]})

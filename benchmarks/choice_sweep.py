@@ -17,7 +17,6 @@ import argparse
 import dataclasses
 import math
 import os
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -32,6 +31,7 @@ import choice_kernels
 import decode_kernels
 import torch
 from choice_kernels import STAGES, Variant
+from kernel_tasks import failures
 from torch import Tensor
 
 from sparroll.attention.decode import paged, triton_top_k
@@ -207,33 +207,6 @@ def run_task(number: int) -> None:
         compile_stages(size, its, "cuda")
 
 
-def failures() -> dict[int, str]:
-    """Why tasks failed, by number. All run at a time, because compiling is what takes the time."""
-    command = [sys.executable, __file__, "--task"]
-    everything = tasks(KERNELS)
-    waiting, running, failed = list(range(len(everything))), {}, {}
-    ends = time.monotonic() + CHECK_SECONDS
-    most = max(2, (os.cpu_count() or 2) - 2)
-    while waiting or running:
-        while waiting and len(running) < most:
-            number = waiting.pop(0)
-            running[number] = subprocess.Popen(
-                [*command, str(number)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
-            )
-        number, process = next(iter(running.items()))
-        try:
-            _, told = process.communicate(timeout=max(0.1, ends - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            told = f"not ready after {CHECK_SECONDS} s"
-            waiting.clear()
-        if process.returncode:
-            failed[number] = told.strip().splitlines()[-1] if told.strip() else f"exit {process.returncode}"
-        del running[number]
-    return failed | dict.fromkeys(waiting, "not begun in time")
-
-
 def warm_us(call: Callable[[], Any], repeats: int) -> float:
     """One of several calls in a row, without flushes."""
     call()
@@ -311,7 +284,7 @@ def main() -> None:
         run_task(options.task)
         return
     started = time.perf_counter()
-    failed = failures()
+    failed = failures([sys.executable, __file__, "--task"], len(tasks(KERNELS)), CHECK_SECONDS)
     rows: list[dict[str, Any]] = []
     ready: dict[Size, list[Kernel]] = {size: [] for size in KERNELS}
     staged: set[Size] = set()

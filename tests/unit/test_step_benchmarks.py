@@ -297,3 +297,20 @@ def test_a_record_of_kernels_says_how_many_of_their_tests_passed_in_the_same_cal
     told.write_text(suite.format(4, 0, 0, 4))
     with pytest.raises(AssertionError, match="0 passed"):
         fine_kernels.tests_told(told)
+
+
+def test_a_kernel_that_fails_hangs_or_is_never_begun_is_told(monkeypatch) -> None:
+    kernel_tasks = load("kernel_tasks", monkeypatch)
+    monkeypatch.setattr(kernel_tasks.os, "cpu_count", lambda: 2)
+    quick = [
+        sys.executable,
+        "-c",
+        "import sys; number = int(sys.argv[1]); print('bad', file=sys.stderr); sys.exit(number)",
+    ]
+    assert kernel_tasks.failures(quick, 3, 60) == {1: "bad", 2: "bad"}
+    hangs = [sys.executable, "-c", "import threading; threading.Event().wait()"]
+    assert kernel_tasks.failures(hangs, 3, 0.2) == {
+        0: "not ready after 0.2 s",
+        1: "not ready after 0.2 s",
+        2: "not begun in time",
+    }
