@@ -241,8 +241,8 @@ PAGES: Mapping[str, Claims] = {
         "are {apart} percentage points apart, with a standard error of {apart_error}.": verl_study,
         "rollouts took {rollouts} s, from the begin of the first request to the end of the last one. Measuring, correcting "
         "and deciding took {own} s, and the dense ceiling {ceiling} s every {every_now} steps: together {share_now} % of a "
-        "step of {step} s. Re-scoring is {rescoring} % of it. The plugin alone took {alone} s on as many requests in the "
-        "record above,": verl_sparse_8k,
+        "step of {step} s. Re-scoring is {rescoring} % of it. The plugin alone took {alone} s on as many requests in "
+        "`verl-steps-h200.json`, on another": verl_sparse_8k,
         "had a tail of {tail}; the trainer gave their tokens probabilities that were {off} off on average.": verl_steps,
         "together as many as tokens less rollouts. Measuring, correcting and deciding took {own} s of a step of {step} s; "
         "the dense ceiling took {ceiling} s, once.": verl_two_replicas,
