@@ -39,6 +39,7 @@ from sparroll.attention.decode import (
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 from sparroll.attention.selectors import QuantizedMean, quantized_mean
+from sparroll.engines.vllm.scores import triton_scores
 from sparroll.engines.vllm.windows import triton_masses
 
 _NAMES = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
@@ -56,6 +57,7 @@ _POINTERS = {
 }
 _POINTERS_OF = {
     "triton_budgets": {**dict.fromkeys(("starts", "step_budgets", "out"), "*i32"), "requests": "i32"},
+    "triton_scores": {**dict.fromkeys(("logits", "parts", "logp"), "*fp32"), "sampled": "*i64", "ranks": "*i64"},
 }
 """Where a name means another thing in one file."""
 Kernel = tuple[str, Any, dict[str, Any], dict[str, int]]
@@ -168,6 +170,11 @@ def untyped(full: bool) -> Iterator[Kernel]:
         {"num_warps": 4},
     )
     yield "masses", triton_masses._masses, {"TILE": triton_masses.TILE}, {"num_warps": triton_masses.WARPS}
+    scores = {"CHUNK": 64, "CHUNKS_OF_BLOCK": 64, "launch_pdl": True}
+    yield "parts of rows", triton_scores._read, scores, {"num_warps": 4}
+    for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):
+        constants = {**scores, "CHUNKS": 4096, "BLOCKS": 64, "LISTED": listed}
+        yield f"rows with {listed} lanes", triton_scores._combine, constants, {"num_warps": warps}
     plan = {"UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 128}
     for with_budgets in (True, False) if full else (True,):
         yield (

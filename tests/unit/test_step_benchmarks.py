@@ -284,19 +284,33 @@ def test_a_dry_run_of_the_kernels_of_fine_units_checks_them_and_times_nothing(tm
     assert "4x4 mixed" in capsys.readouterr().out
 
 
+def test_a_dry_run_of_the_scores_of_rows_checks_them_and_times_nothing(tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("triton", reason="triton runs on Linux only")
+    if torch.cuda.is_available():
+        pytest.skip("interprets kernels on CPU tensors; with CUDA the benchmark itself checks what it compiled")
+    row_scores, out = load("row_scores", monkeypatch), tmp_path / "record.json"
+    monkeypatch.setattr(sys, "argv", ["row_scores.py", "--dry", "--out", str(out)])
+    row_scores.main()
+    rows = records.read(out, "row-scores")["results"]["rows"]
+    assert [(row["dtype"], row["top_k"]) for row in rows] == [
+        (dtype, top_k) for dtype in ("bfloat16", "float32") for top_k in (0, 20)
+    ]
+    assert all(row["ours_us"] is None and row["speedup"] is None for row in rows)
+
+
 def test_a_record_of_kernels_says_how_many_of_their_tests_passed_in_the_same_call(tmp_path, monkeypatch) -> None:
     fine_kernels, told = load("fine_kernels", monkeypatch), tmp_path / "tests.xml"
     suite = '<testsuites><testsuite tests="{}" failures="{}" errors="{}" skipped="{}"/></testsuites>'
     told.write_text(suite.format(529, 0, 0, 4))
-    found = fine_kernels.tests_told(told)
+    found = fine_kernels.tests_told(told, fine_kernels.TESTS)
     assert (found["passed"], found["skipped"], found["compiled"]) == (525, 4, torch.cuda.is_available())
     for failures, errors in ((1, 0), (0, 1)):
         told.write_text(suite.format(529, failures, errors, 4))
         with pytest.raises(AssertionError, match="1 tests failed, 524 passed"):
-            fine_kernels.tests_told(told)
+            fine_kernels.tests_told(told, fine_kernels.TESTS)
     told.write_text(suite.format(4, 0, 0, 4))
     with pytest.raises(AssertionError, match="0 passed"):
-        fine_kernels.tests_told(told)
+        fine_kernels.tests_told(told, fine_kernels.TESTS)
 
 
 def test_a_kernel_that_fails_hangs_or_is_never_begun_is_told(monkeypatch) -> None:

@@ -1,4 +1,5 @@
-"""vLLM's GPU worker, which follows its requests from the end of the warm-up on. cpu_worker.py is the same for CPU."""
+"""vLLM's GPU worker, which follows its requests from the end of the warm-up on, and scores its tokens with our kernels.
+cpu_worker.py is the same for CPU, without the kernels."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from typing import Any
 
 from vllm.v1.worker.gpu_worker import Worker
 
+from sparroll.engines.vllm.scores import in_vllm
 from sparroll.engines.vllm.worker import WorkerExtension
 
 
@@ -17,6 +19,9 @@ class SparseWorker(Worker, WorkerExtension):
     """
 
     def compile_or_warm_up_model(self) -> Any:
+        model = self.vllm_config.model_config
+        if in_vllm.take_over():
+            in_vllm.compile_ahead(model.get_vocab_size(), model.dtype, self.device)
         done = super().compile_or_warm_up_model()
         self.sparroll_reset_report()
         return done
