@@ -39,13 +39,22 @@ OURS = {
     "triton_index": "index update",
     "triton_budgets": "budgets",
 }
-"""Our modules, and what their kernels do; the addition at the end of triton_attend is a group of its own."""
-ADD_UP = ("_add_up", "add-up")
+"""Our modules, and what their kernels do."""
 GROUPS = {
     "cache write": ("reshape_and_cache",),
     "attention, FA3": ("flash", "prepare_varlen"),
     "step inputs": ("block_table", "slot_mapping", "_prepare_", "_post_update", "_combine_sampled", "_get_num_sampled"),
-    "sampling": ("gumbel", "sampl", "softmax", "argmax", "topk", "multinomial", "exponential", "distribution"),
+    "sampling": (
+        "gumbel",
+        "_scores_of_",
+        "sampl",
+        "softmax",
+        "argmax",
+        "topk",
+        "multinomial",
+        "exponential",
+        "distribution",
+    ),
     "GEMM": ("gemm", "nvjet", "cutlass", "cublas", "splitk", "gemv", "matmul", "xmma", "_mm"),
     "norms, rope, activation": (
         "norm",
@@ -60,7 +69,7 @@ GROUPS = {
     "copies": ("memcpy", "memset", "copy", "fill"),
 }
 """vLLM's, by a part of the name in lower case; the first group that fits."""
-OUR_GROUPS = (*dict.fromkeys(OURS.values()), ADD_UP[1])
+OUR_GROUPS = tuple(dict.fromkeys(OURS.values()))
 ORDER = (*GROUPS, *OUR_GROUPS, "other")
 
 
@@ -74,7 +83,7 @@ def our_kernels() -> dict[str, str]:
             written = getattr(held, "fn", None)
             if getattr(written, "__module__", None) == module.__name__:
                 found[written.__name__] = group
-    return found | dict([ADD_UP])
+    return found
 
 
 def group_of(kernel: str) -> str:

@@ -79,7 +79,7 @@ class PagedCache:
         workspace = paged.StepWorkspace.allocate(
             requests, group, dim, self.query_RHGD.dtype, self.selector, DEVICE, programs=programs
         )
-        for plan in (workspace.read_before_R, workspace.scored_before_R):
+        for plan in (workspace.read_before_R, workspace.scored_before_R, workspace.arrivals_X):
             plan.fill_(-1 << 30)
         workspace.mixed_XGD.fill_(torch.nan)
         workspace.log_sum_XG.fill_(torch.nan)

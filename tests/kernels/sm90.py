@@ -47,7 +47,7 @@ _POINTERS = {
     **dict.fromkeys(("words", "listed", "counts", "readers", "reader_counts", "wanted", "limits"), "*i32"),
     **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
-    **dict.fromkeys(("scored_before", "read_before"), "*i32"),
+    **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
     "mixed": "*fp32",
     **dict.fromkeys(("requests", "places", "ids", "slots"), "*i64"),
     **dict.fromkeys(("index", "dense_logits", "draft_logits"), "*bf16"),
@@ -99,10 +99,10 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
             "ROW_WORDS": row_words, "LANES_W": triton.next_power_of_2(words), "LANES_R": 32,
             "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "DP4A": True,
         }  # fmt: skip
-        tile = min(max(paged.SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), 256)
+        tile = min(max(paged.SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), paged.MOST_SCORED_UNITS)
         for its_tile in (tile, tile // 2) if layouts else (tile,):
             name = f"scores of {unit} x {bits}, {its_tile} units"
-            layout = triton_score_codes.ScoreLayout()
+            layout = triton_score_codes.ScoreLayout.default(its_tile, 4 * row_words)
             options = {
                 "num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False,
             }  # fmt: skip
@@ -117,8 +117,9 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
             yield f"index of {unit} x {bits}", triton_index._quantized_mean, constants, {"num_warps": 2}
     tile = paged.Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
     attend = {
-        "UNIT": 4, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
-        "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "launch_pdl": True,
+        "UNIT_SHIFT": 2, "BLOCK_SHIFT": 2, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
+        "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
+        "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip
     yield "attention", triton_attend._gather, attend, {"num_warps": tile.warps, "num_stages": tile.stages}
 
@@ -134,8 +135,6 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
     yield "scores of page_mean", triton_score._mean_query, score, {"num_warps": 4}
     index = {"BLOCK_TOKENS": 16, "UNIT": 16, "D": dim, "LANES_D": lanes_d, "launch_pdl": True}
     yield "index of page_mean", triton_index._page_mean, index, {"num_warps": 2}
-    parts = {"PROGRAMS": 264, "G": group, "D": dim, "LANES_D": lanes_d, "PARTS": triton_attend._PARTS}
-    yield "attention, parts", triton_attend._add_up, {**parts, "launch_pdl": True}, {"num_warps": 1}
 
 
 CHOICES = {"few lanes": 1024, "lanes": 2048, "twice the lanes": 4096, "many units": 40_960}
@@ -171,11 +170,11 @@ def untyped(full: bool) -> Iterator[Kernel]:
     )
     yield "masses", triton_masses._masses, {"TILE": triton_masses.TILE}, {"num_warps": triton_masses.WARPS}
     scores = {"CHUNK": 64, "CHUNKS_OF_BLOCK": 64, "launch_pdl": True}
-    yield "parts of rows", triton_scores._read, scores, {"num_warps": 4}
+    yield "parts of rows", triton_scores._scores_of_blocks, scores, {"num_warps": 4}
     for listed, warps in ((0, 4), (32, 8), (64, 8)) if full else ((32, 8),):
         constants = {**scores, "CHUNKS": 4096, "BLOCKS": 64, "LISTED": listed}
-        yield f"rows with {listed} lanes", triton_scores._combine, constants, {"num_warps": warps}
-    plan = {"UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 128}
+        yield f"rows with {listed} lanes", triton_scores._scores_of_rows, constants, {"num_warps": warps}
+    plan = {"UNIT": 16, "READ_TILE": 64, "SCORED_TILE": 32, "LANES_R": 128, "PROGRAMS": 264, "LANES_X": 512}
     for with_budgets in (True, False) if full else (True,):
         yield (
             f"plan, budgets {with_budgets}",

@@ -302,11 +302,37 @@ def test_what_lies_past_the_budget_is_not_read() -> None:
     assert_attends(cache, ids, cache.attended(next(rubbish), budgets, "triton", pages_RHN=next(rubbish)))
 
 
-def test_units_in_any_order_and_with_gaps_in_heads_are_read_as_listed() -> None:
+def test_layers_follow_each_other_and_what_lay_in_the_workspace_before_the_plan_does_not_count() -> None:
+    cache = paged_cache([17, 0, 100, 1, 111, 257], 4).index_written()
+    budgets = budgets_of(cache)
+    ids, pages = cache.chosen(cache.scores("reference"), budgets, units_wanted(cache, budgets), "reference")
+    workspace = cache.workspace(programs=40)
+    workspace.arrivals_X.fill_(7)
+    paged.plan_step(cache.context_tokens_R, budgets, cache.selector, ids.shape[2], workspace)
+    for _ in range(2):
+        out = torch.full_like(cache.query_RHGD, torch.nan)
+        workspace.mixed_XGD.fill_(torch.nan), workspace.log_sum_XG.fill_(torch.nan)
+        paged.paged_decode(
+            cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM, ids, cache.context_tokens_R,
+            budgets, cache.selector, cache.scale, out, workspace, "triton", pages_RHN=pages, planned=True,
+        )  # fmt: skip
+        assert_attends(cache, ids, out)
+        assert not workspace.arrivals_X.any()
+
+
+def test_each_head_reads_the_units_that_it_lists_the_incomplete_one_among_them_or_not() -> None:
     cache = paged_cache([100, 111])
-    ids = torch.tensor([[[6, 2, 0, -1], [1, -1, -1, -1]], [[3, 6, -1, -1], [5, 4, 0, 6]]], device=DEVICE).int()
+    ids = torch.tensor([[[0, 2, 5, 6], [0, 1, 2, 3]], [[1, 3, 4, 5], [0, 4, 5, 6]]], device=DEVICE).int()
     budgets = torch.tensor([64, 64], dtype=torch.int32, device=DEVICE)
     assert_attends(cache, ids, cache.attended(ids, budgets, "triton"))
+
+
+@pytest.mark.parametrize("ids", [[6, 2, 0, 1], [0, 2, 2, 6], [0, 2, 6, -1]])
+def test_a_list_that_does_not_rise_is_no_list_of_units(ids: list[int]) -> None:
+    cache = paged_cache([100])
+    budgets = torch.tensor([64], dtype=torch.int32, device=DEVICE)
+    with pytest.raises(AssertionError, match="does not rise"):
+        cache.attended(torch.tensor([[ids, [0, 2, 5, 6]]], device=DEVICE).int(), budgets, "reference")
 
 
 @pytest.mark.gpu

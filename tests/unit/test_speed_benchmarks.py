@@ -189,7 +189,7 @@ def test_overlapping_kernels_count_once(profile_step: ModuleType) -> None:
         ("_gumbel_sample_kernel", "sampling"),
         ("_gather", "gather"),
         ("_gather_block_tables_kernel", "step inputs"),
-        ("_add_up", "add-up"),
+        ("_scores_of_rows", "sampling"),
         ("_choose", "choice"),
         ("_mean_query", "scores"),
         ("_score_codes", "scores"),

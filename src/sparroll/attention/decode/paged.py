@@ -39,6 +39,8 @@ _MODULES = {
 }
 SCORED_TILE_BYTES = 8192
 """Index bytes that a program has in flight when it scores."""
+MOST_SCORED_UNITS = 128
+"""Units that it scores at a time, however small they are."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
@@ -83,6 +85,9 @@ class StepWorkspace:
     """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
     log_sum_XG: Tensor
     """fp32 base-2 logarithms of their softmax sums; -inf where nothing was visible."""
+    arrivals_X: Tensor
+    """int32: how many parts of the pair that begins in each program are ready. 0 between kernels; a plan sees to it anew,
+    because an engine's sleep may have discarded what is here."""
 
     @staticmethod
     def allocate(
@@ -107,32 +112,33 @@ class StepWorkspace:
         device = torch.device(device)
         tile = tile or Tile.default(dim, dtype.itemsize, device)
         processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
-        parts = 2 * (programs or processors * tile.programs_per_multiprocessor)
+        programs = programs or processors * tile.programs_per_multiprocessor
         row_bytes = selector.index_row_bytes(dim)
         if selector.cut_at(dim) < selector.index_width(dim):
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
 
-        def integers() -> Tensor:
-            return torch.zeros(max_requests + 1, dtype=torch.int32, device=device)
+        def integers(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=device)
 
         return StepWorkspace(
             tile,
-            scored_tile_units or min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), 256),
+            scored_tile_units or min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), MOST_SCORED_UNITS),
             processors,
-            integers(),
-            integers(),
-            torch.zeros(parts, group, dim, dtype=torch.float32, device=device),
-            torch.zeros(parts, group, dtype=torch.float32, device=device),
+            integers(max_requests + 1),
+            integers(max_requests + 1),
+            torch.zeros(2 * programs, group, dim, dtype=torch.float32, device=device),
+            torch.zeros(2 * programs, group, dtype=torch.float32, device=device),
+            integers(programs),
         )
 
     @property
     def programs(self) -> int:
         """Programs that share all the reading."""
-        return len(self.mixed_XGD) // 2
+        return len(self.arrivals_X)
 
     @property
     def bytes(self) -> int:
-        plans = self.read_before_R.numel() + self.scored_before_R.numel()
+        plans = self.read_before_R.numel() + self.scored_before_R.numel() + self.arrivals_X.numel()
         return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + plans)
 
 
@@ -328,9 +334,9 @@ def paged_decode(
     units.
 
     Tokens at or past the context are never read, whatever is stored there. Padding rows (context 0) become zeros.
-    unit_ids_RHN (int32) and kv_budget_tokens_R are those of `choose_units`; entries past the budget are not looked at,
-    filled or not. With `pages_RHN`, the block table is not read. `planned`: `plan_step` was called with the same
-    contexts and budgets.
+    unit_ids_RHN (int32) and kv_budget_tokens_R are those of `choose_units`: as many units as it chooses, in ascending
+    order, which the kernel relies on. Entries past the budget are not looked at, filled or not. With `pages_RHN`, the
+    block table is not read. `planned`: `plan_step` was called with the same contexts and budgets.
     """
     requests, heads, group, dim = query_RHGD.shape
     blocks, block_tokens = keys_PBHD.shape[:2]

@@ -110,6 +110,8 @@ def paged_decode(
     unit = selector.unit_tokens
     wanted_R = _wanted(context_tokens_R, kv_budget_tokens_R, unit)
     past_RN = torch.arange(unit_ids_RHN.shape[2], device=unit_ids_RHN.device) >= wanted_R[:, None]
+    rising_RHN = (unit_ids_RHN[..., 1:] > unit_ids_RHN[..., :-1]) | past_RN[:, None, 1:]
+    assert rising_RHN.all() and ((unit_ids_RHN >= 0) | past_RN[:, None]).all(), "a list of units does not rise"
     unit_ids_RHN = unit_ids_RHN.masked_fill(past_RN[:, None], NOT_CHOSEN)
     inside = torch.arange(unit, device=keys_PBHD.device)
     positions_RHNt = unit_ids_RHN.long()[..., None] * unit + inside

@@ -1,11 +1,14 @@
 """Attention of one new token per request over its chosen units. The tiles of all (request, head) pairs form one row,
-and every program takes an equal stretch of it, which may cross pairs. A second kernel adds up the parts of pairs that
-were cut."""
+and every program takes an equal stretch of it, which may cross pairs. The parts of a pair that was cut are added up by
+whichever of its programs finishes last.
+
+Lists are ascending, so only their last unit can be incomplete: where pages say where units lie, no other id is read."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, no_type_check
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -18,8 +21,6 @@ if TYPE_CHECKING:
     from sparroll.attention.decode.paged import StepWorkspace
 
 _LOG2_E = 1.4426950408889634
-_PARTS = 16
-"""How many partial results the addition holds at a time."""
 
 
 def paged_decode(
@@ -44,9 +45,9 @@ def paged_decode(
     if not planned:
         plan_step(context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN.shape[2], workspace)
     unit, tile = selector.unit_tokens, workspace.tile
-    lanes_d = triton.next_power_of_2(dim)
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
-    overlap = overlapping(query_RHGD)
+    per_block = keys_PBHD.shape[1] // unit
+    assert per_block & (per_block - 1) == 0, "units and blocks are powers of two"
     _gather[(workspace.programs,)](
         query_RHGD,
         keys_PBHD,
@@ -57,6 +58,7 @@ def paged_decode(
         context_tokens_R,
         kv_budget_tokens_R,
         workspace.read_before_R,
+        workspace.arrivals_X,
         out_RHGD,
         workspace.mixed_XGD,
         workspace.log_sum_XG,
@@ -70,34 +72,21 @@ def paged_decode(
         scale * _LOG2_E,
         unit_ids_RHN.shape[2],
         requests,
-        UNIT=unit,
-        UNITS_PER_BLOCK=keys_PBHD.shape[1] // unit,
+        UNIT_SHIFT=unit.bit_length() - 1,
+        BLOCK_SHIFT=per_block.bit_length() - 1,
         HEADS=heads,
         G=group,
         D=dim,
         LANES_R=triton.next_power_of_2(requests),
         LANES_G=max(16, triton.next_power_of_2(group)),
-        LANES_D=lanes_d,
+        LANES_D=triton.next_power_of_2(dim),
         TILE=tile.tokens,
         WITH_PAGES=pages_RHN is not None,
+        ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
+        COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
         num_warps=tile.warps,
         num_stages=tile.stages,
-        **overlap,
-    )
-    _add_up[(group, heads, requests)](
-        workspace.mixed_XGD,
-        workspace.log_sum_XG,
-        workspace.read_before_R,
-        out_RHGD,
-        *out_RHGD.stride()[:3],
-        requests,
-        PROGRAMS=workspace.programs,
-        G=group,
-        D=dim,
-        LANES_D=lanes_d,
-        PARTS=_PARTS,
-        num_warps=1,
-        **overlap,
+        **overlapping(query_RHGD),
     )
 
 
@@ -113,6 +102,7 @@ def _gather(
     context_tokens,
     kv_budget_tokens,
     read_before,
+    arrivals,
     out,
     mixed,
     log_sum,
@@ -136,8 +126,8 @@ def _gather(
     scale_log2,
     most_units,
     requests,
-    UNIT: tl.constexpr,
-    UNITS_PER_BLOCK: tl.constexpr,
+    UNIT_SHIFT: tl.constexpr,
+    BLOCK_SHIFT: tl.constexpr,
     HEADS: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -146,8 +136,12 @@ def _gather(
     LANES_D: tl.constexpr,
     TILE: tl.constexpr,
     WITH_PAGES: tl.constexpr,
+    ALIKE: tl.constexpr,
+    COMPILED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
+    """UNIT_SHIFT, BLOCK_SHIFT: logarithms of a unit's tokens and a block's units. Shifts and masks take four instructions
+    less than a division of signed numbers, for every token.  ALIKE: keys and values have the same strides."""
     after_previous(launch_pdl)
     at, end = stretch(read_before, requests, HEADS)
     member = tl.arange(0, LANES_G)
@@ -157,8 +151,8 @@ def _gather(
         request, request_begins, tiles = request_at(at, read_before, requests, HEADS, LANES_R)
         context = tl.load(context_tokens + request).to(tl.int32)
         budget = tl.load(kv_budget_tokens + request).to(tl.int32)
-        units = (context + UNIT - 1) // UNIT
-        chosen_units = tl.minimum(tl.where(budget >= context, units, budget // UNIT), most_units)
+        units = (context + (1 << UNIT_SHIFT) - 1) >> UNIT_SHIFT
+        chosen_units = tl.minimum(tl.where(budget >= context, units, budget >> UNIT_SHIFT), most_units)
         head = (at - request_begins) // tiles
         first_tile = at - request_begins - head * tiles
         last_tile = tl.minimum(tiles, first_tile + end - at)
@@ -166,19 +160,23 @@ def _gather(
         ids_row = unit_ids + request * ids_per_request + head * ids_per_head
         pages_row = pages + request * pages_per_request + head * pages_per_head
         table_row = block_table + request * table_per_request
-        slot = first_tile * TILE + tl.arange(0, TILE)
-        unit, page = _look_up(
-            ids_row, pages_row, table_row, slot // UNIT, chosen_units, UNIT, UNITS_PER_BLOCK, context, WITH_PAGES
-        )
+        query_rows = query + request * query_per_request + head * query_per_head
+        last_id = ids_row + tl.maximum(chosen_units - 1, 0)
+        if COMPILED:
+            # ptxas loads the query when the first pages are there, and the first keys wait for it: it is in L2 by then.
+            piece = tl.arange(0, 8)[None, :] * (LANES_D // 8)
+            _prefetch(query_rows + tl.minimum(member, G - 1)[:, None] * query_per_member + tl.minimum(piece, D - 1))
+            _prefetch(last_id)
         query_tile = tl.load(
-            query
-            + request * query_per_request
-            + head * query_per_head
-            + member[:, None] * query_per_member
-            + channel[None, :],
-            mask=in_group,
-            other=0.0,
+            query_rows + member[:, None] * query_per_member + channel[None, :], mask=in_group, other=0.0
         )
+        slot = first_tile * TILE + tl.arange(0, TILE)
+        page = _look_up(
+            ids_row, pages_row, table_row, slot, chosen_units, most_units, UNIT_SHIFT, BLOCK_SHIFT, WITH_PAGES
+        )
+        # Of the listed tokens, those of an incomplete last unit do not exist yet.
+        listed = chosen_units << UNIT_SHIFT
+        listed -= tl.where(tl.load(last_id) == units - 1, (units << UNIT_SHIFT) - context, 0)
         top = tl.full([LANES_G], float("-inf"), tl.float32)
         total_weight = tl.zeros([LANES_G], tl.float32)
         mix = tl.zeros([LANES_G, LANES_D], tl.float32)
@@ -186,26 +184,26 @@ def _gather(
         head_values = values + head * values_per_head
         for _ in range(first_tile, last_tile):
             # Where the next tile lies is looked up one iteration early, so that its keys wait for no other load.
-            next_unit, next_page = _look_up(
+            next_page = _look_up(
                 ids_row,
                 pages_row,
                 table_row,
-                (slot + TILE) // UNIT,
+                slot + TILE,
                 chosen_units,
-                UNIT,
-                UNITS_PER_BLOCK,
-                context,
+                most_units,
+                UNIT_SHIFT,
+                BLOCK_SHIFT,
                 WITH_PAGES,
             )
-            visible = (unit >= 0) & (unit * UNIT + slot % UNIT < context)
-            block = (page // UNITS_PER_BLOCK).to(tl.int64)
-            token = (page % UNITS_PER_BLOCK) * UNIT + slot % UNIT
+            visible = slot < listed
+            block = (page >> BLOCK_SHIFT).to(tl.int64)
+            token = ((page & ((1 << BLOCK_SHIFT) - 1)) << UNIT_SHIFT) + (slot & ((1 << UNIT_SHIFT) - 1))
             # Where D fills its lanes, the mask is one per row and each load stays 128 bits wide.
             readable = visible[:, None]
             if D != LANES_D:
                 readable = readable & (channel < D)[None, :]
-            key_at = head_keys + block * keys_per_block + token * keys_per_token
-            key = tl.load(key_at[:, None] + channel[None, :], mask=readable, other=0.0)
+            key_at = block * keys_per_block + token * keys_per_token
+            key = tl.load(head_keys + (key_at[:, None] + channel[None, :]), mask=readable, other=0.0)
             logit = tl.dot(query_tile, tl.trans(key), input_precision="ieee") * scale_log2
             logit = tl.where(visible[None, :], logit, float("-inf"))
             new_top = tl.maximum(top, tl.max(logit, axis=1))
@@ -213,19 +211,20 @@ def _gather(
             anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
             weight = tl.exp2(logit - anchor[:, None])
             shrink = tl.exp2(top - anchor)
-            value_at = head_values + block * values_per_block + token * values_per_token
-            value = tl.load(value_at[:, None] + channel[None, :], mask=readable, other=0.0)
+            value_at = key_at
+            if not ALIKE:
+                value_at = block * values_per_block + token * values_per_token
+            value = tl.load(head_values + (value_at[:, None] + channel[None, :]), mask=readable, other=0.0)
             total_weight = total_weight * shrink + tl.sum(weight, axis=1)
             mix = mix * shrink[:, None] + tl.dot(weight.to(value.dtype), value, input_precision="ieee")
             top = new_top
             slot += TILE
-            unit = next_unit
             page = next_page
 
         divisor = tl.where(total_weight > 0.0, total_weight, 1.0)
         mix = mix / divisor[:, None]
+        target = out + request * out_per_request + head * out_per_head
         if last_tile - first_tile == tiles:
-            target = out + request * out_per_request + head * out_per_head
             tl.store(
                 target + member[:, None] * out_per_member + channel[None, :],
                 mix.to(out.dtype.element_ty),
@@ -237,7 +236,47 @@ def _gather(
             log_total = tl.where(total_weight > 0.0, top + tl.log2(divisor), float("-inf"))
             tl.store(log_sum + part * G + member, log_total, mask=member < G)
             tl.store(mixed + part * (G * D) + member[:, None] * D + channel[None, :], mix, mask=in_group)
+            # Only one pair goes on from a program to the next, so the program that it begins in stands for it.
+            share = (tl.load(read_before + requests) * HEADS + tl.num_programs(0) - 1) // tl.num_programs(0)
+            begins = request_begins + head * tiles
+            first = begins // share
+            parts = (begins + tiles - 1) // share - first + 1
+            # All threads have stored their part before one of them says so.
+            tl.debug_barrier()
+            if tl.atomic_add(arrivals + first, 1, sem="acq_rel") == parts - 1:
+                _add_up(
+                    mixed,
+                    log_sum,
+                    first,
+                    parts,
+                    target,
+                    out_per_member,
+                    member,
+                    channel,
+                    in_group,
+                    G,
+                    D,
+                    LANES_G,
+                    LANES_D,
+                )
+                tl.store(arrivals + first, 0)
         at += last_tile - first_tile
+    # A request that reads nothing, as padding rows do, is in nobody's stretch.
+    for row in range(tl.program_id(0), requests, tl.num_programs(0)):
+        if tl.load(read_before + row) == tl.load(read_before + row + 1):
+            zeros = tl.zeros([LANES_G, LANES_D], out.dtype.element_ty)
+            for head in range(HEADS):
+                target = out + tl.cast(row, tl.int64) * out_per_request + head * out_per_head
+                tl.store(target + member[:, None] * out_per_member + channel[None, :], zeros, mask=in_group)
+
+
+@triton.jit
+@no_type_check
+def _prefetch(places):
+    """Begin to bring memory into L2."""
+    tl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [places.to(tl.int64)], dtype=tl.int32, is_pure=False, pack=1
+    )
 
 
 @triton.jit
@@ -246,85 +285,67 @@ def _look_up(
     ids_row,
     pages_row,
     table_row,
-    column,
+    slot,
     chosen_units,
-    UNIT: tl.constexpr,
-    UNITS_PER_BLOCK: tl.constexpr,
-    context,
+    most_units,
+    UNIT_SHIFT: tl.constexpr,
+    BLOCK_SHIFT: tl.constexpr,
     WITH_PAGES: tl.constexpr,
 ):
-    """Unit ids in a column of the list, -1 past its end, and where each lies: block * units per block + unit in it."""
-    listed = column < chosen_units
-    unit = tl.load(ids_row + column, mask=listed, other=-1)
+    """Where the units of listed tokens lie: block * units per block + unit in it. Past what is listed this is rubbish."""
+    column = slot >> UNIT_SHIFT
     if WITH_PAGES:
-        page = tl.load(pages_row + column, mask=listed, other=0)
+        # Nothing is read at a page that is rubbish, so the load need not wait for the budget.
+        page = tl.load(pages_row + column, mask=column < most_units, other=0)
     else:
-        known = (unit >= 0) & (unit * UNIT < context)
-        block = tl.load(table_row + unit // UNITS_PER_BLOCK, mask=known, other=0).to(tl.int32)
-        page = block * UNITS_PER_BLOCK + unit % UNITS_PER_BLOCK
-    return unit, page
-
-
-@triton.jit(do_not_specialize=["requests"])
-@no_type_check
-def _add_up(
-    mixed,
-    log_sum,
-    read_before,
-    out,
-    out_per_request,
-    out_per_head,
-    out_per_member,
-    requests,
-    PROGRAMS: tl.constexpr,
-    G: tl.constexpr,
-    D: tl.constexpr,
-    LANES_D: tl.constexpr,
-    PARTS: tl.constexpr,
-    launch_pdl: tl.constexpr = False,
-):
-    after_previous(launch_pdl)
-    member = tl.program_id(0)
-    head = tl.program_id(1)
-    heads = tl.num_programs(1)
-    request = tl.program_id(2).to(tl.int64)
-    total = tl.load(read_before + requests) * heads
-    before = tl.load(read_before + request)
-    tiles = tl.load(read_before + request + 1) - before
-    share = tl.maximum((total + PROGRAMS - 1) // PROGRAMS, 1)
-    begins = before * heads + head * tiles
-    first = begins // share
-    parts = (begins + tiles - 1) // share - first + 1
-    channel = tl.arange(0, LANES_D)
-    target = out + request * out_per_request + head * out_per_head + member * out_per_member
-    if tiles == 0:
-        tl.store(target + channel, tl.zeros([LANES_D], out.dtype.element_ty), mask=channel < D)
-    elif parts > 1:
-        top = float("-inf")
-        total_weight = 0.0
-        result = tl.zeros([LANES_D], tl.float32)
-        for begin in range(0, parts, PARTS):
-            part = begin + tl.arange(0, PARTS)
-            row = _row(first, part)
-            log_weight = tl.load(log_sum + row * G + member, mask=part < parts, other=float("-inf"))
-            part_mixed = tl.load(
-                mixed + row[:, None] * (G * D) + member * D + channel[None, :],
-                mask=(part < parts)[:, None] & (channel < D)[None, :],
-                other=0.0,
-            )
-            new_top = tl.maximum(top, tl.max(log_weight, axis=0))
-            anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-            weight = tl.exp2(log_weight - anchor)
-            shrink = tl.exp2(top - anchor)
-            total_weight = total_weight * shrink + tl.sum(weight, axis=0)
-            result = result * shrink + tl.sum(part_mixed * weight[:, None], axis=0)
-            top = new_top
-        result = result / tl.where(total_weight > 0.0, total_weight, 1.0)
-        tl.store(target + channel, result.to(out.dtype.element_ty), mask=channel < D)
+        listed = column < chosen_units
+        unit = tl.load(ids_row + column, mask=listed, other=0)
+        block = tl.load(table_row + (unit >> BLOCK_SHIFT), mask=listed, other=0).to(tl.int32)
+        page = (block << BLOCK_SHIFT) + (unit & ((1 << BLOCK_SHIFT) - 1))
+    return page
 
 
 @triton.jit
 @no_type_check
-def _row(first, part):
-    """Where the part of a pair lies that begins in program `first`: see the end of `_gather`."""
-    return 2 * (first + part) + (part == 0).to(tl.int32)
+def _add_up(
+    mixed,
+    log_sum,
+    first,
+    parts,
+    target,
+    out_per_member,
+    member,
+    channel,
+    in_group,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    LANES_G: tl.constexpr,
+    LANES_D: tl.constexpr,
+):
+    """The attention of a pair that begins in program `first`, from its parts."""
+    top = tl.full([LANES_G], float("-inf"), tl.float32)
+    total_weight = tl.zeros([LANES_G], tl.float32)
+    result = tl.zeros([LANES_G, LANES_D], tl.float32)
+    for part in range(parts):
+        # Where a program left it: see the end of `_gather`.
+        row = (2 * (first + part)).to(tl.int64)
+        if part == 0:
+            row += 1
+        # Other programs wrote them: they are read past this multiprocessor's own cache.
+        log_weight = tl.load(log_sum + row * G + member, mask=member < G, other=float("-inf"), cache_modifier=".cg")
+        part_mixed = tl.load(
+            mixed + row * (G * D) + member[:, None] * D + channel[None, :],
+            mask=in_group,
+            other=0.0,
+            cache_modifier=".cg",
+        )
+        new_top = tl.maximum(top, log_weight)
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        weight = tl.exp2(log_weight - anchor)
+        shrink = tl.exp2(top - anchor)
+        total_weight = total_weight * shrink + weight
+        result = result * shrink[:, None] + part_mixed * weight[:, None]
+        top = new_top
+    result = result / tl.where(total_weight > 0.0, total_weight, 1.0)[:, None]
+    at = target + member[:, None] * out_per_member + channel[None, :]
+    tl.store(at, result.to(target.dtype.element_ty), mask=in_group)

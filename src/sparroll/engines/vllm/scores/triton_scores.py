@@ -46,14 +46,14 @@ def row_scores(logits_NV: Tensor, sampled_N: Tensor, top_k: int) -> RowScores:
     parts = torch.empty(rows, chunks + 3 * blocks, dtype=torch.float32, device=device)
     sampled_N = sampled_N.contiguous()
     shared = (logits_NV, sampled_N, parts, vocabulary, logits_NV.stride(0), blocks)
-    _read[(rows, blocks)](
+    _scores_of_blocks[(rows, blocks)](
         *shared,
         CHUNK=_CHUNK,
         CHUNKS_OF_BLOCK=_CHUNKS_OF_BLOCK,
         num_warps=4,
         **overlapping(logits_NV),
     )
-    _combine[(rows,)](
+    _scores_of_rows[(rows,)](
         *shared,
         ids_NW,
         logp_NW,
@@ -73,7 +73,7 @@ def row_scores(logits_NV: Tensor, sampled_N: Tensor, top_k: int) -> RowScores:
 
 @triton.jit(do_not_specialize=["blocks"])
 @no_type_check
-def _read(
+def _scores_of_blocks(
     logits,
     sampled,
     parts,
@@ -107,7 +107,7 @@ def _read(
 
 @triton.jit(do_not_specialize=["blocks", "top_k"])
 @no_type_check
-def _combine(
+def _scores_of_rows(
     logits,
     sampled,
     parts,
