@@ -182,12 +182,18 @@ def trl_steps() -> Figures:
 
 
 def trl_sampling() -> Figures:
-    """What sampling may lose in TRL: the plugin alone is that of a record of verl, on another H200."""
-    step = _last_steps("trl-steps-h200", "trl-steps")["sparse"]
-    alone = _last_steps("verl-steps-h200", "verl-steps")["plugin-sparse"]["rollout_seconds"]
-    longer = step["rollout_seconds"] - alone
-    whole = (step["added_seconds"] + longer) / step["step_seconds"]
-    return {"alone": down(alone, 1), "longer": up(longer, 1), "whole": up(100 * whole, 1)}
+    """All that sparroll adds in TRL, the plugin alone beside it in the same call."""
+    found = results("trl-sampling-h100", "trl-steps")
+    together, middles = found["together"], {row["case"]: step_costs.middle(row) for row in found["cases"]}
+    inside, alone = middles["sparse"], middles["plugin-sparse"]
+    assert inside is not None and alone is not None, "the record has no step that counts"
+    return {
+        "inside": up(inside["rollout_seconds"], 1),
+        "alone": down(alone["rollout_seconds"], 1),
+        "whole": up(100 * together["sparse/added/whole"], 1),
+        "rescoring": up(100 * together["sparse/rescoring/share"], 1),
+        "step": down(inside["step_seconds"], 1),
+    }
 
 
 def trl_server() -> Figures:
@@ -254,9 +260,8 @@ PAGES: Mapping[str, Claims] = {
         "{sparse_step} instead of {dense_step} s. Verified ones sampled {verified_rollouts} times as many tokens a second "
         "as dense ones, and a step took {verified_step} s. All that sparroll adds took {added} s, {share} % of the step "
         "with re-scoring, and {verified_share} % of it with verified rollouts.": trl_steps,
-        "the plugin alone took {alone} s on as many requests of this length in a record of verl "
-        "(`verl-steps-h200.json`), which was made on another H200. If all of the {longer} s between them are ours, sparroll "
-        "adds {whole} % in all.": trl_sampling,
+        "Rollouts took {inside} s in TRL and {alone} s in the plugin alone, so sampling loses nothing that shows. All that "
+        "sparroll adds is {whole} % of a step of {step} s, and re-scoring {rescoring} % of it.": trl_sampling,
         "{read} tokens were read again in {seconds} s, {rate} a second, and all that sparroll adds took {share} % of the "
         "step.": trl_server,
         "those of {tokens} response tokens take {scores_bytes} instead of {scores_text} s of CPU time when they are read "
