@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import claims_cells
 import claims_heads
 import claims_speed
 import claims_study
@@ -52,7 +53,7 @@ def _claims(pages: Mapping[str, Mapping[str, Callable[[], Figures]]]) -> tuple[C
 
 CLAIMS = tuple(
     claim
-    for each in (claims_speed, claims_study, claims_training, claims_trainers, claims_heads)
+    for each in (claims_speed, claims_study, claims_training, claims_trainers, claims_heads, claims_cells)
     for claim in _claims(each.PAGES)
 )
 

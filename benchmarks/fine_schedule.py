@@ -1,9 +1,9 @@
 """The third engine of the rollout benchmarks: which schedule of small units it runs, by which ratio its budgets are smaller
 than the published ones, and the speed-ups that are asked for. Measures nothing.
 
-Such a schedule is a file (--fine), or the published one scaled (recipes/code-lm/scale_presets.py): by the smallest ratio in
-records of models on which both were measured (--ratio-records), or by one that is given by hand (--budget-ratio). A scaled
-one says "scaled, to be calibrated on the real model" until somebody calibrates it there.
+Such a schedule is a file (--fine), or the published one scaled (recipes/code-lm/scale_presets.py): by the smallest ratios
+in records of models on which both were measured (--ratio-records), or by one that is given by hand (--budget-ratio). A
+scaled one says "scaled, to be calibrated on the real model" until somebody calibrates it there.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--fine", type=Path, help="the third engine's schedule: a file")
     which.add_argument("--budget-ratio", type=float, help="the third engine reads the published budgets / this")
     which.add_argument(
-        "--ratio-records", type=Path, nargs="+", help="the same with the smallest ratio of these records"
+        "--ratio-records", type=Path, nargs="+", help="the same with the smallest ratios of these records"
     )
-    parser.add_argument("--rule", default="quantized_mean-4x4", help="of --ratio-records: whose ratio")
+    parser.add_argument("--rule", default="quantized_mean-4x4", help="of --ratio-records: whose ratios")
     parser.add_argument("--units", default="4x4", help="of --budget-ratio: tokens of a unit x bits of its index")
     parser.add_argument("--fine-dense-layers", type=int, nargs="*", default=[0], help="of --budget-ratio")
 

@@ -11,7 +11,8 @@ both curves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -103,3 +104,76 @@ def smallest(found: list[Ratio], rule: str) -> Ratio | None:
     that only bound a ratio from below say nothing about the smallest; None where there are no others."""
     told = [row for row in found if row.rule == rule and row.bound != "at least"]
     return min(told, key=lambda row: row.ratio, default=None)
+
+
+@dataclass(frozen=True)
+class RatioCurve:
+    """One model's ratios of one statistic in a bin, by which share of the context the published budget is."""
+
+    from_context_tokens: int
+    shares: tuple[float, ...]
+    """Of the bin's shortest context, rising."""
+    ratios: tuple[float, ...]
+
+    def at(self, share: float) -> float | None:
+        """Linear in log(share); None below what was measured, and above 1."""
+        if not self.shares[0] <= share <= self.shares[-1]:
+            return None
+        return float(np.interp(math.log(share), np.log(self.shares), self.ratios))
+
+
+@dataclass(frozen=True)
+class SmallestRatio:
+    """The smallest ratio of a rule over models and statistics, at a context and a published budget. Small units gain most
+    where little of a long context is read, and nothing where all of it is.
+
+    Each model speaks with its bin of the longest contexts that are not longer, and only for shares from its smallest one
+    on. Below those of all models the ratio is that of the smallest share.
+    """
+
+    models: tuple[tuple[RatioCurve, ...], ...]
+    """The curves of each model and statistic, by rising contexts."""
+
+    @staticmethod
+    def of(models: Iterable[Sequence[Ratio]], rule: str) -> SmallestRatio:
+        """From the rows of each model. A row that bounds its ratio from below counts only where the bin has no others."""
+        found = []
+        for rows in models:
+            for statistic in STATISTICS:
+                mine = [row for row in rows if (row.rule, row.statistic) == (rule, statistic)]
+                by_bin: dict[int, list[Ratio]] = {}
+                for row in sorted(mine, key=lambda row: (row.from_context_tokens, row.published_budget)):
+                    by_bin.setdefault(row.from_context_tokens, []).append(row)
+                curves = [_curve(begin, its) for begin, its in by_bin.items()]
+                if curves:
+                    found.append(tuple(curves))
+        assert found, f"no model has a ratio of {rule}"
+        return SmallestRatio(tuple(found))
+
+    def at(self, context_tokens: int, published_budget: int) -> float:
+        share = published_budget / context_tokens
+        spoken, least = [], []
+        for curves in self.models:
+            curve = [each for each in curves if each.from_context_tokens <= context_tokens or each is curves[0]][-1]
+            spoken.append(curve.at(share))
+            least.append((curve.shares[0], curve.ratios[0]))
+        known = [each for each in spoken if each is not None]
+        if known:
+            return min(known)
+        smallest_share = min(share for share, _ in least)
+        return 1.0 if share > smallest_share else min(ratio for known, ratio in least if known == smallest_share)
+
+    def places(self, begin: int, end: int | None, published_budget: int) -> list[int]:
+        """Contexts in [begin, end) at which a curve bends, or another bin speaks, `begin` among them."""
+        shares = {share for curves in self.models for curve in curves for share in curve.shares}
+        bins = {curve.from_context_tokens for curves in self.models for curve in curves}
+        found = {math.ceil(published_budget / share) for share in shares} | bins
+        return sorted({begin, *(each for each in found if begin < each and (end is None or each < end))})
+
+
+def _curve(begin: int, rows: list[Ratio]) -> RatioCurve:
+    """Where all of the context is read, both rules read it: the ratio is 1 there without a measurement."""
+    told = [row for row in rows if row.bound != "at least"] or rows
+    points = [*((row.published_budget / begin, row.ratio) for row in told), (1.0, 1.0)]
+    shares, ratios = zip(*points, strict=True)
+    return RatioCurve(begin, shares, ratios)

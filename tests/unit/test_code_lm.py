@@ -225,6 +225,54 @@ def test_a_rule_that_never_gets_there_has_a_bound_from_above() -> None:
         scale_presets.scaled(Schedule.load("qwen3-1.7b-0.86"), FINE.selector(), (0, 1), rows[256].ratio, "made up")
 
 
+def ratio_row(
+    begin: int, published: int, ratio: float, statistic: str = "q05", bound: str | None = None
+) -> budget_ratio.Ratio:
+    return budget_ratio.Ratio(FINE.name, statistic, begin, published, ratio, ratio, ratio, bound)
+
+
+SHORT = [ratio_row(1024, 512, 1.5), ratio_row(1024, 64, 2.5)]
+LONG = [*SHORT, ratio_row(8192, 512, 6.0), ratio_row(8192, 1024, 4.0), ratio_row(8192, 4096, 2.0)]
+OTHER = [ratio_row(8192, 1024, 3.0, "kl_sparse_to_dense")]
+
+
+def test_a_ratio_is_that_of_the_share_which_is_read_and_the_smallest_of_the_models() -> None:
+    one = budget_ratio.SmallestRatio.of([LONG], FINE.name)
+    # The bin of the longest contexts that are not longer, linear in the logarithm of the share.
+    assert one.at(8192, 512) == one.at(16_384, 1024) == pytest.approx(6.0)
+    assert one.at(16_384, 4096) == pytest.approx(3.0)
+    assert one.at(2048, 1024) == pytest.approx(1.5)
+    # All of a context is read by both, and less than was measured is taken for the least that was.
+    assert one.at(8192, 8192) == one.at(8192, 9000) == 1.0
+    assert one.at(8192, 256) == pytest.approx(6.0)
+    assert one.at(500, 20) == pytest.approx(2.5)
+    two = budget_ratio.SmallestRatio.of([LONG, OTHER], FINE.name)
+    # The other model has nothing to say of a sixteenth.
+    assert two.at(8192, 512) == pytest.approx(6.0) and two.at(8192, 1024) == pytest.approx(3.0)
+
+
+def test_a_bound_from_below_counts_only_where_a_bin_has_nothing_else() -> None:
+    bound = ratio_row(8192, 1024, 1.1, bound="at least")
+    assert budget_ratio.SmallestRatio.of([[*LONG, bound]], FINE.name).at(8192, 1024) == pytest.approx(4.0)
+    assert budget_ratio.SmallestRatio.of([[bound]], FINE.name).at(8192, 1024) == pytest.approx(1.1)
+
+
+def test_budgets_are_divided_by_the_ratio_at_their_place_and_never_fall() -> None:
+    preset = Schedule.load("qwen3-1.7b-0.86")
+    found = budget_ratio.SmallestRatio.of([LONG, OTHER], FINE.name)
+    made = scale_presets.scaled(preset, FINE.selector(), (0,), found, "made up")
+    contexts = [1, 600, 2000, 8191, 8192, 17_000, 20_000, 33_000, 70_000, 1 << 20]
+    budgets = [made.kv_budget_tokens(context) for context in contexts]
+    assert budgets == sorted(budgets)
+    for context, budget in zip(contexts, budgets, strict=True):
+        # Never less than the published one over the ratio, at any context of a step.
+        assert budget >= preset.kv_budget_tokens(context) / found.at(context, preset.kv_budget_tokens(context))
+    assert made.made_by is not None and made.made_by["budget_ratio"] == pytest.approx(4096 / budgets[-1], abs=1e-4)
+    nothing = budget_ratio.SmallestRatio.of([[ratio_row(8192, 1024, 0.9)]], FINE.name)
+    with pytest.raises(UserError, match="nothing is gained"):
+        scale_presets.scaled(preset, FINE.selector(), (0,), nothing, "made up")
+
+
 def test_presets_are_divided_by_the_smallest_ratio_of_all_models_and_say_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
