@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import socket
+import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +26,32 @@ os.environ.update(
 )
 
 
+@contextlib.contextmanager
+def imported_ahead(marked: str) -> Iterator[None]:
+    """With the process that those of the long runs go on from."""
+    import runs
+    from imported_ahead import VARIABLE
+
+    with tempfile.TemporaryDirectory(prefix="sparroll-") as folder, pytest.MonkeyPatch.context() as patched:
+        address = f"{folder}/socket"
+        with socket.socket(socket.AF_UNIX) as listener:
+            listener.bind(address)
+            listener.listen(64)
+            process = subprocess.Popen(
+                [sys.executable, str(FOLDER / "shim" / "imported_ahead.py"), str(listener.fileno())],
+                # A process that forks may have one thread only, and pyarrow's allocator would start another.
+                env=runs.environment() | {runs.MARK: marked, "JE_ARROW_MALLOC_CONF": "background_thread:false"},
+                pass_fds=[listener.fileno()],
+                start_new_session=True,
+            )
+        patched.setenv(VARIABLE, address)
+        try:
+            yield
+        finally:
+            process.kill()
+            process.wait()
+
+
 @pytest.fixture(scope="session", autouse=True)
 def long_runs(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
@@ -34,11 +64,14 @@ def long_runs(
         for item in request.session.items
         if isinstance(item, pytest.Function) and hasattr(item.module, "long_run")
     }
-    with ThreadPoolExecutor(2) as pool:
+    if not made:
+        yield {}
+        return
+    import runs
+
+    marked = str(tmp_path_factory.getbasetemp())
+    with imported_ahead(marked), ThreadPoolExecutor(2) as pool:
         yield {name: pool.submit(make, tmp_path_factory.mktemp("run")) for name, make in made.items()}
         pool.shutdown(wait=False, cancel_futures=True)
-        if made:
-            import runs
-
-            # Where the tests ended early, runs may still go on.
-            runs.kill_marked(str(tmp_path_factory.getbasetemp()))
+        # Where the tests ended early, runs may still go on.
+        runs.kill_marked(marked)

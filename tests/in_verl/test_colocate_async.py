@@ -20,7 +20,9 @@ def long_run(folder: Path) -> list[Metrics]:
     runs.write_world(folder)
     asked = runs.overrides(folder, "sparroll_colocate_async") | {
         f"+{PREFIX}.schedule": str(Schedule.fixed(64).save(folder / "read64.toml")),
-        f"+{PREFIX}.mismatch.bin_tokens": "64",
+        # A bin is judged by 8 rollouts with tokens of the new weights. How many such tokens a rollout has depends on how
+        # fast the machine trains and samples; enough rollouts of a step or two have some in a bin of 128.
+        f"+{PREFIX}.mismatch.bin_tokens": "128",
         f"+{PREFIX}.rescoring.probe_rollouts": "8",
         f"+{PREFIX}.control.by": "controller",
         f"+{PREFIX}.control.target": "0.97",
@@ -63,8 +65,8 @@ def test_a_rollout_of_two_weights_is_stale_up_to_the_change(steps: list[Metrics]
 def test_the_controllers_budgets_are_in_force_on_the_replica_with_the_new_weights(steps: list[Metrics]) -> None:
     first, last = steps[0], steps[-1]
     assert first["rollout/dense_steps"] == 0 < first["rollout/sparse_steps"]
-    budgets = [last[f"controller/budget_tokens/{start}-{start + 64}"] for start in (64, 128, 192, 256)]
-    assert all(budget >= longest for budget, longest in zip(budgets, (127, 191, 255, 288), strict=True))
+    budgets = [last[f"controller/budget_tokens/{start}-{start + 128}"] for start in (0, 128, 256)]
+    assert all(budget >= longest for budget, longest in zip(budgets, (127, 255, 288), strict=True))
     assert last["rollout/sparse_steps"] == 0 < last["rollout/dense_steps"] and last["rollout/kv_read_share"] == 1
     # Everything is read, so what is left between sampler and trainer is rounding.
     assert abs(last["mismatch/kl_sparse_to_dense"]) < 1e-5
