@@ -117,6 +117,21 @@ def test_what_spans_a_change_is_dropped_and_counted() -> None:
     assert rescorer.take()[1] == RescoringCounts()
 
 
+def test_a_rollout_that_ends_after_the_measurement_counts_with_what_is_taken_next() -> None:
+    rescorer = Rescorer(RescoringSettings())
+    one, dense = rollout(), TokenScores(rollout().sparse_logp, rollout().top_k)
+    rescorer.hold(one, "in time", 0, InForce())
+    (held,) = rescorer.due()
+    rescorer.fold(held, dense)
+    rescorer.hold(one, "late", 0, InForce())
+    first = rescorer.take()[1]
+    assert (first.held, first.measured) == (1, 1)
+    (held,) = rescorer.due()
+    rescorer.fold(held, dense)
+    second = rescorer.take()[1]
+    assert (second.held, second.measured) == (1, 1)
+
+
 def test_checked_rollouts_are_measured_at_once_and_never_read_again() -> None:
     rescorer = Rescorer(RescoringSettings(probe_rollouts=1))
     checked = replace(rollout(), top_k=None, acceptance=torch.tensor([1.0, 0.5, 0.75, 0.75]))

@@ -245,10 +245,12 @@ class Rescorer:
 
     def take(self) -> tuple[dict[str, Tensor], RescoringCounts]:
         """(TailStatistics.packed_state(), what was counted) since the last call. Statistics without a token can be
-        merged."""
-        taken = self.statistics.packed_state(), self.counts
+        merged. A rollout that ended after the last measurement counts with what is taken next."""
+        state, counts, waiting = self.statistics.packed_state(), self.counts, len(self._held)
         self._clear()
-        return taken
+        counts.held -= waiting
+        self.counts.held = waiting
+        return state, counts
 
     def _drop(self, held: HeldRollout) -> bool:
         if held.began.weight_version != self.in_force.weight_version:
