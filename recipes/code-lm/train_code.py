@@ -275,7 +275,7 @@ def run(args: argparse.Namespace, progress: Progress) -> Path:
         "weights_sha256": files.sha256(weights),
         "curve": trainer.curve,
     }
-    seconds = round(trainer.seconds, 1)
+    seconds = round(trainer.seconds, 3)
     config = asked(args) | {"compile": args.compile}
     for path in filter(None, (args.record, args.out / "train.json")):
         records.write(path, KIND, results, config=config, seed=args.seed, wall_seconds=seconds)
