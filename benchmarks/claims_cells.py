@@ -36,7 +36,7 @@ def training() -> Figures:
     losses = [each["results"]["held_out_loss"] for each in found]
     cells = [results(f"code-lm-seed-{seed}-h100", "code_lm_cells") for seed in SEEDS]
     return {
-        "minutes": up(max(each["wall_seconds"] for each in found) / 60),
+        "minutes": up(max(each["wall_seconds"] for each in found) / 60, 1),
         **{f"loss_{seed}": up(loss, 2) for seed, loss in zip(SEEDS, losses, strict=True)},
         "cells": down(min(len(each["cells"]) for each in cells)),
         "asked": down(max(each["cells_asked"] for each in cells)),

@@ -13,7 +13,7 @@ KIND = "code_lm_cells"
 MODELS = {
     "code-lm-seed-0-h100": "code, 88M, seed 0",
     "code-lm-seed-1-h100": "code, 88M, seed 1",
-    "code-lm-study-h200": "study, 30.8M",
+    "code-lm-study-cpu": "study, 30.8M",
     "code-lm-tiny-reasoner-cpu": "tiny-reasoner",
 }
 """Records by name, and the model that each is of."""
@@ -74,27 +74,26 @@ def _least(rows: list[dict[str, Any]], statistic: str) -> str:
     return f"over {rounded_down(min(row['ratio'] for row in of_statistic), 2)}" if of_statistic else ""
 
 
-SHARES = (1 / 16, 1 / 8, 1 / 4, 1 / 2)
+LONG_BUDGETS = (512, 1024, 2048, 4096)
 
 
 def shares() -> str:
-    """Ratios in each model's longest contexts, by which share of the shortest of these the published budget is."""
+    """Ratios in the longest contexts of models that have them, by what the published rule reads there."""
     rows = []
     for model, found in _models():
         begin = max(row["from_context_tokens"] for row in found["ratios"])
         for rule, told in RULES.items():
             for statistic, said in (("q05", "tail"), ("kl_sparse_to_dense", "KL")):
                 its = {
-                    row["published_budget"] / begin: row
+                    row["published_budget"]: row
                     for row in found["ratios"]
                     if (row["rule"], row["statistic"], row["from_context_tokens"]) == (rule, statistic, begin)
                 }
-                if len(its) == len(SHARES):
-                    cells = [
-                        with_interval(its[share]["ratio"], its[share]["low"], its[share]["high"]) for share in SHARES
-                    ]
+                if set(LONG_BUDGETS) <= its.keys():
+                    of = [its[budget] for budget in LONG_BUDGETS]
+                    cells = [with_interval(row["ratio"], row["low"], row["high"]) for row in of]
                     rows.append([model, told, said, *cells])
-    return table(["model", "pages", "same", *(f"1/{round(1 / share)}" for share in SHARES)], rows)
+    return table(["model", "pages", "same", *(f"{budget:,}" for budget in LONG_BUDGETS)], rows)
 
 
 TABLES = {"cells-remainders": remainders, "cells-ratios": ratios, "cells-shares": shares}

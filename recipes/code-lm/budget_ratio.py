@@ -15,10 +15,13 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 from cell_files import Measured, interval, resamplings
 from cells import PUBLISHED, Cell, Rule
+
+from sparroll.errors import UserError
 
 STATISTICS = ("q05", "kl_sparse_to_dense")
 LEAST_SHARE, MOST_SHARE = 1 / 16, 1 / 2
@@ -112,13 +115,11 @@ class RatioCurve:
 
     from_context_tokens: int
     shares: tuple[float, ...]
-    """Of the bin's shortest context, rising."""
+    """Of the bin's mean context, rising."""
     ratios: tuple[float, ...]
 
-    def at(self, share: float) -> float | None:
-        """Linear in log(share); None below what was measured, and above 1."""
-        if not self.shares[0] <= share <= self.shares[-1]:
-            return None
+    def at(self, share: float) -> float:
+        """Linear in log(share). Below what was measured it is the ratio of the smallest share."""
         return float(np.interp(math.log(share), np.log(self.shares), self.ratios))
 
 
@@ -127,41 +128,35 @@ class SmallestRatio:
     """The smallest ratio of a rule over models and statistics, at a context and a published budget. Small units gain most
     where little of a long context is read, and nothing where all of it is.
 
-    Each model speaks with its bin of the longest contexts that are not longer, and only for shares from its smallest one
-    on. Below those of all models the ratio is that of the smallest share.
+    Each model speaks with its bin of the longest contexts that are not longer, or with its first one.
     """
 
     models: tuple[tuple[RatioCurve, ...], ...]
     """The curves of each model and statistic, by rising contexts."""
 
     @staticmethod
-    def of(models: Iterable[Sequence[Ratio]], rule: str) -> SmallestRatio:
-        """From the rows of each model. A row that bounds its ratio from below counts only where the bin has no others."""
+    def of(models: Iterable[tuple[Sequence[Ratio], Sequence[int]]], rule: str) -> SmallestRatio:
+        """From the rows and the bins' edges of each model. A row that bounds its ratio from below counts only where the bin
+        has no others. Raises UserError for one that bounds it from above."""
         found = []
-        for rows in models:
+        for rows, edges in models:
+            ends = dict(pairwise(edges))
             for statistic in STATISTICS:
                 mine = [row for row in rows if (row.rule, row.statistic) == (rule, statistic)]
                 by_bin: dict[int, list[Ratio]] = {}
                 for row in sorted(mine, key=lambda row: (row.from_context_tokens, row.published_budget)):
                     by_bin.setdefault(row.from_context_tokens, []).append(row)
-                curves = [_curve(begin, its) for begin, its in by_bin.items()]
+                curves = [_curve(begin, ends[begin], its) for begin, its in by_bin.items()]
                 if curves:
                     found.append(tuple(curves))
         assert found, f"no model has a ratio of {rule}"
         return SmallestRatio(tuple(found))
 
     def at(self, context_tokens: int, published_budget: int) -> float:
-        share = published_budget / context_tokens
-        spoken, least = [], []
-        for curves in self.models:
-            curve = [each for each in curves if each.from_context_tokens <= context_tokens or each is curves[0]][-1]
-            spoken.append(curve.at(share))
-            least.append((curve.shares[0], curve.ratios[0]))
-        known = [each for each in spoken if each is not None]
-        if known:
-            return min(known)
-        smallest_share = min(share for share, _ in least)
-        return 1.0 if share > smallest_share else min(ratio for known, ratio in least if known == smallest_share)
+        def curve(of: tuple[RatioCurve, ...]) -> RatioCurve:
+            return [each for each in of if each.from_context_tokens <= context_tokens or each is of[0]][-1]
+
+        return min(curve(of).at(published_budget / context_tokens) for of in self.models)
 
     def places(self, begin: int, end: int | None, published_budget: int) -> list[int]:
         """Contexts in [begin, end) at which a curve bends, or another bin speaks, `begin` among them."""
@@ -171,9 +166,17 @@ class SmallestRatio:
         return sorted({begin, *(each for each in found if begin < each and (end is None or each < end))})
 
 
-def _curve(begin: int, rows: list[Ratio]) -> RatioCurve:
-    """Where all of the context is read, both rules read it: the ratio is 1 there without a measurement."""
-    told = [row for row in rows if row.bound != "at least"] or rows
-    points = [*((row.published_budget / begin, row.ratio) for row in told), (1.0, 1.0)]
+def _curve(begin: int, end: int, rows: list[Ratio]) -> RatioCurve:
+    """A bin's statistics are of all its tokens, so they stand for its mean context. Where all of a context is read, both
+    rules read it: the ratio is 1 there without a measurement."""
+    worse = [row for row in rows if row.bound == "at most"]
+    if worse:
+        raise UserError(
+            f"with its largest budget {worse[0].rule} is still worse than {worse[0].published_budget:,} published tokens "
+            f"from {begin:,} on: its ratio is only bounded",
+            "measure larger budgets, or take another --rule",
+        )
+    told = [row for row in rows if row.bound is None] or rows
+    points = [*((2 * row.published_budget / (begin + end), row.ratio) for row in told), (1.0, 1.0)]
     shares, ratios = zip(*points, strict=True)
     return RatioCurve(begin, shares, ratios)

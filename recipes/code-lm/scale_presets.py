@@ -111,7 +111,10 @@ def from_records(
     if cell["layer_budgets"] != "even":
         raise UserError(f"{rule} has budgets by layer, which presets have not", "take a rule without them")
     source = f"the smallest of {rule} at equal {' and '.join(statistics)}, models: {len(results)}"
-    rows = [[Ratio(**row) for row in result["ratios"] if row["statistic"] in statistics] for result in results.values()]
+    rows = [
+        ([Ratio(**row) for row in result["ratios"] if row["statistic"] in statistics], result["bins"])
+        for result in results.values()
+    ]
     return make_selector(cell["selector"]), tuple(cell["dense_layers"]), SmallestRatio.of(rows, rule), source
 
 

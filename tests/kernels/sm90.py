@@ -102,7 +102,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         tile = min(max(paged.SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), paged.MOST_SCORED_UNITS)
         for its_tile in (tile, tile // 2) if layouts else (tile,):
             name = f"scores of {unit} x {bits}, {its_tile} units"
-            layout = triton_score_codes.ScoreLayout.default(its_tile, 4 * row_words)
+            layout = triton_score_codes.ScoreLayout.default(its_tile, bits)
             options = {
                 "num_warps": layout.warps, "maxnreg": layout.most_registers, "enable_fp_fusion": False,
             }  # fmt: skip
@@ -117,7 +117,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
             yield f"index of {unit} x {bits}", triton_index._quantized_mean, constants, {"num_warps": 2}
     tile = paged.Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
     attend = {
-        "UNIT_SHIFT": 2, "BLOCK_SHIFT": 2, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
+        "UNIT_SHIFT": 2, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
         "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip

@@ -302,6 +302,11 @@ def test_what_lies_past_the_budget_is_not_read() -> None:
     assert_attends(cache, ids, cache.attended(next(rubbish), budgets, "triton", pages_RHN=next(rubbish)))
 
 
+def test_blocks_may_hold_any_number_of_units() -> None:
+    for unit, block_tokens in ((16, 48), (4, 24), (1, 7)):
+        assert_same_attention(paged_cache([100, 17, 0, 200], unit, block_tokens))
+
+
 def test_layers_follow_each_other_and_what_lay_in_the_workspace_before_the_plan_does_not_count() -> None:
     cache = paged_cache([17, 0, 100, 1, 111, 257], 4).index_written()
     budgets = budgets_of(cache)

@@ -231,35 +231,39 @@ def ratio_row(
     return budget_ratio.Ratio(FINE.name, statistic, begin, published, ratio, ratio, ratio, bound)
 
 
-SHORT = [ratio_row(1024, 512, 1.5), ratio_row(1024, 64, 2.5)]
-LONG = [*SHORT, ratio_row(8192, 512, 6.0), ratio_row(8192, 1024, 4.0), ratio_row(8192, 4096, 2.0)]
-OTHER = [ratio_row(8192, 1024, 3.0, "kl_sparse_to_dense")]
+SHORT = [ratio_row(1024, 768, 1.5), ratio_row(1024, 96, 2.5)]
+LONG = [*SHORT, ratio_row(8192, 768, 6.0), ratio_row(8192, 1536, 4.0), ratio_row(8192, 6144, 2.0)]
+OTHER = [ratio_row(8192, 1536, 3.0, "kl_sparse_to_dense")]
+EDGES = (1024, 2048, 8192, 16_384)
 
 
 def test_a_ratio_is_that_of_the_share_which_is_read_and_the_smallest_of_the_models() -> None:
-    one = budget_ratio.SmallestRatio.of([LONG], FINE.name)
-    # The bin of the longest contexts that are not longer, linear in the logarithm of the share.
-    assert one.at(8192, 512) == one.at(16_384, 1024) == pytest.approx(6.0)
-    assert one.at(16_384, 4096) == pytest.approx(3.0)
-    assert one.at(2048, 1024) == pytest.approx(1.5)
+    one = budget_ratio.SmallestRatio.of([(LONG, EDGES)], FINE.name)
+    # Rows of a bin stand for its mean context: 12,288, or 1,536. Of other shares, linear in their logarithm.
+    assert one.at(12_288, 768) == one.at(8192, 512) == one.at(16_384, 1024) == pytest.approx(6.0)
+    assert one.at(12_288, 3072) == pytest.approx(3.0)
+    # The bin of the longest contexts that are not longer, or the first one.
+    found = [one.at(8191, 4096), one.at(1536, 768), one.at(512, 256)]
+    assert found == pytest.approx([1.5] * 3, abs=1e-3)
     # All of a context is read by both, and less than was measured is taken for the least that was.
     assert one.at(8192, 8192) == one.at(8192, 9000) == 1.0
-    assert one.at(8192, 256) == pytest.approx(6.0)
-    assert one.at(500, 20) == pytest.approx(2.5)
-    two = budget_ratio.SmallestRatio.of([LONG, OTHER], FINE.name)
-    # The other model has nothing to say of a sixteenth.
-    assert two.at(8192, 512) == pytest.approx(6.0) and two.at(8192, 1024) == pytest.approx(3.0)
+    assert one.at(12_288, 96) == pytest.approx(6.0)
+    two = budget_ratio.SmallestRatio.of([(LONG, EDGES), (OTHER, EDGES)], FINE.name)
+    assert two.at(12_288, 768) == two.at(12_288, 1536) == pytest.approx(3.0)
 
 
-def test_a_bound_from_below_counts_only_where_a_bin_has_nothing_else() -> None:
-    bound = ratio_row(8192, 1024, 1.1, bound="at least")
-    assert budget_ratio.SmallestRatio.of([[*LONG, bound]], FINE.name).at(8192, 1024) == pytest.approx(4.0)
-    assert budget_ratio.SmallestRatio.of([[bound]], FINE.name).at(8192, 1024) == pytest.approx(1.1)
+def test_a_bound_from_below_counts_only_where_a_bin_has_nothing_else_and_one_from_above_never() -> None:
+    bound = ratio_row(8192, 1536, 1.1, bound="at least")
+    assert budget_ratio.SmallestRatio.of([([*LONG, bound], EDGES)], FINE.name).at(12_288, 1536) == pytest.approx(4.0)
+    assert budget_ratio.SmallestRatio.of([([bound], EDGES)], FINE.name).at(12_288, 1536) == pytest.approx(1.1)
+    worse = ratio_row(8192, 3072, 0.8, bound="at most")
+    with pytest.raises(UserError, match="still worse than 3,072 published tokens from 8,192 on"):
+        budget_ratio.SmallestRatio.of([([*LONG, worse], EDGES)], FINE.name)
 
 
 def test_budgets_are_divided_by_the_ratio_at_their_place_and_never_fall() -> None:
     preset = Schedule.load("qwen3-1.7b-0.86")
-    found = budget_ratio.SmallestRatio.of([LONG, OTHER], FINE.name)
+    found = budget_ratio.SmallestRatio.of([(LONG, EDGES), (OTHER, EDGES)], FINE.name)
     made = scale_presets.scaled(preset, FINE.selector(), (0,), found, "made up")
     contexts = [1, 600, 2000, 8191, 8192, 17_000, 20_000, 33_000, 70_000, 1 << 20]
     budgets = [made.kv_budget_tokens(context) for context in contexts]
@@ -268,7 +272,7 @@ def test_budgets_are_divided_by_the_ratio_at_their_place_and_never_fall() -> Non
         # Never less than the published one over the ratio, at any context of a step.
         assert budget >= preset.kv_budget_tokens(context) / found.at(context, preset.kv_budget_tokens(context))
     assert made.made_by is not None and made.made_by["budget_ratio"] == pytest.approx(4096 / budgets[-1], abs=1e-4)
-    nothing = budget_ratio.SmallestRatio.of([[ratio_row(8192, 1024, 0.9)]], FINE.name)
+    nothing = budget_ratio.SmallestRatio.of([([ratio_row(8192, 1024, 0.9)], EDGES)], FINE.name)
     with pytest.raises(UserError, match="nothing is gained"):
         scale_presets.scaled(preset, FINE.selector(), (0,), nothing, "made up")
 

@@ -1,7 +1,6 @@
-"""Our scores in the place of vLLM's: for what a rollout asks for, and for nothing else. On a GPU also that both agree, and
-that a worker which asked for sparroll has them:
+"""Our scores in the place of vLLM's: for what a rollout asks for, and for nothing else. On a GPU also that both agree:
 
-    python -m pytest -n0 -q tests/vllm/test_scores.py
+python -m pytest -n0 -q tests/vllm/test_scores.py
 """
 
 from __future__ import annotations

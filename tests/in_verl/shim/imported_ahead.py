@@ -7,7 +7,8 @@ A process of a run takes five to ten seconds to import torch, vLLM and verl, and
 environment, folder, open files. A fork goes on from there. The process that was started stays as the fork's face towards
 its parent: it passes signals on, ends as the fork does, and when it is killed, the fork is killed. The command of a run
 and Ray's own services start as ever. Nothing of ours is imported ahead, so a process that forgets to import one of our
-modules still goes without it.
+modules still goes without it. What the forks share, unlike processes that start anew: the seed of Python's hashes, and
+vLLM, datasets and peft in `sys.modules`, so that a forgotten import of these does not show here.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ BEYOND = 400
 
 def is_handed_over(arguments: list[str]) -> bool:
     """Whether these start a worker of Ray or a process of vLLM's."""
-    return arguments[-1:] == ["--multiprocessing-fork"] or arguments[0].endswith(
+    return arguments[-1:] == ["--multiprocessing-fork"] or "".join(arguments[:1]).endswith(
         "/ray/_private/workers/default_worker.py"
     )
 
@@ -63,11 +64,18 @@ def hand_over(socket_path: str) -> None:
                 os.close(number)
         answers = face.makefile()
         fork = int(answers.readline())
+
+        def pass_on(number: int, _: object) -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(fork, number)
+
         for each in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(each, lambda number, _: os.kill(fork, number))
+            signal.signal(each, pass_on)
         code = os.waitstatus_to_exitcode(int(answers.readline()))
         if code < 0:
-            signal.signal(-code, signal.SIG_DFL)
+            # Nobody handles SIGKILL, and Python refuses to say so.
+            with contextlib.suppress(OSError):
+                signal.signal(-code, signal.SIG_DFL)
             os.kill(os.getpid(), -code)
         os._exit(code)
     except BaseException as error:
@@ -112,7 +120,7 @@ def serve(listener: socket.socket) -> Started:
                     continue
                 number = os.fork()
                 if number == 0:
-                    started.given["environment"] |= changed
+                    started.given["environment"] = changed | started.given["environment"]
                     return started
                 for file in started.received:
                     os.close(file)

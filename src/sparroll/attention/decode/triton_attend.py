@@ -47,7 +47,6 @@ def paged_decode(
     unit, tile = selector.unit_tokens, workspace.tile
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
     per_block = keys_PBHD.shape[1] // unit
-    assert per_block & (per_block - 1) == 0, "units and blocks are powers of two"
     _gather[(workspace.programs,)](
         query_RHGD,
         keys_PBHD,
@@ -73,7 +72,7 @@ def paged_decode(
         unit_ids_RHN.shape[2],
         requests,
         UNIT_SHIFT=unit.bit_length() - 1,
-        BLOCK_SHIFT=per_block.bit_length() - 1,
+        UNITS_PER_BLOCK=per_block,
         HEADS=heads,
         G=group,
         D=dim,
@@ -127,7 +126,7 @@ def _gather(
     most_units,
     requests,
     UNIT_SHIFT: tl.constexpr,
-    BLOCK_SHIFT: tl.constexpr,
+    UNITS_PER_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
     G: tl.constexpr,
     D: tl.constexpr,
@@ -140,8 +139,7 @@ def _gather(
     COMPILED: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    """UNIT_SHIFT, BLOCK_SHIFT: logarithms of a unit's tokens and a block's units. Shifts and masks take four instructions
-    less than a division of signed numbers, for every token.  ALIKE: keys and values have the same strides."""
+    """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides."""
     after_previous(launch_pdl)
     at, end = stretch(read_before, requests, HEADS)
     member = tl.arange(0, LANES_G)
@@ -172,7 +170,7 @@ def _gather(
         )
         slot = first_tile * TILE + tl.arange(0, TILE)
         page = _look_up(
-            ids_row, pages_row, table_row, slot, chosen_units, most_units, UNIT_SHIFT, BLOCK_SHIFT, WITH_PAGES
+            ids_row, pages_row, table_row, slot, chosen_units, most_units, UNIT_SHIFT, UNITS_PER_BLOCK, WITH_PAGES
         )
         # Of the listed tokens, those of an incomplete last unit do not exist yet.
         listed = chosen_units << UNIT_SHIFT
@@ -192,12 +190,13 @@ def _gather(
                 chosen_units,
                 most_units,
                 UNIT_SHIFT,
-                BLOCK_SHIFT,
+                UNITS_PER_BLOCK,
                 WITH_PAGES,
             )
             visible = slot < listed
-            block = (page >> BLOCK_SHIFT).to(tl.int64)
-            token = ((page & ((1 << BLOCK_SHIFT) - 1)) << UNIT_SHIFT) + (slot & ((1 << UNIT_SHIFT) - 1))
+            block, unit = _parted(page, UNITS_PER_BLOCK)
+            block = block.to(tl.int64)
+            token = (unit << UNIT_SHIFT) + (slot & ((1 << UNIT_SHIFT) - 1))
             # Where D fills its lanes, the mask is one per row and each load stays 128 bits wide.
             readable = visible[:, None]
             if D != LANES_D:
@@ -281,6 +280,16 @@ def _prefetch(places):
 
 @triton.jit
 @no_type_check
+def _parted(number, PARTS: tl.constexpr):
+    """Quotient and rest of numbers that are 0 or more, as unsigned ones: where PARTS is a power of two, that is a shift and
+    a mask, four instructions less than for signed ones."""
+    unsigned = number.to(tl.uint32, bitcast=True)
+    quotient = (unsigned // PARTS).to(tl.int32)
+    return quotient, number - quotient * PARTS
+
+
+@triton.jit
+@no_type_check
 def _look_up(
     ids_row,
     pages_row,
@@ -289,7 +298,7 @@ def _look_up(
     chosen_units,
     most_units,
     UNIT_SHIFT: tl.constexpr,
-    BLOCK_SHIFT: tl.constexpr,
+    UNITS_PER_BLOCK: tl.constexpr,
     WITH_PAGES: tl.constexpr,
 ):
     """Where the units of listed tokens lie: block * units per block + unit in it. Past what is listed this is rubbish."""
@@ -299,9 +308,8 @@ def _look_up(
         page = tl.load(pages_row + column, mask=column < most_units, other=0)
     else:
         listed = column < chosen_units
-        unit = tl.load(ids_row + column, mask=listed, other=0)
-        block = tl.load(table_row + (unit >> BLOCK_SHIFT), mask=listed, other=0).to(tl.int32)
-        page = (block << BLOCK_SHIFT) + (unit & ((1 << BLOCK_SHIFT) - 1))
+        column, unit = _parted(tl.load(ids_row + column, mask=listed, other=0), UNITS_PER_BLOCK)
+        page = tl.load(table_row + column, mask=listed, other=0).to(tl.int32) * UNITS_PER_BLOCK + unit
     return page
 
 

@@ -48,10 +48,10 @@ class ScoreLayout:
     programs_per_multiprocessor: int = 6
 
     @staticmethod
-    def default(tile_units: int, row_bytes: int) -> ScoreLayout:
-        """For tiles of so many units with rows of so many bytes. Measured on an H200 and an H100 for 128 channels: rows of
-        20 bytes (1 x 1) take many small programs; of 36 and 68 bytes (2 x 2, 4 x 4) fewer."""
-        return ScoreLayout(2, 16) if tile_units <= 128 and row_bytes <= 32 else ScoreLayout()
+    def default(tile_units: int, bits: int) -> ScoreLayout:
+        """Measured on an H200 and an H100 for 128 channels: units of 1 bit take many small programs, those of 2 x 2 and 4 x
+        4 fewer."""
+        return ScoreLayout(2, 16) if tile_units <= 128 and bits == 1 else ScoreLayout()
 
     @property
     def most_registers(self) -> int:
@@ -78,7 +78,7 @@ def score_units(
     unit, held, row_words = selector.unit_tokens, selector.scale_at(dim) // 4, words.shape[3]
     align, units_per_block = loaded_bytes(selector, dim) // 4, index_PSHW.shape[1]
     tile = workspace.scored_tile_units
-    layout = layout or ScoreLayout.default(tile, 4 * row_words)
+    layout = layout or ScoreLayout.default(tile, selector.bits)
     compiled = query_RHGD.is_cuda and torch.version.hip is None
     _score_codes[(programs or workspace.processors * layout.programs_per_multiprocessor,)](
         query_RHGD,

@@ -20,7 +20,8 @@ class SparseWorker(Worker, WorkerExtension):
 
     def compile_or_warm_up_model(self) -> Any:
         model = self.vllm_config.model_config
-        if in_vllm.take_over():
+        # The older runner has a sampler of its own.
+        if self.use_v2_model_runner and in_vllm.take_over():
             in_vllm.compile_ahead(model.get_vocab_size(), model.dtype, self.device)
         done = super().compile_or_warm_up_model()
         self.sparroll_reset_report()
