@@ -68,9 +68,9 @@ def scaled(
     ends = [step.from_context_tokens for step in preset.steps[1:]]
     for step, end in zip(preset.steps, [*ends, None], strict=True):
         begin, published = step.from_context_tokens, int(step.kv_budget_tokens)
-        places = [begin] if isinstance(ratio, float) else ratio.places(begin, end, published)
+        places = ratio.places(begin, end, published) if isinstance(ratio, SmallestRatio) else [begin]
         for first, last in zip(places, [*places[1:], end], strict=True):
-            its = ratio if isinstance(ratio, float) else _over(ratio, first, last, published)
+            its = _over(ratio, first, last, published) if isinstance(ratio, SmallestRatio) else ratio
             budget = max(int(steps[-1].kv_budget_tokens), -int(-published / its // unit) * unit)
             if steps[-1].from_context_tokens == first:
                 steps[-1] = Step(first, budget)
@@ -79,10 +79,10 @@ def scaled(
     whole = int(preset.steps[-1].kv_budget_tokens) / int(steps[-1].kv_budget_tokens)
     if whole <= 1:
         raise UserError(f"the smallest ratio is {whole:g}: nothing is gained by this rule", "take another --rule")
-    told = f"{ratio:.4g}" if isinstance(ratio, float) else "their ratio by context and budget"
+    told = "their ratio by context and budget" if isinstance(ratio, SmallestRatio) else f"{ratio:.4g}"
     made_by = {
         "source": f"budgets of {preset.name} divided by {told}, {source}",
-        "budget_ratio": ratio if isinstance(ratio, float) else round(whole, 4),
+        "budget_ratio": round(whole, 4) if isinstance(ratio, SmallestRatio) else float(ratio),
         "caveat": CAVEAT,
     }
     return dataclasses.replace(

@@ -289,7 +289,7 @@ def test_presets_are_divided_by_the_smallest_ratio_of_all_models_and_say_so(
     preset = Schedule.load("qwen3-1.7b-0.86")
     made = scale_presets.scaled(preset, FINE.selector(), (0,), 3.0, "made up")
     assert made.kv_budget_tokens(17_000) == 1196 == -(-3584 // 3 // 4) * 4 and made.dense_layers == (0,)
-    assert scale_presets.scaled(preset, FINE.selector(), (0, 1), 100.0, "made up").kv_budget_tokens(0) == 52
+    assert scale_presets.scaled(preset, FINE.selector(), (0, 1), 100, "made up").kv_budget_tokens(0) == 52
     assert preset.caveat is None
     # Whatever shows the schedule says what it is.
     path, said = made.save(tmp_path / "scaled.toml"), "scaled, to be calibrated on the real model"
