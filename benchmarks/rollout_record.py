@@ -93,7 +93,7 @@ def of_fine(options: argparse.Namespace, found: Measured, request_set: str) -> d
 
 
 def misses_target(options: argparse.Namespace, found: Measured, request_set: str) -> bool:
-    target = fine_schedule.target(options.model, request_set)
+    target = fine_schedule.TARGETS.get(options.model, {}).get(request_set)
     return target is not None and compared(options, found, "fine", request_set)["speedup"] < target
 
 

@@ -158,13 +158,6 @@ class SmallestRatio:
 
         return min(curve(of).at(published_budget / context_tokens) for of in self.models)
 
-    def places(self, begin: int, end: int | None, published_budget: int) -> list[int]:
-        """Contexts in [begin, end) at which a curve bends, or another bin speaks, `begin` among them."""
-        shares = {share for curves in self.models for curve in curves for share in curve.shares}
-        bins = {curve.from_context_tokens for curves in self.models for curve in curves}
-        found = {math.ceil(published_budget / share) for share in shares} | bins
-        return sorted({begin, *(each for each in found if begin < each and (end is None or each < end))})
-
 
 def _curve(begin: int, end: int, rows: list[Ratio]) -> RatioCurve:
     """A bin's statistics are of all its tokens, so they stand for its mean context. Where all of a context is read, both

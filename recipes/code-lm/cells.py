@@ -10,7 +10,7 @@ from sparroll.schedule import Schedule, Step
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
 """Tokens that a sparse layer reads, the first 16 and the last 32 included."""
-FEW_BUDGETS = (128, 256, 512)
+FEW_BUDGETS = (128, 256, 512, 1024)
 FIRST_TOKENS, RECENT_TOKENS = 16, 32
 PUBLISHED_DENSE = (0, 1)
 UNITS = BITS = (1, 2, 4, 8)
@@ -86,20 +86,23 @@ class Cell:
 def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     """All cells whose budget leaves something out of the longest context. remainder: also each rule that can have one
     with a summary of what is not read."""
+    four, two = Rule("quantized_mean", 4, 4), Rule("quantized_mean", 2, 2)
     fine = [Rule("quantized_mean", *each) for each in SAME_BYTES]
     others = [Rule("quantized_mean", g, b) for g in UNITS for b in BITS if (g, b) not in SAME_BYTES]
-    whole = [PUBLISHED, *fine, Rule("oracle_token", 1), Rule("quest", 16)]
-    layers = [PUBLISHED, Rule("quantized_mean", 4, 4), Rule("quantized_mean", 2, 2)]
+    layers = [dataclasses.replace(rule, dense_layers=dense) for dense in ((0,), ()) for rule in (PUBLISHED, four, two)]
+    shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in ("early", "late")]
+    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two)]
     if remainder:
-        whole += [summed(rule) for rule in (PUBLISHED, *fine)]
-        layers += [summed(rule) for rule in layers]
-    few = [dataclasses.replace(rule, dense_layers=dense) for dense in ((0,), ()) for rule in layers]
-    few += [dataclasses.replace(rule, shape=shape) for rule in layers[:2] for shape in ("early", "late")]
-    few += [*others, Rule("oracle_page", 16)]
+        rules += [(summed(rule), BUDGETS) for rule in (four, two)]
+    rules += [(rule, FEW_BUDGETS) for rule in layers]
     if remainder:
-        few += [summed(rule) for rule in others]
-    cells = [Cell(rule, budget) for rule in whole for budget in BUDGETS]
-    cells += [Cell(rule, budget) for rule in few for budget in FEW_BUDGETS]
+        rules += [(summed(rule), FEW_BUDGETS) for rule in layers]
+    rules += [(rule, FEW_BUDGETS) for rule in shapes]
+    rules += [(rule, BUDGETS) for rule in (*fine, Rule("oracle_token", 1), Rule("quest", 16))]
+    rules += [(rule, FEW_BUDGETS) for rule in (*others, Rule("oracle_page", 16))]
+    if remainder:
+        rules += [(summed(rule), FEW_BUDGETS) for rule in (PUBLISHED, *fine, *others)]
+    cells = dict.fromkeys(Cell(rule, budget) for rule, budgets in rules for budget in budgets)
     return [cell for cell in cells if cell.budget < longest_tokens and _is_possible(cell)]
 
 

@@ -3,8 +3,10 @@
     python recipes/code-lm/scale_presets.py --records runs/code-lm/seed-*/cells/cells.json runs/code-lm/study/cells.json \\
         --rule quantized_mean-4x4 --presets qwen3-1.7b-0.86 --out runs/code-lm/presets
 
-A ratio depends on how much of a context is read, so each step is cut where the curves of the ratios bend, and its parts
-are divided by the smallest ratio of all models and statistics there. Budgets never fall with the context.
+A ratio depends on how much of a context is read. It is measured in a bin of lengths in which both rules have one budget,
+and a step of a published schedule is such a bin: its budget is divided by the smallest ratio of all models and statistics
+at the share that it is of the step's mean context. So the tail is that of the published rule over each step, not at each
+of its lengths. Budgets never fall with the context.
 
 The ratios come from small models, not from those that the presets are for. So each file says that it is scaled and to be
 calibrated on the real model, where `sparroll schedule show` and `sparroll plan` repeat it.
@@ -31,8 +33,9 @@ from sparroll.schedule import Schedule, Step  # noqa: E402
 
 KIND = "code_lm_cells"
 CAVEAT = "scaled, to be calibrated on the real model"
-FAR_TOKENS = 1 << 22
-"""A context longer than any."""
+LONGEST_PUBLISHED = 32_768
+"""Where the last step of a published schedule ends, unless it begins behind this: the longest responses of
+benchmarks/request_sets.py."""
 
 
 def smallest_of_models(
@@ -65,21 +68,20 @@ def scaled(
             f"{preset.name} has budgets by groups of layers, and the ratios do not", "take a preset without them"
         )
     unit, steps = selector.unit_tokens, [Step(0, selector.least_budget_tokens)]
-    ends = [step.from_context_tokens for step in preset.steps[1:]]
-    for step, end in zip(preset.steps, [*ends, None], strict=True):
+    ends = [*(step.from_context_tokens for step in preset.steps[1:]), LONGEST_PUBLISHED]
+    for step, end in zip(preset.steps, ends, strict=True):
         begin, published = step.from_context_tokens, int(step.kv_budget_tokens)
-        places = ratio.places(begin, end, published) if isinstance(ratio, SmallestRatio) else [begin]
-        for first, last in zip(places, [*places[1:], end], strict=True):
-            its = _over(ratio, first, last, published) if isinstance(ratio, SmallestRatio) else ratio
-            budget = max(int(steps[-1].kv_budget_tokens), -int(-published / its // unit) * unit)
-            if steps[-1].from_context_tokens == first:
-                steps[-1] = Step(first, budget)
-            elif budget != steps[-1].kv_budget_tokens:
-                steps.append(Step(first, budget))
+        mean_context = (begin + max(begin, end)) // 2
+        its = ratio.at(max(mean_context, 1), published) if isinstance(ratio, SmallestRatio) else ratio
+        budget = max(int(steps[-1].kv_budget_tokens), -int(-published / its // unit) * unit)
+        if steps[-1].from_context_tokens == begin:
+            steps[-1] = Step(begin, budget)
+        elif budget != steps[-1].kv_budget_tokens:
+            steps.append(Step(begin, budget))
     whole = int(preset.steps[-1].kv_budget_tokens) / int(steps[-1].kv_budget_tokens)
     if whole <= 1:
         raise UserError(f"the smallest ratio is {whole:g}: nothing is gained by this rule", "take another --rule")
-    told = "their ratio by context and budget" if isinstance(ratio, SmallestRatio) else f"{ratio:.4g}"
+    told = "their ratio by the share of the context" if isinstance(ratio, SmallestRatio) else f"{ratio:.4g}"
     made_by = {
         "source": f"budgets of {preset.name} divided by {told}, {source}",
         "budget_ratio": round(whole, 4) if isinstance(ratio, SmallestRatio) else float(ratio),
@@ -93,11 +95,6 @@ def scaled(
         made_by=made_by,
         name=f"{preset.name}-scaled",
     )
-
-
-def _over(ratio: SmallestRatio, first: int, last: int | None, published: int) -> float:
-    """The smallest ratio over contexts between which no curve bends. last: None without an end."""
-    return min(ratio.at(context, published) for context in (max(first, 1), FAR_TOKENS if last is None else last - 1))
 
 
 def from_records(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import hashlib
 import sys
 from pathlib import Path
@@ -261,16 +262,21 @@ def test_a_bound_from_below_counts_only_where_a_bin_has_nothing_else_and_one_fro
         budget_ratio.SmallestRatio.of([([*LONG, worse], EDGES)], FINE.name)
 
 
-def test_budgets_are_divided_by_the_ratio_at_their_place_and_never_fall() -> None:
+def test_budgets_are_divided_by_the_ratio_at_their_steps_mean_context_and_never_fall() -> None:
     preset = Schedule.load("qwen3-1.7b-0.86")
     found = budget_ratio.SmallestRatio.of([(LONG, EDGES), (OTHER, EDGES)], FINE.name)
     made = scale_presets.scaled(preset, FINE.selector(), (0,), found, "made up")
-    contexts = [1, 600, 2000, 8191, 8192, 17_000, 20_000, 33_000, 70_000, 1 << 20]
-    budgets = [made.kv_budget_tokens(context) for context in contexts]
+    begins = [step.from_context_tokens for step in preset.steps]
+    budgets = [int(made.kv_budget_tokens(begin)) for begin in begins]
     assert budgets == sorted(budgets)
-    for context, budget in zip(contexts, budgets, strict=True):
-        # Never less than the published one over the ratio, at any context of a step.
-        assert budget >= preset.kv_budget_tokens(context) / found.at(context, preset.kv_budget_tokens(context))
+    reached = 0
+    for begin, end, budget in zip(begins, [*begins[1:], 32_768], budgets, strict=True):
+        published = preset.kv_budget_tokens(begin)
+        units = math.ceil(published / found.at((begin + end) // 2, published) / FINE.unit_tokens)
+        reached = max(reached, units * FINE.unit_tokens)
+        assert budget == reached and made.kv_budget_tokens(end - 1) == budget
+    # 4,096 tokens are .161 of 25,384. The other model has 3 at .125 and 1 at 1, so 3 - 2 ln(.161 / .125) / ln(8) = 2.76.
+    assert budgets[-1] == 1488
     assert made.made_by is not None and made.made_by["budget_ratio"] == pytest.approx(4096 / budgets[-1], abs=1e-4)
     nothing = budget_ratio.SmallestRatio.of([([ratio_row(8192, 1024, 0.9)], EDGES)], FINE.name)
     with pytest.raises(UserError, match="nothing is gained"):

@@ -248,13 +248,13 @@ def test_a_missed_target_brings_a_profile_of_the_middle_moment_into_the_record(
     assert profile["groups_ms"] == {"scores": 0.5, "idle, host": 9.5} and "scores" in profile["floors_ms"]
 
 
-def test_on_another_gpu_no_target_is_missed(
+def test_on_another_gpu_there_is_no_target_and_a_slower_step_is_profiled(
     rollout: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rollout.vllm_engines, "device_name", lambda: "h100")
     out = call(rollout, tmp_path, "other", "--windows", "2")
     found = records.read(out / "rollout-qwen3-1.7b-drained-fine-h100.json", "rollout")["results"]
-    assert (found["target_speedup"], found["profile"]) == (None, None)
+    assert found["target_speedup"] is None and found["profile"]["groups_ms"]
 
 
 def test_a_call_with_a_bound_gives_each_engine_a_share_and_says_what_is_missing(

@@ -139,7 +139,7 @@ def test_the_correction_makes_weights_of_gaussian_keys_right_on_average() -> Non
 @each_selector
 def test_all_positions_at_once_are_the_decode_steps(selector: Selector, monkeypatch: pytest.MonkeyPatch) -> None:
     # Chunks of 32 positions: the first two are dense, the third one in part.
-    monkeypatch.setattr(masked_remainder, "_LOGITS_AT_ONCE", 1)
+    monkeypatch.setitem(masked_remainder._LOGITS_AT_ONCE, "cpu", 1)
     tokens, prompt, budget = 133, 70, 80
     assert selector.remainder is not None
     query, keys, values = torch.randn(3, 1, HEADS, GROUP, tokens, DIM, generator=torch.Generator().manual_seed(5))

@@ -16,8 +16,8 @@ from sparroll.attention.masked.unit_bitmap import WORD_POSITIONS, unpack
 from sparroll.attention.selectors.base import Selector
 from sparroll.errors import UserError
 
-_LOGITS_AT_ONCE = 1 << 24
-"""Logits of a chunk: 64 MB in fp32."""
+_LOGITS_AT_ONCE = {"cpu": 1 << 24, "cuda": 1 << 27}
+"""Logits of a chunk: 64 MB in fp32, and on a GPU, where smaller chunks would wait for their launches, 512 MB."""
 
 
 def masked_attention(
@@ -36,14 +36,18 @@ def masked_attention(
     with torch.autocast(query_BASD.device.type, enabled=False):
         groups = selector.build_groups(*(held.unflatten(2, (-1, group_tokens)) for held in padded))
         index = selector.build_index(padded[0].unflatten(2, (-1, unit)))[:, :, :units]
-        chunk = max(1, _LOGITS_AT_ONCE // (batch * all_heads * tokens * WORD_POSITIONS)) * WORD_POSITIONS
+        at_once = _LOGITS_AT_ONCE.get(query_BASD.device.type, 1 << 24)
+        chunk = max(1, at_once // (batch * all_heads * tokens * WORD_POSITIONS)) * WORD_POSITIONS
         parts = []
         for begin in range(0, tokens, chunk):
             end = min(begin + chunk, tokens)
+            # What lies behind the chunk's last position is neither read nor summed up.
+            seen = -(-end // unit)
+            seen_groups = -(-seen // selector.units_per_group)
             query = query_BASD[:, :, begin:end].unflatten(1, (heads, -1)).permute(0, 3, 1, 2, 4)
             context_Q = torch.arange(begin + 1, end + 1, device=query.device)
-            read_BQHU = unpack(words_BHPU, begin, end).transpose(1, 2)
-            exists_QU = torch.arange(units, device=query.device) * unit < context_Q[:, None]
+            read_BQHU = unpack(words_BHPU[..., :seen], begin, end).transpose(1, 2)
+            exists_QU = torch.arange(seen, device=query.device) * unit < context_Q[:, None]
             unread_BQHU = ~read_BQHU & exists_QU[:, None]
             if not bool(unread_BQHU.any()):
                 parts.append(_dense(query_BASD[:, :, begin:end], keys_BHSD[:, :, :end], values_BHSD[:, :, :end], scale))
@@ -52,8 +56,9 @@ def masked_attention(
             visible_BQHC = visible_BQHC & (torch.arange(end, device=query.device) < context_Q[:, None])[:, None]
             logits = scale * torch.einsum("bqhgd,bhcd->bqhgc", query.float(), keys_BHSD[:, :, :end].float())
             logits = logits.masked_fill(~visible_BQHC[:, :, :, None], -torch.inf)
-            weights = remainder_reference.group_logits(query, index, groups, unread_BQHU, selector, scale)
-            mixed = remainder_reference.mixed(logits, values_BHSD[:, :, :end], weights, groups, selector)
+            rows = groups[:, :, :seen_groups]
+            weights = remainder_reference.group_logits(query, index[:, :, :seen], rows, unread_BQHU, selector, scale)
+            mixed = remainder_reference.mixed(logits, values_BHSD[:, :, :end], weights, rows, selector)
             parts.append(mixed.permute(0, 2, 3, 1, 4).flatten(1, 2).to(query_BASD.dtype))
     return torch.cat(parts, 2) if parts else torch.zeros_like(query_BASD)
 
