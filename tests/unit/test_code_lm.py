@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import hashlib
+import math
 import sys
 from pathlib import Path
 from types import SimpleNamespace
