@@ -49,36 +49,50 @@ class Case:
     keys_PBHD: Tensor
     values_PBHD: Tensor
     index_PSHW: Tensor
+    groups_PSHV: Tensor | None
+    """Of a selector with a remainder; complete."""
     block_table_RM: Tensor
     context_tokens_R: Tensor
     scores_RHU: Tensor
     workspace: paged.StepWorkspace
 
     @staticmethod
-    def build(options: argparse.Namespace, name: str, contexts: np.ndarray) -> Case:
+    def build(
+        options: argparse.Namespace, name: str, contexts: np.ndarray, selector: PageMean | QuantizedMean | None = None
+    ) -> Case:
+        """selector: instead of the one that --unit and --bits say."""
         device, dtype, batch = options.device, getattr(torch, options.dtype), len(contexts)
-        sizes = (options.unit, options.unit, 2 * options.unit)
-        selector = QuantizedMean(*sizes, options.bits) if options.bits else PageMean(*sizes)
-        columns = -(-contexts // options.block)
-        blocks, units = int(columns.sum()), -(-int(contexts.max()) // options.unit)
-        cache = torch.empty(blocks, options.block, options.heads, 2 * options.dim, dtype=dtype, device=device).normal_()
+        if selector is None:
+            sizes = (options.unit, options.unit, 2 * options.unit)
+            selector = QuantizedMean(*sizes, options.bits) if options.bits else PageMean(*sizes)
+        block = max(options.block, selector.row_tokens)
+        columns = -(-contexts // block)
+        blocks, units = int(columns.sum()), -(-int(contexts.max()) // selector.unit_tokens)
+        cache = torch.empty(blocks, block, options.heads, 2 * options.dim, dtype=dtype, device=device).normal_()
+        keys, values = cache[..., : options.dim], cache[..., options.dim :]
         order = torch.randperm(blocks).int()
         table = torch.zeros(batch, int(columns.max()), dtype=torch.int32)
         for row, own in enumerate(order.split(columns.tolist())):
             table[row, : len(own)] = own
         # As in vLLM, the rows of a head stand together in a block.
         index = torch.full(
-            (blocks, options.heads, options.block // options.unit, selector.index_width(options.dim)),
-            255 if options.bits else torch.nan,
+            (blocks, options.heads, block // selector.unit_tokens, selector.index_width(options.dim)),
+            torch.nan if selector.index_dtype.is_floating_point else 255,
             dtype=selector.index_dtype,
             device=device,
         ).transpose(1, 2)
+        groups = None
+        if selector.remainder is not None:
+            held = (blocks, options.heads, block // selector.row_tokens, selector.group_width(options.dim))
+            groups = torch.full(held, 255, dtype=torch.uint8, device=device).transpose(1, 2)
         query = torch.randn(batch, options.heads, options.group, options.dim, dtype=dtype, device=device)
         return Case(
-            selector, name, contexts, query, cache[..., : options.dim], cache[..., options.dim :], index, table.to(device),
+            selector, name, contexts, query, keys, values, index, groups, table.to(device),
             torch.from_numpy(contexts).to(device, torch.int32),
             torch.full((batch, options.heads, units), torch.nan, device=device),
-            paged.StepWorkspace.allocate(batch, options.group, options.dim, dtype, selector, device),
+            paged.StepWorkspace.allocate(
+                batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
+            ),
         )  # fmt: skip
 
     @property
@@ -91,6 +105,15 @@ class Case:
     def index(self, slots_T: Tensor, impl: str = "triton", into: Tensor | None = None) -> None:
         target = self.index_PSHW if into is None else into
         paged.update_index(self.keys_PBHD, target, slots_T, self.selector, impl)
+
+    def sum_groups(self, impl: str = "triton", into: Tensor | None = None) -> None:
+        """Write the rows of all groups, where there is a remainder."""
+        target = self.groups_PSHV if into is None else into
+        if target is not None:
+            blocks, block_tokens = self.keys_PBHD.shape[:2]
+            group, device = self.selector.row_tokens, self.keys_PBHD.device
+            for slots in torch.arange(group - 1, blocks * block_tokens, group, device=device).split(1 << 12):
+                paged.update_groups(self.keys_PBHD, self.values_PBHD, target, slots, self.selector, impl)
 
     def score(self, impl: str = "triton", into: Tensor | None = None, budgets_R: Tensor | None = None) -> None:
         paged.score_units(
@@ -136,7 +159,8 @@ class Choice:
         paged.paged_decode(
             case.query_RHGD, case.keys_PBHD, case.values_PBHD, case.block_table_RM, self.unit_ids_RHN,
             case.context_tokens_R, self.budgets_R, case.selector, case.query_RHGD.shape[-1] ** -0.5, self.out_RHGD,
-            case.workspace, impl, pages_RHN=self.pages_RHN, planned=True,
+            case.workspace, impl, pages_RHN=self.pages_RHN, planned=True, index_PSHW=case.index_PSHW,
+            groups_PSHV=case.groups_PSHV,
         )  # fmt: skip
 
     def plan(self) -> None:
@@ -154,7 +178,16 @@ class Choice:
 
 
 def check_case(case: Case) -> None:
-    """Index and scores; leaves both written by the kernels."""
+    """Index, groups and scores; leaves them written by the kernels."""
+    remainder, dim = case.selector.remainder, case.query_RHGD.shape[-1]
+    if case.groups_PSHV is not None and remainder is not None:
+        rows, units = torch.zeros_like(case.groups_PSHV), case.selector.units_per_group
+        case.sum_groups("reference", rows), case.sum_groups()
+        torch.testing.assert_close(
+            remainder.means(case.groups_PSHV, dim), remainder.means(rows, dim), rtol=2**-7, atol=0
+        )
+        spreads = [remainder.spread(held, dim, units) for held in (case.groups_PSHV, rows)]
+        torch.testing.assert_close(*spreads, rtol=2**-7, atol=0)
     expected = torch.full_like(case.index_PSHW, 255)
     for slots in case.slots_T.split(1 << 14):
         case.index(slots, "reference", expected)

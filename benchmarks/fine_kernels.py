@@ -36,11 +36,17 @@ import numpy as np
 import torch
 
 from sparroll.attention.decode import paged
-from sparroll.attention.selectors import QuantizedMean
+from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder
 
-UNITS = ("4x4", "2x2", "1x1", "page_mean")
-"""Tokens x bits; page_mean has units of 16 tokens."""
-TESTS = ("test_index_types.py", "test_triton_kernels.py", "test_ties.py", "test_top_k.py")
+UNITS = ("4x4", "2x2", "1x1", "page_mean", "4x4+64", "2x2+64")
+"""Tokens x bits; page_mean has units of 16 tokens. With "+64", a remainder by groups of 64 tokens, values in fp8."""
+TESTS = (
+    "test_index_types.py",
+    "test_triton_kernels.py",
+    "test_ties.py",
+    "test_top_k.py",
+    "test_remainder_kernels.py",
+)
 KERNELS = ("scores", "choice", "attention", "sparse layer")
 GOALS = {
     ("scores", None): "1.4 x floor",
@@ -99,13 +105,17 @@ def cases(options: argparse.Namespace, names: Sequence[str] = ("equal", "mixed")
     contexts_of = {"equal": np.full(options.requests, options.context), "mixed": mixed}
     for units, name in itertools.product(options.units, names):
         torch.manual_seed(options.seed)
-        unit, _, bits = units.partition("x") if units != "page_mean" else ("16", "", "0")
-        its = argparse.Namespace(**vars(options), unit=int(unit), bits=int(bits))
-        case = decode_kernels.Case.build(its, f"{units} {name}", contexts_of[name])
-        if its.unit < 16:
-            # First and recent tokens are the same for all units.
-            case = dataclasses.replace(case, selector=QuantizedMean(its.unit, 16, 32, its.bits))
-        yield case
+        yield decode_kernels.Case.build(options, f"{units} {name}", contexts_of[name], selector_of(units))
+
+
+def selector_of(units: str) -> PageMean | QuantizedMean:
+    """First and recent tokens are the same for all units; the recent ones cover a group."""
+    if units == "page_mean":
+        return PageMean()
+    fine, _, group = units.partition("+")
+    unit, _, bits = fine.partition("x")
+    remainder = Remainder(int(group), "fp8") if group else None
+    return QuantizedMean(int(unit), 16, max(32, int(group or 0)), int(bits), remainder=remainder)
 
 
 def rows_of(clock: Clock, bandwidth: float, choice: decode_kernels.Choice) -> list[dict[str, Any]]:
@@ -119,6 +129,10 @@ def rows_of(clock: Clock, bandwidth: float, choice: decode_kernels.Choice) -> li
     scores = heads * int(units[read < case.contexts].sum()) * 4
     scored = scores + scores // 4 * case.selector.index_row_bytes(dim)
     attended = heads * int(read.sum()) * 2 * dim * element + 2 * lists
+    if case.selector.remainder is not None:
+        # What is not read is summed up from the index, and from the rows of its groups.
+        unread = heads * int((case.contexts - read)[read < case.contexts].sum())
+        attended += int(unread * case.selector.index_bytes_per_token(dim))
     choice.plan()
     timed = [
         (lambda: case.score(budgets_R=choice.budgets_R), scored),
@@ -205,7 +219,14 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
     for values in tiles:
         tile_of = paged.Tile(*values)
         workspace = paged.StepWorkspace.allocate(
-            requests, group, dim, case.keys_PBHD.dtype, case.selector, case.query_RHGD.device, tile_of
+            requests,
+            group,
+            dim,
+            case.keys_PBHD.dtype,
+            case.selector,
+            case.query_RHGD.device,
+            tile_of,
+            kv_heads=case.query_RHGD.shape[1],
         )
         add("attention", planned(workspace).attend, **dataclasses.asdict(tile_of))
     choice.plan()

@@ -75,14 +75,19 @@ class PagedCache:
 
     def workspace(self, programs: int | None = None) -> paged.StepWorkspace:
         """Full of rubbish."""
-        requests, _, group, dim = self.query_RHGD.shape
+        requests, heads, group, dim = self.query_RHGD.shape
         workspace = paged.StepWorkspace.allocate(
-            requests, group, dim, self.query_RHGD.dtype, self.selector, DEVICE, programs=programs
+            requests, group, dim, self.query_RHGD.dtype, self.selector, DEVICE, programs=programs, kv_heads=heads
         )
         for plan in (workspace.read_before_R, workspace.scored_before_R, workspace.arrivals_X):
             plan.fill_(-1 << 30)
-        workspace.mixed_XGD.fill_(torch.nan)
-        workspace.log_sum_XG.fill_(torch.nan)
+        for part in (
+            workspace.mixed_XGD,
+            workspace.log_sum_XG,
+            workspace.unread_mixed_XGD,
+            workspace.unread_log_sum_XG,
+        ):
+            part.fill_(torch.nan)
         return workspace
 
     def chosen(self, scores: Tensor, budgets: Tensor, most: int, impl: str) -> tuple[Tensor, Tensor]:
@@ -97,13 +102,20 @@ class PagedCache:
         return ids, pages
 
     def attended(
-        self, ids: Tensor, budgets: Tensor, impl: str, programs: int | None = None, pages_RHN: Tensor | None = None
+        self,
+        ids: Tensor,
+        budgets: Tensor,
+        impl: str,
+        programs: int | None = None,
+        pages_RHN: Tensor | None = None,
+        groups_PSHV: Tensor | None = None,
     ) -> Tensor:
         out = torch.full_like(self.query_RHGD, torch.nan)
         workspace = self.workspace(programs)
         paged.paged_decode(
             self.query_RHGD, self.keys_PBHD, self.values_PBHD, self.block_table_RM, ids, self.context_tokens_R,
             budgets, self.selector, self.scale, out, workspace, impl, pages_RHN=pages_RHN,
+            index_PSHW=self.index_PSHW, groups_PSHV=groups_PSHV,
         )  # fmt: skip
         return out
 

@@ -30,7 +30,9 @@ from sparroll.attention.decode import (
     paged,
     triton_attend,
     triton_budgets,
+    triton_groups,
     triton_index,
+    triton_remainder,
     triton_score,
     triton_score_codes,
     triton_top_k,
@@ -38,7 +40,7 @@ from sparroll.attention.decode import (
 )
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
-from sparroll.attention.selectors import QuantizedMean, quantized_mean
+from sparroll.attention.selectors import QuantizedMean, Remainder, quantized_mean
 from sparroll.engines.vllm.scores import triton_scores
 from sparroll.engines.vllm.windows import triton_masses
 
@@ -48,7 +50,9 @@ _POINTERS = {
     **dict.fromkeys(("log_sum", "product", "scores", "heats", "found"), "*fp32"),
     **dict.fromkeys(("block_table", "context_tokens", "kv_budget_tokens", "unit_ids", "pages", "candidates"), "*i32"),
     **dict.fromkeys(("scored_before", "read_before", "arrivals"), "*i32"),
-    "mixed": "*fp32",
+    **dict.fromkeys(("mixed", "unread_mixed", "unread_log_sum", "groups_fp32"), "*fp32"),
+    "groups": "*u8",
+    "groups_bf16": "*bf16",
     **dict.fromkeys(("requests", "places", "ids", "slots"), "*i64"),
     **dict.fromkeys(("index", "dense_logits", "draft_logits"), "*bf16"),
     **dict.fromkeys(
@@ -121,7 +125,40 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
         "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip
-    yield "attention", triton_attend._gather, attend, {"num_warps": tile.warps, "num_stages": tile.stages}
+    options = {"num_warps": tile.warps, "num_stages": tile.stages}
+    for parts in (0, 5):
+        told = "attention after what is not read" if parts else "attention"
+        yield told, triton_attend._gather, {**attend, "UNREAD_PARTS": parts}, options
+
+
+def remainder_kernels(dim: int, group: int, full: bool = False) -> Iterator[Kernel]:
+    """Of what a decode step does not read, in blocks of 64 tokens: pages of 16 tokens and small units, few groups in a tile
+    and many."""
+    lanes_d = triton.next_power_of_2(dim)
+    for unit, bits, in_group in ((16, 0, 1), (16, 0, 4), (4, 4, 4), (4, 4, 16), (8, 8, 2), (2, 2, 32), (1, 1, 64)):
+        if not full and (unit, bits, in_group) not in ((16, 0, 4), (4, 4, 16)):
+            continue
+        sizes = {"D": dim, "LANES_D": lanes_d, "launch_pdl": True}
+        fp8 = in_group > 2
+        remainder = Remainder(unit * in_group, "fp8" if fp8 else "bf16")
+        spreads_at = remainder.spreads_at(dim)
+        sums = {
+            **sizes, "UNIT_SHIFT": unit.bit_length() - 1, "UNITS_PER_BLOCK": 64 // unit, "PER_GROUP": in_group,
+            "FIRST": 16 // unit, "RECENT": 64 // unit, "G": group, "LANES_G": triton.next_power_of_2(group),
+            "LANES_C": max(16, lanes_d * bits // 8) if bits else lanes_d, "BITS": bits, "FP8_VALUES": fp8,
+            "SPREADS_AT": spreads_at, "TILE": 128 if bits else 64,
+        }  # fmt: skip
+        yield (
+            f"what is not read, {unit} x {bits}, groups of {in_group}",
+            triton_remainder._sum_unread,
+            sums,
+            {"num_warps": 4},
+        )
+        rows = {
+            **sizes, "BLOCK_TOKENS": 64, "GROUP": unit * in_group, "UNIT": unit, "FP8": fp8, "SPREADS_AT": spreads_at,
+            "FP8_PER_MOST": 1 / row_bytes.FP8_MOST, "LEAST_LARGEST": row_bytes.LEAST_LARGEST,
+        }  # fmt: skip
+        yield f"rows of groups, {unit} x {in_group}", triton_groups._groups, rows, {"num_warps": 4}
 
 
 def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
@@ -189,6 +226,9 @@ def compiled(kernel: Kernel, dtype: torch.dtype) -> dict[str, str]:
     """The forms it goes through, by name. Numbers are multiples of 16 as in a real launch, where Triton may know that."""
     _, function, constants, options = kernel
     pointers = _POINTERS | _POINTERS_OF.get(place_of(function).partition(".")[0], {})
+    if constants.get("LANES_C") and constants["BITS"]:
+        # Packed rows; in the same file, rows of page means are numbers.
+        pointers |= {"index": "*u8"}
     signature: dict[str, str] = {}
     attributes = {}
     for number, (name, parameter) in enumerate(zip(function.arg_names, function.params, strict=True)):
@@ -239,7 +279,8 @@ def main(full: bool, choice: bool, others: bool) -> None:
         for kernel in kernels(dtype, dim, group):
             show(kernel, dtype, _NAMES[dtype], f"head {dim}, group {group}")
     for dtype, dim, group in cases if full else [(torch.bfloat16, 128, 2)]:
-        for kernel in (*fine_unit_kernels(dtype, dim, group, full), *page_mean_kernels(dim, group)):
+        units = fine_unit_kernels(dtype, dim, group, full)
+        for kernel in (*units, *page_mean_kernels(dim, group), *remainder_kernels(dim, group, full)):
             show(kernel, dtype, _NAMES[dtype], f"head {dim}, group {group}")
     for kernel in untyped(full):
         show(kernel, torch.float32)

@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import AutoConfig
 
 import vllm_gpu
+from sparroll.attention.selectors import QuantizedMean, Remainder
 from sparroll.engines.vllm import outputs
 from sparroll.engines.vllm.attention.state import STATE
 from sparroll.errors import UserError
@@ -42,6 +43,10 @@ GROUPED = dataclasses.replace(
     steps=(Step(0, (64, 192)), Step(256, (96, 256)), Step(640, (160, 128))),
     layer_groups=((3, 5), (2, 4)),
     name="grouped",
+)
+FINE = QuantizedMean(page_tokens=4, bits=4, first_tokens=16, recent_tokens=32)
+SUMMING = dataclasses.replace(
+    SPARSE, selector=dataclasses.replace(FINE, remainder=Remainder(32, "fp8")), name="with a remainder"
 )
 ONE_BY_ONE = dataclasses.replace(
     SPARSE, steps=(Step(0, (64, 96, 128, 192)),), layer_groups=((5,), (2,), (4,), (3,)), name="one by one"
@@ -282,6 +287,32 @@ class TestSparse:
         difference = Difference.of(before, greedy(engine))
         note("schedule back", **dataclasses.asdict(difference))
         difference.check_same(noise)
+
+
+# -- what is not read ------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="class")
+def summing() -> Iterator[Any]:
+    with vllm_gpu.engine(schedule=SUMMING, max_batch=32, gpu_memory_share=0.3, block_size=32) as engine:
+        yield engine
+
+
+class TestRemainder:
+    def test_log_probs_with_a_remainder_are_transformers_own(self, summing: Any) -> None:
+        judge, bare = Judge(vllm_gpu.load(torch.bfloat16)), dataclasses.replace(SUMMING, selector=FINE)
+        # What it must be told from is the same selector without a remainder.
+        errors = judge.errors(sampled(summing, ROLLOUT_TOKENS // 2), SUMMING, bare)
+        note("bf16, with a remainder", **dataclasses.asdict(errors))
+        errors.check()
+
+    def test_a_full_budget_leaves_nothing_to_sum_up(self, summing: Any) -> None:
+        """Graphs are the same, so it is the kernels that find nothing."""
+        full = dataclasses.replace(SUMMING, steps=FULL.steps, name="full")
+        summing.set_schedule(full)
+        errors = Judge(vllm_gpu.load(torch.bfloat16)).errors(sampled(summing, ROLLOUT_TOKENS // 2), None, SUMMING)
+        note("bf16, full budget of a remainder", **dataclasses.asdict(errors))
+        errors.check()
 
 
 # -- other precisions and runners ------------------------------------------------------------------------------------------

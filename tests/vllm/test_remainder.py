@@ -1,7 +1,8 @@
-"""A remainder in vLLM on CPU is HFEngine's, token for token: rows of groups belong to blocks. CUDA refuses it."""
+"""A remainder in vLLM on CPU is HFEngine's, token for token: rows of groups belong to blocks."""
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -78,12 +79,15 @@ def test_preempted_requests_go_on_with_rows_of_their_new_blocks(tmp_path: Path) 
         assert len(want.prompt_ids) in preempted or got.ids == want.response_ids
 
 
-def test_cuda_refuses_a_remainder() -> None:
+def test_cuda_refuses_groups_that_kernels_cannot_cut() -> None:
     config = SimpleNamespace(
         cache_config=SimpleNamespace(block_size=32), model_config=SimpleNamespace(max_model_len=64)
     )
     assert compat._unsupported_selector(config, FINE, "cpu") is None
-    assert "no CUDA kernels" in str(compat._unsupported_selector(config, FINE, "cuda"))
+    assert compat._unsupported_selector(config, FINE, "cuda") is None
+    uneven = dataclasses.replace(FINE, recent_tokens=48, remainder=Remainder(48))
+    config.cache_config.block_size = 48
+    assert "groups of 12 units" in str(compat._unsupported_selector(config, uneven, "cuda"))
     config.cache_config.block_size = 16
     assert "multiple of 16 and of the remainder's group (32)" in str(compat._unsupported_selector(config, FINE, "cpu"))
 

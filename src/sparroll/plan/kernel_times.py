@@ -165,7 +165,7 @@ class KernelTimes:
 
 def timed_as(selector: Selector) -> str:
     """The name under which a selector's kernels are timed: its kind, the tokens of a unit, and its bits. The tokens that
-    are always read cost the same under all of them. A remainder has no kernels yet."""
+    are always read cost the same under all of them. No remainder was timed yet."""
     bits = getattr(selector, "bits", None)
     name = f"{selector.kind} {selector.unit_tokens}" + (f", bits {bits}" if bits is not None else "")
     return name if selector.remainder is None else f"{name}, remainder"

@@ -28,9 +28,9 @@ class StepReads:
 
     @property
     def index_share(self) -> float:
-        """Bytes of the index per byte of K and V."""
+        """Bytes that are read of the index per byte of K and V."""
         head_dim = self.shape.head_dim
-        return self.schedule.selector.index_bytes_per_token(head_dim) / (2 * head_dim * self.element_bytes)
+        return self.schedule.selector.index_read_bytes_per_token(head_dim) / (2 * head_dim * self.element_bytes)
 
     def attended(self, schedule: Schedule, contexts: np.ndarray) -> np.ndarray:
         """Tokens attended to at each context in a sparse layer that has this schedule. A length between two whole ones

@@ -123,8 +123,8 @@ def test_index_bytes_are_those_of_the_engines_tensors(name: str) -> None:
     cache.reserve(160)
     index = cache.index[1]
     assert index.numel() * index.element_size() == rows * heads * 160 * selector.index_bytes_per_token(dim)
-    assert cache.index_bytes_share(1) == selector.index_bytes_per_token(dim) / (2 * dim * 2)
-    assert cache.index_bytes_share(0) == 0
+    assert cache.index_read_share(1) == selector.index_read_bytes_per_token(dim) / (2 * dim * 2)
+    assert cache.index_read_share(0) == 0
     # vLLM's cache of an index layer: [blocks, heads, units, width], where it spreads a row over its unit's tokens.
     shape = compat.rows_shape(5, 32, heads, selector.index_width(dim) // unit, unit)
     assert prod(shape) * selector.index_dtype.itemsize == 5 * 32 * heads * selector.index_bytes_per_token(dim)

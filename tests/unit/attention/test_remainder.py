@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sparroll.attention.decode import api, paged_reference, remainder_reference
+from sparroll.attention.decode import api, paged, paged_reference
 from sparroll.attention.masked import remainder as masked_remainder
 from sparroll.attention.masked.unit_choice import chosen_words
 from sparroll.attention.selectors import HeadSoftmax, PageMean, QuantizedMean, Remainder, Selector, make_selector
@@ -178,11 +178,12 @@ def test_blocks_in_any_order_give_the_decode_step(selector: Selector) -> None:
         blocks, block // selector.remainder.group_tokens, HEADS, selector.group_width(DIM), dtype=torch.uint8
     )
     paged_reference.update_index(keys_PBHD, index_PSHW, slots, selector)
-    remainder_reference.update_paged_groups(keys_PBHD, values_PBHD, groups_PSHV, slots, selector)
+    paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slots, selector)
     found, lengths = torch.empty_like(query), torch.tensor([context])
-    remainder_reference.paged_decode(
-        query, keys_PBHD, values_PBHD, index_PSHW, groups_PSHV, table_RM, ids_HN[None], lengths, selector, SCALE, found
-    )
+    paged.paged_decode(
+        query, keys_PBHD, values_PBHD, table_RM, ids_HN[None].sort(-1).values.int(), lengths, torch.tensor([budget]),
+        selector, SCALE, found, index_PSHW=index_PSHW, groups_PSHV=groups_PSHV,
+    )  # fmt: skip
     torch.testing.assert_close(found, expected)
 
 

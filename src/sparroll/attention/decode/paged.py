@@ -24,12 +24,17 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
+from sparroll.attention.selectors.remainder import MOST_GROUP_TOKENS
 from sparroll.errors import UserError, nearest
 
 _MODULES = {
-    "reference": dict.fromkeys(("update_index", "score_units", "choose_units", "paged_decode"), "paged_reference"),
+    "reference": {
+        **dict.fromkeys(("update_index", "score_units", "choose_units", "paged_decode"), "paged_reference"),
+        "update_groups": "paged_reference",
+    },
     "triton": {
         "update_index": "triton_index",
+        "update_groups": "triton_groups",
         "score_units": "triton_score",
         "choose_units": "triton_top_k",
         "plan_step": "triton_work_split",
@@ -41,6 +46,9 @@ SCORED_TILE_BYTES = 8192
 """Index bytes that a program has in flight when it scores."""
 MOST_SCORED_UNITS = 128
 """Units that it scores at a time, however small they are."""
+UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
+"""Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
+these parts one after the other."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
@@ -85,6 +93,11 @@ class StepWorkspace:
     """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
     log_sum_XG: Tensor
     """fp32 base-2 logarithms of their softmax sums; -inf where nothing was visible."""
+    unread_tile_units: int
+    """Units whose weights a program estimates at a time, where the selector has a remainder."""
+    unread_mixed_XGD: Tensor
+    """fp32: what a (request, head) does not read, in parts. Empty without a remainder."""
+    unread_log_sum_XG: Tensor
     arrivals_X: Tensor
     """int32: how many parts of the pair that begins in each program are ready. 0 between kernels; a plan sees to it anew,
     because an engine's sleep may have discarded what is here."""
@@ -100,10 +113,13 @@ class StepWorkspace:
         tile: Tile | None = None,
         programs: int | None = None,
         scored_tile_units: int | None = None,
+        kv_heads: int | None = None,
     ) -> StepWorkspace:
-        """For caches of that dtype. The last three are for measurements; results are the same up to rounding.
+        """For caches of that dtype. `kv_heads` is needed for a selector with a remainder. tile, programs and
+        scored_tile_units are for measurements; results are the same up to rounding.
 
-        Raises UserError for more than 16 query heads per KV head, and for heads of more than 256.
+        Raises UserError for more than 16 query heads per KV head, for heads of more than 256, and for groups of a
+        remainder that do not hold 1, 2, 4, ... units.
         """
         if group > 16 or dim > 256:
             raise UserError(
@@ -117,8 +133,23 @@ class StepWorkspace:
         if selector.cut_at(dim) < selector.index_width(dim):
             row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
 
+        unread_tile = unread_parts = 0
+        if selector.remainder is not None:
+            in_group = selector.units_per_group
+            if in_group & (in_group - 1):
+                raise UserError(
+                    f"the triton decode takes groups of 1, 2, 4, ... units, got {in_group} of them in one",
+                    f"remainder = {{ group_tokens = {MOST_GROUP_TOKENS} }}",
+                )
+            assert kv_heads is not None, "a remainder's memory depends on the number of kv heads"
+            unread_tile = max(64 if row_bytes >= 256 else 128, in_group)
+            unread_parts = max_requests * kv_heads + processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR
+
         def integers(count: int) -> Tensor:
             return torch.zeros(count, dtype=torch.int32, device=device)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float32, device=device)
 
         return StepWorkspace(
             tile,
@@ -126,8 +157,11 @@ class StepWorkspace:
             processors,
             integers(max_requests + 1),
             integers(max_requests + 1),
-            torch.zeros(2 * programs, group, dim, dtype=torch.float32, device=device),
-            torch.zeros(2 * programs, group, dtype=torch.float32, device=device),
+            floats(2 * programs, group, dim),
+            floats(2 * programs, group),
+            unread_tile,
+            floats(unread_parts, group, dim),
+            floats(unread_parts, group),
             integers(programs),
         )
 
@@ -136,10 +170,15 @@ class StepWorkspace:
         """Programs that share all the reading."""
         return len(self.arrivals_X)
 
+    def unread_parts(self, pairs: int) -> int:
+        """Programs that share what one of so many (request, head) does not read."""
+        return max(1, min(-(-self.processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR // pairs), MOST_UNREAD_PARTS))
+
     @property
     def bytes(self) -> int:
         plans = self.read_before_R.numel() + self.scored_before_R.numel() + self.arrivals_X.numel()
-        return 4 * (self.mixed_XGD.numel() + self.log_sum_XG.numel() + plans)
+        parts = (self.mixed_XGD, self.log_sum_XG, self.unread_mixed_XGD, self.unread_log_sum_XG)
+        return 4 * (sum(part.numel() for part in parts) + plans)
 
 
 @dataclass(frozen=True)
@@ -183,6 +222,28 @@ def update_index(
     _contiguous_rows(keys_PBHD=keys_PBHD, index_PSHW=index_PSHW)
     _scored(selector, impl)
     _operation(impl, "update_index", keys_PBHD)(keys_PBHD, index_PSHW, slots_T, selector)
+
+
+def update_groups(
+    keys_PBHD: Tensor,
+    values_PBHD: Tensor,
+    groups_PSHV: Tensor,
+    slots_T: Tensor,
+    selector: Selector,
+    impl: str = "reference",
+) -> None:
+    """Write the remainder's rows of the groups that the new tokens completed, as `update_index` does those of units.
+
+    groups_PSHV uint8: S groups per block, rows of `selector.group_width(D)` bytes.
+    """
+    blocks, block_tokens, heads, dim = keys_PBHD.shape
+    _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
+    _shapes(
+        values_PBHD=(values_PBHD, (blocks, block_tokens, heads, dim)),
+        slots_T=(slots_T, (slots_T.numel(),)),
+    )
+    _contiguous_rows(keys_PBHD=keys_PBHD, values_PBHD=values_PBHD)
+    _operation(impl, "update_groups", keys_PBHD)(keys_PBHD, values_PBHD, groups_PSHV, slots_T, selector)
 
 
 def plan_step(
@@ -329,9 +390,12 @@ def paged_decode(
     *,
     pages_RHN: Tensor | None = None,
     planned: bool = False,
+    index_PSHW: Tensor | None = None,
+    groups_PSHV: Tensor | None = None,
 ) -> None:
     """Write the attention of one new token per request into out_RHGD: softmax over exactly the tokens of the chosen
-    units.
+    units, and with a remainder over the groups of the others (remainder_reference.py), whose index and rows are then
+    needed.
 
     Tokens at or past the context are never read, whatever is stored there. Padding rows (context 0) become zeros.
     unit_ids_RHN (int32) and kv_budget_tokens_R are those of `choose_units`: as many units as it chooses, in ascending
@@ -361,11 +425,21 @@ def paged_decode(
         _shapes(pages_RHN=(pages_RHN, tuple(unit_ids_RHN.shape)))
         _dtype("pages_RHN", pages_RHN, torch.int32)
         _contiguous_rows(pages_RHN=pages_RHN)
+    if selector.remainder is None:
+        index_PSHW = groups_PSHV = None
+    else:
+        if index_PSHW is None or groups_PSHV is None:
+            raise UserError("attention with a remainder needs index_PSHW and groups_PSHV")
+        units_per_block = _units_per_block(block_tokens, selector)
+        _shapes(index_PSHW=(index_PSHW, (blocks, units_per_block, heads, selector.index_width(dim))))
+        _index_dtype(index_PSHW, selector)
+        _contiguous_rows(index_PSHW=index_PSHW)
+        _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
     if impl == "triton":
         _fits(workspace, requests, (group, dim))
     _operation(impl, "paged_decode", query_RHGD)(
         query_RHGD, keys_PBHD, values_PBHD, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R, selector,
-        scale, out_RHGD, workspace, pages_RHN, planned,
+        scale, out_RHGD, workspace, pages_RHN, planned, index_PSHW, groups_PSHV,
     )  # fmt: skip
 
 
@@ -413,6 +487,21 @@ def _contiguous_rows(**named: Tensor) -> None:
 
 def _index_dtype(index: Tensor, selector: Selector) -> None:
     _dtype("index_PSHW", index, selector.index_dtype)
+
+
+def _groups_shape(groups: Tensor, cache: tuple[int, int, int, int], selector: Selector) -> None:
+    """Of the rows of a remainder's groups beside a cache [P, B, H, D]."""
+    blocks, block_tokens, heads, dim = cache
+    assert selector.remainder is not None, "a selector without a remainder"
+    group = selector.remainder.group_tokens
+    if block_tokens % group:
+        raise UserError(
+            f"a cache block must hold whole groups of {group} tokens, got blocks of {block_tokens}",
+            f"use blocks of {-(-block_tokens // group) * group}",
+        )
+    _shapes(groups_PSHV=(groups, (blocks, block_tokens // group, heads, selector.group_width(dim))))
+    _dtype("groups_PSHV", groups, torch.uint8)
+    _contiguous_rows(groups_PSHV=groups)
 
 
 def _units_per_block(block_tokens: int, selector: Selector) -> int:

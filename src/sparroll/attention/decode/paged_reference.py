@@ -2,7 +2,7 @@
 paged.py, which also checks the arguments. Units are chosen by the rule of reference.py: of equal scores, the lowest."""
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
-# G query heads per kv head, U units, N chosen units, D head dim, W index row width
+# G query heads per kv head, U units, N chosen units, D head dim, W index row width, V group row width in bytes
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from sparroll.attention.decode import remainder_reference
 from sparroll.attention.decode.reference import NOT_CHOSEN, best_first
 from sparroll.attention.selectors.base import Selector
 
@@ -105,6 +106,8 @@ def paged_decode(
     workspace: Any = None,
     pages_RHN: Tensor | None = None,
     planned: bool = False,
+    index_PSHW: Tensor | None = None,
+    groups_PSHV: Tensor | None = None,
 ) -> None:
     """See paged.paged_decode. Workspace, pages and plan save kernels some work; they are not used here."""
     unit = selector.unit_tokens
@@ -113,6 +116,12 @@ def paged_decode(
     rising_RHN = (unit_ids_RHN[..., 1:] > unit_ids_RHN[..., :-1]) | past_RN[:, None, 1:]
     assert rising_RHN.all() and ((unit_ids_RHN >= 0) | past_RN[:, None]).all(), "a list of units does not rise"
     unit_ids_RHN = unit_ids_RHN.masked_fill(past_RN[:, None], NOT_CHOSEN)
+    if index_PSHW is not None and groups_PSHV is not None:
+        _decode_with_remainder(
+            query_RHGD, keys_PBHD, values_PBHD, index_PSHW, groups_PSHV, block_table_RM, unit_ids_RHN, context_tokens_R,
+            selector, scale, out_RHGD,
+        )  # fmt: skip
+        return
     inside = torch.arange(unit, device=keys_PBHD.device)
     positions_RHNt = unit_ids_RHN.long()[..., None] * unit + inside
     chosen_RHN1 = (unit_ids_RHN != NOT_CHOSEN)[..., None]
@@ -132,6 +141,51 @@ def paged_decode(
     )
     # A padding row sees nothing, and softmax of nothing is NaN.
     out_RHGD.copy_(mixed_RHGD.masked_fill(~visible_RHC.any(-1)[..., None, None], 0.0))
+
+
+def update_groups(
+    keys_PBHD: Tensor, values_PBHD: Tensor, groups_PSHV: Tensor, slots_T: Tensor, selector: Selector
+) -> None:
+    """See paged.update_groups. The rows of a block's groups belong to the block, as its index rows do."""
+    assert selector.remainder is not None, "a selector without a remainder"
+    group, block_tokens = selector.remainder.group_tokens, keys_PBHD.shape[1]
+    last_X = slots_T[(slots_T >= 0) & (slots_T % group == group - 1)].long()
+    blocks_X, rows_X = last_X // block_tokens, last_X % block_tokens // group
+    inside = torch.arange(group, device=keys_PBHD.device)
+    keys_XHgD, values_XHgD = (
+        held[blocks_X[:, None], rows_X[:, None] * group + inside].transpose(1, 2) for held in (keys_PBHD, values_PBHD)
+    )
+    groups_PSHV[blocks_X, rows_X] = selector.build_groups(keys_XHgD, values_XHgD)
+
+
+def _decode_with_remainder(
+    query_RHGD: Tensor,
+    keys_PBHD: Tensor,
+    values_PBHD: Tensor,
+    index_PSHW: Tensor,
+    groups_PSHV: Tensor,
+    block_table_RM: Tensor,
+    unit_ids_RHN: Tensor,
+    context_tokens_R: Tensor,
+    selector: Selector,
+    scale: float,
+    out_RHGD: Tensor,
+) -> None:
+    """`remainder_reference.sparse_decode` on a copy of each request's blocks, as far as contexts go."""
+    units = index_PSHW.shape[1]
+    blocks_RM = block_table_RM[:, : max(1, -(-int(context_tokens_R.max()) // keys_PBHD.shape[1]))].long()
+    keys_RHCD, values_RHCD, groups_RHNV = (
+        held[blocks_RM].flatten(1, 2).transpose(1, 2) for held in (keys_PBHD, values_PBHD, groups_PSHV)
+    )
+    blocks_RU = blocks_RM.repeat_interleave(units, dim=1)
+    rows_U = torch.arange(units, device=blocks_RM.device).repeat(blocks_RM.shape[1])
+    cut = selector.cut_at(query_RHGD.shape[-1])
+    index_RHUW = rows_of_units(index_PSHW, blocks_RU, rows_U, cut).transpose(1, 2)
+    out_RHGD.copy_(
+        remainder_reference.sparse_decode(
+            query_RHGD, keys_RHCD, values_RHCD, index_RHUW, groups_RHNV, unit_ids_RHN, context_tokens_R, selector, scale
+        )
+    )
 
 
 def _store_rows(index_PSHW: Tensor, blocks_X: Tensor, rows_X: Tensor, built_XHW: Tensor, cut: int) -> None:

@@ -23,8 +23,7 @@ RoPE turns fast, and one key of a unit may be all that a query looks for.
 """
 
 # R requests, Q query positions, H kv heads, G query heads per kv head, C tokens that may be read, U units,
-# N groups (of paged lists: chosen units), D head dimension, W index row width, V group row width in bytes,
-# T new tokens, P blocks, B tokens per block, M blocks per request, S units or groups per block
+# N groups, D head dimension, W index row width, V group row width in bytes
 
 from __future__ import annotations
 
@@ -34,7 +33,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from sparroll.attention.decode.paged_reference import rows_of_units
 from sparroll.attention.decode.reference import NOT_CHOSEN
 from sparroll.attention.selectors.base import Selector
 
@@ -114,54 +112,3 @@ def unread_units(unit_ids_RQHN: Tensor, context_tokens_RQ: Tensor, units: int, u
     read.scatter_(3, unit_ids_RQHN.long().masked_fill(unit_ids_RQHN == NOT_CHOSEN, units), True)
     starts = torch.arange(units, device=unit_ids_RQHN.device) * unit_tokens
     return ~read[..., :units] & (starts < context_tokens_RQ[..., None, None])
-
-
-# On a paged cache the rows of a block's groups belong to the block, as its index rows do.
-
-
-def update_paged_groups(
-    keys_PBHD: Tensor, values_PBHD: Tensor, groups_PSHV: Tensor, slots_T: Tensor, selector: Selector
-) -> None:
-    """Write the rows of the groups that the new tokens completed, from the keys and values that already lie in the cache.
-
-    slots_T int: block * B + offset of each new token, negative for padding.
-    """
-    assert selector.remainder is not None, "a selector without a remainder"
-    group, block_tokens = selector.remainder.group_tokens, keys_PBHD.shape[1]
-    last_X = slots_T[(slots_T >= 0) & (slots_T % group == group - 1)].long()
-    blocks_X, rows_X = last_X // block_tokens, last_X % block_tokens // group
-    inside = torch.arange(group, device=keys_PBHD.device)
-    keys_XHgD, values_XHgD = (
-        held[blocks_X[:, None], rows_X[:, None] * group + inside].transpose(1, 2) for held in (keys_PBHD, values_PBHD)
-    )
-    groups_PSHV[blocks_X, rows_X] = selector.build_groups(keys_XHgD, values_XHgD)
-
-
-def paged_decode(
-    query_RHGD: Tensor,
-    keys_PBHD: Tensor,
-    values_PBHD: Tensor,
-    index_PSHW: Tensor,
-    groups_PSHV: Tensor,
-    block_table_RM: Tensor,
-    unit_ids_RHN: Tensor,
-    context_tokens_R: Tensor,
-    selector: Selector,
-    scale: float,
-    out_RHGD: Tensor,
-) -> None:
-    """Attention over the chosen units [R, H, N], -1 where a row has fewer, and over the rest of the context by groups:
-    `sparse_decode` on a copy of each request's blocks. The table must cover the contexts."""
-    blocks_RM, units = block_table_RM.long(), index_PSHW.shape[1]
-    keys_RHCD, values_RHCD, groups_RHNV = (
-        held[blocks_RM].flatten(1, 2).transpose(1, 2) for held in (keys_PBHD, values_PBHD, groups_PSHV)
-    )
-    blocks_RU = blocks_RM.repeat_interleave(units, dim=1)
-    rows_U = torch.arange(units, device=blocks_RM.device).repeat(blocks_RM.shape[1])
-    cut = selector.cut_at(query_RHGD.shape[-1])
-    index_RHUW = rows_of_units(index_PSHW, blocks_RU, rows_U, cut).transpose(1, 2)
-    out_RHGD.copy_(
-        sparse_decode(
-            query_RHGD, keys_RHCD, values_RHCD, index_RHUW, groups_RHNV, unit_ids_RHN, context_tokens_R, selector, scale
-        )
-    )

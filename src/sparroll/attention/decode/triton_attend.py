@@ -14,6 +14,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
+from sparroll.attention.decode.triton_remainder import sum_unread
 from sparroll.attention.decode.triton_work_split import plan_step, request_at, stretch
 from sparroll.attention.selectors.base import Selector
 
@@ -37,6 +38,8 @@ def paged_decode(
     workspace: StepWorkspace,
     pages_RHN: Tensor | None,
     planned: bool,
+    index_PSHW: Tensor | None,
+    groups_PSHV: Tensor | None,
 ) -> None:
     """See paged.paged_decode."""
     requests, heads, group, dim = query_RHGD.shape
@@ -44,6 +47,12 @@ def paged_decode(
         return
     if not planned:
         plan_step(context_tokens_R, kv_budget_tokens_R, selector, unit_ids_RHN.shape[2], workspace)
+    unread_parts = 0
+    if index_PSHW is not None and groups_PSHV is not None:
+        unread_parts = sum_unread(
+            query_RHGD, index_PSHW, groups_PSHV, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R,
+            selector, scale, workspace,
+        )  # fmt: skip
     unit, tile = selector.unit_tokens, workspace.tile
     pages = unit_ids_RHN if pages_RHN is None else pages_RHN
     per_block = keys_PBHD.shape[1] // unit
@@ -61,6 +70,8 @@ def paged_decode(
         out_RHGD,
         workspace.mixed_XGD,
         workspace.log_sum_XG,
+        workspace.unread_mixed_XGD,
+        workspace.unread_log_sum_XG,
         *query_RHGD.stride()[:3],
         *keys_PBHD.stride()[:3],
         *values_PBHD.stride()[:3],
@@ -83,6 +94,7 @@ def paged_decode(
         WITH_PAGES=pages_RHN is not None,
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
         COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
+        UNREAD_PARTS=unread_parts,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **overlapping(query_RHGD),
@@ -105,6 +117,8 @@ def _gather(
     out,
     mixed,
     log_sum,
+    unread_mixed,
+    unread_log_sum,
     query_per_request,
     query_per_head,
     query_per_member,
@@ -137,9 +151,11 @@ def _gather(
     WITH_PAGES: tl.constexpr,
     ALIKE: tl.constexpr,
     COMPILED: tl.constexpr,
+    UNREAD_PARTS: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides."""
+    """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  UNREAD_PARTS: those in
+    which triton_remainder.py left what a pair does not read; 0 without a remainder."""
     after_previous(launch_pdl)
     at, end = stretch(read_before, requests, HEADS)
     member = tl.arange(0, LANES_G)
@@ -178,6 +194,12 @@ def _gather(
         top = tl.full([LANES_G], float("-inf"), tl.float32)
         total_weight = tl.zeros([LANES_G], tl.float32)
         mix = tl.zeros([LANES_G, LANES_D], tl.float32)
+        # What is not read is the first entry of the softmax, for the program that begins the pair.
+        for number in range(tl.where(first_tile == 0, UNREAD_PARTS, 0) if UNREAD_PARTS else 0):
+            unread = (request * HEADS + head) * UNREAD_PARTS + number
+            top, total_weight, mix = _with_part(
+                unread_mixed, unread_log_sum, unread, top, total_weight, mix, member, channel, in_group, G, D
+            )
         head_keys = keys + head * keys_per_head
         head_values = values + head * values_per_head
         for _ in range(first_tile, last_tile):
@@ -339,21 +361,27 @@ def _add_up(
         row = (2 * (first + part)).to(tl.int64)
         if part == 0:
             row += 1
-        # Other programs wrote them: they are read past this multiprocessor's own cache.
-        log_weight = tl.load(log_sum + row * G + member, mask=member < G, other=float("-inf"), cache_modifier=".cg")
-        part_mixed = tl.load(
-            mixed + row * (G * D) + member[:, None] * D + channel[None, :],
-            mask=in_group,
-            other=0.0,
-            cache_modifier=".cg",
+        top, total_weight, result = _with_part(
+            mixed, log_sum, row, top, total_weight, result, member, channel, in_group, G, D
         )
-        new_top = tl.maximum(top, log_weight)
-        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
-        weight = tl.exp2(log_weight - anchor)
-        shrink = tl.exp2(top - anchor)
-        total_weight = total_weight * shrink + weight
-        result = result * shrink[:, None] + part_mixed * weight[:, None]
-        top = new_top
     result = result / tl.where(total_weight > 0.0, total_weight, 1.0)[:, None]
     at = target + member[:, None] * out_per_member + channel[None, :]
     tl.store(at, result.to(target.dtype.element_ty), mask=in_group)
+
+
+@triton.jit
+@no_type_check
+def _with_part(
+    mixed, log_sum, part, top, total_weight, mix, member, channel, in_group, G: tl.constexpr, D: tl.constexpr
+):
+    """A running softmax with one more part that some program left in memory."""
+    # Other programs wrote it: it is read past this multiprocessor's own cache.
+    log_weight = tl.load(log_sum + part * G + member, mask=member < G, other=float("-inf"), cache_modifier=".cg")
+    part_mixed = tl.load(
+        mixed + part * (G * D) + member[:, None] * D + channel[None, :], mask=in_group, other=0.0, cache_modifier=".cg"
+    )
+    new_top = tl.maximum(top, log_weight)
+    anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+    weight = tl.exp2(log_weight - anchor)
+    shrink = tl.exp2(top - anchor)
+    return new_top, total_weight * shrink + weight, mix * shrink[:, None] + part_mixed * weight[:, None]

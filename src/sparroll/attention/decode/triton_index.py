@@ -103,7 +103,7 @@ def words_of(index_PSHW: Tensor, selector: QuantizedMean, dim: int) -> Tensor:
 
 @triton.jit
 @no_type_check
-def _completed(slot_at, BLOCK_TOKENS: tl.constexpr, UNIT: tl.constexpr):
+def completed(slot_at, BLOCK_TOKENS: tl.constexpr, UNIT: tl.constexpr):
     """Whether a token completes its unit, its block, and its place in there."""
     slot = tl.load(slot_at).to(tl.int64)
     # Of a negative slot the remainder may be negative or not; the first test keeps padding out either way.
@@ -135,7 +135,7 @@ def _page_mean(
     head = tl.program_id(1)
     first = tl.program_id(0) * tokens_each
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
-        completes, block, last = _completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
+        completes, block, last = completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
         if completes:
             channel = tl.arange(0, LANES_D)
             token = last - (UNIT - 1) + tl.arange(0, UNIT)
@@ -189,7 +189,7 @@ def _quantized_mean(
     head = tl.program_id(1)
     first = tl.program_id(0) * tokens_each
     for place in range(first, tl.minimum(first + tokens_each, tokens)):
-        completes, block, last = _completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
+        completes, block, last = completed(slots + place * slots_apart, BLOCK_TOKENS, UNIT)
         if completes:
             PER_WORD: tl.constexpr = 32 // BITS
             word = tl.arange(0, LANES)
@@ -203,7 +203,7 @@ def _quantized_mean(
             largest = tl.maximum(tl.max(tl.max(tl.abs(mean), axis=1), axis=0), 2.0**-100)
             if BITS == 8:
                 scale = largest * FP8_PER_MOST
-                codes = _e4m3(tl.div_rn(mean, scale))
+                codes = e4m3(tl.div_rn(mean, scale))
             else:
                 fixed = (tl.div_rn(mean, largest) * FIXED_MOST).to(tl.int32)
                 squares = tl.sum(tl.sum(fixed * fixed, axis=1), axis=0).to(tl.float32)
@@ -228,7 +228,7 @@ def _quantized_mean(
 
 @triton.jit
 @no_type_check
-def _e4m3(value):
+def e4m3(value):
     """The byte of the nearest e4m3, ties to even. In integers, because not every GPU converts."""
     bits = value.to(tl.int32, bitcast=True)
     size = bits & 0x7FFFFFFF

@@ -114,11 +114,17 @@ class Selector(ABC):
         return self.index_width(head_dim) * self.index_dtype.itemsize
 
     def index_bytes_per_token(self, head_dim: int) -> float:
-        """Bytes that a step reads beside K and V, per token of context and KV head: a unit's index row / its tokens,
-        and with a remainder a group's row / its tokens."""
+        """Bytes that are kept beside K and V, per token of context and KV head: a unit's index row / its tokens, and with
+        a remainder a group's row / its tokens."""
         index = self.index_row_bytes(head_dim) / self.unit_tokens
         kept = self.remainder
         return index if kept is None else index + self.group_width(head_dim) / kept.group_tokens
+
+    def index_read_bytes_per_token(self, head_dim: int) -> float:
+        """What a step reads of them. With a remainder it reads index rows twice: to choose units, and to weigh those that
+        it did not choose."""
+        again = 0.0 if self.remainder is None else self.index_row_bytes(head_dim) / self.unit_tokens
+        return self.index_bytes_per_token(head_dim) + again
 
     @abstractmethod
     def build_index(self, keys: Tensor) -> Tensor:

@@ -79,7 +79,7 @@ class Remainder:
         """Bytes in the row of one group of `units` units and KV head. Rows are padded to what one thread loads at a
         time (16 bytes), and to the group, because some caches spread a row over its tokens."""
         align = math.lcm(16, self.group_tokens)
-        return -(-(self._spreads_at(head_dim) + _SPREAD_BYTES * units) // align) * align
+        return -(-(self.spreads_at(head_dim) + _SPREAD_BYTES * units) // align) * align
 
     def build_rows(self, values: Tensor, spread: Tensor) -> Tensor:
         """Rows of complete groups, [..., W] bytes: values [..., group_tokens, D], spread [..., units] of the units (see
@@ -89,7 +89,7 @@ class Remainder:
             parts = [as_bytes(mean.to(torch.bfloat16))]
         else:
             channels, scale = to_fp8(mean)
-            channels = F.pad(channels, (0, self._spreads_at(values.shape[-1]) - SCALE_BYTES - channels.shape[-1]))
+            channels = F.pad(channels, (0, self.spreads_at(values.shape[-1]) - SCALE_BYTES - channels.shape[-1]))
             parts = [channels, as_bytes(scale)]
         row = torch.cat([*parts, as_bytes(spread.to(torch.bfloat16))], dim=-1)
         return F.pad(row, (0, self.row_width(values.shape[-1], spread.shape[-1]) - row.shape[-1]))
@@ -98,13 +98,13 @@ class Remainder:
         """The mean values that rows [..., W] stand for: [..., D] float32."""
         if self.values == "bf16":
             return rows[..., : 2 * head_dim].contiguous().view(torch.bfloat16).float()
-        return from_fp8(rows[..., :head_dim], scale_in(rows, self._spreads_at(head_dim) - SCALE_BYTES))
+        return from_fp8(rows[..., :head_dim], scale_in(rows, self.spreads_at(head_dim) - SCALE_BYTES))
 
     def spread(self, rows: Tensor, head_dim: int, units: int) -> Tensor:
         """The units' spreads in rows [..., W]: [..., units] float32."""
-        at = self._spreads_at(head_dim)
+        at = self.spreads_at(head_dim)
         return rows[..., at : at + _SPREAD_BYTES * units].contiguous().view(torch.bfloat16).float()
 
-    def _spreads_at(self, head_dim: int) -> int:
+    def spreads_at(self, head_dim: int) -> int:
         """The byte of a row at which the spreads begin."""
         return 2 * head_dim if self.values == "bf16" else -(-head_dim // 4) * 4 + SCALE_BYTES

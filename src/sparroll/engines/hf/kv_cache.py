@@ -167,13 +167,13 @@ class KVCache:
         for queries in self.queries:
             queries[target] = queries[source]
 
-    def index_bytes_share(self, layer: int) -> float:
-        """Bytes of a layer's index and groups divided by the bytes of its K and V, per token; 0 where there is no
+    def index_read_share(self, layer: int) -> float:
+        """What a step reads of a layer's index and groups / the bytes of its K and V, per token; 0 where there is no
         index."""
         if layer not in self.index or self.selector is None:
             return 0.0
         head_dim, element_bytes = self.keys[layer].shape[-1], self.keys[layer].element_size()
-        return self.selector.index_bytes_per_token(head_dim) / (2 * head_dim * element_bytes)
+        return self.selector.index_read_bytes_per_token(head_dim) / (2 * head_dim * element_bytes)
 
     def _whole_units(self, tokens: int) -> int:
         """Rounded up to whole units, and to whole groups where there are any."""

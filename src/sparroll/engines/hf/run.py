@@ -459,7 +459,7 @@ class Run:
             counted.dense_steps += len(contexts) - sparse_rows
             counted.context_tokens += int(contexts.sum())
             counted.read_tokens += int(attended.sum())
-            counted.index_read_share = self.cache.index_bytes_share(layer)
+            counted.index_read_share = self.cache.index_read_share(layer)
             unread += contexts - attended
         for request, context, tokens in zip(self.active, contexts, unread, strict=True):
             if request.dense:

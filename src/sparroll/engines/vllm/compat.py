@@ -203,10 +203,14 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
     block, unit = config.cache_config.block_size, selector.unit_tokens
     if device == "cuda" and type(selector) not in (PageMean, QuantizedMean):
         return f"the selector {selector.kind!r} has no kernel; page_mean and quantized_mean have"
-    if device == "cuda" and selector.remainder is not None:
-        return "a remainder has no CUDA kernels; HFEngine runs it, or take `remainder` out of the selector"
     if device == "cuda" and unit & (unit - 1):
         return f"units of {unit} tokens; powers of two are supported"
+    if (
+        device == "cuda"
+        and selector.remainder is not None
+        and selector.units_per_group & (selector.units_per_group - 1)
+    ):
+        return f"a remainder with groups of {selector.units_per_group} units; powers of two are supported"
     if block is not None and (block % 16 or block % selector.row_tokens):
         what = "unit" if selector.remainder is None else "remainder's group"
         return (

@@ -18,7 +18,7 @@ from vllm.v1.attention.backends.cpu_attn import (
     CPUAttentionMetadataBuilder,
 )
 
-from sparroll.attention.decode import paged, remainder_reference
+from sparroll.attention.decode import paged
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
 from sparroll.engines.vllm.attention.layer import SparseLayer
@@ -115,7 +115,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         if groups_PSHV is not None:
             rows_XSHV = groups_PSHV[blocks_X]
-            remainder_reference.update_paged_groups(keys_XBHD, values_XBHD, rows_XSHV, places_T, STATE.selector)
+            paged.update_groups(keys_XBHD, values_XBHD, rows_XSHV, places_T, STATE.selector)
             groups_PSHV[blocks_X] = rows_XSHV
 
     def attends_with(self) -> str:
@@ -145,23 +145,7 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
         )
         paged.choose_units(scores_RHU, context_tokens_R, budgets_R, selector, unit_ids_RHN, impl="reference")
         out_RHGD = output.view(query.shape).unflatten(1, (heads, -1))
-        if selector.remainder is not None:
-            groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
-            assert groups_PSHV is not None, "a remainder without its rows"
-            remainder_reference.paged_decode(
-                query_RHGD,
-                keys_XBHD,
-                values_XBHD,
-                index_XSHW,
-                groups_PSHV[blocks_X],
-                table_RM,
-                unit_ids_RHN,
-                context_tokens_R,
-                selector,
-                self.scale,
-                out_RHGD,
-            )
-            return
+        groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
         paged.paged_decode(
             query_RHGD,
             keys_XBHD,
@@ -174,6 +158,8 @@ class SparseCPUImpl(SparseLayer, CPUAttentionBackendImpl):
             self.scale,
             out_RHGD,
             impl="reference",
+            index_PSHW=index_XSHW,
+            groups_PSHV=None if groups_PSHV is None else groups_PSHV[blocks_X],
         )
 
     def _index(self, kv_cache: Tensor) -> Tensor | None:

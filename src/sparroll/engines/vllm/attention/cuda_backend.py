@@ -72,7 +72,9 @@ class Workspace:
             scores_RHU=padded[..., :most_units],
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
-            plans=paged.LayerPlans.of(paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device), layers),
+            plans=paged.LayerPlans.of(
+                paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device, kv_heads=heads), layers
+            ),
             kv_budget_tokens_LR=integers(layers, rows),
             read_tokens_LRH=integers(layers, rows, heads),
             starts=integers(rows * heads + 1),
@@ -221,6 +223,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         if STATE.attention == "fa3_pages":
             if get_flash_attn_version(head_size=self.head_size) != 3:
                 raise UserError('attention "fa3_pages" needs FlashAttention 3 (Hopper)', 'use attention "triton"')
+            if selector.remainder is not None:
+                raise UserError('attention "fa3_pages" takes no remainder', 'use attention "triton"')
             if STATE.unit_tokens != PAGE_TOKENS:
                 raise UserError(
                     f'attention "fa3_pages" reads units of {PAGE_TOKENS} tokens, the schedule has {STATE.unit_tokens}',
@@ -249,8 +253,11 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
         super().do_kv_cache_update(layer, key, value, kv_cache, slot_mapping)
         index_PSHW = None if self.index is None else self.index.rows_PSHW
         if index_PSHW is not None and STATE.selector is not None:
-            keys_PBHD, _ = compat.keys_and_values(kv_cache, self.head_size)
+            keys_PBHD, values_PBHD = compat.keys_and_values(kv_cache, self.head_size)
             paged.update_index(keys_PBHD, index_PSHW, slot_mapping, STATE.selector, impl="triton")
+            groups_PSHV = None if self.groups is None else self.groups.rows_PSHW
+            if groups_PSHV is not None:
+                paged.update_groups(keys_PBHD, values_PBHD, groups_PSHV, slot_mapping, STATE.selector, impl="triton")
 
     def _decode(self, query: Tensor, kv_cache: Tensor, plan: StepPlan, output: Tensor) -> None:
         selector, work = STATE.selector, _workspace
@@ -308,6 +315,8 @@ class SparseImpl(SparseLayer, FlashAttentionImpl):
             impl="triton",
             pages_RHN=pages_RHN,
             planned=True,
+            index_PSHW=index_PSHW,
+            groups_PSHV=None if self.groups is None else self.groups.rows_PSHW,
         )
 
     def _attend_pages(

@@ -143,7 +143,7 @@ def add_index_layers(vllm_config: Any, impl_class: type, selector: Selector | No
         if selector is None or impl.number not in STATE.sparse_layers:
             continue
         kv_bytes = 2 * impl.head_size * layer.kv_cache_torch_dtype.itemsize
-        STATE.index_read_share[impl.number] = selector.index_bytes_per_token(impl.head_size) / kv_bytes
+        STATE.index_read_share[impl.number] = selector.index_read_bytes_per_token(impl.head_size) / kv_bytes
         if impl.index is None:
             impl.index = RowsLayer.of_units(impl.num_kv_heads, impl.head_size, selector)
         if impl.index.width:

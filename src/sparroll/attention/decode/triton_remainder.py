@@ -1,0 +1,336 @@
+"""What a step does not read, summed up by groups: for each (request, head) one more entry of the softmax, which
+triton_attend.py begins with (remainder_reference.py has the specification).
+
+Every pair's units are cut into as many stretches as fill the GPU, one for each program, which leaves its part in memory. A
+program goes through its stretch in tiles. It estimates the logits of all units of a tile from their index rows, leaves
+out those that stand in the pair's list, adds up the weights of each group, and multiplies by the group's mean value.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, no_type_check
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sparroll.attention.decode.triton_index import words_of
+from sparroll.attention.decode.triton_launch import after_previous, overlapping
+from sparroll.attention.decode.triton_work_split import competes
+from sparroll.attention.selectors.base import Selector
+from sparroll.attention.selectors.quantized_mean import QuantizedMean
+
+if TYPE_CHECKING:
+    from sparroll.attention.decode.paged import StepWorkspace
+
+_LOG2_E = math.log2(math.e)
+_LEAST_OF_A_DOT = tl.constexpr(16)
+_LISTED = tl.constexpr(16)
+"""Chosen units that are compared with a tile's at a time."""
+_NO_UNIT = tl.constexpr(0x7FFFFFFF)
+
+
+def sum_unread(
+    query_RHGD: Tensor,
+    index_PSHW: Tensor,
+    groups_PSHV: Tensor,
+    block_table_RM: Tensor,
+    unit_ids_RHN: Tensor,
+    context_tokens_R: Tensor,
+    kv_budget_tokens_R: Tensor,
+    selector: Selector,
+    scale: float,
+    workspace: StepWorkspace,
+) -> int:
+    """Write each pair's parts into the workspace; says how many parts a pair has."""
+    requests, heads, group, dim = query_RHGD.shape
+    remainder, unit = selector.remainder, selector.unit_tokens
+    assert remainder is not None, "a selector without a remainder"
+    bits, words, channels_apart, first_scale, next_scale = 0, index_PSHW, 0, 0, 0
+    if isinstance(selector, QuantizedMean):
+        bits, words, cut = selector.bits, words_of(index_PSHW, selector, dim), selector.cut_at(dim)
+        channels_apart, first_scale, next_scale = index_PSHW.stride(1), selector.scale_at(dim) // 4, words.stride(1)
+        if cut < index_PSHW.shape[3]:
+            channels_apart, first_scale = cut, index_PSHW.shape[1] * cut // 4
+            next_scale = (index_PSHW.shape[3] - cut) // 4
+    parts = workspace.unread_parts(requests * heads)
+    lanes = max(16, triton.next_power_of_2(dim))
+    _sum_unread[(parts, heads, requests)](
+        query_RHGD,
+        index_PSHW,
+        words,
+        groups_PSHV,
+        groups_PSHV.view(torch.bfloat16),
+        groups_PSHV.view(torch.float32),
+        block_table_RM,
+        unit_ids_RHN,
+        context_tokens_R,
+        kv_budget_tokens_R,
+        workspace.unread_mixed_XGD,
+        workspace.unread_log_sum_XG,
+        *query_RHGD.stride()[:3],
+        *index_PSHW.stride()[:3],
+        words.stride(0),
+        words.stride(2),
+        *groups_PSHV.stride()[:3],
+        block_table_RM.stride(0),
+        *unit_ids_RHN.stride()[:2],
+        unit_ids_RHN.shape[2],
+        channels_apart,
+        first_scale,
+        next_scale,
+        scale,
+        scale * _LOG2_E,
+        UNIT_SHIFT=unit.bit_length() - 1,
+        UNITS_PER_BLOCK=index_PSHW.shape[1],
+        PER_GROUP=selector.units_per_group,
+        FIRST=selector.first_tokens // unit,
+        RECENT=selector.recent_tokens // unit,
+        G=group,
+        D=dim,
+        LANES_G=triton.next_power_of_2(group),
+        LANES_D=lanes,
+        LANES_C=max(16, lanes * bits // 8) if bits else lanes,
+        BITS=bits,
+        FP8_VALUES=remainder.values == "fp8",
+        SPREADS_AT=remainder.spreads_at(dim),
+        TILE=workspace.unread_tile_units,
+        num_warps=4,
+        **overlapping(query_RHGD),
+    )
+    return parts
+
+
+@triton.jit
+@no_type_check
+def _sum_unread(
+    query,
+    index,
+    words,
+    groups,
+    groups_bf16,
+    groups_fp32,
+    block_table,
+    unit_ids,
+    context_tokens,
+    kv_budget_tokens,
+    mixed,
+    log_sum,
+    query_per_request,
+    query_per_head,
+    query_per_member,
+    index_per_block,
+    index_per_unit,
+    index_per_head,
+    words_per_block,
+    words_per_head,
+    groups_per_block,
+    groups_per_row,
+    groups_per_head,
+    table_per_request,
+    ids_per_request,
+    ids_per_head,
+    most_units,
+    channels_apart,
+    first_scale,
+    next_scale,
+    scale,
+    scale_log2,
+    UNIT_SHIFT: tl.constexpr,
+    UNITS_PER_BLOCK: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    FIRST: tl.constexpr,
+    RECENT: tl.constexpr,
+    G: tl.constexpr,
+    D: tl.constexpr,
+    LANES_G: tl.constexpr,
+    LANES_D: tl.constexpr,
+    LANES_C: tl.constexpr,
+    BITS: tl.constexpr,
+    FP8_VALUES: tl.constexpr,
+    SPREADS_AT: tl.constexpr,
+    TILE: tl.constexpr,
+    launch_pdl: tl.constexpr = False,
+):
+    """UNIT_SHIFT: logarithm of a unit's tokens.  words, groups_bf16, groups_fp32: the same memory as index and groups.
+    channels_apart, first_scale, next_scale: of packed rows, bytes from one unit's channels to the next one's, and the
+    words at which the first scale lies and after how many the next one."""
+    after_previous(launch_pdl)
+    request, head = tl.program_id(2).to(tl.int64), tl.program_id(1)
+    context = tl.load(context_tokens + request).to(tl.int32)
+    budget = tl.load(kv_budget_tokens + request).to(tl.int32)
+    units = (context + (1 << UNIT_SHIFT) - 1) >> UNIT_SHIFT
+    chosen_units = tl.minimum(budget >> UNIT_SHIFT, most_units)
+    tiles = (units + TILE - 1) // TILE
+    tiles_each = (tiles + tl.num_programs(0) - 1) // tl.num_programs(0)
+    tile = tl.program_id(0) * tiles_each
+    # Within its budget a request reads everything.
+    last_tile = tl.where(budget >= context, tile, tl.minimum(tile + tiles_each, tiles))
+
+    # Where a tile has too few groups for a matrix product, its few rows are multiplied one by one, and only as many
+    # rows are kept as there are query heads.
+    TILE_GROUPS: tl.constexpr = TILE // PER_GROUP
+    ROWS: tl.constexpr = _LEAST_OF_A_DOT if TILE_GROUPS >= _LEAST_OF_A_DOT or LANES_G > _LEAST_OF_A_DOT else LANES_G
+    PARTS: tl.constexpr = 8 // BITS if BITS else 1
+    member = tl.arange(0, _LEAST_OF_A_DOT)
+    row = tl.arange(0, ROWS)
+    channel = tl.arange(0, LANES_D)
+    query_rows = query + request * query_per_request + head * query_per_head
+    whole = tl.load(
+        query_rows + member[:, None] * query_per_member + channel[None, :],
+        mask=(member < G)[:, None] & (channel < D)[None, :],
+        other=0.0,
+    ).to(tl.float32)
+    half_norm = tl.sum(whole * whole, axis=1) * (0.5 * scale * scale_log2)
+    held = tl.arange(0, LANES_C)
+    query_parts = ()
+    for part in tl.static_range(PARTS):
+        its_channel = held * PARTS + part
+        query_parts += (
+            tl.load(
+                query_rows + member[:, None] * query_per_member + its_channel[None, :],
+                mask=(member < G)[:, None] & (its_channel < D)[None, :],
+                other=0.0,
+            ),
+        )
+    table_row = block_table + request * table_per_request
+    ids_row = unit_ids + request * ids_per_request + head * ids_per_head
+    listed = tl.arange(0, _LISTED)
+
+    # The list is ascending: chosen units before the first tile are passed over.
+    passed = tl.zeros([], tl.int32)
+    if tile < last_tile:
+        each = tl.arange(0, 128)
+        for start in range(0, chosen_units, 128):
+            chosen = tl.load(ids_row + start + each, mask=start + each < chosen_units, other=_NO_UNIT)
+            passed += tl.sum((chosen < tile * TILE).to(tl.int32), axis=0)
+
+    top = tl.full([ROWS], float("-inf"), tl.float32)
+    total_weight = tl.zeros([ROWS], tl.float32)
+    mix = tl.zeros([ROWS, LANES_D], tl.float32)
+    for number in range(tile, last_tile):
+        unit = number * TILE + tl.arange(0, TILE)
+        unread = competes(unit, units, FIRST, RECENT)
+        found = tl.full([], _LISTED, tl.int32)
+        while found == _LISTED:
+            place = passed + listed
+            chosen = tl.load(ids_row + place, mask=place < chosen_units, other=_NO_UNIT)
+            unread = unread & (tl.max((unit[:, None] == chosen[None, :]).to(tl.int32), axis=1) == 0)
+            found = tl.sum((chosen < (number + 1) * TILE).to(tl.int32), axis=0)
+            passed += found
+
+        block = tl.load(table_row + unit // UNITS_PER_BLOCK, mask=unread, other=0).to(tl.int64)
+        inside = unit % UNITS_PER_BLOCK
+        logit = _estimated_logits(
+            index, words, block, inside, head, unread, query_parts, index_per_block, index_per_unit, index_per_head,
+            words_per_block, words_per_head, channels_apart, first_scale, next_scale, held, D, BITS, PARTS, TILE,
+        )  # fmt: skip
+        logit = logit * scale_log2
+        if UNIT_SHIFT:
+            group_row = block * groups_per_block + (inside // PER_GROUP) * groups_per_row + head * groups_per_head
+            spread_at = groups_bf16 + group_row // 2 + SPREADS_AT // 2 + unit % PER_GROUP
+            spread = tl.load(spread_at, mask=unread, other=0.0).to(tl.float32)
+            logit += half_norm[:, None] * spread[None, :] + UNIT_SHIFT
+        logit = tl.where((member < G)[:, None] & unread[None, :], logit, float("-inf"))
+        if ROWS < _LEAST_OF_A_DOT:
+            # The rows behind the group's hold nothing.
+            logit = tl.max(tl.reshape(logit, [_LEAST_OF_A_DOT // ROWS, ROWS, TILE]), axis=0)
+
+        new_top = tl.maximum(top, tl.max(logit, axis=1))
+        # Nothing seen yet: -inf minus -inf would be NaN.
+        anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
+        shrink = tl.exp2(top - anchor)
+        weight = tl.sum(tl.reshape(tl.exp2(logit - anchor[:, None]), [ROWS, TILE_GROUPS, PER_GROUP]), axis=2)
+        total_weight = total_weight * shrink + tl.sum(weight, axis=1)
+        mix = mix * shrink[:, None]
+
+        # The row of a group that is read whole may not be written yet.
+        wanted = tl.max(tl.reshape(unread.to(tl.int32), [TILE_GROUPS, PER_GROUP]), axis=1) > 0
+        group = number * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
+        per_block = UNITS_PER_BLOCK // PER_GROUP
+        its_block = tl.load(table_row + group // per_block, mask=wanted, other=0).to(tl.int64)
+        group_row = its_block * groups_per_block + (group % per_block) * groups_per_row + head * groups_per_head
+        readable = wanted[:, None] & (channel < D)[None, :]
+        if FP8_VALUES:
+            code = tl.load(groups + group_row[:, None] + channel[None, :], mask=readable, other=0)
+            value_scale = tl.load(groups_fp32 + group_row // 4 + (SPREADS_AT // 4 - 1), mask=wanted, other=0.0)
+            value = _of_e4m3(code) * value_scale[:, None]
+        else:
+            value = tl.load(groups_bf16 + (group_row // 2)[:, None] + channel[None, :], mask=readable, other=0.0)
+            value = value.to(tl.float32)
+        if TILE_GROUPS >= _LEAST_OF_A_DOT:
+            its_type = query.dtype.element_ty
+            mix += tl.dot(weight.to(its_type), value.to(its_type), input_precision="ieee")
+        else:
+            mix += tl.sum(weight[:, :, None] * value[None, :, :], axis=1)
+        top = new_top
+
+    divisor = tl.where(total_weight > 0.0, total_weight, 1.0)
+    log_total = tl.where(total_weight > 0.0, top + tl.log2(divisor), float("-inf"))
+    at = (request * tl.num_programs(1) + head) * tl.num_programs(0) + tl.program_id(0)
+    tl.store(log_sum + at * G + row, log_total, mask=row < G)
+    in_group = (row < G)[:, None] & (channel < D)[None, :]
+    tl.store(mixed + at * (G * D) + row[:, None] * D + channel[None, :], mix / divisor[:, None], mask=in_group)
+
+
+@triton.jit
+@no_type_check
+def _estimated_logits(
+    index,
+    words,
+    block,
+    inside,
+    head,
+    wanted,
+    query_parts,
+    index_per_block,
+    index_per_unit,
+    index_per_head,
+    words_per_block,
+    words_per_head,
+    channels_apart,
+    first_scale,
+    next_scale,
+    held,
+    D: tl.constexpr,
+    BITS: tl.constexpr,
+    PARTS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """[16, TILE] q.m of units in their blocks, from the mean m that an index row stands for. Byte j of a packed row has the
+    channels PARTS * j and up."""
+    logit = tl.zeros([_LEAST_OF_A_DOT, TILE], tl.float32)
+    rows = index + block * index_per_block + head * index_per_head
+    if BITS == 0:
+        rows += inside * index_per_unit
+        mean = tl.load(rows[:, None] + held[None, :], mask=wanted[:, None] & (held < D)[None, :], other=0.0)
+        query = query_parts[0]
+        logit = tl.dot(query, tl.trans(mean.to(query.dtype)), logit, input_precision="ieee")
+    else:
+        rows += inside * channels_apart
+        codes = tl.load(rows[:, None] + held[None, :], mask=wanted[:, None] & (held * PARTS < D)[None, :], other=0)
+        for part in tl.static_range(PARTS):
+            query = query_parts[part]
+            if BITS == 8:
+                level = _of_e4m3(codes)
+            else:
+                level = 2.0 * ((codes >> (part * BITS)) & (2**BITS - 1)).to(tl.float32) + (1 - 2**BITS)
+            # Whole numbers up to 15, and e4m3, are exact in every type a query has. Channels past D meet a query of 0.
+            logit = tl.dot(query, tl.trans(level.to(query.dtype)), logit, input_precision="ieee")
+        scale_at = words + block * words_per_block + head * words_per_head + first_scale + inside * next_scale
+        unit_scale = tl.load(scale_at, mask=wanted, other=0).to(tl.float32, bitcast=True)
+        logit *= unit_scale[None, :]
+    return logit
+
+
+@triton.jit
+@no_type_check
+def _of_e4m3(code):
+    """The number that a byte of e4m3 is, as fp32, in integers, because not every GPU converts."""
+    bits = code.to(tl.int32)
+    exponent, mantissa = (bits >> 3) & 15, bits & 7
+    # Times 2 ** 9: whole numbers up to 15 * 2 ** 14.
+    size = tl.where(exponent == 0, mantissa, (8 + mantissa) << tl.maximum(exponent - 1, 0))
+    return tl.where(bits >= 128, -size, size).to(tl.float32) * 0.001953125

@@ -1,0 +1,175 @@
+"""The kernels of a remainder against the paged reference, over poisoned memory: rows of groups, and attention with what is
+not read. Compiled where there is a GPU, else interpreted."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from paged_caches import DEVICE, PagedCache, budgets_of, paged_cache, units_wanted
+from sparroll.attention.decode import paged
+from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder, Selector
+from sparroll.errors import UserError
+
+pytest.importorskip("triton", reason="triton runs on Linux only")
+
+CONTEXTS = [1, 17, 0, 63, 64, 130, 333, 700, 0]
+BYTES_OF_A_ROW_UNUSED = 255
+# The interpreter multiplies the bits of bf16 matrices instead of their values.
+DTYPES = [torch.float32, torch.bfloat16, torch.float16] if DEVICE == "cuda" else [torch.float32, torch.float16]
+
+
+def remainder_of(unit: int, bits: int | None, group: int, values: str) -> Selector:
+    settings: dict[str, Any] = {
+        "page_tokens": unit,
+        "first_tokens": 16,
+        "recent_tokens": max(32, group),
+        "remainder": Remainder(group, values),
+    }
+    return PageMean(**settings) if bits is None else QuantizedMean(bits=bits, **settings)
+
+
+SELECTORS = [
+    remainder_of(16, None, 16, "bf16"),
+    remainder_of(16, None, 64, "fp8"),
+    remainder_of(4, None, 32, "bf16"),
+    remainder_of(8, 8, 16, "fp8"),
+    remainder_of(4, 4, 16, "bf16"),
+    remainder_of(4, 4, 64, "fp8"),
+    remainder_of(2, 2, 32, "fp8"),
+    remainder_of(2, 2, 64, "fp8"),
+    remainder_of(1, 1, 16, "fp8"),
+    remainder_of(1, 2, 64, "bf16"),
+]
+each_selector = pytest.mark.parametrize("selector", SELECTORS, ids=lambda selector: "-".join(
+    str(part) for part in (selector.kind, selector.page_tokens, getattr(selector, "bits", 16),
+                           selector.remainder.group_tokens, selector.remainder.values)
+))  # fmt: skip
+
+
+@dataclass
+class WithGroups:
+    cache: PagedCache
+    groups_PSHV: Tensor
+
+    @staticmethod
+    def of(selector: Selector, contexts: list[int] = CONTEXTS, impl: str = "reference", **settings: Any) -> WithGroups:
+        """Every row of a group that is not complete is NaN, whichever way it is read."""
+        cache = paged_cache(contexts, block_tokens=64, selector=selector, **settings)
+        assert selector.remainder is not None
+        blocks, block_tokens, heads, dim = cache.keys_PBHD.shape
+        held = (blocks, heads, block_tokens // selector.remainder.group_tokens, selector.group_width(dim))
+        groups = torch.full(held, BYTES_OF_A_ROW_UNUSED, dtype=torch.uint8, device=DEVICE).transpose(1, 2)
+        paged.update_groups(cache.keys_PBHD, cache.values_PBHD, groups, cache.slots(), selector, impl)
+        return WithGroups(_rows_stand_together(cache).index_written(), groups)
+
+    def attended(self, ids: Tensor, budgets: Tensor, impl: str, **settings: Any) -> Tensor:
+        return self.cache.attended(ids, budgets, impl, groups_PSHV=self.groups_PSHV, **settings)
+
+    def chosen(self, budgets: Tensor, spare: int = 3) -> Tensor:
+        """Ascending, with rubbish behind the end of each list."""
+        most = units_wanted(self.cache, budgets) + spare
+        ids, _ = self.cache.chosen(self.cache.scores("reference"), budgets, most, "reference")
+        return ids.masked_fill(ids < 0, 1 << 30)
+
+
+def _rows_stand_together(cache: PagedCache) -> PagedCache:
+    """With the rows of a block's head next to each other, as an engine has them."""
+    return dataclasses.replace(cache, index_PSHW=cache.index_PSHW.transpose(1, 2).contiguous().transpose(1, 2))
+
+
+def assert_same(found: Tensor, expected: Tensor) -> None:
+    assert not found.isnan().any(), "NaN in the output"
+    # Weights are rounded to the cache's type before they meet V.
+    rounding = 4 * torch.finfo(found.dtype).eps * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, atol=max(2e-5, rounding), rtol=0)
+
+
+@each_selector
+@pytest.mark.parametrize("dim", [64, 96])
+def test_rows_of_groups_are_those_of_the_reference(selector: Selector, dim: int) -> None:
+    expected, found = (WithGroups.of(selector, impl=impl, dim=dim).groups_PSHV for impl in ("reference", "triton"))
+    assert selector.remainder is not None
+    spreads_at, units = selector.remainder.spreads_at(dim), selector.units_per_group
+    written = (expected != BYTES_OF_A_ROW_UNUSED).any(-1)
+    assert int(written.sum()) == 2 * sum(context // selector.remainder.group_tokens for context in CONTEXTS)
+    if selector.remainder.values == "fp8" or DEVICE == "cuda":
+        assert torch.equal(found[..., :spreads_at], expected[..., :spreads_at])
+    else:
+        # The interpreter cuts bits off where it should round to bf16.
+        means = [rows[written][:, : 2 * dim].contiguous().view(torch.bfloat16) for rows in (found, expected)]
+        torch.testing.assert_close(*means, rtol=2**-7, atol=0)
+    assert (found[~written] == BYTES_OF_A_ROW_UNUSED).all()
+    spreads = [selector.remainder.spread(rows[written], dim, units) for rows in (found, expected)]
+    # Sums in another order, then rounded to bf16.
+    torch.testing.assert_close(*spreads, rtol=2**-7, atol=0)
+
+
+@each_selector
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_attention_with_a_remainder_is_that_of_the_reference(selector: Selector, dtype: torch.dtype) -> None:
+    cache = WithGroups.of(selector, dtype=dtype, dim=64)
+    budgets = budgets_of(cache.cache)
+    ids = cache.chosen(budgets)
+    expected = cache.attended(ids, budgets, "reference")
+    assert_same(cache.attended(ids, budgets, "triton"), expected)
+    # It is not the attention of what is read alone.
+    bare = dataclasses.replace(cache.cache, selector=dataclasses.replace(selector, remainder=None))
+    assert float((bare.attended(ids, budgets, "reference") - expected).abs().max()) > 1e-3
+
+
+@pytest.mark.parametrize("dim", [32, 96, 128, 256])
+@pytest.mark.parametrize("group", [1, 2, 3, 5, 8, 16])
+def test_every_head_size_and_group_of_query_heads(group: int, dim: int) -> None:
+    selector = SELECTORS[(group + dim // 32) % len(SELECTORS)]
+    cache = WithGroups.of(selector, [17, 0, 200, 400], group=group, dim=dim)
+    budgets = torch.full((4,), 128, dtype=torch.int32, device=DEVICE)
+    ids = cache.chosen(budgets)
+    assert_same(cache.attended(ids, budgets, "triton"), cache.attended(ids, budgets, "reference"))
+
+
+@pytest.mark.parametrize("selector", [SELECTORS[0], SELECTORS[5], SELECTORS[7]])
+def test_within_the_budget_it_is_attention_to_everything(selector: Selector) -> None:
+    cache = WithGroups.of(selector, [1, 100, 0, 333])
+    budgets = torch.full((4,), 336, dtype=torch.int32, device=DEVICE)
+    ids = cache.chosen(budgets)
+    bare = dataclasses.replace(cache.cache, selector=dataclasses.replace(selector, remainder=None))
+    assert_same(cache.attended(ids, budgets, "triton"), bare.attended(ids, budgets, "reference"))
+
+
+@pytest.mark.parametrize("programs", [1, 7, 64])
+def test_however_the_reading_is_cut(programs: int) -> None:
+    """Pairs that one program reads whole, and pairs that several share: what is not read counts once."""
+    cache = WithGroups.of(SELECTORS[5], [700, 40, 0, 1500], dim=64)
+    budgets = torch.tensor([300, 64, 64, 800], dtype=torch.int32, device=DEVICE)
+    ids = cache.chosen(budgets)
+    expected = cache.attended(ids, budgets, "reference")
+    assert_same(cache.attended(ids, budgets, "triton", programs=programs), expected)
+
+
+def test_units_that_stand_close_in_the_list_are_all_found() -> None:
+    """More chosen units in one tile than are compared at a time, and tiles without any."""
+    selector = SELECTORS[8]
+    cache = WithGroups.of(selector, [900], dim=64)
+    budgets = torch.tensor([200], dtype=torch.int32, device=DEVICE)
+    ids = torch.cat([torch.arange(16), torch.arange(300, 452), torch.arange(868, 900)]).int().to(DEVICE)
+    ids = ids.expand(1, 2, -1).contiguous()
+    assert_same(cache.attended(ids, budgets, "triton"), cache.attended(ids, budgets, "reference"))
+
+
+def test_groups_and_blocks_that_do_not_fit_are_refused() -> None:
+    cache = WithGroups.of(SELECTORS[4], [70])
+    strange = dataclasses.replace(SELECTORS[4], recent_tokens=48, remainder=Remainder(48))
+    with pytest.raises(UserError, match="groups of 1, 2, 4, ... units, got 12"):
+        paged.StepWorkspace.allocate(1, 2, 32, torch.float32, strange, DEVICE, kv_heads=2)
+    held, slots = (cache.cache.keys_PBHD, cache.cache.values_PBHD), cache.cache.slots()
+    with pytest.raises(UserError, match="groups_PSHV must have shape"):
+        paged.update_groups(*held, cache.groups_PSHV[:, :1], slots, SELECTORS[4])
+    ids, budgets = torch.zeros(1, 2, 4, dtype=torch.int32), torch.tensor([64])
+    with pytest.raises(UserError, match="needs index_PSHW and groups_PSHV"):
+        cache.cache.attended(ids, budgets, "reference")
