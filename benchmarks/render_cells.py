@@ -13,7 +13,9 @@ KIND = "code_lm_cells"
 MODELS = {
     "code-lm-seed-0-h100": "code, 88M, seed 0",
     "code-lm-seed-1-h100": "code, 88M, seed 1",
+    "code-lm-seed-2-h100": "code, 88M, seed 2",
     "code-lm-study-cpu": "study, 30.8M",
+    "code-lm-study-h100": "study, 30.8M, H100",
     "code-lm-tiny-reasoner-cpu": "tiny-reasoner",
 }
 """Records by name, and the model that each is of."""

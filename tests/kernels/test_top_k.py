@@ -97,6 +97,14 @@ def test_requests_of_one_batch_take_different_ways() -> None:
         assert_same(scores, lengths, wanted, LAYOUT)
 
 
+@pytest.mark.parametrize("wanted", [64, 65, 128, 129])
+def test_more_lanes_keep_fewer_scores_each_where_more_units_are_wanted(wanted: int) -> None:
+    """With 256 lanes for candidates: 128 hold up to 512 units, where 65 to 128 are wanted 256 do."""
+    scores = torch.stack(list(scores_by_kind(1021).values()))[:, None]
+    contexts = [500 + row for row in range(len(scores))]
+    assert_same(scores, contexts, [wanted] * len(contexts), {**LAYOUT, "lanes": 256})
+
+
 @pytest.mark.parametrize("units", [700, 1999])
 def test_the_best_may_share_lanes_with_units_that_are_always_read(units: int) -> None:
     # Lanes keep the largest of units that lie 128, 256 or 512 apart, and +inf hides the others.

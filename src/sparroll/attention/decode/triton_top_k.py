@@ -263,6 +263,10 @@ def _choose_of_many(
                     count, low, finite = _make_candidates(
                         scores_row, listed_row, units, wanted, ROWS, 1, QUADS, LANES, True, LOADED, COMPILED
                     )
+                elif wanted <= 4 * QUADS:
+                    count, low, finite = _make_candidates(
+                        scores_row, listed_row, units, wanted, ROWS, 2, QUADS, LANES, True, LOADED, COMPILED
+                    )
             elif units <= 2 * CHUNK:
                 if wanted <= 4 * QUADS:
                     count, low, finite = _make_candidates(
