@@ -163,6 +163,26 @@ def choice() -> Figures:
     return said
 
 
+def engines_kernels() -> Figures:
+    """Of the engines' kernels at 32 requests of 30,000 tokens."""
+    found = results("fine-kernels-engines-h100", "fine-kernels")
+    rows = {(row["units"], row["kv_budget_tokens"], row["kernel"]): row for row in found["rows"]}
+    layers = {
+        f"{units}_{budget}": up(rows[f"{units} equal", budget, "sparse layer"]["graph_us"])
+        for units in ("4x4", "page_mean")
+        for budget in (512, 1024)
+    }
+    return {
+        "tests": str(found["tests"]["passed"]),
+        **layers,
+        "scores": up(rows["4x4 equal", 1024, "scores"]["times_floor"], 2),
+        "few": up(rows["4x4 equal", 512, "attention"]["times_floor"], 2),
+        "more": up(rows["4x4 equal", 1024, "attention"]["times_floor"], 2),
+        "choice": up(rows["4x4 equal", 1024, "choice"]["graph_us"]),
+        "choice_2x2": up(rows["2x2 equal", 1024, "choice"]["graph_us"]),
+    }
+
+
 def two_gpus() -> Figures:
     found = results("vllm-two-gpus-h200", "vllm-acceptance")
     sparse, dense = found["two GPUs, sparse"], found["two GPUs, dense"]
@@ -532,6 +552,10 @@ PAGES: Mapping[str, Claims] = {
     "docs/selectors.md": {
         "made the same choice in {few_held} us where that one took {few_present} us in the same call (15,000 pages: "
         "{many_held} and {many_present} us;": choice,
+        "takes {4x4_1024} us at a budget of 1,024 with 4 x 4 and {page_mean_1024} us with `page_mean`, at 512 {4x4_512} and "
+        "{page_mean_512} us.": engines_kernels,
+        "Scores of 4 x 4 take {scores} times as long as their bytes, attention {more} times at 1,024 tokens and {few} "
+        "times at 512, the choice among 7,500 pages {choice} us and that among 15,000 {choice_2x2} us": engines_kernels,
     },
     "docs/plan.md": {
         "it was [less](vllm.md#dense-requests): {cost} % with Qwen3-1.7B's shape and {context} tokens of context on "
