@@ -17,7 +17,7 @@ from typing import Any
 
 import vllm_engines
 
-from sparroll.attention.selectors import PageMean, QuantizedMean
+from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
 
@@ -43,7 +43,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--ratio-records", type=Path, nargs="+", help="the same with the smallest ratios of these records"
     )
     parser.add_argument("--rule", default="quantized_mean-4x4", help="of --ratio-records: whose ratios")
-    parser.add_argument("--units", default="4x4", help="of --budget-ratio: tokens of a unit x bits of its index")
+    parser.add_argument(
+        "--units",
+        default="4x4",
+        help="of --budget-ratio: tokens of a unit x bits of its index, 2x2+64 with a remainder by groups of 64",
+    )
     parser.add_argument("--fine-dense-layers", type=int, nargs="*", default=[0], help="of --budget-ratio")
 
 
@@ -74,11 +78,12 @@ def make(options: argparse.Namespace, published: Schedule) -> Schedule:
 
 def _check_kernels(model: str, schedule: Schedule) -> None:
     selector = schedule.selector
-    known = type(selector) in (PageMean, QuantizedMean) and selector.remainder is None
+    in_group = 1 if selector.remainder is None else selector.units_per_group
+    known = type(selector) in (PageMean, QuantizedMean) and not in_group & (in_group - 1)
     if model != vllm_engines.TINY and not known:
         raise UserError(
             f"the schedule {schedule.name!r} has a selector without CUDA kernels: {selector}",
-            "page_mean and quantized_mean without a remainder have them",
+            "page_mean and quantized_mean have them, with remainders by groups of 1, 2, 4, ... units",
         )
 
 
@@ -98,11 +103,16 @@ def refusals_told() -> Iterator[None]:
 
 
 def units(name: str) -> QuantizedMean:
-    """4x4 are units of 4 tokens with 4 bits a channel."""
-    tokens, _, bits = name.partition("x")
-    if not (tokens.isdigit() and bits.isdigit()):
-        raise UserError(f"--units takes tokens x bits, got {name!r}", "for example 4x4 or 2x2")
-    return QuantizedMean(page_tokens=int(tokens), bits=int(bits))
+    """4x4 are units of 4 tokens with 4 bits a channel, 2x2+64 those of 2 with a remainder by groups of 64 tokens in fp8."""
+    fine, plus, group = name.partition("+")
+    tokens, _, bits = fine.partition("x")
+    if not (tokens.isdigit() and bits.isdigit()) or (plus and not group.isdigit()):
+        raise UserError(
+            f"--units takes tokens x bits, and + tokens of a remainder's groups, got {name!r}", "4x4 or 2x2+64"
+        )
+    remainder = Remainder(int(group), "fp8") if plus else None
+    recent = max(32, int(group or 0))
+    return QuantizedMean(page_tokens=int(tokens), bits=int(bits), recent_tokens=recent, remainder=remainder)
 
 
 def described(schedule: Schedule) -> dict[str, Any]:

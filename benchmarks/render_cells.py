@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import record_tables
@@ -28,7 +29,8 @@ RULES = {
     "quantized_mean-1x2": "1 token, 2 bits",
 }
 """The first ones have an index of the same bytes; the last one has twice as many."""
-REMAINDER = "-remainder-16-fp8"
+REMAINDERS = {"16": "-remainder-16-fp8", "64": "-remainder-64-fp8"}
+"""Tokens of a group, and how a rule's name ends."""
 BUDGETS = (128, 256, 512)
 
 
@@ -43,11 +45,11 @@ def remainders() -> str:
     for model, found in _models():
         cells = {cell["name"]: cell["bins"][-1] for cell in found["cells"]}
         for rule, told in RULES.items():
-            for budget in BUDGETS:
-                pair = [cells.get(f"{name}-{budget}") for name in (rule, rule + REMAINDER)]
+            for (group, suffix), budget in itertools.product(REMAINDERS.items(), BUDGETS):
+                pair = [cells.get(f"{name}-{budget}") for name in (rule, rule + suffix)]
                 if None not in pair:
-                    rows.append([model, told, str(budget), *(_told(cell) for cell in pair if cell is not None)])
-    return table(["model", "pages", "budget", "without", "with a remainder"], rows)
+                    rows.append([model, told, group, str(budget), *(_told(cell) for cell in pair if cell is not None)])
+    return table(["model", "pages", "groups of", "budget", "without", "with a remainder"], rows)
 
 
 def _told(cell: dict[str, Any]) -> str:
@@ -59,7 +61,8 @@ def ratios() -> str:
     rows = []
     for model, found in _models():
         for rule, told in RULES.items():
-            for name, kept in ((rule, "no"), (rule + REMAINDER, "yes")):
+            summed = [(rule + suffix, f"groups of {group}") for group, suffix in REMAINDERS.items()]
+            for name, kept in ((rule, "no"), *summed):
                 of_rule = [row for row in found["ratios"] if row["rule"] == name]
                 if of_rule:
                     least = [_least(of_rule, statistic) for statistic in ("q05", "kl_sparse_to_dense")]

@@ -88,8 +88,9 @@ def model_folder(name: str, root: Path) -> Path:
 def _fill_rows_of_bytes() -> None:
     """Have vLLM's connector fill index rows of bytes, too, whose numbers it would draw as floats and cannot.
 
-    A row of few bits holds codes and fp32 scales at whole 4 bytes. The bytes of random fp32 numbers are therefore valid
-    rows, and with the lowest bit of each byte cleared none is an e4m3 NaN."""
+    A row of few bits holds codes and fp32 scales at whole 4 bytes, that of a remainder's group bf16 numbers as well. The
+    bytes of random fp32 numbers are therefore valid rows, and with two bits of each byte cleared none is a NaN or large,
+    whichever of these types it is read as."""
     from vllm.distributed.kv_transfer.kv_connector.v1.decode_bench_connector import DecodeBenchConnectorWorker as Worker
 
     fill = Worker._fill_block_tensor
@@ -104,7 +105,7 @@ def _fill_rows_of_bytes() -> None:
             return
         shape = kv_cache.shape[1:]
         numbers = torch.randn(len(block_ids), shape.numel() // 4, device=kv_cache.device)
-        kv_cache[torch.tensor(block_ids, device=kv_cache.device)] = (numbers.view(torch.uint8) & 0xFE).view(-1, *shape)
+        kv_cache[torch.tensor(block_ids, device=kv_cache.device)] = (numbers.view(torch.uint8) & 0xBE).view(-1, *shape)
 
     Worker._fill_block_tensor = with_bytes
 
@@ -130,17 +131,23 @@ def start(name: str, root: Path, sparroll: dict[str, Any] | None, **settings: An
     chosen: dict[str, Any] = {"attention_backend": "FLASH_ATTN"}
     if sparroll is not None:
         from sparroll.engines.vllm import plugin
+        from sparroll.schedule import Schedule
 
         # Also where sparroll is on the path but not installed, so that vLLM finds no entry point.
         plugin.register()
         chosen = {"attention_backend": "CUSTOM", "additional_config": {"sparroll": sparroll}}
+        row_tokens = Schedule.load(sparroll["schedule"]).selector.row_tokens
+        if row_tokens > 16:
+            # A block must hold whole groups of a remainder.
+            chosen["block_size"] = row_tokens
     settings = {"max_model_len": 40_960, "max_num_seqs": 64, "gpu_memory_utilization": 0.92} | settings
     if not on_gpu():
         if name != TINY:
             raise SystemExit(f"{name} needs a GPU; without one only --model {TINY} runs")
         # vLLM knows one backend there, and ours stands in its place.
         del chosen["attention_backend"]
-        settings |= {"dtype": "float32", "enforce_eager": True, "block_size": 32, "max_model_len": 4096}
+        chosen.setdefault("block_size", 32)
+        settings |= {"dtype": "float32", "enforce_eager": True, "max_model_len": 4096}
         settings["kv_cache_memory_bytes"] = 1 << 29
     allow_graphs()
     _fill_rows_of_bytes()

@@ -20,7 +20,8 @@ SHAPES = {"even": (1.0, 1.0), "early": (1.5, 0.5), "late": (0.5, 1.5)}
 """Budgets of the first and the second half of the sparse layers, as shares of the cell's budget. Together the same is
 read."""
 
-REMAINDER = (16, "fp8")
+REMAINDER = (64, "fp8")
+"""Groups of 64 tokens add 1/171 of K and V to the index, those of 16 tokens 1/57."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,8 @@ class Rule:
         table = {"kind": self.kind, "page_tokens": self.unit_tokens}
         table |= {"first_tokens": FIRST_TOKENS, "recent_tokens": RECENT_TOKENS}
         if self.remainder is not None:
+            # The row of a group that is not complete does not exist, so its tokens are read.
+            table["recent_tokens"] = max(RECENT_TOKENS, self.remainder[0])
             table["remainder"] = dict(zip(("group_tokens", "values"), self.remainder, strict=True))
         return make_selector(table if self.bits is None else table | {"bits": self.bits})
 

@@ -314,7 +314,7 @@ def test_the_grid_names_each_cell_once_and_every_cell_is_a_schedule() -> None:
         assert schedule.selector.least_budget_tokens <= cell.budget
     assert max(cell.budget for cell in grid(1024)) == 512
     more = {cell.name for cell in grid(16_385, remainder=True)} - {cell.name for cell in cells}
-    assert more and all("-remainder-16-fp8-" in name for name in more)
+    assert more and all("-remainder-64-fp8-" in name for name in more)
     assert {name for name in more if "quest" in name or "oracle" in name} == set()
 
 

@@ -340,14 +340,17 @@ def test_a_schedule_file_is_taken_as_it_is_and_checked_before_an_engine_starts(
     assert fine_schedule.described(again)["budget_ratio"] == 4.0
     plain = Schedule.fixed(256, QuantizedMean(page_tokens=4, bits=4), dense_layers=(0,))
     assert fine_schedule.described(plain)["budget_ratio"] is None
-    selector = dataclasses.replace(plain.selector, remainder=Remainder(32, "fp8"))
-    with_remainder = dataclasses.replace(plain, selector=selector).save(tmp_path / "remainder.toml")
+    selector = dataclasses.replace(plain.selector, recent_tokens=48, remainder=Remainder(48, "fp8"))
+    odd_groups = dataclasses.replace(plain, selector=selector).save(tmp_path / "remainder.toml")
+    summing = fine_schedule.make(options(tmp_path, budget_ratio=4.0, units="2x2+64"), published).selector
+    assert summing.remainder == Remainder(64, "fp8") and summing.recent_tokens == 64
     for asked, said in (
         ({"fine": path, "model": "qwen3-8b"}, "made for Qwen/Qwen3-1.7B"),
         ({"budget_ratio": 4.0, "fine_dense_layers": [28]}, "names layer 28"),
         ({"budget_ratio": 4.0, "units": "4"}, "takes tokens x bits"),
         ({"budget_ratio": 1.0}, "nothing is gained"),
-        ({"fine": with_remainder}, "a selector without CUDA kernels"),
+        ({"budget_ratio": 4.0, "units": "2x2+"}, "takes tokens x bits"),
+        ({"fine": odd_groups}, "a selector without CUDA kernels"),
     ):
         with pytest.raises(SystemExit, match=said), fine_schedule.refusals_told():
             fine_schedule.make(options(tmp_path, **asked), published)
