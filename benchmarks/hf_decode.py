@@ -136,7 +136,7 @@ def step_costs(model: PreTrainedModel, options: argparse.Namespace) -> dict[str,
         "raw_step_seconds": raw,
         "seconds_per_context_token": slopes,
         "sparse_over_dense_growth": slopes["sparse"] / slopes["dense"],
-        "index_bytes_over_kv_bytes": cache.index_bytes_share(0),
+        "index_bytes_over_kv_bytes": cache.index_read_share(0),
     }
 
 

@@ -1,5 +1,6 @@
 """The kernel times that a plan uses, from what kernels took on a GPU: writes src/sparroll/plan/kernel_times.json, and prints
 how far the sum of a layer's kernels is from the layer that was timed as a whole. Reads records and measures nothing.
+Rows with a remainder are passed over: plans take them by the roofline.
 
     python benchmarks/kernel_times.py
 
@@ -73,6 +74,8 @@ def rows_of(record: dict[str, Any]) -> dict[tuple[str, int], dict[str, float]]:
     """Seconds of each kernel, by (units, budget)."""
     found: dict[tuple[str, int], dict[str, float]] = defaultdict(dict)
     for row in record["results"]["rows"]:
+        if "+" in row["units"]:
+            continue
         found[row["units"], row["kv_budget_tokens"]][row["kernel"]] = row["graph_us"] * 1e-6
     return found
 

@@ -36,6 +36,8 @@ OURS = {
     "triton_top_k": "choice",
     "triton_score_codes": "scores",
     "triton_attend": "gather",
+    "triton_remainder": "remainder",
+    "triton_groups": "index update",
     "triton_index": "index update",
     "triton_budgets": "budgets",
 }
@@ -208,7 +210,15 @@ def _layer_bytes(context: np.ndarray, schedule: Schedule) -> dict[str, float]:
     # An index row is made of one unit's keys, once in as many steps as the unit has tokens.
     keys = KV_HEADS * HEAD_DIM * ELEMENT_BYTES
     made = len(context) * (keys + index_row / selector.unit_tokens)
-    return {
+    summed = {}
+    if selector.remainder is not None:
+        # What is not read is weighed from its index rows, and its values are those of its groups.
+        of_token = KV_HEADS * (
+            selector.index_row_bytes(HEAD_DIM) / selector.unit_tokens
+            + selector.group_width(HEAD_DIM) / selector.remainder.group_tokens
+        )
+        summed = {"remainder": of_token * float((context - read)[cut].sum())}
+    return summed | {
         "scores": index_row * float(units.sum()) + scores,
         "choice": scores + 2 * lists,
         "gather": step_bytes.kv_bytes() * float(read.sum()) + 2 * lists,

@@ -49,6 +49,11 @@ def index_bytes(schedule: Schedule) -> float:
     return KV_HEADS * schedule.selector.index_bytes_per_token(HEAD_DIM)
 
 
+def index_read_bytes(schedule: Schedule) -> float:
+    """What a step reads of them: with a remainder index rows twice."""
+    return KV_HEADS * schedule.selector.index_read_bytes_per_token(HEAD_DIM)
+
+
 def index_share(schedule: Schedule, layers: int) -> float:
     """Bytes of the index / bytes of K and V, over all layers."""
     return (layers - len(schedule.dense_layers)) / layers * index_bytes(schedule) / kv_bytes()
@@ -66,7 +71,7 @@ def bytes_read(contexts: Sequence[int], schedule: Schedule, layers: int) -> floa
     moved = len(schedule.dense_layers) * context.sum() * kv_bytes()
     for own, group in schedule.parts(layers):
         read = group.read_tokens(context)
-        index = np.where(read < context, context * index_bytes(schedule), 0)
+        index = np.where(read < context, context * index_read_bytes(schedule), 0)
         moved = moved + len(own) * (read * kv_bytes() + index).sum()
     return float(moved)
 

@@ -116,5 +116,5 @@ def summed(rule: Rule) -> Rule:
 
 def _is_possible(cell: Cell) -> bool:
     """A budget by layers must leave a unit to choose in the half that has less."""
-    least = dataclasses.replace(cell.rule, remainder=None).selector().least_budget_tokens
+    least = cell.rule.selector().least_budget_tokens
     return min(SHAPES[cell.rule.shape]) * cell.budget >= least if cell.rule.shape != "even" else cell.budget >= least

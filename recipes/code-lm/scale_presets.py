@@ -3,10 +3,10 @@
     python recipes/code-lm/scale_presets.py --records runs/code-lm/seed-*/cells/cells.json runs/code-lm/study/cells.json \\
         --rule quantized_mean-4x4 --presets qwen3-1.7b-0.86 --out runs/code-lm/presets
 
-A ratio depends on how much of a context is read. It is measured in a bin of lengths in which both rules have one budget,
-and a step of a published schedule is such a bin: its budget is divided by the smallest ratio of all models and statistics
-at the share that it is of the step's mean context. So the tail is that of the published rule over each step, not at each
-of its lengths. Budgets never fall with the context.
+A ratio depends on how much of a context is read. It is measured in a bin of lengths up to an octave in which both rules
+have one budget, and a step of a published schedule is such a bin; a longer one is cut into octaves. Its budget is divided
+by the smallest ratio of all models and statistics at the share that it is of the mean context. So the tail is meant to be
+that of the published rule over each step, not at each of its lengths. Budgets never fall with the context.
 
 The ratios come from small models, not from those that the presets are for. So each file says that it is scaled and to be
 calibrated on the real model, where `sparroll schedule show` and `sparroll plan` repeat it.
@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import sys
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -70,14 +71,14 @@ def scaled(
     unit, steps = selector.unit_tokens, [Step(0, selector.least_budget_tokens)]
     ends = [*(step.from_context_tokens for step in preset.steps[1:]), LONGEST_PUBLISHED]
     for step, end in zip(preset.steps, ends, strict=True):
-        begin, published = step.from_context_tokens, int(step.kv_budget_tokens)
-        mean_context = (begin + max(begin, end)) // 2
-        its = ratio.at(max(mean_context, 1), published) if isinstance(ratio, SmallestRatio) else ratio
-        budget = max(int(steps[-1].kv_budget_tokens), -int(-published / its // unit) * unit)
-        if steps[-1].from_context_tokens == begin:
-            steps[-1] = Step(begin, budget)
-        elif budget != steps[-1].kv_budget_tokens:
-            steps.append(Step(begin, budget))
+        published = int(step.kv_budget_tokens)
+        for first, mean_context in _octaves(step.from_context_tokens, end, published):
+            its = ratio.at(mean_context, published) if isinstance(ratio, SmallestRatio) else ratio
+            budget = max(int(steps[-1].kv_budget_tokens), -int(-published / its // unit) * unit)
+            if steps[-1].from_context_tokens == first:
+                steps[-1] = Step(first, budget)
+            elif budget != steps[-1].kv_budget_tokens:
+                steps.append(Step(first, budget))
     whole = int(preset.steps[-1].kv_budget_tokens) / int(steps[-1].kv_budget_tokens)
     if whole <= 1:
         raise UserError(f"the smallest ratio is {whole:g}: nothing is gained by this rule", "take another --rule")
@@ -95,6 +96,17 @@ def scaled(
         made_by=made_by,
         name=f"{preset.name}-scaled",
     )
+
+
+def _octaves(begin: int, end: int, published: int) -> list[tuple[int, int]]:
+    """(where it begins, its mean context) of the parts of a step, cut by halves from its end on down. Contexts within the
+    published budget are read whole, so they do not count."""
+    ends = [max(begin, end)]
+    while ends[0] // 2 > max(begin, published):
+        ends.insert(0, ends[0] // 2)
+    bounds = [max(begin, min(published, ends[0])), *ends]
+    means = [(first + last) // 2 for first, last in pairwise(bounds)]
+    return list(zip([begin, *ends[:-1]], means, strict=True))
 
 
 def from_records(

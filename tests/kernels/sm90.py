@@ -126,9 +126,9 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         "COMPILED": True, "launch_pdl": True,
     }  # fmt: skip
     options = {"num_warps": tile.warps, "num_stages": tile.stages}
-    for parts in (0, 5):
-        told = "attention after what is not read" if parts else "attention"
-        yield told, triton_attend._gather, {**attend, "UNREAD_PARTS": parts}, options
+    for with_unread in (False, True):
+        told = "attention after what is not read" if with_unread else "attention"
+        yield told, triton_attend._gather, {**attend, "WITH_UNREAD": with_unread}, options
 
 
 def remainder_kernels(dim: int, group: int, full: bool = False) -> Iterator[Kernel]:
@@ -136,7 +136,8 @@ def remainder_kernels(dim: int, group: int, full: bool = False) -> Iterator[Kern
     and many."""
     lanes_d = triton.next_power_of_2(dim)
     for unit, bits, in_group in ((16, 0, 1), (16, 0, 4), (4, 4, 4), (4, 4, 16), (8, 8, 2), (2, 2, 32), (1, 1, 64)):
-        if not full and (unit, bits, in_group) not in ((16, 0, 4), (4, 4, 16)):
+        # Without `full`: rows of numbers, e4m3 and codes; many groups in a tile and few.
+        if not full and (unit, bits, in_group) not in ((16, 0, 4), (8, 8, 2), (4, 4, 16)):
             continue
         sizes = {"D": dim, "LANES_D": lanes_d, "launch_pdl": True}
         fp8 = in_group > 2
@@ -146,7 +147,7 @@ def remainder_kernels(dim: int, group: int, full: bool = False) -> Iterator[Kern
             **sizes, "UNIT_SHIFT": unit.bit_length() - 1, "UNITS_PER_BLOCK": 64 // unit, "PER_GROUP": in_group,
             "FIRST": 16 // unit, "RECENT": 64 // unit, "G": group, "LANES_G": triton.next_power_of_2(group),
             "LANES_C": max(16, lanes_d * bits // 8) if bits else lanes_d, "BITS": bits, "FP8_VALUES": fp8,
-            "SPREADS_AT": spreads_at, "TILE": 128 if bits else 64,
+            "SPREADS_AT": spreads_at, "TILE": paged.unread_tile_units(2 * dim if not bits else 0, in_group),
         }  # fmt: skip
         yield (
             f"what is not read, {unit} x {bits}, groups of {in_group}",

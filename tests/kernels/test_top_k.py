@@ -98,11 +98,27 @@ def test_requests_of_one_batch_take_different_ways() -> None:
 
 
 @pytest.mark.parametrize("wanted", [64, 65, 128, 129])
-def test_more_lanes_keep_fewer_scores_each_where_more_units_are_wanted(wanted: int) -> None:
-    """With 256 lanes for candidates: 128 hold up to 512 units, where 65 to 128 are wanted 256 do."""
+def test_candidates_are_made_with_more_lanes_where_more_units_are_wanted(wanted: int) -> None:
+    """With room for 256 candidates: of up to 512 units they are made with 128 lanes for up to 64 wanted units, and with 256
+    lanes for up to 128."""
     scores = torch.stack(list(scores_by_kind(1021).values()))[:, None]
     contexts = [500 + row for row in range(len(scores))]
     assert_same(scores, contexts, [wanted] * len(contexts), {**LAYOUT, "lanes": 256})
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="the slow way is taken out of the interpreted kernel")
+def test_up_to_half_the_lanes_may_be_wanted_before_the_slow_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sparroll.attention.decode import triton_top_k
+
+    def slow(*_: Any) -> None:
+        raise RuntimeError("the slow way")
+
+    monkeypatch.setattr(triton_top_k, "choose_between_bounds", slow)
+    scores = torch.randn(1, 1, 1021, generator=torch.Generator().manual_seed(0))
+    for wanted in (64, 65, 128):
+        assert_same(scores, [500], [wanted], {**LAYOUT, "lanes": 256})
+    with pytest.raises(Exception, match="the slow way"):
+        assert_same(scores, [500], [129], {**LAYOUT, "lanes": 256})
 
 
 @pytest.mark.parametrize("units", [700, 1999])

@@ -269,8 +269,8 @@ def test_budgets_are_divided_by_the_ratio_at_their_steps_mean_context_and_never_
     begins = [step.from_context_tokens for step in preset.steps]
     budgets = [int(made.kv_budget_tokens(begin)) for begin in begins]
     assert budgets == sorted(budgets)
-    reached = 0
-    for begin, end, budget in zip(begins, [*begins[1:], 32_768], budgets, strict=True):
+    reached = int(made.kv_budget_tokens(1999))
+    for begin, end, budget in zip(begins[1:], [*begins[2:], 32_768], budgets[1:], strict=True):
         published = preset.kv_budget_tokens(begin)
         units = math.ceil(published / found.at((begin + end) // 2, published) / FINE.unit_tokens)
         reached = max(reached, units * FINE.unit_tokens)
@@ -281,6 +281,14 @@ def test_budgets_are_divided_by_the_ratio_at_their_steps_mean_context_and_never_
     nothing = budget_ratio.SmallestRatio.of([([ratio_row(8192, 1024, 0.9)], EDGES)], FINE.name)
     with pytest.raises(UserError, match="nothing is gained"):
         scale_presets.scaled(preset, FINE.selector(), (0,), nothing, "made up")
+
+
+def test_a_step_of_more_than_an_octave_is_cut_and_contexts_within_its_budget_do_not_count() -> None:
+    assert scale_presets._octaves(18_000, 32_768, 4096) == [(18_000, 25_384)]
+    assert scale_presets._octaves(10_000, 30_000, 8192) == [(10_000, 12_500), (15_000, 22_500)]
+    assert scale_presets._octaves(0, 4000, 512) == [(0, 756), (1000, 1500), (2000, 3000)]
+    # The last step may begin behind the longest responses.
+    assert scale_presets._octaves(36_000, 32_768, 8192) == [(36_000, 36_000)]
 
 
 def test_presets_are_divided_by_the_smallest_ratio_of_all_models_and_say_so(
@@ -308,7 +316,7 @@ def test_presets_are_divided_by_the_smallest_ratio_of_all_models_and_say_so(
 def test_the_grid_names_each_cell_once_and_every_cell_is_a_schedule() -> None:
     cells = grid(16_385)
     assert len({cell.name for cell in cells}) == len(cells) > 90
-    for cell in cells:
+    for cell in grid(16_385, remainder=True):
         schedule = cell.rule.schedule(cell.budget, 12)
         schedule.check_layers(12)
         assert schedule.selector.least_budget_tokens <= cell.budget

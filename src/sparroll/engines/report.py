@@ -28,8 +28,8 @@ class LayerReport:
     extra_sparse_tokens: int = 0
     """The same of the tokens that checks gave behind whole windows (`checks.extra_tokens`)."""
     index_read_share: float = 0.0
-    """Bytes of index rows that scoring reads, divided by the bytes of all K and V of the context; 0 in a dense
-    layer."""
+    """Bytes that a step reads of the index and of a remainder's groups, divided by the bytes of all K and V of the context;
+    0 in a dense layer."""
 
     @property
     def kv_read_share(self) -> float:

@@ -5,7 +5,7 @@ This file checks the arguments; the implementation that the caller names does th
 "triton". An implementation that cannot run is an error, and no other one takes its place. Under "triton" everything is
 safe inside CUDA graphs: no value is read on the host, grids follow from shapes, and lengths and budgets of the requests
 are in device tensors. The tensors are views of the engine's cache: they may have any strides, but the last axis must be
-contiguous, and rows of `quantized_mean` must be aligned. No engine is imported here.
+contiguous, and rows of `quantized_mean` and of groups must be aligned. No engine is imported here.
 """
 
 # R requests, T new tokens, P blocks, B tokens per block, M blocks per request, S units per block, H kv heads,
@@ -24,14 +24,13 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.selectors.base import Selector
-from sparroll.attention.selectors.remainder import MOST_GROUP_TOKENS
+from sparroll.attention.selectors.remainder import LEAST_GROUP_TOKENS
 from sparroll.errors import UserError, nearest
 
 _MODULES = {
-    "reference": {
-        **dict.fromkeys(("update_index", "score_units", "choose_units", "paged_decode"), "paged_reference"),
-        "update_groups": "paged_reference",
-    },
+    "reference": dict.fromkeys(
+        ("update_index", "update_groups", "score_units", "choose_units", "paged_decode"), "paged_reference"
+    ),
     "triton": {
         "update_index": "triton_index",
         "update_groups": "triton_groups",
@@ -52,6 +51,11 @@ these parts one after the other."""
 ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
 """Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
 _SCORED_BY_TRITON = ["page_mean", "quantized_mean"]
+
+
+def unread_tile_units(row_bytes: int, units_per_group: int) -> int:
+    """Units whose weights a program estimates at a time: whole groups, and fewer of rows that fill much memory."""
+    return max(64 if row_bytes >= 256 else 128, units_per_group)
 
 
 @dataclass(frozen=True)
@@ -135,14 +139,10 @@ class StepWorkspace:
 
         unread_tile = unread_parts = 0
         if selector.remainder is not None:
+            _groups_cut_evenly(selector)
             in_group = selector.units_per_group
-            if in_group & (in_group - 1):
-                raise UserError(
-                    f"the triton decode takes groups of 1, 2, 4, ... units, got {in_group} of them in one",
-                    f"remainder = {{ group_tokens = {MOST_GROUP_TOKENS} }}",
-                )
             assert kv_heads is not None, "a remainder's memory depends on the number of kv heads"
-            unread_tile = max(64 if row_bytes >= 256 else 128, in_group)
+            unread_tile = unread_tile_units(row_bytes, in_group)
             unread_parts = max_requests * kv_heads + processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR
 
         def integers(count: int) -> Tensor:
@@ -237,7 +237,10 @@ def update_groups(
     groups_PSHV uint8: S groups per block, rows of `selector.group_width(D)` bytes.
     """
     blocks, block_tokens, heads, dim = keys_PBHD.shape
+    _units_per_block(block_tokens, selector)
     _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
+    if impl == "triton":
+        _groups_cut_evenly(selector)
     _shapes(
         values_PBHD=(values_PBHD, (blocks, block_tokens, heads, dim)),
         slots_T=(slots_T, (slots_T.numel(),)),
@@ -437,6 +440,8 @@ def paged_decode(
         _groups_shape(groups_PSHV, (blocks, block_tokens, heads, dim), selector)
     if impl == "triton":
         _fits(workspace, requests, (group, dim))
+        if workspace is not None and selector.remainder is not None:
+            _holds_unread_parts(workspace, requests * heads, selector)
     _operation(impl, "paged_decode", query_RHGD)(
         query_RHGD, keys_PBHD, values_PBHD, block_table_RM, unit_ids_RHN, context_tokens_R, kv_budget_tokens_R, selector,
         scale, out_RHGD, workspace, pages_RHN, planned, index_PSHW, groups_PSHV,
@@ -502,6 +507,34 @@ def _groups_shape(groups: Tensor, cache: tuple[int, int, int, int], selector: Se
     _shapes(groups_PSHV=(groups, (blocks, block_tokens // group, heads, selector.group_width(dim))))
     _dtype("groups_PSHV", groups, torch.uint8)
     _contiguous_rows(groups_PSHV=groups)
+    # Parts of a row are read as numbers of 2 and 4 bytes.
+    if any(place % 4 for place in (*groups.stride()[:3], groups.storage_offset())):
+        raise UserError(
+            f"rows of groups must lie at multiples of 4 bytes, got strides {groups.stride()}",
+            "allocate rows of selector.group_width(head_dim) bytes one after the other",
+        )
+
+
+def _groups_cut_evenly(selector: Selector) -> None:
+    assert selector.remainder is not None, "a selector without a remainder"
+    in_group = selector.units_per_group
+    if in_group & (in_group - 1):
+        fewer = 1 << (in_group.bit_length() - 1)
+        raise UserError(
+            f"the triton decode takes groups of 1, 2, 4, ... units, got {in_group} of them in one",
+            f"remainder = {{ group_tokens = {fewer * selector.unit_tokens} }}, if that is at least {LEAST_GROUP_TOKENS}",
+        )
+
+
+def _holds_unread_parts(workspace: StepWorkspace, pairs: int, selector: Selector) -> None:
+    """Of what so many (request, head) do not read."""
+    tile, needed = workspace.unread_tile_units, workspace.unread_parts(pairs) * pairs if pairs else 0
+    held = len(workspace.unread_log_sum_XG)
+    if not tile or tile % selector.units_per_group or held < needed:
+        raise UserError(
+            f"the workspace is not for this remainder: it holds {held} parts of {needed}, in tiles of {tile} units",
+            "allocate it for the same selector, with kv_heads and the largest batch",
+        )
 
 
 def _units_per_block(block_tokens: int, selector: Selector) -> int:

@@ -21,6 +21,8 @@ def update_index(keys_PBHD: Tensor, index_PSHW: Tensor, slots_T: Tensor, selecto
     """See paged.update_index."""
     unit, block_tokens = selector.unit_tokens, keys_PBHD.shape[1]
     last_X = slots_T[(slots_T >= 0) & (slots_T % unit == unit - 1)].long()
+    if not len(last_X):
+        return
     blocks_X, rows_X = last_X // block_tokens, last_X % block_tokens // unit
     inside = torch.arange(unit, device=keys_PBHD.device)
     complete_XUHD = keys_PBHD[blocks_X[:, None], rows_X[:, None] * unit + inside]
@@ -150,6 +152,8 @@ def update_groups(
     assert selector.remainder is not None, "a selector without a remainder"
     group, block_tokens = selector.remainder.group_tokens, keys_PBHD.shape[1]
     last_X = slots_T[(slots_T >= 0) & (slots_T % group == group - 1)].long()
+    if not len(last_X):
+        return
     blocks_X, rows_X = last_X // block_tokens, last_X % block_tokens // group
     inside = torch.arange(group, device=keys_PBHD.device)
     keys_XHgD, values_XHgD = (
@@ -172,8 +176,13 @@ def _decode_with_remainder(
     out_RHGD: Tensor,
 ) -> None:
     """`remainder_reference.sparse_decode` on a copy of each request's blocks, as far as contexts go."""
-    units = index_PSHW.shape[1]
-    blocks_RM = block_table_RM[:, : max(1, -(-int(context_tokens_R.max()) // keys_PBHD.shape[1]))].long()
+    if not len(context_tokens_R):
+        return
+    units, block_tokens = index_PSHW.shape[1], keys_PBHD.shape[1]
+    columns = max(1, -(-int(context_tokens_R.max()) // block_tokens))
+    # Past a request's own blocks the table may hold anything.
+    own_RM = torch.arange(columns, device=block_table_RM.device) * block_tokens < context_tokens_R[:, None]
+    blocks_RM = block_table_RM[:, :columns].long().masked_fill(~own_RM, 0)
     keys_RHCD, values_RHCD, groups_RHNV = (
         held[blocks_RM].flatten(1, 2).transpose(1, 2) for held in (keys_PBHD, values_PBHD, groups_PSHV)
     )

@@ -82,6 +82,7 @@ def paged_decode(
         scale * _LOG2_E,
         unit_ids_RHN.shape[2],
         requests,
+        unread_parts,
         UNIT_SHIFT=unit.bit_length() - 1,
         UNITS_PER_BLOCK=per_block,
         HEADS=heads,
@@ -94,14 +95,14 @@ def paged_decode(
         WITH_PAGES=pages_RHN is not None,
         ALIKE=keys_PBHD.stride() == values_PBHD.stride(),
         COMPILED=query_RHGD.is_cuda and torch.version.hip is None,
-        UNREAD_PARTS=unread_parts,
+        WITH_UNREAD=unread_parts > 0,
         num_warps=tile.warps,
         num_stages=tile.stages,
         **overlapping(query_RHGD),
     )
 
 
-@triton.jit(do_not_specialize=["requests"])
+@triton.jit(do_not_specialize=["requests", "unread_parts"])
 @no_type_check
 def _gather(
     query,
@@ -139,6 +140,7 @@ def _gather(
     scale_log2,
     most_units,
     requests,
+    unread_parts,
     UNIT_SHIFT: tl.constexpr,
     UNITS_PER_BLOCK: tl.constexpr,
     HEADS: tl.constexpr,
@@ -151,11 +153,11 @@ def _gather(
     WITH_PAGES: tl.constexpr,
     ALIKE: tl.constexpr,
     COMPILED: tl.constexpr,
-    UNREAD_PARTS: tl.constexpr,
+    WITH_UNREAD: tl.constexpr,
     launch_pdl: tl.constexpr = False,
 ):
-    """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  UNREAD_PARTS: those in
-    which triton_remainder.py left what a pair does not read; 0 without a remainder."""
+    """UNIT_SHIFT: logarithm of a unit's tokens.  ALIKE: keys and values have the same strides.  unread_parts: those in
+    which triton_remainder.py left what a pair does not read.  WITH_UNREAD: whether there is a remainder."""
     after_previous(launch_pdl)
     at, end = stretch(read_before, requests, HEADS)
     member = tl.arange(0, LANES_G)
@@ -195,8 +197,8 @@ def _gather(
         total_weight = tl.zeros([LANES_G], tl.float32)
         mix = tl.zeros([LANES_G, LANES_D], tl.float32)
         # What is not read is the first entry of the softmax, for the program that begins the pair.
-        for number in range(tl.where(first_tile == 0, UNREAD_PARTS, 0) if UNREAD_PARTS else 0):
-            unread = (request * HEADS + head) * UNREAD_PARTS + number
+        for number in range(tl.where(first_tile == 0, unread_parts, 0) if WITH_UNREAD else 0):
+            unread = (request * HEADS + head) * unread_parts + number
             top, total_weight, mix = _with_part(
                 unread_mixed, unread_log_sum, unread, top, total_weight, mix, member, channel, in_group, G, D
             )

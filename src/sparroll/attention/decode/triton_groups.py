@@ -103,7 +103,10 @@ def _groups(
                 total += tl.load(value + token * values_per_token, mask=channel < D, other=0.0).to(tl.float32)
             mean = total * (1.0 / GROUP)
             if FP8:
-                scale = tl.maximum(tl.max(tl.abs(mean), axis=0), LEAST_LARGEST) * FP8_PER_MOST
+                # As whole numbers, magnitudes have the order of floats, with NaN on top.
+                size = tl.max(mean.to(tl.int32, bitcast=True) & 0x7FFFFFFF, axis=0)
+                largest = tl.maximum(size.to(tl.float32, bitcast=True), LEAST_LARGEST)
+                scale = tl.where(size > 0x7F800000, float("nan"), largest) * FP8_PER_MOST
                 tl.store(groups + row + channel, e4m3(tl.div_rn(mean, scale)).to(tl.uint8), mask=channel < D)
                 tl.store(groups_fp32 + row // 4 + (SPREADS_AT // 4 - 1), scale)
             else:

@@ -1,9 +1,10 @@
 """What a step does not read, summed up by groups: for each (request, head) one more entry of the softmax, which
 triton_attend.py begins with (remainder_reference.py has the specification).
 
-Every pair's units are cut into as many stretches as fill the GPU, one for each program, which leaves its part in memory. A
-program goes through its stretch in tiles. It estimates the logits of all units of a tile from their index rows, leaves
-out those that stand in the pair's list, adds up the weights of each group, and multiplies by the group's mean value.
+Every pair's units are cut into up to 8 stretches, fewer where the pairs fill the GPU anyway. Each stretch has a program,
+which leaves its part in memory. It goes through the stretch in tiles: it estimates the logits of a tile's units from their
+index rows, leaves out those that stand in the pair's list, adds up the weights of each group, and multiplies by the group's
+mean value.
 """
 
 from __future__ import annotations
