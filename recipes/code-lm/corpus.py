@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -165,4 +166,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    # The corpus is a matter of seconds on many cores, and of minutes on one.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     main()

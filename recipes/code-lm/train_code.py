@@ -18,6 +18,7 @@ BEGAN = time.time()
 import argparse  # noqa: E402
 import json  # noqa: E402
 import math  # noqa: E402
+import os  # noqa: E402
 import sys  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import Any  # noqa: E402
@@ -299,4 +300,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
+    # The corpus is a matter of seconds on many cores, and of minutes on one.
+    os.environ["TOKENIZERS_PARALLELISM"] = "true"
     main()
