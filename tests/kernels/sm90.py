@@ -131,29 +131,26 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
         yield told, triton_attend._gather, {**attend, "WITH_UNREAD": with_unread}, options
 
 
-def remainder_kernels(dim: int, group: int, full: bool = False) -> Iterator[Kernel]:
+def remainder_kernels(dim: int, group: int) -> Iterator[Kernel]:
     """Of what a decode step does not read, in blocks of 64 tokens: pages of 16 tokens and small units, few groups in a tile
     and many."""
     lanes_d = triton.next_power_of_2(dim)
     for unit, bits, in_group in ((16, 0, 1), (16, 0, 4), (4, 4, 4), (4, 4, 16), (8, 8, 2), (2, 2, 32), (1, 1, 64)):
-        # Without `full`: rows of numbers, e4m3 and codes; many groups in a tile and few.
-        if not full and (unit, bits, in_group) not in ((16, 0, 4), (8, 8, 2), (4, 4, 16)):
-            continue
         sizes = {"D": dim, "LANES_D": lanes_d, "launch_pdl": True}
-        fp8 = in_group > 2
+        fp8, tile = in_group > 2, paged.unread_tile_units(2 * dim if not bits else 0, in_group)
         remainder = Remainder(unit * in_group, "fp8" if fp8 else "bf16")
         spreads_at = remainder.spreads_at(dim)
         sums = {
             **sizes, "UNIT_SHIFT": unit.bit_length() - 1, "UNITS_PER_BLOCK": 64 // unit, "PER_GROUP": in_group,
             "FIRST": 16 // unit, "RECENT": 64 // unit, "G": group, "LANES_G": triton.next_power_of_2(group),
             "LANES_C": max(16, lanes_d * bits // 8) if bits else lanes_d, "BITS": bits, "FP8_VALUES": fp8,
-            "SPREADS_AT": spreads_at, "TILE": paged.unread_tile_units(2 * dim if not bits else 0, in_group),
+            "SPREADS_AT": spreads_at, "TILE": tile,
         }  # fmt: skip
         yield (
             f"what is not read, {unit} x {bits}, groups of {in_group}",
             triton_remainder._sum_unread,
             sums,
-            {"num_warps": 4},
+            {"num_warps": triton_remainder.warps(tile, in_group)},
         )
         rows = {
             **sizes, "BLOCK_TOKENS": 64, "GROUP": unit * in_group, "UNIT": unit, "FP8": fp8, "SPREADS_AT": spreads_at,
@@ -281,7 +278,7 @@ def main(full: bool, choice: bool, others: bool) -> None:
             show(kernel, dtype, _NAMES[dtype], f"head {dim}, group {group}")
     for dtype, dim, group in cases if full else [(torch.bfloat16, 128, 2)]:
         units = fine_unit_kernels(dtype, dim, group, full)
-        for kernel in (*units, *page_mean_kernels(dim, group), *remainder_kernels(dim, group, full)):
+        for kernel in (*units, *page_mean_kernels(dim, group), *remainder_kernels(dim, group)):
             show(kernel, dtype, _NAMES[dtype], f"head {dim}, group {group}")
     for kernel in untyped(full):
         show(kernel, torch.float32)

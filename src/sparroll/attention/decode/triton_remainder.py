@@ -19,7 +19,7 @@ from torch import Tensor
 
 from sparroll.attention.decode.triton_index import words_of
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_work_split import competes
+from sparroll.attention.decode.triton_work_split import blocks_of, competes
 from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
@@ -98,10 +98,15 @@ def sum_unread(
         FP8_VALUES=remainder.values == "fp8",
         SPREADS_AT=remainder.spreads_at(dim),
         TILE=workspace.unread_tile_units,
-        num_warps=4,
+        num_warps=warps(workspace.unread_tile_units, selector.units_per_group),
         **overlapping(query_RHGD),
     )
     return parts
+
+
+def warps(tile_units: int, units_per_group: int) -> int:
+    """The values of many groups need many registers."""
+    return 8 if tile_units // units_per_group >= _LEAST_OF_A_DOT.value else 4
 
 
 @triton.jit
@@ -211,34 +216,68 @@ def _sum_unread(
     top = tl.full([ROWS], float("-inf"), tl.float32)
     total_weight = tl.zeros([ROWS], tl.float32)
     mix = tl.zeros([ROWS, LANES_D], tl.float32)
+    inside_tile = tl.arange(0, TILE)
+    its_group = tl.arange(0, TILE_GROUPS)
+    PER_BLOCK: tl.constexpr = UNITS_PER_BLOCK // PER_GROUP
+    block = blocks_of(table_row, tile * TILE + inside_tile, units, UNITS_PER_BLOCK, FIRST, RECENT)
+    # Of a unit that competes, the group is complete and its row written.
+    first_unit = (tile * TILE_GROUPS + its_group) * PER_GROUP
+    group_block = _blocks_of_groups(table_row, first_unit, units, UNITS_PER_BLOCK, PER_GROUP, FIRST, RECENT)
+    chosen = tl.load(ids_row + passed + listed, mask=passed + listed < chosen_units, other=_NO_UNIT)
     for number in range(tile, last_tile):
-        unit = number * TILE + tl.arange(0, TILE)
-        unread = competes(unit, units, FIRST, RECENT)
-        found = tl.full([], _LISTED, tl.int32)
-        while found == _LISTED:
-            place = passed + listed
-            chosen = tl.load(ids_row + place, mask=place < chosen_units, other=_NO_UNIT)
-            unread = unread & (tl.max((unit[:, None] == chosen[None, :]).to(tl.int32), axis=1) == 0)
-            found = tl.sum((chosen < (number + 1) * TILE).to(tl.int32), axis=0)
-            passed += found
-
-        block = tl.load(table_row + unit // UNITS_PER_BLOCK, mask=unread, other=0).to(tl.int64)
+        # All that is read of the tile, at once: only then does it wait for any of it.
+        unit = number * TILE + inside_tile
         inside = unit % UNITS_PER_BLOCK
-        logit = _estimated_logits(
-            index, words, block, inside, head, unread, query_parts, index_per_block, index_per_unit, index_per_head,
-            words_per_block, words_per_head, channels_apart, first_scale, next_scale, held, D, BITS, PARTS, TILE,
-        )  # fmt: skip
-        logit = logit * scale_log2
+        unread = competes(unit, units, FIRST, RECENT)
+        rows = index + block * index_per_block + head * index_per_head
+        if BITS == 0:
+            rows += inside * index_per_unit
+            held_rows = tl.load(rows[:, None] + held[None, :], mask=unread[:, None] & (held < D)[None, :], other=0.0)
+            unit_scale = 1.0
+        else:
+            rows += inside * channels_apart
+            held_rows = tl.load(
+                rows[:, None] + held[None, :], mask=unread[:, None] & (held * PARTS < D)[None, :], other=0
+            )
+            scale_at = words + block * words_per_block + head * words_per_head + first_scale + inside * next_scale
+            unit_scale = tl.load(scale_at, mask=unread, other=0).to(tl.float32, bitcast=True)[None, :]
         if UNIT_SHIFT:
-            group_row = block * groups_per_block + (inside // PER_GROUP) * groups_per_row + head * groups_per_head
-            spread_at = groups_bf16 + group_row // 2 + SPREADS_AT // 2 + unit % PER_GROUP
+            row_of_unit = block * groups_per_block + (inside // PER_GROUP) * groups_per_row + head * groups_per_head
+            spread_at = groups_bf16 + row_of_unit // 2 + SPREADS_AT // 2 + unit % PER_GROUP
             spread = tl.load(spread_at, mask=unread, other=0.0).to(tl.float32)
+        group = number * TILE_GROUPS + its_group
+        wanted = _some_compete(group * PER_GROUP, units, PER_GROUP, FIRST, RECENT)
+        group_row = group_block * groups_per_block + (group % PER_BLOCK) * groups_per_row + head * groups_per_head
+        readable = wanted[:, None] & (channel < D)[None, :]
+        if FP8_VALUES:
+            value_code = tl.load(groups + group_row[:, None] + channel[None, :], mask=readable, other=0)
+            value_scale = tl.load(groups_fp32 + group_row // 4 + (SPREADS_AT // 4 - 1), mask=wanted, other=0.0)
+        else:
+            value = tl.load(groups_bf16 + (group_row // 2)[:, None] + channel[None, :], mask=readable, other=0.0)
+        # Where the next tile lies.
+        block = blocks_of(table_row, unit + TILE, units, UNITS_PER_BLOCK, FIRST, RECENT)
+        first_unit = (group + TILE_GROUPS) * PER_GROUP
+        group_block = _blocks_of_groups(table_row, first_unit, units, UNITS_PER_BLOCK, PER_GROUP, FIRST, RECENT)
+
+        # Units that are read leave the sum. More of them may stand in the list than are compared at a time.
+        ends = (number + 1) * TILE
+        unread = unread & (tl.max((unit[:, None] == chosen[None, :]).to(tl.int32), axis=1) == 0)
+        found = tl.sum((chosen < ends).to(tl.int32), axis=0)
+        passed += found
+        while found == _LISTED:
+            chosen = tl.load(ids_row + passed + listed, mask=passed + listed < chosen_units, other=_NO_UNIT)
+            unread = unread & (tl.max((unit[:, None] == chosen[None, :]).to(tl.int32), axis=1) == 0)
+            found = tl.sum((chosen < ends).to(tl.int32), axis=0)
+            passed += found
+        chosen = tl.load(ids_row + passed + listed, mask=passed + listed < chosen_units, other=_NO_UNIT)
+
+        logit = _products(held_rows, query_parts, BITS, PARTS, TILE) * unit_scale * scale_log2
+        if UNIT_SHIFT:
             logit += half_norm[:, None] * spread[None, :] + UNIT_SHIFT
         logit = tl.where((member < G)[:, None] & unread[None, :], logit, float("-inf"))
         if ROWS < _LEAST_OF_A_DOT:
             # The rows behind the group's hold nothing.
             logit = tl.max(tl.reshape(logit, [_LEAST_OF_A_DOT // ROWS, ROWS, TILE]), axis=0)
-
         new_top = tl.maximum(top, tl.max(logit, axis=1))
         # Nothing seen yet: -inf minus -inf would be NaN.
         anchor = tl.where(new_top == float("-inf"), 0.0, new_top)
@@ -246,26 +285,13 @@ def _sum_unread(
         weight = tl.sum(tl.reshape(tl.exp2(logit - anchor[:, None]), [ROWS, TILE_GROUPS, PER_GROUP]), axis=2)
         total_weight = total_weight * shrink + tl.sum(weight, axis=1)
         mix = mix * shrink[:, None]
-
-        # The row of a group that is read whole may not be written yet.
-        wanted = tl.max(tl.reshape(unread.to(tl.int32), [TILE_GROUPS, PER_GROUP]), axis=1) > 0
-        group = number * TILE_GROUPS + tl.arange(0, TILE_GROUPS)
-        per_block = UNITS_PER_BLOCK // PER_GROUP
-        its_block = tl.load(table_row + group // per_block, mask=wanted, other=0).to(tl.int64)
-        group_row = its_block * groups_per_block + (group % per_block) * groups_per_row + head * groups_per_head
-        readable = wanted[:, None] & (channel < D)[None, :]
         if FP8_VALUES:
-            code = tl.load(groups + group_row[:, None] + channel[None, :], mask=readable, other=0)
-            value_scale = tl.load(groups_fp32 + group_row // 4 + (SPREADS_AT // 4 - 1), mask=wanted, other=0.0)
-            value = _of_e4m3(code) * value_scale[:, None]
-        else:
-            value = tl.load(groups_bf16 + (group_row // 2)[:, None] + channel[None, :], mask=readable, other=0.0)
-            value = value.to(tl.float32)
+            value = _of_e4m3(value_code) * value_scale[:, None]
         if TILE_GROUPS >= _LEAST_OF_A_DOT:
             its_type = query.dtype.element_ty
             mix += tl.dot(weight.to(its_type), value.to(its_type), input_precision="ieee")
         else:
-            mix += tl.sum(weight[:, :, None] * value[None, :, :], axis=1)
+            mix += tl.sum(weight[:, :, None] * value.to(tl.float32)[None, :, :], axis=1)
         top = new_top
 
     divisor = tl.where(total_weight > 0.0, total_weight, 1.0)
@@ -278,52 +304,44 @@ def _sum_unread(
 
 @triton.jit
 @no_type_check
-def _estimated_logits(
-    index,
-    words,
-    block,
-    inside,
-    head,
-    wanted,
-    query_parts,
-    index_per_block,
-    index_per_unit,
-    index_per_head,
-    words_per_block,
-    words_per_head,
-    channels_apart,
-    first_scale,
-    next_scale,
-    held,
-    D: tl.constexpr,
-    BITS: tl.constexpr,
-    PARTS: tl.constexpr,
-    TILE: tl.constexpr,
+def _some_compete(first_unit, units, PER_GROUP: tl.constexpr, FIRST: tl.constexpr, RECENT: tl.constexpr):
+    """Whether one of a group's units competes: it has some behind the first ones and some before the recent ones."""
+    return (first_unit + PER_GROUP > FIRST) & (first_unit < units - RECENT)
+
+
+@triton.jit
+@no_type_check
+def _blocks_of_groups(
+    table_row,
+    first_unit,
+    units,
+    UNITS_PER_BLOCK: tl.constexpr,
+    PER_GROUP: tl.constexpr,
+    FIRST: tl.constexpr,
+    RECENT: tl.constexpr,
 ):
-    """[16, TILE] q.m of units in their blocks, from the mean m that an index row stands for. Byte j of a packed row has the
-    channels PARTS * j and up."""
-    logit = tl.zeros([_LEAST_OF_A_DOT, TILE], tl.float32)
-    rows = index + block * index_per_block + head * index_per_head
-    if BITS == 0:
-        rows += inside * index_per_unit
-        mean = tl.load(rows[:, None] + held[None, :], mask=wanted[:, None] & (held < D)[None, :], other=0.0)
-        query = query_parts[0]
-        logit = tl.dot(query, tl.trans(mean.to(query.dtype)), logit, input_precision="ieee")
-    else:
-        rows += inside * channels_apart
-        codes = tl.load(rows[:, None] + held[None, :], mask=wanted[:, None] & (held * PARTS < D)[None, :], other=0)
-        for part in tl.static_range(PARTS):
-            query = query_parts[part]
-            if BITS == 8:
-                level = _of_e4m3(codes)
-            else:
-                level = 2.0 * ((codes >> (part * BITS)) & (2**BITS - 1)).to(tl.float32) + (1 - 2**BITS)
-            # Whole numbers up to 15, and e4m3, are exact in every type a query has. Channels past D meet a query of 0.
-            logit = tl.dot(query, tl.trans(level.to(query.dtype)), logit, input_precision="ieee")
-        scale_at = words + block * words_per_block + head * words_per_head + first_scale + inside * next_scale
-        unit_scale = tl.load(scale_at, mask=wanted, other=0).to(tl.float32, bitcast=True)
-        logit *= unit_scale[None, :]
-    return logit
+    wanted = _some_compete(first_unit, units, PER_GROUP, FIRST, RECENT)
+    return tl.load(table_row + first_unit // UNITS_PER_BLOCK, mask=wanted, other=0).to(tl.int64)
+
+
+@triton.jit
+@no_type_check
+def _products(held_rows, query_parts, BITS: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr):
+    """[16, TILE] q.m of units, but for their scales, from the means m that index rows stand for. Byte j of a packed row has
+    the channels PARTS * j and up."""
+    product = tl.zeros([_LEAST_OF_A_DOT, TILE], tl.float32)
+    for part in tl.static_range(PARTS):
+        query = query_parts[part]
+        if BITS == 0:
+            mean = held_rows.to(query.dtype)
+        elif BITS == 8:
+            mean = _of_e4m3(held_rows).to(query.dtype)
+        else:
+            level = 2.0 * ((held_rows >> (part * BITS)) & (2**BITS - 1)).to(tl.float32) + (1 - 2**BITS)
+            mean = level.to(query.dtype)
+        # Whole numbers up to 15, and e4m3, are exact in every type a query has. Channels past D meet a query of 0.
+        product = tl.dot(query, tl.trans(mean), product, input_precision="ieee")
+    return product
 
 
 @triton.jit
