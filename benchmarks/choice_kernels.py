@@ -22,9 +22,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_listing import ordered_scores, page_of, places_in_order, places_of_best, put
-from sparroll.attention.decode.triton_threshold import (
+from sparroll.attention.decode.choice.triton_listing import (
+    ordered_scores,
+    page_of,
+    places_in_order,
+    places_of_best,
+    put,
+)
+from sparroll.attention.decode.choice.triton_threshold import (
     INFINITY,
     LARGEST,
     LEAST,
@@ -34,6 +39,7 @@ from sparroll.attention.decode.triton_threshold import (
     ordered_bits,
     searched,
 )
+from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.selectors.base import Selector
 
 STAGES = ("load", "first search", "list", "second search", "all")

@@ -34,8 +34,9 @@ from choice_kernels import STAGES, Variant
 from kernel_tasks import failures
 from torch import Tensor
 
-from sparroll.attention.decode import paged, triton_top_k
-from sparroll.attention.decode.triton_top_k import ChoiceLayout
+from sparroll.attention.decode import paged
+from sparroll.attention.decode.choice import triton_top_k
+from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 from sparroll.attention.selectors import PageMean
 
 SCORES = ("normal", "heavy tails", "ties")

@@ -164,7 +164,8 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
     """Other layouts of each kernel's programs: each checked against the one that is used, then timed. Fastest first."""
     from triton.runtime.errors import OutOfResources
 
-    from sparroll.attention.decode import triton_score_codes, triton_top_k
+    from sparroll.attention.decode import triton_score_codes
+    from sparroll.attention.decode.choice import triton_top_k
 
     case, rows = choice.case, []
     choice.plan(), choice.layer()

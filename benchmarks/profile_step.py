@@ -33,7 +33,7 @@ from sparroll.schedule import Schedule
 
 OURS = {
     "triton_score": "scores",
-    "triton_top_k": "choice",
+    "choice.triton_top_k": "choice",
     "triton_score_codes": "scores",
     "triton_attend": "gather",
     "triton_remainder": "remainder",

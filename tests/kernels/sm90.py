@@ -35,9 +35,9 @@ from sparroll.attention.decode import (
     triton_remainder,
     triton_score,
     triton_score_codes,
-    triton_top_k,
     triton_work_split,
 )
+from sparroll.attention.decode.choice import triton_top_k
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 from sparroll.attention.selectors import QuantizedMean, Remainder, quantized_mean

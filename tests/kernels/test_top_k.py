@@ -26,7 +26,7 @@ def chosen(
     scores_RHU: Tensor, contexts: list[int], budgets: list[int], impl: str, most: int | None = None, **settings: Any
 ) -> tuple[Tensor, Tensor]:
     """Unit ids and pages over rubbish, of scores that are NaN past each context."""
-    from sparroll.attention.decode import triton_top_k
+    from sparroll.attention.decode.choice import triton_top_k
 
     requests, heads, units = scores_RHU.shape
     place = torch.arange(units)
@@ -50,7 +50,7 @@ def chosen(
 def assert_same(
     scores_RHU: Tensor, contexts: list[int], budgets: list[int], layout: dict[str, int] | None = None
 ) -> None:
-    from sparroll.attention.decode.triton_top_k import ChoiceLayout
+    from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 
     settings = {} if layout is None else {"layout": ChoiceLayout(**layout)}
     found = chosen(scores_RHU, contexts, budgets, "triton", **settings)
@@ -108,7 +108,7 @@ def test_candidates_are_made_with_more_lanes_where_more_units_are_wanted(wanted:
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="the slow way is taken out of the interpreted kernel")
 def test_up_to_half_the_lanes_may_be_wanted_before_the_slow_way_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    from sparroll.attention.decode import triton_top_k
+    from sparroll.attention.decode.choice import triton_top_k
 
     def slow(*_: Any) -> None:
         raise RuntimeError("the slow way")
@@ -156,7 +156,7 @@ def test_bounds_between_which_there_is_no_room_come_closer() -> None:
 @pytest.mark.parametrize("fill_rest", [True, False])
 @pytest.mark.parametrize("way", UNITS)
 def test_lists_without_pages_and_lists_that_are_not_filled_up(way: str, fill_rest: bool, pages: bool) -> None:
-    from sparroll.attention.decode import triton_top_k
+    from sparroll.attention.decode.choice import triton_top_k
 
     units = UNITS[way]
     scores = torch.randn(3, 1, units, generator=torch.Generator().manual_seed(0))
@@ -197,7 +197,7 @@ def test_budgets_up_to_all_of_many_units(units: int, wanted: int) -> None:
 
 
 def test_the_kernel_is_compiled_for_what_the_shape_of_the_scores_leaves_open() -> None:
-    from sparroll.attention.decode.triton_top_k import ChoiceLayout
+    from sparroll.attention.decode.choice.triton_top_k import ChoiceLayout
 
     def lanes(units: int) -> tuple[int, int, int, bool]:
         layout = ChoiceLayout.default(units)

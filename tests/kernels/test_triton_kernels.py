@@ -210,7 +210,7 @@ def test_choice_among_more_units_than_a_program_holds(units: int) -> None:
 
 @pytest.mark.parametrize("lanes", [256, 2048])
 def test_units_are_chosen_alike_whether_all_have_lanes_or_candidates_are_made(lanes: int) -> None:
-    from sparroll.attention.decode import triton_top_k
+    from sparroll.attention.decode.choice import triton_top_k
 
     cache = paged_cache([3000, 2049, 2048, 31], unit=1, heads=1)
     generator = torch.Generator().manual_seed(lanes)

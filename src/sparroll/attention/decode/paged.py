@@ -35,7 +35,7 @@ _MODULES = {
         "update_index": "triton_index",
         "update_groups": "triton_groups",
         "score_units": "triton_score",
-        "choose_units": "triton_top_k",
+        "choose_units": "choice.triton_top_k",
         "plan_step": "triton_work_split",
         "plan_layers": "triton_work_split",
         "paged_decode": "triton_attend",

@@ -22,7 +22,7 @@ import triton.language as tl
 from torch import Tensor
 from triton import knobs
 
-from sparroll.attention.decode.triton_threshold import LEAST, best_threshold, ordered_bits
+from sparroll.attention.decode.choice.triton_threshold import LEAST, best_threshold, ordered_bits
 from sparroll.attention.masked.triton_tiles import rows_contiguous
 from sparroll.attention.masked.unit_bitmap import WORD_POSITIONS
 from sparroll.attention.selectors.page_mean import PageMean

@@ -18,8 +18,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sparroll.attention.decode.choice.triton_threshold import ordered_bits
 from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_threshold import ordered_bits
 from sparroll.engines.vllm.scores.reference import MOST_LISTED, RowScores
 
 _CHUNK, _CHUNKS_OF_BLOCK = 64, 64

@@ -23,10 +23,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.decode.triton_large_choice import choose_between_bounds
-from sparroll.attention.decode.triton_launch import after_previous, overlapping
-from sparroll.attention.decode.triton_listing import list_units, ordered_scores, page_of, places_of_best, put
-from sparroll.attention.decode.triton_threshold import (
+from sparroll.attention.decode.choice.triton_large_choice import choose_between_bounds
+from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores, page_of, places_of_best, put
+from sparroll.attention.decode.choice.triton_threshold import (
     LARGEST,
     LEAST,
     below,
@@ -35,6 +34,7 @@ from sparroll.attention.decode.triton_threshold import (
     ordered_bits,
     searched,
 )
+from sparroll.attention.decode.triton_launch import after_previous, overlapping
 from sparroll.attention.selectors.base import Selector
 
 LEAST_LANES = 256

@@ -14,8 +14,8 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sparroll.attention.decode.triton_listing import list_units, ordered_scores
-from sparroll.attention.decode.triton_threshold import (
+from sparroll.attention.decode.choice.triton_listing import list_units, ordered_scores
+from sparroll.attention.decode.choice.triton_threshold import (
     LARGEST,
     LEAST,
     below,

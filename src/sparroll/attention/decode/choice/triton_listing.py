@@ -8,7 +8,7 @@ from typing import no_type_check
 import triton
 import triton.language as tl
 
-from sparroll.attention.decode.triton_threshold import LEAST, ordered_bits
+from sparroll.attention.decode.choice.triton_threshold import LEAST, ordered_bits
 
 
 @triton.jit
