@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sparroll import Schedule
 from sparroll.attention.decode import paged
-from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Selector
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.pages import HeadPages
 from sparroll.engines.vllm.attention.state import STATE, UNLIMITED
@@ -24,7 +24,16 @@ from vllm_runs import needs_vllm
 R, H, G, D, P, M = 4, 2, 2, 32, 64, 12
 SCHEDULE = Schedule(steps=(Step(0, 64), Step(128, 80)), dense_layers=(0,))
 GROUPED = Schedule(steps=(Step(0, (96, 64)), Step(128, (112, 80))), dense_layers=(0,), layer_groups=((2,), (1,)))
+SUMMING = Schedule(SCHEDULE.steps, PageMean(16, 16, 32, remainder=Remainder(32, "fp8")), dense_layers=(0,))
 CONTEXTS = [1, 60, 171, 0]
+CASES = [
+    *(
+        (attention, *case)
+        for attention in ("triton", "fa3_pages")
+        for case in ((16, SCHEDULE), (64, SCHEDULE), (64, GROUPED))
+    ),
+    ("triton", 64, SUMMING),
+]
 
 
 def cache(layout: str, block: int) -> Tensor:
@@ -101,8 +110,7 @@ def test_index_rows_of_a_head_stand_together_however_vllm_orders_a_block(by_toke
     reason="interprets kernels on CPU tensors; with CUDA Triton compiles, and test_engine_cuda.py runs what it compiled",
 )
 @pytest.mark.parametrize("dense", [False, True])
-@pytest.mark.parametrize("attention", ["triton", "fa3_pages"])
-@pytest.mark.parametrize(("block", "schedule"), [(16, SCHEDULE), (64, SCHEDULE), (64, GROUPED)])
+@pytest.mark.parametrize(("attention", "block", "schedule"), CASES)
 def test_a_decode_step_is_the_references(
     monkeypatch: pytest.MonkeyPatch, attention: str, block: int, schedule: Schedule, dense: bool
 ) -> None:
@@ -150,8 +158,13 @@ def test_a_decode_step_is_the_references(
     ]
 
     index = SimpleNamespace(rows_PSHW=torch.zeros(P, units_per_block, H, D, dtype=torch.bfloat16))
+    groups = None
+    if selector.remainder is not None:
+        rows = torch.zeros(P, block // selector.row_tokens, H, selector.group_width(D), dtype=torch.uint8)
+        groups = SimpleNamespace(rows_PSHW=rows)
     impl = object.__new__(backend.SparseImpl)
-    for name, value in dict(number=1, index=index, num_heads=H * G, num_kv_heads=H, head_size=D, scale=D**-0.5).items():
+    its = {"number": 1, "index": index, "groups": groups, "num_heads": H * G, "num_kv_heads": H, "head_size": D}
+    for name, value in {**its, "scale": D**-0.5}.items():
         setattr(impl, name, value)
     slots = torch.arange(P * block)
     impl.do_kv_cache_update(None, None, None, kv_cache, slots)
@@ -171,7 +184,15 @@ def test_a_decode_step_is_the_references(
     query_RHGD, expected = query.unflatten(1, (H, G)), torch.empty(R, H, G, D)
     paged.score_units(query_RHGD, index.rows_PSHW, table, contexts, selector, scores)
     paged.choose_units(scores, contexts, budgets, selector, unit_ids)
-    attend(query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, budgets, selector, D**-0.5, expected)
+    if groups is not None and selector.remainder is not None:
+        expected_groups = torch.zeros_like(groups.rows_PSHW)
+        paged.update_groups(keys_PBHD, values_PBHD, expected_groups, slots, selector)
+        means, wanted = (selector.remainder.means(held, D) for held in (groups.rows_PSHW, expected_groups))
+        assert torch.equal(means, wanted) and means.any()
+    attend(
+        query_RHGD, keys_PBHD, values_PBHD, table, unit_ids, contexts, budgets, selector, D**-0.5, expected,
+        index_PSHW=index.rows_PSHW, groups_PSHV=None if groups is None else groups.rows_PSHW,
+    )  # fmt: skip
     torch.testing.assert_close(output.unflatten(1, (H, G)), expected, atol=1e-5, rtol=1e-5)
     assert (output[3] == 0).all()
     if dense:
