@@ -32,11 +32,12 @@ if "--dry" in sys.argv:
     os.environ["TRITON_INTERPRET"] = "1"
 
 import decode_kernels
+import fine_schedule
 import numpy as np
 import torch
 
 from sparroll.attention.decode import paged
-from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder
+from sparroll.attention.selectors import PageMean, QuantizedMean
 
 UNITS = ("4x4", "2x2", "1x1", "page_mean", "4x4+64", "2x2+64")
 """Tokens x bits; page_mean has units of 16 tokens. With "+64", a remainder by groups of 64 tokens, values in fp8."""
@@ -110,12 +111,7 @@ def cases(options: argparse.Namespace, names: Sequence[str] = ("equal", "mixed")
 
 def selector_of(units: str) -> PageMean | QuantizedMean:
     """First and recent tokens are the same for all units; the recent ones cover a group."""
-    if units == "page_mean":
-        return PageMean()
-    fine, _, group = units.partition("+")
-    unit, _, bits = fine.partition("x")
-    remainder = Remainder(int(group), "fp8") if group else None
-    return QuantizedMean(int(unit), 16, max(32, int(group or 0)), int(bits), remainder=remainder)
+    return PageMean() if units == "page_mean" else fine_schedule.units(units)
 
 
 def rows_of(clock: Clock, bandwidth: float, choice: decode_kernels.Choice) -> list[dict[str, Any]]:

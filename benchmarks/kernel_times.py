@@ -17,11 +17,12 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
+import fine_schedule
 import numpy as np
 from scipy.optimize import nnls
 
 from sparroll import files, records
-from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
+from sparroll.attention.selectors import PageMean, Selector
 from sparroll.plan import kernel_times
 from sparroll.plan.kernel_times import KernelTimes, LayerLoad, timed_as
 from sparroll.plan.length_mix import LengthMix
@@ -47,10 +48,7 @@ FULL_BATCH = 32
 def selector_of(units: str) -> Selector:
     """The selector of a row: "4x4 equal" is of 4 tokens and 4 bits."""
     kind = units.split()[0]
-    if kind == "page_mean":
-        return PageMean()
-    unit, bits = map(int, kind.split("x"))
-    return QuantizedMean(unit, 16, 32, bits=bits)
+    return PageMean() if kind == "page_mean" else fine_schedule.units(kind)
 
 
 def contexts_of(units: str, config: dict[str, Any]) -> np.ndarray:

@@ -213,10 +213,7 @@ def _layer_bytes(context: np.ndarray, schedule: Schedule) -> dict[str, float]:
     summed = {}
     if selector.remainder is not None:
         # What is not read is weighed from its index rows, and its values are those of its groups.
-        of_token = KV_HEADS * (
-            selector.index_row_bytes(HEAD_DIM) / selector.unit_tokens
-            + selector.group_width(HEAD_DIM) / selector.remainder.group_tokens
-        )
+        of_token = KV_HEADS * selector.index_bytes_per_token(HEAD_DIM)
         summed = {"remainder": of_token * float((context - read)[cut].sum())}
     return summed | {
         "scores": index_row * float(units.sum()) + scores,
