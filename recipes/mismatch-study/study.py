@@ -62,6 +62,7 @@ DRY = {
     "eviction_budgets": (48, 96),
     "check_budgets": (32,),
     "quantized_budgets": (24,),
+    "unchecked_quantized_budgets": (48,),
     "budgets": (24, 48, 160),
     "calibration_prompts": 8,
 }

@@ -83,6 +83,9 @@ class Settings:
     """Larger budgets at every length, with the usual check."""
     quantized_budgets: tuple[int, ...] = (64, 128)
     """Budgets of units in few bits, with the usual check."""
+    unchecked_quantized_budgets: tuple[int, ...] = (192, 800)
+    """The same without a check: first what holds the tail of pages with `uniform_budget` here (recipes/code-lm), then as
+    many tokens as those pages."""
     quantized_unit_tokens: int = 4
     quantized_bits: int = 4
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
@@ -140,7 +143,7 @@ class Settings:
         length."""
         pages = {"fixed": self.fixed_budget, "uniform": self.uniform_budget}
         pages |= {f"fixed-{budget}": budget for budget in self.check_budgets}
-        units = {f"quantized-{budget}": budget for budget in self.quantized_budgets}
+        units = {f"quantized-{each}": each for each in (*self.quantized_budgets, *self.unchecked_quantized_budgets)}
         made = {
             name: Schedule.fixed(budget, selector, self.dense_layers)
             for selector, budgets in ((self.selector, pages), (self.quantized_selector, units))
@@ -232,6 +235,9 @@ def rows(settings: Settings) -> dict[str, Row]:
     for budget in settings.quantized_budgets:
         name, about = f"quantized-{budget}", f"{budget} tokens at every length, {units}, {_said(*usual)}"
         made.append(Row(f"{name}-verified", "budgets", about, name, _checked(*usual)))
+    for budget in settings.unchecked_quantized_budgets:
+        name, about = f"quantized-{budget}", f"{budget} tokens at every length, {units}, TIS"
+        made.append(Row(name, "budgets", about, name, _correction("tis")))
     for target in sorted({settings.distill_target, settings.corrected_target}):
         name = f"calibrated-{target:.2f}"
         about = f"schedule calibrated to {target:.2f}, {_said(*usual)}"

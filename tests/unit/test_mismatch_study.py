@@ -30,6 +30,8 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
         "fixed-verified",
         *(f"fixed-verified-{check}" for check in ("32-0.01", "32-0.1", "32-0.5", "64-0.1", "64-0.5")),
         *(f"{name}-verified" for name in ("fixed-256", "fixed-512", "quantized-64", "quantized-128")),
+        "quantized-192",
+        "quantized-800",
         *(f"{name}-verified" for name in ("calibrated-0.75", "calibrated-0.86")),
         "distill",
         "distill-kl",
