@@ -214,13 +214,12 @@ def test_a_workspace_for_something_else_is_refused() -> None:
     ids, shape = cache.chosen(budgets), (40, 2, 64, torch.float32)
     held = cache.cache
     bare = dataclasses.replace(SELECTORS[5], remainder=None)
-    for selector, heads in ((bare, 2), (SELECTORS[5], 1), (SELECTORS[8], 2)):
-        workspace = paged.StepWorkspace.allocate(*shape, selector, DEVICE, kv_heads=heads)
-        workspace = dataclasses.replace(
-            workspace, unread_tile_units=workspace.unread_tile_units // (2 if heads == 1 else 1)
-        )
-        if selector is SELECTORS[8]:
-            workspace = dataclasses.replace(workspace, unread_tile_units=8)
+    fitting = paged.StepWorkspace.allocate(*shape, SELECTORS[5], DEVICE, kv_heads=2)
+    for workspace in (
+        paged.StepWorkspace.allocate(*shape, bare, DEVICE, kv_heads=2),
+        dataclasses.replace(fitting, unread_log_sum_XG=fitting.unread_log_sum_XG[:79]),
+        dataclasses.replace(fitting, unread_tile_units=8),
+    ):
         with pytest.raises(UserError, match="not for this remainder"):
             paged.paged_decode(
                 held.query_RHGD, held.keys_PBHD, held.values_PBHD, held.block_table_RM, ids, held.context_tokens_R, budgets,
