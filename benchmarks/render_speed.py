@@ -220,20 +220,21 @@ EARLIER = ("verified-rollouts-qwen3-1.7b-128-h200", "verified-rollouts-qwen3-1.7
 """Records of windows that had other numbers of drafts and rows than today's, or of a rule that computed less."""
 
 
-def verified_records() -> list[tuple[str, list[dict[str, Any]]]]:
-    """(size, cells) of each record of verified rollouts, by size, the plainest names first."""
+def verified_records() -> list[tuple[str, str, list[dict[str, Any]]]]:
+    """(size, GPU, cells) of each record of verified rollouts, by size, the plainest names first."""
     found = []
-    for path in sorted(RESULTS.glob("verified-rollouts-*-h200.json"), key=lambda path: (len(path.stem), path)):
+    for path in sorted(RESULTS.glob("verified-rollouts-*-h[12]00.json"), key=lambda path: (len(path.stem), path)):
         if path.stem not in EARLIER:
             record = records.read(path, "verified-rollouts")
-            found.append((record["config"]["model"].removeprefix("qwen3-"), record["results"]))
+            size, gpu = record["config"]["model"].removeprefix("qwen3-"), path.stem.rpartition("-")[2].upper()
+            found.append((size, gpu, record["results"]))
     return sorted(found, key=lambda each: SIZES.index(each[0]))
 
 
 def verified_rollouts() -> str:
     """Tokens per second of engines that check their drafts, beside the same schedule without a check and dense decoding."""
     rows = []
-    for size, cells in verified_records():
+    for size, _, cells in verified_records():
         batches = [cell for cell in cells if cell["set"] == "batch"]
         checked = {cell["schedule"] for cell in batches if cell["engine"] == "verified"}
         for cell in batches:
@@ -256,12 +257,12 @@ def _of_dense(cell: dict[str, Any], cells: list[dict[str, Any]]) -> float | None
 def verified_runs() -> str:
     """The same for whole runs of the request sets, with a sentence on how they are measured; nothing without a record."""
     rows, counts = [], {}
-    for size, cells in verified_records():
+    for size, gpu, cells in verified_records():
         for run in (cell for cell in cells if "moments" in cell):
             counts.setdefault(run["set"], []).append(run["moments"])
             if run["engine"] != "dense":
                 line = _verified_line(run, moments_of(run, cells), run.get("of_dense"))
-                rows.append([f"Qwen3-{size.upper()}", run["set"], *line])
+                rows.append([f"Qwen3-{size.upper()}", gpu, run["set"], *line])
     if not rows:
         return ""
     moments = " and ".join(f"{_span(found)} moments of the {name} one" for name, found in counts.items())
@@ -272,7 +273,7 @@ def verified_runs() -> str:
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return f"\n{said}\n\n{table(['model', 'set', *VERIFIED_HEAD], rows)}"
+    return f"\n{said}\n\n{table(['model', 'GPU', 'set', *VERIFIED_HEAD], rows)}"
 
 
 def moments_of(run: dict[str, Any], cells: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -43,6 +43,8 @@ CHECK_GRID = "mismatch-study-check-grid-60-steps-h200"
 """128 tokens everywhere with checks of other windows and floors."""
 CHECK_BUDGETS = "mismatch-study-check-budgets-60-steps-h200"
 """Larger budgets everywhere, and units in few bits, with the usual check."""
+SMALL_UNITS = "mismatch-study-units-60-steps-h100"
+"""Pages beside small units in few bits: with the tail of the pages, and with as many tokens. No drafts are checked."""
 CONTROL = "mismatch-study-control-h200"
 """Rows with a control group."""
 FIRST_BIN = "mismatch/acceptance_q05/3840-4096"
@@ -124,6 +126,19 @@ def study_longer() -> str:
     steps = max(([point[0] for point in run["dense_accuracy"]] for run in found["runs"]), key=len)
     changes = [f"change of dense accuracy, step {step}" for step in steps[1:]]
     return table(["row", *changes, "reward of its rollouts", "tail", "in the worst bin", "KL", "KV read"], rows)
+
+
+def study_small_units() -> str:
+    """Pages and small units in one call, and in how many runs."""
+    found = results(SMALL_UNITS, "mismatch-study")
+    names, rows = ("reward_last", "tail", "worst_tail_last", "kl", "kv_read_share"), []
+    for row in found["table"]:
+        runs = [run["dense_accuracy"] for run in _whole_runs(found, row["row"])]
+        changes = [run[-1][1] - run[0][1] for run in runs]
+        gained = f"{gain(statistics.mean(changes))} ({gain(min(changes))} to {gain(max(changes))})"
+        rows.append([_label(row["row"]), str(len(runs)), gained, *_means(row, names)])
+    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
+    return table([*head, "KV read"], rows)
 
 
 def study_verified_rollouts() -> str:

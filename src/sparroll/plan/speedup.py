@@ -350,18 +350,25 @@ def _with_kernels(decoder: _Decoder, mix: LengthMix) -> KernelSteps | None:
     return KernelSteps(with_them.step(mix, sparse=False), with_them.step(mix, sparse=True))
 
 
+_SLOW_REMAINDER = (
+    "; a remainder's kernels are far slower than that: on an H100 layers with one took up to 6 times as long as layers "
+    "without (docs/selectors.md), so do not believe these seconds"
+)
+
+
 def kernels_said(gpu: str, selector: Selector, used: KernelTimes | None = None) -> str:
     """What a prediction has for the kernels of a selector. used: those that its steps were predicted with; None: by bytes,
     with the kernels that are known beside it."""
     known, name = used or kernel_times_of(gpu), timed_as(selector)
+    slow = "" if selector.remainder is None else _SLOW_REMAINDER
     if known is None:
-        return f"no kernels were timed on {gpu}: sparse layers count by their bytes alone"
+        return f"no kernels were timed on {gpu}: sparse layers count by their bytes alone{slow}"
     times = known.of(selector)
     if times is None:
         at = "the rate of dense layers" if used is not None else "the device's peak rate"
         return (
             f"no kernels of {name} were timed on {gpu}: its sparse layers count by their bytes alone, at {at}, and it has "
-            "no time for the choice"
+            f"no time for the choice{slow}"
         )
     return (
         f"kernels of {name} as they were timed on {known.gpu} ({', '.join(known.records)}), whose layers they add up to "

@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 from sparroll import records
-from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Selector, Streaming
+from sparroll.attention.selectors import PageMean, QuantizedMean, Quest, Remainder, Selector, Streaming
 from sparroll.calibrate.choice import Machine
 from sparroll.cli.plan import text
 from sparroll.plan import kernel_times
@@ -167,6 +167,10 @@ def test_a_plan_has_the_kernels_beside_its_roofline_and_says_where_none_were_tim
             f"no kernels of {timed_as(selector)} were timed on H200: its sparse layers count by"
             in found.assumptions[-1]
         )
+    summing = replace(FINE, recent_tokens=64, remainder=Remainder(64, "fp8"))
+    for hardware in ("H200", "A100"):
+        found = plan("Qwen3-1.7B", Schedule.fixed(1024, summing), **AT_30K | {"hardware": hardware})
+        assert found.assumptions[-1].endswith("so do not believe these seconds")
     named = replace(find_hardware("H200"), name="NVIDIA H200", source="measured")
     assert plan("Qwen3-1.7B", "qwen3-1.7b-0.86", lengths=30_000, batch=32, hardware=named).kernels == timed.kernels
 
