@@ -30,6 +30,7 @@ from torch import Tensor
 
 from sparroll import records
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import StepWorkspace, Tile
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.schedule import Schedule
 
@@ -54,7 +55,7 @@ class Case:
     block_table_RM: Tensor
     context_tokens_R: Tensor
     scores_RHU: Tensor
-    workspace: paged.StepWorkspace
+    workspace: StepWorkspace
 
     @staticmethod
     def build(
@@ -90,7 +91,7 @@ class Case:
             selector, name, contexts, query, keys, values, index, groups, table.to(device),
             torch.from_numpy(contexts).to(device, torch.int32),
             torch.full((batch, options.heads, units), torch.nan, device=device),
-            paged.StepWorkspace.allocate(
+            StepWorkspace.allocate(
                 batch, options.group, options.dim, dtype, selector, device, kv_heads=options.heads
             ),
         )  # fmt: skip
@@ -389,10 +390,8 @@ def sweep(clock: Clock, choice: Choice) -> list[dict[str, Any]]:
     tiles = [(32, 4, 3, 4), (32, 4, 4, 3), (32, 4, 5, 2), (64, 4, 2, 3), (64, 4, 3, 2), (64, 8, 3, 2), (128, 8, 2, 1),
              (128, 8, 3, 1)]  # fmt: skip
     for values in tiles:
-        tile = paged.Tile(*values)
-        workspace = paged.StepWorkspace.allocate(
-            requests, group, dim, case.keys_PBHD.dtype, case.selector, "cuda", tile
-        )
+        tile = Tile(*values)
+        workspace = StepWorkspace.allocate(requests, group, dim, case.keys_PBHD.dtype, case.selector, "cuda", tile)
         other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace))
         other.plan()
         add(other.attend, kernel="attention", **dataclasses.asdict(tile))

@@ -36,7 +36,7 @@ import fine_schedule
 import numpy as np
 import torch
 
-from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import StepWorkspace, Tile
 from sparroll.attention.selectors import PageMean, QuantizedMean
 
 UNITS = ("4x4", "2x2", "1x1", "page_mean", "4x4+64", "2x2+64")
@@ -179,7 +179,7 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
             torch.testing.assert_close(found[3], expected[3], atol=2e-2, rtol=2e-2)
         rows.append(row)
 
-    def planned(workspace: paged.StepWorkspace) -> decode_kernels.Choice:
+    def planned(workspace: StepWorkspace) -> decode_kernels.Choice:
         other = dataclasses.replace(choice, case=dataclasses.replace(case, workspace=workspace))
         other.plan()
         return other
@@ -214,8 +214,8 @@ def sweep(clock: Clock, choice: decode_kernels.Choice, options: argparse.Namespa
     requests, _, group, dim = case.query_RHGD.shape
     tiles = ((64, 4, 3, 2), (64, 4, 2, 3), (64, 8, 3, 2), (32, 4, 4, 3), (32, 4, 3, 4), (32, 2, 4, 3), (128, 8, 2, 1))
     for values in tiles:
-        tile_of = paged.Tile(*values)
-        workspace = paged.StepWorkspace.allocate(
+        tile_of = Tile(*values)
+        workspace = StepWorkspace.allocate(
             requests,
             group,
             dim,

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import StepWorkspace
 from sparroll.attention.selectors import PageMean, Selector
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -73,10 +74,10 @@ class PagedCache:
         )  # fmt: skip
         return scores
 
-    def workspace(self, programs: int | None = None) -> paged.StepWorkspace:
+    def workspace(self, programs: int | None = None) -> StepWorkspace:
         """Full of rubbish."""
         requests, heads, group, dim = self.query_RHGD.shape
-        workspace = paged.StepWorkspace.allocate(
+        workspace = StepWorkspace.allocate(
             requests, group, dim, self.query_RHGD.dtype, self.selector, DEVICE, programs=programs, kv_heads=heads
         )
         for plan in (workspace.read_before_R, workspace.scored_before_R, workspace.arrivals_X):

@@ -27,7 +27,6 @@ from triton.compiler import ASTSource
 
 from sparroll.attention import row_bytes
 from sparroll.attention.decode import (
-    paged,
     triton_attend,
     triton_budgets,
     triton_groups,
@@ -38,6 +37,7 @@ from sparroll.attention.decode import (
     triton_work_split,
 )
 from sparroll.attention.decode.choice import triton_top_k
+from sparroll.attention.decode.workspace import MOST_SCORED_UNITS, SCORED_TILE_BYTES, Tile, unread_tile_units
 from sparroll.attention.masked import triton_backward, triton_forward, triton_unit_choice, triton_unit_lists
 from sparroll.attention.masked.triton_tiles import Layout, MaskedTile
 from sparroll.attention.selectors import QuantizedMean, Remainder, quantized_mean
@@ -103,7 +103,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
             "ROW_WORDS": row_words, "LANES_W": triton.next_power_of_2(words), "LANES_R": 32,
             "ALIGN": triton_index.loaded_bytes(selector, dim) // 4, "DP4A": True,
         }  # fmt: skip
-        tile = min(max(paged.SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), paged.MOST_SCORED_UNITS)
+        tile = min(max(SCORED_TILE_BYTES >> (4 * words - 1).bit_length(), 16), MOST_SCORED_UNITS)
         for its_tile in (tile, tile // 2) if layouts else (tile,):
             name = f"scores of {unit} x {bits}, {its_tile} units"
             layout = triton_score_codes.ScoreLayout.default(its_tile, bits)
@@ -119,7 +119,7 @@ def fine_unit_kernels(dtype: torch.dtype, dim: int, group: int, layouts: bool = 
                 "PER_D": 1 / dim, "STEP_PER_RMS": quantized_mean.STEP_PER_RMS[bits], "BLOCK_TOKENS": 16,
             }  # fmt: skip
             yield f"index of {unit} x {bits}", triton_index._quantized_mean, constants, {"num_warps": 2}
-    tile = paged.Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
+    tile = Tile(64 if dim <= 128 and dtype != torch.float32 else 32, 4, 3, 2)
     attend = {
         "UNIT_SHIFT": 2, "UNITS_PER_BLOCK": 4, "HEADS": 8, "G": group, "D": dim, "LANES_R": 32, "LANES_G": 16,
         "LANES_D": triton.next_power_of_2(dim), "TILE": tile.tokens, "WITH_PAGES": True, "ALIKE": True,
@@ -137,7 +137,7 @@ def remainder_kernels(dim: int, group: int) -> Iterator[Kernel]:
     lanes_d = triton.next_power_of_2(dim)
     for unit, bits, in_group in ((16, 0, 1), (16, 0, 4), (4, 4, 4), (4, 4, 16), (8, 8, 2), (2, 2, 32), (1, 1, 64)):
         sizes = {"D": dim, "LANES_D": lanes_d, "launch_pdl": True}
-        fp8, tile = in_group > 2, paged.unread_tile_units(2 * dim if not bits else 0, in_group)
+        fp8, tile = in_group > 2, unread_tile_units(2 * dim if not bits else 0, in_group)
         remainder = Remainder(unit * in_group, "fp8" if fp8 else "bf16")
         spreads_at = remainder.spreads_at(dim)
         sums = {
@@ -165,7 +165,7 @@ def page_mean_kernels(dim: int, group: int) -> Iterator[Kernel]:
     score = {
         "UNIT": 16, "UNITS_PER_BLOCK": 1, "FIRST": 1, "RECENT": 2, "HEADS": 8, "G": group, "W": dim,
         "LANES_G": triton.next_power_of_2(group), "LANES_W": lanes_d, "LANES_R": 32,
-        "TILE": paged.SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "launch_pdl": True,
+        "TILE": SCORED_TILE_BYTES >> (2 * dim - 1).bit_length(), "FP8": False, "ALIGN": 1, "launch_pdl": True,
     }  # fmt: skip
     yield "scores of page_mean", triton_score._mean_query, score, {"num_warps": 4}
     index = {"BLOCK_TOKENS": 16, "UNIT": 16, "D": dim, "LANES_D": lanes_d, "launch_pdl": True}

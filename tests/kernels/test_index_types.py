@@ -10,6 +10,7 @@ from torch import Tensor
 
 from paged_caches import DEVICE, ODD_CONTEXTS, SHORT_CONTEXTS, PagedCache, budgets_of, paged_cache, units_wanted
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import StepWorkspace
 from sparroll.attention.selectors import PageMean, QuantizedMean
 from sparroll.errors import UserError
 
@@ -188,7 +189,7 @@ def test_scores_by_any_number_of_programs(bits: int | None, programs: int) -> No
     cache = paged_cache(contexts, 4, heads=3, group=3, layout="head_token", selector=selector).index_written()
     budgets = budgets_of(cache)
     requests, _, group, dim = cache.query_RHGD.shape
-    workspace = paged.StepWorkspace.allocate(
+    workspace = StepWorkspace.allocate(
         requests, group, dim, cache.query_RHGD.dtype, selector, DEVICE, scored_tile_units=16
     )
     expected = cache.scores("reference", kv_budget_tokens_R=budgets)

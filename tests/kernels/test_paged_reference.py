@@ -18,6 +18,7 @@ from paged_caches import (
     units_wanted,
 )
 from sparroll.attention.decode import paged, reference
+from sparroll.attention.decode.workspace import StepWorkspace
 from sparroll.attention.selectors import HeadSoftmax, OraclePage, PageMean, QuantizedMean, Quest, Selector, Streaming
 from sparroll.errors import UserError
 
@@ -111,7 +112,7 @@ def test_a_wrong_request_is_refused_and_never_runs_elsewhere(monkeypatch: pytest
 @pytest.mark.parametrize(("requests", "group", "dim"), [(1, 2, 32), (2, 3, 32), (2, 2, 64)])
 def test_a_workspace_for_something_else_is_refused(requests: int, group: int, dim: int) -> None:
     cache = paged_cache([40, 40])
-    other = paged.StepWorkspace.allocate(requests, group, dim, torch.float32, cache.selector, DEVICE)
+    other = StepWorkspace.allocate(requests, group, dim, torch.float32, cache.selector, DEVICE)
     with pytest.raises(UserError, match=r"needed: 2 of \(2, 32\)"):
         paged.paged_decode(
             cache.query_RHGD, cache.keys_PBHD, cache.values_PBHD, cache.block_table_RM,

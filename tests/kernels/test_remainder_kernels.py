@@ -13,6 +13,7 @@ from torch import Tensor
 
 from paged_caches import DEVICE, PagedCache, paged_cache, units_wanted
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import StepWorkspace
 from sparroll.attention.selectors import PageMean, QuantizedMean, Remainder, Selector
 from sparroll.errors import UserError
 
@@ -214,9 +215,9 @@ def test_a_workspace_for_something_else_is_refused() -> None:
     ids, shape = cache.chosen(budgets), (40, 2, 64, torch.float32)
     held = cache.cache
     bare = dataclasses.replace(SELECTORS[5], remainder=None)
-    fitting = paged.StepWorkspace.allocate(*shape, SELECTORS[5], DEVICE, kv_heads=2)
+    fitting = StepWorkspace.allocate(*shape, SELECTORS[5], DEVICE, kv_heads=2)
     for workspace in (
-        paged.StepWorkspace.allocate(*shape, bare, DEVICE, kv_heads=2),
+        StepWorkspace.allocate(*shape, bare, DEVICE, kv_heads=2),
         dataclasses.replace(fitting, unread_log_sum_XG=fitting.unread_log_sum_XG[:79]),
         dataclasses.replace(fitting, unread_tile_units=8),
     ):
@@ -232,7 +233,7 @@ def test_groups_and_blocks_that_do_not_fit_are_refused() -> None:
     cache = WithGroups.of(SELECTORS[4], [70])
     strange = dataclasses.replace(SELECTORS[4], recent_tokens=48, remainder=Remainder(48))
     with pytest.raises(UserError, match="groups of 1, 2, 4, ... units, got 12"):
-        paged.StepWorkspace.allocate(1, 2, 32, torch.float32, strange, DEVICE, kv_heads=2)
+        StepWorkspace.allocate(1, 2, 32, torch.float32, strange, DEVICE, kv_heads=2)
     held, slots = (cache.cache.keys_PBHD, cache.cache.values_PBHD), cache.cache.slots()
     width = SELECTORS[4].group_width(32)
     shifted = torch.zeros(*cache.groups_PSHV.shape[:3], width + 1, dtype=torch.uint8, device=DEVICE)[..., 1:]

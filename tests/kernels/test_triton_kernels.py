@@ -22,6 +22,7 @@ from paged_caches import (
     units_wanted,
 )
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
 from sparroll.attention.selectors import PageMean, QuantizedMean, Selector
 from sparroll.errors import UserError
 from sparroll.schedule import Schedule
@@ -171,8 +172,8 @@ def test_layers_are_planned_together_as_each_would_be_alone(lengths: list[int]) 
     kept = torch.tensor([[64], [128], [1 << 30]], dtype=torch.int32, device=DEVICE).repeat(1, requests + 2)
     # As in an engine, whose memory is for larger batches.
     budgets = kept[:, :requests]
-    shared = paged.StepWorkspace.allocate(requests + 3, 2, 32, torch.float32, cache.selector, DEVICE)
-    plans = paged.LayerPlans.of(shared, 3)
+    shared = StepWorkspace.allocate(requests + 3, 2, 32, torch.float32, cache.selector, DEVICE)
+    plans = LayerPlans.of(shared, 3)
     for poisoned in (plans.read_before_LR, plans.scored_before_LR):
         poisoned.fill_(-1 << 30)
     paged.plan_layers(contexts, budgets, cache.selector, 44, plans)

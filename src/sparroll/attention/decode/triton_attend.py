@@ -19,7 +19,7 @@ from sparroll.attention.decode.triton_work_split import plan_step, request_at, s
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
-    from sparroll.attention.decode.paged import StepWorkspace
+    from sparroll.attention.decode.workspace import StepWorkspace
 
 _LOG2_E = 1.4426950408889634
 

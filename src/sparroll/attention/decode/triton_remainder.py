@@ -24,7 +24,7 @@ from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
 if TYPE_CHECKING:
-    from sparroll.attention.decode.paged import StepWorkspace
+    from sparroll.attention.decode.workspace import StepWorkspace
 
 _LOG2_E = math.log2(math.e)
 _LEAST_OF_A_DOT = tl.constexpr(16)

@@ -22,7 +22,7 @@ from sparroll.attention.selectors.base import Selector
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
 if TYPE_CHECKING:
-    from sparroll.attention.decode.paged import StepWorkspace
+    from sparroll.attention.decode.workspace import StepWorkspace
 
 PROGRAMS_PER_MULTIPROCESSOR = 8
 """Each program has 8 KB of the index in flight. More programs could run at a time, but their stretches would be too

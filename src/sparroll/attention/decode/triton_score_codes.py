@@ -25,7 +25,7 @@ from sparroll.attention.selectors import quantized_mean
 from sparroll.attention.selectors.quantized_mean import QuantizedMean
 
 if TYPE_CHECKING:
-    from sparroll.attention.decode.paged import StepWorkspace
+    from sparroll.attention.decode.workspace import StepWorkspace
 
 _QUERY_MOST = tl.constexpr(float(quantized_mean.QUERY_MOST))
 _PER_QUERY_MOST = tl.constexpr(1 / quantized_mean.QUERY_MOST)

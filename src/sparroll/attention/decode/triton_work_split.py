@@ -14,7 +14,7 @@ from torch import Tensor
 from sparroll.attention.selectors.base import Selector
 
 if TYPE_CHECKING:
-    from sparroll.attention.decode.paged import LayerPlans, StepWorkspace
+    from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
 
 
 def plan_step(

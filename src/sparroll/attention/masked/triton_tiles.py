@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sparroll.attention.decode.paged import ROOMY
+from sparroll.attention.decode.workspace import ROOMY
 from sparroll.attention.masked.unit_bitmap import WORD_POSITIONS
 
 

@@ -27,6 +27,7 @@ from vllm.v1.attention.backends.flash_attn import (
 )
 
 from sparroll.attention.decode import paged
+from sparroll.attention.decode.workspace import LayerPlans, StepWorkspace
 from sparroll.attention.selectors.base import Selector
 from sparroll.engines.vllm import compat
 from sparroll.engines.vllm.attention.batch import Rows, StepPlan
@@ -45,7 +46,7 @@ class Workspace:
     scores_RHU: Tensor
     unit_ids_RHN: Tensor
     pages_RHN: Tensor
-    plans: paged.LayerPlans
+    plans: LayerPlans
     kv_budget_tokens_LR: Tensor
     read_tokens_LRH: Tensor
     starts: Tensor
@@ -72,8 +73,8 @@ class Workspace:
             scores_RHU=padded[..., :most_units],
             unit_ids_RHN=integers(rows, heads, most_units),
             pages_RHN=integers(rows, heads, most_units),
-            plans=paged.LayerPlans.of(
-                paged.StepWorkspace.allocate(rows, group, dim, dtype, selector, device, kv_heads=heads), layers
+            plans=LayerPlans.of(
+                StepWorkspace.allocate(rows, group, dim, dtype, selector, device, kv_heads=heads), layers
             ),
             kv_budget_tokens_LR=integers(layers, rows),
             read_tokens_LRH=integers(layers, rows, heads),

@@ -1,0 +1,212 @@
+"""Memory that the kernels of decode steps share, and how their programs are laid out. It is allocated once, for all layers
+and batch sizes; what changes from step to step is a plan in it (paged.plan_step)."""
+
+# R requests, L layers with budgets of their own, X parts of outputs, G query heads per kv head, D head dim
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from sparroll.attention.selectors.base import Selector
+from sparroll.attention.selectors.remainder import LEAST_GROUP_TOKENS
+from sparroll.errors import UserError
+
+SCORED_TILE_BYTES = 8192
+"""Index bytes that a program has in flight when it scores."""
+MOST_SCORED_UNITS = 128
+"""Units that it scores at a time, however small they are."""
+UNREAD_PROGRAMS_PER_MULTIPROCESSOR, MOST_UNREAD_PARTS = 8, 8
+"""Programs that sum up what is not read, and most of them that share one (request, head). The kernel that reads takes up
+these parts one after the other."""
+ROOMY = {(8, 0), (9, 0), (10, 0), (10, 3)}
+"""Compute capabilities with 164 KB of shared memory or more on each multiprocessor."""
+
+
+def unread_tile_units(row_bytes: int, units_per_group: int) -> int:
+    """Units whose weights a program estimates at a time: whole groups, and fewer of rows that fill much memory."""
+    return max(64 if row_bytes >= 256 else 128, units_per_group)
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How the programs of a decode are laid out. It changes the speed, and the result only by rounding."""
+
+    tokens: int
+    """Tokens read per iteration; a power of two, 16 or more."""
+    warps: int
+    stages: int
+    """Iterations in flight, the running one included."""
+    programs_per_multiprocessor: int
+
+    @staticmethod
+    def default(dim: int, element_bytes: int, device: torch.device) -> Tile:
+        """Measured on an H200 for 128 channels of 16 bits: 64 tokens, 4 warps, 3 stages (96 KB, two programs to a
+        multiprocessor). Devices with less shared memory, and wider heads, take smaller tiles."""
+        token_bytes = 2 * (1 << (dim - 1).bit_length()) * element_bytes
+        roomy = device.type == "cuda" and torch.cuda.get_device_capability(device) in ROOMY
+        tokens = 64 if roomy and token_bytes <= 512 else 32
+        stage_bytes = tokens * token_bytes
+        return Tile(tokens, 4, 4 if stage_bytes <= 16384 else 3 if stage_bytes <= 32768 else 2, 2)
+
+
+@dataclass(frozen=True)
+class StepWorkspace:
+    """Memory that the programs of a step's kernels share. It is allocated once, for all layers and batch sizes."""
+
+    tile: Tile
+    scored_tile_units: int
+    """Units that a program scores at a time."""
+    processors: int
+    """Multiprocessors of the device."""
+    read_before_R: Tensor
+    """[most requests + 1] int32: tiles that one head of all requests before this one reads; see `plan_step`."""
+    scored_before_R: Tensor
+    """The same for tiles of units that are scored."""
+    mixed_XGD: Tensor
+    """fp32 partial outputs, two for each program: of the (request, head) that it goes on with, and of one it begins."""
+    log_sum_XG: Tensor
+    """fp32 base-2 logarithms of their softmax sums; -inf where nothing was visible."""
+    unread_tile_units: int
+    """Units whose weights a program estimates at a time, where the selector has a remainder."""
+    unread_mixed_XGD: Tensor
+    """fp32: what a (request, head) does not read, in parts. Empty without a remainder."""
+    unread_log_sum_XG: Tensor
+    arrivals_X: Tensor
+    """int32: how many parts of the pair that begins in each program are ready. 0 between kernels; a plan sees to it anew,
+    because an engine's sleep may have discarded what is here."""
+
+    @staticmethod
+    def allocate(
+        max_requests: int,
+        group: int,
+        dim: int,
+        dtype: torch.dtype,
+        selector: Selector,
+        device: torch.device | str,
+        tile: Tile | None = None,
+        programs: int | None = None,
+        scored_tile_units: int | None = None,
+        kv_heads: int | None = None,
+    ) -> StepWorkspace:
+        """For caches of that dtype. `kv_heads` is needed for a selector with a remainder. tile, programs and
+        scored_tile_units are for measurements; results are the same up to rounding.
+
+        Raises UserError for more than 16 query heads per KV head, for heads of more than 256, and for groups of a
+        remainder that do not hold 1, 2, 4, ... units.
+        """
+        if group > 16 or dim > 256:
+            raise UserError(
+                f"the triton decode takes up to 16 query heads per kv head and head size 256, got {group} and {dim}"
+            )
+        device = torch.device(device)
+        tile = tile or Tile.default(dim, dtype.itemsize, device)
+        processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 3
+        programs = programs or processors * tile.programs_per_multiprocessor
+        row_bytes = selector.index_row_bytes(dim)
+        if selector.cut_at(dim) < selector.index_width(dim):
+            row_bytes = selector.cut_at(dim) * selector.index_dtype.itemsize
+
+        unread_tile = unread_parts = 0
+        if selector.remainder is not None:
+            check_groups_cut_evenly(selector)
+            in_group = selector.units_per_group
+            assert kv_heads is not None, "a remainder's memory depends on the number of kv heads"
+            unread_tile = unread_tile_units(row_bytes, in_group)
+            unread_parts = max_requests * kv_heads + processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR
+
+        def integers(count: int) -> Tensor:
+            return torch.zeros(count, dtype=torch.int32, device=device)
+
+        def floats(*shape: int) -> Tensor:
+            return torch.zeros(shape, dtype=torch.float32, device=device)
+
+        return StepWorkspace(
+            tile,
+            scored_tile_units or min(max(SCORED_TILE_BYTES >> (row_bytes - 1).bit_length(), 16), MOST_SCORED_UNITS),
+            processors,
+            integers(max_requests + 1),
+            integers(max_requests + 1),
+            floats(2 * programs, group, dim),
+            floats(2 * programs, group),
+            unread_tile,
+            floats(unread_parts, group, dim),
+            floats(unread_parts, group),
+            integers(programs),
+        )
+
+    @property
+    def programs(self) -> int:
+        """Programs that share all the reading."""
+        return len(self.arrivals_X)
+
+    def unread_parts(self, pairs: int) -> int:
+        """Programs that share what one of so many (request, head) does not read."""
+        return max(1, min(-(-self.processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR // pairs), MOST_UNREAD_PARTS))
+
+    @property
+    def bytes(self) -> int:
+        plans = self.read_before_R.numel() + self.scored_before_R.numel() + self.arrivals_X.numel()
+        parts = (self.mixed_XGD, self.log_sum_XG, self.unread_mixed_XGD, self.unread_log_sum_XG)
+        return 4 * (sum(part.numel() for part in parts) + plans)
+
+
+@dataclass(frozen=True)
+class LayerPlans:
+    """Workspaces of layers whose budgets differ: each has a plan of its own, and all other memory is shared."""
+
+    read_before_LR: Tensor
+    scored_before_LR: Tensor
+    workspaces: tuple[StepWorkspace, ...]
+    """One for each layer, with a row of these tensors as its plan."""
+
+    @staticmethod
+    def of(shared: StepWorkspace, layers: int) -> LayerPlans:
+        """Plans for so many layers, for the batches of `shared`."""
+        read_before_LR, scored_before_LR = (
+            torch.zeros(layers, len(plan), dtype=torch.int32, device=plan.device)
+            for plan in (shared.read_before_R, shared.scored_before_R)
+        )
+        workspaces = tuple(
+            replace(shared, read_before_R=read_before_R, scored_before_R=scored_before_R)
+            for read_before_R, scored_before_R in zip(read_before_LR, scored_before_LR, strict=True)
+        )
+        return LayerPlans(read_before_LR, scored_before_LR, workspaces)
+
+
+def check_groups_cut_evenly(selector: Selector) -> None:
+    """Raises UserError where the kernels cannot cut the selector's groups."""
+    assert selector.remainder is not None, "a selector without a remainder"
+    in_group = selector.units_per_group
+    if in_group & (in_group - 1):
+        fewer = 1 << (in_group.bit_length() - 1)
+        raise UserError(
+            f"the triton decode takes groups of 1, 2, 4, ... units, got {in_group} of them in one",
+            f"remainder = {{ group_tokens = {fewer * selector.unit_tokens} }}, if that is at least {LEAST_GROUP_TOKENS}",
+        )
+
+
+def check_unread_parts(workspace: StepWorkspace, pairs: int, selector: Selector) -> None:
+    """Raises UserError where there is no room for what so many (request, head) do not read."""
+    tile, needed = workspace.unread_tile_units, workspace.unread_parts(pairs) * pairs if pairs else 0
+    held = len(workspace.unread_log_sum_XG)
+    if not tile or tile % selector.units_per_group or held < needed:
+        raise UserError(
+            f"the workspace is not for this remainder: it holds {held} parts of {needed}, in tiles of {tile} units",
+            "allocate it for the same selector, with kv_heads and the largest batch",
+        )
+
+
+def check_fits(workspace: StepWorkspace | None, requests: int, rows: tuple[int, int] | None = None) -> None:
+    """Raises UserError where the workspace is for fewer requests, or for other rows (group, head size)."""
+    if workspace is None:
+        raise UserError('impl="triton" needs a workspace', "StepWorkspace.allocate(...), once")
+    held = tuple(workspace.mixed_XGD.shape[1:])
+    most = len(workspace.read_before_R) - 1
+    if requests > most or (rows and held != rows):
+        raise UserError(
+            f"the workspace is for {most} requests of (group, head size) {held}, needed: {requests} of {rows or held}",
+            "allocate it for the largest batch",
+        )
