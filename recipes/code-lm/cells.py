@@ -16,9 +16,13 @@ PUBLISHED_DENSE = (0, 1)
 UNITS = BITS = (1, 2, 4, 8)
 SAME_BYTES = tuple((unit, unit) for unit in UNITS)
 """Units of g tokens with g bits a channel: their index has the bytes of page means of 16 tokens."""
-SHAPES = {"even": (1.0, 1.0), "early": (1.5, 0.5), "late": (0.5, 1.5)}
+EVEN = "even"
+HALVES = {"early": (1.5, 0.5), "late": (0.5, 1.5)}
 """Budgets of the first and the second half of the sparse layers, as shares of the cell's budget. Together the same is
 read."""
+WIDE = {"first-4": ((1, 4),), "first-2": ((1, 2),), "first-two-4": ((2, 4),), "first-8-4": ((1, 8), (1, 4))}
+"""Groups of the first sparse layers: how many layers, and how many times the cell's budget each of them reads. The others
+read that budget."""
 
 REMAINDER = (64, "fp8")
 """Groups of 64 tokens add 1/171 of K and V to the index, those of 16 tokens 1/57."""
@@ -36,7 +40,7 @@ class Rule:
     unit_tokens: int
     bits: int | None = None
     dense_layers: tuple[int, ...] = PUBLISHED_DENSE
-    shape: str = "even"
+    shape: str = EVEN
     remainder: tuple[int, str] | None = None
     """Tokens of a group and form of its mean value, where what is not read enters the softmax as a summary."""
 
@@ -47,7 +51,7 @@ class Rule:
             parts.append("remainder-{}-{}".format(*self.remainder))
         if self.dense_layers != PUBLISHED_DENSE:
             parts.append(f"dense-{'-'.join(map(str, self.dense_layers)) or 'none'}")
-        return "-".join(parts if self.shape == "even" else [*parts, self.shape])
+        return "-".join(parts if self.shape == EVEN else [*parts, self.shape])
 
     def selector(self) -> Selector:
         table = {"kind": self.kind, "page_tokens": self.unit_tokens}
@@ -60,17 +64,39 @@ class Rule:
 
     def schedule(self, budget: int, layers: int) -> Schedule:
         """A schedule of this budget at every length, for a model of so many layers."""
-        even = dataclasses.replace(
-            Schedule.fixed(budget, self.selector(), self.dense_layers), name=f"{self.name}-{budget}"
+        even = Schedule.fixed(budget, self.selector(), self.dense_layers)
+        return shaped(dataclasses.replace(even, name=f"{self.name}-{budget}"), self.shape, layers)
+
+
+def shaped(schedule: Schedule, shape: str, layers: int) -> Schedule:
+    """The schedule, which has one budget for all sparse layers, with the budgets of a shape for a model of so many layers.
+    Budgets are whole units."""
+    if shape == EVEN:
+        return schedule
+    sparse = tuple(layer for layer in range(layers) if layer not in schedule.dense_layers)
+    groups, shares = zip(*_groups_of(shape, sparse), strict=True)
+    unit = schedule.selector.unit_tokens
+    steps = [
+        Step(
+            step.from_context_tokens,
+            tuple(round(int(step.kv_budget_tokens) * share) // unit * unit for share in shares),
         )
-        if self.shape == "even":
-            return even
-        sparse = [layer for layer in range(layers) if layer not in self.dense_layers]
+        for step in schedule.steps
+    ]
+    return dataclasses.replace(schedule, steps=tuple(steps), layer_groups=groups)
+
+
+def _groups_of(shape: str, sparse: tuple[int, ...]) -> list[tuple[tuple[int, ...], float]]:
+    """Groups of layers, and what each layer of them reads of a budget."""
+    if shape in HALVES:
+        # Halves differ by a layer where the number is odd; then they read a little more or less together.
         half = len(sparse) // 2
-        # The halves differ by a layer where their number is odd; then the shapes read a little more or less.
-        budgets = tuple(round(budget * share) for share in SHAPES[self.shape])
-        groups = (tuple(sparse[:half]), tuple(sparse[half:]))
-        return dataclasses.replace(even, steps=(Step(0, budgets),), layer_groups=groups)
+        return list(zip((sparse[:half], sparse[half:]), HALVES[shape], strict=True))
+    groups: list[tuple[tuple[int, ...], float]] = []
+    for layers, times in WIDE[shape]:
+        groups.append((sparse[:layers], times))
+        sparse = sparse[layers:]
+    return [*groups, (sparse, 1)]
 
 
 PUBLISHED = Rule("page_mean", 16)
@@ -94,10 +120,14 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     others = [Rule("quantized_mean", g, b) for g in UNITS for b in BITS if (g, b) not in SAME_BYTES]
     layers = [dataclasses.replace(rule, dense_layers=dense) for dense in ((0,), ()) for rule in (PUBLISHED, four, two)]
     shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in ("early", "late")]
-    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two)]
+    wide, less_wide, two_wide, very_wide = (
+        [dataclasses.replace(rule, dense_layers=dense, shape=shape) for rule in (four, two, PUBLISHED)]
+        for dense, shape in (((0,), "first-4"), ((0,), "first-2"), ((), "first-two-4"), ((), "first-8-4"))
+    )
+    rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *two_wide[:2], *wide[:2], *very_wide[:1])]
     if remainder:
         rules += [(summed(rule), BUDGETS) for rule in (four, two)]
-    rules += [(rule, FEW_BUDGETS) for rule in layers]
+    rules += [(rule, FEW_BUDGETS) for rule in (*layers, *two_wide[2:], *wide[2:], *less_wide, *very_wide[1:])]
     if remainder:
         rules += [(summed(rule), FEW_BUDGETS) for rule in layers]
     rules += [(rule, FEW_BUDGETS) for rule in shapes]
@@ -115,6 +145,6 @@ def summed(rule: Rule) -> Rule:
 
 
 def _is_possible(cell: Cell) -> bool:
-    """A budget by layers must leave a unit to choose in the half that has less."""
+    """A budget by layers must leave a unit to choose in the group that has least."""
     least = cell.rule.selector().least_budget_tokens
-    return min(SHAPES[cell.rule.shape]) * cell.budget >= least if cell.rule.shape != "even" else cell.budget >= least
+    return min(HALVES.get(cell.rule.shape, (1.0,))) * cell.budget >= least

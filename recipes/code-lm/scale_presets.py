@@ -25,6 +25,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from budget_ratio import STATISTICS, Ratio, SmallestRatio, smallest  # noqa: E402
+from cells import EVEN, shaped  # noqa: E402
 
 from sparroll import records  # noqa: E402
 from sparroll.attention.selectors import Selector, make_selector  # noqa: E402
@@ -60,10 +61,16 @@ def smallest_of_models(
 
 
 def scaled(
-    preset: Schedule, selector: Selector, dense_layers: tuple[int, ...], ratio: SmallestRatio | float, source: str
+    preset: Schedule,
+    selector: Selector,
+    dense_layers: tuple[int, ...],
+    ratio: SmallestRatio | float,
+    source: str,
+    shape: str = EVEN,
 ) -> Schedule:
     """The preset with another selector and its budgets divided by the ratio, one for all or by context and budget, rounded
-    up to whole units. Of steps with one budget, the first stays."""
+    up to whole units. Of steps with one budget, the first stays. shape: of cells.py, how the budgets are shared among the
+    layers; others than the even one need a preset that knows how many layers its model has."""
     if preset.layer_groups:
         raise UserError(
             f"{preset.name} has budgets by groups of layers, and the ratios do not", "take a preset without them"
@@ -88,7 +95,7 @@ def scaled(
         "budget_ratio": round(whole, 4) if isinstance(ratio, SmallestRatio) else float(ratio),
         "caveat": CAVEAT,
     }
-    return dataclasses.replace(
+    made = dataclasses.replace(
         preset,
         steps=tuple(steps),
         selector=selector,
@@ -96,6 +103,13 @@ def scaled(
         made_by=made_by,
         name=f"{preset.name}-scaled",
     )
+    layers = preset.fingerprint and preset.fingerprint.layers
+    if shape != EVEN and not layers:
+        raise UserError(
+            f"{preset.name} does not say how many layers its model has, and the rule has budgets by layer",
+            "take a preset with a fingerprint, or a rule without them",
+        )
+    return shaped(made, shape, layers or 0)
 
 
 def _octaves(begin: int, end: int, published: int) -> list[tuple[int, int]]:
@@ -111,20 +125,19 @@ def _octaves(begin: int, end: int, published: int) -> list[tuple[int, int]]:
 
 def from_records(
     paths: list[Path], rule: str, statistics: tuple[str, ...] = STATISTICS
-) -> tuple[Selector, tuple[int, ...], SmallestRatio, str]:
-    """What `scaled` takes, from the records of all models: the rule's selector and dense layers, its smallest ratios, and
-    where they come from."""
+) -> tuple[Selector, tuple[int, ...], SmallestRatio, str, str]:
+    """What `scaled` takes, from the records of all models: the rule's selector and dense layers, its smallest ratios, where
+    they come from, and how its budgets are shared among the layers."""
     results = {str(path): records.read(path, KIND)["results"] for path in paths}
     smallest_of_models(results, rule, statistics)
     cell = next(cell for cell in next(iter(results.values()))["cells"] if cell["rule"] == rule)
-    if cell["layer_budgets"] != "even":
-        raise UserError(f"{rule} has budgets by layer, which presets have not", "take a rule without them")
     source = f"the smallest of {rule} at equal {' and '.join(statistics)}, models: {len(results)}"
     rows = [
         ([Ratio(**row) for row in result["ratios"] if row["statistic"] in statistics], result["bins"])
         for result in results.values()
     ]
-    return make_selector(cell["selector"]), tuple(cell["dense_layers"]), SmallestRatio.of(rows, rule), source
+    selector, dense_layers = make_selector(cell["selector"]), tuple(cell["dense_layers"])
+    return selector, dense_layers, SmallestRatio.of(rows, rule), source, cell["layer_budgets"]
 
 
 def main(argv: list[str] | None = None) -> None:

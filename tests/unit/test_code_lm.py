@@ -313,6 +313,25 @@ def test_presets_are_divided_by_the_smallest_ratio_of_all_models_and_say_so(
     assert what_they_read({}, Schedule.load(path)).endswith(f"({said})")
 
 
+def test_a_wide_first_layer_reads_four_times_the_others_in_cells_and_in_scaled_presets() -> None:
+    wide = dataclasses.replace(FINE, dense_layers=(0,), shape="first-4")
+    cell = wide.schedule(256, 6)
+    assert wide.name == f"{FINE.name}-dense-0-first-4" and cell.layer_groups == ((1,), (2, 3, 4, 5))
+    assert [cell.of_layer(layer).kv_budget_tokens(9_000) for layer in (1, 2, 5)] == [1024, 256, 256]
+    two = dataclasses.replace(FINE, dense_layers=(), shape="first-8-4").schedule(256, 6)
+    assert (two.layer_groups, two.steps[0].kv_budget_tokens) == (((0,), (1,), (2, 3, 4, 5)), (2048, 1024, 256))
+    halves = dataclasses.replace(FINE, shape="early").schedule(256, 6)
+    assert (halves.layer_groups, halves.steps[0].kv_budget_tokens) == (((2, 3), (4, 5)), (384, 128))
+    preset = Schedule.load("qwen3-1.7b-0.86")
+    even, made = (scale_presets.scaled(preset, FINE.selector(), (0,), 3.0, "", shape) for shape in ("even", "first-4"))
+    made.check_layers(28)
+    for context in (100, 9_000, 30_000):
+        budget = even.kv_budget_tokens(context)
+        assert [made.of_layer(layer).kv_budget_tokens(context) for layer in (1, 2, 27)] == [4 * budget, budget, budget]
+    with pytest.raises(UserError, match="does not say how many layers"):
+        scale_presets.scaled(dataclasses.replace(preset, fingerprint=None), FINE.selector(), (0,), 3.0, "", "first-4")
+
+
 def test_the_grid_names_each_cell_once_and_every_cell_is_a_schedule() -> None:
     cells = grid(16_385)
     assert len({cell.name for cell in cells}) == len(cells) > 90
