@@ -47,6 +47,22 @@ sys.meta_path.insert(0, Press())
     assert (result.returncode, result.stdout, result.stderr) == (130, "", "interrupted before anything was written\n")
 
 
+@pytest.mark.parametrize(("chosen", "expected"), [({}, "PASSIVE"), ({"OMP_WAIT_POLICY": "ACTIVE"}, "ACTIVE")])
+def test_threads_that_wait_sleep_from_before_torch_is_imported_on(chosen: dict[str, str], expected: str) -> None:
+    look = """
+import os, sys
+
+class Look:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            print(os.environ.get("OMP_WAIT_POLICY"))
+            sys.exit(0)
+
+sys.meta_path.insert(0, Look())
+"""
+    assert run(look + MAIN, "doctor", **chosen).stdout == f"{expected}\n"
+
+
 def test_an_interrupt_after_a_file_was_written_names_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -4,6 +4,7 @@ itself. This file starts it: what must hold before the first slow import is here
 from __future__ import annotations
 
 import codecs
+import os
 import signal
 import sys
 import threading
@@ -17,6 +18,7 @@ _PLAIN = str.maketrans("█▇▆▅▄▃▂▁·┤└─│“”’–—×�
 def main(arguments: list[str] | None = None) -> int:
     """Run one command line. Returns the exit code: 0, 2 after a UserError, 130 when interrupted."""
     _print_in_any_encoding()
+    _let_others_work()
     before = signal.getsignal(signal.SIGTERM)
     on_main_thread = threading.current_thread() is threading.main_thread()
     if on_main_thread:
@@ -33,6 +35,13 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if on_main_thread:
             signal.signal(signal.SIGTERM, before)
+
+
+def _let_others_work() -> None:
+    """Threads of a CPU computation that wait for each other sleep, unless the user chose. By default they spin, and where
+    something else needs the core that the last of them needs, everything takes many times as long. OpenMP reads this when
+    torch is first imported."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
 def _print_in_any_encoding() -> None:
