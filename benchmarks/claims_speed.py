@@ -500,6 +500,7 @@ def default_cost() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "README.md": {
+        "of four tokens with four bits make rollouts {least} to {most} % faster still": small_units,
         "- Rollouts in vLLM are {slowest} to {fastest} times as fast as with stock FlashAttention 3": speedups,
         "That is {least} to {most} % of what reading the required bytes allows, or {least_fitted} to {most_fitted} % by "
         "the fitted definition.": speedups,
