@@ -133,7 +133,9 @@ def _computes(path: Path) -> set[str]:
 
 @pytest.mark.parametrize("path", sorted((SOURCE / "cli").rglob("*.py")), ids=lambda path: path.name)
 def test_the_command_line_computes_nothing_and_opens_no_file(path: Path) -> None:
-    assert not _computes(path), "the command line reads options, calls the library and prints"
+    # What starts it also says how torch's threads wait, in the environment.
+    allowed = {"os"} if path == SOURCE / "cli" / "__init__.py" else set()
+    assert _computes(path) <= allowed, "the command line reads options, calls the library and prints"
 
 
 def test_the_check_itself_sees_arithmetic_and_files(tmp_path: Path) -> None:
