@@ -63,6 +63,8 @@ DRY = {
     "check_budgets": (32,),
     "quantized_budgets": (24,),
     "unchecked_quantized_budgets": (48,),
+    "wide_times": 2,
+    "layers": 4,
     "budgets": (24, 48, 160),
     "calibration_prompts": 8,
 }

@@ -86,6 +86,10 @@ class Settings:
     unchecked_quantized_budgets: tuple[int, ...] = (192, 800)
     """The same without a check: first what holds the tail of pages with `uniform_budget` here (recipes/code-lm), then as
     many tokens as those pages."""
+    wide_times: int = 4
+    """How many times the first of these budgets the first two layers read in the row that has no dense layers."""
+    layers: int = 8
+    """Of the model; that row needs to know."""
     quantized_unit_tokens: int = 4
     quantized_bits: int = 4
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
@@ -149,6 +153,15 @@ class Settings:
             for selector, budgets in ((self.selector, pages), (self.quantized_selector, units))
             for name, budget in budgets.items()
         }
+        budget, units_of = self.unchecked_quantized_budgets[0], self.quantized_selector
+        wide = Schedule(
+            (Step(0, (self.wide_times * budget, budget)),),
+            units_of,
+            dense_layers=(),
+            layer_groups=((0, 1), tuple(range(2, self.layers))),
+            name=f"quantized-{budget}-wide",
+        )
+        made[wide.name] = wide
         steps = Step(0, self.fixed_budget), Step(self.wide_from_tokens, self.wide_budget)
         return made | {NARROW_FIRST: Schedule(steps, self.selector, self.dense_layers, name=NARROW_FIRST)}
 
@@ -238,6 +251,11 @@ def rows(settings: Settings) -> dict[str, Row]:
     for budget in settings.unchecked_quantized_budgets:
         name, about = f"quantized-{budget}", f"{budget} tokens at every length, {units}, TIS"
         made.append(Row(name, "budgets", about, name, _correction("tis")))
+    budget = settings.unchecked_quantized_budgets[0]
+    name = f"quantized-{budget}-wide"
+    wide = f"{settings.wide_times} times as many in layers 0 and 1"
+    about = f"{budget} tokens at every length, {wide}, none dense, {units}, TIS"
+    made.append(Row(name, "budgets", about, name, _correction("tis")))
     for target in sorted({settings.distill_target, settings.corrected_target}):
         name = f"calibrated-{target:.2f}"
         about = f"schedule calibrated to {target:.2f}, {_said(*usual)}"

@@ -32,6 +32,7 @@ def test_the_grid_holds_every_row_that_was_asked_for() -> None:
         *(f"{name}-verified" for name in ("fixed-256", "fixed-512", "quantized-64", "quantized-128")),
         "quantized-192",
         "quantized-800",
+        "quantized-192-wide",
         *(f"{name}-verified" for name in ("calibrated-0.75", "calibrated-0.86")),
         "distill",
         "distill-kl",
@@ -56,6 +57,13 @@ def test_the_narrow_first_bin_reads_what_fixed_rows_do_and_the_others_plenty() -
     settings = Settings("folder")
     budgets = settings.fixed_schedules()[rows(settings)["narrow-first"].schedule].kv_budget_tokens
     assert [budgets(context) for context in (100, 4095, 4096, 4400)] == [128, 128, 1536, 1536]
+
+
+def test_the_row_without_dense_layers_reads_four_times_as_much_in_the_first_two() -> None:
+    settings = Settings("folder")
+    schedule = settings.fixed_schedules()[rows(settings)["quantized-192-wide"].schedule]
+    assert [schedule.of_layer(layer).kv_budget_tokens(4_000) for layer in (0, 1, 2, 7)] == [768, 768, 192, 192]
+    schedule.check_layers(settings.layers)
 
 
 def test_every_row_that_can_have_a_control_group_has_the_one_that_was_asked_for(tmp_path) -> None:
