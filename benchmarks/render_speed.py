@@ -234,16 +234,16 @@ def verified_records() -> list[tuple[str, str, list[dict[str, Any]]]]:
 def verified_rollouts() -> str:
     """Tokens per second of engines that check their drafts, beside the same schedule without a check and dense decoding."""
     rows = []
-    for size, _, cells in verified_records():
+    for size, gpu, cells in verified_records():
         batches = [cell for cell in cells if cell["set"] == "batch"]
         checked = {cell["schedule"] for cell in batches if cell["engine"] == "verified"}
         for cell in batches:
             if cell["schedule"] in checked:
                 requests = f"{cell['batch']} x {cell['context_tokens'] // cell['batch']:,}"
                 rows.append(
-                    [f"Qwen3-{size.upper()}", requests, *_verified_line(cell, [cell], _of_dense(cell, batches))]
+                    [f"Qwen3-{size.upper()}", gpu, requests, *_verified_line(cell, [cell], _of_dense(cell, batches))]
                 )
-    return table(["model", "requests", *VERIFIED_HEAD], rows)
+    return table(["model", "GPU", "requests", *VERIFIED_HEAD], rows)
 
 
 def _of_dense(cell: dict[str, Any], cells: list[dict[str, Any]]) -> float | None:

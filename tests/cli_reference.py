@@ -27,6 +27,10 @@ An option that has no effect beside the others is refused, with the reason: `--c
 they have none: `--seed` with `--prompts` at temperature 0, where nothing is drawn; `--count` beyond what a file or a set
 holds; `--level`, `--problem-seed`, `--mirror` and the settings of data sets beside `--tasks` that they are not for;
 `--bin-tokens` with `--no-tail`; and with `--print-config` everything about running.
+
+On a CPU, threads that wait for each other sleep, because beside other work threads that spin are many times slower
+(`OMP_WAIT_POLICY=PASSIVE`). On a machine of its own a small model is a little faster with `OMP_WAIT_POLICY=ACTIVE` in
+the environment, which a verb leaves as it is.
 """
 
 

@@ -1,5 +1,5 @@
 """How many times fewer tokens a rule reads than the published one for the same statistic. Arithmetic on measured cells;
-measures nothing.
+measures nothing. A rule whose layers read differently has the ratio of its cells' budget (see cells.WIDE).
 
 A ratio is read off two curves of a statistic against budget, page means on one side and a rule on the other: the
 published budget divided by the rule's budget with the same value. Between budgets, log(budget) is interpolated linearly

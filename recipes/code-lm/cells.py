@@ -6,6 +6,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from sparroll.attention.selectors import Selector, make_selector
+from sparroll.errors import UserError
 from sparroll.schedule import Schedule, Step
 
 BUDGETS = (64, 128, 256, 512, 1024, 2048, 4096)
@@ -69,17 +70,22 @@ class Rule:
 
 
 def shaped(schedule: Schedule, shape: str, layers: int) -> Schedule:
-    """The schedule, which has one budget for all sparse layers, with the budgets of a shape for a model of so many layers.
-    Budgets are whole units."""
+    """The schedule, which has one budget for all sparse layers, with the budgets of a shape for a model of so many layers:
+    whole units, and at least as many as the selector needs. Raises UserError for a model with too few sparse layers."""
     if shape == EVEN:
         return schedule
     sparse = tuple(layer for layer in range(layers) if layer not in schedule.dense_layers)
     groups, shares = zip(*_groups_of(shape, sparse), strict=True)
-    unit = schedule.selector.unit_tokens
+    if not all(groups):
+        raise UserError(
+            f"budgets of the shape {shape!r} need more sparse layers than {len(sparse)} of {layers}",
+            f"the shape {EVEN!r} has one budget for all",
+        )
+    unit, least = schedule.selector.unit_tokens, schedule.selector.least_budget_tokens
     steps = [
         Step(
             step.from_context_tokens,
-            tuple(round(int(step.kv_budget_tokens) * share) // unit * unit for share in shares),
+            tuple(max(least, round(int(step.kv_budget_tokens) * share) // unit * unit) for share in shares),
         )
         for step in schedule.steps
     ]

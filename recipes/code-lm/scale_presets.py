@@ -70,7 +70,8 @@ def scaled(
 ) -> Schedule:
     """The preset with another selector and its budgets divided by the ratio, one for all or by context and budget, rounded
     up to whole units. Of steps with one budget, the first stays. shape: of cells.py, how the budgets are shared among the
-    layers; others than the even one need a preset that knows how many layers its model has."""
+    layers: the ratio is that of the cell's budget, of which wide layers read several times as much. Shapes other than the
+    even one need a preset that knows how many layers its model has."""
     if preset.layer_groups:
         raise UserError(
             f"{preset.name} has budgets by groups of layers, and the ratios do not", "take a preset without them"
@@ -90,8 +91,9 @@ def scaled(
     if whole <= 1:
         raise UserError(f"the smallest ratio is {whole:g}: nothing is gained by this rule", "take another --rule")
     told = "their ratio by the share of the context" if isinstance(ratio, SmallestRatio) else f"{ratio:.4g}"
+    those_of = "" if shape == EVEN else f", and shared among the layers as {shape!r}"
     made_by = {
-        "source": f"budgets of {preset.name} divided by {told}, {source}",
+        "source": f"budgets of {preset.name} divided by {told}, {source}{those_of}",
         "budget_ratio": round(whole, 4) if isinstance(ratio, SmallestRatio) else float(ratio),
         "caveat": CAVEAT,
     }

@@ -64,7 +64,6 @@ DRY = {
     "quantized_budgets": (24,),
     "unchecked_quantized_budgets": (48,),
     "wide_times": 2,
-    "layers": 4,
     "budgets": (24, 48, 160),
     "calibration_prompts": 8,
 }
@@ -126,6 +125,11 @@ def read_settings(args: argparse.Namespace) -> Settings:
         raise UserError("a new study needs --model, the folder that study_folder.py writes")
     if args.dry and not Path(given["model"]).exists():
         write_dry_model(Path(given["model"]))
+    config = Path(given["model"]) / "config.json"
+    if config.is_file():
+        layers = json.loads(config.read_text(encoding="utf-8"))["num_hidden_layers"]
+        if given.setdefault("layers", layers) != layers:
+            raise UserError(f"the model has {layers} layers, not {given['layers']}", "leave out --layers")
     return Settings(**given)
 
 

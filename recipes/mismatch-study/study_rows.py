@@ -89,7 +89,7 @@ class Settings:
     wide_times: int = 4
     """How many times the first of these budgets the first two layers read in the row that has no dense layers."""
     layers: int = 8
-    """Of the model; that row needs to know."""
+    """Of the model. study.py reads it from the model's configuration."""
     quantized_unit_tokens: int = 4
     quantized_bits: int = 4
     budgets: tuple[int, ...] = (128, 192, 256, 384, 512, 768, 1024, 1536, 2048, 3072, 5120)
@@ -117,6 +117,8 @@ class Settings:
                 f"{self.control_share:g}",
                 "the same share in all steps: give both the same value",
             )
+        if self.layers < 3:
+            raise UserError(f"the study's rows are for models of 3 layers or more, got {self.layers}")
         for name in ("corrected_target", "distill_target"):
             if getattr(self, name) not in self.targets:
                 raise UserError(f"{name} must be one of the targets {self.targets}, got {getattr(self, name)}")

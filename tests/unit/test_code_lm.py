@@ -328,6 +328,10 @@ def test_a_wide_first_layer_reads_four_times_the_others_in_cells_and_in_scaled_p
     for context in (100, 9_000, 30_000):
         budget = even.kv_budget_tokens(context)
         assert [made.of_layer(layer).kv_budget_tokens(context) for layer in (1, 2, 27)] == [4 * budget, budget, budget]
+    late = scale_presets.scaled(preset, FINE.selector(), (0, 1), 100, "", "late")
+    assert late.steps[0].kv_budget_tokens[0] == FINE.selector().least_budget_tokens
+    with pytest.raises(UserError, match="'first-two-4' need more sparse layers than 2 of 2"):
+        dataclasses.replace(FINE, dense_layers=(), shape="first-two-4").schedule(256, 2)
     with pytest.raises(UserError, match="does not say how many layers"):
         scale_presets.scaled(dataclasses.replace(preset, fingerprint=None), FINE.selector(), (0,), 3.0, "", "first-4")
 

@@ -14,6 +14,7 @@ from sparroll.errors import UserError
 registered = study_recipe.registered
 
 import study  # noqa: E402
+from study_folder import new_config  # noqa: E402
 from study_rows import Settings, chosen, rows, run_config, schedule_path  # noqa: E402
 
 
@@ -63,7 +64,10 @@ def test_the_row_without_dense_layers_reads_four_times_as_much_in_the_first_two(
     settings = Settings("folder")
     schedule = settings.fixed_schedules()[rows(settings)["quantized-192-wide"].schedule]
     assert [schedule.of_layer(layer).kv_budget_tokens(4_000) for layer in (0, 1, 2, 7)] == [768, 768, 192, 192]
+    assert settings.layers == new_config().num_hidden_layers
     schedule.check_layers(settings.layers)
+    with pytest.raises(UserError, match="3 layers or more"):
+        Settings("folder", layers=2)
 
 
 def test_every_row_that_can_have_a_control_group_has_the_one_that_was_asked_for(tmp_path) -> None:

@@ -247,8 +247,8 @@ def test_verified_rollouts_stand_beside_what_ran_with_the_same_requests(
     write("1.7b", cells)
     write("1.7b", cells, "-65-rows")
     assert speed.verified_rollouts().splitlines()[2:] == [
-        "| Qwen3-1.7B | 32 x 30,000 | a | none |  |  | 300 | 3.00x |  |",
-        "| Qwen3-1.7B | 32 x 30,000 | a | 64 | 3.7% | 1.01 | 250 | 2.50x | 0.873 |",
+        "| Qwen3-1.7B | H200 | 32 x 30,000 | a | none |  |  | 300 | 3.00x |  |",
+        "| Qwen3-1.7B | H200 | 32 x 30,000 | a | 64 | 3.7% | 1.01 | 250 | 2.50x | 0.873 |",
     ]
     assert speed.verified_runs() == ""
     # Moments of a set, and what they say about the whole run, without stock attention beside it.

@@ -165,7 +165,8 @@ class KernelTimes:
 
 def timed_as(selector: Selector) -> str:
     """The name under which a selector's kernels are timed: its kind, the tokens of a unit, and its bits. The tokens that
-    are always read cost the same under all of them. No remainder was timed yet."""
+    are always read cost the same under all of them. Selectors with a remainder are not in the file: see
+    benchmarks/kernel_times.py."""
     bits = getattr(selector, "bits", None)
     name = f"{selector.kind} {selector.unit_tokens}" + (f", bits {bits}" if bits is not None else "")
     return name if selector.remainder is None else f"{name}, remainder"
