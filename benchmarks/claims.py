@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import claims_cells
 import claims_heads
+import claims_kernels
 import claims_speed
 import claims_study
 import claims_trainers
@@ -53,7 +54,15 @@ def _claims(pages: Mapping[str, Mapping[str, Callable[[], Figures]]]) -> tuple[C
 
 CLAIMS = tuple(
     claim
-    for each in (claims_speed, claims_study, claims_training, claims_trainers, claims_heads, claims_cells)
+    for each in (
+        claims_speed,
+        claims_kernels,
+        claims_study,
+        claims_training,
+        claims_trainers,
+        claims_heads,
+        claims_cells,
+    )
     for claim in _claims(each.PAGES)
 )
 

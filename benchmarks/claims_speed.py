@@ -6,13 +6,11 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import kernel_times
 from check_times import timed_checks
 from record_tables import RESULTS, results
 from render_speed import decode_cells, moments_of, pairs, rollout_records
 
 from sparroll import records
-from sparroll.attention.selectors import PageMean
 from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, SCORED_SHARE, VERIFY_ROUNDS
 from sparroll.calibrate.effort.cost_ahead import Evaluation, cost_ahead
 from sparroll.calibrate.measure import MeasureSettings
@@ -20,14 +18,12 @@ from sparroll.draft_check import DraftCheck
 from sparroll.plan.check_rate import CheckRate
 from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, LOGIT_BYTES, scoring_seconds
 from sparroll.plan.hardware import find_hardware
-from sparroll.plan.kernel_times import kernel_times_of
 from sparroll.plan.model_shape import model_shape
 from sparroll.plan.speedup import plan
 from sparroll.rounding import rounded_down, rounded_up
 from sparroll.schedule import Schedule
 
 Figures = Mapping[str, str]
-LAYOUT = ("warps", "rows", "lane_rows", "candidates", "packed", "joined")
 Claims = Mapping[str, Callable[[], Figures]]
 
 
@@ -145,51 +141,6 @@ def dense_requests() -> Figures:
         "context": f"{sum(window['context_tokens'] for window in found['windows']) // requests:,}",
         "share": down(100 * found["dense_share"], 2),
         "cost": up(100 * found["cost"], 1),
-    }
-
-
-def choice() -> Figures:
-    """The kernel of today, and the fastest layout of the one that holds all scores, each in its slower kind of contexts."""
-    said: dict[str, str] = {}
-    for name, size in (("few", "7500 -> 256"), ("many", "15000 -> 512")):
-        layouts: dict[tuple[Any, ...], float] = {}
-        for row in results("choice-sweep-h200", "choice-sweep")["rows"]:
-            if row["size"] == size and "us" in row and "until" not in row and row["kernel"] in ("present", "candidate"):
-                key = (row["kernel"], *(row.get(each) for each in LAYOUT))
-                layouts[key] = max(layouts.get(key, 0.0), row["us"])
-        fastest = min(us for key, us in layouts.items() if key[0] == "candidate")
-        present = next(us for key, us in layouts.items() if key[0] == "present")
-        said |= {f"{name}_held": up(fastest), f"{name}_present": down(present)}
-    return said
-
-
-def engines_kernels() -> Figures:
-    """Of the engines' kernels at 32 requests of 30,000 tokens."""
-    found = results("fine-kernels-engines-h100", "fine-kernels")
-    rows = {(row["units"], row["kv_budget_tokens"], row["kernel"]): row for row in found["rows"]}
-    layers = {
-        f"{units}_{budget}": up(rows[f"{units} equal", budget, "sparse layer"]["graph_us"])
-        for units in ("4x4", "page_mean")
-        for budget in (512, 1024)
-    }
-    return {
-        "tests": str(found["tests"]["passed"]),
-        **layers,
-        "scores": up(rows["4x4 equal", 1024, "scores"]["times_floor"], 2),
-        "few": up(rows["4x4 equal", 512, "attention"]["times_floor"], 2),
-        "more": up(rows["4x4 equal", 1024, "attention"]["times_floor"], 2),
-        "choice": up(rows["4x4 equal", 1024, "choice"]["graph_us"]),
-        "choice_2x2": up(rows["2x2 equal", 1024, "choice"]["graph_us"]),
-        **{
-            f"{kind}_{units}": up(rows[f"{units}{name} equal", 1024, "sparse layer"]["graph_us"])
-            for units in ("4x4", "2x2")
-            for kind, name in (("with", "+64"), ("without", ""))
-        },
-        "spared": up(
-            rows["4x4 equal", 1024, "attention"]["graph_us"] - rows["4x4 equal", 512, "attention"]["graph_us"]
-        ),
-        "scores_4x4": up(rows["4x4 equal", 1024, "scores"]["graph_us"]),
-        "scores_2x2": up(rows["2x2 equal", 1024, "scores"]["graph_us"]),
     }
 
 
@@ -430,51 +381,6 @@ def planned_scoring() -> Figures:
     }
 
 
-def kernel_layers() -> Figures:
-    """The sums of a layer's kernels, as a plan has them, beside the layers that were timed as a whole."""
-    found = []
-    for about in kernel_times.GPUS:
-        times = kernel_times_of(about["gpu"])
-        assert times is not None, "a plan has the GPU"
-        record = records.read(RESULTS / f"{about['kernels']}.json")
-        found += [abs(error) for error in kernel_times.layer_errors(times, record).values()]
-    return {"worst": up(100 * max(found), 1), "half": up(100 * statistics.median(found))}
-
-
-def kernel_steps() -> Figures:
-    """What planned decode steps lack of those that were timed in vLLM, in ms."""
-    left: dict[str, list[float]] = {"kernels": [], "roofline": []}
-    for row in results("decode-step-qwen3-1.7b-h200", "decode-step"):
-        if row.get("engine") == "triton" and "seconds" in row:
-            about = {"hardware": "H200", "lengths": row["context_tokens"], "batch": row["batch"]}
-            planned, took = plan("Qwen3-1.7B", "qwen3-1.7b-0.86", **about), statistics.median(row["seconds"])
-            assert planned.kernels is not None, "the kernels were timed"
-            left["kernels"].append(1e3 * (took - planned.kernels.sparse.seconds))
-            left["roofline"].append(1e3 * (took - planned.sparse.seconds))
-    return {
-        "least": bare(down(min(left["kernels"]), 1)),
-        "most": up(max(left["kernels"]), 1),
-        "least_roofline": down(min(left["roofline"]), 1),
-        "most_roofline": up(max(left["roofline"]), 1),
-    }
-
-
-def mixed_requests() -> Figures:
-    """Kernels of an older record with more requests of mixed lengths, beside the lines that a plan has."""
-    times = kernel_times_of("H200")
-    assert times is not None, "a plan has the GPU"
-    known = times.of(PageMean())
-    assert known is not None, "a plan has page_mean"
-    rows = {
-        row["kernel"]: row for row in results("kernels-h200", "kernels")["rows"] if row["context_tokens"] == "60 mixed"
-    }
-    figures = {}
-    for name, lines in (("scores", known.scores), ("attention", known.attention)):
-        row = rows[name]
-        figures[name] = up(1e-6 * row["graph_us"] / lines.seconds(row["bytes"]), 1)
-    return {"requests": "60", **figures}
-
-
 def scored_tokens() -> Figures:
     """The time of scoring passes and checks beside that of the rollouts whose tokens they score."""
     passes, checks = [], []
@@ -588,18 +494,6 @@ PAGES: Mapping[str, Claims] = {
         "0.86 preset and {requests} requests of steady load, {share} % of them dense cost {cost} % of the tokens per "
         "second (`dense-requests-h200.json`": dense_requests,
     },
-    "docs/selectors.md": {
-        "made the same choice in {few_held} us where that one took {few_present} us in the same call (15,000 pages: "
-        "{many_held} and {many_present} us;": choice,
-        "takes {4x4_1024} us at a budget of 1,024 with 4 x 4 and {page_mean_1024} us with `page_mean`, at 512 {4x4_512} and "
-        "{page_mean_512} us.": engines_kernels,
-        "Scores of 4 x 4 take {scores} times as long as their bytes, attention {more} times at 1,024 tokens and {few} "
-        "times at 512, the choice among 7,500 pages {choice} us and that among 15,000 {choice_2x2} us": engines_kernels,
-        "takes {with_4x4} us at a budget of 1,024, where one without a remainder takes {without_4x4} us, and one of 2 x 2 "
-        "takes {with_2x2} us instead of {without_2x2} (": engines_kernels,
-        "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
-        "us.": engines_kernels,
-    },
     "docs/plan.md": {
         "it was [less](vllm.md#dense-requests): {cost} % with Qwen3-1.7B's shape and {context} tokens of context on "
         "average.": dense_requests,
@@ -615,12 +509,6 @@ PAGES: Mapping[str, Claims] = {
         "{least_requests} to {most_requests} requests, contexts of {shortest} to {longest} tokens, windows of "
         "{most}.": check_constants,
         "prints each check beside the plan, which is at most {error} % off.": check_constants,
-        "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "
-        "them.": kernel_layers,
-        "such a step lacks {least} to {most} ms everywhere: what it leaves out, launches, norms and the host. What the "
-        "roofline lacks grows from {least_roofline} to {most_roofline} ms.": kernel_steps,
-        "the scores of {requests} requests of mixed lengths took {scores} times as long as the line says, and the attention "
-        "{attention} times.": mixed_requests,
     },
     "docs/calibration.md": {
         "A scored token counts {counted} of a sampled one: a scoring pass took {least} to {most} of the time of the "

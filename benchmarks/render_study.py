@@ -68,14 +68,19 @@ def _again(steps: int) -> dict[str, Any]:
     return results(name, "mismatch-study") if (RESULTS / f"{name}.json").exists() else {"table": [], "runs": []}
 
 
+STUDY_HEAD = [
+    "row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL", "tokens masked",
+    "response tokens", "KV read",
+]  # fmt: skip
+
+
 def study() -> str:
     """A line for each row of the study."""
     found = results("mismatch-study-h200", "mismatch-study")
     rows = [_study_line(found, row, _label(row["row"])) for row in found["table"]]
     again = _again(25)
     rows += [_study_line(again, row, f"`{row['row']}`, again") for row in again["table"]]
-    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
-    return table([*head, "tokens masked", "response tokens", "KV read"], rows)
+    return table(STUDY_HEAD, rows)
 
 
 def _study_line(found: dict[str, Any], row: dict[str, Any], label: str) -> list[str]:
@@ -129,16 +134,9 @@ def study_longer() -> str:
 
 
 def study_small_units() -> str:
-    """Pages and small units in one call, and in how many runs."""
+    """Pages and small units that ran beside each other, as the table of all rows has them."""
     found = results(SMALL_UNITS, "mismatch-study")
-    names, rows = ("reward_last", "tail", "worst_tail_last", "kl", "kv_read_share"), []
-    for row in found["table"]:
-        runs = [run["dense_accuracy"] for run in _whole_runs(found, row["row"])]
-        changes = [run[-1][1] - run[0][1] for run in runs]
-        gained = f"{gain(statistics.mean(changes))} ({gain(min(changes))} to {gain(max(changes))})"
-        rows.append([_label(row["row"]), str(len(runs)), gained, *_means(row, names)])
-    head = ["row", "seeds", "change of dense accuracy", "reward of its rollouts", "tail", "in the worst bin", "KL"]
-    return table([*head, "KV read"], rows)
+    return table(STUDY_HEAD, [_study_line(found, row, _label(row["row"])) for row in found["table"]])
 
 
 def study_verified_rollouts() -> str:

@@ -124,12 +124,14 @@ def grid(longest_tokens: int, remainder: bool = False) -> list[Cell]:
     four, two = Rule("quantized_mean", 4, 4), Rule("quantized_mean", 2, 2)
     fine = [Rule("quantized_mean", *each) for each in SAME_BYTES]
     others = [Rule("quantized_mean", g, b) for g in UNITS for b in BITS if (g, b) not in SAME_BYTES]
-    layers = [dataclasses.replace(rule, dense_layers=dense) for dense in ((0,), ()) for rule in (PUBLISHED, four, two)]
-    shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in ("early", "late")]
-    wide, less_wide, two_wide, very_wide = (
-        [dataclasses.replace(rule, dense_layers=dense, shape=shape) for rule in (four, two, PUBLISHED)]
-        for dense, shape in (((0,), "first-4"), ((0,), "first-2"), ((), "first-two-4"), ((), "first-8-4"))
-    )
+
+    def layered(dense: tuple[int, ...], shape: str = EVEN) -> list[Rule]:
+        return [dataclasses.replace(rule, dense_layers=dense, shape=shape) for rule in (four, two, PUBLISHED)]
+
+    layers = [*layered((0,)), *layered(())]
+    two_wide, wide = layered((), "first-two-4"), layered((0,), "first-4")
+    very_wide, less_wide = layered((), "first-8-4"), layered((0,), "first-2")
+    shapes = [dataclasses.replace(rule, shape=shape) for rule in (PUBLISHED, four) for shape in HALVES]
     rules = [(rule, BUDGETS) for rule in (PUBLISHED, four, two, *two_wide[:2], *wide[:2], *very_wide[:1])]
     if remainder:
         rules += [(summed(rule), BUDGETS) for rule in (four, two)]
