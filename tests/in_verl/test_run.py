@@ -157,8 +157,9 @@ def test_the_correction_reached_the_loss(run: Finished) -> None:
     dropped = run.first["correction/masked_token_share"]
     assert 0.02 < dropped < 1
     assert run.first["policy/kept_tokens"] == pytest.approx((1 - dropped) * tokens(run.first), abs=1)
-    # Every advantage sums to about 0 over its group, so only the weights give a loss before the first update.
-    assert abs(run.first["actor/pg_loss"]) > 1e-4
+    # The advantages sum to 0 over each group. So before the first update, rollouts of one length have no loss but for the
+    # weights and for rounding, which is some 1e-8. What the weights give has either sign, so it may be small by chance.
+    assert abs(run.first["actor/pg_loss"]) > 1e-6
 
 
 def test_the_guard_moved_the_schedule_on_both_replicas(run: Finished) -> None:
