@@ -218,6 +218,7 @@ def test_calibrate_chooses_a_check_and_refuses_what_cannot_have_one(
         (["--check-floors", "0.1", "--estimator", "exact"], "the estimator exact"),
         (["--check-floors", "2"], "floor must be above 0"),
         (["--check-windows", "8,x"], "--check-windows takes numbers, got '8,x'"),
+        (["--check-windows", ""], "--check-windows takes numbers, got ''"),
         (["--check-over-2-nats", "0.001"], "--check-over-2-nats bounds what a check leaves"),
         (["--check-windows", "8", "--gpu", "H20O"], "unknown hardware 'H20O'"),
     ):

@@ -133,6 +133,11 @@ def test_measuring_refuses_bad_settings_before_the_model_is_loaded(
         ("--also-selector quantized_mean,bits", "name=number, got 'bits'", "quantized_mean,page_tokens=4,bits=2"),
         ("--layer-groups 1-2/3-x", "--layer-groups takes layers, got '1-2/3-x'", "2-14/15-27"),
         ("--layer-groups 1-3", "--layer-groups takes two groups or more", "slash"),
+        (
+            "--layer-groups 0-99999999999/3",
+            "--layer-groups takes layers below 10,000, got '0-99999999999'",
+            "2-14/15-27",
+        ),
         ("--layer-groups 1-2/3", "groups of layers get budgets of their own where", "--objective kl"),
         (
             "--check-windows 64 --layer-groups 2-3/4",

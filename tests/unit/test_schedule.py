@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -297,6 +298,14 @@ def test_groups_are_together_all_sparse_layers_of_the_model(tmp_path: Path) -> N
     assert "or into dense_layers" in (caught.value.hint or "")
 
 
+def test_a_date_of_toml_is_text_in_a_schedule(tmp_path: Path) -> None:
+    path = tmp_path / "dated.toml"
+    path.write_text(Schedule.fixed(512).save(path).read_text() + "\n[made_by]\ndate = 2025-01-01\n")
+    schedule = Schedule.load(path)
+    assert schedule.made_by == {"date": "2025-01-01"}
+    assert json.loads(json.dumps(schedule.inline()))["made_by"] == schedule.made_by
+
+
 def with_target(**target: object) -> dict[str, Any]:
     return Schedule.fixed(512).table() | {"target": target}
 
@@ -326,6 +335,10 @@ def test_a_target_may_be_a_share_of_impossible_tokens() -> None:
         ({"statistic": "impossible_share", "nats": 10, "at_most": 1e-4, "quantile": 0.05}, "belongs to the statistic"),
         ({"statistic": "acceptance", "at_least": 0.86, "at_most": 1e-4}, "target.at_most belongs to the statistic"),
         ({"at_least": 0.86, "at_lest": 0.86}, r"(?s)unknown key 'at_lest'.*'at_least'"),
+        ({"kl_at_most": "abc"}, "target.kl_at_most must be above 0 and finite, got 'abc'"),
+        ({"kl_at_most": math.inf}, "target.kl_at_most must be above 0 and finite"),
+        ({"far_mass_at_most": 7}, "target.far_mass_at_most must be from 0 to 1, got 7"),
+        ({"far_mass_at_most": 0.1, "far_mass_nats": 3}, "target.far_mass_nats must be one of 2, 5, 10, 20, got 3"),
     ],
 )
 def test_a_target_that_nobody_could_hold_is_refused(target: dict[str, object], message: str) -> None:

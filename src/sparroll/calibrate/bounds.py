@@ -3,6 +3,7 @@ what was measured."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -39,8 +40,8 @@ class BlindSpots:
             value = getattr(self, name)
             if value is not None and not 0 <= value <= 1:
                 raise UserError(f"{name} must be a share from 0 to 1, got {value}")
-        if self.kl_at_most is not None and not self.kl_at_most > 0:
-            raise UserError(f"kl_at_most must be above 0, got {self.kl_at_most}")
+        if self.kl_at_most is not None and not 0 < self.kl_at_most < math.inf:
+            raise UserError(f"kl_at_most must be above 0 and finite, got {self.kl_at_most}")
         if self.far_mass_nats not in NATS:
             raise UserError(
                 f"far_mass_nats must be one of {', '.join(map(str, NATS))}, got {self.far_mass_nats}",

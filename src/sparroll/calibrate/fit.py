@@ -175,15 +175,13 @@ def _walk(
         # The same share of the context as in the longest measured bin, in whole units.
         assert isinstance(last.kv_budget_tokens, int), "a fit knows no groups of layers"
         share_tokens = last.kv_budget_tokens * skipped.to_context_tokens / last.to_context_tokens
-        bins.append(
-            replace(skipped, kv_budget_tokens=math.ceil(share_tokens / selector.unit_tokens) * selector.unit_tokens)
-        )
+        whole_tokens = math.ceil(share_tokens / selector.unit_tokens) * selector.unit_tokens
+        least = least_budgets.get(skipped.from_context_tokens, 0)
+        assert isinstance(bins[-1].kv_budget_tokens, int)
+        bins.append(replace(skipped, kv_budget_tokens=max(whole_tokens, least, bins[-1].kv_budget_tokens)))
     if waiting:
-        notes.append(
-            needs.lacking(
-                waiting, f"up to {bins[-1].kv_budget_tokens} tokens, the share of the context read in {last.name}"
-            )
-        )
+        share = f"the share of the context read in {last.name}{', or what the bounds need' if least_budgets else ''}"
+        notes.append(needs.lacking(waiting, f"up to {bins[-1].kv_budget_tokens} tokens, {share}"))
     notes.append(
         f"contexts from {curves[-1][0][1]} on were not measured; they take the {bins[-1].kv_budget_tokens} tokens of "
         f"{bins[-1].name}"

@@ -76,7 +76,9 @@ class Store:
             raise _damaged(path, f"it lacks {error}") from None
 
     def save(self, name: str, measurement: Measurement) -> Path:
-        """Write a finished measurement. Returns the path of its JSON file."""
+        """Write a finished measurement in the place of an older one. Returns the path of its JSON file."""
+        # The older one's table must not stand beside the new statistics.
+        (self.folder / f"{name}.json").unlink(missing_ok=True)
         _write_tensors(self.folder / f"{name}.safetensors", measurement.statistics.state())
         return files.write_json(self.folder / f"{name}.json", measurement_table(measurement))
 
@@ -224,7 +226,9 @@ def _damaged(path: Path, reason: str) -> UserError:
 
 
 def _again(path: Path) -> str:
-    return f"delete {path.with_suffix('.json')} to measure it again"
+    """What to do about a damaged file. A measurement is made anew where its table is missing; the rollouts have none."""
+    table = path.with_suffix(".json")
+    return f"delete {table if table.exists() else path} to measure it again"
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:

@@ -77,17 +77,22 @@ def verify(
     repeated.
     """
     store = Store(Path(out), sweep_fingerprint(study, schedule.selector, schedule.dense_layers))
-    least_tokens = needed_tokens(target, min_tokens)
     rounds: list[Measurement] = []
     notes: list[str] = []
     while True:
         measurement = _round(study, schedule, len(rounds), store, on_progress)
         rounds.append(measurement)
-        cells = [cell for cell in cells_for(target, measurement, 0) if cell.counts(least_tokens, min_rollouts)]
-        broken = {cell.name: bounds.broken(measurement, cell.from_context_tokens) for cell in cells}
-        missed = [cell for cell in cells if getattr(cell, bound) < level(target) or broken[cell.name]]
+        judged = [cell for cell in cells_for(target, measurement, 0) if cell.counts(min_tokens, min_rollouts)]
+        # A rare share needs more tokens than a bound does.
+        cells = [cell for cell in judged if cell.counts(needed_tokens(target, min_tokens), min_rollouts)]
+        low = {cell.name for cell in cells if getattr(cell, bound) < level(target)}
+        broken = {cell.name: bounds.broken(measurement, cell.from_context_tokens) for cell in judged}
+        missed = [cell for cell in judged if cell.name in low or broken[cell.name]]
         raised = _raised(schedule, missed, notches) if len(rounds) < most_rounds else schedule
-        notes += [_said(cell, len(rounds), target, bound, broken[cell.name], schedule, raised) for cell in missed]
+        notes += [
+            _said(cell, len(rounds), target if cell.name in low else None, bound, broken[cell.name], schedule, raised)
+            for cell in missed
+        ]
         if raised.steps == schedule.steps:
             break
         schedule = raised
@@ -168,6 +173,7 @@ def _with_figures(schedule: Schedule, cells: Sequence[Cell]) -> Schedule:
 def _said(
     cell: Cell, number: int, target: Target, bound: Bound, broken: list[str], before: Schedule, after: Schedule
 ) -> str:
+    """Why a bin missed. target: what its figure misses; None where it only breaks a bound."""
     budgets = [schedule.step_at(cell.from_context_tokens).budgets for schedule in (before, after)]
     was, then = (" / ".join(map(str, each)) for each in budgets)
     then = f"raised to {then}" if budgets[1] != budgets[0] else "not raised further"

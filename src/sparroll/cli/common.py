@@ -405,7 +405,10 @@ def load_compression(
         )
     if engine != "hf":
         raise UserError(f"--compression needs --engine hf, got {engine}", "vLLM cannot drop tokens from its cache")
-    return make_compression(kind, **dict(_setting("--compression-set", text) for text in settings))
+    chosen = dict(_setting("--compression-set", text) for text in settings)
+    if "kind" in chosen:
+        raise UserError("--compression-set sets no kind", "the policy is what --compression says")
+    return make_compression(kind, **chosen)
 
 
 def load_judge(path: str | None, settings: list[str]) -> FunctionJudge | None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from sparroll.cli.common import OUTPUT, Json, Verb, option, print_json, wrote
+from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import LEAST_WINDOW_TOKENS, MOST_WINDOW_TOKENS, DraftCheck
 from sparroll.errors import UserError
 from sparroll.layer_groups import budgets_in_words
@@ -133,25 +134,33 @@ def _header(schedule: Schedule) -> list[str]:
 
 def _steps(schedule: Schedule, longest: int) -> Table:
     table = Table(box=None)
-    for title in ("from context", "to", "KV budget", "share read", "measured tail", "tokens"):
+    limit = ImpossibleLimit.of_target(schedule.target)
+    statistic = "measured tail" if limit is None else f"share over {limit.nats} nats off"
+    for title in ("from context", "to", "KV budget", "share read", statistic, "tokens"):
         table.add_column(title, justify="right")
     ends = [step.from_context_tokens for step in schedule.steps[1:]]
     for step, end in zip(schedule.steps, [*ends, None], strict=True):
         ends_tokens = (max(1, step.from_context_tokens), max(1, end or longest))
         shares = [_share_read(schedule, step, at) for at in ends_tokens]
         measured = step.measured or {}
-        tail = rounded_down(measured.get("value"))
-        if {"value", "low", "high"} <= measured.keys():
-            tail = with_interval(measured["value"], measured["low"], measured["high"])
         table.add_row(
             f"{step.from_context_tokens:,}",
             "" if end is None else f"{end:,}",
             budgets_in_words(step.kv_budget_tokens),
             f"{percent_up(shares[0])} to {percent_up(shares[1])}",
-            tail,
+            _figure(measured, limit),
             f"{measured['tokens']:,}" if "tokens" in measured else "-",
         )
     return table
+
+
+def _figure(measured: dict[str, Any], limit: ImpossibleLimit | None) -> str:
+    """What was measured with a step, and its interval where there is one."""
+    known = [measured[name] for name in ("value", "low", "high") if name in measured]
+    if limit is not None:
+        value, *ends = [f"{each:.2g}" for each in known] or ["-"]
+        return f"{value} [{', '.join(ends)}]" if ends else value
+    return with_interval(*known) if len(known) == 3 else rounded_down(measured.get("value"))
 
 
 def _share_read(schedule: Schedule, step: Step, context: int) -> float:

@@ -383,7 +383,9 @@ class Controller:
         for place in range(last - 1, -1, -1):
             if not self.states[place].known:
                 following = self._within(wanted[place + 1], place)
-                wanted[place] = min(wanted[place], following) if self.trust_start else following
+                wanted[place] = (
+                    min(self._within(self.states[place].start, place), following) if self.trust_start else following
+                )
         for place in range(last + 1, self.bins.count):
             wanted[place] = self._within(self._behind(place, last), place)
         for place in range(1, self.bins.count):

@@ -45,10 +45,11 @@ MOST = 100 * ALARM
 
 def log_bets(rewards: Sequence[float], dense: Sequence[bool]) -> tuple[float, ...]:
     """Logarithm of one prompt's bet for each of LOG_ODDS, against the chance that dense rollouts only happened to have
-    the larger rewards. 0 where all rewards are equal, or all rollouts of one kind."""
-    count, span = sum(dense), max(rewards) - min(rewards)
-    if span == 0 or not 0 < count < len(rewards):
+    the larger rewards. 0 where all rewards are equal, all rollouts of one kind, or none could be graded."""
+    count = sum(dense)
+    if not 0 < count < len(rewards) or max(rewards) == min(rewards):
         return (0.0,) * len(LOG_ODDS)
+    span = max(rewards) - min(rewards)
     mean = math.fsum(rewards) / len(rewards)
     scaled = [(reward - mean) / span for reward in rewards]
     seen = math.fsum(value for value, is_dense in zip(scaled, dense, strict=True) if is_dense)

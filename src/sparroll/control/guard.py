@@ -33,12 +33,19 @@ from sparroll.rounding import rounded_down
 from sparroll.schedule import Schedule
 from sparroll.types import StepReport
 
+_ALARMS = ("surely under", "surely over", "surely and by more")
+"""An alarm's event has one of these, and no other event has."""
 FALSE_ALARM_AT = 5e-3
 """Largest probability that a step raises an alarm although every bin's tail is exactly at the target."""
 MARGIN = 0.01
 FALSE_ALARM_ABOVE = 5e-6
 """The same where every tail is MARGIN or more above the target. In 1,000 steps that is at most one run in two hundred,
 however few tokens a step has. With many tokens the first probability is the stricter one."""
+
+
+def is_alarm(event: str) -> bool:
+    """Whether this is what a guard says at an alarm, whatever it did then."""
+    return any(words in event for words in _ALARMS)
 
 
 def confidence_of(tests: int, false_alarm: float = FALSE_ALARM_AT) -> float:
@@ -232,6 +239,8 @@ class Guard:
             if self.switches < len(self.stricter):
                 following = self.stricter[self.switches]
                 self.switches += 1
+                # The next one may have the same budgets and differ in the check of its drafts.
+                self.window.clear()
                 moved = f"{described(step.schedule)} -> {described(following)}"
                 return Decision("switch", (f"{reason}: {moved}",), following)
             reason = f"{reason}, and no stricter schedule is left after {step.schedule.name}"

@@ -91,5 +91,12 @@ def rate_for(check: DraftCheck, cut_share: float | None = None, drafted_per_kept
     if cut_share is not None and drafted_per_kept is not None:
         raise UserError("cut_share and drafted_per_kept say the same thing", "give one of them")
     if drafted_per_kept is not None:
+        least = check.drafts / check.window_tokens
+        if drafted_per_kept < least:
+            raise UserError(
+                f"drafted_per_kept is {least:.4g} where every window of {check.window_tokens} tokens stands, and you gave "
+                f"{drafted_per_kept:g}",
+                "give the windows that it was measured with: --check-window",
+            )
         return CheckRate.given(drafted_per_kept)
     return CheckRate.of_study(check) if cut_share is None else CheckRate.of_cut_share(cut_share, check.window_tokens)

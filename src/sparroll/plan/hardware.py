@@ -41,6 +41,8 @@ class Hardware:
     other, so that none of it is ever idle."""
 
     def __post_init__(self) -> None:
+        if not isinstance(self.name, str):
+            raise UserError(f"the name of hardware must be text, got {self.name!r}")
         for name in ("flops_per_second", "bandwidth_bytes_per_second", "memory_bytes", "processors"):
             value = getattr(self, name)
             if not (isinstance(value, (int, float)) and math.isfinite(value) and value > 0):

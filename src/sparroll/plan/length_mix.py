@@ -13,9 +13,12 @@ import numpy as np
 from scipy.stats import norm
 
 from sparroll.errors import UserError
+from sparroll.schedule import MOST_TOKENS
 
 _POINTS = 4096
 """How many equally likely points stand for a continuous distribution."""
+_MOST_SIGMA = 10
+"""With it, one rollout of a thousand would be longer than the median times 10^13."""
 _FORMS = (
     'write 12000, "0-32768", "lognormal:18000,0.6,max=32768" (median, sigma, cut-off), a list, or a JSON file of one'
 )
@@ -99,8 +102,8 @@ def _number(part: str, text: str) -> float:
         value = float(part)
     except ValueError:
         raise UserError(f"{part.strip()!r} in the lengths {text!r} is not a number", _FORMS) from None
-    if not np.isfinite(value) or value < 0:
-        raise UserError(f"lengths must be finite and not negative, got {part.strip()!r} in {text!r}", _FORMS)
+    if not 0 <= value <= MOST_TOKENS:
+        raise UserError(f"lengths must lie between 0 and {MOST_TOKENS:,}, got {part.strip()!r} in {text!r}", _FORMS)
     return value
 
 
@@ -115,14 +118,16 @@ def _lognormal(text: str) -> LengthMix:
     if not options or "=" in options[0]:
         raise UserError(f"{text!r} has no sigma", _FORMS)
     median, sigma = _number(body, text), _number(options.pop(0), text)
-    if median <= 0 or sigma <= 0:
-        raise UserError(f"median and sigma must be positive in {text!r}", _FORMS)
-    cut = np.inf
+    if median <= 0 or not 0 < sigma <= _MOST_SIGMA:
+        raise UserError(f"median must be positive, and sigma too, and at most {_MOST_SIGMA}, in {text!r}", _FORMS)
+    cut = float(MOST_TOKENS)
     for option in options:
         key, _, value = option.partition("=")
         if key != "max":
             raise UserError(f"unknown option {option!r} in {text!r}", _FORMS)
         cut = _number(value, text)
+        if cut == 0:
+            raise UserError(f"max must be positive in {text!r}", _FORMS)
     tokens = median * np.exp(sigma * norm.ppf(_midpoints()))
     # Generation stops at the longest length, so longer draws are cut there. They are not drawn again.
     return _equally_likely(np.minimum(tokens, cut), text)
@@ -151,8 +156,8 @@ def _from_list(values: Sequence[object], text: str) -> LengthMix:
         raise UserError("the list of lengths is empty", _FORMS)
     for value in values:
         number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-        if not number or not np.isfinite(value) or value < 0:  # type: ignore[call-overload, operator]
-            raise UserError(f"lengths must be finite and not negative, got {value!r}", _FORMS)
+        if not number or not 0 <= value <= MOST_TOKENS:  # type: ignore[operator]
+            raise UserError(f"lengths must be numbers between 0 and {MOST_TOKENS:,}, got {value!r}", _FORMS)
     if not any(values):
         raise UserError(f"all lengths are 0 in {text!r}", _FORMS)
     return _equally_likely(np.sort(np.array(values, dtype=np.float64)), text)

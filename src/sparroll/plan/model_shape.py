@@ -118,6 +118,14 @@ def _config_of(table: dict[str, Any]) -> Any:
         return AutoConfig.for_model(kind, **settings)
     except ValueError:
         raise UserError(f"the config has an unknown model_type {kind!r}", "give the model's own config.json") from None
+    except Exception as error:
+        # transformers checks fields in many ways, and each has an error of its own.
+        raise _bad_config(kind, error) from None
+
+
+def _bad_config(name: Any, error: Exception) -> UserError:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return UserError(f"the config of {name!r} describes no model: {reason}", "give the model's own config.json")
 
 
 def _from_config(config: Any, name: str) -> ModelShape:
@@ -133,6 +141,8 @@ def _from_config(config: Any, name: str) -> ModelShape:
     except ValueError as error:
         reason = str(error).strip().splitlines()[0]
         raise UserError(f"{name} is not a causal language model: {reason}") from None
+    except (ArithmeticError, RuntimeError, TypeError) as error:
+        raise _bad_config(name, error) from None
     experts = _first(config, "num_experts", "num_local_experts", "n_routed_experts") or 1
     return ModelShape(
         name=name,

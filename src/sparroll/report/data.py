@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from sparroll.calibrate.fit import MIN_TOKENS
+from sparroll.control.guard import is_alarm
 from sparroll.draft_check import DraftCheck
 from sparroll.mismatch.table import TailRow
 from sparroll.resume import flat
@@ -131,7 +132,7 @@ class TrainingRun:
     @property
     def alarms(self) -> tuple[str, ...]:
         """The guard's alarms among the events."""
-        return tuple(event for event in self.events if "surely under" in event or "surely and by more" in event)
+        return tuple(filter(is_alarm, self.events))
 
 
 @dataclass(frozen=True)

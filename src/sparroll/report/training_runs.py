@@ -93,8 +93,17 @@ def _whole_or_named(attention: dict[str, Any]) -> str:
 
 
 def _target(config: dict[str, Any], schedule: Schedule | None) -> float | None:
-    """The guard's target, in the order in which train/schedules.py looks for it."""
-    given = config.get("guard", {}).get("at_least") or config.get("control", {}).get("target")
-    own = (schedule.target or {}).get("at_least") if schedule is not None else None
-    target = given if given is not None else own
-    return None if target is None else float(target)
+    """What the run held the tail to: the target of its guard, in the order in which train/schedules.py looks for it, or
+    else that of its controller. None where nobody watched the tail."""
+    guard, control = config.get("guard", {}), config.get("control", {})
+    controlled = control if control.get("by") == "controller" else {}
+    if guard.get("action") == "off":
+        return controlled.get("target")
+    for limits, target in (
+        (guard, "at_least"),
+        (controlled, "target"),
+        ((schedule and schedule.target) or {}, "at_least"),
+    ):
+        if limits.get(target) is not None or limits.get("impossible_at_most") is not None:
+            return limits.get(target)
+    return None

@@ -4,6 +4,7 @@ errors. Opens no file (see presets/)."""
 from __future__ import annotations
 
 import dataclasses
+from datetime import date, time
 from typing import TYPE_CHECKING, Any
 
 from sparroll.attention.selectors import make_selector
@@ -72,8 +73,13 @@ def fields_of(table: dict[str, Any]) -> dict[str, Any]:
         "model": table.get("model"),
         "fingerprint": None if fingerprint is None else ModelFingerprint.from_table(fingerprint),
         "target": table.get("target"),
-        "made_by": table.get("made_by"),
+        "made_by": _plain(table["made_by"]) if "made_by" in table else None,
     }
+
+
+def _plain(made_by: dict[str, Any]) -> dict[str, Any]:
+    """The same with TOML's dates as text, as JSON has them."""
+    return {key: value.isoformat() if isinstance(value, date | time) else value for key, value in made_by.items()}
 
 
 def table_of(schedule: Schedule) -> dict[str, Any]:

@@ -3,7 +3,8 @@ mean is in calibrate/target.py and calibrate/bounds.py."""
 
 from __future__ import annotations
 
-from typing import Any
+import math
+from typing import Any, TypeGuard
 
 from sparroll.errors import UserError, nearest
 from sparroll.mismatch.acceptance import ESTIMATORS
@@ -41,11 +42,19 @@ def check_target(target: dict[str, Any]) -> None:
         ("top_k", lambda value: is_count(value) and value > 0, "a whole number of 1 or more"),
         ("quantile", lambda value: is_share(value) and 0 < value < 1, "between 0 and 1"),
         ("at_least", lambda value: is_share(value) and value > 0, "above 0 and at most 1"),
+        ("over_2_nats_at_most", is_share, "from 0 to 1"),
+        ("kl_at_most", lambda value: is_number(value) and 0 < value < math.inf, "above 0 and finite"),
+        ("far_mass_at_most", is_share, "from 0 to 1"),
+        ("far_mass_nats", lambda value: is_count(value) and value in NATS, f"one of {', '.join(map(str, NATS))}"),
     ):
         if key in target and not good(target[key]):
             raise UserError(f"target.{key} must be {what}, got {target[key]!r}")
 
 
+def is_number(value: object) -> TypeGuard[float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def is_share(value: object) -> bool:
     """Whether this is a number in [0, 1]."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value <= 1
+    return is_number(value) and 0 <= value <= 1

@@ -5,6 +5,7 @@ reported here, before anything is computed. The control group is part of the gua
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from functools import partial
 
 from sparroll.attention.selectors import PageMean
@@ -278,9 +279,20 @@ def _following(config: TrainConfig, schedule: Schedule | None) -> list[Schedule 
 
 
 def _files(config: TrainConfig) -> list[Schedule | None]:
-    """The same schedules as their files have them."""
+    """The same schedules as their files have them. Files of one name, such as the schedule.toml of two calibrations, are
+    told apart by their place: "schedule" and "schedule-2"."""
     control = config.control
     if not isinstance(control, ByGuardSection | ByCheaperSection):
         return []
     load = partial(Schedule.load, model=config.model.name, force=control.force)
-    return [None if name == "dense" else load(name) for name in control.following]
+    found = [None if name == "dense" else load(name) for name in control.following]
+    names = (
+        [Schedule.load(config.attention.name, force=True).name]
+        if isinstance(config.attention, ScheduleAttention)
+        else []
+    )
+    for place, each in enumerate(found):
+        if each is not None and each.name in names:
+            found[place] = replace(each, name=f"{each.name}-{len(names) + 1}")
+        names.append(each.name if each else "dense")
+    return found

@@ -100,6 +100,7 @@ def test_budgets_at_even_places() -> None:
     assert spread_over([1, 2, 3, 4, 5], 3) == [1, 3, 5]
     assert spread_over([1, 2, 3, 4, 5], 1) == [5] and spread_over([1, 2], 5) == [1, 2]
     assert first_budgets(list(range(10)), 5) == [3, 6] and first_budgets([7], 5) == [7]
+    assert first_budgets([1, 2, 3], 2) == [2], "the second one is left for where the first leads"
 
 
 GRID = [64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 640]

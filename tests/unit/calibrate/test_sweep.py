@@ -7,9 +7,11 @@ import signal
 import pytest
 import torch
 
+from sparroll import files
 from sparroll.calibrate import store
 from sparroll.calibrate.sweep import sweep, sweep_budget
 from sparroll.errors import UserError
+from sparroll.schedule import Schedule
 
 from .fakes import study
 
@@ -70,6 +72,24 @@ def test_a_kill_at_any_write_loses_nothing_that_was_written(tmp_path, mode):
     assert not list(killed.glob(".*"))
     for path in straight.glob("*.safetensors"):
         assert (killed / path.name).read_bytes() == path.read_bytes()
+
+
+def test_a_kill_while_a_measurement_is_replaced_leaves_none_and_not_a_mixture(tmp_path, monkeypatch):
+    kept = store.Store(tmp_path, {})
+    found = [study().measure(Schedule.fixed(budget, dense_layers=(0,)), mode="faithful") for budget in (64, 256)]
+    kept.save("verify-0", found[0])
+    assert kept.load("verify-0").tail() == found[0].tail()
+    monkeypatch.setattr(files, "write_json", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        kept.save("verify-0", found[1])
+    assert kept.load("verify-0") is None
+
+
+def test_damaged_rollouts_are_named_in_the_hint(tmp_path):
+    run(study(mode="replay"), tmp_path, [64])
+    (tmp_path / "rollouts.safetensors").write_text("{")
+    with pytest.raises(UserError, match=r"(?s)hint: delete .*rollouts\.safetensors to measure it again"):
+        run(study(mode="replay"), tmp_path, [64, 96])
 
 
 def _differing(part, whole):

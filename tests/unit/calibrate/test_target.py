@@ -9,10 +9,12 @@ import pytest
 import torch
 
 from sparroll.attention.selectors import PageMean
+from sparroll.calibrate.bounds import BlindSpots
 from sparroll.calibrate.curve import Cell
 from sparroll.calibrate.fit import fit_schedule
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.calibrate.run import Calibration, calibrate
+from sparroll.calibrate.verify import verify
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.draft_check import DraftCheck
 from sparroll.errors import UserError
@@ -92,6 +94,30 @@ def test_figures_of_a_share_are_kept_to_four_digits_and_turned_round() -> None:
     with pytest.raises(UserError, match=r"(?s)limit of 0.0001 for tokens more than 10 nats off at 0-100: the least upper "
                                         r"bound is 0.0009 \(share 0.00054, 100000 tokens\) at 64"):  # fmt: skip
         fit_schedule(cells[:1], target=limit, **about)  # type: ignore[arg-type]
+
+
+def test_a_bound_holds_where_there_are_too_few_tokens_for_the_share() -> None:
+    def cell(budget: int, start: int, tokens: int) -> Cell:
+        return Cell(budget, start, start + 100, 1.0, 1.0, 1.0, tokens, 64, None, 10)
+
+    cells = [cell(budget, start, tokens) for budget in (64, 256) for start, tokens in ((0, 60_000), (100, 3_000))]
+    about = {
+        "selector": PageMean(),
+        "dense_layers": (0,),
+        "estimator": "top_k_lower",
+        "target": ImpossibleLimit(10, 1e-4),
+    }
+    assert [each.kv_budget_tokens for each in fit_schedule(cells, **about).bins] == [64, 128]  # type: ignore[arg-type]
+    held = fit_schedule(cells, least_budgets={0: 64, 100: 256}, **about)  # type: ignore[arg-type]
+    assert [each.kv_budget_tokens for each in held.bins] == [64, 256]
+
+
+def test_the_verification_looks_at_bounds_where_there_are_too_few_tokens_for_the_share(tmp_path: Any) -> None:
+    schedule, rare = Schedule.fixed(64, dense_layers=(0,)), ImpossibleLimit(10, 1e-3)
+    about = {"target": rare, "notches": GRID, "most_rounds": 1, "min_tokens": 100, "min_rollouts": 4}
+    found = verify(study(), schedule, out=tmp_path, bounds=BlindSpots(kl_at_most=1e-6), **about)  # type: ignore[arg-type]
+    assert not any(step.measured for step in found.schedule.steps), "no bin has tokens enough for the share"
+    assert found.missed and "which breaks a bound" in found.notes[0]
 
 
 def test_too_few_tokens_to_show_the_limit_are_refused_before_anything_runs(tmp_path: Any) -> None:

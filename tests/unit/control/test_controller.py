@@ -264,6 +264,16 @@ def test_shorter_bins_that_were_never_measured_give_way_to_a_lowering() -> None:
     assert budgets[-1] == [496] * 4
 
 
+def test_a_calibrated_short_bin_comes_back_up_to_its_start_with_its_neighbour() -> None:
+    one = Controller(RULES, BINS, [512, 512, 512, 512], trust_start=True)
+    shown(one, [{1: 0.99}] * 40)
+    lowered = one.budgets[0]
+    assert lowered == one.budgets[1] < 512
+    one.watch(evidence(41, measured(41, {1: 0.3})))
+    assert one.budgets[1] > 512
+    assert one.budgets[0] == 512
+
+
 # -- properties ------------------------------------------------------------------------------------------------------------
 
 TAILS = st.lists(st.dictionaries(st.integers(0, 3), st.floats(0.0, 1.0), min_size=1), min_size=1, max_size=12)

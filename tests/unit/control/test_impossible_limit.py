@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from sparroll.attention.selectors import PageMean
+from sparroll.control.control_group import ControlGroupSettings
 from sparroll.control.controller import Controller, Rules
-from sparroll.control.guard import Guard
+from sparroll.control.guard import Guard, is_alarm
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.control.length_bins import LengthBins
+from sparroll.control.paired_prompts import paired_prompts
+from sparroll.control.reward_gap import RewardGap
 from sparroll.control.tail_window import TailWindow
 from sparroll.control.watcher import Decision, StepEvidence, Watcher
 from sparroll.errors import UserError
@@ -65,6 +68,21 @@ def test_a_share_that_is_surely_over_the_limit_is_an_alarm_although_every_percen
         "the share of sampled tokens more than 10 nats off at 0-2k is 0.04, surely over 0.01: lower bound 0.0"
     )
     assert event.endswith("by 80 of 2000 tokens of 20 rollouts (steps 1 to 1): stopped")
+
+
+def test_every_alarm_is_known_by_its_words_and_other_events_are_none() -> None:
+    dense = [number % 4 == 0 for number in range(64)]
+    pairs = paired_prompts(1, dict(enumerate(map(str, range(16)))), dense, {"reward": [float(each) for each in dense]})
+    gap = replace(shown(1, 0), pairs=tuple(pairs))
+    for watch, step in (
+        (guard(), shown(1, 80)),
+        (Guard("warn", 0.86), shown(1, 0, acceptance=0.5)),
+        (Guard("stop", None, reward_gap=RewardGap(ControlGroupSettings())), gap),
+    ):
+        (event,) = watch.watch(step).events
+        assert is_alarm(event)
+    (blind,) = Guard("warn", 0.86).watch(shown(1, 0, rollouts=2)).events
+    assert not is_alarm(blind) and not is_alarm(Guard("warn", None).notice(False)[0])
 
 
 def test_a_share_that_may_be_chance_waits_and_one_at_half_of_the_limit_never_alarms() -> None:

@@ -119,6 +119,11 @@ def test_ungraded_rollouts_are_left_out_and_a_kind_without_a_graded_one_is_no_pa
     assert found[1].differences["reward"] == (0.5, -1.0)
 
 
+def test_a_prompt_of_which_nothing_could_be_graded_bets_nothing() -> None:
+    found = paired_prompts(1, NAMES, DENSE, {"reward": [math.nan] * 4 + [1.0] * 8, "length": [8.0] + [4.0] * 11})
+    assert [(set(each.differences), each.bets) for each in found[:1]] == [({"length"}, (0.0,) * 4)]
+
+
 @pytest.mark.parametrize(
     ("figures", "said"),
     [

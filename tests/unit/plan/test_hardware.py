@@ -44,3 +44,6 @@ def test_a_hardware_file_with_senseless_numbers_is_refused(tmp_path):
     path.write_text('{"name": "x", "flops_per_second": 1, "bandwidth_bytes_per_second": 0, "memory_bytes": 1}')
     with pytest.raises(UserError, match="bandwidth_bytes_per_second of hardware 'x' must be positive, got 0"):
         find_hardware(path)
+    path.write_text('{"name": 7, "flops_per_second": 1, "bandwidth_bytes_per_second": 1, "memory_bytes": 1}')
+    with pytest.raises(UserError, match="name of hardware must be text, got 7"):
+        find_hardware(path)

@@ -61,6 +61,10 @@ def test_long_rollouts_take_more_of_the_decode_steps():
         ("lognormal:18000", "has no sigma"),
         ("lognormal:18000,0.6,min=3", "unknown option 'min=3'"),
         ("lognormal:0,0.6", "must be positive"),
+        ("lognormal:1,1000", "at most 10"),
+        ("lognormal:1000,1,max=0", "max must be positive"),
+        ("1e30", "between 0 and 1,073,741,824, got '1e30'"),
+        ([10**49], "between 0 and 1,073,741,824"),
         ([], "list of lengths is empty"),
         ([0, 0], "all lengths are 0"),
         ([100, -1], "got -1"),
@@ -69,7 +73,7 @@ def test_long_rollouts_take_more_of_the_decode_steps():
         ("nowhere.json", r"cannot read the lengths file nowhere\.json"),
         (True, "cannot read lengths from True"),
         (None, "cannot read lengths from None"),
-        ("inf", "must be finite"),
+        ("inf", "must lie between 0"),
     ],
 )
 def test_what_is_no_length_is_refused(form, message):

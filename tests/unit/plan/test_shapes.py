@@ -85,6 +85,11 @@ def test_unsupported_attention_is_refused_with_the_reason():
         ({"model_type": "nonsense"}, "unknown model_type 'nonsense'"),
         ({"layers": 3}, "unknown model_type None"),
         (17, "cannot read a model's shape from int"),
+        ({"model_type": "qwen3", "hidden_size": "wide"}, r"(?s)the config of 'qwen3' describes no model.*hint: give"),
+        (
+            {"model_type": "qwen3", "num_attention_heads": 0},
+            r"(?s)the config of 'qwen3' describes no model.*hint: give",
+        ),
     ],
 )
 def test_what_is_no_model_is_refused(model, message):

@@ -116,7 +116,8 @@ def test_the_default_rate_says_whose_it_is_and_a_lossless_check_drafts_the_most(
     [
         ({"cut_share": 0.1, "drafted_per_kept": 1.1}, "say the same thing"),
         ({"cut_share": 1.0}, "at least 0 and below 1, got 1.0"),
-        ({"drafted_per_kept": 0.4}, "0.5 or more, got 0.4"),
+        ({"drafted_per_kept": 0.4}, "0.9844 where every window of 64 tokens stands, and you gave 0.4"),
+        ({"drafted_per_kept": math.inf}, "0.5 or more, got inf"),
     ],
 )
 def test_impossible_rates_are_refused(given: dict[str, float], message: str) -> None:

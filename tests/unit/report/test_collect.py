@@ -67,9 +67,12 @@ def test_a_run_has_the_means_of_its_record_its_worst_bin_and_its_target(tmp_path
         ({"guard": {"at_least": None}}, 0.86),
         ({"guard": {"at_least": None}, "control": {"by": "controller", "target": 0.9}}, 0.9),
         ({"guard": {"at_least": 0.8}, "control": {"by": "controller", "target": 0.9}}, 0.8),
+        ({"guard": {"action": "off", "at_least": None}}, None),
+        ({"guard": {"action": "off"}, "control": {"by": "controller", "target": 0.9}}, 0.9),
+        ({"guard": {"at_least": None, "impossible_at_most": 1e-4}}, None),
     ],
 )
-def test_the_target_of_a_run_is_the_guards(sections: dict[str, Any], target: float, tmp_path: Path) -> None:
+def test_the_target_of_a_run_is_the_guards(sections: dict[str, Any], target: float | None, tmp_path: Path) -> None:
     write_run(tmp_path / "run", **sections)
     checkpoint = tmp_path / "run" / "checkpoints" / "step-000006"
     checkpoint.mkdir(parents=True)

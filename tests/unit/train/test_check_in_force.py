@@ -55,6 +55,18 @@ def test_a_schedule_without_a_check_goes_on_with_that_of_the_schedule_before_it(
     ]
 
 
+def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
+    """`sparroll calibrate` writes schedule.toml in each folder, and evidence under one schedule is not pooled with that
+    under another."""
+    paths = []
+    for folder, budget in (("a", 64), ("b", 128), ("c", 256)):
+        (tmp_path / folder).mkdir()
+        paths.append(str(Schedule.fixed(budget).save(tmp_path / folder / "schedule.toml")))
+    config = run_of(*paths)
+    guard = make_guard(config, starting_schedule(config))
+    assert [each.name for each in guard.stricter if each] == ["schedule-2", "schedule-3"]
+
+
 def test_a_run_begins_with_what_must_be_known_of_every_schedule_it_may_come_to(
     files: dict[str, str], tmp_path: Path
 ) -> None:

@@ -42,7 +42,8 @@ def spread_over(budgets: Sequence[int], count: int) -> list[int]:
 def first_budgets(budgets: Sequence[int], most: int) -> list[int]:
     """Those to begin with: at even places, none at an end. Budgets in rising order."""
     count = min(COARSE, most, len(budgets))
-    return [budgets[round((place + 1) * (len(budgets) - 1) / (count + 1))] for place in range(count)]
+    places = [round((place + 1) * (len(budgets) - 1) / (count + 1)) for place in range(count)]
+    return [budgets[place] for place in dict.fromkeys(places)]
 
 
 def next_budget(sweep: Sweep, budgets: Sequence[int], wanted: Wanted, left: int) -> int | None:

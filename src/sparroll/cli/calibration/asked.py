@@ -23,6 +23,9 @@ from sparroll.errors import UserError, nearest
 from sparroll.layer_groups import LayerGroups
 from sparroll.schedule import Schedule
 
+_MOST_LAYERS = 10_000
+"""More than any model has."""
+
 
 @dataclass(frozen=True)
 class Candidates:
@@ -151,8 +154,8 @@ def checks_of(windows: str | None, floors: str | None) -> list[DraftCheck]:
     """Every window with every floor; none if neither is given."""
     if windows is None and floors is None:
         return []
-    sizes = _numbers("--check-windows", windows, int) if windows else [DraftCheck.window_tokens]
-    shares = _numbers("--check-floors", floors, float) if floors else [DraftCheck.floor]
+    sizes = [DraftCheck.window_tokens] if windows is None else _numbers("--check-windows", windows, int)
+    shares = [DraftCheck.floor] if floors is None else _numbers("--check-floors", floors, float)
     return [DraftCheck(int(size), share) for size in sorted(set(sizes)) for share in sorted(set(shares))]
 
 
@@ -167,6 +170,11 @@ def groups_of(text: str | None) -> tuple[tuple[int, ...], ...]:
             first, _, last = piece.strip().partition("-")
             if not first.isdecimal() or not (last or first).isdecimal():
                 raise UserError(f"--layer-groups takes layers, got {text!r}", "for example 2-14/15-27, or 2,3/4-27")
+            if int(last or first) >= _MOST_LAYERS:
+                raise UserError(
+                    f"--layer-groups takes layers below {_MOST_LAYERS:,}, got {piece.strip()!r}",
+                    "for example 2-14/15-27",
+                )
             layers.update(range(int(first), int(last or first) + 1))
         groups.append(tuple(sorted(layers)))
     if len(groups) < 2:
