@@ -112,12 +112,6 @@ class JudgedDrafts:
     """float32 sum_v min(p, q~): how near what is sampled is to the dense policy. At temperature 0, as for the drafts."""
 
 
-def keep_probability(dense_NV: Tensor, draft_NV: Tensor, floor: float) -> Tensor:
-    """[N, V] probability with which each token would be kept if it were drafted. dense_NV, draft_NV: probabilities."""
-    ratio = dense_NV / (floor * draft_NV)
-    return torch.where(draft_NV > 0, ratio.clamp_max(1), torch.zeros_like(ratio))
-
-
 def residual(dense_NV: Tensor, draft_NV: Tensor, floor: float) -> Tensor:
     """[N, V] what the token in place of a rejected one is drawn in proportion to. It is all zeros only where nothing
     can be rejected."""

@@ -23,8 +23,8 @@ LARGEST_SEED = 2**32 - 1
 
 def check_seed(seed: int) -> None:
     """Raise UserError for a seed that a command or a run cannot have."""
-    if not 0 <= seed <= LARGEST_SEED:
-        raise UserError(f"a seed must be from 0 to {LARGEST_SEED}, got {seed}")
+    if not is_whole(seed) or not 0 <= seed <= LARGEST_SEED:
+        raise UserError(f"a seed must be a whole number from 0 to {LARGEST_SEED}, got {seed!r}")
 
 
 @dataclass(frozen=True)

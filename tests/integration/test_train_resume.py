@@ -13,6 +13,8 @@ from integration.deaths import run_script
 from integration.killed_runs import MOMENTS, PLAIN
 from integration.train_runs import assert_same_run, short_config
 from sparroll.engines import HFEngine
+from sparroll.errors import UserError
+from sparroll.schedule import Schedule
 from sparroll.train import TrainResult, train
 from sparroll.train.runtime.sinks import read_lines
 
@@ -138,6 +140,24 @@ def test_a_finished_run_may_be_given_more_steps(model: str, tmp_path: Path) -> N
     extended = train(short_config(model, **PLAIN, **without), tmp_path / "short", resume=True)
     assert_same_run(tmp_path / "short", tmp_path / "long")
     assert (extended.reward_first, extended.reward_last) == (long.reward_first, long.reward_last)
+
+
+@pytest.mark.parametrize("changed", ["attention.name", "control.stricter"])
+def test_a_schedules_file_that_has_changed_is_refused(changed: str, model: str, tmp_path: Path) -> None:
+    paths = {
+        name: str(Schedule.fixed(budget).save(tmp_path / f"{name.replace('.', '-')}.toml"))
+        for name, budget in (("attention.name", 64), ("control.stricter", 128))
+    }
+    about: dict[str, Any] = {
+        "attention": {"kind": "schedule", "name": paths["attention.name"]},
+        "guard": {"action": "warn", "at_least": 0.1},
+        "control": {"by": "guard", "stricter": [paths["control.stricter"]]},
+        "evaluate": {"prompts": 0},
+    }
+    train(short_config(model, **PLAIN, train={"steps": 2}, **about), tmp_path / "run")
+    Schedule.fixed(256).save(paths[changed])
+    with pytest.raises(UserError, match=rf"(?s){changed}.*(64|128).*256"):
+        train(short_config(model, **PLAIN, **about), tmp_path / "run", resume=True)
 
 
 def test_resuming_a_finished_run_computes_nothing(model: str, straight: Path, monkeypatch: pytest.MonkeyPatch) -> None:

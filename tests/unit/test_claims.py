@@ -217,7 +217,7 @@ def test_a_part_is_made_once(tmp_path: Path) -> None:
         (["--toy", "--device", "cuda"], "--toy runs on a CPU"),
         (["--toy", "--engine", "vllm"], "--toy runs on a CPU"),
         (["--toy", "--steps", "3"], "even number from 2 on, got 3"),
-        (["--toy", "--seeds", "-1"], "a seed must be from 0"),
+        (["--toy", "--seeds", "-1"], "a seed must be a whole number from 0"),
         (["--toy", "--at-once", "0"], "--at-once must be 1 or more"),
         (["--toy", "--minutes", "0"], "--minutes must be above 0"),
     ],

@@ -13,7 +13,6 @@ from sparroll.draft_check import (
     DraftCheck,
     acceptance_of_sampled,
     judge,
-    keep_probability,
     residual,
     sampling_probability,
     tokens_that_stand,
@@ -41,7 +40,7 @@ def _policies(kind: str) -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize("floor", FLOORS)
 def test_the_true_sampling_distribution_by_enumeration(kind: str, floor: float) -> None:
     p, q = _policies(kind)
-    keep = keep_probability(p, q, floor)
+    keep = torch.where(q > 0, (p / (floor * q)).clamp_max(1), 0.0)
     rejected = (q * (1 - keep)).sum(-1, keepdim=True)
     left = residual(p, q, floor)
     redrawn = torch.where(left.sum(-1, keepdim=True) > 0, left / left.sum(-1, keepdim=True), left)

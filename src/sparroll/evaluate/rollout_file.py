@@ -23,6 +23,7 @@ from sparroll.engines.base import Engine
 from sparroll.engines.sampling import request_seed
 from sparroll.progress import OnProgress
 from sparroll.resume import begin_or_resume
+from sparroll.tasks.verdicts import judge
 from sparroll.types import Checks, Prompt, Rollout
 
 
@@ -125,7 +126,7 @@ def _rounded(logp_T: Tensor) -> list[float]:
 
 def summarise_rollouts(rows: list[dict[str, Any]], prompts: Sequence[Any], task: str | None = None) -> dict[str, Any]:
     """Means over all rows, and what checks of drafts did in them. task: the task that the prompts come from; if it is
-    given, the mean reward is there, too."""
+    given, the mean reward is there, too, and how many responses have none, by the status of their verdict."""
     tokens = [len(row["response_ids"]) for row in rows]
     summary: dict[str, Any] = {
         "rollouts": len(rows),
@@ -136,10 +137,12 @@ def summarise_rollouts(rows: list[dict[str, Any]], prompts: Sequence[Any], task:
     if all("checks" in row for row in rows):
         summary |= _summarised_checks(rows)
     if task is not None:
-        judge = tasks.get(task)
         asked: list[Prompt] = [prompts[row["prompt_index"]] for row in rows]
-        rewards = [judge.reward(prompt, row["response"]) for prompt, row in zip(asked, rows, strict=True)]
-        summary["reward_mean"] = sum(rewards) / len(rewards)
+        verdicts = judge(tasks.get(task), asked, [row["response"] for row in rows])
+        rewards = [each.reward for each in verdicts if each.reward is not None]
+        summary["reward_mean"] = sum(rewards) / len(rewards) if rewards else None
+        for status, count in Counter(each.status for each in verdicts if each.reward is None).items():
+            summary[f"without_reward/{status}"] = count
     return summary
 
 

@@ -130,7 +130,7 @@ def read_tasks(
     for label in (part.strip() for part in text.split(",")):
         if any(one.label == label for one in found):
             raise UserError(f"the task {label!r} is named twice", "name each task and level once")
-        task, own = _task(label, level, data)
+        task, own = _task(label, level, data, judged=judge is not None)
         wanted = count or int(getattr(task, "eval_count", PROMPTS))
         problems = task.prompts("eval", own, problem_seed, wanted)
         if not problems:
@@ -148,15 +148,19 @@ def read_tasks(
     return found
 
 
-def _task(label: str, level: int, data: DataSettings | None) -> tuple[Task, int]:
-    """(the task, its level). All rows of a set or a file are evaluated, even if they are a training split."""
+def _task(label: str, level: int, data: DataSettings | None, judged: bool) -> tuple[Task, int]:
+    """(the task, its level). All rows of a set or a file are evaluated, even if they are a training split. judged:
+    whether a judge of the user's own reads the responses."""
     name, colon, written = label.partition(":")
     if (tasks.is_data(name) and name != "data") or Path(name).suffix in FORMATS:
+        from sparroll.tasks.data.rewards import JudgedElsewhere, RowReward
+        from sparroll.tasks.data.rows import KINDS
         from sparroll.tasks.data.settings import DataSettings
         from sparroll.tasks.data.task import DataTask
 
         settings = data or DataSettings()
-        return DataTask(label, settings.model_copy(update={"eval": (label,)})), level
+        rewards: dict[str, RowReward] = {kind: JudgedElsewhere() for kind in KINDS} if judged else {}
+        return DataTask(label, settings.model_copy(update={"eval": (label,)}), rewards), level
     if not name or (colon and not written.isdecimal()):
         raise UserError(f"--tasks takes name or name:level, separated by commas, got {label!r}", _known())
     return tasks.get(name), int(written) if colon else level

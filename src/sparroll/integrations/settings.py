@@ -139,7 +139,7 @@ def inlined(section: Any) -> Any:
     if not isinstance(section, Mapping):
         return section
     section = dict(section)
-    if "stricter" in section:
+    if isinstance(section.get("stricter"), list | tuple):
         section["stricter"] = [each if each == DENSE else as_text(each) for each in section["stricter"]]
     return section
 

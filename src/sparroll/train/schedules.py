@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from sparroll.attention.selectors import PageMean
 from sparroll.control.cheaper_schedules import CheaperSchedules
@@ -39,6 +40,18 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
     if isinstance(attention, ScheduleAttention):
         return _with_check(Schedule.load(attention.name, model=config.model.name, force=attention.force), config)
     return None
+
+
+def schedule_tables(config: TrainConfig, schedule: Schedule | None) -> dict[str, Any]:
+    """The schedules that the run starts under and may go on with, by what names them in the configuration, for a
+    resumed run to compare: their files may have changed since."""
+    start = {"attention.name": schedule.table()} if isinstance(config.attention, ScheduleAttention) and schedule else {}
+    following = [each.table() if each else None for each in _following(config, schedule)]
+    return start | ({f"control.{_list_of(config)}": following} if following else {})
+
+
+def _list_of(config: TrainConfig) -> str:
+    return "stricter" if isinstance(config.control, ByGuardSection) else "schedules"
 
 
 def caveat_events(config: TrainConfig, schedule: Schedule | None) -> list[str]:
@@ -74,12 +87,22 @@ def _with_check(schedule: Schedule, config: TrainConfig, before: DraftCheck | No
             "with a remainder has no gradient",
             "take remainder out of the selector in the schedule's file, or leave [distill] out",
         )
-    if schedule.check is not None and config.check is None and config.distill is not None:
-        raise UserError(
-            f"the schedule {schedule.name!r} checks its drafts, and [distill] needs rollouts that sparse attention sampled "
-            "alone",
-            "take the table [check] out of the schedule's file, or leave [distill] out",
-        )
+    if schedule.check is not None and config.check is None:
+        # The configuration itself refuses these beside its own [check].
+        for given, name, why in (
+            (config.distill is not None, "[distill]", "needs rollouts that sparse attention sampled alone"),
+            (
+                config.train.rollouts_behind_steps > 0,
+                "train.rollouts_behind_steps",
+                "needs the dense scores of the newest weights, which the checks do not have",
+            ),
+            (config.train.whole_union, "train.whole_union", "needs tokens that one of the two policies sampled"),
+        ):
+            if given:
+                raise UserError(
+                    f"the schedule {schedule.name!r} checks its drafts, and {name} {why}",
+                    f"take the table [check] out of the schedule's file, or leave {name} out",
+                )
     check = config.check.of_drafts() if config.check is not None else schedule.check or before
     return schedule if check in (None, schedule.check) else schedule.checked(check.window_tokens, check.floor)
 

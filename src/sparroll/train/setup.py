@@ -54,6 +54,7 @@ from sparroll.train.schedules import (
     make_empty_steps,
     make_guard,
     make_unrewarded_steps,
+    schedule_tables,
     starting_schedule,
 )
 from sparroll.train.staleness import PastWeights
@@ -67,6 +68,8 @@ if TYPE_CHECKING:
     from sparroll.train.distill.adapter_update import AdapterUpdate
 
 _DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16}
+_SCHEDULES = "schedules.json"
+"""The schedules that the run began with, by what names them in the configuration."""
 
 
 @dataclass
@@ -166,6 +169,8 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
     if found is not None:
         refuse_other_rows(task, out)
     schedule = starting_schedule(config)
+    if found is not None:
+        refuse_other_schedules(config, schedule, out)
     guard = make_guard(config, schedule)
     cheaper = make_cheaper_schedules(config, schedule)
     rewards = Rewards(config.reward, config.rollout.samples_per_prompt, config.rollout.max_new_tokens)
@@ -327,12 +332,21 @@ def _restore(parts: Parts, found: Path) -> None:
         restore_generators(state.generators[parts.ranks.rank])
 
 
+def refuse_other_schedules(config: TrainConfig, schedule: Schedule | None, out: Path) -> None:
+    """Raise UserError where a run is resumed and a file of its schedules has changed since it began: the configuration
+    has their paths alone."""
+    if (out / _SCHEDULES).is_file():
+        refuse_changes(out, checkpoint.read_json(out / _SCHEDULES), schedule_tables(config, schedule))
+
+
 def _begin_writing(parts: Parts) -> None:
     """Write the run's first files. This comes last, so that a run that fails to start leaves nothing that looks like a
     run."""
     out = parts.out
     write_config(parts.asked, out / "config.json")
     write_record(parts.task, out)
+    if schedules := schedule_tables(parts.config, starting_schedule(parts.config)):
+        files.write_json(out / _SCHEDULES, schedules)
     if functions := parts.rewards.record():
         files.write_json(out / "rewards.json", functions)
     checkpoint.tidy(parts.checkpoints, parts.resumed_from)

@@ -105,6 +105,28 @@ def test_a_run_without_checks_says_nothing_about_them(files: dict[str, str]) -> 
     assert check_events(config, starting_schedule(config)) == []
 
 
+@pytest.mark.parametrize(
+    ("train", "why"),
+    [
+        ({"rollouts_behind_steps": 1}, "train.rollouts_behind_steps needs the dense scores of the newest weights"),
+        ({"whole_union": True}, "train.whole_union needs tokens that one of the two policies sampled"),
+    ],
+)
+def test_older_rollouts_and_whole_unions_refuse_a_file_that_checks_its_drafts(
+    train: dict[str, Any], why: str, files: dict[str, str]
+) -> None:
+    def run(start: str, **control: Any) -> TrainConfig:
+        about: dict[str, Any] = {"correction": {"name": "jackpot"}, "rollout": {"control_share": 0}}
+        return run_of(start, train=train, **about, **control)
+
+    starting_schedule(run(files["plain"], control={"by": "nobody"}))
+    with pytest.raises(UserError, match=f"'by16' checks its drafts, and {why}"):
+        starting_schedule(run(files["by16"], control={"by": "nobody"}))
+    later = run(files["plain"], control={"by": "guard", "stricter": [files["by16"]]})
+    with pytest.raises(UserError, match=f"'by16' checks its drafts, and {why}"):
+        make_guard(later, starting_schedule(later))
+
+
 def test_an_adapter_refuses_a_cheaper_schedule_that_checks_its_drafts(files: dict[str, str]) -> None:
     from sparroll.train.schedules import make_cheaper_schedules
 

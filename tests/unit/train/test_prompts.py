@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from sparroll.engines.prompt_encoder import PromptEncoder
+from sparroll.errors import UserError
 from sparroll.tasks import get
 from sparroll.train import TrainConfig
 from sparroll.train.sampling.prompts import GivenPrompts, PromptStream
@@ -50,6 +51,14 @@ def test_a_run_on_given_prompts_walks_over_all_of_them_and_over_1024_of_an_endle
     given = GivenPrompts([Prompt(str(number), f"text {number}", "") for number in range(3000)], "mine.jsonl")
     assert len(training_prompts(given, TrainConfig(), ENCODER).prompts) == 2625
     assert len(training_prompts(get("synthetic"), TrainConfig(), ENCODER).prompts) == 1024
+
+
+def test_more_prompts_than_there_are_is_refused() -> None:
+    given = GivenPrompts([Prompt(str(number), f"text {number}", "") for number in range(10)], "mine.jsonl")
+    config = TrainConfig()
+    config = config.model_copy(update={"task": config.task.model_copy(update={"train_prompts": 100})})
+    with pytest.raises(UserError, match=r"task.train_prompts is 100, but mine.jsonl#.* has 8 training prompts"):
+        training_prompts(given, config, ENCODER)
 
 
 def test_an_epoch_is_shuffled_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def check(config: Mapping[str, Any]) -> None:
     _check_updates(config)
     _check_dense_logp(config, mode)
     _check_control_group(config, mode)
+    _check_validation(config, mode)
 
 
 def check_agents(names: Iterable[str]) -> None:
@@ -108,6 +109,18 @@ def _check_control_group(config: Mapping[str, Any], mode: str) -> None:
                 f"{field}={_shown(_get(config, field))} and a control group exclude each other: {why}",
                 f"{way_out}, or leave {_ROLLOUT}.custom.sparroll.control_group out",
             )
+
+
+def _check_validation(config: Mapping[str, Any], mode: str) -> None:
+    """In the asynchronous modes validation runs beside training, and verl asks for log-probabilities in both."""
+    field = f"{_ROLLOUT}.agent.agent_loop_manager_class"
+    validates = _get(config, "trainer.val_before_train") or int(_get(config, "trainer.test_freq") or 0) > 0
+    if mode != "sparroll_sync" and validates and _get(config, field):
+        raise UserError(
+            f"{field}={_shown(_get(config, field))} with trainer.v1.trainer_mode={mode}: sparroll's own manager tells the "
+            "engine which requests are validation, and without it they would be measured as training",
+            f"leave {field} at null, or validate elsewhere: trainer.test_freq=-1 trainer.val_before_train=False",
+        )
 
 
 def _check_lora(config: Mapping[str, Any]) -> None:

@@ -251,7 +251,9 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     ours["train"] = {"prompts_per_step": facts.prompts_per_step, "seed": group.seed}
     ours["attention"] = _attention(table)
     # It takes as long as a whole response.
-    ours["mismatch"] = {"ceiling_every_steps": CEILING_EVERY_STEPS} | (ours.get("mismatch") or {})
+    mismatch = ours.setdefault("mismatch", {})
+    if isinstance(mismatch, dict):
+        ours["mismatch"] = {"ceiling_every_steps": CEILING_EVERY_STEPS} | mismatch
     if table.get("verify") is not None:
         ours["check"] = _check(_section(VerifySection, table, "verify"), table["schedule"])
     config = checked_config(ours, "verl")

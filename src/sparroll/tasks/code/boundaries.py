@@ -35,6 +35,9 @@ _ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "OPENBLAS_NUM_THREADS": "1",
 }
+PYTHON_ALONE = (PYTHON, "-P", "-s", "-S", "-B")
+"""Python without the folders of the user, of the program and of installed packages. Not -I, which would ignore
+PYTHONHASHSEED: programs that walk over a set would end differently each time."""
 _USER_IDS = itertools.count()
 
 
@@ -116,7 +119,7 @@ class Bubblewrap:
             os.close(sink)
             launch.pass_fds.append(source)
             command += ["--seccomp", str(source)]
-        launch.command = [*command, PYTHON, "-I", "-S", "-B", _INSIDE]
+        launch.command = [*command, *PYTHON_ALONE, _INSIDE]
         return launch
 
     def _system(self) -> list[str]:
@@ -164,7 +167,7 @@ class Firejail:
         command += ["--caps.drop=all", "--nonewprivs", "--seccomp", "--nogroups", "--noroot", "--read-only=/"]
         command += ["--read-write=/tmp", "--blacklist=/home", "--blacklist=/etc/passwd", "--blacklist=/etc/shadow"]
         command += ["--deterministic-shutdown", f"--rlimit-fsize={limits.file_bytes}"]
-        return Launch([*command, PYTHON, "-I", "-S", "-B", str(RUNNER)])
+        return Launch([*command, *PYTHON_ALONE, str(RUNNER)])
 
 
 class Unsafe:
@@ -176,7 +179,7 @@ class Unsafe:
 
     def launch(self, limits: SandboxLimits, sync_fd: int) -> Launch:
         folder = tempfile.mkdtemp(prefix=f"sparroll-unsafe-{os.getpid()}-")
-        launch = Launch([PYTHON, "-I", "-S", "-B", str(RUNNER)], folder=folder)
+        launch = Launch([*PYTHON_ALONE, str(RUNNER)], folder=folder)
         launch.environment |= {"HOME": folder, "TMPDIR": folder}
         return launch
 

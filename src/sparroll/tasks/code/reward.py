@@ -19,7 +19,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from sparroll.errors import UserError
 from sparroll.tasks.code import runner, sandbox
 from sparroll.tasks.code.boundaries import Boundary, Name
 from sparroll.tasks.code.limits import SandboxError, SandboxLimits, Status
@@ -46,16 +45,6 @@ class CallTests:
     cases: tuple[tuple[list[Any], Any], ...]
     wrapped: bool = False
     """TACO: the expected value may be a list with one element, which is the answer."""
-
-    @staticmethod
-    def from_livecodebench(function: str, cases: Sequence[tuple[str, str]]) -> CallTests:
-        """Tests in the form of LiveCodeBench: each line of the input is a JSON value for one argument, and the output
-        is one JSON value."""
-        try:
-            read = [([json.loads(line) for line in given.split("\n")], json.loads(wanted)) for given, wanted in cases]
-        except ValueError as error:
-            raise UserError(f"a test of {function} is not JSON: {error}") from None
-        return CallTests(function, tuple(read))
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,8 @@ from sparroll.tasks.code.limits import SandboxError, SandboxLimits
 from sparroll.tasks.code.session import Ended, Session
 
 INSTALL = (
-    "install bubblewrap (apt-get install bubblewrap), or run without a boundary: CodeReward(allow_unsafe_sandbox=True)"
+    "install bubblewrap (apt-get install bubblewrap), or run without a boundary: --allow-unsafe-sandbox, in a configuration "
+    "data.allow_unsafe_sandbox = true, in Python CodeReward(allow_unsafe_sandbox=True)"
 )
 
 _ESCAPES = """

@@ -106,7 +106,8 @@ class Session:
         """Send a message, and wait for the answer. Raises Ended; after that, only `close` may be called."""
         assert self._process.stdin and self._process.stdout
         began = time.monotonic()
-        ending = began + (self.limits.wall_seconds if wall_seconds is None else wall_seconds)
+        allowed = self.limits.wall_seconds if wall_seconds is None else wall_seconds
+        ending = began + allowed
         message = memoryview(b"%s %s %d\n" % (self._nonce, json.dumps(head).encode(), len(body)) + body)
         source, sink = self._process.stdout.fileno(), self._process.stdin.fileno()
         poll = select.poll()
@@ -119,7 +120,7 @@ class Session:
                 return frame
             now = time.monotonic()
             if now >= ending:
-                raise Ended("timeout", f"no answer in {self.limits.wall_seconds:g} s")
+                raise Ended("timeout", f"no answer in {allowed:g} s")
             if now - gauged >= _GAUGE_SECONDS:
                 self._gauge()
                 gauged = now

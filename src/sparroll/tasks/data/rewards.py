@@ -48,6 +48,22 @@ def limits_for(row: Row, settings: DataSettings) -> SandboxLimits:
     return (row.limits or SandboxLimits()).with_test(settings.test_seconds, settings.test_memory_gib)
 
 
+class JudgedElsewhere:
+    """For rows whose responses a judge of the user's own reads. It needs no packages and no sandbox, and leaves no row
+    out."""
+
+    gives_answers = False
+
+    def judge(self, rows: Sequence[Row], response_texts: Sequence[str]) -> list[Verdict]:
+        raise AssertionError("the judge of the user's own was not asked")
+
+    def pooled(self, rows: Sequence[Row], verdicts: Sequence[Verdict]) -> list[Verdict]:
+        return list(verdicts)
+
+    def usable(self, rows: Sequence[Row]) -> list[bool]:
+        return [True] * len(rows)
+
+
 class BoxedAnswer:
     """Compares the last boxed answer with the gold one by math-verify."""
 

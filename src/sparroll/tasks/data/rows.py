@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from sparroll.tasks.code.limits import SandboxLimits
 from sparroll.tasks.data.code_tests import CodeTests
@@ -13,6 +13,7 @@ Raw = dict[str, Any]
 """A row as it is in its file: column -> value."""
 
 Kind = Literal["math", "code"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Message = tuple[str, str]
 """(role, content) of one turn of a chat."""
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from sparroll.errors import UserError
 from sparroll.tasks.math.answer import last_boxed, plain_signs
@@ -21,7 +21,6 @@ from sparroll.tasks.math.pool import Pool, Reply
 from sparroll.types import Prompt
 
 Status = Literal["right", "wrong", "no_answer", "too_long", "timeout", "crashed", "unparsable_gold"]
-STATUSES: tuple[str, ...] = get_args(Status)
 
 ANSWER_CHARS = 1000
 """Longer answers are not read: no gold answer is nearly as long, and parsers are slow on long input."""

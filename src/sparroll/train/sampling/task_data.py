@@ -44,12 +44,12 @@ def training_prompts(task: Task, config: TrainConfig, encoder: PromptEncoder) ->
         count = ENDLESS_TASK_PROMPTS if asked is None and endless else asked
         stream = PromptStream(task, config.task.level, config.train.seed, count)
         encoder.check(stream.prompts)
-        return stream
-    task.limit_prompt_tokens(lambda prompts: [len(ids) for ids in encoder.ids(prompts)])
-    stream = PromptStream(task, config.task.level, config.train.seed, asked)
+    else:
+        task.limit_prompt_tokens(lambda prompts: [len(ids) for ids in encoder.ids(prompts)])
+        stream = PromptStream(task, config.task.level, config.train.seed, asked)
     if asked is not None and len(stream.prompts) < asked:
         raise UserError(
-            f"task.train_prompts is {asked:,}, but {task.name} has {len(stream.prompts):,} training rows",
+            f"task.train_prompts is {asked:,}, but {task.name} has {len(stream.prompts):,} training prompts",
             "leave it out to train on all of them",
         )
     return stream

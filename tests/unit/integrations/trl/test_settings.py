@@ -106,6 +106,8 @@ def test_temperatures_that_rescoring_would_get_wrong_need_checks() -> None:
         ({"guard": {"actoin": "stop"}}, "actoin"),
         ({"control": {"by": "cheaper", "schedules": ["x"]}}, "DistillSparse"),
         ({"guard": {"action": "stop"}}, "names no target"),
+        ({"seed": "a"}, "a seed must be a whole number from 0"),
+        ({"control": {"by": "guard", "stricter": "dense"}}, "stricter: .*'dense'"),
     ],
 )
 def test_mistakes_are_refused_at_the_start(settings: dict[str, Any], message: str) -> None:

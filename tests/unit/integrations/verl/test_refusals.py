@@ -100,6 +100,14 @@ def test_log_probabilities_of_the_checks_are_those_of_one_set_of_weights_alone()
     assert "trainer_mode=sparroll_sync" in str(refused.value.hint)
 
 
+def test_validation_beside_training_needs_our_manager() -> None:
+    mine = {"actor_rollout_ref/rollout/agent/agent_loop_manager_class": "my.Manager", "trainer/test_freq": 5}
+    refusals.check(config(**mine))
+    refusals.check(config(**mine | {"trainer/v1/trainer_mode": "sparroll_separate_async", "trainer/test_freq": -1}))
+    with pytest.raises(UserError, match="measured as training"):
+        refusals.check(config(**mine | {"trainer/v1/trainer_mode": "sparroll_separate_async"}))
+
+
 def test_without_settings_of_ours_the_error_names_the_first_one() -> None:
     with pytest.raises(UserError, match=r"custom\.sparroll is missing"):
         refusals.settings_of({"actor_rollout_ref": {"rollout": {"custom": None}}})

@@ -8,11 +8,16 @@ import pytest
 
 import data_files
 from sandboxes import need_sandbox
+from sparroll import tasks
 from sparroll.evaluate.estimators import Vote, majority
+from sparroll.evaluate.rollout_file import summarise_rollouts
 from sparroll.evaluate.settings import read_tasks
+from sparroll.tasks.async_calls import AsyncCalls
+from sparroll.tasks.data import rewards
 from sparroll.tasks.data.settings import DataSettings
 from sparroll.tasks.data.task import DataTask
-from sparroll.tasks.verdicts import has_answers, judge, pooled
+from sparroll.tasks.reward_function import FunctionJudge, RewardFunction
+from sparroll.tasks.verdicts import Verdict, has_answers, judge, pooled
 from sparroll.types import Prompt
 
 
@@ -74,6 +79,31 @@ def test_wrong_answers_vote_by_meaning_like_right_ones(tmp_path: Path) -> None:
     assert majority(answers[:7], rewards[:7]) == Vote(0.0, False)
     # An answer belongs to its own prompt, and what cannot be equal stays apart.
     assert answers[7] == answers[9] == "8" and answers[8] is None and answers[11] == "9"
+
+
+def test_a_judge_of_the_users_own_needs_no_sandbox_and_no_readable_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [{"prompt": "Print 1.", "tests": [{"input": "", "output": "1"}]}, {"prompt": "Why?", "answer": r"\because"}]
+    path = data_files.write(tmp_path / "rows.jsonl", rows)
+    monkeypatch.setattr(rewards, "CodeReward", None)
+    own = FunctionJudge(RewardFunction("operator:setitem", {}), AsyncCalls())
+    (chosen,) = read_tasks(str(path), level=0, count=None, judge=own)
+    assert len(chosen.problems) == 2
+
+
+def test_a_response_without_a_verdict_is_counted_and_the_rollouts_keep_their_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("math_verify")
+    made, (half,) = task(tmp_path, [{"prompt": "a half?", "answer": "1/2"}])
+    lost = Verdict(None, "sandbox error")
+    monkeypatch.setattr(made, "verdicts", lambda prompts, texts: [Verdict(1.0) if text else lost for text in texts])
+    monkeypatch.setattr(tasks, "get", lambda name: made)
+    about = {"prompt_index": 0, "response_ids": [1], "finish_reason": "stop", "kv_read_share": 1.0}
+    summary = summarise_rollouts([{**about, "response": text} for text in ("a", "", "b")], [half], "mine")
+    assert summary["reward_mean"] == 1 and summary["without_reward/sandbox error"] == 1
+    assert summarise_rollouts([{**about, "response": ""}], [half], "mine")["reward_mean"] is None
 
 
 def test_an_evaluation_pools_answers_before_they_vote(tmp_path: Path) -> None:

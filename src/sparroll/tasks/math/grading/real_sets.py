@@ -12,7 +12,6 @@ from sparroll.tasks.math.grading import algebra, magnitude
 from sparroll.tasks.math.grading.algebra import Unreadable
 from sparroll.tasks.math.grading.splitting import split, stripped
 
-_RELATIONS = (r"\le", r"\ge", r"\ne", "<", ">", "=")
 _RELATION = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|<|>|=")
 _INEQUALITY = re.compile(r"\\le(?![A-Za-z])|\\ge(?![A-Za-z])|\\ne(?![A-Za-z])|<|>")
 _MEMBER = re.compile(r"^\s*(\\?[A-Za-z]+(?:_\{?\w+\}?)?)\s*\\(not)?\\?in(?![A-Za-z])\s*(.+)$", re.DOTALL)

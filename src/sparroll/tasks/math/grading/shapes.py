@@ -4,7 +4,6 @@ real numbers. Single values are compared in quantities.py, sets of real numbers 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -401,6 +400,3 @@ def _group_again(wanted: str, given: str) -> bool:
 
 def _equations(gold: tuple[str, str] | None, answer: tuple[str, str] | None) -> bool:
     return gold is not None and answer is not None and algebra.same_equation(gold, answer)
-
-
-Same = Callable[[str, str], bool]

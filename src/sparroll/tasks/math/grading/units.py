@@ -6,7 +6,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from sparroll.tasks.math.grading.splitting import words_in
 from sparroll.tasks.math.grading.unit_table import UNITS, Unit
 
 MAX_PIECES = 120
@@ -24,8 +23,6 @@ class Term:
 
 
 CURRENCY_SIGNS = (r"\$", r"\euro", r"\pounds", r"\yen", r"\rupee")
-CURRENCIES = frozenset(words_in("USD EUR GBP JPY CNY INR CHF KRW RUB BRL MXN"))
-_SINGLE = frozenset(name for name in UNITS if len(name) == 1 and name.isalpha())
 _AREA, _VOLUME = ("square", "sq", "sq."), ("cubic", "cu", "cu.")
 _AS_VARIABLES = frozenset({"A", "B", "C", "F", "K", "N", "V", "W", "L", "u", "l", "t", "d"})
 """Single letters that are units only where they are upright, because they are variables more often."""

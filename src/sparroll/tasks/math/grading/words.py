@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from sparroll.tasks.math.grading.splitting import words_in
 
 _WORDS = re.compile(r"[^\W\d_](?:[^\W_]|[ .,;:'!?()/-])*")
-_LETTER = r'[("\s]*([A-Za-z])[)"\s]*'
 _CHOICE = re.compile(
     r'^"?\s*(?:(?:the\s+)?(?:correct\s+|right\s+|final\s+)?(?:answer|option|choice|letter|statement'
     r"|part)s?(?:\s+is)?\s*:?\s*)*"
     r'(?P<open>\(|\[)?\s*"?\s*(?P<letter>[A-Za-z])\s*"?\s*(?P<close>[)\].:])*\s*"?(?P<rest>.*)$',
     re.IGNORECASE | re.DOTALL,
 )
-_NOT_WORDS = frozenset({"the", "a", "an", "due", "is", "it", "are", "they", "on", "in", "of", "at"})
 _NEGATIONS = frozenset(
     {"not", "never", "neither", "nor", "cannot", "isn't", "doesn't", "aren't", "don't", "without", "non"}
 )
