@@ -122,7 +122,7 @@ def window_cells(options: argparse.Namespace, schedule: Schedule) -> tuple[list[
             for window in options.windows:
                 # So that a window shorter than the longest has a token behind its drafts, too.
                 shorter = schedule.checked(window, options.floor)
-                engine.llm.collective_rpc("sparroll_set_schedule", args=(shorter.table(), shorter.name))
+                engine.llm.collective_rpc("sparroll_set_schedule", args=(shorter.table(), shorter.name, True))
                 for share in options.kept_shares:
                     with verdicts_forced(share):
                         timed = window_seconds(engine, moment["contexts"], window, options)

@@ -108,7 +108,7 @@ class ClaimTask:
 
 
 def claim_tasks(out: Path, device: str, engine: str | None, *, toy: bool) -> list[ClaimTask]:
-    """Both tasks. engine: of table-sums; the heads of the other model are too narrow for vLLM."""
+    """Both tasks. engine: of table-sums; the other one runs on HFEngine."""
     study = Settings("", level=0) if toy else Settings("")
     sums = ClaimTask(
         name="table-sums", task=table_sums.NAME, model=str(out / "models" / "table-sums"), level=study.level,

@@ -47,6 +47,18 @@ def percent_up(share: float, decimals: int = 0) -> str:
     return rounded_up(100 * share, decimals) + "%"
 
 
+def digits_up(value: float, digits: int = 2) -> str:
+    """A figure of any size that should be low, rounded up to so many significant digits.
+
+    >>> digits_up(0.0302), digits_up(0.03), digits_up(9.11), digits_up(0.0)
+    ('0.031', '0.03', '9.2', '0')
+    """
+    if value == 0:
+        return "0"
+    step = 10.0 ** (math.floor(math.log10(abs(value))) + 1 - digits)
+    return f"{math.ceil(value / step - _SLACK) * step:.{digits}g}"
+
+
 def with_interval(value: float, low: float, high: float) -> str:
     """A tail with its interval; all three figures are rounded down.
 

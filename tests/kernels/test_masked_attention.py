@@ -13,7 +13,7 @@ from torch import Tensor
 from paged_caches import DEVICE
 from sparroll.attention.masked import reference as masked_reference
 from sparroll.attention.masked import unit_bitmap
-from sparroll.attention.masked.api import implementation, masked_attention
+from sparroll.attention.masked.api import check_offsets, implementation, masked_attention
 from sparroll.errors import UserError
 
 pytest.importorskip("triton", reason="triton runs on Linux only")
@@ -223,6 +223,15 @@ def test_auto_is_visible_and_an_unknown_or_impossible_name_is_refused(monkeypatc
         implementation("triton", "cpu")
     with pytest.raises(UserError, match="no masked attention implementation 'tritton'"):
         implementation("tritton", "cpu")
+
+
+def test_sequences_that_the_kernels_cannot_address_are_refused() -> None:
+    def query(tokens: int) -> torch.Tensor:
+        return torch.empty(1, tokens, 64, 128, device="meta").transpose(1, 2)
+
+    check_offsets(query(2**18 - 1))
+    with pytest.raises(UserError, match="a sequence of 262,144 tokens with 64 heads of 128 is too long"):
+        check_offsets(query(2**18))
 
 
 def test_shapes_and_dtypes_that_do_not_fit_are_refused() -> None:

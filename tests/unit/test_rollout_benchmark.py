@@ -373,7 +373,7 @@ def test_the_page_shows_target_ratio_and_missing_moments_or_that_nothing_ran(
     assert cells[1:3] == ["Qwen3-1.7B", "long"] and cells[6:8] == ["4.00x", "no"]
     assert cells[-3:] == ["1/4", "1/31.2", "4 of 7"]
     assert (
-        "The schedule is scaled, to be calibrated on the real model: budgets of qwen3-1.7b-0.86 divided by 4, a ratio "
+        "The schedules are scaled, to be calibrated on the real model: budgets of the published ones divided by 4, a ratio "
         "that was given by hand and is in no record." in lines
     )
     assert any("| Qwen3-1.7B, long: 34 requests | scores | 0.50 |" in line for line in lines)

@@ -298,6 +298,11 @@ def test_groups_are_together_all_sparse_layers_of_the_model(tmp_path: Path) -> N
     assert "or into dense_layers" in (caught.value.hint or "")
 
 
+def test_steps_start_at_whole_numbers_of_tokens() -> None:
+    with pytest.raises(UserError, match=r"steps start at whole numbers of tokens, got 10\.5"):
+        Schedule((Step(0, 64), Step(10.5, 80)))  # type: ignore[arg-type]
+
+
 def test_a_date_of_toml_is_text_in_a_schedule(tmp_path: Path) -> None:
     path = tmp_path / "dated.toml"
     path.write_text(Schedule.fixed(512).save(path).read_text() + "\n[made_by]\ndate = 2025-01-01\n")
@@ -334,6 +339,7 @@ def test_a_target_may_be_a_share_of_impossible_tokens() -> None:
         ({"statistic": "impossible_share", "nats": 10, "at_most": 2}, "target.at_most must be between 0 and 1, got 2"),
         ({"statistic": "impossible_share", "nats": 10, "at_most": 1e-4, "quantile": 0.05}, "belongs to the statistic"),
         ({"statistic": "acceptance", "at_least": 0.86, "at_most": 1e-4}, "target.at_most belongs to the statistic"),
+        ({"statistic": ["acceptance"]}, "unknown target.statistic"),
         ({"at_least": 0.86, "at_lest": 0.86}, r"(?s)unknown key 'at_lest'.*'at_least'"),
         ({"kl_at_most": "abc"}, "target.kl_at_most must be above 0 and finite, got 'abc'"),
         ({"kl_at_most": math.inf}, "target.kl_at_most must be above 0 and finite"),

@@ -308,6 +308,10 @@ def test_a_worker_takes_no_schedule_whose_drafts_it_cannot_check_or_would_not() 
         windows = "windows" in reason
         assert ("capacity=" if windows else "--check-window 64") in (caught.value.hint or "")
         assert state.schedule is before
+    # The scheduler of a server is in another process.
+    with pytest.raises(UserError, match="scheduler gives windows of 32 tokens, the schedule .* asks for 8"):
+        checked.set_schedule(RISING.checked(window_tokens=8), window_follows=False)
+    checked.set_schedule(RISING.checked(window_tokens=32, floor=0.7), window_follows=False)
     for fits in (RISING.checked(window_tokens=8, floor=0.5), None):
         checked.set_schedule(fits)
         assert checked.schedule is fits

@@ -243,6 +243,9 @@ def test_dense_attention_and_other_checks_can_be_set_and_unchecked_drafts_cannot
         engine.set_schedule(RISING)
     with pytest.raises(UserError, match="memory for windows of 8 tokens, the schedule .* asks for 9"):
         engine.set_schedule(RISING.checked(window_tokens=9))
+    # What the user of a server calls, who cannot tell the scheduler.
+    with pytest.raises(Exception, match="windows of 8 tokens, the schedule .* asks for 3"):
+        engine.llm.collective_rpc("sparroll_set_schedule", args=(shorter.table(), shorter.name))
 
 
 def test_an_interrupted_generate_leaves_nothing_running(engine: VLLMEngine, hf: HFEngine) -> None:
@@ -282,7 +285,7 @@ def test_what_vllm_measures_before_it_sizes_the_cache_holds_checks(
 
 def test_logits_of_drafts_that_would_fill_the_gpu_are_refused() -> None:
     runner.check_memory((64, 64, 151_936), torch.bfloat16, 140 << 30)
-    with pytest.raises(UserError, match=r"would take 74.2 GiB: 2048 requests, windows of 128 .* has 140 GiB"):
+    with pytest.raises(UserError, match=r"would take 74.2 GiB: 2048 requests, 128 drafts a window, .* has 140 GiB"):
         runner.check_memory((2048, 128, 151_936), torch.bfloat16, 140 << 30)
 
 

@@ -14,6 +14,7 @@ from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.mismatch.divergence import NATS
 from sparroll.mismatch.table import bin_name
+from sparroll.rounding import digits_up
 
 FAR_MASS_NATS = 20
 """A distance that orders the project's own runs well by what they gained (docs/claims.md)."""
@@ -75,17 +76,17 @@ class BlindSpots:
             assert measurement.checked is not None, "only a schedule with a check has such a bound"
             share = measurement.checked.far_share_at(from_context_tokens)
             if share > self.over_2_nats_at_most:
-                found.append(f"a share of {share:.2g} of its tokens more than 2 nats off")
+                found.append(f"a share of {digits_up(share)} of its tokens more than 2 nats off")
         if self.kl_at_most is None and self.far_mass_at_most is None:
             return found
         here = measurement.divergence.bins().get(from_context_tokens) if measurement.divergence else None
         if here is None:
             return found
         if self.kl_at_most is not None and here.kl > self.kl_at_most:
-            found.append(f"a KL of {here.kl:.2g}")
+            found.append(f"a KL of {digits_up(here.kl)}")
         if self.far_mass_at_most is not None and here.over(self.far_mass_nats) > self.far_mass_at_most:
             share = here.over(self.far_mass_nats)
-            found.append(f"a share of {share:.2g} of the probability more than {self.far_mass_nats} nats off")
+            found.append(f"a share of {digits_up(share)} of the probability more than {self.far_mass_nats} nats off")
         return found
 
     def check_measured(self, sweep: Sweep) -> None:

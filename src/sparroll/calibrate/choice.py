@@ -95,11 +95,13 @@ class Candidate:
     token_seconds: float
     """Seconds in which each request of the batch gets a token that stands; see plan.VerifiedTime."""
     tokens_per_second: float
+    dense_seconds: float
+    """Seconds of a dense step of the same batch."""
 
     def table(self) -> dict[str, Any]:
         """Plain data for a JSON record."""
         steps = [[step.from_context_tokens, step.kv_budget_tokens] for step in self.fitted.schedule.steps]
-        shown = ("least_budget_tokens", "drafted_per_kept", "token_seconds", "tokens_per_second")
+        shown = ("least_budget_tokens", "drafted_per_kept", "token_seconds", "tokens_per_second", "dense_seconds")
         return {**self.check.table(), **{name: getattr(self, name) for name in shown}, "steps": steps}
 
 
@@ -175,9 +177,9 @@ def _candidates(
         if key in found:
             continue
         drafted_per_kept = predicted_drafts(sweep, fitted.schedule)
-        predicted = machine.plan(fitted.schedule, drafted_per_kept).verified
-        assert predicted is not None, "the schedule has a check"
-        figures = drafted_per_kept, predicted.seconds, predicted.tokens_per_second
+        planned = machine.plan(fitted.schedule, drafted_per_kept)
+        assert planned.verified is not None, "the schedule has a check"
+        figures = drafted_per_kept, planned.verified.seconds, planned.verified.tokens_per_second, planned.dense.seconds
         found[key] = Candidate(sweep.check, least, fitted, *figures)
     return list(found.values())
 
@@ -214,7 +216,19 @@ def with_reasons(choice: CheckChoice, made_by: dict[str, Any] | None, bounds: Bl
     left_out = rounding_left_out(fitted)
     made_by = {**(made_by or {}), "chosen": choice.said(), "left_out": left_out}
     schedule = replace(fitted.schedule, target=target, made_by=made_by)
-    return replace(fitted, schedule=schedule, notes=(*fitted.notes, left_out))
+    return replace(fitted, schedule=schedule, notes=(*fitted.notes, left_out, *_not_worth_it(choice)))
+
+
+def _not_worth_it(choice: CheckChoice) -> list[str]:
+    """A note where even the fastest schedule is predicted to be no faster than dense decoding."""
+    best = choice.best
+    if best.token_seconds < best.dense_seconds:
+        return []
+    return [
+        f"a token is predicted to take {rounded_up(1e3 * best.token_seconds, 3)} ms on {choice.hardware}, and a dense step "
+        f"{rounded_up(1e3 * best.dense_seconds, 3)} ms: dense rollouts are faster. Checks pay in long contexts; allow a "
+        "larger KL or lower floors, or decode densely"
+    ]
 
 
 def rounding_left_out(fitted: FittedSchedule) -> str:

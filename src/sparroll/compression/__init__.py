@@ -30,7 +30,7 @@ def make_compression(kind: str, **settings: Any) -> Compression:
 
     >>> make_compression("r_kv", budget_tokens=512, window_tokens=8)
     """
-    if kind not in _POLICIES:
+    if not isinstance(kind, str) or kind not in _POLICIES:
         raise UserError(f"unknown compression {kind!r}", nearest(str(kind), compression_kinds()))
     known = [field.name for field in dataclasses.fields(_POLICIES[kind])]
     for key in settings:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from peft import LoraConfig, PeftConfig, get_peft_model, get_peft_model_state_dict, set_peft_model_state_dict
 from peft.tuners.lora import LoraLayer
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -140,6 +141,8 @@ class Adapter:
             tensors = load_file(folder / _WEIGHTS)
         except OSError as error:
             raise UserError(f"there is no adapter in {folder}: {error}") from None
+        except SafetensorError as error:
+            raise UserError(f"cannot read {folder / _WEIGHTS}: {error}", "copy or train the adapter again") from None
         own = get_peft_model_state_dict(self._peft, adapter_name=_NAME, save_embedding_layers=False)
         for name in sorted(own.keys() ^ tensors.keys()):
             raise UserError(f"{folder} does not fit the model: {name} is only in one of them")

@@ -39,6 +39,9 @@ def check_steps(steps: tuple[Step, ...], selector: Selector, groups: int) -> Non
     """Raise UserError for steps that are no schedule of this selector and so many groups of layers; 0: there are none."""
     if not steps:
         raise UserError("a schedule needs at least one step")
+    for step in steps:
+        if not is_whole(step.from_context_tokens):
+            raise UserError(f"steps start at whole numbers of tokens, got {step.from_context_tokens!r}")
     if steps[0].from_context_tokens != 0:
         raise UserError(f"the first step must start at 0 tokens of context, got {steps[0].from_context_tokens}")
     for before, after in zip(steps, steps[1:], strict=False):

@@ -24,7 +24,7 @@ def check_target(target: dict[str, Any]) -> None:
         if key not in _TARGET_KEYS:
             raise UserError(f"unknown key {key!r} in target", nearest(str(key), _TARGET_KEYS))
     statistic = target.get("statistic", "acceptance")
-    if statistic not in _OF_STATISTIC:
+    if not isinstance(statistic, str) or statistic not in _OF_STATISTIC:
         raise UserError(f"unknown target.statistic {statistic!r}", nearest(str(statistic), list(_OF_STATISTIC)))
     own = " and ".join(_OF_STATISTIC[statistic])
     for other, keys in _OF_STATISTIC.items():

@@ -153,6 +153,10 @@ def test_settings_stand_in_schedule_files_and_wrong_ones_are_refused() -> None:
     selector = make_selector(table)
     assert selector.table() == table
     assert Schedule.fixed(64, selector).selector == selector
+    with pytest.raises(UserError, match=r"bits must be 8, 4, 2 or 1, got 4\.0"):
+        QuantizedMean(bits=4.0)  # type: ignore[arg-type]
+    with pytest.raises(UserError, match="kind of a selector must be text"):
+        make_selector({"kind": ["page_mean"]})
     with pytest.raises(UserError, match="bits must be 8, 4, 2 or 1, got 3"):
         make_selector({**table, "bits": 3})
     with pytest.raises(UserError, match="pages of up to 16 tokens, got 32"):

@@ -72,8 +72,10 @@ def test_it_is_the_number_of_tokens_that_the_reference_attends(selector: Selecto
     query = torch.ones(1, longest, 1, 1, capacity)
     index = selector.build_index(keys.unflatten(2, (-1, unit)))
     ids = api.select(query, index, contexts[None], schedule.kv_budget_tokens(contexts)[None], selector, 0.01)
-    weights = api.sparse_prefill(query, keys, values, ids, contexts[None], unit, 0.01)
-    assert (weights[0, :, 0, 0] > 0).sum(-1).tolist() == schedule.read_tokens(contexts).tolist()
+    # Each position as a request of its own.
+    same = (longest, -1, -1, -1)
+    weights = api.sparse_decode(query[0], keys.expand(same), values.expand(same), ids[0], contexts, unit, 0.01)
+    assert (weights[:, 0, 0] > 0).sum(-1).tolist() == schedule.read_tokens(contexts).tolist()
 
 
 @pytest.mark.parametrize("selector", SELECTORS, ids=lambda selector: selector.kind)

@@ -132,23 +132,6 @@ def test_budget_is_each_positions_own() -> None:
             assert together == set(alone[0, head].tolist())
 
 
-def test_prefill_equals_decode_position_by_position() -> None:
-    selector = small("page_mean")
-    tokens, unit = 63, selector.unit_tokens
-    _, keys, values = cache(tokens, unit)
-    keys, values = keys.nan_to_num(0.5), values.nan_to_num(0.5)
-    queries = torch.randn(1, tokens, HEADS, GROUP, DIM, generator=torch.Generator().manual_seed(9))
-    contexts = torch.arange(1, tokens + 1)[None]
-    index = selector.build_index(keys.unflatten(2, (-1, unit)))
-    ids = api.select(queries, index, contexts, torch.full_like(contexts, 20), selector, SCALE)
-    together = api.sparse_prefill(queries, keys, values, ids, contexts, unit, SCALE)
-    for position in range(tokens):
-        alone = api.sparse_decode(
-            queries[:, position], keys, values, ids[:, position], contexts[:, position], unit, SCALE
-        )
-        torch.testing.assert_close(together[:, position], alone, atol=1e-5, rtol=0)
-
-
 def test_bf16_inputs_accumulate_in_fp32() -> None:
     selector = small("page_mean")
     query, keys, values = (tensor.nan_to_num(0).bfloat16() for tensor in cache(63, 4))

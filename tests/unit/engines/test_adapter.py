@@ -163,6 +163,10 @@ def test_a_folder_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     Adapter(model, LoraSettings(target_modules=("q_proj",))).write(tmp_path / "few", "")
     with pytest.raises(UserError, match="is only in one of them"):
         Adapter(model).read(tmp_path / "few")
+    weights = tmp_path / "three" / "adapter_model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    with pytest.raises(UserError, match=r"(?s)cannot read .*adapter_model.*copy or train"):
+        Adapter(model, LoraSettings(rank=3)).read(tmp_path / "three")
     config = tmp_path / "few" / "adapter_config.json"
     config.write_text(config.read_text().replace('"use_dora": false', '"use_dora": true'))
     with pytest.raises(UserError, match="an adapter with use_dora"):

@@ -101,6 +101,7 @@ def test_a_schedule_and_a_compression_exclude_each_other_and_a_refusal_changes_n
     with pytest.raises(UserError, match="exclude each other"):
         engine.set_compression(policy)
     assert (engine.schedule, engine.compression) == (schedule, None)
+    assert (engine.report().schedule_name, engine.report().compression_name) == (schedule.name, None)
     with pytest.raises(UserError, match="unknown compression 'h2o'"):
         engine.set_compression("h2o")
 
@@ -110,7 +111,7 @@ def test_weights_must_fit_and_their_version_must_rise() -> None:
     nn.init.normal_(other.lm_head.weight, std=3.0)
     engine.load_weights(other, version=1)
     (rollout,) = engine.generate([[1, 2]], max_new_tokens=3)
-    assert rollout.weight_version == 1
+    assert rollout.weight_version == engine.report().weight_version == 1
     expected = HFEngine(other).generate([[1, 2]], max_new_tokens=3)[0]
     assert rollout.response_ids == expected.response_ids
     with pytest.raises(UserError, match="must rise above 1, got 1"):

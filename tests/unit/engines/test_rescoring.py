@@ -144,8 +144,18 @@ def test_checked_rollouts_are_measured_at_once_and_never_read_again() -> None:
     assert rescorer.estimator == "exact"
     rescorer.hold(checked, "4", 4, InForce())
     rescorer.hold(rollout(), "5", 5, InForce())
-    with pytest.raises(UserError, match="make no common tail"):
-        rescorer.due()
+    for _ in range(2):
+        with pytest.raises(UserError, match="make no common tail"):
+            rescorer.due()
+
+
+def test_rollouts_stay_held_where_they_cannot_be_read_again() -> None:
+    rescorer = Rescorer(RescoringSettings(temperature=0.5))
+    rescorer.hold(rollout(), "0", 0, InForce())
+    for _ in range(2):
+        with pytest.raises(UserError, match="temperature"):
+            asyncio.run(measure_async(rescorer, None, 10**6, 100))  # type: ignore[arg-type]
+    assert len(rescorer.due()) == 1
 
 
 def test_an_engine_with_checks_returns_their_scores_and_refuses_rollouts_without() -> None:

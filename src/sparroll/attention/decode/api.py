@@ -120,33 +120,6 @@ def sparse_decode_with_remainder(
     )
 
 
-def sparse_prefill(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    unit_ids: Tensor,
-    context_tokens: Tensor,
-    unit_tokens: int,
-    scale: float,
-    impl: str = "reference",
-) -> Tensor:
-    """`sparse_decode` for many positions at once: what a rollout's decode steps computed, teacher-forced.
-
-    query [R, Q, H, G, D]; keys, values [R, H, C, D]; unit_ids [R, Q, H, N]; context_tokens [R, Q].
-    Returns [R, Q, H, G, D].
-    """
-    requests, positions, heads, _, dim = query.shape
-    cached = keys.shape[2]
-    _shapes(
-        keys=(keys, (requests, heads, cached, dim)),
-        values=(values, (requests, heads, cached, dim)),
-        unit_ids=(unit_ids, (requests, positions, heads, unit_ids.shape[-1])),
-        context_tokens=(context_tokens, (requests, positions)),
-    )
-    _whole_units(cached, unit_tokens)
-    return _implementation(impl).sparse_prefill(query, keys, values, unit_ids, context_tokens, unit_tokens, scale)
-
-
 def _whole_units(cached_tokens: int, unit_tokens: int) -> None:
     if cached_tokens % unit_tokens:
         raise UserError(

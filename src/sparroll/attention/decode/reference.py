@@ -95,32 +95,3 @@ def sparse_decode(
         scale=scale,
     )
     return mixed.to(query.dtype)
-
-
-def sparse_prefill(
-    query: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    unit_ids: Tensor,
-    context_tokens: Tensor,
-    unit_tokens: int,
-    scale: float,
-) -> Tensor:
-    """The same for many query positions of each request at once (teacher forcing). See api.sparse_prefill."""
-    requests, positions, heads, group, _ = query.shape
-    units = keys.shape[2] // unit_tokens
-    # One column more than there are units: where the unused entries land.
-    read = torch.zeros(requests, positions, heads, units + 1, dtype=torch.bool, device=query.device)
-    read.scatter_(3, unit_ids.masked_fill(unit_ids == NOT_CHOSEN, units), True)
-    visible = read[..., :units].repeat_interleave(unit_tokens, dim=3)
-    visible &= torch.arange(units * unit_tokens, device=query.device) < context_tokens[:, :, None, None]
-    mask_RHQ1C = visible.transpose(1, 2)[:, :, :, None].expand(-1, -1, -1, group, -1)
-    written = torch.arange(keys.shape[2], device=query.device) < context_tokens.amax(1)[:, None, None]
-    mixed = F.scaled_dot_product_attention(
-        query.transpose(1, 2).flatten(2, 3).float(),
-        keys.float().masked_fill(~written[..., None], 0.0),
-        values.float().masked_fill(~written[..., None], 0.0),
-        attn_mask=mask_RHQ1C.flatten(2, 3),
-        scale=scale,
-    )
-    return mixed.unflatten(2, (positions, group)).transpose(1, 2).to(query.dtype)

@@ -146,12 +146,6 @@ class StepWorkspace:
         """Programs that share what one of so many (request, head) does not read."""
         return max(1, min(-(-self.processors * UNREAD_PROGRAMS_PER_MULTIPROCESSOR // pairs), MOST_UNREAD_PARTS))
 
-    @property
-    def bytes(self) -> int:
-        plans = self.read_before_R.numel() + self.scored_before_R.numel() + self.arrivals_X.numel()
-        parts = (self.mixed_XGD, self.log_sum_XG, self.unread_mixed_XGD, self.unread_log_sum_XG)
-        return 4 * (sum(part.numel() for part in parts) + plans)
-
 
 @dataclass(frozen=True)
 class LayerPlans:

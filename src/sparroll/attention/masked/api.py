@@ -44,6 +44,19 @@ def implementation(asked: str, device: torch.device | str) -> str:
     return asked
 
 
+def check_offsets(*given_BXSD: Tensor) -> None:
+    """Raise UserError where the kernels could not address a tensor: they count the elements from a sequence's first
+    position to its last one in 32 bits."""
+    for given in given_BXSD:
+        _, heads, tokens, dim = given.shape
+        # What they write has a position's heads side by side, whatever the input has.
+        if tokens * max(given.stride(2), heads * dim) >= 2**31:
+            raise UserError(
+                f"a sequence of {tokens:,} tokens with {heads} heads of {dim} is too long for the kernels of a pass",
+                "shorten the sequences of training and scoring (max_new_tokens)",
+            )
+
+
 def masked_attention(
     query_BASD: Tensor,
     keys_BHSD: Tensor,
@@ -79,4 +92,5 @@ def masked_attention(
         return masked_reference.masked_attention(query_BASD, keys_BHSD, values_BHSD, words_BHPU, unit_tokens, scale)
     from sparroll.attention.masked import triton_forward
 
+    check_offsets(query_BASD, keys_BHSD, values_BHSD)
     return triton_forward.masked_attention(query_BASD, keys_BHSD, values_BHSD, words_BHPU, unit_tokens, scale)

@@ -55,6 +55,7 @@ def chosen_words(
             raise UserError(f"no kernels choose units for the selector {selector.kind!r}", 'impl="reference" does')
         from sparroll.attention.masked import triton_unit_choice
 
+        masked.check_offsets(query_BASD, keys_BHSD)
         return triton_unit_choice.chosen_words(query_BASD, keys_BHSD, dense_BS, kv_budget_tokens_S, selector)
 
 

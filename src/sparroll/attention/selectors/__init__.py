@@ -51,6 +51,8 @@ def make_selector(table: dict[str, Any]) -> Selector:
     """
     settings = dict(table)
     kind = settings.pop("kind", None)
+    if not isinstance(kind, str):
+        raise UserError(f"the kind of a selector must be text, got {kind!r}", f"known: {', '.join(selector_kinds())}")
     if kind not in _SELECTORS:
         for point in entry_points(group="sparroll.selectors", name=str(kind)):
             register_selector(point.load())

@@ -24,6 +24,7 @@ from sparroll.attention.row_bytes import (
 )
 from sparroll.attention.selectors.base import Selector
 from sparroll.errors import UserError
+from sparroll.types import is_whole
 
 MOST_UNIT_TOKENS = 16
 FIXED_MOST = 2047
@@ -68,7 +69,7 @@ class QuantizedMean(Selector):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.bits not in (8, 4, 2, 1) or isinstance(self.bits, bool):
+        if not is_whole(self.bits) or self.bits not in (8, 4, 2, 1):
             raise UserError(f"bits must be 8, 4, 2 or 1, got {self.bits!r}")
         if self.page_tokens > MOST_UNIT_TOKENS:
             raise UserError(

@@ -12,7 +12,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,9 +54,6 @@ class Remainder:
             if key not in known:
                 raise UserError(f"a remainder has no setting {key!r}", nearest(str(key), known))
         return Remainder(**table)
-
-    def table(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
     def check_fits(self, unit_tokens: int, recent_tokens: int) -> None:
         """Raise UserError where groups do not hold whole units, or where a unit could be unread before the row of its

@@ -146,17 +146,16 @@ class HFEngine(Engine):
     # -- generating ------------------------------------------------------------------------------------------------------
 
     def report(self) -> EngineReport:
-        return self._report
-
-    def reset_report(self) -> None:
-        self._report = EngineReport(
-            engine="hf",
-            model=self.model_name,
+        return replace(
+            self._report,
             schedule_name=self.schedule.name if self.schedule else None,
             compression_name=self.compression.name if self.compression else None,
             weight_version=self.weight_version,
-            layers=[LayerReport() for _ in range(self.layers)],
         )
+
+    def reset_report(self) -> None:
+        layers = [LayerReport() for _ in range(self.layers)]
+        self._report = EngineReport("hf", self.model_name, schedule_name=None, weight_version=0, layers=layers)
 
     @torch.inference_mode()
     def generate(

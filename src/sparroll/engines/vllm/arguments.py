@@ -73,6 +73,12 @@ def llm_arguments(
     return arguments
 
 
+def whole_prompts(context_limit: int) -> dict[str, Any]:
+    """Keyword arguments of `vllm.LLM` with which no prompt is cut: on a CPU, a prompt that was cut sets the generator of
+    its seed back, which torch cannot there. Engines with checks have draws of their own."""
+    return {"enable_chunked_prefill": False, "max_num_batched_tokens": max(4096, context_limit)}
+
+
 def widest(schedule: Schedule, context_limit: int, layers: int) -> Schedule:
     """The schedule that an engine starts with: this schedule's selector and dense layers, with the whole context as
     budget, so that any schedule with the same selector and dense layers can be set later, whatever its groups. A check

@@ -203,7 +203,7 @@ def _unsupported_selector(config: Any, selector: Selector | None, device: str) -
     block, unit = config.cache_config.block_size, selector.unit_tokens
     if device == "cuda" and type(selector) not in (PageMean, QuantizedMean):
         return f"the selector {selector.kind!r} has no kernel; page_mean and quantized_mean have"
-    if device == "cuda" and unit & (unit - 1):
+    if unit & (unit - 1):
         return f"units of {unit} tokens; powers of two are supported"
     if (
         device == "cuda"

@@ -26,7 +26,7 @@ from sparroll.engines.load_model import check_checkpoint
 from sparroll.engines.prompt_encoder import response_text
 from sparroll.engines.report import EngineReport, LayerReport
 from sparroll.engines.vllm import launch, model_files, outputs, requests, rescoring
-from sparroll.engines.vllm.arguments import llm_arguments, widest
+from sparroll.engines.vllm.arguments import llm_arguments, whole_prompts, widest
 from sparroll.engines.vllm.attention.state import MOST_STEPS, check_fits_engine
 from sparroll.engines.vllm.settings import SCHEDULE_VARIABLE
 from sparroll.engines.vllm.step_check import check_ran
@@ -113,6 +113,9 @@ class VLLMEngine(Engine):
             kv_cache_gib=kv_cache_gib,
             sleep_mode=sleep_mode,
         )
+        on_cpu, checks = not torch.cuda.is_available(), sparse and self._capacity.check is not None
+        if on_cpu and not checks and not vllm_arguments.keys() & whole_prompts(0).keys():
+            arguments |= whole_prompts(self.context_limit)
         arguments |= vllm_arguments
         if _open:
             raise UserError("another VLLMEngine is open in this process", "close() it first")
@@ -167,7 +170,8 @@ class VLLMEngine(Engine):
         if self.sparse:
             self.llm.collective_rpc(
                 "sparroll_set_schedule",
-                args=(schedule.table() if schedule else None, schedule.name if schedule else "dense"),
+                # The scheduler follows below.
+                args=(schedule.table() if schedule else None, schedule.name if schedule else "dense", True),
             )
         if schedule != self.schedule:
             # Cached responses were computed under the old one.

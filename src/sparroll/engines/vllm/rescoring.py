@@ -198,13 +198,18 @@ class Rescorer:
         self.counts.held += 1
         self.counts.aborted += 1
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether a rollout is held that nothing has compared with the dense policy yet."""
+        return any(held.rollout.acceptance is None for held in self._held)
+
     def due(self) -> list[HeldRollout]:
         """The rollouts to read again now; from here on the caller has them. Those whose drafts were checked are measured
         at once, all of them: the checks have compared both whole distributions.
 
         Raises UserError where there are rollouts of both kinds, whose acceptances cannot be put into one tail.
         """
-        whole, self._held = [held for held in self._held if not self._drop(held)], []
+        whole = self._held = [held for held in self._held if not self._drop(held)]
         waiting = [held for held in whole if held.rollout.acceptance is None]
         if len(waiting) < len(whole):
             if waiting or self.counts.measured > self.counts.checked:
@@ -217,6 +222,7 @@ class Rescorer:
                 assert held.rollout.acceptance is not None, "looked at above"
                 self._add(held.rollout, held.rollout_id, held.rollout.acceptance, held.rollout.dense)
                 self.counts.checked += 1
+        self._held = []
         chosen = set(probe([(h.prompt_id, h.rollout_id) for h in waiting], self.settings, self.counts.measured))
         self.counts.not_chosen += len(waiting) - len(chosen)
         return [held for place, held in enumerate(waiting) if place in chosen]
@@ -299,9 +305,11 @@ async def measure_async(rescorer: Rescorer, generate: Generate, vocabulary: int,
     """The same in a server. Call it while nothing is sampled and before weights, cache or schedule change: an abort or
     a sleep would end its requests, too. Those are counted as aborted."""
     began = time.perf_counter()
-    settings, due = rescorer.settings, rescorer.due()
-    if due:
+    settings = rescorer.settings
+    if rescorer.has_unread:
+        # First, so that an error leaves them held.
         check_sampling(settings.temperature, 1.0, settings.top_k, vocabulary)
+    due = rescorer.due()
 
     async def read(held: HeldRollout) -> None:
         ids, parameters = request_of(held.rollout, settings.top_k, context_limit)

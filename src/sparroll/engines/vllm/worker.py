@@ -29,12 +29,15 @@ class WorkerExtension:
             self.model_runner.reload_weights(weights_iterator=weights, is_checkpoint_format=True)
             _repack_head(self.model_runner.get_model())
 
-    def sparroll_set_schedule(self, table: dict[str, Any] | None, name: str) -> None:
-        """Set the schedule, given as a schedule file's table, from the next step on; None reads everything."""
+    def sparroll_set_schedule(self, table: dict[str, Any] | None, name: str, window_follows: bool = False) -> None:
+        """Set the schedule, given as a schedule file's table, from the next step on; None reads everything.
+
+        window_follows: whether the caller tells vLLM's scheduler of another window. Where that lives in another process,
+        as in a server, nobody can, so a schedule with another window than the engine was started with is refused."""
         from sparroll.engines.vllm.attention.state import STATE
         from sparroll.schedule import Schedule
 
-        STATE.set_schedule(None if table is None else Schedule.from_table(table, name))
+        STATE.set_schedule(None if table is None else Schedule.from_table(table, name), window_follows)
 
     def sparroll_report(self) -> dict[str, Any]:
         """What ran in this worker since vLLM's warm-up or the last `sparroll_reset_report`, as the table of an

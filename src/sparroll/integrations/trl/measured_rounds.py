@@ -95,7 +95,8 @@ class MeasuredRounds(ABC):
         if schedule == self.schedule and self._begun:
             return
         table, name = (None, "dense") if schedule is None else (schedule.table(), schedule.name)
-        self._ask("sparroll_set_schedule", table, name)
+        # `_follow` tells the scheduler of another window; a server checks no drafts.
+        self._ask("sparroll_set_schedule", table, name, True)
         self._follow(schedule)
         self.schedule, self._begun = schedule, True
 

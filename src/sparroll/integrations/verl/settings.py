@@ -38,7 +38,7 @@ from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
 from sparroll.schedule import Schedule
 from sparroll.train.config.base import Section
 from sparroll.train.config.check import one_line
-from sparroll.train.schedules import starting_schedule
+from sparroll.train.schedules import make_guard, starting_schedule
 
 CEILING_EVERY_STEPS = 50
 """How often the dense ceiling is measured, unless `mismatch.ceiling_every_steps` says it."""
@@ -271,8 +271,21 @@ def _read(table: dict[str, Any], facts: RunFacts) -> SparseSettings:
     settings = SparseSettings(config, start, longest, rescoring, attention, rollouts)
     # What these refuse is to be refused before anything starts.
     settings.capacity()
+    _check_windows(settings)
     _check_measurable(settings, facts)
     return settings
+
+
+def _check_windows(settings: SparseSettings) -> None:
+    """Raise UserError where the run may come to schedules with windows of different lengths."""
+    stricter = make_guard(settings.config, settings.start).stricter
+    windows = {each.check.window_tokens for each in (settings.start, *stricter) if each is not None and each.check}
+    if len(windows) > 1:
+        raise UserError(
+            f"the schedules of the run check windows of {' and '.join(map(str, sorted(windows)))} tokens, and a replica's "
+            "scheduler gives all windows one length",
+            f"+{PREFIX}.verify.window={max(windows)} makes them alike",
+        )
 
 
 def _check_measurable(settings: SparseSettings, facts: RunFacts) -> None:

@@ -61,6 +61,19 @@ def test_a_check_that_the_schedules_file_describes_is_kept_where_nothing_else_is
     assert check is not None and (check.window_tokens, check.floor) == (64, 0.01)
 
 
+def test_windows_of_two_lengths_are_refused_unless_one_is_given_for_all(tmp_path: Path) -> None:
+    paths = [str(Schedule.fixed(64).checked(window).save(tmp_path / f"by{window}.toml")) for window in (64, 16)]
+    about = {
+        "schedule": paths[0],
+        "guard": {"at_least": 0.8},
+        "control": {"by": "guard", "stricter": [paths[1], "dense"]},
+    }
+    with pytest.raises(UserError, match="check windows of 16 and 64 tokens") as refused:
+        read(**about)
+    assert f"+{PREFIX}.verify.window=64" in (refused.value.hint or "")
+    assert read(**about, verify={"window": 64}).config.check is not None
+
+
 def test_groups_of_layers_travel_as_the_schedule_itself_and_the_controller_keeps_them(tmp_path: Path) -> None:
     grouped = Schedule((Step(0, (512, 256)),), layer_groups=((2, 3), (4,)), name="grouped")
     settings = read(schedule=str(grouped.save(tmp_path / "grouped.toml")), guard={"at_least": 0.8})

@@ -180,9 +180,10 @@ class State:
         """Tokens per group of the remainder; where there is none, as `unit_tokens`."""
         return self._started_with.selector.row_tokens if self._started_with else 1
 
-    def set_schedule(self, schedule: Schedule | None) -> None:
+    def set_schedule(self, schedule: Schedule | None, window_follows: bool = True) -> None:
         """Set the schedule from the next step on; None reads everything. CUDA graphs stay valid, because the new values
-        go into the same tensors."""
+        go into the same tensors. window_follows: whether the scheduler gives windows as long as this schedule's check
+        asks for."""
         started = self._started_with
         if schedule is not None:
             if started is None:
@@ -191,6 +192,8 @@ class State:
                     "start it with a schedule; set_schedule(None) then switches to dense attention",
                 )
             check_fits_engine(schedule, started)
+            if not window_follows:
+                _check_same_window(schedule, started)
             schedule.check_layers(self.layers)
             if len(schedule.steps) > MOST_STEPS:
                 raise UserError(f"vLLM takes schedules of up to {MOST_STEPS} steps, got {len(schedule.steps)}")
@@ -349,6 +352,18 @@ def check_fits_engine(schedule: Schedule, started: Schedule) -> None:
             f"the engine has memory for windows of {most.window_tokens} tokens, the schedule {schedule.name!r} asks for "
             f"{asks.window_tokens}",
             "start it with the longest window: VLLMEngine(..., capacity=that schedule), or a server with it",
+        )
+
+
+def _check_same_window(schedule: Schedule, started: Schedule) -> None:
+    """Raise UserError where the schedule asks for other windows than those that the scheduler gives."""
+    gives, asks = started.check, schedule.check
+    if gives is not None and asks is not None and gives.window_tokens != asks.window_tokens:
+        raise UserError(
+            f"vLLM's scheduler gives windows of {gives.window_tokens} tokens, the schedule {schedule.name!r} asks for "
+            f"{asks.window_tokens}, and a scheduler in another process cannot be told",
+            f"give the schedule windows of {gives.window_tokens} tokens (`sparroll schedule check NAME --window "
+            f"{gives.window_tokens}`), or start the server with it",
         )
 
 

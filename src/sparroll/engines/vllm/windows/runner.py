@@ -42,13 +42,13 @@ def with_windows(runner: Any) -> None:
     runner.start_windows()
 
 
-def check_memory(shape_RWV: tuple[int, int, int], dtype: torch.dtype, device_bytes: int) -> None:
+def check_memory(shape_RKV: tuple[int, int, int], dtype: torch.dtype, device_bytes: int) -> None:
     """Raise UserError where the logits of drafts would take more of the device than anyone can want."""
-    needed = math.prod(shape_RWV) * dtype.itemsize
-    requests, window, vocabulary = shape_RWV
+    needed = math.prod(shape_RKV) * dtype.itemsize
+    requests, drafts, vocabulary = shape_RKV
     if needed > MOST_SHARE * device_bytes:
         raise UserError(
-            f"the logits of drafts would take {needed / 2**30:.1f} GiB: {requests} requests, windows of {window} tokens, "
+            f"the logits of drafts would take {needed / 2**30:.1f} GiB: {requests} requests, {drafts} drafts a window, "
             f"{vocabulary} logits of {dtype.itemsize} bytes; the GPU has {device_bytes / 2**30:.0f} GiB",
             "lower max_num_seqs (max_batch in VLLMEngine) or the check's window_tokens",
         )
@@ -83,7 +83,7 @@ class WindowRunner:
         self.keeps_checked = False
         """Whether `ended` is filled. Someone must then empty it."""
         self.ended: dict[str, CheckedTokens] = {}
-        self._draft_logits_RWV: Tensor | None = None
+        self._draft_logits_RKV: Tensor | None = None
         self._step: _Step | None = None
         self._hidden: Tensor | None = None
 
@@ -94,7 +94,7 @@ class WindowRunner:
         shape, dtype = (rows, self.most_drafts, vocabulary), self.model_config.dtype
         if self.device.type == "cuda":
             check_memory(shape, dtype, torch.cuda.mem_get_info(self.device)[1])
-        self._draft_logits_RWV = torch.zeros(shape, dtype=dtype, device=self.device)
+        self._draft_logits_RKV = torch.zeros(shape, dtype=dtype, device=self.device)
 
     def _dummy_sampler_run(self: Any, hidden_states: Tensor) -> Any:
         """vLLM measures here what memory sampling needs; a check needs more."""
@@ -154,7 +154,7 @@ class WindowRunner:
         # that does not end its response has a row behind its last draft.
         windows_R = decoding_R & (STATE.checks_drafts | (scheduled_R > 1))
         rows_R = np.where(windows_R, scheduled_R, 1)
-        drafts_R = np.where(windows_R, np.minimum(scheduled_R, self._drafts()), 0)
+        drafts_R = np.where(windows_R, np.clip(self._drafts(), scheduled_R - 1, scheduled_R), 0)
         STATE.check_rows = int(rows_R[windows_R].sum())
         longest = int(rows_R.max())
         draws_3RD = np.zeros((3, len(names), longest))
@@ -167,7 +167,7 @@ class WindowRunner:
             [request.temperature for request in requests], [request.top_p for request in requests], self._to_device
         )
         if drafts_R.any():
-            ids = draft(self, drafts_R, tokens_R, draws[0], tempers, self._draft_logits_RWV, self._to_device)
+            ids = draft(self, drafts_R, tokens_R, draws[0], tempers, self._draft_logits_RKV, self._to_device)
             ids = torch.nn.functional.pad(ids, (0, longest - ids.shape[1]))
         else:
             ids = torch.zeros(len(names), longest, dtype=torch.int64, device=self.device)
@@ -229,8 +229,8 @@ class WindowRunner:
         return SamplerOutput(sampled_token_ids=ids_RD.int(), logprobs_tensors=lists)
 
     def _policies(self: Any, dense: Callable[[Tensor], Tensor]) -> Policies:
-        assert self._draft_logits_RWV is not None, "drafts before the model was loaded"
-        return Policies(dense, self._draft_logits_RWV, self._to_device)
+        assert self._draft_logits_RKV is not None, "drafts before the model was loaded"
+        return Policies(dense, self._draft_logits_RKV, self._to_device)
 
     def _record(self: Any, step: _Step) -> None:
         """Keep what the checks said about the tokens that stand. The host has waited for the step already."""
