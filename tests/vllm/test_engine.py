@@ -432,6 +432,15 @@ def test_re_scoring_at_another_temperature_is_exact_from_whole_lists_and_else_re
         torch.testing.assert_close(score.top_k.logp.exp(), reference.top_k.logp.exp(), atol=1e-5, rtol=0)
 
 
+def test_prompts_of_more_tokens_than_a_step_takes_are_sampled_with_their_seeds(vllm_engine: Any) -> None:
+    """vLLM would cut the last one of the first step, and could not go on with its seed on a CPU."""
+    asked = prompts([900] * 6)
+    together = vllm_engine.generate(asked, max_new_tokens=3, stop_ids=[])
+    alone = vllm_engine.generate(asked[-1:], max_new_tokens=3, stop_ids=[], seed=[together[-1].seed])
+    assert [len(each.response_ids) for each in together] == [3] * 6
+    assert alone[0].response_ids == together[-1].response_ids
+
+
 def test_a_full_context_is_re_scored_but_for_its_last_token(vllm_engine: Any) -> None:
     asked = prompts([CONTEXT_TOKENS - 20])
     rollouts = vllm_engine.generate(asked, max_new_tokens=20, stop_ids=[], top_k=20)
