@@ -86,7 +86,7 @@ def test_what_cannot_be_trained_on_is_refused_before_the_first_step(model: str, 
     file = data_files.write(tmp_path / "own.jsonl", rows())
     for said, changes in {
         "has no eval rows": {"holdout_rows": 0},
-        "train_prompts is 10, but data has 9 training rows": {"train_prompts": 10},
+        "train_prompts is 10, but data has 9 training prompts": {"train_prompts": 10},
         "no training rows are left": {"max_prompt_tokens": 5},
         "a contest window is asked for": {"contest_from": "2024-08-01"},
     }.items():
