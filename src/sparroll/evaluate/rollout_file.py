@@ -23,7 +23,7 @@ from sparroll.engines.base import Engine
 from sparroll.engines.sampling import request_seed
 from sparroll.progress import OnProgress
 from sparroll.resume import begin_or_resume
-from sparroll.tasks.verdicts import judge
+from sparroll.tasks.verdicts import verdicts_of
 from sparroll.types import Checks, Prompt, Rollout
 
 
@@ -138,7 +138,7 @@ def summarise_rollouts(rows: list[dict[str, Any]], prompts: Sequence[Any], task:
         summary |= _summarised_checks(rows)
     if task is not None:
         asked: list[Prompt] = [prompts[row["prompt_index"]] for row in rows]
-        verdicts = judge(tasks.get(task), asked, [row["response"] for row in rows])
+        verdicts = verdicts_of(tasks.get(task), asked, [row["response"] for row in rows])
         rewards = [each.reward for each in verdicts if each.reward is not None]
         summary["reward_mean"] = sum(rewards) / len(rewards) if rewards else None
         for status, count in Counter(each.status for each in verdicts if each.reward is None).items():

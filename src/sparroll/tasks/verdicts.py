@@ -37,8 +37,9 @@ class Verdict:
     gave no answer, and does not vote."""
 
 
-def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Verdict]:
-    """A verdict for each response to the prompt at the same place. Calls `task.verdicts` if the task has it."""
+def verdicts_of(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Verdict]:
+    """A verdict for each response to the prompt at the same place. Calls `task.verdicts` if the task has it. Rewards are
+    the task's own, whatever their range."""
     batch = getattr(task, "verdicts", None)
     if batch is not None:
         verdicts = list(batch(prompts, responses))
@@ -50,6 +51,12 @@ def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> li
         ]
     if len(verdicts) != len(responses):
         raise UserError(f"the task {task.name!r} gave {len(verdicts)} verdicts for {len(responses)} responses")
+    return verdicts
+
+
+def judge(task: Task, prompts: Sequence[Prompt], responses: Sequence[str]) -> list[Verdict]:
+    """The same for an evaluation. Raises UserError for rewards outside of 0 to 1."""
+    verdicts = verdicts_of(task, prompts, responses)
     for verdict in verdicts:
         # This refuses NaN, too.
         if verdict.reward is not None and not 0 <= verdict.reward <= 1:

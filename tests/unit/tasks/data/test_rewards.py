@@ -98,11 +98,12 @@ def test_a_response_without_a_verdict_is_counted_and_the_rollouts_keep_their_rec
     pytest.importorskip("math_verify")
     made, (half,) = task(tmp_path, [{"prompt": "a half?", "answer": "1/2"}])
     lost = Verdict(None, "sandbox error")
-    monkeypatch.setattr(made, "verdicts", lambda prompts, texts: [Verdict(1.0) if text else lost for text in texts])
+    # A reward above 1 is no evaluation's, and a task may give it all the same.
+    monkeypatch.setattr(made, "verdicts", lambda prompts, texts: [Verdict(3.0) if text else lost for text in texts])
     monkeypatch.setattr(tasks, "get", lambda name: made)
     about = {"prompt_index": 0, "response_ids": [1], "finish_reason": "stop", "kv_read_share": 1.0}
     summary = summarise_rollouts([{**about, "response": text} for text in ("a", "", "b")], [half], "mine")
-    assert summary["reward_mean"] == 1 and summary["without_reward/sandbox error"] == 1
+    assert summary["reward_mean"] == 3 and summary["without_reward/sandbox error"] == 1
     assert summarise_rollouts([{**about, "response": ""}], [half], "mine")["reward_mean"] is None
 
 
