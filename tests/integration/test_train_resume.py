@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -155,6 +156,9 @@ def test_a_schedules_file_that_has_changed_is_refused(changed: str, model: str, 
         "evaluate": {"prompts": 0},
     }
     train(short_config(model, **PLAIN, train={"steps": 2}, **about), tmp_path / "run")
+    # Where it comes from changes nothing.
+    replace(Schedule.load(paths[changed]), made_by={"command": "another"}).save(paths[changed])
+    train(short_config(model, **PLAIN, train={"steps": 3}, **about), tmp_path / "run", resume=True)
     Schedule.fixed(256).save(paths[changed])
     with pytest.raises(UserError, match=rf"(?s){changed}.*(64|128).*256"):
         train(short_config(model, **PLAIN, **about), tmp_path / "run", resume=True)

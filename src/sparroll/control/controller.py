@@ -407,7 +407,7 @@ class Controller:
             if place > last:
                 behind.append((place, old_said, new_said))
             else:
-                why = "is not to read less than a shorter one" if new > state.budget else "was never measured: follows"
+                why = "is not to read less than a shorter one" if state.known else "was never measured: follows"
                 events.append(str(Move(self.bins.name(place), old_said, new_said, why)))
             self._set(place, new, step)
             state.held = 0

@@ -23,6 +23,8 @@ of 64). In the 60 steps of docs/study.md, at
 floor .01, 15 % of windows of 64 tokens were cut, which is .0026."""
 
 
+ROUNDING = 0.005
+"""A figure that was rounded may lie this far below the least that there is."""
 LEAST_DRAFTS = 0.5
 """Per token that stands: a window of two tokens drafts one of them."""
 
@@ -92,11 +94,11 @@ def rate_for(check: DraftCheck, cut_share: float | None = None, drafted_per_kept
         raise UserError("cut_share and drafted_per_kept say the same thing", "give one of them")
     if drafted_per_kept is not None:
         least = check.drafts / check.window_tokens
-        if drafted_per_kept < least:
+        if drafted_per_kept < least - ROUNDING:
             raise UserError(
                 f"drafted_per_kept is {least:.4g} where every window of {check.window_tokens} tokens stands, and you gave "
                 f"{drafted_per_kept:g}",
                 "give the windows that it was measured with: --check-window",
             )
-        return CheckRate.given(drafted_per_kept)
+        return CheckRate.given(max(drafted_per_kept, least))
     return CheckRate.of_study(check) if cut_share is None else CheckRate.of_cut_share(cut_share, check.window_tokens)

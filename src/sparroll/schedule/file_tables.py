@@ -77,9 +77,13 @@ def fields_of(table: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _plain(made_by: dict[str, Any]) -> dict[str, Any]:
+def _plain(value: Any) -> Any:
     """The same with TOML's dates as text, as JSON has them."""
-    return {key: value.isoformat() if isinstance(value, date | time) else value for key, value in made_by.items()}
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value.isoformat() if isinstance(value, date | time) else value
 
 
 def table_of(schedule: Schedule) -> dict[str, Any]:

@@ -45,13 +45,31 @@ def starting_schedule(config: TrainConfig) -> Schedule | None:
 def schedule_tables(config: TrainConfig, schedule: Schedule | None) -> dict[str, Any]:
     """The schedules that the run starts under and may go on with, by what names them in the configuration, for a
     resumed run to compare: their files may have changed since."""
-    start = {"attention.name": schedule.table()} if isinstance(config.attention, ScheduleAttention) and schedule else {}
-    following = [each.table() if each else None for each in _following(config, schedule)]
-    return start | ({f"control.{_list_of(config)}": following} if following else {})
+    start = (
+        {"attention.name": _acting(schedule)} if isinstance(config.attention, ScheduleAttention) and schedule else {}
+    )
+    following = [_acting(each) if each else None for each in _following(config, schedule)]
+    name = "control.stricter" if isinstance(config.control, ByGuardSection) else "control.schedules"
+    return start | ({name: following} if following else {})
 
 
-def _list_of(config: TrainConfig) -> str:
-    return "stricter" if isinstance(config.control, ByGuardSection) else "schedules"
+def read_schedule_tables(table: dict[str, Any]) -> dict[str, Any]:
+    """The tables that an earlier call wrote, with what schedules have got since at its default."""
+
+    def again(each: dict[str, Any] | None) -> dict[str, Any] | None:
+        return None if each is None else _acting(Schedule.from_table(each))
+
+    return {
+        name: [again(one) for one in each] if isinstance(each, list) else again(each) for name, each in table.items()
+    }
+
+
+def _acting(schedule: Schedule) -> dict[str, Any]:
+    """The tables of its file, without what no run depends on: where it comes from, and what was measured with it."""
+    table = schedule.table()
+    kept = ("format", "selector", "dense_layers", "layer_groups", "check", "target")
+    steps = [{name: each for name, each in step.items() if name != "measured"} for step in table["steps"]]
+    return {name: table[name] for name in kept if name in table} | {"steps": steps}
 
 
 def caveat_events(config: TrainConfig, schedule: Schedule | None) -> list[str]:
@@ -314,8 +332,11 @@ def _files(config: TrainConfig) -> list[Schedule | None]:
         if isinstance(config.attention, ScheduleAttention)
         else []
     )
+    own = {each.name for each in found if each is not None}
     for place, each in enumerate(found):
         if each is not None and each.name in names:
-            found[place] = replace(each, name=f"{each.name}-{len(names) + 1}")
-        names.append(each.name if each else "dense")
+            numbered = (f"{each.name}-{number}" for number in itertools.count(2))
+            each = replace(each, name=next(name for name in numbered if name not in own and name not in names))
+            found[place] = each
+        names.append(each.name if each is not None else "dense")
     return found

@@ -54,6 +54,7 @@ from sparroll.train.schedules import (
     make_empty_steps,
     make_guard,
     make_unrewarded_steps,
+    read_schedule_tables,
     schedule_tables,
     starting_schedule,
 )
@@ -336,7 +337,8 @@ def refuse_other_schedules(config: TrainConfig, schedule: Schedule | None, out: 
     """Raise UserError where a run is resumed and a file of its schedules has changed since it began: the configuration
     has their paths alone."""
     if (out / _SCHEDULES).is_file():
-        refuse_changes(out, checkpoint.read_json(out / _SCHEDULES), schedule_tables(config, schedule))
+        before = read_schedule_tables(checkpoint.read_json(out / _SCHEDULES))
+        refuse_changes(out, before, schedule_tables(config, schedule))
 
 
 def _begin_writing(parts: Parts) -> None:

@@ -269,9 +269,10 @@ def test_a_calibrated_short_bin_comes_back_up_to_its_start_with_its_neighbour() 
     shown(one, [{1: 0.99}] * 40)
     lowered = one.budgets[0]
     assert lowered == one.budgets[1] < 512
-    one.watch(evidence(41, measured(41, {1: 0.3})))
+    decision = one.watch(evidence(41, measured(41, {1: 0.3})))
     assert one.budgets[1] > 512
     assert one.budgets[0] == 512
+    assert any("0-2k" in event and "was never measured: follows" in event for event in decision.events)
 
 
 # -- properties ------------------------------------------------------------------------------------------------------------

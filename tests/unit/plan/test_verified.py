@@ -111,6 +111,10 @@ def test_the_default_rate_says_whose_it_is_and_a_lossless_check_drafts_the_most(
     assert all("study's model" in rate.source for rate in rates) and "floor 0.01" in rates[1].source
 
 
+def test_a_rounded_figure_counts_as_that_of_whole_windows() -> None:
+    assert rate_for(DraftCheck(24, 0.01), drafted_per_kept=0.9583).drafted_per_kept == 23 / 24
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [

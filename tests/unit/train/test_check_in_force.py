@@ -65,6 +65,12 @@ def test_files_of_one_name_are_told_apart(tmp_path: Path) -> None:
     config = run_of(*paths)
     guard = make_guard(config, starting_schedule(config))
     assert [each.name for each in guard.stricter if each] == ["schedule-2", "schedule-3"]
+    taken = str(Schedule.fixed(512).save(tmp_path / "schedule-2.toml"))
+    config = run_of(paths[0], paths[1], taken)
+    assert [each.name for each in make_guard(config, starting_schedule(config)).stricter if each] == [
+        "schedule-3",
+        "schedule-2",
+    ]
 
 
 def test_a_run_begins_with_what_must_be_known_of_every_schedule_it_may_come_to(

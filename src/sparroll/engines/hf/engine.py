@@ -5,6 +5,7 @@ enough to be the reference for every other engine, and not the fastest on a GPU.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -147,7 +148,7 @@ class HFEngine(Engine):
 
     def report(self) -> EngineReport:
         return replace(
-            self._report,
+            copy.deepcopy(self._report),
             schedule_name=self.schedule.name if self.schedule else None,
             compression_name=self.compression.name if self.compression else None,
             weight_version=self.weight_version,

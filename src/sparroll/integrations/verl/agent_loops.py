@@ -12,9 +12,6 @@ from sparroll.engines.vllm.attention.dense_requests import DENSE_REQUEST
 from sparroll.integrations.verl.control_rows import FLAGS
 from sparroll.integrations.verl.tap import VALIDATION
 
-MANAGER = "sparroll.integrations.verl.agent_loops.SparrollManager"
-"""verl's `agent_loop_manager_class` in a run with sparroll."""
-
 
 class SparrollWorker(AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     async def _run_agent_loop(

@@ -13,6 +13,8 @@ MODES = {
     "sparroll_separate_async": "separate_async",
 }
 """Our trainers, and those of verl that they extend."""
+MANAGER = "sparroll.integrations.verl.agent_loops.SparrollManager"
+"""Our manager of agent loops, by the name that verl loads it by."""
 TOOL_LOOP = "tool_agent"
 """verl's agent loop that calls tools."""
 _ROLLOUT = "actor_rollout_ref.rollout"
@@ -115,7 +117,7 @@ def _check_validation(config: Mapping[str, Any], mode: str) -> None:
     """In the asynchronous modes validation runs beside training, and verl asks for log-probabilities in both."""
     field = f"{_ROLLOUT}.agent.agent_loop_manager_class"
     validates = _get(config, "trainer.val_before_train") or int(_get(config, "trainer.test_freq") or 0) > 0
-    if mode != "sparroll_sync" and validates and _get(config, field):
+    if mode != "sparroll_sync" and validates and _get(config, field) not in (None, MANAGER):
         raise UserError(
             f"{field}={_shown(_get(config, field))} with trainer.v1.trainer_mode={mode}: sparroll's own manager tells the "
             "engine which requests are validation, and without it they would be measured as training",

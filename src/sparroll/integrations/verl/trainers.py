@@ -29,7 +29,6 @@ from sparroll.errors import UserError
 from sparroll.integrations import saved_state
 from sparroll.integrations.measured import ran_report, share_of_engine
 from sparroll.integrations.verl import control_rows, refusals
-from sparroll.integrations.verl.agent_loops import MANAGER
 from sparroll.integrations.verl.checked_logp import old_log_probs
 from sparroll.integrations.verl.control_rows import ControlRows
 from sparroll.integrations.verl.llm_client import SparrollLLMClient
@@ -75,7 +74,7 @@ class SparseTrainer:
         with open_dict(config):
             config.trainer.v1.trainer_mode = self.base_mode
             # With a control group, one of the user's own was refused.
-            rollout.agent.agent_loop_manager_class = rollout.agent.get("agent_loop_manager_class") or MANAGER
+            rollout.agent.agent_loop_manager_class = rollout.agent.get("agent_loop_manager_class") or refusals.MANAGER
             rollout.calculate_log_probs = True
             rollout.custom.sparroll["_engine"] = self.settings.engine_table()
         RolloutReplicaRegistry.register("vllm", _replica_class)

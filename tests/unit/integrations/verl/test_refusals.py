@@ -104,6 +104,8 @@ def test_validation_beside_training_needs_our_manager() -> None:
     mine = {"actor_rollout_ref/rollout/agent/agent_loop_manager_class": "my.Manager", "trainer/test_freq": 5}
     refusals.check(config(**mine))
     refusals.check(config(**mine | {"trainer/v1/trainer_mode": "sparroll_separate_async", "trainer/test_freq": -1}))
+    ours = {"actor_rollout_ref/rollout/agent/agent_loop_manager_class": refusals.MANAGER}
+    refusals.check(config(**mine | ours | {"trainer/v1/trainer_mode": "sparroll_separate_async"}))
     with pytest.raises(UserError, match="measured as training"):
         refusals.check(config(**mine | {"trainer/v1/trainer_mode": "sparroll_separate_async"}))
 
