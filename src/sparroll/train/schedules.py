@@ -106,21 +106,11 @@ def _with_check(schedule: Schedule, config: TrainConfig, before: DraftCheck | No
             "take remainder out of the selector in the schedule's file, or leave [distill] out",
         )
     if schedule.check is not None and config.check is None:
-        # The configuration itself refuses these beside its own [check].
-        for given, name, why in (
-            (config.distill is not None, "[distill]", "needs rollouts that sparse attention sampled alone"),
-            (
-                config.train.rollouts_behind_steps > 0,
-                "train.rollouts_behind_steps",
-                "needs the dense scores of the newest weights, which the checks do not have",
-            ),
-            (config.train.whole_union, "train.whole_union", "needs tokens that one of the two policies sampled"),
-        ):
-            if given:
-                raise UserError(
-                    f"the schedule {schedule.name!r} checks its drafts, and {name} {why}",
-                    f"take the table [check] out of the schedule's file, or leave {name} out",
-                )
+        for name, why, without in config.excludes_checks:
+            raise UserError(
+                f"the schedule {schedule.name!r} checks its drafts, and that and {name} exclude each other: {why}",
+                f"take the table [check] out of the schedule's file, or --set {without}",
+            )
     check = config.check.of_drafts() if config.check is not None else schedule.check or before
     return schedule if check in (None, schedule.check) else schedule.checked(check.window_tokens, check.floor)
 

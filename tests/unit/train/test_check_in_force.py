@@ -114,8 +114,8 @@ def test_a_run_without_checks_says_nothing_about_them(files: dict[str, str]) -> 
 @pytest.mark.parametrize(
     ("train", "why"),
     [
-        ({"rollouts_behind_steps": 1}, "train.rollouts_behind_steps needs the dense scores of the newest weights"),
-        ({"whole_union": True}, "train.whole_union needs tokens that one of the two policies sampled"),
+        ({"rollouts_behind_steps": 1}, "train.rollouts_behind_steps = 1 exclude each other: the checks score with"),
+        ({"whole_union": True}, "train.whole_union exclude each other: checked drafts come from neither"),
     ],
 )
 def test_older_rollouts_and_whole_unions_refuse_a_file_that_checks_its_drafts(
@@ -126,10 +126,10 @@ def test_older_rollouts_and_whole_unions_refuse_a_file_that_checks_its_drafts(
         return run_of(start, train=train, **about, **control)
 
     starting_schedule(run(files["plain"], control={"by": "nobody"}))
-    with pytest.raises(UserError, match=f"'by16' checks its drafts, and {why}"):
+    with pytest.raises(UserError, match=f"'by16' checks its drafts, and that and {why}"):
         starting_schedule(run(files["by16"], control={"by": "nobody"}))
     later = run(files["plain"], control={"by": "guard", "stricter": [files["by16"]]})
-    with pytest.raises(UserError, match=f"'by16' checks its drafts, and {why}"):
+    with pytest.raises(UserError, match=f"'by16' checks its drafts, and that and {why}"):
         make_guard(later, starting_schedule(later))
 
 

@@ -114,13 +114,39 @@ class TrainConfig(Section):
                 '[check] checks sparse drafts, and attention.kind = "dense" has none',
                 "set attention.kind to schedule or budget, or leave [check] out, --set check=none",
             )
-        if self.distill is not None:
+        for name, why, without in self.excludes_checks:
             raise UserError(
-                "[check] and [distill] exclude each other: the adapter learns from rollouts that sparse attention sampled "
-                "alone",
-                "leave one of them out: --set check=none or --set distill=none",
+                f"[check] and {name} exclude each other: {why}",
+                f"leave one of them out: --set check=none or --set {without}",
             )
         return self
+
+    @property
+    def excludes_checks(self) -> list[tuple[str, str, str]]:
+        """What of this run goes with no check of drafts, neither [check] nor one in a schedule's file: (name, why, the
+        setting that leaves it out)."""
+        train = self.train
+        excluded = (
+            (
+                self.distill is not None,
+                "[distill]",
+                "the adapter learns from rollouts that sparse attention sampled alone",
+                "distill=none",
+            ),
+            (
+                train.rollouts_behind_steps > 0,
+                f"train.rollouts_behind_steps = {train.rollouts_behind_steps}",
+                "the checks score with the weights that sample",
+                "train.rollouts_behind_steps=0",
+            ),
+            (
+                train.whole_union,
+                "train.whole_union",
+                "checked drafts come from neither of the two policies",
+                "train.whole_union=false",
+            ),
+        )
+        return [(name, why, without) for given, name, why, without in excluded if given]
 
     @model_validator(mode="after")
     def _there_is_something_to_move(self) -> Self:
@@ -203,7 +229,6 @@ class TrainConfig(Section):
             )
         for given, name, why in (
             (self.attention.kind == "compression", 'attention.kind = "compression"', "a replay drops no tokens"),
-            (self.check is not None, "[check]", "checked drafts come from neither of the two policies"),
             (self.distill is not None, "[distill]", "the sparse policy has the adapter, which the scorer lacks"),
             (self.train.rollouts_behind_steps > 0, "train.rollouts_behind_steps", "the scorer has the newest weights"),
             (self.control_share > 0, "rollout.control_share", "its rollouts are not under the schedule"),
@@ -223,7 +248,6 @@ class TrainConfig(Section):
                 )
             return self
         for given, name, why in (
-            (self.check is not None, "[check]", "the checks score with the weights that sample"),
             (self.distill is not None, "[distill]", "the adapter belongs to the newest weights"),
             (self.control_share > 0, "rollout.control_share", "its ceiling is that of the newest weights"),
         ):
