@@ -1,14 +1,14 @@
-"""The choice of units by the engines' kernel and by variants (choice_kernels.py), on a CUDA GPU: checked, then timed.
+"""The choice of units by the engines' kernel, in its layout and in another one, on a CUDA GPU: checked, then timed.
 
     python benchmarks/choice_sweep.py --out runs/choice-sweep.json
     python benchmarks/choice_sweep.py --dry     # no GPU: tiny sizes in triton's interpreter, nothing is timed
 
-Every kernel is first compiled and compared with the reference in a process of its own, all at a time: on normal,
+Every layout is first compiled and compared with the reference in a process of its own, all at a time: on normal,
 heavy-tailed and tied scores, with equal and with mixed contexts, over outputs that hold rubbish. One that fails is told
 and left out. `us` is as in decode_kernels.py (L2 flushed before each call), `warm_us` one of several calls in a row,
-whose scores are in L2, as after the kernel that made them. The engines' kernel is timed with lists as long as the
-budget, and with lists of all units, as engines have them. Then variants are timed until the end of each of their
-stages. Of the scores, the first and the last ones are +inf, as those of units that are always read.
+whose scores are in L2, as after the kernel that made them. The engines' layout is timed with lists as long as the
+budget, and with lists of all units, as engines have them. Of the scores, the first and the last ones are +inf, as those
+of units that are always read.
 """
 
 from __future__ import annotations
@@ -27,10 +27,8 @@ if "--dry" in sys.argv:
     # Read when triton is first imported.
     os.environ["TRITON_INTERPRET"] = "1"
 
-import choice_kernels
 import decode_kernels
 import torch
-from choice_kernels import STAGES, Variant
 from kernel_tasks import failures
 from torch import Tensor
 
@@ -43,7 +41,6 @@ SCORES = ("normal", "heavy tails", "ties")
 CHECK_SECONDS = 90
 """Longest that all checks, compiling included, may take; they run at the same time."""
 CALLS = 20
-Kernel = ChoiceLayout | Variant
 
 
 @dataclass(frozen=True)
@@ -60,37 +57,15 @@ class Size:
 
 
 ENGINE = ChoiceLayout()
-AS_ENGINES = {"floats": False, "warps_own": False, "pairs": False}
-"""A variant that works as the engines' kernel does, so that its stages can be timed."""
 SIZES = (Size(7500, 256, 4), Size(15_000, 512, 2), Size(30_000, 1024, 1), Size(1875, 64, 16), Size(2500, 256, 16))
 LARGE = (Size(7500, 1024, 4), Size(15_000, 2048, 2), Size(30_000, 4096, 1), Size(30_000, 16_384, 1))
 """Budgets of 4,096 tokens, and one of more than half of all units."""
-KERNELS: dict[Size, tuple[Kernel, ...]] = {
+LAYOUTS: dict[Size, tuple[ChoiceLayout, ...]] = {
     **dict.fromkeys((*SIZES, *LARGE), (ENGINE,)),
-    SIZES[0]: (
-        ENGINE, Variant(8, 1, 512, **AS_ENGINES), Variant(8, 1, 512, floats=False, pairs=False),
-        Variant(8, 1, 512, pairs=False), Variant(8, 1, 512), Variant(8, 1, 1024),
-    ),
-    SIZES[1]: (
-        ENGINE, ChoiceLayout(rows=16), Variant(16, 2, 1024, **AS_ENGINES),
-        Variant(16, 2, 1024, floats=False, pairs=False), Variant(16, 2, 1024, warps_own=False, pairs=False),
-        Variant(16, 2, 1024, pairs=False), Variant(16, 1, 1024, pairs=False), Variant(16, 2, 1024),
-    ),
-}  # fmt: skip
-DRY_KERNELS: dict[Size, tuple[Kernel, ...]] = {
-    Size(700, 24, 4): (ChoiceLayout(1, 128, 8), Variant(8, 1, 128, warps=1), Variant(8, 1, 64, **AS_ENGINES, warps=1)),
-    Size(120, 20, 4): (ChoiceLayout(1, 128, 8),),
-    Size(1500, 300, 4): (ChoiceLayout(1, 128, 8),),
+    SIZES[1]: (ENGINE, ChoiceLayout(rows=16)),
 }
-STAGED = {
-    SIZES[0]: (Variant(8, 1, 512, **AS_ENGINES), Variant(8, 1, 512, pairs=False)),
-    SIZES[1]: (Variant(16, 2, 1024, **AS_ENGINES), Variant(16, 2, 1024, pairs=False)),
-}
-"""Whose stages are timed."""
-
-
-def about(kernel: Kernel) -> dict[str, Any]:
-    return {"kernel": "engine" if isinstance(kernel, ChoiceLayout) else "variant", **asdict(kernel)}
+DRY_SIZES = (Size(700, 24, 4), Size(120, 20, 4), Size(1500, 300, 4))
+DRY_LAYOUT = ChoiceLayout(1, 128, 8)
 
 
 @dataclass
@@ -153,16 +128,12 @@ class Job:
             block_table_RM=self.table_RM, units_per_block=self.units_per_block, fill_rest=False,
         )  # fmt: skip
 
-    def choose(self, kernel: Kernel, stage: str = STAGES[-1]) -> None:
-        given = (
-            self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, self.pages_RHN,
-            self.table_RM, self.units_per_block,
+    def choose(self, layout: ChoiceLayout) -> None:
+        triton_top_k.choose_units(
+            self.scores_RHU, self.contexts_R, self.budgets_R, self.selector, self.ids_RHN, self.pages_RHN, self.table_RM,
+            self.units_per_block, fill_rest=False,
+            layout=ChoiceLayout.default(self.size.units) if layout == ENGINE else layout,
         )  # fmt: skip
-        if isinstance(kernel, ChoiceLayout):
-            layout = ChoiceLayout.default(self.size.units) if kernel == ENGINE else kernel
-            triton_top_k.choose_units(*given, fill_rest=False, layout=layout)
-        else:
-            choice_kernels.choose_units(*given, kernel, stage)
 
     def chosen(self, choose: Callable[[], None]) -> tuple[Tensor, Tensor]:
         self.ids_RHN.fill_(-2), self.pages_RHN.fill_(-2)
@@ -170,42 +141,28 @@ class Job:
         return self.ids_RHN.clone(), self.pages_RHN.clone()
 
 
-def check(size: Size, kernel: Kernel, device: str, requests: int) -> None:
-    """Raises where a kernel chooses other units than the reference. Variants may leave lists of ties as they are."""
+def check(size: Size, layout: ChoiceLayout, device: str, requests: int) -> None:
+    """Raises where a layout chooses other units than the reference."""
     for kind in SCORES:
         for mixed in (False, True):
             job = Job.build(size, device, kind, mixed, requests)
-            for its in (job, job.with_long_lists()) if isinstance(kernel, ChoiceLayout) else (job,):
+            for its in (job, job.with_long_lists()):
                 expected = its.chosen(its.reference)
-                found = its.chosen(lambda its=its: its.choose(kernel))
-                left = (found[0] == -2).all(-1) & isinstance(kernel, Variant) & (kind == "ties")
+                found = its.chosen(lambda its=its: its.choose(layout))
                 for ours, theirs, what in zip(found, expected, ("units", "pages"), strict=True):
-                    rows = int(((ours != theirs).any(-1) & ~left).sum())
+                    rows = int((ours != theirs).any(-1).sum())
                     assert not rows, f"{what} differ in {rows} rows, {kind}, {'mixed' if mixed else 'equal'} contexts"
 
 
-def compile_stages(size: Size, variants: tuple[Variant, ...], device: str) -> None:
-    job = Job.build(size, device)
-    for variant in variants:
-        for stage in STAGES[:-1]:
-            job.choose(variant, stage)
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def tasks(kernels: dict[Size, tuple[Kernel, ...]]) -> list[tuple[str, Size, Any]]:
-    """What is run in processes of their own."""
-    checks = [("check", size, kernel) for size, its in kernels.items() for kernel in its]
-    return checks + [("stages", size, variants) for size, variants in STAGED.items() if size in kernels]
+def tasks() -> list[tuple[Size, ChoiceLayout]]:
+    """What is checked in processes of their own."""
+    return [(size, layout) for size, its in LAYOUTS.items() for layout in its]
 
 
 def run_task(number: int) -> None:
-    what, size, its = tasks(KERNELS)[number]
-    if what == "check":
-        check(size, its, "cuda", requests=32)
-        torch.cuda.synchronize()
-    else:
-        compile_stages(size, its, "cuda")
+    size, layout = tasks()[number]
+    check(size, layout, "cuda", requests=32)
+    torch.cuda.synchronize()
 
 
 def warm_us(call: Callable[[], Any], repeats: int) -> float:
@@ -241,43 +198,36 @@ def timed(clock: decode_kernels.Clock, call: Callable[[], Any], **about: Any) ->
     return row
 
 
-def rows_of(clock: decode_kernels.Clock, size: Size, ready: list[Kernel], staged: bool) -> Iterator[dict[str, Any]]:
-    """Each kernel, and stages of variants."""
+def rows_of(clock: decode_kernels.Clock, size: Size, ready: list[ChoiceLayout]) -> Iterator[dict[str, Any]]:
+    """Each layout, and what a call takes where nothing is wanted."""
     job, mixed = Job.build(size, "cuda"), Job.build(size, "cuda", mixed=True)
     expected = job.chosen(job.reference)
-    for kernel in ready:
-        what = {"size": size.name, **about(kernel)}
-        yield timed(clock, lambda kernel=kernel: job.choose(kernel), contexts="equal", **what)
+    for layout in ready:
+        what = {"size": size.name, "kernel": "engine", **asdict(layout)}
+        yield timed(clock, lambda layout=layout: job.choose(layout), contexts="equal", **what)
         # Timed runs wrote the same outputs many times over.
         if not all(map(torch.equal, (job.ids_RHN, job.pages_RHN), expected)):
             yield {**what, "contexts": "equal", "error": "chooses other units than the reference"}
-        yield timed(clock, lambda kernel=kernel: mixed.choose(kernel), contexts="mixed", **what)
-        if kernel == ENGINE:
+        yield timed(clock, lambda layout=layout: mixed.choose(layout), contexts="mixed", **what)
+        if layout == ENGINE:
             for contexts, its in (("equal", job.with_long_lists()), ("mixed", mixed.with_long_lists())):
                 yield timed(clock, lambda its=its: its.choose(ENGINE), contexts=contexts, lists="of all units", **what)
-    if staged:
-        nothing = Job.build(size, "cuda")
-        nothing.budgets_R.zero_()
-        yield timed(clock, lambda: nothing.choose(ENGINE), size=size.name, kernel="nothing wanted")
-        for variant in STAGED[size]:
-            for stage in STAGES[:-1]:
-                what = {"size": size.name, **about(variant), "until": stage}
-                yield timed(clock, lambda variant=variant, stage=stage: job.choose(variant, stage), **what)
+    nothing = Job.build(size, "cuda")
+    nothing.budgets_R.zero_()
+    yield timed(clock, lambda: nothing.choose(ENGINE), size=size.name, kernel="nothing wanted")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", help="JSON record; not needed with --dry")
     parser.add_argument("--repeats", type=int, default=15)
-    parser.add_argument(
-        "--task", type=int, help="check one kernel or compile the stages of some, as the call does itself"
-    )
+    parser.add_argument("--task", type=int, help="check one layout, as the call does itself")
     parser.add_argument("--dry", action="store_true", help="tiny sizes in triton's interpreter; times nothing")
     options = parser.parse_args()
     if options.dry:
-        for what, size, kernel in tasks(DRY_KERNELS):
-            check(size, kernel, "cpu", requests=3)
-            print(f"{what} {size.name} {kernel}: equal")
+        for size in DRY_SIZES:
+            check(size, DRY_LAYOUT, "cpu", requests=3)
+            print(f"{size.name} {DRY_LAYOUT}: equal")
         return
     if not torch.cuda.is_available() or (options.out is None and options.task is None):
         parser.error("timing needs a CUDA GPU and --out; --dry needs neither")
@@ -285,22 +235,19 @@ def main() -> None:
         run_task(options.task)
         return
     started = time.perf_counter()
-    failed = failures([sys.executable, __file__, "--task"], len(tasks(KERNELS)), CHECK_SECONDS)
+    failed = failures([sys.executable, __file__, "--task"], len(tasks()), CHECK_SECONDS)
     rows: list[dict[str, Any]] = []
-    ready: dict[Size, list[Kernel]] = {size: [] for size in KERNELS}
-    staged: set[Size] = set()
-    for number, (what, size, its) in enumerate(tasks(KERNELS)):
+    ready: dict[Size, list[ChoiceLayout]] = {size: [] for size in LAYOUTS}
+    for number, (size, layout) in enumerate(tasks()):
         if number in failed:
-            rows.append({"size": size.name, "task": what, "of": str(its), "error": failed[number]})
-            print(f"failed: {what} {size.name} {its}: {failed[number]}", flush=True)
-        elif what == "check":
-            ready[size].append(its)
+            rows.append({"size": size.name, **asdict(layout), "error": failed[number]})
+            print(f"failed: {size.name} {layout}: {failed[number]}", flush=True)
         else:
-            staged.add(size)
+            ready[size].append(layout)
     print(f"checked and compiled after {time.perf_counter() - started:.0f} s", flush=True)
     clock = decode_kernels.Clock(options.repeats, 10)
-    for size in KERNELS:
-        rows += rows_of(clock, size, ready[size], size in staged)
+    for size in LAYOUTS:
+        rows += rows_of(clock, size, ready[size])
         decode_kernels.write_record(options, "choice-sweep", {"rows": rows}, started)
     print(f"wrote {options.out}")
 

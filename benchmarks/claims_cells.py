@@ -8,7 +8,7 @@ from pathlib import Path
 
 from claims_speed import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
-from render_cells import MODELS
+from render_cells import CUT_SHORT, MODELS, WIDE_MODELS
 
 from sparroll import records
 from sparroll.schedule import Schedule
@@ -25,11 +25,27 @@ LONGEST_BIN = -1
 def scaled_budgets() -> Figures:
     preset = Schedule.load("qwen3-1.7b-0.86")
     said = {"published": f"{preset.kv_budget_tokens(LONG_TOKENS):,}"}
-    paths = [path for name in MODELS if (path := RESULTS / f"{name}.json").exists()]
+    trained = [name for name in MODELS if name != CUT_SHORT]
     for rule in ("4x4", "2x2"):
-        made = scale_presets.scaled(preset, *scale_presets.from_records(paths, f"quantized_mean-{rule}"))
-        said[f"of_{rule}"] = f"{made.kv_budget_tokens(LONG_TOKENS):,}"
+        said[f"of_{rule}"] = _scaled(trained, f"quantized_mean-{rule}")
+        said[f"with_it_{rule}"] = _scaled([*trained, CUT_SHORT], f"quantized_mean-{rule}")
     return said
+
+
+def _scaled(names: list[str], rule: str) -> str:
+    """Tokens of the other layers in long contexts under a rule that is scaled by these records."""
+    paths = [RESULTS / f"{name}.json" for name in names]
+    made = scale_presets.scaled(Schedule.load("qwen3-1.7b-0.86"), *scale_presets.from_records(paths, rule))
+    budget = made.steps[-1].kv_budget_tokens
+    return f"{budget if isinstance(budget, int) else budget[-1]:,}"
+
+
+def wide_first_layers() -> Figures:
+    trained = [name for name in WIDE_MODELS if name != CUT_SHORT]
+    return {
+        "dense": _scaled(trained, "quantized_mean-4x4"),
+        "wide": _scaled(trained, "quantized_mean-4x4-dense-none-first-two-4"),
+    }
 
 
 def training() -> Figures:
@@ -44,6 +60,18 @@ def training() -> Figures:
         "asked": down(max(each["cells_asked"] for each in cells)),
         "cells_2": down(len(last["cells"])),
         "asked_2": down(last["cells_asked"]),
+    }
+
+
+def cut_short() -> Figures:
+    train, cells = results("code-lm-train-seed-3-h100", "code_lm_training"), results(CUT_SHORT, "code_lm_cells")
+    longest = results("code-lm-train-seed-0-h100", "code_lm_training")
+    least = {rule: row["ratio"] for rule, row in cells["smallest"].items() if row is not None}
+    return {
+        "steps": down(train["steps"]),
+        "of": down(longest["steps"]),
+        "loss": up(train["held_out_loss"], 2),
+        "ratio": down(least["quantized_mean-4x4"], 2),
     }
 
 
@@ -64,6 +92,11 @@ def dense_layers_and_remainders() -> Figures:
 
 PAGES: Mapping[str, Claims] = {
     "docs/selectors.md": {
+        "By the two models that were trained to the end, Qwen3-1.7B at .86 would read {wide} tokens in long contexts with "
+        "two wide layers, where it reads {dense} with two dense ones.": wide_first_layers,
+        "The training of seed 3 was cut after {steps} of {of} steps (held-out loss {loss} nats), and there 4 x 4 saves "
+        "{ratio} times at the same tail.": cut_short,
+        "with it they would be {with_it_4x4} tokens with 4 x 4 and {with_it_2x2} with 2 x 2.": scaled_budgets,
         "For Qwen3-1.7B at .86 and long contexts that makes {of_4x4} tokens of {published} with 4 x 4, and {of_2x2} with "
         "2 x 2;": scaled_budgets,
         "were trained for {minutes} minutes or less on one H100 each (held-out losses of {loss_0}, {loss_1} and {loss_2} "

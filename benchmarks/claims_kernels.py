@@ -10,6 +10,7 @@ from typing import Any
 import kernel_times
 from claims_speed import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
+from render_speed import decode_cells, pairs
 
 from sparroll import records
 from sparroll.attention.selectors import PageMean
@@ -58,6 +59,18 @@ def engines_kernels() -> Figures:
         "scores_4x4": up(us("4x4", 1024, "scores")),
         "scores_2x2": up(us("2x2", 1024, "scores")),
     }
+
+
+def one_request() -> Figures:
+    """What a step with one request takes more than a dense one, in %, under small units and under pages."""
+    said: dict[str, str] = {}
+    units = pairs(decode_cells("decode-step-batch-1-fine-qwen3-1.7b-h100"))
+    more = {context: 100 * (sparse / dense - 1) for (_, context), (dense, sparse) in units.items()}
+    for name, context in (("shortest", 1024), ("short", 4096)):
+        said[name] = up(more[context], 1)
+    pages = pairs(decode_cells())
+    short = [100 * (pages[1, context][1] / pages[1, context][0] - 1) for context in (1024, 4096)]
+    return said | {"longest": down(-more[32_768], 1), "least": up(min(short), 1), "most": up(max(short), 1)}
 
 
 def kernel_layers() -> Figures:
@@ -117,6 +130,11 @@ PAGES: Mapping[str, Claims] = {
         "takes {2x2_with_1024} us instead of {2x2_1024} (": engines_kernels,
         "which take {scores_4x4} and {scores_2x2} us there, and 512 tokens that need not be read spare {spared} "
         "us.": engines_kernels,
+    },
+    "docs/results.md": {
+        "with one request takes {shortest} % more than dense at 1,024 tokens and {short} % more at 4,096, about the same at "
+        "16,384, and {longest} % less at 32,768": one_request,
+        "which costs {least} to {most} % more at these two lengths on an H200.": one_request,
     },
     "docs/plan.md": {
         "The sums are at most {worst} % off the layers that were timed as a whole, and {half} % or less for half of "

@@ -102,8 +102,11 @@ def main() -> None:
         print(f"{name} measured after {time.perf_counter() - began:.0f} s", flush=True)
     table(cells)
     if options.out:
+        schedule = Schedule.load(options.schedule)
         config = {key: value for key, value in vars(options).items() if key not in ("out", "folder")} | {
-            "engine": engines
+            "schedule": schedule.name,
+            "schedule_table": schedule.inline(),
+            "engine": engines,
         }
         records.write(options.out, "decode-step", cells, config=config, wall_seconds=time.perf_counter() - began)
 
