@@ -12,13 +12,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import claims_cells
+import claims_checks
 import claims_heads
 import claims_kernels
 import claims_speed
 import claims_study
 import claims_trainers
 import claims_training
-from claims_speed import Figures
+from claim_words import Figures
 
 NUMBER = r"([+-]?(?:\d{1,3}(?:,\d{3})+|\d*\.?\d+))"
 
@@ -56,6 +57,7 @@ CLAIMS = tuple(
     claim
     for each in (
         claims_speed,
+        claims_checks,
         claims_kernels,
         claims_study,
         claims_training,

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from claims_speed import Claims, Figures, bare, down, up
+from claim_words import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
 from render_cells import CUT_SHORT, MODELS, WIDE_MODELS
 

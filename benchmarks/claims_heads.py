@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from claims_speed import Claims, Figures, bare
+from claim_words import Claims, Figures, bare
 from render_heads import RECORDS, settings
 
 from sparroll.rounding import rounded_down

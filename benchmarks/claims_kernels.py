@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import kernel_times
-from claims_speed import Claims, Figures, bare, down, up
+from claim_words import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
 from render_speed import decode_cells, pairs
 

@@ -6,7 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from claims_speed import Claims, Figures, bare, down, training_step, up
+from claim_words import Claims, Figures, bare, down, up
+from claims_speed import training_step
 from record_tables import RESULTS, results
 from render_study import CHECK_GRID, STUDIES, STUDY_CHECKS, TINY_CHECKS, VERIFIED, worst_bin
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import step_costs
-from claims_speed import Claims, Figures, bare, down, up
+from claim_words import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
 
 from sparroll import records

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import render_control
-from claims_speed import Claims, Figures, bare, down, up
+from claim_words import Claims, Figures, bare, down, up
 from record_tables import RESULTS, results
 from scipy import stats
 

@@ -1,0 +1,248 @@
+"""Figures in sentences about checks of drafts, as they were timed and as a plan has them. Measures nothing; claims.py puts
+them on the pages."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from check_times import timed_checks
+from claim_words import Claims, Figures, bare, down, up
+from record_tables import RESULTS, results
+from render_speed import moments_of
+
+from sparroll import records
+from sparroll.calibrate.defaults import MOST_BUDGETS, PROMPTS, SAMPLES, SCORED_SHARE, VERIFY_ROUNDS
+from sparroll.calibrate.effort.cost_ahead import Evaluation, cost_ahead
+from sparroll.calibrate.measure import MeasureSettings
+from sparroll.draft_check import DraftCheck
+from sparroll.plan.check_rate import CheckRate
+from sparroll.plan.check_time import ATTENTION_SHARE, LAYERS_SHARE, LOGIT_BYTES, scoring_seconds
+from sparroll.plan.hardware import find_hardware
+from sparroll.plan.model_shape import model_shape
+from sparroll.plan.speedup import plan
+from sparroll.schedule import Schedule
+
+
+def checked_speed() -> Figures:
+    """Windows of 64 under the schedule of .86, by the share of windows that are cut, and with 65 rows."""
+    cells = _windows_of_64("verified-rollouts-qwen3-1.7b-h200")
+    figures = {"none": bare(down(cells[0]["of_unverified"], 3))}
+    for name, cell in zip(("few", "many"), cells[1:], strict=True):
+        figures[name] = bare(down(cell["of_unverified"], 3))
+        figures[f"{name}_cut"] = up(100 * cell["cut_share"], 1)
+    whole, (longer, *_) = cells[0], _windows_of_64("verified-rollouts-qwen3-1.7b-65-rows-h200")
+    return figures | {
+        "longer_ms": up(1e3 * longer["check_share"] * longer["seconds_per_window"]),
+        "whole_ms": up(1e3 * whole["check_share"] * whole["seconds_per_window"]),
+        "longer": bare(down(longer["of_unverified"], 3)),
+    }
+
+
+def _windows_of_64(name: str) -> list[dict[str, Any]]:
+    """Of the record's batch under the schedule of .86, the share of drafts that were kept falling."""
+    found = [
+        cell
+        for cell in results(name, "verified-rollouts")
+        if cell["engine"] == "verified"
+        and (cell["schedule"], cell.get("set"), cell["window_tokens"]) == ("qwen3-1.7b-0.86", "batch", 64)
+    ]
+    return sorted(found, key=lambda cell: -cell["kept_share_forced"])
+
+
+def planned_checks() -> Figures:
+    """Windows of 64 in vLLM, at a moment of the steady set, beside what a plan has for them."""
+    cells = results("verified-rollouts-sets-qwen3-1.7b-h200", "verified-rollouts")
+    asked = ("verified", "qwen3-1.7b-0.86", "steady")
+    _, row, *_ = (cell for cell in cells if (cell["engine"], cell.get("schedule"), cell["set"]) == asked)
+    checked = Schedule.load(row["schedule"]).checked(row["window_tokens"], row["floor"])
+    context = row["context_tokens"] // row["batch"]
+    planned = plan(
+        "Qwen3-1.7B",
+        checked,
+        lengths=context,
+        batch=row["batch"],
+        drafted_per_kept=row["drafted_per_kept"],
+    )
+    assert planned.verified is not None, "the schedule has a check"
+    return {
+        "requests": str(row["batch"]),
+        "context": f"{context:,}",
+        "cut": up(100 * row["cut_share"], 1),
+        "took_ms": up(1e3 * row["check_share"] * row["seconds_per_window"]),
+        "planned_ms": f"{1e3 * planned.verified.check_seconds:.0f}",
+        "share": down(100 * row["of_unverified"]),
+        "planned_share": up(100 * planned.sparse.seconds / planned.verified.seconds),
+    }
+
+
+def checked_runs() -> Figures:
+    """Whole runs of the request sets, at the rate of cut windows that was forced and at the study's."""
+    cells = results("verified-rollouts-sets-qwen3-1.7b-h200", "verified-rollouts")
+    figures: dict[str, str] = {}
+    for name, schedule in (("calibrated", "qwen3-1.7b-0.86"), ("fixed", "fixed-128")):
+        for run in cells:
+            if "moments" in run and (run["engine"], run.get("schedule")) == ("verified", schedule):
+                figures[f"{name}_{run['set']}"] = down(run["of_dense"], 2)
+                figures[f"{name}_{run['set']}_share"] = bare(down(run["of_unverified"], 3))
+                figures[f"{name}_{run['set']}_cut"] = down(_at_cut_share_of_128(run, cells), 2)
+    return figures | {"cut": up(100 * _cut_share_at_128(), 1)}
+
+
+def _at_cut_share_of_128(run: dict[str, Any], cells: list[dict[str, Any]]) -> float:
+    """What the run would be of dense attention with as many windows cut as in the study with 128 tokens."""
+    drafted = statistics.mean(cell["drafted_per_kept"] for cell in moments_of(run, cells))
+    more = CheckRate.of_cut_share(_cut_share_at_128(), run["window_tokens"]).drafted_per_kept
+    return float(run["of_dense"] * drafted / more)
+
+
+def checked_runs_h100() -> Figures:
+    """Whole runs with 128 tokens everywhere and a check, with the kernels of today."""
+    cells = results("verified-rollouts-sets-qwen3-1.7b-h100", "verified-rollouts")
+    figures: dict[str, str] = {}
+    for run in cells:
+        if "moments" in run and run["engine"] == "verified":
+            figures[run["set"]] = down(run["of_dense"], 2)
+            figures[f"{run['set']}_cut"] = down(_at_cut_share_of_128(run, cells), 2)
+    return figures
+
+
+def _cut_share_at_128() -> float:
+    """Of the study's runs with 128 tokens everywhere."""
+    runs = results("mismatch-study-verified-rollouts-60-steps-h200", "mismatch-study")["runs"]
+    shares = [share for run in runs if run["row"] == "fixed-verified" for share in run["series"]["check/cut_share"]]
+    return statistics.mean(shares)
+
+
+def checked_step() -> Figures:
+    """A whole training step on checked rollouts beside one on unchecked ones."""
+    last = {row["case"]: row["steps"][-1] for row in results("training-step-verified-h200", "training-step")}
+    sparse, verified = last["sparse"], last["verified"]
+    other = {row["case"]: row["steps"][-1] for row in results("training-step-h200", "training-step")}["sparse"]
+    return {
+        "cut": up(100 * verified["cut_share"], 1),
+        "verified_rollouts": up(verified["rollout_seconds"], 1),
+        "sparse_rollouts": up(sparse["rollout_seconds"], 1),
+        "checks": up(verified["check_seconds"], 1),
+        "sparse_measuring": up(sparse["measure_seconds"], 1),
+        "other_measuring": up(other["measure_seconds"], 1),
+        "verified_measuring": up(verified["measure_seconds"], 1),
+        "sparse": down(sparse["step_seconds"] - sparse["measure_seconds"], 1),
+        "verified": up(verified["step_seconds"] - verified["measure_seconds"], 1),
+    }
+
+
+def check_constants() -> Figures:
+    """The constants of a planned check, and how far it is from all that were measured."""
+    found = timed_checks()
+    return {
+        "attention": f"{100 * ATTENTION_SHARE:.0f}",
+        "layers": f"{100 * LAYERS_SHARE:.0f}",
+        "bytes": f"{LOGIT_BYTES:.0f}",
+        "error": up(100 * max(abs(each.error) for each in found)),
+        "least": str(min(each.rows for each in found)),
+        "most": str(max(each.rows for each in found)),
+        "least_requests": str(min(each.batch for each in found)),
+        "most_requests": str(max(each.batch for each in found)),
+        "shortest": f"{min(each.context_tokens for each in found):,.0f}",
+        "longest": f"{max(each.context_tokens for each in found):,.0f}",
+    }
+
+
+def planned_scoring() -> Figures:
+    """The scoring pass of a whole step beside what a plan has for it."""
+    record = records.read(RESULTS / "training-step-h200.json", "training-step")
+    asked = record["config"]
+    responses, tokens = asked["prompts"] * asked["samples"], asked["response_tokens"]
+    planned = scoring_seconds(model_shape("Qwen3-1.7B"), find_hardware("H200"), responses * tokens, tokens / 2)
+    took = next(row for row in record["results"] if row["case"] == "sparse")["steps"][-1]["score_seconds"]
+    return {
+        "responses": str(responses),
+        "tokens": f"{tokens:,}",
+        "planned": down(planned, 1),
+        "took": up(took, 1),
+    }
+
+
+def scored_tokens() -> Figures:
+    """The time of scoring passes and checks beside that of the rollouts whose tokens they score."""
+    passes, checks = [], []
+    for name in ("training-step", "training-step-verified"):
+        for case in results(f"{name}-h200", "training-step"):
+            for step in case["steps"]:
+                spent = step.get("check_seconds") or 0.0
+                if spent:
+                    checks.append(spent / (step["rollout_seconds"] - spent))
+                else:
+                    passes.append(step["score_seconds"] / step["rollout_seconds"])
+    return {
+        "least": bare(down(min(passes), 2)),
+        "most": bare(up(max(passes), 2)),
+        "checks": bare(f"{statistics.median(checks):.2f}"),
+        "counted": bare(f"{SCORED_SHARE:g}"),
+    }
+
+
+def default_cost() -> Figures:
+    """Of a calibration with the defaults, in percent of an evaluation."""
+
+    def share(checks: Sequence[DraftCheck]) -> str:
+        settings = MeasureSettings(max_new_tokens=1024, samples=SAMPLES)
+        about = {"budgets": MOST_BUDGETS, "verify_rounds": VERIFY_ROUNDS, "checks": checks}
+        return up(100 * cost_ahead(settings, PROMPTS, Evaluation.parse(None, 1024), **about).share)
+
+    return {
+        "budgets": str(MOST_BUDGETS),
+        "rounds": str(VERIFY_ROUNDS),
+        "rollouts": str(PROMPTS * SAMPLES),
+        "share": share([]),
+        "checked": share([DraftCheck()]),
+    }
+
+
+PAGES: Mapping[str, Claims] = {
+    "docs/results.md": {
+        "128 tokens everywhere with a check are {drained} times as fast as dense attention on the drained set and {steady} "
+        "times on the steady one (": checked_runs_h100,
+        "At the study's rate of cut windows that would be about {drained_cut} and {steady_cut} times.": checked_runs_h100,
+        "the schedule of .86 with a check is {calibrated_drained} times as fast as dense attention on the drained set and "
+        "{calibrated_steady} times on the steady one": checked_runs,
+        "{fixed_drained} and {fixed_steady} times. With {cut} % of the windows cut, which is the study's rate with 128 "
+        "tokens, that would be about {fixed_drained_cut} and {fixed_steady_cut} times.": checked_runs,
+        "{cut} % of the windows cut (`training-step-verified-h200.json`). Rollouts take {verified_rollouts} instead of "
+        "{sparse_rollouts} s, of which the checks are {checks}, and": checked_step,
+        "took {sparse_measuring} s of that sparse step ({other_measuring} s of the other one), perhaps because both shared "
+        "the host's cores, and {verified_measuring} s of the checked one. Without it the steps are {sparse} and {verified} "
+        "s.": checked_step,
+        "a check took {longer_ms} ms instead of {whole_ms}, and with nothing taken back {longer} of the unverified tokens "
+        "were left instead of {none}": checked_speed,
+    },
+    "docs/verified-rollouts.md": {
+        "Over whole runs of many requests it is {calibrated_drained_share} where they end one by one, and "
+        "{calibrated_steady_share} where new ones always follow.": checked_runs,
+        "takes {verified} s with checks and {sparse} s without them, measuring left out": checked_step,
+        "leave [{none} of the tokens per second](results.md#verified-rollouts) that": checked_speed,
+        "if nothing is taken back, {few} if {few_cut} % of the windows are cut, which is about the study's rate under that "
+        "schedule, and {many} if {many_cut} % are.": checked_speed,
+    },
+    "docs/plan.md": {
+        "A check of {requests} requests of {context} tokens on average (Qwen3-1.7B's shape and its 0.86 preset, {cut} % of "
+        "the windows cut) took {took_ms} ms where the plan has {planned_ms}, and verified rollouts had {share} % of the "
+        "unverified tokens per second where the plan has {planned_share}": planned_checks,
+        "For {responses} responses of {tokens} tokens the plan has {planned} s where the trainer took {took} "
+        "s": planned_scoring,
+        "The arithmetic of attention is at {attention} % of the data sheet's rate, and that of the layers at {layers} "
+        "%.": check_constants,
+        "| logits and the rule | {bytes} bytes of memory traffic": check_constants,
+        "{least_requests} to {most_requests} requests, contexts of {shortest} to {longest} tokens, windows of "
+        "{most}.": check_constants,
+        "prints each check beside the plan, which is at most {error} % off.": check_constants,
+    },
+    "docs/calibration.md": {
+        "A scored token counts {counted} of a sampled one: a scoring pass took {least} to {most} of the time of the "
+        "rollouts, and checks {checks}": scored_tokens,
+        "With the defaults that is 1 + {budgets} + {rounds} sets of {rollouts} rollouts: {share} % at any length, and "
+        "{checked} % with one check of drafts.": default_cost,
+    },
+}
