@@ -55,6 +55,9 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--toy", action="store_true", help="short problems, two steps, one seed, on a CPU")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 0 1 2, with --toy 0")
     parser.add_argument("--tasks", nargs="+", metavar="TASK", help="default: table-sums and remarks")
+    parser.add_argument(
+        "--cells", nargs="+", metavar="BEGINNING", help="only cells whose names begin like one of these"
+    )
     parser.add_argument("--steps", type=int, help="of training runs; default 60, with --toy 2")
     parser.add_argument("--device", choices=["cpu", "cuda"], help="default: cuda where there is a GPU")
     parser.add_argument("--engine", choices=["hf", "vllm"], help="of table-sums; default: vllm on a GPU")
@@ -101,6 +104,19 @@ def check_counts(args: argparse.Namespace) -> None:
 def wanted_cells(names: Sequence[str], tasks: list[ClaimTask], seeds: list[int]) -> Wanted:
     made = [experiment(name) for name in dict.fromkeys(names)]
     return [(each, cell) for each in made for cell in each.cells(tasks, seeds)]
+
+
+def asked_cells(beginnings: Sequence[str] | None, wanted: Wanted) -> Wanted:
+    """Those of --cells, and what they need. A record counts the others as missing."""
+    if beginnings is None:
+        return wanted
+    for beginning in beginnings:
+        if not any(cell.name.startswith(beginning) for _, cell in wanted):
+            names = ", ".join(sorted({cell.name for _, cell in wanted})[:8])
+            raise UserError(f"no cell's name begins with {beginning!r}", f"there are {names}, ...")
+    chosen = [(each, cell) for each, cell in wanted if cell.name.startswith(tuple(beginnings))]
+    asked = {(each.NAME, name) for each, cell in chosen for name in (cell.name, *cell.needs)}
+    return [(each, cell) for each, cell in wanted if (each.NAME, cell.name) in asked]
 
 
 def begin(out: Path, tasks: list[ClaimTask]) -> None:
@@ -196,13 +212,13 @@ class Records:
             elif before is None:
                 self.finished[name] = found
 
-    @property
-    def missing(self) -> int:
-        return len(self.wanted) - sum(map(len, self.finished.values()))
+
+def _missing(args: argparse.Namespace, asked: Wanted) -> int:
+    return sum(not cell_path(args.out, each.NAME, cell.name).is_file() for each, cell in asked)
 
 
-def run_all(args: argparse.Namespace, tasks: list[ClaimTask], wanted: Wanted) -> int:
-    """Start the workers and write records as cells finish. -> exit status"""
+def run_all(args: argparse.Namespace, tasks: list[ClaimTask], wanted: Wanted, asked: Wanted) -> int:
+    """Start the workers of the cells that are asked for and write records of all as cells finish. -> exit status"""
     gpus = gpus_of(tasks[0], args.gpus) if tasks[0].device == "cuda" else []
     begin(args.out, tasks)
     told: dict[str, str] = {}
@@ -217,9 +233,9 @@ def run_all(args: argparse.Namespace, tasks: list[ClaimTask], wanted: Wanted) ->
                 print(f"{time.time() - BEGAN:6.0f} s  {name}: {outcome.state}  {outcome.reason}", flush=True)
             told[name] = outcome.state
 
-    waiting = jobs(args, wanted)
+    waiting = jobs(args, asked)
     where = f"{len(gpus)} GPUs" if gpus else "the CPU"
-    print(f"{made.missing} of {len(wanted)} cells to run on {where}, {args.at_once} at once", flush=True)
+    print(f"{_missing(args, asked)} of {len(asked)} cells to run on {where}, {args.at_once} at once", flush=True)
     deadline = BEGAN + 60 * args.minutes - GRACE_SECONDS
     signal.signal(signal.SIGTERM, interrupt)
     run_jobs(
@@ -227,9 +243,9 @@ def run_all(args: argparse.Namespace, tasks: list[ClaimTask], wanted: Wanted) ->
         on_poll=made.update,
     )  # fmt: skip
     failed = [name for name, state in told.items() if state == "failed"]
-    if made.missing:
+    if missing := _missing(args, asked):
         why = f"{len(failed)} failed, see {args.out / 'logs'}" if failed else "call again to go on"
-        print(f"{made.missing} of {len(wanted)} cells are missing: {why}", flush=True)
+        print(f"{missing} of {len(asked)} cells are missing: {why}", flush=True)
     return 1 if failed else 0
 
 
@@ -243,9 +259,10 @@ def main(words: list[str] | None = None) -> int:
         wanted = wanted_cells(args.only, tasks, the_seeds(args))
         if args.work:
             return work(args, tasks, wanted)
+        asked = asked_cells(args.cells, wanted)
         files.output_folder(args.out)
         with locked(args.out, "recipes/claims/run.py"):
-            return run_all(args, tasks, wanted)
+            return run_all(args, tasks, wanted, asked)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2

@@ -220,6 +220,7 @@ def test_a_part_is_made_once(tmp_path: Path) -> None:
         (["--toy", "--seeds", "-1"], "a seed must be a whole number from 0"),
         (["--toy", "--at-once", "0"], "--at-once must be 1 or more"),
         (["--toy", "--minutes", "0"], "--minutes must be above 0"),
+        (["--toy", "--cells", "remarks-0.99"], "no cell's name begins with 'remarks-0.99'"),
     ],
 )
 def test_mistakes_are_one_line(words: list[str], message: str, tmp_path: Path, capsys) -> None:
@@ -251,6 +252,13 @@ def test_toy_cells_share_processes_by_experiment_and_others_have_their_own(tmp_p
     calibrated.parent.mkdir(parents=True)
     calibrated.write_text("{}")
     assert not jobs["threshold/remarks-0.86-0"].blocked()
+
+
+def test_cells_may_be_named_by_their_beginnings_and_bring_what_they_need() -> None:
+    wanted = run.wanted_cells(["threshold", "staleness"], FULL, [0])
+    names = [cell.name for _, cell in run.asked_cells(["remarks-0.86", "remarks-sparse-4"], wanted)]
+    assert names == ["remarks-calibration", "remarks-0.86-0", "remarks-sparse-4-now-0", "remarks-sparse-4-sampler-0"]
+    assert run.asked_cells(None, wanted) == wanted
 
 
 def test_the_runner_looks_for_finished_cells_while_jobs_run(tmp_path: Path) -> None:
