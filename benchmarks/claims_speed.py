@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from claim_words import Claims, Figures, bare, down, up
-from record_tables import RESULTS, results
+from record_tables import results
+from render_fine import fine_records
 from render_speed import decode_cells, pairs, rollout_records
 
 # -- rollouts and steps in vLLM ------------------------------------------------------------------------------------------
@@ -116,8 +117,7 @@ def dense_requests() -> Figures:
 
 def small_units() -> Figures:
     """Rollouts under scaled schedules of small units beside the published ones, on an H100."""
-    found = [results(path.stem, "rollout") for path in sorted(RESULTS.glob("rollout-*-fine-h100.json"))]
-    more = [100 * (each["over_published"] - 1) for each in found]
+    more = [100 * (found["over_published"] - 1) for *_, found in fine_records()]
     return {"least": down(min(more)), "most": down(max(more))}
 
 

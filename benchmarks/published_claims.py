@@ -45,6 +45,8 @@ class Part:
     unit: str = ""
     sign: bool = False
     """Whether a plus sign is shown: of changes and differences."""
+    cost: bool = False
+    """Whether less is better, so that the figure is rounded up."""
     missing: str = "not run yet"
     """What is shown where there is no estimate."""
 
@@ -56,9 +58,8 @@ class Part:
         """The figure with its interval."""
         if self.estimate is None:
             return f"{self.label}: {self.missing}"
-        return (
-            f"{self.label}: {rounded_down(self.estimate.value, self.decimals, self.sign)}{self.unit} {self.interval()}"
-        )
+        rounded = rounded_up if self.cost else rounded_down
+        return f"{self.label}: {rounded(self.estimate.value, self.decimals, self.sign)}{self.unit} {self.interval()}"
 
     def interval(self) -> str:
         if self.estimate is None or math.isinf(self.estimate.low):

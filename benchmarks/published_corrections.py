@@ -46,7 +46,13 @@ def _middle(found: Mapping[str, Any]) -> dict[str, str]:
 
 
 def eviction_collapses(found: Results) -> Sequence[Part]:
-    return _compared(found, "-none", "dense", "uncorrected, beyond dense", below(0))
+    """What the middle kind of run gained in itself without a correction."""
+    return [
+        Part(f"{_words(task, middle)}, uncorrected, change", of[task].of(f"{middle}-none"), below(0), sign=True)
+        for each in found
+        for of in (gains(each["lines"], "kind"),)
+        for task, middle in _middle(each).items()
+    ]
 
 
 def correction_helps(found: Results) -> Sequence[Part]:

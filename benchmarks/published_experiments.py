@@ -244,7 +244,11 @@ def two_humps(found: Results) -> Sequence[Part]:
                 Part(f"{label}, skewness", estimate(of["skew"]), below(0), 2, sign=True),
                 Part(f"{label}, share above .999", estimate(of["nearly_one_share"]), share),
                 Part(
-                    f"{label}, KS distance of the rest", distance, at_most(2 * KS), missing="too few tokens for a fit"
+                    f"{label}, KS distance of the rest",
+                    distance,
+                    at_most(2 * KS),
+                    cost=True,
+                    missing="too few tokens for a fit",
                 ),
             ]
     return parts

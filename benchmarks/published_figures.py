@@ -41,6 +41,21 @@ def difference(record: str, row: str, than: str, other: str | None = None) -> Es
     return _around(mean, 1 / len(ours) + 1 / len(theirs), sorted({record, other}))
 
 
+def final_difference(record: str, row: str, than: str) -> tuple[Estimate, float]:
+    """(How much higher a row's dense accuracy ends than another's, the mean at which that one ends)."""
+    rows = {run["row"] for run in results(record, KIND)["runs"]}
+    final = {each: [run["dense_accuracy"][-1][1] for run in runs_of(record, each)] for each in rows}
+    ours, theirs = final[row], final[than]
+    mean, end = statistics.mean(ours) - statistics.mean(theirs), statistics.mean(theirs)
+    return around(mean, 1 / len(ours) + 1 / len(theirs), *pooled(final.values())), end
+
+
+def share_of(hits: int, of: int) -> Estimate:
+    """With Wilson's interval."""
+    interval = stats.binomtest(hits, of).proportion_ci(method="wilson")
+    return Estimate(hits / of, float(interval.low), float(interval.high))
+
+
 def _changes(record: str, row: str) -> list[float]:
     ends = [run["dense_accuracy"] for run in runs_of(record, row)]
     return [points[-1][1] - points[0][1] for points in ends]

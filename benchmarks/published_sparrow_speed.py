@@ -18,6 +18,12 @@ TAIL = "mismatch/acceptance_q05"
 ROLLOUTS = tuple(f"rollout-qwen3-{size}-drained-h200" for size in SIZES)
 PUBLISHED_STEP, PUBLISHED_DISTILLED = 1.97, 1.72
 """Speed-ups of a whole step of 1.7B: with the schedule of .86, and with that of .80 and an adapter."""
+DENSE_STEPS = {
+    "verl, 16K": ("verl-steps-16k-h200", "verl-steps"),
+    "verl, 8K, without fused kernels": ("verl-steps-h200", "verl-steps"),
+    "TRL, 8K": ("trl-steps-h200", "trl-steps"),
+}
+"""By the trainer and the length of its responses."""
 PUBLISHED_ADAPTER_UPDATE = 0.55
 """Of the policy's update."""
 
@@ -70,15 +76,25 @@ def adapter_costs() -> Sequence[Part]:
     update = last["distill"]["distill_seconds"] / last["distill"]["update_seconds"]
     step = last["dense"]["step_seconds"] / last["distill"]["step_seconds"]
     return [
-        Part("adapter's update, of the policy's", Estimate.single(update), as_cheap(PUBLISHED_ADAPTER_UPDATE), 2),
+        Part(
+            "adapter's update, of the policy's",
+            Estimate.single(update),
+            as_cheap(PUBLISHED_ADAPTER_UPDATE),
+            2,
+            cost=True,
+        ),
         Part("whole step, times dense", Estimate.single(step), as_fast(PUBLISHED_DISTILLED), 2),
     ]
 
 
 def rollouts_dominate() -> Sequence[Part]:
-    dense = last_steps()["dense"]
-    share = dense["rollout_seconds"] / dense["step_seconds"]
-    return [Part("responses of 12K tokens", Estimate.single(share), inside(0.7, 0.9), 2)]
+    """The last dense step of each trainer, when everything is compiled."""
+    steps = {"own loop, 12K tokens": last_steps()["dense"]}
+    for label, (record, kind) in DENSE_STEPS.items():
+        (case,) = [case for case in results(record, kind)["cases"] if case["case"] == "dense"]
+        steps[label] = case["steps"][-1]
+    shares = {label: step["rollout_seconds"] / step["step_seconds"] for label, step in steps.items()}
+    return [Part(label, Estimate.single(of), inside(0.7, 0.9), 2) for label, of in shares.items()]
 
 
 def rollout_speedups() -> Sequence[Part]:
@@ -160,7 +176,7 @@ SPEED_AND_ADAPTER = (
         title="rollouts take 70 to 90 % of a step",
         says="70 to 90 % of a step is spent on generating responses",
         model=SHAPE,
-        records=("training-step-h200",),
+        records=("training-step-h200", *(record for record, _ in DENSE_STEPS.values())),
         parts=rollouts_dominate,
         command=WHOLE_STEP,
     ),

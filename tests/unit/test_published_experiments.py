@@ -432,7 +432,7 @@ VERDICTS = {
         "adapter-trains-as-well": "refuted",
     },
     "sparse-rl": {
-        "eviction-collapses": "reproduced",
+        "eviction-collapses": "refuted",
         "eviction-with-correction-trains": "reproduced",
         "memory-saved": "refuted",
         "correction-helps": "undecided",
