@@ -23,6 +23,7 @@ from sparroll import records, tasks  # noqa: E402
 from sparroll.compression import make_compression  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
+from sparroll.errors import UserError  # noqa: E402
 from sparroll.progress import Progress, quiet_transformers  # noqa: E402
 
 SEED = 20_000
@@ -44,7 +45,15 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, began = arguments(), time.time()
+    args = arguments()
+    try:
+        measure(args)
+    except UserError as error:
+        sys.exit(f"error: {error}")
+
+
+def measure(args: argparse.Namespace) -> None:
+    began = time.time()
     register()
     quiet_transformers()
     dtype = torch.bfloat16 if args.device == "cuda" else torch.float32

@@ -100,9 +100,11 @@ def references(level: int, count: int) -> list[tuple[list, list]]:
     return [(ids[:prompt_tokens], ids[prompt_tokens:]) for ids in whole]
 
 
-def tails(model, level: int, pairs: list, settings: list, bin_tokens: int, deadline: float) -> list[dict]:
+def tails(
+    model, level: int, pairs: list, settings: list, bin_tokens: int, deadline: float, temperature: float
+) -> list[dict]:
     """A row per (page, budget, context bin), and one over all bins with `from_context` None. Only responses of exactly the
-    expected length count: in those each token has its role."""
+    expected length count: in those each token has its role. temperature: that of the samples, for both policies."""
     shape = LEVELS[level]
     whole = [pair for pair in pairs if len(pair[1]) == shape.response_tokens]
     rollouts = [Rollout(prompt, response, torch.zeros(len(response)), "stop") for prompt, response in whole]
@@ -116,12 +118,14 @@ def tails(model, level: int, pairs: list, settings: list, bin_tokens: int, deadl
         if time.time() > deadline:
             break
         selector = PageMean(page_tokens=page, first_tokens=16, recent_tokens=32)
-        found = torch.stack(scorer.exact_replay(rollouts, Schedule.fixed(budget, selector)))
+        schedule = Schedule.fixed(budget, selector)
+        found = torch.stack(scorer.exact_replay(rollouts, schedule, temperature=temperature))
         for start in [None, *(context_T // bin_tokens).unique().tolist()]:
             inside_T = (
                 torch.ones_like(context_T, dtype=torch.bool) if start is None else context_T // bin_tokens == start
             )
             about = {"page": page, "budget": budget, "from_context": None if start is None else start * bin_tokens}
+            about |= {"temperature": temperature}
             rows.append(about | _tail(found[:, inside_T], role_T[inside_T]))
         print(f"page {page} budget {budget}: {rows[-1 - len((context_T // bin_tokens).unique())]}", flush=True)
     return rows
@@ -158,7 +162,7 @@ def main() -> None:
                 # An untrained model writes nothing that could be measured.
                 kept = references(level, args.tail_rollouts) if args.dry else pairs[: args.tail_rollouts]
                 enough = began + 60 * args.minutes * 0.6
-                found["tail"] = tails(model, level, kept, settings, args.bin_tokens, enough)
+                found["tail"] = tails(model, level, kept, settings, args.bin_tokens, enough, args.temperatures[0])
             found["measure_seconds"] = round(time.time() - began, 1)
             # A bin may hold no token of a role; its mean is null.
             files.write_json(args.out, records.plain(found))

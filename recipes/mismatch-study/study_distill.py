@@ -9,7 +9,6 @@ measured before and after with the same draws; OUT/result.json is the record. Ca
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 from study_rows import Settings, rows, run_config  # noqa: E402
 from table_sums import register  # noqa: E402
 
+from sparroll import files  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.progress import quiet_transformers  # noqa: E402
 from sparroll.rounding import with_interval  # noqa: E402
@@ -46,7 +46,8 @@ def arguments() -> argparse.Namespace:
 
 def configuration(args: argparse.Namespace) -> DistillConfig:
     """The row's, with the adapter's own steps and rate."""
-    settings = Settings.from_table(json.loads((args.study / "settings.json").read_text()))
+    hint = "--study takes the folder of a study whose calibration is done"
+    settings = Settings.from_table(files.read_table(args.study / "settings.json", hint))
     row = run_config(settings, args.study, rows(settings)[ROW], args.seed).model_dump(mode="json")
     table = {name: row[name] for name in ("model", "engine", "attention", "mismatch", "distill", "checkpoint", "log")}
     table["task"] = row["task"] | {"train_prompts": args.steps * settings.prompts_per_step}

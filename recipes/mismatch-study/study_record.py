@@ -12,7 +12,7 @@ import argparse
 import json
 import statistics
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +204,7 @@ def merge(paths: list[Path]) -> dict[str, Any]:
         for name, row in table.items()
     ]
     calibrations = [part["results"]["calibration"] for part in parts if part["results"]["calibration"]]
+    _check_calibrations(parts)
     about = ("date", "commit", "hardware", "versions", "wall_seconds")
     results = {
         "table": rows,
@@ -216,6 +217,22 @@ def merge(paths: list[Path]) -> dict[str, Any]:
         "results": results,
         "wall_seconds": sum(part["wall_seconds"] or 0.0 for part in parts),
     }
+
+
+def _check_calibrations(parts: Sequence[Mapping[str, Any]]) -> None:
+    """Raises UserError where two parts ran a row under schedules that were calibrated apart."""
+    first: dict[str, Any] = {}
+    for part in parts:
+        ran = {run["row"] for run in part["results"]["runs"]}
+        for target, of in (part["results"]["calibration"] or {}).items():
+            if not any(row == target or row.startswith(f"{target}-") for row in ran):
+                continue
+            steps = [(step["from_context_tokens"], step["kv_budget_tokens"]) for step in of["schedule"]["steps"]]
+            if first.setdefault(target, steps) != steps:
+                raise UserError(
+                    f"the parts ran {target} under different schedules",
+                    "give the later ones --schedules-of the study.json of the first, so that all have one calibration",
+                )
 
 
 def _mean(values: list[float | None]) -> float | None:

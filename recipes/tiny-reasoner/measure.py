@@ -21,7 +21,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 from folder import load_weights, new_config, new_model  # noqa: E402
 from sampling import accuracy_table  # noqa: E402
-from tail_probe import acceptance_by_bin  # noqa: E402
+from tail_probe import Setting, acceptance_by_bin  # noqa: E402
 
 from sparroll.tasks.synthetic.kinds import KINDS  # noqa: E402
 from sparroll.tasks.synthetic.task import LEVELS  # noqa: E402
@@ -43,7 +43,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--budgets", type=int, nargs="+", default=list(BUDGETS))
     parser.add_argument("--bin-tokens", type=int, default=250)
     parser.add_argument("--minutes", type=float, default=math.inf, help="measure nothing new after this long")
-    return parser.parse_args()
+    args = parser.parse_args()
+    least = Setting.first + Setting.recent
+    if min(args.budgets) < least:
+        parser.error(f"a budget of {min(args.budgets)} tokens is below the {least} that are always read")
+    return args
 
 
 def main() -> None:

@@ -1,7 +1,8 @@
 """Train tiny-reasoner. Writes model.safetensors, every mark and train.json under --out; measure.py comes after.
 
 python recipes/tiny-reasoner/train.py --out runs/tiny-reasoner                      # one GPU, a few minutes
-python recipes/tiny-reasoner/train.py --out runs/dry --device cpu --steps 4 --dry    # does every part work?
+python recipes/tiny-reasoner/train.py --out runs/dry --device cpu --steps 4 --cool-steps 2 --batch-tokens 2432 \\
+    --workers 1 --marks 1.0 --aim-levels 0 --dry                                    # does every part work?
 
 The trunk trains at a constant rate. At each mark a copy is cooled down (its rate falls to nothing) and saved, so the
 marks are models of rising skill. The one nearest to --aim on --aim-kinds at --aim-levels becomes model.safetensors:

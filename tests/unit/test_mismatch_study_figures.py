@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
 import pytest
 
 import study_recipe
@@ -9,9 +14,10 @@ from sparroll import records
 from sparroll.errors import UserError
 
 registered = study_recipe.registered
+ROOT = Path(__file__).parents[2]
 
 import plots  # noqa: E402
-from study_record import KIND, summary  # noqa: E402
+from study_record import KIND, merge, summary  # noqa: E402
 from study_rows import Settings, rows  # noqa: E402
 
 
@@ -90,3 +96,21 @@ def test_the_committed_tables_are_those_of_their_runs(name) -> None:
             row["row"], row["about"], row["family"], [run for run in found["runs"] if run["row"] == row["row"]]
         )
         assert made | row == made
+
+
+def test_parts_that_ran_a_row_under_two_calibrations_are_not_merged(tmp_path: Path) -> None:
+    """Machines that each made a sweep of their own have other budgets under the same name."""
+    whole = records.read(ROOT / "benchmarks" / "results" / "mismatch-study-60-steps-h200.json", KIND)
+
+    def part(seed: int, **budgets: int) -> Path:
+        of = copy.deepcopy(whole)
+        of["results"]["runs"] = [run for run in of["results"]["runs"] if run["seed"] == seed]
+        for step in of["results"]["calibration"]["calibrated-0.86"]["schedule"]["steps"]:
+            step |= budgets
+        path = tmp_path / f"{seed}-{len(budgets)}.json"
+        path.write_text(json.dumps(of), encoding="utf-8")
+        return path
+
+    assert {run["seed"] for run in merge([part(0), part(1)])["results"]["runs"]} == {0, 1}
+    with pytest.raises(UserError, match=r"the parts ran calibrated-0.86 under different schedules"):
+        merge([part(0), part(1, kv_budget_tokens=128)])
