@@ -1,14 +1,23 @@
-"""The tables of what a selector must read, from the records of recipes/code-lm. Measures nothing; render.py writes them."""
+"""The tables of what a selector must read, from the records of recipes/code-lm. Measures nothing; render.py writes them.
+
+A ratio has its interval in brackets, unless fewer than eight sequences reach the contexts that it is of.
+"""
 
 from __future__ import annotations
 
 import itertools
+import sys
+from pathlib import Path
 from typing import Any
 
 import record_tables
 from record_tables import results, table
 
 from sparroll.rounding import rounded_down, rounded_up, with_interval
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "recipes" / "code-lm"))
+
+from cell_files import LEAST_SEQUENCES
 
 KIND = "code_lm_cells"
 MODELS = {
@@ -83,18 +92,35 @@ def ratios() -> str:
             for name, kept in ((rule, "no"), *summed):
                 of_rule = [row for row in found["ratios"] if row["rule"] == name]
                 if of_rule:
-                    least = [_least(of_rule, statistic) for statistic in ("q05", "kl_sparse_to_dense")]
+                    least = [_least(found, of_rule, statistic) for statistic in ("q05", "kl_sparse_to_dense")]
                     rows.append([model, told, kept, *least])
     return table(["model", "pages", "remainder", "at the same tail", "at the same KL"], rows)
 
 
-def _least(rows: list[dict[str, Any]], statistic: str) -> str:
+def _least(found: dict[str, Any], rows: list[dict[str, Any]], statistic: str) -> str:
     of_statistic = [row for row in rows if row["statistic"] == statistic]
     sure = [row for row in of_statistic if row["bound"] != "at least"]
     if sure:
-        least = min(sure, key=lambda row: float(row["ratio"]))
-        return with_interval(least["ratio"], least["low"], least["high"])
+        return ratio_of(found, min(sure, key=lambda row: float(row["ratio"])))
     return f"over {rounded_down(min(row['ratio'] for row in of_statistic), 2)}" if of_statistic else ""
+
+
+def ratio_of(found: dict[str, Any], row: dict[str, Any]) -> str:
+    """A row's ratio with its interval; alone where too few sequences reach its contexts, also in records that have
+    interval ends for it."""
+    if row["low"] is None or _sequences(found, row["from_context_tokens"]) < LEAST_SEQUENCES:
+        return rounded_down(row["ratio"])
+    return with_interval(row["ratio"], row["low"], row["high"])
+
+
+def _sequences(found: dict[str, Any], from_context_tokens: int) -> int:
+    """How many sequences of a record reach a bin of context lengths. Those that end before it have no values there."""
+    (values,) = (
+        of["sequences"]["acceptance"]
+        for of in found["cells"][0]["bins"]
+        if of["from_context_tokens"] == from_context_tokens
+    )
+    return sum(value is not None for value in values)
 
 
 LONG_BUDGETS = (512, 1024, 2048, 4096)
@@ -114,8 +140,7 @@ def shares() -> str:
                 }
                 if set(LONG_BUDGETS) <= its.keys():
                     of = [its[budget] for budget in LONG_BUDGETS]
-                    cells = [with_interval(row["ratio"], row["low"], row["high"]) for row in of]
-                    rows.append([model, told, said, *cells])
+                    rows.append([model, told, said, *(ratio_of(found, row) for row in of)])
     return table(["model", "pages", "same", *(f"{budget:,}" for budget in LONG_BUDGETS)], rows)
 
 
@@ -127,7 +152,8 @@ def first_layers() -> str:
         for suffix, told in FIRST_LAYERS.items():
             of_rule = [row for row in found["ratios"] if row["rule"] == f"quantized_mean-4x4{suffix}"]
             if of_rule:
-                rows.append([model, told, *(_least(of_rule, statistic) for statistic in ("q05", "kl_sparse_to_dense"))])
+                least = [_least(found, of_rule, statistic) for statistic in ("q05", "kl_sparse_to_dense")]
+                rows.append([model, told, *least])
     return table(["model", "layers 0 and 1", "at the same tail", "at the same KL"], rows)
 
 

@@ -4,7 +4,7 @@ measures nothing. A rule whose layers read differently has the ratio of its cell
 A ratio is read off two curves of a statistic against budget, page means on one side and a rule on the other: the
 published budget divided by the rule's budget with the same value. Between budgets, log(budget) is interpolated linearly
 in log(1 - q05) or log(KL), in which the curves are nearly straight. Intervals come from resampled sequences, the same for
-both curves.
+both curves (cell_files.interval).
 """
 
 # W weightings of the sequences, M budgets
@@ -42,8 +42,9 @@ class Ratio:
     from_context_tokens: int
     published_budget: int
     ratio: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
+    """Ends of the interval; None where too few sequences reach the bin."""
     bound: str | None = None
     """"at least": the rule's smallest budget is already better; "at most": its largest is still worse."""
 
@@ -82,7 +83,8 @@ def ratios(measured: Mapping[Cell, Measured], bins: tuple[int, ...]) -> list[Rat
                 for cell in published:
                     if least <= cell.budget <= most and value(cell, "q05", place)[0] >= LEAST_TAIL:
                         value_W = straight(statistic, value(cell, statistic, place))
-                        found.append(_ratio(rule, statistic, begin, cell.budget, value_W, budgets, curve_MW))
+                        reached = measured[cell].reached(place)
+                        found.append(_ratio(rule, statistic, begin, cell.budget, value_W, budgets, curve_MW, reached))
     return found
 
 
@@ -94,12 +96,22 @@ def _ratio(
     value_W: np.ndarray,
     budgets: list[int],
     curve_MW: np.ndarray,
+    sequences: int,
 ) -> Ratio:
     ratio_W = published / equal_budget(value_W, np.array(budgets), curve_MW)
     better, worse = value_W[0] < curve_MW[0, 0], value_W[0] > curve_MW[:, 0].max()
-    low, high = interval(ratio_W)
+    low, high = interval(ratio_W, sequences, least=0.0)
     bound = "at least" if better else "at most" if worse else None
     return Ratio(rule.name, statistic, begin, published, round(float(ratio_W[0]), 4), low, high, bound)
+
+
+def in_words(row: Ratio) -> str:
+    """The ratio, with its interval where it has one.
+
+    >>> in_words(Ratio("quantized_mean-4x4", "q05", 2048, 512, 3.19, 2.83, 3.5))
+    '3.19 (2.83 to 3.50)'
+    """
+    return f"{row.ratio:.2f}" + ("" if row.low is None else f" ({row.low:.2f} to {row.high:.2f})")
 
 
 def smallest(found: list[Ratio], rule: str) -> Ratio | None:

@@ -3,7 +3,7 @@
     python recipes/code-lm/cell_plots.py --records runs/code-lm/seed-0/cells/cells.json --out runs/code-lm/cells.html
 
 For each record and bin of context lengths: the 5th percentile, the KL and the share of impossible tokens against budget,
-with intervals over sequences; and the ratio of budgets against the published budget.
+with intervals over sequences where there are enough of them; and the ratio of budgets against the published budget.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 import matplotlib as mpl  # noqa: E402
+import numpy as np  # noqa: E402
 from cells import PUBLISHED  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from matplotlib.figure import Figure  # noqa: E402
@@ -51,7 +52,8 @@ def against_budget(results: dict[str, Any], statistic: str, title: str, scale: s
             known = [row[statistic] if scale == "linear" or row[statistic] > 0 else None for row in rows]
             axes.plot(budgets, known, "o-", color=color, label=rule, markersize=4)
             if f"{statistic}_interval" in rows[0]:
-                low, high = zip(*(row[f"{statistic}_interval"] for row in rows), strict=True)
+                # An interval that does not exist is null in the record, and NaN is not drawn.
+                low, high = np.array([row[f"{statistic}_interval"] for row in rows], dtype=float).T
                 axes.fill_between(budgets, low, high, color=color, alpha=0.15, linewidth=0)
         _by_budget(axes, results, f"contexts of {bins[place]['from_context_tokens']:,} on", "tokens read")
     if any(row[statistic] > 0 for cells in _lines(results).values() for cell in cells for row in cell["bins"]):
@@ -79,6 +81,8 @@ def ratio(results: dict[str, Any]) -> Figure:
                     and row["bound"] is None
                 ]
                 for row in rows:
+                    if row["low"] is None:
+                        continue
                     at = [row["published_budget"]] * 2
                     axes.plot(at, [row["low"], row["high"]], color=color, alpha=0.4)
                 label = rule if statistic == "q05" else None
@@ -98,7 +102,7 @@ def page(named: dict[str, dict[str, Any]]) -> str:
     parts = ["<!doctype html><meta charset='utf-8'><title>code-lm: cells</title>"]
     parts.append("<body style='font-family: sans-serif; max-width: 90rem; margin: 2rem auto'>")
     for name, results in named.items():
-        about = ", ".join(f"{key} {value}" for key, value in results["text"].items())
+        about = ", ".join(f"{key} {value}" for key, value in results["text"].items() if not key.endswith("_digest"))
         parts.append(f"<h2>{escape(name)}</h2><p>{escape(about)}; {len(results['cells'])} cells</p>")
         makes: list[Callable[[], Figure]] = [
             *(lambda each=each, results=results: against_budget(results, *each) for each in STATISTICS),

@@ -9,7 +9,8 @@ each head, and each layer, loses so much alone at shares of the even budget (SHA
 and by layer with the even one's reading (head_choice.py). Of these, of budgets half as far from the even one, and of the
 even one itself, those that lose least on the same set are taken: once by KL, once by mean acceptance. They are compared
 on other sequences, as measure_cells.py compares: whole distributions, K and V of the sparse stream. Intervals are of
-resampled sequences, the same for all budgets. CPU only: some 20 minutes of one core for each of the two models.
+resampled sequences, the same for all budgets (cell_files.interval). CPU only: some 20 minutes of one core for each of the
+two models.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ TOLERANCE_TOKENS = 1e-6
 DRY_TOKENS = 80
 """Tokens of the bin in a dry run."""
 PAYS = 0.15
-"""Budgets by head pay where their KL is so much lower than that of budgets by layer, surely lower at all."""
+"""Budgets by head pay where their KL is so much lower than that of budgets by layer, surely lower at all. With too few
+sequences for an interval nothing is sure, and nothing is said of it."""
 SETTINGS = {
     "tiny-reasoner": ((FINE, 384), (FINE, 512), (PUBLISHED, 896)),
     "study": ((FINE, 192), (FINE, 384), (PUBLISHED, 768)),
@@ -167,6 +169,7 @@ def compare(sequences: Sequences, even: int, chosen: dict[str, Budgets], places:
     measured |= {name: sequences.measure(each) for name, each in chosen.items()}
     reading = {name: sequences.reading_of(each) for name, each in (budgets | chosen).items()}
     weights_WN = resamplings(len(sequences.rollouts))
+    reached = min(each.reached(0) for each in measured.values())
 
     def values(name: str, statistic: str) -> np.ndarray:
         return measured[name].statistic(statistic, weights_WN, 0).numpy()
@@ -177,9 +180,9 @@ def compare(sequences: Sequences, even: int, chosen: dict[str, Budgets], places:
         rows[name] = {
             "read_tokens": round(reading[key], 3),
             "kl_sparse_to_dense": round(float(kl_W[0]), 9),
-            "kl_sparse_to_dense_interval": interval(kl_W),
+            "kl_sparse_to_dense_interval": interval(kl_W, reached, least=0.0),
             "q05": round(float(q05_W[0]), 6),
-            "q05_interval": interval(q05_W),
+            "q05_interval": interval(q05_W, reached, 0.0, 1.0),
             "acceptance": round(float(values(key, "acceptance")[0]), 9),
             "over_10_nats": round(float(values(key, "over_10_nats")[0]), 9),
         }
@@ -192,15 +195,15 @@ def compare(sequences: Sequences, even: int, chosen: dict[str, Budgets], places:
         q05_W = values(names[one], "q05") - values(names[other], "q05")
         pairs[f"{one} against {other}"] = {
             "kl_change": round(float(kl_W[0]), 6),
-            "kl_change_interval": interval(kl_W),
+            "kl_change_interval": interval(kl_W, reached, least=-1.0),
             "q05_change": round(float(q05_W[0]), 6),
-            "q05_change_interval": interval(q05_W),
+            "q05_change_interval": interval(q05_W, reached, -1.0, 1.0),
         }
     worth = {}
     for name in chosen:
         equal_W = equal_budget(straight("kl", values(name, "kl_sparse_to_dense")), read_M, curve_MW)
         share_W = reading[name] / equal_W
-        worth[name] = {"read_share": round(float(share_W[0]), 4), "interval": interval(share_W)}
+        worth[name] = {"read_share": round(float(share_W[0]), 4), "interval": interval(share_W, reached, least=0.0)}
     return {"budgets": rows, "pairs": pairs, "reading_of_the_even_budget_with_the_same_kl": worth}
 
 
@@ -236,16 +239,21 @@ def run_setting(
     del first
     second = Sequences(model, sets[1], rule, bins)
     result = compare(second, even, chosen, places["all"])
-    gain = result["pairs"]["head-kl against layer-kl"]
     return {
         "rule": rule.name,
         "budget": even,
         "contexts": bins,
         "choice": choice,
         **result,
-        "pays": bool(gain["kl_change"] <= -PAYS and gain["kl_change_interval"][1] < 0),
+        "pays": pays(**result["pairs"]["head-kl against layer-kl"]),
         "seconds": round(time.time() - began, 1),
     }
+
+
+def pays(kl_change: float, kl_change_interval: list[float | None], **_: object) -> bool | None:
+    """Whether budgets by head pay, from how they change the KL of budgets by layer. None where there is no interval."""
+    high = kl_change_interval[1]
+    return None if high is None else kl_change <= -PAYS and high < 0
 
 
 def shortened(rollout: Rollout, tokens: int) -> Rollout:
@@ -268,8 +276,9 @@ def table(results: list[dict[str, Any]]) -> str:
         told = "".join(f"{row['kl_sparse_to_dense']:>10.4f} {row['q05']:.3f}" for row in rows)
         pair = each["pairs"]["head-kl against layer-kl"]
         low, high = pair["kl_change_interval"]
+        ends = "" if low is None else f" [{low:+.1%}, {high:+.1%}]"
         name = f"{each['rule']}-{each['budget']}"
-        lines.append(f"{name:<26}{told}   {pair['kl_change']:+.1%} [{low:+.1%}, {high:+.1%}]")
+        lines.append(f"{name:<26}{told}   {pair['kl_change']:+.1%}{ends}")
     return "\n".join(lines)
 
 

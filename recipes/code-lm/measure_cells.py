@@ -7,7 +7,8 @@
 
 Every position attends sparsely, with K and V of the sparse stream, as in a rollout, and both whole distributions are
 compared. Each cell is a file in --out/cells. After --minutes no new cell is begun; called again, the command goes on
-with those that are missing. It ends with the record (--out/cells.json), which also holds the ratios of budgets.
+with those that are missing. It ends with the record (--out/cells.json) of all cells that have a file, which also holds
+the ratios of budgets.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ from transformers import PreTrainedModel  # noqa: E402
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
-from budget_ratio import STATISTICS, Ratio, ratios, smallest  # noqa: E402
-from cell_files import NATS, REPLICATES, Measured, count  # noqa: E402
+from budget_ratio import STATISTICS, Ratio, in_words, ratios, smallest  # noqa: E402
+from cell_files import LEAST_SEQUENCES, NATS, REPLICATES, Measured, count  # noqa: E402
 from cells import BUDGETS, FEW_BUDGETS, PUBLISHED, Cell, Rule, grid, summed  # noqa: E402
 from code_model import LONGEST_TOKENS  # noqa: E402
 from texts import Text, open_text  # noqa: E402
@@ -58,10 +59,18 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--corpus", type=Path, help="folder of the corpus; default: corpus/ beside --model")
     parser.add_argument("--record", type=Path, help="also write the record here")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
-    parser.add_argument("--sequences", type=int, default=8)
+    parser.add_argument(
+        "--sequences", type=int, default=8, help=f"with fewer than {LEAST_SEQUENCES} there are no intervals"
+    )
     parser.add_argument("--tokens", type=int, default=LONGEST_TOKENS, help="of a held-out sequence")
     parser.add_argument("--minutes", type=float, default=8.0, help="from the start; then no new cell is begun")
-    parser.add_argument("--only", nargs="+", help="cells whose names begin with one of these")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="NAME",
+        help="measure only the cells that have one of these names, or go on with a dash after one: quest-16 also means "
+        "quest-16-64. The record has every cell that was ever measured",
+    )
     parser.add_argument("--dry", action="store_true", help="short sequences and few cells, on the CPU")
     args = parser.parse_args(argv)
     if args.dry:
@@ -126,21 +135,30 @@ def differences(model: PreTrainedModel, dense_TE: Tensor, sparse_TE: Tensor) -> 
     return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
 
 
-def measure_all(
-    comparison: Comparison, cells: list[Cell], folder: Path, until: float, on_progress: OnProgress
-) -> dict[Cell, Measured]:
-    """Those cells that were measured before or could be begun until this time.time()."""
-    found: dict[Cell, Measured] = {}
+def measure_all(comparison: Comparison, cells: list[Cell], folder: Path, until: float, on_progress: OnProgress) -> None:
+    """Write the files of those cells that have none yet, as many as can be begun until this time.time()."""
     for done, cell in enumerate(cells):
-        path = folder / f"{cell.name}.safetensors"
-        if not path.exists() and time.time() >= until:
-            continue
-        if not path.exists():
+        path = file_of(folder, cell)
+        if path.exists():
+            on_progress(done + 1, len(cells), f"{cell.name}, measured before")
+        elif time.time() < until:
             on_progress(done, len(cells), cell.name)
-            comparison.measure(cell.rule.schedule(cell.budget, comparison.layers)).save(path)
-        found[cell] = Measured.load(path)
-        on_progress(done + 1, len(cells), f"{cell.name}, {found[cell].seconds:.1f} s")
-    return found
+            measured = comparison.measure(cell.rule.schedule(cell.budget, comparison.layers))
+            measured.save(path)
+            on_progress(done + 1, len(cells), f"{cell.name}, {measured.seconds:.1f} s")
+
+
+def file_of(folder: Path, cell: Cell) -> Path:
+    return folder / f"{cell.name}.safetensors"
+
+
+def is_named(cell: Cell, names: list[str]) -> bool:
+    """Whether a cell has one of these names, or one of them and then a dash.
+
+    >>> is_named(Cell(Rule("quest", 16), 512), ["quest-16"]), is_named(Cell(Rule("quest", 16), 512), ["quest-1"])
+    (True, False)
+    """
+    return any(f"{cell.name}-".startswith(f"{name}-") for name in names)
 
 
 def refusal(rule: Rule, device: str) -> str | None:
@@ -214,38 +232,42 @@ def table(found: dict[Cell, Measured], rows: list[Ratio], text: Text) -> str:
 def _told(statistic: str, least: Ratio | None) -> str:
     if least is None:
         return f"{statistic} -"
-    place = f"{least.published_budget:,} of {least.from_context_tokens:,}"
-    return f"{statistic} {least.ratio:.2f} ({least.low:.2f} to {least.high:.2f} at {place})"
+    return f"{statistic} {in_words(least)} at {least.published_budget:,} of {least.from_context_tokens:,}"
 
 
 def run(args: argparse.Namespace, progress: Progress) -> tuple[Path, str]:
     model, text = open_text(args.model, args.sequences, args.tokens, args.corpus)
     refused = refusal(summed(Rule("quantized_mean", 4, 4)), args.device)
     left_out = {} if refused is None else {"remainder": refused}
-    cells = [
-        cell
-        for cell in grid(max(text.bins), remainder=refused is None)
-        if not args.only or any(cell.name == name or cell.name.startswith(f"{name}-") for name in args.only)
-    ]
+    every = grid(max(text.bins), remainder=refused is None)
+    cells = [cell for cell in every if not args.only or is_named(cell, args.only)]
     if not cells:
-        raise UserError(f"no cell begins with {', '.join(args.only or [])}", "names are those in the record")
+        raise UserError(
+            f"no cell has the name {', '.join(args.only or [])}",
+            f"a name, or the part of it before a dash, is meant: {every[0].name} to {every[-1].name}",
+        )
     digest = hashlib.sha256()
     for tensor in model.state_dict().values():
         digest.update(tensor.contiguous().numpy().tobytes())
     asked = {"weights": digest.hexdigest(), "text": text.about, "device": args.device.partition(":")[0]}
     resume.begin_or_resume(args.out / "asked.json", asked, begun=(args.out / "cells").exists())
     comparison = Comparison(model, text, args.device)
-    found = measure_all(comparison, cells, args.out / "cells", args.began + 60 * args.minutes, progress.bar("cells"))
+    folder = args.out / "cells"
+    measure_all(comparison, cells, folder, args.began + 60 * args.minutes, progress.bar("cells"))
+    # The record is of the folder, whatever was measured now.
+    found = {cell: Measured.load(path) for cell in every if (path := file_of(folder, cell)).exists()}
     config = asked | {"budgets": BUDGETS, "few_budgets": FEW_BUDGETS, "model": Path(args.model).name, "dry": args.dry}
     seconds = sum(each.seconds for each in found.values())
     if not found:
         raise UserError(f"no cell was begun in {args.minutes:g} minutes", "give more --minutes")
     rows = ratios(found, text.bins)
-    summed_up = results(text, found, rows, len(cells), left_out)
+    summed_up = results(text, found, rows, len(every), left_out)
     for path in filter(None, (args.record, args.out / "cells.json")):
         records.write(path, KIND, summed_up, config=config, seed=0, wall_seconds=seconds)
-    left = len(cells) - len(found)
-    told = f"{len(found)} of {len(cells)} cells" + (f", {left} left: call again" if left else "")
+    told = f"the record has {len(found)} of the grid's {len(every)} cells"
+    left = sum(cell not in found for cell in cells)
+    if left:
+        told += f"; {left} of {len(cells)} that were asked for are left: call again"
     for what, why in left_out.items():
         told += f"; no cell has a {what}: {why}"
     return args.out / "cells.json", f"{table(found, rows, text)}\n{told}"

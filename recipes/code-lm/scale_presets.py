@@ -24,7 +24,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
-from budget_ratio import STATISTICS, Ratio, SmallestRatio, smallest  # noqa: E402
+from budget_ratio import STATISTICS, Ratio, SmallestRatio, in_words, smallest  # noqa: E402
 from cells import EVEN, shaped  # noqa: E402
 
 from sparroll import records  # noqa: E402
@@ -156,8 +156,8 @@ def main(argv: list[str] | None = None) -> None:
         results = {str(path): records.read(path, KIND)["results"] for path in args.records}
         for name, row in smallest_of_models(results, args.rule, statistics).items():
             print(
-                f"{name}: at least {row.ratio:.2f} ({row.low:.2f} to {row.high:.2f}), {row.statistic} at "
-                f"{row.published_budget:,} tokens from {row.from_context_tokens:,} on"
+                f"{name}: at least {in_words(row)}, {row.statistic} at {row.published_budget:,} tokens from "
+                f"{row.from_context_tokens:,} on"
             )
         for name in args.presets:
             made = scaled(Schedule.load(name), *of_rule)

@@ -7,6 +7,7 @@ reference response stands for the model's own, because what it leaves open it dr
 
 from __future__ import annotations
 
+import hashlib
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 import corpus  # noqa: E402
 from code_model import load_folder  # noqa: E402
 
+from sparroll import files  # noqa: E402
 from sparroll.engines.load_model import load_model, load_tokenizer  # noqa: E402
 from sparroll.errors import UserError  # noqa: E402
 from sparroll.tasks.synthetic.task import example  # noqa: E402
@@ -39,7 +41,7 @@ class Text:
     bins: tuple[int, ...]
     """Context lengths at which bins begin, and the end of the last one."""
     about: dict[str, object]
-    """What a record says of it."""
+    """What a record says of it. A folder of cells goes on only with a text of which the same is said."""
 
 
 def open_text(
@@ -51,11 +53,31 @@ def open_text(
     if model == "study":
         return study_model(), solved_tables(sequences)
     folder = Path(model)
-    ids = corpus.read(corpus_folder or folder.parent / "corpus", "held-out")
-    return load_folder(folder / "model"), held_out(ids, sequences, tokens)
+    corpus_folder = corpus_folder or folder.parent / "corpus"
+    ids = corpus.read(corpus_folder, "held-out")
+    loaded = load_folder(folder / "model")
+    return loaded, held_out(ids, sequences, tokens, same_tokenizer(corpus_folder, folder / "model"))
 
 
-def held_out(ids: np.ndarray, sequences: int, tokens: int) -> Text:
+def same_tokenizer(corpus_folder: Path, model_folder: Path) -> str:
+    """The digest of the tokenizer that both the corpus and the model have. Raises UserError where they have different ones:
+    the ids of the corpus would then be other words to the model."""
+    hint = f"name the corpus that {model_folder.parent} was trained on with --corpus"
+    path = model_folder / "tokenizer.json"
+    if not path.exists():
+        raise UserError(f"{path} is missing, so nothing tells whether the corpus suits the model", "train it anew")
+    described = files.read_table(corpus_folder / "corpus.json", hint)
+    of_corpus, of_model = str(described["tokenizer_digest"]), files.sha256(path)
+    if of_corpus != of_model:
+        raise UserError(
+            f"the ids of the corpus in {corpus_folder} are of another tokenizer ({of_corpus[:12]}...) than that of the "
+            f"model, {path} ({of_model[:12]}...)",
+            hint,
+        )
+    return of_model
+
+
+def held_out(ids: np.ndarray, sequences: int, tokens: int, tokenizer_digest: str) -> Text:
     """Windows of the held-out row, spread evenly over it. All but the first token is a response."""
     windows = (len(ids) - 1) // tokens
     if windows < sequences:
@@ -69,7 +91,9 @@ def held_out(ids: np.ndarray, sequences: int, tokens: int) -> Text:
         rows.append(_rollout(*np.split(np.asarray(ids[begin : begin + tokens + 1]).astype(np.int64), [1])))
     # Bins of 2K to 4K, 4K to 8K and 8K to 16K, or of like shares of shorter sequences.
     bins = tuple(tokens // part for part in (8, 4, 2, 1))
-    return Text("code", rows, (*bins[:-1], tokens + 1), {"sequences": sequences, "tokens": tokens, "prefill": "none"})
+    about = {"sequences": sequences, "tokens": tokens, "prefill": "none", "tokenizer_digest": tokenizer_digest}
+    about["held_out_digest"] = hashlib.sha256(ids.tobytes()).hexdigest()
+    return Text("code", rows, (*bins[:-1], tokens + 1), about)
 
 
 def solved_tables(sequences: int) -> Text:

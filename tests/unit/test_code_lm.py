@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from sparroll import files
 from sparroll.cli import main
 from sparroll.engines.scoring import Scorer
 from sparroll.errors import UserError
@@ -24,12 +25,15 @@ from sparroll.schedule import Schedule
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "code-lm"
 sys.path.insert(0, str(RECIPE))
+# Last, because a recipe has a module with the name of one in benchmarks.
+sys.path.append(str(RECIPE.parents[1] / "benchmarks"))
 
 import budget_ratio  # noqa: E402
 import cell_files  # noqa: E402
 import cell_plots  # noqa: E402
 import corpus  # noqa: E402
 import measure_cells  # noqa: E402
+import render_cells  # noqa: E402
 import scale_presets  # noqa: E402
 import sources  # noqa: E402
 import train_code  # noqa: E402
@@ -185,11 +189,42 @@ def test_a_sequence_is_counted_in_its_bins() -> None:
 
 
 def test_a_replicate_without_a_sequence_that_is_long_enough_does_not_count() -> None:
-    assert cell_files.interval(np.array([5.0, np.nan, 1.0, 1.0])) == [1.0, 1.0]
-    assert np.isnan(cell_files.interval(np.array([5.0, np.nan]))).all()
+    assert cell_files.interval(np.array([1.0, np.nan, 1.0, 1.0]), 8) == [1.0, 1.0]
 
 
-def curve(budget: int, sequences: int = 4) -> Measured:
+def test_below_eight_sequences_there_is_no_interval() -> None:
+    values = np.array([1.0, 0.5, 2.0])
+    assert cell_files.interval(values, 7) == [None, None] and None not in cell_files.interval(values, 8)
+    # Eight sequences, of which four reach the second bin.
+    few = curve(128, 8)
+    counts, sums = (torch.cat([each, each], 1) for each in (few.counts_NBC, few.sums_NBK))
+    counts[4:, 1], sums[4:, 1] = 0, 0
+    rows = Measured(counts, sums, 0.0).rows((1024, 2048, 4096))
+    assert [None in row["q05_interval"] for row in rows] == [False, True]
+    assert rows[1]["kl_sparse_to_dense_interval"] == [None, None]
+
+
+def test_ends_move_away_from_the_value_and_stay_where_it_can_be() -> None:
+    # Student's quantile for 7 degrees of freedom is 2.365.
+    factor = 2.3646 / 1.9600 * math.sqrt(8 / 7)
+    assert cell_files.widening(8) == pytest.approx(factor, abs=1e-4)
+    values = np.array([0.5, *np.linspace(0.3, 0.9, 1001)])
+    low, high = cell_files.interval(values, 8)
+    assert (low, high) == pytest.approx((0.5 - 0.185 * factor, 0.5 + 0.385 * factor), abs=1e-4)
+    assert cell_files.interval(values, 8, 0.3, 0.9) == [0.3, 0.9]
+    # An end on the other side of the value moves outward too.
+    assert cell_files.interval(values + np.array([-0.3, *[0.0] * 1001]), 8)[0] < 0.315
+
+
+@pytest.mark.parametrize("sequences", [8, 20])
+def test_an_interval_of_few_sequences_holds_the_mean_about_as_often_as_it_says(sequences: int) -> None:
+    weights_WN = cell_files.resamplings(sequences).numpy()
+    drawn = np.random.default_rng(0).normal(size=(2000, sequences))
+    ends = np.array([cell_files.interval(means, sequences) for means in drawn @ weights_WN.T / sequences], dtype=float)
+    assert 0.93 <= ((ends[:, 0] <= 0) & (ends[:, 1] >= 0)).mean() <= 0.97
+
+
+def curve(budget: int, sequences: int = 8) -> Measured:
     """A made-up rule: 1 - q05 and the KL fall as 1 / budget, a little differently in each sequence."""
     counts, sums = torch.zeros(sequences, 1, histogram.CELLS).long(), torch.zeros(sequences, 1, len(SUMS)).double()
     for sequence in range(sequences):
@@ -215,6 +250,10 @@ def test_a_rule_that_needs_a_quarter_has_a_ratio_of_four() -> None:
     least = budget_ratio.smallest(found, FINE.name)
     assert least is not None and least.ratio == pytest.approx(4, rel=0.03)
     assert budget_ratio.smallest([row for row in found if row.bound], FINE.name) is None
+    few = {cell: Measured(each.counts_NBC[:4], each.sums_NBK[:4], 0.0) for cell, each in measured.items()}
+    row = budget_ratio.smallest(budget_ratio.ratios(few, (2048, 4096)), FINE.name)
+    assert row is not None and (row.low, row.high) == (None, None) and row.ratio == pytest.approx(4, rel=0.03)
+    assert budget_ratio.in_words(row) == f"{row.ratio:.2f}" and " to " in budget_ratio.in_words(least)
 
 
 def test_a_rule_that_never_gets_there_has_a_bound_from_above() -> None:
@@ -355,12 +394,19 @@ def test_a_rule_that_the_replay_refuses_is_left_out_with_its_reason() -> None:
     assert "unknown selector kind 'no_such_selector'" in str(measure_cells.refusal(strange, "cpu"))
 
 
+def cells_of(path: Path) -> tuple[list[str], int]:
+    results = measure_cells.records.read(path, "code_lm_cells")["results"]
+    return [cell["name"] for cell in results["cells"]], results["cells_asked"]
+
+
 def test_cells_are_measured_once_and_end_in_a_record_and_a_page(
     trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    command = ["--model", str(trained), "--out", str(tmp_path), "--dry"]
+    record, every = tmp_path / "elsewhere.json", len(grid(257, remainder=True))
+    command = ["--model", str(trained), "--out", str(tmp_path), "--dry", "--record", str(record)]
     only = ["--only", "page_mean-16-64", "quantized_mean-4x4-64"]
     measure_cells.main([*command, "--only", "page_mean-16-64"])
+    assert f"the record has 1 of the grid's {every} cells\n" in capsys.readouterr().out
     measure = measure_cells.Comparison.measure
     seen = []
     monkeypatch.setattr(
@@ -369,11 +415,76 @@ def test_cells_are_measured_once_and_end_in_a_record_and_a_page(
         lambda self, schedule: seen.append(schedule.name) or measure(self, schedule),
     )
     measure_cells.main([*command, *only, "--minutes", "0"])
-    assert not seen and "1 of 2 cells, 1 left: call again" in capsys.readouterr().out
+    assert not seen and "; 1 of 2 that were asked for are left: call again" in capsys.readouterr().out
     measure_cells.main([*command, *only])
-    assert seen == ["quantized_mean-4x4-64"] and "2 of 2 cells" in capsys.readouterr().out
+    assert seen == ["quantized_mean-4x4-64"] and "call again" not in capsys.readouterr().out
+    # What is asked for now takes nothing from the record.
+    both = (["page_mean-16-64", "quantized_mean-4x4-64"], every)
+    assert cells_of(record) == cells_of(tmp_path / "cells.json") == both
+    measure_cells.main([*command, "--only", "page_mean-16-64"])
+    assert cells_of(record) == cells_of(tmp_path / "cells.json") == both
     results = measure_cells.records.read(tmp_path / "cells.json", "code_lm_cells")["results"]
-    assert [cell["name"] for cell in results["cells"]] == ["page_mean-16-64", "quantized_mean-4x4-64"]
     row = results["cells"][0]["bins"][-1]
     assert row["tokens"] == 3 * 129 and len(row["sequences"]["q05"]) == 3
-    assert cell_plots.page({"dry": results}).count("<svg") == 4
+    # Three sequences have no interval, and the page is drawn without.
+    assert row["q05_interval"] == [None, None] and all(of["low"] is None for of in results["ratios"])
+    page = cell_plots.page({"dry": results})
+    assert page.count("<svg") == 4 and "sequences 3, tokens 256" in page and "digest" not in page
+    with pytest.raises(SystemExit, match="no cell has the name page_mean-1"):
+        measure_cells.main([*command, "--only", "page_mean-1"])
+
+
+def test_a_name_means_its_cell_and_those_that_go_on_with_a_dash() -> None:
+    cells = [cell.name for cell in grid(16_385) if measure_cells.is_named(cell, ["quantized_mean-1x1", "quest-16-64"])]
+    assert {name for name in cells if not name.startswith("quantized_mean-1x1-")} == {"quest-16-64"} and len(cells) > 2
+    assert not any(measure_cells.is_named(cell, ["quest-1", "quest-16-6"]) for cell in grid(16_385))
+
+
+def copied(corpus_folder: Path, to: Path) -> Path:
+    for path in corpus_folder.iterdir():
+        write(to / path.name, path.read_bytes())
+    return to
+
+
+def test_cells_belong_to_one_held_out_text(args, trained: Path, tmp_path: Path) -> None:
+    _, text = measure_cells.open_text(str(trained), 2, 192)
+    assert text.about["held_out_digest"] == files.sha256(args.corpus / "held-out.bin")
+    assert text.about["tokenizer_digest"] == files.sha256(trained / "model" / "tokenizer.json")
+    command = ["--model", str(trained), "--out", str(tmp_path / "cells"), "--dry", "--only", "page_mean-16-64"]
+    measure_cells.main(command)
+    other = copied(args.corpus, tmp_path / "corpus")
+    write(other / "held-out.bin", np.roll(corpus.read(other, "held-out"), 1).tobytes())
+    with pytest.raises(SystemExit, match=r"was made with text\.held_out_digest = .* is asked for now"):
+        measure_cells.main([*command, "--corpus", str(other)])
+
+
+def test_a_corpus_of_another_tokenizer_is_refused(args, trained: Path, tmp_path: Path) -> None:
+    other = copied(args.corpus, tmp_path / "corpus")
+    described = files.read_table(other / "corpus.json")
+    files.write_json(other / "corpus.json", described | {"tokenizer_digest": "0" * 64})
+    with pytest.raises(UserError, match="another tokenizer") as refused:
+        measure_cells.open_text(str(trained), 2, 192, other)
+    assert "--corpus" in str(refused.value.hint)
+
+
+def record_of(sequences: list[float | None], low: float | None) -> tuple[dict, dict]:
+    """A record whose cells reach a bin with so many sequences, and its ratio."""
+    bins = [{"from_context_tokens": 2048, "sequences": {"acceptance": sequences}}]
+    row = {"from_context_tokens": 2048, "ratio": 2.5, "low": low, "high": low and 3.0}
+    return {"cells": [{"bins": bins}]}, row
+
+
+def test_tables_show_an_interval_only_of_eight_sequences_or_more() -> None:
+    assert render_cells.ratio_of(*record_of([0.9] * 8, 2.0)) == "2.500 [2.000, 3.000]"
+    # Older records have ends for fewer sequences too.
+    assert render_cells.ratio_of(*record_of([0.9] * 4, 2.0)) == "2.500"
+    assert render_cells.ratio_of(*record_of([0.9] * 6 + [None] * 2, 2.0)) == "2.500"
+    assert render_cells.ratio_of(*record_of([0.9] * 8, None)) == "2.500"
+
+
+def test_published_records_are_read_by_all_that_read_records() -> None:
+    paths = sorted(render_cells.record_tables.RESULTS.glob("code-lm-study-*.json"))
+    found = {path.stem: measure_cells.records.read(path, "code_lm_cells")["results"] for path in paths}
+    assert scale_presets.from_records(paths, FINE.name)[2].at(16_384, 1024) > 1
+    assert cell_plots.page(found).count("<svg") == 4 * len(paths)
+    assert all(len(make().splitlines()) > 2 for make in render_cells.TABLES.values())
