@@ -36,6 +36,8 @@ class Cell:
     config: Table
     """Plain data, without paths: what the cell does, beside what its task says."""
     seed: int = 0
+    """With this seed at the end of its name, where there is a cell for each seed that is asked for. A measurement that all
+    seeds share has 0."""
     needs: tuple[str, ...] = ()
     """Names of the experiment's cells whose results this one reads."""
 
@@ -140,12 +142,21 @@ def read_cell(out: Path, experiment: Experiment, cell: Cell) -> Table | None:
         return None
     record = records.read(path, _kind(experiment.NAME))
     if record["config"] != json.loads(json.dumps(records.plain(cell.config))) or record["seed"] != cell.seed:
-        raise UserError(f"{path} was made with another configuration", "choose another folder with --out")
+        raise UserError(
+            f"{path} was made with another configuration", "choose another folder with --out, or delete this file"
+        )
     return record
 
 
+def finished_cells(out: Path, experiment: str) -> dict[str, Table]:
+    """The records of all of the experiment's cells that a folder holds, by name, whoever asked for them."""
+    paths = sorted((out / "cells" / experiment).glob("*.json"))
+    return {path.stem: records.read(path, _kind(experiment)) for path in paths}
+
+
 def write_record(out: Path, experiment: Experiment, cells: Sequence[Cell], about: Table) -> Path:
-    """OUT/claims-NAME-HARDWARE.json, of all cells that are finished. Each of them says from which commit it comes."""
+    """OUT/claims-NAME-HARDWARE.json, of those of these cells that are finished. Each of them says from which commit it
+    comes. about: the record's configuration."""
     found = [(cell, record) for cell in cells if (record := read_cell(out, experiment, cell)) is not None]
     done = [Done(cell, record["results"]) for cell, record in found]
     rows = [

@@ -148,6 +148,12 @@ def toy_size(task: ClaimTask) -> ClaimTask:
     )  # fmt: skip
 
 
+def with_settings(task: ClaimTask, table: dict[str, Any]) -> ClaimTask:
+    """The task as a folder's file of settings has it. Its model stays where it is."""
+    kept = {name: value for name, value in table.items() if name in task.table() and name not in ("name", "model")}
+    return replace(task, **{name: tuple(value) if isinstance(value, list) else value for name, value in kept.items()})
+
+
 def make_model(task: ClaimTask) -> None:
     """Write the folder of the task's model, if it has one of its own and it is missing."""
     if task.name != "table-sums" or Path(task.model).exists():

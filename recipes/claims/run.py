@@ -29,11 +29,12 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent / "mismatch-study"), str(HERE.parents[1] / "src")]
 
 import torch  # noqa: E402
+from claim_asked import Asked, Call, keep_asked  # noqa: E402
 from claim_cells import Cell, Experiment, Place, cell_path, read_cell, run_cell, write_record  # noqa: E402
 from claim_tasks import ClaimTask, claim_tasks, find_task, make_model  # noqa: E402
 from experiments import NAMES, experiment  # noqa: E402
 from study import gpus_of, interrupt  # noqa: E402
-from study_jobs import GRACE_SECONDS, Job, Outcome, run_jobs  # noqa: E402
+from study_jobs import GRACE_SECONDS, Job, Outcome, check_minutes, run_jobs  # noqa: E402
 from table_sums import register  # noqa: E402
 
 from sparroll import files  # noqa: E402
@@ -64,19 +65,26 @@ def arguments(words: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, nargs="+", help="of those that this process sees; default: all")
     parser.add_argument("--at-once", type=int, default=1, help="cells that share a GPU, or the CPU")
     parser.add_argument("--threads", type=int, default=1, help="of each cell")
-    parser.add_argument("--minutes", type=float, default=math.inf, help="from the start of this process to its end")
+    parser.add_argument(
+        "--minutes", type=float, default=math.inf, help="from the start of this process to its end; over 1.5"
+    )
     parser.add_argument("--work", nargs="+", metavar="CELL", help=argparse.SUPPRESS)
     return parser.parse_args(words)
 
 
-def the_tasks(args: argparse.Namespace) -> list[ClaimTask]:
-    """The tasks that are asked for, with the settings of this call."""
+def known_tasks(args: argparse.Namespace) -> list[ClaimTask]:
+    """All tasks, on the device of this call."""
     if args.toy and (args.device == "cuda" or args.engine == "vllm"):
         raise UserError("--toy runs on a CPU with HFEngine", "leave out --device and --engine, or --toy")
     if args.device == "cuda" and not torch.cuda.is_available():
         raise UserError("there is no GPU for --device cuda", "--device cpu needs none")
     device = "cpu" if args.toy else args.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    known = claim_tasks(args.out, device, args.engine, toy=args.toy)
+    return claim_tasks(args.out, device, args.engine, toy=args.toy)
+
+
+def the_tasks(args: argparse.Namespace) -> list[ClaimTask]:
+    """The tasks that are asked for, with the settings of this call."""
+    known = known_tasks(args)
     names = args.tasks or [task.name for task in known]
     chosen = [find_task(known, name) for name in dict.fromkeys(names)]
     if args.steps is None:
@@ -99,6 +107,7 @@ def check_counts(args: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be 1 or more, got {getattr(args, name)}")
     if not args.minutes > 0:
         raise UserError(f"--minutes must be above 0, got {args.minutes}")
+    check_minutes(args.minutes, BEGAN)
 
 
 def wanted_cells(names: Sequence[str], tasks: list[ClaimTask], seeds: list[int]) -> Wanted:
@@ -119,11 +128,31 @@ def asked_cells(beginnings: Sequence[str] | None, wanted: Wanted) -> Wanted:
     return [(each, cell) for each, cell in wanted if (each.NAME, cell.name) in asked]
 
 
+def begun(out: Path) -> bool:
+    """Whether the folder holds cells, parts of cells, or accuracies before the first step."""
+    return any((out / part).exists() for part in ("cells", "work", "first"))
+
+
 def begin(out: Path, tasks: list[ClaimTask]) -> None:
     """The folder's settings; they must be those that its cells were made with. Other tasks may be added."""
     for task in tasks:
-        begin_or_resume(out / "settings" / f"{task.name}.json", task.table(), begun=(out / "cells").exists())
+        begin_or_resume(out / "settings" / f"{task.name}.json", task.table(), begun=begun(out))
         make_model(task)
+
+
+def in_folder(args: argparse.Namespace, tasks: list[ClaimTask], asked: Wanted, gpus: list[int]) -> list[Asked]:
+    """What this call and all earlier ones of the folder asked for, of each experiment of this call."""
+    machine = {"at_once": args.at_once, "threads": args.threads, "gpus": len(gpus)}
+    return keep_asked(args.out, asked, Call(tasks, known_tasks(args), the_seeds(args), machine), begun=begun(args.out))
+
+
+def warn_of_shared_seconds(args: argparse.Namespace, asked: Wanted) -> None:
+    measures = [(each, cell) for each, cell in asked if each.NAME == "page-size"]
+    if args.at_once > 1 and _missing(args, measures):
+        where = f"--at-once {args.at_once}"
+        print(
+            f"warning: cells of page-size share the machine ({where}), so their decode_seconds are too long", flush=True
+        )
 
 
 def jobs(args: argparse.Namespace, wanted: Wanted) -> list[Job]:
@@ -195,18 +224,18 @@ def end_with(parent: int) -> None:
 class Records:
     """Writes an experiment's record whenever one more of its cells is finished, and says so."""
 
-    def __init__(self, out: Path, wanted: Wanted, about: dict[str, Any]):
-        self.out, self.wanted, self.about = out, wanted, about
+    def __init__(self, out: Path, asked: list[Asked]):
+        self.out, self.asked = out, [(each, each.cells()) for each in asked]
         self.finished: dict[str, set[str]] = {}
 
     def update(self) -> None:
-        for name, each in {each.NAME: each for each, _ in self.wanted}.items():
-            cells = [cell for owner, cell in self.wanted if name == owner.NAME]
+        for asked, cells in self.asked:
+            name = asked.experiment.NAME
             found = {cell.name for cell in cells if cell_path(self.out, name, cell.name).is_file()}
             before = self.finished.get(name)
             if found and found != before:
                 self.finished[name] = found
-                path = write_record(self.out, each, cells, self.about)
+                path = write_record(self.out, asked.experiment, cells, asked.about())
                 for cell in sorted(found - (before or set())) if before is not None else [""]:
                     print(f"{time.time() - BEGAN:6.0f} s  {name} {len(found)}/{len(cells)} {cell}  {path}", flush=True)
             elif before is None:
@@ -217,13 +246,12 @@ def _missing(args: argparse.Namespace, asked: Wanted) -> int:
     return sum(not cell_path(args.out, each.NAME, cell.name).is_file() for each, cell in asked)
 
 
-def run_all(args: argparse.Namespace, tasks: list[ClaimTask], wanted: Wanted, asked: Wanted) -> int:
-    """Start the workers of the cells that are asked for and write records of all as cells finish. -> exit status"""
-    gpus = gpus_of(tasks[0], args.gpus) if tasks[0].device == "cuda" else []
+def run_all(args: argparse.Namespace, tasks: list[ClaimTask], asked: Wanted, gpus: list[int]) -> int:
+    """Start the workers of the cells that are asked for, and write the records of their experiments, with the cells of
+    earlier calls, as cells finish. -> exit status"""
     begin(args.out, tasks)
     told: dict[str, str] = {}
-    about = {"toy": args.toy, "seeds": the_seeds(args), "tasks": {task.name: task.table() for task in tasks}}
-    made = Records(args.out, wanted, about)
+    made = Records(args.out, in_folder(args, tasks, asked, gpus))
     made.update()
 
     def on_change(outcomes: dict[str, Outcome]) -> None:
@@ -236,6 +264,10 @@ def run_all(args: argparse.Namespace, tasks: list[ClaimTask], wanted: Wanted, as
     waiting = jobs(args, asked)
     where = f"{len(gpus)} GPUs" if gpus else "the CPU"
     print(f"{_missing(args, asked)} of {len(asked)} cells to run on {where}, {args.at_once} at once", flush=True)
+    warn_of_shared_seconds(args, asked)
+    if waiting:
+        # The model or the records may have taken what was left.
+        check_minutes(args.minutes, BEGAN)
     deadline = BEGAN + 60 * args.minutes - GRACE_SECONDS
     signal.signal(signal.SIGTERM, interrupt)
     run_jobs(
@@ -259,10 +291,10 @@ def main(words: list[str] | None = None) -> int:
         wanted = wanted_cells(args.only, tasks, the_seeds(args))
         if args.work:
             return work(args, tasks, wanted)
-        asked = asked_cells(args.cells, wanted)
+        asked, gpus = asked_cells(args.cells, wanted), gpus_of(tasks[0], args.gpus)
         files.output_folder(args.out)
         with locked(args.out, "recipes/claims/run.py"):
-            return run_all(args, tasks, wanted, asked)
+            return run_all(args, tasks, asked, gpus)
     except UserError as error:
         print(f"error: {error}", file=sys.stderr, flush=True)
         return 2

@@ -24,7 +24,7 @@ sys.path[:0] = [str(HERE), str(HERE.parents[1] / "src")]
 
 import torch  # noqa: E402
 from study_folder import new_model, small_config, stored_weights, write_folder  # noqa: E402
-from study_jobs import GRACE_SECONDS, Job, Outcome, run_jobs  # noqa: E402
+from study_jobs import GRACE_SECONDS, Job, Outcome, check_minutes, run_jobs  # noqa: E402
 from study_record import KIND, make_record  # noqa: E402
 from study_rows import (  # noqa: E402
     CALIBRATED_UNDER,
@@ -77,7 +77,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", type=int, nargs="+", help="of those that this process sees; default: all")
     parser.add_argument("--at-once", type=int, default=4, help="runs that share a GPU, or the CPU")
     parser.add_argument("--threads", type=int, default=1, help="of each run")
-    parser.add_argument("--minutes", type=float, default=1e9, help="from the start of this process to its end")
+    parser.add_argument(
+        "--minutes", type=float, default=1e9, help="from the start of this process to its end; above 1.5"
+    )
     parser.add_argument(
         "--schedules-of", type=Path, help="a record of this study: its schedules, instead of a new sweep"
     )
@@ -134,8 +136,11 @@ def read_settings(args: argparse.Namespace) -> Settings:
 
 
 def gpus_of(settings: Settings, asked: list[int] | None) -> list[int]:
-    """The GPUs of this call; none for a study on the CPU."""
+    """The GPUs of this call; none for a study on the CPU. Raises UserError for GPUs that it cannot have."""
     if settings.device == "cpu":
+        if asked is not None:
+            named = " ".join(str(gpu) for gpu in asked)
+            raise UserError(f"--gpus {named} is given, and jobs of this call run on the CPU", "leave out --gpus")
         return []
     seen = list(range(torch.cuda.device_count()))
     missing = [str(gpu) for gpu in asked or [] if gpu not in seen]
@@ -192,9 +197,10 @@ def _absent(path: Path) -> bool:
 
 
 def _never(path: Path, calibration: Path) -> str:
-    """Why the schedule will not come; empty while it may."""
+    """Why the schedule will not come; empty while it may. What an earlier calibration said that did not end counts for
+    nothing."""
     why = path.with_suffix(".failed")
-    if path.is_file() or not (why.is_file() or calibration.is_file()):
+    if path.is_file() or not calibration.is_file():
         return ""
     return why.read_text() if why.is_file() else f"the calibration made no {path.name}"
 
@@ -208,6 +214,7 @@ def interrupt(*_: object) -> None:
 def main() -> None:
     args = arguments()
     try:
+        check_minutes(args.minutes, BEGAN)
         settings = read_settings(args)
         rows, gpus = chosen(settings, args.rows), gpus_of(settings, args.gpus)
         if args.schedules_of:

@@ -3,6 +3,7 @@ nothing of what they do, but that SIGINT makes them save and end."""
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,8 @@ from sparroll.errors import UserError
 
 GRACE_SECONDS = 45
 """What an interrupted job gets to save."""
+LEAST_SECONDS = 45.0
+"""No job is begun with less time before the deadline."""
 
 
 @dataclass
@@ -48,6 +51,17 @@ class _Running:
     """Took longer than its grace."""
 
 
+def check_minutes(minutes: float, began: float) -> None:
+    """Raise UserError if no job can be begun in a call that began at `began` and is to end after so many minutes."""
+    least = (time.time() - began + LEAST_SECONDS + GRACE_SECONDS) / 60
+    if not minutes > least:
+        raise UserError(
+            f"--minutes must be at least {math.ceil(10 * least) / 10:g}, got {minutes:g}: a job gets at least "
+            f"{LEAST_SECONDS:.0f} s to run, and {GRACE_SECONDS} s to save when it is cut",
+            "give more --minutes, or leave the option out",
+        )
+
+
 def visible_device(index: int) -> str:
     """CUDA_VISIBLE_DEVICES of a process that shall have one of the GPUs that this process sees."""
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
@@ -66,7 +80,7 @@ def run_jobs(
     at_once: int,
     deadline: float,
     threads: int = 1,
-    least_seconds: float = 45.0,
+    least_seconds: float = LEAST_SECONDS,
     on_change: Callable[[dict[str, Outcome]], None] = lambda outcomes: None,
     on_poll: Callable[[], None] = lambda: None,
     clock: Callable[[], float] = time.time,

@@ -5,7 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,11 +24,12 @@ RECIPE = Path(__file__).parents[2] / "recipes" / "claims"
 sys.path.insert(0, str(RECIPE))
 
 import run  # noqa: E402
-from claim_cells import Cell, Place, cell_path, hardware_name, read_cell, run_cell, write_record  # noqa: E402
+from claim_asked import Asked, Call, keep_asked  # noqa: E402
+from claim_cells import Cell, Done, Place, cell_path, hardware_name, read_cell, run_cell, write_record  # noqa: E402
 from claim_figures import difference, over_seeds, rank_correlation  # noqa: E402
 from claim_tasks import claim_tasks, find_task, run_config, schedule_of  # noqa: E402
 from claim_tokens import Tokens, intervals, paired_difference, statistics  # noqa: E402
-from experiments import NAMES, experiment  # noqa: E402
+from experiments import NAMES, experiment, sparse_rl, threshold  # noqa: E402
 from experiments.quantised_sampler import Rounded, rounded  # noqa: E402
 from study_jobs import Job, run_jobs  # noqa: E402
 
@@ -200,10 +206,178 @@ def test_a_cell_of_another_configuration_is_refused(tmp_path: Path) -> None:
     assert read_cell(tmp_path, Counts, Cell("cell-9", {}, 9)) is None
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_cell_is_the_same_whatever_other_seeds_are_asked_for(name: str) -> None:
+    alone, among = ({cell.name: cell for cell in experiment(name).cells(FULL, seeds)} for seeds in ([2], [0, 1, 2]))
+    assert all(among[each] == cell for each, cell in alone.items())
+    # What has no seed in its name has 0, as it has where nothing else is asked for.
+    assert all(cell.seed == (2 if each.endswith("-2") else 0) for each, cell in alone.items())
+
+
 def test_a_part_is_made_once(tmp_path: Path) -> None:
     place, made = Place(tmp_path, "counts", "cell", TOY[1]), []
     assert [place.part("one", lambda: made.append(1) or {"a": (1, 2)}) for _ in range(2)] == [{"a": [1, 2]}] * 2
     assert made == [1]
+
+
+# -- what was asked for in a folder --------------------------------------------------------------------------------------
+
+
+class Seeded(Counts):
+    """A measurement for each task, and a cell for each task and seed."""
+
+    @staticmethod
+    def cells(tasks, seeds):
+        about = [{"task": task.name, "to": 3} for task in tasks]
+        shared = [Cell(f"{each['task']}-shared", each) for each in about]
+        return shared + [Cell(f"{each['task']}-own-{seed}", each, seed) for seed in seeds for each in about]
+
+
+def asked(out: Path, tasks: list, seeds: list[int], known: list = TOY, begun: bool = True, at_once: int = 1) -> Asked:
+    call = Call(tasks, known, seeds, {"at_once": at_once, "threads": 1, "gpus": 0})
+    (found,) = keep_asked(out, [(Seeded, cell) for cell in Seeded.cells(tasks, seeds)], call, begun=begun)
+    return found
+
+
+def finish(out: Path, task: Any, seeds: list[int]) -> None:
+    for cell in Seeded.cells([task], seeds):
+        run_cell(Seeded, cell, Place(out, "counts", cell.name, task))
+
+
+@pytest.mark.parametrize("tasks", [TOY, FULL])
+def test_seeds_and_tasks_of_all_calls_add_up_in_the_order_of_records(tasks: list, tmp_path: Path) -> None:
+    assert asked(tmp_path, tasks[1:], [2], tasks).about()["seeds"] == [2]
+    found = asked(tmp_path, tasks[:1], [1, 0], tasks)
+    assert found.seeds == [0, 1, 2] and [task.name for task in found.tasks] == ["table-sums", "remarks"]
+    assert {cell.name for cell in found.cells()} == {cell.name for cell in Seeded.cells(tasks, [0, 1, 2])}
+    assert found.about()["tasks"] == {task.name: task.table() for task in tasks}
+    anew = asked(tmp_path, tasks[:1], [5], tasks, begun=False)
+    assert (anew.seeds, [task.name for task in anew.tasks]) == ([5], ["table-sums"])
+
+
+def test_toy_experiments_that_take_one_task_keep_the_cells_of_each(tmp_path: Path) -> None:
+    wanted = [run.wanted_cells(["threshold"], tasks, [0]) for tasks in (TOY[1:], TOY)]
+    call = Call(TOY, TOY, [0], {})
+    (found,) = [keep_asked(tmp_path, cells, call, begun=True) for cells in wanted][-1]
+    assert [cell.config["task"] for cell in found.cells()] == ["table-sums"] * 3 + ["remarks"] * 3
+
+
+def test_a_task_of_an_earlier_call_keeps_the_settings_of_its_cells(tmp_path: Path) -> None:
+    earlier, known = replace(FULL[1], steps=14, targets=(0.5,)), [FULL[0], FULL[1]]
+    run.begin(tmp_path, [earlier])
+    asked(tmp_path, [earlier], [0], known)
+    assert asked(tmp_path, FULL[:1], [0], known).tasks == [FULL[0], earlier]
+
+
+def test_toy_cells_and_others_share_no_record(tmp_path: Path) -> None:
+    run.begin(tmp_path, TOY[1:])
+    asked(tmp_path, TOY[1:], [0])
+    with pytest.raises(UserError, match="some cells of counts in .* are of toy size"):
+        asked(tmp_path, FULL[:1], [0], FULL)
+
+
+def test_finished_cells_are_the_evidence_in_a_folder_that_does_not_say_what_was_asked_for(tmp_path: Path) -> None:
+    finish(tmp_path, TOY[0], [3])
+    found = asked(tmp_path, TOY[1:], [1])
+    # The shared measurement has seed 0, which nobody asked for.
+    assert found.seeds == [1, 3] and [task.name for task in found.tasks] == ["table-sums", "remarks"]
+    assert found.machine == {"at_once": None, "threads": None, "gpus": None}
+    assert asked(tmp_path, TOY[1:], [1], at_once=4).machine["at_once"] is None
+
+
+def test_a_record_says_how_many_cells_ever_shared_the_machine(tmp_path: Path) -> None:
+    assert asked(tmp_path, TOY[1:], [0], at_once=2).machine == {"at_once": 2, "threads": 1, "gpus": 0}
+    assert asked(tmp_path, TOY[1:], [0], at_once=1).about()["at_once"] == 2
+    finish(tmp_path, TOY[1], [0])
+    # Nothing is left to run, so this call shares no machine.
+    assert asked(tmp_path, TOY[1:], [0], at_once=9).about()["at_once"] == 2
+
+
+@pytest.fixture
+def runner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Calls the runner on the experiment `Seeded`, with jobs in this process. -> the record's configuration and results"""
+
+    def here(jobs: list[Job], *, on_poll: Any, **_: Any) -> None:
+        for job in jobs:
+            assert run.main(job.command[2:]) == 0
+        on_poll()
+
+    def call(*words: str, without_file: bool = False) -> tuple[dict, dict]:
+        if without_file:
+            (tmp_path / "settings" / "asked.json").unlink()
+        assert run.main(["--out", str(tmp_path), "--toy", "--only", "counts", *words]) == 0
+        record = records.read(tmp_path / f"claims-counts-{hardware_name()}.json", "claims-counts")
+        return record["config"], record["results"]
+
+    monkeypatch.setattr(run, "experiment", lambda name: Seeded)
+    monkeypatch.setattr(run, "NAMES", ("counts",))
+    monkeypatch.setattr(run, "run_jobs", here)
+    monkeypatch.setattr(run, "end_with", lambda parent: None)
+    monkeypatch.setattr(run.signal, "signal", lambda *_: None)
+    return call
+
+
+@pytest.mark.parametrize("without_file", [False, True])
+def test_a_call_with_other_seeds_and_tasks_drops_no_finished_cell(runner: Any, without_file: bool) -> None:
+    _, first = runner("--tasks", "remarks", "--seeds", "1")
+    assert [cell["cell"] for cell in first["cells"]] == ["remarks-shared", "remarks-own-1"] and not first["missing"]
+    config, second = runner("--tasks", "table-sums", "--seeds", "2", without_file=without_file)
+    names = {"table-sums-shared", "table-sums-own-2", "remarks-shared", "remarks-own-1"}
+    assert {cell["cell"] for cell in second["cells"]} == names
+    assert second["missing"] == ["table-sums-own-1", "remarks-own-2"]
+    assert (config["seeds"], list(config["tasks"]), config["toy"]) == ([1, 2], ["table-sums", "remarks"], True)
+    _, third = runner("--seeds", "2")
+    assert third["missing"] == ["table-sums-own-1"] and len(third["cells"]) == 5
+
+
+# -- what cells keep -----------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def no_engine(*_: Any) -> Iterator[Any]:
+    yield SimpleNamespace(tokenizer=None)
+
+
+def calibrating(monkeypatch: pytest.MonkeyPatch, message: str) -> Place:
+    """A place for `threshold` whose calibrations end with this error."""
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise UserError(message)
+
+    encoder = SimpleNamespace(ids=lambda asked: asked)
+    monkeypatch.setattr(threshold, "opened", no_engine)
+    for name, made in (("scorer_of", None), ("PromptEncoder", encoder), ("Study", None)):
+        monkeypatch.setattr(threshold, name, lambda *_, made=made: made)
+    monkeypatch.setattr(threshold, "calibrate", refuse)
+    return Place(Path("out"), "threshold", "remarks-calibration", TOY[1])
+
+
+def test_a_target_out_of_reach_is_a_result_and_any_other_error_fails_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
+    why = "no budget meets the target of 0.8 at 0-50: the best lower bound is 0.7"
+    assert threshold.schedules(calibrating(monkeypatch, why)) == {"0.80": {"table": None, "why": why}}
+    with pytest.raises(UserError, match="the disk is full"):
+        threshold.schedules(calibrating(monkeypatch, "the disk is full"))
+
+
+def test_sparse_rl_measures_the_trained_policy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    models = []
+
+    @contextmanager
+    def engine(task: Any, model: Path, readings: list) -> Iterator[None]:
+        models.append(model)
+        yield
+
+    monkeypatch.setattr(sparse_rl, "trained", lambda *_, **__: (None, {"accuracy_change": 0.25, "steps": {}}))
+    monkeypatch.setattr(sparse_rl, "opened", engine)
+    monkeypatch.setattr(sparse_rl, "accuracy", lambda engine, task, reading, seed: {"value": 0.5})
+    (cell,) = sparse_rl.cells(TOY, [0])
+    place = Place(tmp_path, sparse_rl.NAME, cell.name, TOY[1])
+    found = sparse_rl.run(cell, place)
+    assert models == [sparse_rl.last_checkpoint(place) / "model"]
+    assert found["accuracy"] == {"after-dense": {"value": 0.5}, "after-r_kv-96": {"value": 0.5}}
+    # Cells that were made when it was measured before training, too, give the same figures.
+    older = found | {"accuracy": {"before-dense": {"value": 0.1}, **found["accuracy"]}}
+    assert sparse_rl.results([Done(cell, older)]) == sparse_rl.results([Done(cell, found)])
 
 
 # -- the runner ----------------------------------------------------------------------------------------------------------
@@ -220,23 +394,38 @@ def test_a_part_is_made_once(tmp_path: Path) -> None:
         (["--toy", "--seeds", "-1"], "a seed must be a whole number from 0"),
         (["--toy", "--at-once", "0"], "--at-once must be 1 or more"),
         (["--toy", "--minutes", "0"], "--minutes must be above 0"),
+        (["--toy", "--minutes", "0.5"], "--minutes must be at least 1.6, got 0.5"),
+        (["--toy", "--gpus", "0", "1"], "--gpus 0 1 is given, and jobs of this call run on the CPU"),
+        (["--device", "cpu", "--gpus", "0"], "--gpus 0 is given, and jobs of this call run on the CPU"),
         (["--toy", "--cells", "remarks-0.99"], "no cell's name begins with 'remarks-0.99'"),
     ],
 )
-def test_mistakes_are_one_line(words: list[str], message: str, tmp_path: Path, capsys) -> None:
+def test_mistakes_are_one_line(words: list[str], message: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(run, "BEGAN", time.time() - 3)
     assert run.main(["--out", str(tmp_path / "out"), *words]) == 2
     told = capsys.readouterr().err
     assert told.startswith("error: ") and message in told
     assert not (tmp_path / "out" / "cells").exists()
 
 
-def test_a_folder_of_other_settings_is_refused(tmp_path: Path, capsys) -> None:
+@pytest.mark.parametrize("made", ["cells", "work", "first"])
+def test_a_folder_of_other_settings_is_refused_once_a_part_of_a_cell_is_there(
+    made: str, tmp_path: Path, capsys
+) -> None:
     words = ["--out", str(tmp_path), "--toy", "--tasks", "remarks", "--only", "page-size"]
     run.begin(tmp_path, TOY[1:])
-    path = cell_path(tmp_path, "page-size", "some")
-    path.parent.mkdir(parents=True)
+    (tmp_path / made / "page-size").mkdir(parents=True)
     assert run.main([*words, "--steps", "4"]) == 2
     assert "was made with steps = 2, and steps = 4 is asked for now" in capsys.readouterr().err
+
+
+def test_shared_seconds_of_page_size_are_warned_of(tmp_path: Path, capsys) -> None:
+    wanted = run.wanted_cells(["page-size", "jackpot-union"], TOY, [0])
+    for at_once, cells in ((1, wanted), (2, wanted[-1:]), (2, wanted)):
+        args = run.arguments(["--out", str(tmp_path), "--toy", "--at-once", str(at_once)])
+        run.warn_of_shared_seconds(args, cells)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("warning: cells of page-size share the machine (--at-once 2)")
 
 
 def test_toy_cells_share_processes_by_experiment_and_others_have_their_own(tmp_path: Path) -> None:

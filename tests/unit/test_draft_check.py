@@ -146,3 +146,10 @@ def test_a_schedule_file_carries_the_check(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="unknown key 'window_token' in check") as refused:
         Schedule.load(tmp_path / "wrong.toml")
     assert "window_tokens" in str(refused.value.hint)
+
+
+def test_a_draw_of_exactly_zero_keeps_and_draws_no_impossible_token() -> None:
+    p, q = torch.tensor([[0.0, 0.5, 0.5]]), torch.tensor([[0.5, 0.5, 0.0]])
+    zero = torch.zeros(1, dtype=torch.float64)
+    judged = judge(p.log(), q.log(), torch.tensor([0]), zero, zero, 0.5)
+    assert not judged.kept_N[0] and int(judged.token_ids_N[0]) == 1

@@ -151,6 +151,37 @@ def test_jobs_are_spread_over_the_gpus_that_are_visible(tmp_path, monkeypatch, s
     assert told == sorted(f"{name} 3" for name in given for _ in range(2))
 
 
+def test_gpus_for_a_study_on_the_cpu_are_refused() -> None:
+    on_cpu = study.Settings("folder", device="cpu")
+    assert study.gpus_of(on_cpu, None) == []
+    with pytest.raises(UserError, match="--gpus 0 1 is given, and jobs of this call run on the CPU"):
+        study.gpus_of(on_cpu, [0, 1])
+
+
+def test_fewer_minutes_than_a_job_needs_are_refused_with_the_least(tmp_path, monkeypatch) -> None:
+    began = time.time() - 3
+    study_jobs.check_minutes(1.6, began)
+    for minutes in (0.5, 1.5):
+        with pytest.raises(UserError, match=f"--minutes must be at least 1.6, got {minutes}: .* 45 s to run, and 45 s"):
+            study_jobs.check_minutes(minutes, began)
+    monkeypatch.setattr(sys, "argv", ["study.py", "--dry", "--out", str(tmp_path), "--minutes", "0.5"])
+    with pytest.raises(SystemExit, match="error: --minutes must be at least"):
+        study.main()
+    assert not list(tmp_path.iterdir())
+
+
+def test_why_a_schedule_is_missing_counts_only_when_the_calibration_is_over(tmp_path) -> None:
+    calibration = tmp_path / "calibration" / "calibration.json"
+    row = study.chosen(study.Settings("folder", targets=(0.75,), corrected_target=0.75), ["calibrated-0.75"])
+    job = study.jobs(study.Settings("folder"), tmp_path, row, [0])[-1]
+    calibration.parent.mkdir()
+    # Of an earlier calibration, or of one that still runs.
+    (calibration.parent / "calibrated-0.75.failed").write_text("no budget meets it")
+    assert not job.hopeless()
+    calibration.write_text("{}")
+    assert job.hopeless() == "no budget meets it"
+
+
 def test_a_gpu_that_is_not_visible_is_refused(monkeypatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
     with pytest.raises(UserError, match="no GPU 4: CUDA_VISIBLE_DEVICES is '4,5'"):

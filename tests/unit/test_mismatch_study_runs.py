@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import sys
 from dataclasses import replace
@@ -11,7 +12,10 @@ import pytest
 
 import study_recipe
 from sparroll import files, records
-from sparroll.errors import UserError
+from sparroll.attention.selectors import PageMean
+from sparroll.calibrate.curve import Cell
+from sparroll.calibrate.fit import fit_schedule, too_little_data
+from sparroll.errors import UserError, of_machine
 
 registered = study_recipe.registered
 
@@ -45,6 +49,61 @@ def test_a_dry_study_calibrates_and_runs_and_leaves_no_checkpoint(dry_study) -> 
     assert found["calibrated-0.75"]["rows"] and (out / "calibration" / "calibrated-0.75.toml").is_file()
     folder = out / "runs" / "calibrated-0.75-0"
     assert (folder / "result.json").is_file() and not (folder / "checkpoints").exists()
+
+
+def cells(*lows: float) -> list[Cell]:
+    """Of one bin, at budgets of 1024, 2048, ... tokens."""
+    return [Cell(1024 * place, 0, 2000, low, low, low, 50_000, 100) for place, low in enumerate(lows, 1)]
+
+
+@pytest.mark.parametrize(
+    ("measured", "ceiling", "reachable"),
+    [
+        ((0.7, 0.8), (), False),
+        ((0.7, 0.9), (0.85,), False),
+        # Too few tokens, and no cells at all: another calibration may do better.
+        ((), (), True),
+    ],
+)
+def test_only_a_target_that_nothing_reaches_is_out_of_reach(measured, ceiling, reachable) -> None:
+    with pytest.raises(UserError) as raised:
+        fit_schedule(
+            cells(*measured), target=0.86, selector=PageMean(), dense_layers=(), ceiling=cells(*ceiling), top_k=20,
+            estimator="top_k_lower",
+        )  # fmt: skip
+    assert study_worker.out_of_reach(raised.value) != reachable
+
+
+def test_too_little_data_and_a_full_disk_leave_a_target_within_reach() -> None:
+    full = of_machine(OSError(errno.ENOSPC, "No space left on device"))
+    assert full is not None
+    for error in (too_little_data(cells(0.9), 400, 1000), full):
+        assert not study_worker.out_of_reach(error)
+
+
+def test_a_calibration_above_the_dense_ceiling_is_out_of_reach(dry_study, tmp_path) -> None:
+    settings, _ = dry_study
+    high = replace(settings, targets=(0.9999,), corrected_target=0.9999, distill_target=0.9999)
+    study_worker.run_calibration(high, tmp_path)
+    assert "the dense ceiling at" in (tmp_path / "calibration" / "calibrated-1.00.failed").read_text()
+
+
+def test_a_calibration_forgets_why_an_earlier_one_failed_and_ends_with_other_errors(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError(message)
+
+    monkeypatch.setattr(study_worker, "open_study", lambda *_, **__: None)
+    monkeypatch.setattr(study_worker, "calibrate", refuse)
+    settings = Settings("folder", targets=(0.75,), corrected_target=0.75)
+    failed = tmp_path / "calibration" / "calibrated-0.75.failed"
+    message = "no budget meets the target of 0.75 at 0-64: the best lower bound is 0.7"
+    study_worker.run_calibration(settings, tmp_path)
+    assert failed.read_text() == message and (failed.parent / "calibration.json").is_file()
+    (failed.parent / "calibration.json").unlink()
+    message = "the disk is full"
+    with pytest.raises(UserError, match="the disk is full"):
+        study_worker.run_calibration(settings, tmp_path)
+    assert not list(failed.parent.iterdir())
 
 
 def test_an_adapter_alone_is_trained_under_the_studys_settings(dry_study, tmp_path, monkeypatch, capsys) -> None:

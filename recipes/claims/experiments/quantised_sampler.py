@@ -51,12 +51,13 @@ def rounded(weight_OI: Tensor, form: str) -> Tensor:
 
 
 def cells(tasks: Sequence[ClaimTask], seeds: Sequence[int]) -> list[Cell]:
-    """Measurements of all formats with dense and sparse attention, and runs of the first format."""
+    """Measurements of all formats with dense and sparse attention, once whatever seeds are asked for, and runs of the
+    first format."""
     made = []
     for task in tasks[-1:] if tasks[0].toy else tasks:
         for form in FORMATS[:1] if task.toy else (None, *FORMATS):
             about = {"task": task.name, "does": "measure", "form": form}
-            made.append(Cell(f"{task.name}-{form or 'whole'}", about, seeds[0]))
+            made.append(Cell(f"{task.name}-{form or 'whole'}", about))
     for seed in seeds:
         for task in tasks[-1:] if tasks[0].toy else tasks:
             for attention, reading in (("dense", DENSE), ("sparse", budget(task.middle_budget))):

@@ -60,12 +60,10 @@ def run(cell: Cell, place: Place) -> Table:
     )
     task, wanted = place.task, samplers(place.task)
     rows = {}
-    for name, group in (("before", task.model), ("after", str(last_checkpoint(place) / "model"))):
-        with opened(task, group, list(wanted.values())) as engine:
-            for sampler, reading in wanted.items():
-                key = f"{name}-{sampler}"
-                if name == "after" or cell.config["kind"] in ("dense", "r_kv"):
-                    rows[key] = place.part(key, lambda reading=reading: accuracy(engine, task, reading, cell.seed))
+    with opened(task, last_checkpoint(place) / "model", list(wanted.values())) as engine:
+        for sampler, reading in wanted.items():
+            key = f"after-{sampler}"
+            rows[key] = place.part(key, lambda reading=reading: accuracy(engine, task, reading, cell.seed))
     return figures | {"accuracy": rows}
 
 
@@ -83,6 +81,7 @@ def results(done: Sequence[Done]) -> Table:
             | {"accuracy_change": over_seeds([each.result["accuracy_change"] for each in of])}
             | {name: over_seeds([run_mean(each.result, metric) for each in of]) for name, metric in names.items()}
         )
+        # Cells of an earlier version hold accuracies before training, too.
         for sampler in dict.fromkeys(key for each in of for key in each.result["accuracy"] if key.startswith("after")):
             values = [each.result["accuracy"][sampler]["value"] for each in of]
             of_dense = [each.result["accuracy"][sampler]["value"] for each in dense]

@@ -9,6 +9,7 @@ from claim_cells import Cell, Done, Place, Table
 from claim_figures import difference, grouped, over_seeds
 from claim_runs import MEASURE_SEED, opened, run_mean, scorer_of, trained
 from claim_tasks import DENSE, ClaimTask, budget
+from study_worker import out_of_reach
 
 from sparroll import records, tasks
 from sparroll.calibrate.measure import MeasureSettings, Study
@@ -47,7 +48,8 @@ def run(cell: Cell, place: Place) -> Table:
 
 
 def schedules(place: Place) -> Table:
-    """A schedule for each target, all from one sweep, verified by rollouts of their own."""
+    """A schedule for each target, all from one sweep, verified by rollouts of their own. A target that no budget reaches
+    has the reason in its place; any other error fails the cell, which the next call goes on with."""
     task, found = place.task, {}
     settings = MeasureSettings(
         max_new_tokens=task.max_new_tokens,
@@ -78,6 +80,8 @@ def schedules(place: Place) -> Table:
                     on_progress=place.on_progress,
                 )
             except UserError as error:
+                if not out_of_reach(error):
+                    raise
                 found[name] = {"table": None, "why": str(error)}
                 continue
             found[name] = {"table": replace(made.schedule, made_by=None).table(), "why": "", "notes": list(made.notes)}

@@ -196,3 +196,10 @@ def test_choosing_without_sorting_keeps_the_order_of_ties_and_nans(wanted: list[
     for position, units in enumerate(wanted):
         for head in range(2):
             assert read[0, position, head].nonzero()[:, 0].tolist() == sorted(order[0, position, head, :units].tolist())
+
+
+def test_a_nan_of_either_sign_is_the_best() -> None:
+    minus_nan = torch.tensor([-4194304], dtype=torch.int32).view(torch.float32)
+    assert minus_nan.isnan().all()
+    scores = torch.cat([torch.tensor([1.0, float("inf")]), minus_nan])
+    assert reference.best_first(scores).tolist() == [2, 1, 0]

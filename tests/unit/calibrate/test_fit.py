@@ -88,7 +88,7 @@ def test_budgets_never_fall_with_length():
 
 
 def test_noise_between_budgets_is_pooled():
-    # .87 then .85: pooled to .86, which meets; the budget's own .85 would not, so the next one up decides.
+    # .87 then .85: pooled to .86, which meets; .85 then .83: pooled to .84, which does not.
     fitted = fit(table({512: [0.70], 1024: [0.87], 1536: [0.85], 2048: [0.95]}), target=0.855)
     assert 512 < budgets(fitted)[0] <= 1024
     fitted = fit(table({512: [0.70], 1024: [0.85], 1536: [0.83], 2048: [0.95]}), target=0.855)
@@ -191,3 +191,18 @@ def test_the_schedule_carries_its_provenance_through_a_file(tmp_path):
         "at_least": 0.86,
     }
     assert loaded.steps[0].measured["interpolated"] is True
+
+
+def test_a_lucky_budget_between_worse_ones_is_pooled_with_its_neighbour():
+    """.87 at 1,024 tokens holds .86, and .83 at 1,536 says that it was luck: together they have .85."""
+    assert budgets(fit(table({512: [0.70], 1024: [0.87], 1536: [0.83], 1984: [0.95]}), target=0.86)) == [1584]
+
+
+def test_pooling_weighs_budgets_by_their_tokens():
+    """The same with nine times as many tokens behind the better figure: together they have .866."""
+    cells = [cell(512, 0, 0.70), cell(1024, 0, 0.87, tokens=90_000), cell(1536, 0, 0.83, tokens=10_000)]
+    assert budgets(fit([*cells, cell(1984, 0, 0.95)], target=0.86)) == [1008]
+
+
+def test_a_ceiling_of_too_few_tokens_refuses_no_fit():
+    assert budgets(fit([cell(512, 0, 0.9)], target=0.86, ceiling=[cell(0, 0, 0.5, tokens=20)])) == [512]

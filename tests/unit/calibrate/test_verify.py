@@ -5,7 +5,7 @@ import json
 import pytest
 
 from sparroll.calibrate.run import calibrate
-from sparroll.calibrate.verify import verify
+from sparroll.calibrate.verify import _at_least, verify
 from sparroll.schedule import Schedule, Step
 
 from .fakes import study
@@ -138,3 +138,13 @@ def test_without_verification_the_fit_is_the_schedule(tmp_path):
     )
     assert got.verification is None
     assert got.schedule.steps == got.fitted.schedule.steps
+
+
+def test_a_raised_budget_raises_what_comes_after_it_and_no_budget_falls():
+    steps = Schedule((Step(0, 128), Step(100, 192), Step(200, 96)), dense_layers=(0,))
+    assert _at_least(steps, 100, [192], [256]).plain_budgets() == [[0, 128], [100, 256], [200, 96]]
+
+
+def test_a_raised_step_has_no_figures_of_its_old_budget():
+    measured = Schedule((Step(0, 128, {"value": 0.8}),), dense_layers=(0,))
+    assert _at_least(measured, 0, [128], [192]).steps[0].measured is None

@@ -319,3 +319,9 @@ def test_the_control_group_is_part_of_the_guards_state() -> None:
     other.restore(one.state())
     assert one.watch(paired(4)) == other.watch(paired(4))
     assert "reward_gap" not in Guard("warn", 0.86).state()
+
+
+def test_few_rollouts_must_miss_at_the_stricter_confidence() -> None:
+    """Eight rollouts at .84: their 95 % interval ends at .848, below .86, and the stricter one does not."""
+    decision = Guard("stop", 0.86).watch(evidence(1, measured(1, {0: 0.84}, rollouts=8), LOOSE))
+    assert decision.action == "none"

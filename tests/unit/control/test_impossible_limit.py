@@ -319,3 +319,13 @@ def test_cheaper_schedules_refuse_a_target_that_a_replay_cannot_measure(tmp_path
     control = ["control.by=cheaper", f"control.schedules=[{json.dumps(str(path))}]"]
     with pytest.raises(UserError, match=r"(?s)measures replays, in which nothing is sampled.*control\.at_least=0\.86"):
         make_cheaper_schedules(load_config(None, [*about, *control]), own)
+
+
+def test_few_rollouts_must_be_too_many_at_the_stricter_confidence() -> None:
+    """28 of 800 tokens in all of 8 rollouts: the 95 % interval begins at .0163, above .01, and the stricter one does not."""
+    statistics = TailStatistics(bin_tokens=BIN, replicates=20)
+    for rollout in range(8):
+        off = torch.zeros(TOKENS)
+        off[: 28 // 8 + (rollout < 28 % 8)] = 12.0
+        statistics.add(torch.full((TOKENS,), 0.99), torch.zeros(TOKENS, dtype=torch.int64), f"1/{rollout}", off)
+    assert guard().watch(evidence(1, statistics, LOOSE)).action == "none"

@@ -188,3 +188,19 @@ def test_pairs_of_two_processes_in_any_order_are_those_of_one() -> None:
         pairs = pairs_of(step, one.share(step), solved=(0.55, 0.45))
         assert one.observe(step, "sparse", pairs) == other.observe(step, "sparse", [*pairs[1::2], *pairs[0::2]])
     assert json.dumps(one.state()) == json.dumps(other.state())
+
+
+def alarms(prompts: int, difference: float, tolerated: float | None = None) -> bool:
+    """Whether so many prompts, each with this difference, are an alarm beside evidence that is strong enough."""
+    settings = ControlGroupSettings() if tolerated is None else ControlGroupSettings(reward_gap=tolerated)
+    gap = RewardGap(settings)
+    gap.evidence.logs = [20.0] * 4
+    pairs = [PairedPrompt(1, n, str(n), {"reward": (1.0, difference)}, (0.0,) * 4) for n in range(prompts)]
+    return bool(gap.observe(1, "sparse", pairs)[1])
+
+
+def test_each_condition_of_the_alarm_keeps_it_quiet_alone() -> None:
+    assert alarms(8, 1.0)
+    assert not alarms(7, 1.0), "too few prompts for an interval"
+    assert not alarms(8, 0.5), "above the tolerated gap at 95 % confidence, and not at that of an alarm"
+    assert not alarms(8, 1.0, tolerated=0.9), "the gap is above what is tolerated, and its interval is not"

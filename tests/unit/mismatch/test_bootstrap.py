@@ -91,3 +91,21 @@ def test_a_quantile_on_a_pile_of_equal_values_is_not_taken_for_certain() -> None
     low, high = interval(counts, replicates, 0.05, effective_rollouts=20)
     assert float(quantile(counts, 0.05)) == high == 1.0
     assert low < 0.31
+
+
+def test_a_quantile_on_the_lowest_pile_is_not_certain() -> None:
+    """The pile is in 2 of 20 rollouts, which a draw of rollouts may miss altogether."""
+    rollouts = [torch.full((100,), 0.3), torch.cat([torch.full((40,), 0.3), torch.ones(60)])]
+    rollouts += [torch.ones(100)] * 18
+    assert interval(*histograms([each.double() for each in rollouts]), 0.05, 20.0)[1] == 1.0
+
+
+def test_four_rollouts_have_the_interval_of_four_rollouts() -> None:
+    """Frozen: a variance of n where n - 1 belongs would end it at .2914."""
+    generator = torch.Generator().manual_seed(0)
+
+    def uniform(count: int) -> torch.Tensor:
+        return torch.rand(count, generator=generator, dtype=torch.float64)
+
+    rollouts = [(0.9 + 0.1 * uniform(1)) * uniform(400).sqrt() for _ in range(4)]
+    assert interval(*histograms(rollouts), 0.05, 4.0) == pytest.approx((0.11025, 0.306125), abs=1e-6)

@@ -88,3 +88,38 @@ def test_bins_and_their_file() -> None:
     with pytest.raises(TypeError, match="not over"):
         Divergence.from_table({**found.table(), "nats": [1]})
     assert found.table()["overall"]["over_5_nats_share"] == found.overall().over_nats[NATS.index(5)]
+
+
+def listed(ids: list[int], q: list[float], sampled: int, q_sampled: float) -> Rollout:
+    """One token, sampled from a policy that shows these probabilities."""
+    top_k = TopK(torch.tensor([ids]), torch.tensor([q]).log())
+    return Rollout([1], [sampled], torch.tensor([q_sampled]).log(), "stop", top_k=top_k)
+
+
+def dense(p_sampled: float, ids: list[int], p: list[float], at_ids: list[float] | None = None) -> TokenScores:
+    asked = None if at_ids is None else torch.tensor([at_ids]).log()
+    return TokenScores(torch.tensor([p_sampled]).log(), TopK(torch.tensor([ids]), torch.tensor([p]).log()), asked)
+
+
+def test_padding_of_a_list_is_no_token() -> None:
+    """Token 0 fills up the dense list with a probability of 0; it has at most the .5 that the list leaves over."""
+    kl, _ = token_divergence(listed([1, 0], [0.6, 0.4], 1, 0.6), dense(0.5, [1, 0], [0.5, 0.0]))
+    assert float(kl[0]) == pytest.approx(0.6 * math.log(0.6 / 0.5) + 0.4 * math.log(0.4 / 0.5), abs=1e-3)
+
+
+def test_the_sampled_token_counts_with_its_own_probability() -> None:
+    """It is not on the dense list, and .01 is known of it."""
+    kl, shares = token_divergence(listed([1, 0], [0.6, 0.4], 0, 0.4), dense(0.01, [1], [0.5]))
+    assert float(kl[0]) == pytest.approx(0.6 * math.log(0.6 / 0.5) + 0.4 * math.log(0.4 / 0.01), abs=2e-3)
+    assert float(shares[0, 0]) == pytest.approx(0.4)
+
+
+@pytest.mark.parametrize(("p", "least"), [(0.9, 0.1), (0.3, 0.3)])
+def test_an_unlisted_token_has_at_most_what_is_left_and_at_most_the_least_listed(p: float, least: float) -> None:
+    kl, _ = token_divergence(listed([1, 0], [0.6, 0.4], 1, 0.6), dense(p, [1], [p]))
+    assert float(kl[0]) == pytest.approx(0.6 * math.log(0.6 / p) + 0.4 * math.log(0.4 / least), abs=1e-3)
+
+
+def test_shares_of_impossible_tokens_never_exceed_one() -> None:
+    rollout, scores = listed([1, 0], [0.5, 0.45], 9, 0.05), dense(1e-9, [5], [0.999], [1e-9, 1e-9])
+    assert token_divergence(rollout, scores)[1][0].tolist() == pytest.approx([1, 1, 1, 0.5], abs=1e-3)

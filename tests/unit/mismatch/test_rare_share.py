@@ -106,3 +106,8 @@ def test_the_upper_end_knows_clusters_from_shorter_distances() -> None:
     assert isinstance(one, ImpossibleShare) and isinstance(two, ImpossibleShare)
     assert one.value == two.value == one.low == two.low == 0 and one.events == 0
     assert two.high > 1.02 * one.high > 0
+
+
+def test_few_rollouts_widen_the_interval_of_nothing_seen() -> None:
+    """No event in 2,000 tokens of 8 rollouts. Without Student's correction the end would be .00184."""
+    assert rare_interval(0, 2000, 8, 1.0, 0.95)[1] == pytest.approx(0.002681, rel=1e-3)

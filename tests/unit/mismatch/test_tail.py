@@ -281,3 +281,12 @@ def test_adding_a_long_rollout_takes_milliseconds() -> None:
         seconds.append(time.perf_counter() - start)
     # About 0.008 on one quiet core.
     assert min(seconds) < 0.1
+
+
+def test_another_quantile_than_the_fifth_percentile_is_the_one_with_an_interval() -> None:
+    statistics = TailStatistics(bin_tokens=100, quantile=0.1)
+    for number in range(20):
+        statistics.add(torch.linspace(0.5, 0.9, 50) + 0.002 * number, torch.arange(50), str(number))
+    row = statistics.table("exact").overall
+    assert row.quantile_value == row.q10 == pytest.approx(0.555, abs=1e-3)
+    assert (row.low, row.high) == pytest.approx((0.5481, 0.5648), abs=1e-3)

@@ -163,3 +163,14 @@ def test_the_expected_gradient_of_k3_is_that_of_the_kl_from_dense() -> None:
     (by_k3,) = torch.autograd.grad((drawn * k3(now, dense, torch.ones(6, dtype=torch.bool))).sum(), logits)
     (by_kl,) = torch.autograd.grad(top_k_kl(dense[None], logits.log_softmax(-1)[None]).sum(), logits)
     assert torch.allclose(by_k3, by_kl, atol=1e-8)
+
+
+def test_a_policy_that_ran_far_away_has_a_finite_loss() -> None:
+    """Ratios are cut at exp(20), for the surrogate and for the KL term."""
+    one = torch.ones(1, 1)
+    loss, *_ = policy_loss(
+        torch.tensor([[-1.0]]), torch.tensor([[-31.0]]), torch.tensor([-1.0]), one, one.bool(), 1, LossSettings()
+    )
+    assert float(loss) == pytest.approx(math.exp(20), rel=1e-3)
+    far = k3(torch.tensor([[-100.0]]), torch.tensor([[-1.0]]), one.bool())
+    assert float(far) == pytest.approx(math.exp(20) - 21, rel=1e-3)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from sparroll.mismatch import TailStatistics
-from sparroll.mismatch.step_metrics import ESTIMATOR
+from sparroll.mismatch.step_metrics import ESTIMATOR, tail_report
 from sparroll.train.tail_metrics import ControlCeiling
 
 
@@ -52,3 +52,12 @@ def test_a_restored_one_goes_on_as_the_one_that_was_saved() -> None:
     other.restore(one.state())
     first, second = (each.add(2, tail(2, 3)) for each in (one, other))
     assert first is not None and second is not None and first.overall == second.overall
+
+
+def test_the_worst_bin_is_that_of_the_bins_with_enough_tokens() -> None:
+    statistics = TailStatistics(bin_tokens=100, replicates=20)
+    for number in range(10):
+        statistics.add(torch.full((100,), 0.9), torch.arange(100), str(number))
+    statistics.add(torch.full((5,), 0.1), 100 + torch.arange(5), "thin")
+    worst = tail_report(statistics.table("exact"), 200)["mismatch/acceptance_q05_worst_bin"]
+    assert abs(worst - 0.9) < 1e-3
