@@ -22,6 +22,7 @@ from table_sums import NAME, register  # noqa: E402
 from sparroll import files, records, tasks  # noqa: E402
 from sparroll.calibrate.measure import MeasureSettings, Mode, Study  # noqa: E402
 from sparroll.calibrate.run import calibrate  # noqa: E402
+from sparroll.calibrate.target import OutOfReach  # noqa: E402
 from sparroll.engines.hf.engine import HFEngine  # noqa: E402
 from sparroll.engines.prompt_encoder import PromptEncoder  # noqa: E402
 from sparroll.engines.scoring import Scorer  # noqa: E402
@@ -53,13 +54,6 @@ def open_study(settings: Settings, seed: int, prompts: int, samples: int, mode: 
     return Study(engine, Scorer(engine.model), PromptEncoder(engine.tokenizer).ids(asked), measuring)
 
 
-def out_of_reach(error: UserError) -> bool:
-    """Whether a calibration says that no budget reaches the target: the largest one misses it, or dense rollouts do.
-    Every other error may be gone when the calibration is run again."""
-    # fit.py and prospects.py of sparroll.calibrate have no class of their own for it.
-    return error.message.startswith(("no budget meets the target of ", "the dense ceiling at "))
-
-
 def run_calibration(settings: Settings, out: Path) -> None:
     """A schedule for each target from one sweep, teacher-forced on dense rollouts. A target that no budget reaches gets a
     file that says why, and its rows fail; the others go on. Any other error ends the calibration, which the next call
@@ -86,9 +80,7 @@ def run_calibration(settings: Settings, out: Path) -> None:
                 name=name,
                 on_progress=say,
             )
-        except UserError as error:
-            if not out_of_reach(error):
-                raise
+        except OutOfReach as error:
             print(f"{name}: {error}", file=sys.stderr, flush=True)
             files.write_text(folder / f"{name}.failed", str(error))
             continue

@@ -17,7 +17,9 @@ import pytest
 import torch
 
 from sparroll import records
+from sparroll.calibrate.target import OutOfReach
 from sparroll.errors import UserError
+from sparroll.plan.model_shape import ModelShape
 from sparroll.types import Rollout, TokenScores, TopK
 
 RECIPE = Path(__file__).parents[2] / "recipes" / "claims"
@@ -27,9 +29,9 @@ import run  # noqa: E402
 from claim_asked import Asked, Call, keep_asked  # noqa: E402
 from claim_cells import Cell, Done, Place, cell_path, hardware_name, read_cell, run_cell, write_record  # noqa: E402
 from claim_figures import difference, over_seeds, rank_correlation  # noqa: E402
-from claim_tasks import claim_tasks, find_task, run_config, schedule_of  # noqa: E402
+from claim_tasks import budget, claim_tasks, find_task, run_config, schedule_of  # noqa: E402
 from claim_tokens import Tokens, intervals, paired_difference, statistics  # noqa: E402
-from experiments import NAMES, experiment, sparse_rl, threshold  # noqa: E402
+from experiments import NAMES, experiment, page_size, sparse_rl, threshold  # noqa: E402
 from experiments.quantised_sampler import Rounded, rounded  # noqa: E402
 from study_jobs import Job, run_jobs  # noqa: E402
 
@@ -338,11 +340,11 @@ def no_engine(*_: Any) -> Iterator[Any]:
     yield SimpleNamespace(tokenizer=None)
 
 
-def calibrating(monkeypatch: pytest.MonkeyPatch, message: str) -> Place:
+def calibrating(monkeypatch: pytest.MonkeyPatch, error: UserError) -> Place:
     """A place for `threshold` whose calibrations end with this error."""
 
     def refuse(*_: Any, **__: Any) -> None:
-        raise UserError(message)
+        raise error
 
     encoder = SimpleNamespace(ids=lambda asked: asked)
     monkeypatch.setattr(threshold, "opened", no_engine)
@@ -353,10 +355,23 @@ def calibrating(monkeypatch: pytest.MonkeyPatch, message: str) -> Place:
 
 
 def test_a_target_out_of_reach_is_a_result_and_any_other_error_fails_the_cell(monkeypatch: pytest.MonkeyPatch) -> None:
-    why = "no budget meets the target of 0.8 at 0-50: the best lower bound is 0.7"
-    assert threshold.schedules(calibrating(monkeypatch, why)) == {"0.80": {"table": None, "why": why}}
+    why = "no budget meets the target of 0.8"
+    assert threshold.schedules(calibrating(monkeypatch, OutOfReach(why))) == {"0.80": {"table": None, "why": why}}
     with pytest.raises(UserError, match="the disk is full"):
-        threshold.schedules(calibrating(monkeypatch, "the disk is full"))
+        threshold.schedules(calibrating(monkeypatch, UserError("the disk is full")))
+
+
+def test_the_price_of_small_units_is_that_of_their_index() -> None:
+    """The rows of 4 tokens in 4 bits take 68 bytes for heads of 128, of which page means of 15 tokens take 64."""
+    shape = ModelShape("made up", 1e6, layers=2, query_heads=4, kv_heads=2, head_dim=128, vocabulary=100)
+    rollout = Rollout([0] * 64, [0] * 2000, torch.zeros(2000), "length")
+
+    def price(**selector: Any) -> float:
+        reading = budget(128) | {"selector": selector | {"first_tokens": 16, "recent_tokens": 32}}
+        return page_size.eflops(shape, [rollout], TOY[1], reading)
+
+    pages = {tokens: price(kind="page_mean", page_tokens=tokens) for tokens in (4, 16)}
+    assert pages[16] < price(kind="quantized_mean", page_tokens=4, bits=4) < pages[4]
 
 
 def test_sparse_rl_measures_the_trained_policy_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from sparroll import files, records
 from sparroll.attention.selectors import PageMean
 from sparroll.calibrate.curve import Cell
 from sparroll.calibrate.fit import fit_schedule, too_little_data
+from sparroll.calibrate.target import OutOfReach
 from sparroll.errors import UserError, of_machine
 
 registered = study_recipe.registered
@@ -71,14 +72,14 @@ def test_only_a_target_that_nothing_reaches_is_out_of_reach(measured, ceiling, r
             cells(*measured), target=0.86, selector=PageMean(), dense_layers=(), ceiling=cells(*ceiling), top_k=20,
             estimator="top_k_lower",
         )  # fmt: skip
-    assert study_worker.out_of_reach(raised.value) != reachable
+    assert isinstance(raised.value, OutOfReach) != reachable
 
 
 def test_too_little_data_and_a_full_disk_leave_a_target_within_reach() -> None:
     full = of_machine(OSError(errno.ENOSPC, "No space left on device"))
     assert full is not None
     for error in (too_little_data(cells(0.9), 400, 1000), full):
-        assert not study_worker.out_of_reach(error)
+        assert not isinstance(error, OutOfReach)
 
 
 def test_a_calibration_above_the_dense_ceiling_is_out_of_reach(dry_study, tmp_path) -> None:
@@ -90,17 +91,17 @@ def test_a_calibration_above_the_dense_ceiling_is_out_of_reach(dry_study, tmp_pa
 
 def test_a_calibration_forgets_why_an_earlier_one_failed_and_ends_with_other_errors(tmp_path, monkeypatch) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise UserError(message)
+        raise error
 
     monkeypatch.setattr(study_worker, "open_study", lambda *_, **__: None)
     monkeypatch.setattr(study_worker, "calibrate", refuse)
     settings = Settings("folder", targets=(0.75,), corrected_target=0.75)
     failed = tmp_path / "calibration" / "calibrated-0.75.failed"
-    message = "no budget meets the target of 0.75 at 0-64: the best lower bound is 0.7"
+    error: UserError = OutOfReach("no budget meets the target of 0.75")
     study_worker.run_calibration(settings, tmp_path)
-    assert failed.read_text() == message and (failed.parent / "calibration.json").is_file()
+    assert failed.read_text() == "no budget meets the target of 0.75" and (failed.parent / "calibration.json").is_file()
     (failed.parent / "calibration.json").unlink()
-    message = "the disk is full"
+    error = UserError("the disk is full")
     with pytest.raises(UserError, match="the disk is full"):
         study_worker.run_calibration(settings, tmp_path)
     assert not list(failed.parent.iterdir())

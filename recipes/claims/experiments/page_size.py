@@ -17,6 +17,7 @@ from sparroll.plan.model_shape import ModelShape, model_shape
 from sparroll.types import Rollout
 
 NAME = "page-size"
+BF16_BYTES = 2
 ABOUT = "Which page gives the best tail for the same effective FLOPs, and for the same seconds?"
 
 
@@ -72,8 +73,13 @@ def run(cell: Cell, place: Place) -> Table:
 
 
 def eflops(shape: ModelShape, rollouts: Sequence[Rollout], task: ClaimTask, reading: Reading) -> float:
-    """Mean over rollouts of the effective FLOPs of a response, by the corrected formula."""
+    """Mean over rollouts of the effective FLOPs of a response, by the corrected formula. It charges an index row of bf16 for
+    each unit, so narrower rows count as rows of larger units."""
     schedule, total = schedule_of(task, reading), 0.0
+    unit = None
+    if schedule is not None:
+        selector, dim = schedule.selector, shape.head_dim
+        unit = max(1, round(selector.unit_tokens * BF16_BYTES * dim / selector.index_row_bytes(dim)))
     for rollout in rollouts:
         about = {
             "parameters": shape.parameters,
@@ -82,7 +88,11 @@ def eflops(shape: ModelShape, rollouts: Sequence[Rollout], task: ClaimTask, read
             "kv_width": shape.kv_width,
             "gqa_ratio": shape.gqa_ratio,
         }
-        total += cost.dense(**about) if schedule is None else cost.sparse(**about, kv_budget_tokens=schedule)
+        total += (
+            cost.dense(**about)
+            if schedule is None
+            else cost.sparse(**about, kv_budget_tokens=schedule, unit_tokens=unit)
+        )
     return total / len(rollouts)
 
 

@@ -9,13 +9,12 @@ from claim_cells import Cell, Done, Place, Table
 from claim_figures import difference, grouped, over_seeds
 from claim_runs import MEASURE_SEED, opened, run_mean, scorer_of, trained
 from claim_tasks import DENSE, ClaimTask, budget
-from study_worker import out_of_reach
 
 from sparroll import records, tasks
 from sparroll.calibrate.measure import MeasureSettings, Study
 from sparroll.calibrate.run import calibrate
+from sparroll.calibrate.target import OutOfReach
 from sparroll.engines.prompt_encoder import PromptEncoder
-from sparroll.errors import UserError
 
 NAME = "threshold"
 ABOUT = "At which target of the 5th percentile does training begin to differ from training on dense rollouts?"
@@ -79,9 +78,7 @@ def schedules(place: Place) -> Table:
                     name=name,
                     on_progress=place.on_progress,
                 )
-            except UserError as error:
-                if not out_of_reach(error):
-                    raise
+            except OutOfReach as error:
                 found[name] = {"table": None, "why": str(error)}
                 continue
             found[name] = {"table": replace(made.schedule, made_by=None).table(), "why": "", "notes": list(made.notes)}

@@ -16,7 +16,7 @@ from typing import Any
 
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.curve import Cell, Curve
-from sparroll.calibrate.target import Target, check_target, in_words, level, needed_tokens, target_table
+from sparroll.calibrate.target import OutOfReach, Target, check_target, in_words, level, needed_tokens, target_table
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
@@ -106,9 +106,9 @@ def fit_schedule(
     return FittedSchedule(schedule, tuple(bins), tuple(notes))
 
 
-def dense_rollouts_exceed(limit: ImpossibleLimit, cell: Cell) -> UserError:
+def dense_rollouts_exceed(limit: ImpossibleLimit, cell: Cell) -> OutOfReach:
     """The error where dense rollouts have too many impossible tokens themselves."""
-    return UserError(
+    return OutOfReach(
         f"dense rollouts have a share of {1 - cell.value:.2g} at {cell.name}, above {in_words(limit)}: engine and trainer "
         "differ by more than any budget can repair",
         "raise the limit, or raise the engine's precision",
@@ -208,23 +208,23 @@ class _Needs:
                 raise dense_rollouts_exceed(self.target, cell)
             if cell.value < level(self.target):
                 lowest = rounded_down(min(each.value for each in ceilings))
-                raise UserError(
+                raise OutOfReach(
                     f"the dense ceiling at {cell.name} is {rounded_down(cell.value)}, below the target of {self.target}: "
                     "even dense rollouts miss it. Engine and trainer differ, or too much of the probability is on tokens "
                     "that the estimator does not count",
                     f"lower the target to {lowest} or less, raise the engine's precision, or lower the temperature",
                 )
 
-    def missed(self, curve: Curve, where: str, ceiling: Cell | None) -> UserError:
+    def missed(self, curve: Curve, where: str, ceiling: Cell | None) -> OutOfReach:
         best = max(curve.points, key=lambda cell: cell.low)
         if isinstance(self.target, ImpossibleLimit):
-            return UserError(
+            return OutOfReach(
                 f"no budget meets {in_words(self.target)} at {where}: the least upper bound is {1 - best.low:.2g} (share "
                 f"{1 - best.value:.2g}, {best.tokens} tokens) at {best.kv_budget_tokens} tokens",
                 "measure larger budgets, take more rollouts if the share itself meets the limit, or raise the limit",
             )
         dense = f"; dense rollouts reach {rounded_down(ceiling.value)}" if ceiling else ""
-        return UserError(
+        return OutOfReach(
             f"no budget meets the target of {self.target} at {where}: the best lower bound is {rounded_down(best.low)} "
             f"(value {rounded_down(best.value)}) at {best.kv_budget_tokens} tokens{dense}",
             "measure larger budgets, take more rollouts if the value itself meets the target, or lower the target",

@@ -6,7 +6,7 @@ from __future__ import annotations
 from sparroll.attention.selectors import Selector
 from sparroll.calibrate.fit import MIN_TOKENS, dense_rollouts_exceed, too_little_data
 from sparroll.calibrate.measure import Measurement, Study
-from sparroll.calibrate.target import Target, cells_for, check_target, level, needed_tokens
+from sparroll.calibrate.target import OutOfReach, Target, cells_for, check_target, level, needed_tokens
 from sparroll.control.impossible_limit import ImpossibleLimit
 from sparroll.errors import UserError
 from sparroll.mismatch.bootstrap import LEAST_ROLLOUTS
@@ -67,14 +67,14 @@ def check_ceiling(
     equal = _between_equal_policies(study, worst.from_context_tokens)
     if equal is not None and equal < target:
         settings = study.settings
-        raise UserError(
+        raise OutOfReach(
             f"{message}, because the estimator {settings.estimator} counts only the {settings.top_k} most likely tokens, "
             f"and at temperature {settings.temperature:g} too much of the probability is on others: two equal policies "
             f"would have {rounded_down(equal)} there",
             f"lower the target to {lowest} or less, sample at a lower temperature, or count every token: --estimator exact, "
             "for small vocabularies",
         )
-    raise UserError(
+    raise OutOfReach(
         f"{message}, because engine and trainer differ by more than any budget can repair",
         f"lower the target to {lowest} or less, or raise the engine's precision",
     )

@@ -23,6 +23,11 @@ NEEDED = 5
 among them, the upper end of its interval is then under the limit."""
 
 
+class OutOfReach(UserError):
+    """No budget reaches the target: the largest one misses it, or dense rollouts do. Any other error of a calibration may be
+    gone when it is run again."""
+
+
 def check_target(target: Target) -> None:
     """Raise UserError for a percentile that is none. A limit checks itself."""
     if isinstance(target, (int, float)) and not 0 < target < 1:

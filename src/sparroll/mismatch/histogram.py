@@ -91,7 +91,7 @@ def _locate(counts: Tensor, level: float) -> tuple[Tensor, Tensor]:
     1."""
     below = counts.to(torch.int64).cumsum(-1)
     total = below[..., -1:]
-    # The small term keeps 0.1 * 30 = 3.0000000000000004 at rank 3.
+    # The small term keeps 0.07 * 100 = 7.000000000000001 at rank 7.
     rank = (level * total.to(torch.float64) - 1e-9).ceil().clamp_min(1).to(torch.int64)
     cell = torch.searchsorted(below, rank).clamp_max(CELLS - 1)
     return cell, (rank - below.gather(-1, cell) + counts.gather(-1, cell)).to(torch.float64)
