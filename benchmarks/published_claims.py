@@ -45,8 +45,6 @@ class Part:
     unit: str = ""
     sign: bool = False
     """Whether a plus sign is shown: of changes and differences."""
-    cost: bool = False
-    """Whether less is better, so that the figure is rounded up."""
     missing: str = "not run yet"
     """What is shown where there is no estimate."""
 
@@ -58,7 +56,7 @@ class Part:
         """The figure with its interval."""
         if self.estimate is None:
             return f"{self.label}: {self.missing}"
-        rounded = rounded_up if self.cost else rounded_down
+        rounded = rounded_up if self.rule.low_is_good else rounded_down
         return f"{self.label}: {rounded(self.estimate.value, self.decimals, self.sign)}{self.unit} {self.interval()}"
 
     def interval(self) -> str:

@@ -247,7 +247,6 @@ def two_humps(found: Results) -> Sequence[Part]:
                     f"{label}, KS distance of the rest",
                     distance,
                     at_most(2 * KS),
-                    cost=True,
                     missing="too few tokens for a fit",
                 ),
             ]

@@ -43,6 +43,8 @@ class Rule:
 
     text: str
     judge: Callable[[Estimate], Verdict]
+    low_is_good: bool = False
+    """For the claim: its figures are then rounded up."""
 
 
 def _decided(reproduced: bool, refuted: bool) -> Verdict:
@@ -56,7 +58,7 @@ def above(threshold: float) -> Rule:
 
 def below(threshold: float) -> Rule:
     text = f"reproduced if the whole interval lies below {threshold:g}, refuted if above"
-    return Rule(text, lambda of: _decided(of.high < threshold, of.low > threshold))
+    return Rule(text, lambda of: _decided(of.high < threshold, of.low > threshold), low_is_good=True)
 
 
 def inside(low: float, high: float) -> Rule:
@@ -82,7 +84,7 @@ def uncorrelated() -> Rule:
 
 def at_most(bound: float) -> Rule:
     text = f"reproduced if at most {bound:g}, refuted if more"
-    return Rule(text, lambda of: _decided(of.high <= bound, of.low > bound))
+    return Rule(text, lambda of: _decided(of.high <= bound, of.low > bound), low_is_good=True)
 
 
 def rejected(behind: Estimate, too_many: float) -> Rule:
@@ -100,6 +102,7 @@ def rejected(behind: Estimate, too_many: float) -> Rule:
         f"dense, or below it where one surely trains no more than .03 worse; refuted if on the other side; undecided "
         f"where neither is sure",
         judge,
+        low_is_good=True,
     )
 
 
@@ -118,7 +121,7 @@ def as_fast(published: float) -> Rule:
 
 def as_cheap(published: float) -> Rule:
     text = f"reproduced up to the published figure / {NEAR:g}, refuted above"
-    return Rule(text, lambda of: _decided(of.high <= published / NEAR, of.low > published / NEAR))
+    return Rule(text, lambda of: _decided(of.high <= published / NEAR, of.low > published / NEAR), low_is_good=True)
 
 
 def combined(verdicts: Sequence[Verdict]) -> Verdict:

@@ -20,6 +20,7 @@ from sparroll.rounding import rounded_down
 S25, S60 = STUDIES[25], STUDIES[60]
 TAIL = "mismatch/acceptance_q05"
 FIXED = ("fixed-tis", "fixed-icepop", "fixed-sparse_rl", "fixed-jackpot")
+ENOUGH = 0.86
 CODE = tuple(f"code-lm-seed-{seed}-h100" for seed in range(4))
 CALIBRATED = {target: f"calibrated-{target}" for target in ("0.75", "0.80", "0.86", "0.92")}
 
@@ -53,7 +54,7 @@ def mean_does_not() -> Sequence[Part]:
 def tail_is_better() -> Sequence[Part]:
     """How much weaker the mean's correlation is, which is the negative of what the record has."""
     gained = {name: _estimate(correlations()[name]["mean acceptance"]["gained"]) for name in COMPARED}
-    return [Part(name, Estimate(-of.value, -of.high, -of.low), above(0), 2, sign=True) for name, of in gained.items()]
+    return [Part(name, Estimate(-of.value, -of.high, -of.low), above(0), sign=True) for name, of in gained.items()]
 
 
 def averages_look_fine() -> Sequence[Part]:
@@ -65,12 +66,13 @@ def averages_look_fine() -> Sequence[Part]:
 
 
 def trains_like_dense() -> Sequence[Part]:
-    """The schedule of .86, and that of .92, which kept every bin above .86 in all runs."""
+    """Of the schedules of .86 and .92: the rows whose tail lay above .86 where it is lowest. That of .86 had .853 there over
+    60 steps."""
     parts = [
         Part(f"study, {_with_worst_bin(steps, target)}", difference(record, row, "dense"), as_good(), sign=True)
         for target, row in CALIBRATED.items()
-        if target in ("0.86", "0.92")
         for steps, record in STUDIES.items()
+        if target in ("0.86", "0.92") and statistics.mean(worst_bin_of(record, row)) > ENOUGH
     ]
     return [*parts, Part("tiny-reasoner, 14 steps", _tiny("calibrated"), as_good(), sign=True)]
 

@@ -81,7 +81,6 @@ def adapter_costs() -> Sequence[Part]:
             Estimate.single(update),
             as_cheap(PUBLISHED_ADAPTER_UPDATE),
             2,
-            cost=True,
         ),
         Part("whole step, times dense", Estimate.single(step), as_fast(PUBLISHED_DISTILLED), 2),
     ]

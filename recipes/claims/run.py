@@ -107,7 +107,6 @@ def check_counts(args: argparse.Namespace) -> None:
             raise UserError(f"--{name.replace('_', '-')} must be 1 or more, got {getattr(args, name)}")
     if not args.minutes > 0:
         raise UserError(f"--minutes must be above 0, got {args.minutes}")
-    check_minutes(args.minutes, BEGAN)
 
 
 def wanted_cells(names: Sequence[str], tasks: list[ClaimTask], seeds: list[int]) -> Wanted:
@@ -249,6 +248,9 @@ def _missing(args: argparse.Namespace, asked: Wanted) -> int:
 def run_all(args: argparse.Namespace, tasks: list[ClaimTask], asked: Wanted, gpus: list[int]) -> int:
     """Start the workers of the cells that are asked for, and write the records of their experiments, with the cells of
     earlier calls, as cells finish. -> exit status"""
+    waiting = jobs(args, asked)
+    if waiting:
+        check_minutes(args.minutes, BEGAN)
     begin(args.out, tasks)
     told: dict[str, str] = {}
     made = Records(args.out, in_folder(args, tasks, asked, gpus))
@@ -261,13 +263,9 @@ def run_all(args: argparse.Namespace, tasks: list[ClaimTask], asked: Wanted, gpu
                 print(f"{time.time() - BEGAN:6.0f} s  {name}: {outcome.state}  {outcome.reason}", flush=True)
             told[name] = outcome.state
 
-    waiting = jobs(args, asked)
     where = f"{len(gpus)} GPUs" if gpus else "the CPU"
     print(f"{_missing(args, asked)} of {len(asked)} cells to run on {where}, {args.at_once} at once", flush=True)
     warn_of_shared_seconds(args, asked)
-    if waiting:
-        # The model or the records may have taken what was left.
-        check_minutes(args.minutes, BEGAN)
     deadline = BEGAN + 60 * args.minutes - GRACE_SECONDS
     signal.signal(signal.SIGTERM, interrupt)
     run_jobs(

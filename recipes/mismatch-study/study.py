@@ -214,15 +214,16 @@ def interrupt(*_: object) -> None:
 def main() -> None:
     args = arguments()
     try:
-        check_minutes(args.minutes, BEGAN)
         settings = read_settings(args)
         rows, gpus = chosen(settings, args.rows), gpus_of(settings, args.gpus)
+        seeds = [0] if args.dry else args.seeds
+        if jobs(settings, args.out, rows, seeds):
+            check_minutes(args.minutes, BEGAN)
         if args.schedules_of:
             take_schedules(args.schedules_of, settings, args.out, anyway=args.schedules_anyway)
     except UserError as error:
         sys.exit(f"error: {error}")
     files.write_json(args.out / "settings.json", settings.table())
-    seeds = [0] if args.dry else args.seeds
     write_fixed_schedules(settings, args.out)
     told: dict[str, str] = {}
 

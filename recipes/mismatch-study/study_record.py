@@ -204,7 +204,7 @@ def merge(paths: list[Path]) -> dict[str, Any]:
         for name, row in table.items()
     ]
     calibrations = [part["results"]["calibration"] for part in parts if part["results"]["calibration"]]
-    _check_calibrations(parts)
+    _check_calibrations(parts, {name: row.schedule for name, row in grid(Settings.from_table(settings)).items()})
     about = ("date", "commit", "hardware", "versions", "wall_seconds")
     results = {
         "table": rows,
@@ -219,18 +219,18 @@ def merge(paths: list[Path]) -> dict[str, Any]:
     }
 
 
-def _check_calibrations(parts: Sequence[Mapping[str, Any]]) -> None:
-    """Raises UserError where two parts ran a row under schedules that were calibrated apart."""
+def _check_calibrations(parts: Sequence[Mapping[str, Any]], schedules: Mapping[str, str]) -> None:
+    """Raises UserError where two parts ran rows under one schedule's name that was calibrated twice. schedules: by row."""
     first: dict[str, Any] = {}
     for part in parts:
-        ran = {run["row"] for run in part["results"]["runs"]}
+        ran = {schedules[run["row"]] for run in part["results"]["runs"]}
         for target, of in (part["results"]["calibration"] or {}).items():
-            if not any(row == target or row.startswith(f"{target}-") for row in ran):
+            if target not in ran:
                 continue
             steps = [(step["from_context_tokens"], step["kv_budget_tokens"]) for step in of["schedule"]["steps"]]
             if first.setdefault(target, steps) != steps:
                 raise UserError(
-                    f"the parts ran {target} under different schedules",
+                    f"the parts have different schedules of the name {target}, and runs under them",
                     "give the later ones --schedules-of the study.json of the first, so that all have one calibration",
                 )
 

@@ -101,15 +101,20 @@ def test_parts_that_ran_a_row_under_two_calibrations_are_not_merged(tmp_path: Pa
     """Machines that each made a sweep of their own have other budgets under the same name."""
     whole = records.read(ROOT / "benchmarks" / "results" / "mismatch-study-60-steps-h200.json", KIND)
 
-    def part(seed: int, **budgets: int) -> Path:
+    def part(seed: int, row: str = "", target: str = "calibrated-0.86", **budgets: int) -> Path:
         of = copy.deepcopy(whole)
-        of["results"]["runs"] = [run for run in of["results"]["runs"] if run["seed"] == seed]
-        for step in of["results"]["calibration"]["calibrated-0.86"]["schedule"]["steps"]:
+        of["results"]["runs"] = [
+            run for run in of["results"]["runs"] if run["seed"] == seed and run["row"] in (row or run["row"],)
+        ]
+        for step in of["results"]["calibration"][target]["schedule"]["steps"]:
             step |= budgets
-        path = tmp_path / f"{seed}-{len(budgets)}.json"
+        path = tmp_path / f"{seed}-{row}-{len(budgets)}.json"
         path.write_text(json.dumps(of), encoding="utf-8")
         return path
 
     assert {run["seed"] for run in merge([part(0), part(1)])["results"]["runs"]} == {0, 1}
-    with pytest.raises(UserError, match=r"the parts ran calibrated-0.86 under different schedules"):
+    with pytest.raises(UserError, match=r"different schedules of the name calibrated-0.86, and runs under them"):
         merge([part(0), part(1, kv_budget_tokens=128)])
+    # The row with an adapter runs under the schedule of another row.
+    with pytest.raises(UserError, match=r"different schedules of the name calibrated-0.75"):
+        merge([part(0, "distill-kl"), part(1, "distill-kl", "calibrated-0.75", kv_budget_tokens=128)])
