@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from claim_words import Claims, Figures, bare, down, up
-from record_tables import results
-from render_fine import fine_records
+from record_tables import RESULTS, results
+from render_fine import all_records, fine_records
 from render_speed import decode_cells, pairs, rollout_records
+
+from sparroll import records
 
 # -- rollouts and steps in vLLM ------------------------------------------------------------------------------------------
 
@@ -117,8 +119,33 @@ def dense_requests() -> Figures:
 
 def small_units() -> Figures:
     """Rollouts under scaled schedules of small units beside the published ones, on an H100."""
-    more = [100 * (found["over_published"] - 1) for *_, found in fine_records()]
-    return {"least": down(min(more)), "most": down(max(more))}
+    said: dict[str, str] = {}
+    for prefix, first_layers in (("", "fine"), ("wide_", "wide")):
+        more = [100 * (found["over_published"] - 1) for *_, found in fine_records(first_layers)]
+        said |= {f"{prefix}least": down(min(more)), f"{prefix}most": down(max(more))}
+    shares = [1 / found["budget_ratio"] for _, _, _, found in all_records()]
+    return said | {"least_share": bare(down(min(shares), 2)), "most_share": bare(up(max(shares), 2))}
+
+
+def small_units_in_budget() -> Figures:
+    """What steps take more than dense ones, in %, in contexts that a schedule of small units reads whole."""
+    name = "decode-step-within-budget-fine-qwen3-1.7b-h100"
+    schedule = records.read(RESULTS / f"{name}.json", "decode-step")["config"]["schedule_table"]
+    layers = schedule["fingerprint"]["layers"] - len(schedule["dense_layers"])
+    found = pairs(decode_cells(name))
+    more: dict[int, list[float]] = {batch: [] for batch, _ in found}
+    for (batch, _), (dense, sparse) in found.items():
+        more[batch].append(100 * (sparse / dense - 1))
+    few = [each for batch in (1, 8) for each in more[batch]]
+    us = [1e3 * (sparse - dense) / layers for (batch, _), (dense, sparse) in found.items() if batch <= 8]
+    return {
+        "least": up(min(few), 1),
+        "most": up(max(few), 1),
+        "many": up(max(max(more[32]), max(more[64])), 1),
+        "least_us": down(min(us)),
+        "most_us": up(max(us)),
+        "layers": str(layers),
+    }
 
 
 def two_gpus() -> Figures:
@@ -226,7 +253,12 @@ PAGES: Mapping[str, Claims] = {
         "of a 1.7B shape with responses of 12K tokens is {sparse} times as fast,": training_step,
         "copy bandwidth ({rate} TB/s)": copy_bandwidth,
         "small units of 4 tokens in 4 bits make rollouts {least} to {most} % faster than the published schedules on an "
-        "H100.": small_units,
+        "H100 if layers 0 and 1 stay dense, and {wide_least} to {wide_most} % faster if these two read four times as much "
+        "as the others.": small_units,
+        "Budgets shrink to between {least_share} and {most_share} of the published ones at equal tails": small_units,
+        "Under small units it costs {least} to {most} % more for 1 and for 8 requests, and at most {many} % more for 32 and "
+        "64": small_units_in_budget,
+        "that is {least_us} to {most_us} us for each of the {layers} sparse layers": small_units_in_budget,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
         "The index takes {share} % of the KV cache's capacity.": index_share,

@@ -20,7 +20,6 @@ from sparroll.rounding import rounded_down
 S25, S60 = STUDIES[25], STUDIES[60]
 TAIL = "mismatch/acceptance_q05"
 FIXED = ("fixed-tis", "fixed-icepop", "fixed-sparse_rl", "fixed-jackpot")
-ENOUGH = 0.86
 CODE = tuple(f"code-lm-seed-{seed}-h100" for seed in range(4))
 CALIBRATED = {target: f"calibrated-{target}" for target in ("0.75", "0.80", "0.86", "0.92")}
 
@@ -72,7 +71,7 @@ def trains_like_dense() -> Sequence[Part]:
         Part(f"study, {_with_worst_bin(steps, target)}", difference(record, row, "dense"), as_good(), sign=True)
         for target, row in CALIBRATED.items()
         for steps, record in STUDIES.items()
-        if target in ("0.86", "0.92") and statistics.mean(worst_bin_of(record, row)) > ENOUGH
+        if target in ("0.86", "0.92") and statistics.mean(worst_bin_of(record, row)) > published_experiments.ENOUGH
     ]
     return [*parts, Part("tiny-reasoner, 14 steps", _tiny("calibrated"), as_good(), sign=True)]
 

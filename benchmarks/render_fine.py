@@ -14,13 +14,17 @@ from sparroll.rounding import percent_down, rounded_down, rounded_up
 
 DEVICES = ("h200", "h100")
 SIZES = ("1.7b", "4b", "8b", "14b")
+FIRST_LAYERS = {"fine": "dense", "wide": "read 4 times as much"}
+"""What layers 0 and 1 do, by the word in a record's name."""
+SHOWN_GROUPS = 6
+"""Kinds of kernels of a profile, those that take longest."""
 NOT_YET = "Not run yet."
 
 
-def fine_records() -> list[tuple[str, str, dict[str, Any]]]:
+def fine_records(first_layers: str = "fine") -> list[tuple[str, str, dict[str, Any]]]:
     """(size, request set, results) of what was measured, that on an H200 first. Without records of few moments."""
     names = [
-        (size, name, f"rollout-qwen3-{size}-{name}-fine-{device}")
+        (size, name, f"rollout-qwen3-{size}-{name}-{first_layers}-{device}")
         for device in DEVICES
         for size in SIZES
         for name in SETS
@@ -43,11 +47,16 @@ def _exists(name: str) -> bool:
     return (record_tables.RESULTS / f"{name}.json").exists()
 
 
+def all_records() -> list[tuple[str, str, str, dict[str, Any]]]:
+    """(what layers 0 and 1 do, size, request set, results)"""
+    return [(said, *each) for word, said in FIRST_LAYERS.items() for each in fine_records(word)]
+
+
 def fine_rollouts() -> str:
     """Speed-ups of the published schedule and of small units over the same dense steps, and what they read."""
     rows = []
-    any_target = any(found["target_speedup"] is not None for *_, found in fine_records())
-    for size, request_set, found in fine_records():
+    any_target = any(found["target_speedup"] is not None for *_, found in all_records())
+    for first_layers, size, request_set, found in all_records():
         target, measured = found["target_speedup"], len(found["windows"])
         reached = "" if target is None else "yes" if found["speedup"] >= target else "no"
         ratio = found["budget_ratio"]
@@ -56,6 +65,7 @@ def fine_rollouts() -> str:
                 _device(found),
                 f"Qwen3-{size.upper()}",
                 request_set,
+                first_layers,
                 f"{math.ceil(found['dense_tokens_per_second']):,}",
                 times(found["published"]["speedup"]),
                 times(found["speedup"]),
@@ -69,7 +79,7 @@ def fine_rollouts() -> str:
         )
     if not rows:
         return NOT_YET
-    head = ["GPU", "model", "requests", "dense, tokens/s", "published", "small units"]
+    head = ["GPU", "model", "requests", "layers 0 and 1", "dense, tokens/s", "published", "small units"]
     head += ["target", "reached"] if any_target else []
     made = table([*head, "attainable", "share of it", "budgets", "index / cache", "moments"], rows)
     return "\n".join([made, *_caveats(), *(part for part in (fine_whole_runs(), fine_profiles()) if part)])
@@ -81,7 +91,7 @@ def _caveats() -> list[str]:
         f"The schedules are {found['caveat']}: "
         + re.sub(r"qwen3-[\d.]+b-[\d.]+\d", "the published ones", found["budget_ratio_source"])
         + "."
-        for *_, found in fine_records()
+        for *_, found in all_records()
         if found["caveat"]
     }
     return ["", *sorted(said)] if said else []
@@ -106,11 +116,12 @@ def fine_whole_runs() -> str:
 def fine_profiles() -> str:
     """Where the time of a step goes that misses its target: milliseconds by kind of kernel, beside those of its bytes."""
     rows = []
-    for size, request_set, found in fine_records():
+    for first_layers, size, request_set, found in all_records():
         profile = found["profile"]
-        for group, ms in sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])[:8]:
+        groups = sorted((profile or {}).get("groups_ms", {}).items(), key=lambda item: -item[1])
+        for group, ms in groups[:SHOWN_GROUPS]:
             floor = profile["floors_ms"].get(group)
-            of = f"Qwen3-{size.upper()}, {request_set}: {profile['batch']} requests"
+            of = f"Qwen3-{size.upper()}, {request_set}, layers 0 and 1 {first_layers}: {profile['batch']} requests"
             rows.append([of, group, rounded_up(ms, 2), "" if floor is None else rounded_down(floor, 2)])
     return "\n" + table(["step", "kernels", "ms", "of its bytes, ms"], rows) if rows else ""
 

@@ -246,6 +246,13 @@ def show(cell: Cell) -> None:
     print(f"{about}: {cell['tokens_per_second']:.0f} tokens/s", flush=True)
 
 
+def about(options: argparse.Namespace, beside: list[Schedule], schedules: list[Schedule]) -> dict[str, Any]:
+    """What a record says of the call: schedules by name, and what each of them reads. Where files lay is not in it."""
+    asked = {key: value for key, value in vars(options).items() if key not in ("out", "folder")}
+    asked |= {"beside": [each.name for each in beside], "schedules": [each.name for each in schedules]}
+    return asked | {"schedule_tables": {each.name: each.inline() for each in [*beside, *schedules]}}
+
+
 def main() -> None:
     options = arguments()
     Path(options.folder).mkdir(parents=True, exist_ok=True)
@@ -253,7 +260,7 @@ def main() -> None:
         [schedule_named(name, options.model, Path(options.folder)) for name in names]
         for names in (options.beside, options.schedules)
     )
-    asked = {key: value for key, value in vars(options).items() if key not in ("out", "folder")}
+    asked = about(options, beside, schedules)
     options.measured = moments(options)
     began, cells, engines = time.perf_counter(), [], {}
 

@@ -173,17 +173,21 @@ def test_experiments_speak_for_the_claims_that_they_were_made_for(of: Benchmarks
     made = of.published_experiments
 
     def target(value: float | None, *gained: float) -> dict[str, Any]:
-        return {"task": "remarks", "target": value, "accuracy_change": {"seeds": list(gained)}}
+        about = {"task": "remarks", "target": value, "worst_bin": {"mean": value or 0.98}}
+        return about | {"accuracy_change": {"seeds": list(gained)}}
 
     rows = [target(None, 0.08, 0.1, 0.12), target(0.75, -0.1), target(0.86, 0.09, 0.11, 0.13)]
     threshold = [{"cells": [], "lines": rows}]
     (high,) = made.trains_like_dense(threshold)
     # Two rows of three seeds that lie .02 apart: a standard deviation of .02 with four degrees of freedom.
     half = 2.776445 * 0.02 * (2 / 3) ** 0.5
-    assert (high.label, high.estimate.value) == ("remarks, .86 beyond dense", pytest.approx(0.01))
+    assert (high.label, high.estimate.value) == (
+        "remarks, target .86 (worst bin .860), beyond dense",
+        pytest.approx(0.01),
+    )
     assert high.estimate.low == pytest.approx(0.01 - half) and high.verdict == "undecided"
     low, drifts = made.too_low_collapses(threshold)
-    assert (low.label, low.verdict) == ("remarks, .75", "reproduced")
+    assert (low.label, low.verdict) == ("remarks, target .75 (worst bin .750), change", "reproduced")
     assert low.estimate.high == pytest.approx(-0.1 + 2.776445 * 0.02)
     assert (drifts.estimate, drifts.verdict, drifts.missing) == (None, "undecided", "not run yet")
     steps = [{"over_seeds": [moved(96, 30, 0.5, 0), moved(96, 60, 0.01, 0.001), moved(128, 60, -0.04, 0.01)]}]
