@@ -109,6 +109,18 @@ def test_at_the_limit_it_says_so_once() -> None:
     assert decisions[1].schedule is None
 
 
+def test_a_bin_that_comes_back_to_its_limit_says_so_again() -> None:
+    one, said = controller([2000, 4000, 6000, 8000]), []
+    for step in range(1, 60):
+        good = 5 < step < 40
+        tails = dict.fromkeys(range(4), 0.97) if good else {0: 0.6004}
+        events = one.watch(evidence(step, measured(step, tails))).events
+        said += [step for event in events if "0-2k" in event and "2000 tokens are its limit" in event]
+        if step == 39:
+            assert one.budgets[0] < 2000
+    assert len(said) == 2 and said[0] < 6 and said[1] >= 40
+
+
 def test_groups_of_layers_move_by_a_common_factor_each_within_the_limits() -> None:
     start = Schedule((Step(0, (512, 256)), Step(4000, (768, 1024))), dense_layers=(0,), layer_groups=((1,), (2, 3)))
     budgets = BINS.of_schedule(start)

@@ -291,6 +291,17 @@ def test_a_reward_gap_moves_the_run_to_a_stricter_schedule_like_a_low_tail_does(
     assert [event.split()[0] for event in second.events] == ["the", "sparse"]
 
 
+def test_after_a_switch_by_the_reward_gap_the_tail_is_judged_anew() -> None:
+    """The next schedule has the same budgets and checks its drafts; what was sampled without a check says nothing of it."""
+    checked = LOOSE.checked(64, 0.01)
+    guard, unswitched = guard_of_gap("stop", (checked,)), Guard("stop", 0.86)
+    first, second = paired(1, 0.857), shown(2, 0.857, checked)
+    assert (guard.watch(first).schedule, unswitched.watch(shown(1, 0.857)).action) == (checked, "none")
+    assert [step for step, _ in guard.window.evidence] == []
+    guard.watch(second)
+    assert [step for step, _ in guard.window.evidence] == [2]
+
+
 def test_a_low_tail_and_a_reward_gap_in_one_step_are_one_response_that_names_both() -> None:
     decision = guard_of_gap("stop").watch(paired(1, 0.5))
     assert decision.action == "stop"

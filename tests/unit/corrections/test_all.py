@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sparroll.corrections import correction, names
+from sparroll.corrections.base import LogRatio, per_sequence
 from sparroll.errors import UserError
 
 INF = math.inf
@@ -34,6 +35,13 @@ def test_no_correction_weighs_every_response_token_one() -> None:
     assert torch.equal(result.weights, mask.to(dense.dtype))
     assert torch.equal(result.keep, mask)
     assert result.metrics["correction/effective_sample_share"] == 1.0
+
+
+def test_log_ratios_of_a_rollout_are_summed_in_double_precision() -> None:
+    """1 + 2 ** -25 is no number of single precision."""
+    values = torch.tensor([[1.0, 2.0**-25]])
+    (total,) = per_sequence(LogRatio(values, torch.ones(1, 2, dtype=torch.bool))).flatten().tolist()
+    assert total == 1 + 2.0**-25
 
 
 @pytest.mark.parametrize("weight_max", [0.5, 1.0, 2.0, 8.0])
