@@ -194,7 +194,7 @@ PAGES: Mapping[str, Claims] = {
     "docs/results.md": {
         "without the installation: {seconds} s.": quickstart,
         "Each is over {prompts} held-out prompts, with a standard error of about {error}": quickstart,
-        "An adapter takes {closed} % of what the tiny model's tail lacks away.": tiny_adapter,
+        "An adapter closes {closed} % of the tiny model's gap to a tail of 1.": tiny_adapter,
         "pages of 4 ({read} % of the cache read)": tiny_adapter,
         "the dense ceiling is {ceiling} (`distill-tiny.json`)": tiny_adapter,
         "256 held-out prompts make a standard error of about {one} per accuracy.": rl_grid,

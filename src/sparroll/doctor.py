@@ -134,9 +134,7 @@ def _vllm() -> list[Finding]:
     found = launch.installed_version()
     if found is None:
         return [
-            Finding(
-                "--", "vllm", "not installed", "fast rollouts on a GPU, --engine vllm: pip install 'sparroll[vllm]'"
-            )
+            Finding("--", "vllm", "not installed", "fast rollouts on a GPU, --engine vllm: pip install -e '.[vllm]'")
         ]
     device = "cuda" if torch.cuda.is_available() else "cpu"
     problem = _import_problem("vllm")

@@ -9,7 +9,7 @@ import sys
 
 def main() -> None:
     if importlib.util.find_spec("verl") is None or importlib.util.find_spec("ray") is None:
-        print("error: verl is not installed\nhint: pip install 'sparroll[verl]'", file=sys.stderr)
+        print("error: verl is not installed\nhint: pip install -e '.[verl]'", file=sys.stderr)
         sys.exit(2)
     from sparroll.integrations.verl.main import main as run
 

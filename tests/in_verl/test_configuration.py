@@ -120,6 +120,7 @@ def test_the_recipe_of_each_size_composes_and_asks_for_what_was_published(size: 
     assert (config.trainer.test_freq, config.trainer.save_freq) == (100, 10)
     # Ours: an alarm ends the savings, and the longest response fits everywhere.
     assert own["control"] == {"by": "guard", "stricter": ["dense"], "force": False}
+    assert own["guard"]["at_least"] == 0.84
     longest = data.max_prompt_length + data.max_response_length
     assert longest == 40_888
     limits = (rollout.max_model_len, actor.ppo_max_token_len_per_gpu, rollout.log_prob_max_token_len_per_gpu)

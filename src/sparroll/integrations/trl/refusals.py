@@ -21,7 +21,7 @@ SAMPLING_KEYS = ("stop", "stop_token_ids", "include_stop_str_in_output", "ignore
 
 def check_version() -> None:
     """Raise UserError unless TRL is installed in the version that was tested."""
-    install = 'pip install "sparroll[trl]", in an environment without verl'
+    install = 'pip install -e ".[trl]", in an environment without verl'
     try:
         found = metadata.version("trl")
     except metadata.PackageNotFoundError:

@@ -64,7 +64,7 @@ def _parquet(path: Path, columns: tuple[str, ...] | None) -> Iterator[Raw]:
         import pyarrow
         import pyarrow.parquet
     except ImportError:
-        raise UserError("Parquet files need pyarrow, which is not installed", "pip install sparroll[data]") from None
+        raise UserError("Parquet files need pyarrow, which is not installed", "pip install -e '.[data]'") from None
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
             wanted = None if columns is None else [name for name in file.schema_arrow.names if name in columns]

@@ -160,7 +160,7 @@ class Pool:
                 self._running.append(worker)
                 if not worker.ready():
                     self._drop(worker)
-                    raise UserError("a worker for math verdicts does not start", "pip install sparroll[math]")
+                    raise UserError("a worker for math verdicts does not start", "pip install -e '.[math]'")
             reply = worker.ask(question)
             if reply.end != "answered" or worker.asked >= self.limits.questions_per_worker:
                 self._drop(worker)

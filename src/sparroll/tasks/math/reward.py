@@ -59,7 +59,7 @@ class MathReward:
 
     def __init__(self, pool: Pool | None = None) -> None:
         if importlib.util.find_spec("math_verify") is None:
-            raise UserError("math rewards need math-verify, which is not installed", "pip install sparroll[math]")
+            raise UserError("math rewards need math-verify, which is not installed", "pip install -e '.[math]'")
         self.pool = shared_pool() if pool is None else pool
         self.counts: Counter[str] = Counter()
         """Verdicts given so far, by status."""
