@@ -211,8 +211,10 @@ PAGES: Mapping[str, Claims] = {
         "128 tokens everywhere with a check are {drained} times as fast as dense attention on the drained set and {steady} "
         "times on the steady one (": checked_runs_h100,
         "At the study's rate of cut windows that would be about {drained_cut} and {steady_cut} times.": checked_runs_h100,
-        "of 128 tokens, 512 in layers 0 and 1, makes it {drained} and {steady} times in the same record, or about "
-        "{drained_cut} and {steady_cut} times at that rate.": checked_units_h100,
+        "small units of 128 tokens and 512 in layers 0 and 1, makes it {drained} (drained) and {steady} (steady) in the "
+        "same record; at the study's rate that would be about {drained_cut} (drained) and {steady_cut} (steady).": (
+            checked_units_h100
+        ),
         "the schedule of .86 with a check is {calibrated_drained} times as fast as dense attention on the drained set and "
         "{calibrated_steady} times on the steady one": checked_runs,
         "{fixed_drained} and {fixed_steady} times. With {cut} % of the windows cut, which is the study's rate with 128 "

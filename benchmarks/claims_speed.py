@@ -255,10 +255,11 @@ PAGES: Mapping[str, Claims] = {
         "small units of 4 tokens in 4 bits make rollouts {least} to {most} % faster than the published schedules on an "
         "H100 if layers 0 and 1 stay dense, and {wide_least} to {wide_most} % faster if these two read four times as much "
         "as the others.": small_units,
-        "Budgets shrink to between {least_share} and {most_share} of the published ones at equal tails": small_units,
-        "Under small units it costs {least} to {most} % more for 1 and for 8 requests, and at most {many} % more for 32 and "
+        "Budgets of the other layers shrink to between {least_share} and {most_share} of the published ones at equal "
+        "tails": small_units,
+        "it costs {least} to {most} % more for 1 and for 8 requests, and at most {many} % more for 32 and "
         "64": small_units_in_budget,
-        "that is {least_us} to {most_us} us for each of the {layers} sparse layers": small_units_in_budget,
+        "Spread over the {layers} sparse layers that is {least_us} to {most_us} us each": small_units_in_budget,
         "which misses single ones by up to {error} %: FlashAttention takes {few_ms} ms for {few_requests} requests of "
         "{few_context}K tokens and {more_ms} ms for {more_requests} of {more_context}K.": fit_of_steps,
         "The index takes {share} % of the KV cache's capacity.": index_share,

@@ -64,9 +64,14 @@ class Part:
             return "(no interval)"
         if self.estimate.low == self.estimate.high:
             return "(single)"
-        low = rounded_down(self.estimate.low, self.decimals, self.sign)
-        high = rounded_up(self.estimate.high, self.decimals, self.sign)
-        return f"[{low}, {high}]"
+        return f"[{self._end(self.estimate.low, rounded_down)}, {self._end(self.estimate.high, rounded_up)}]"
+
+    def _end(self, value: float, rounded: Callable[[float, int, bool], str]) -> str:
+        """With more decimals where it would look like 0 and is not, because verdicts ask on which side of 0 it lies."""
+        decimals = self.decimals
+        while value and decimals < 6 and float(rounded(value, decimals, self.sign)) == 0:
+            decimals += 1
+        return rounded(value, decimals, self.sign)
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ USABLE_TAIL = 0.6
 """A tail below this trains nothing; the published comparison is at .75 to .82."""
 ENOUGH = 0.86
 """Published: a tail from here on trains like dense rollouts."""
-DRIFTS, NEAR_DRIFTS = 0.8, 0.025
-"""Published: a tail of .80 drifts, and one of .75 collapses. A tail counts as the one that it is nearer to."""
+LOST, DRIFTING = 0.775, 0.825
+"""Published: a tail of .75 collapses, and one of .80 drifts. One below the first of these counts as .75, and one from there
+to the second as .80."""
 RAISED = 0.035
 """Least that the published adapter raised the tail in most bins."""
 NEARLY_ONE, KS = 0.547, 0.029
@@ -108,13 +109,13 @@ def trains_like_dense(found: Results) -> Sequence[Part]:
 
 def too_low_collapses(found: Results) -> Sequence[Part]:
     """`threshold`: what schedules gained beyond dense rollouts whose tail was near .80 where it is lowest, and in themselves
-    where it was .75 or less."""
+    where it was nearer to .75, or lower."""
     parts = []
     for each in found:
         for task, of in gains(each["lines"], "target").items():
             held = held_tails(each, task)
-            drifting = [target for target, tail in held.items() if abs(tail - DRIFTS) <= NEAR_DRIFTS]
-            lost = [target for target, tail in held.items() if tail < DRIFTS - NEAR_DRIFTS]
+            drifting = [target for target, tail in held.items() if LOST <= tail <= DRIFTING]
+            lost = [target for target, tail in held.items() if tail < LOST]
             for target in lost:
                 label = f"{_with_tail(task, target, held[target])}, change"
                 parts.append(Part(label, of.of(target), below(0), sign=True))
@@ -127,7 +128,7 @@ def too_low_collapses(found: Results) -> Sequence[Part]:
 
 
 def held_tails(found: Mapping[str, Any], task: str) -> dict[float, float]:
-    """Of each target: the 5th percentile that its runs had in the bin where it is lowest, mean over steps and seeds."""
+    """Of each target: the 5th percentile that its runs had in the lowest bin of each step, mean over steps and seeds."""
     return {
         line["target"]: line["worst_bin"]["mean"]
         for line in found["lines"]

@@ -164,6 +164,15 @@ def nothing(found: Any) -> list[Any]:
     return []
 
 
+def test_an_end_that_is_not_0_does_not_look_like_0(of: Benchmarks) -> None:
+    def interval(low: float, high: float) -> str:
+        estimate = of.published_rules.Estimate((low + high) / 2, low, high)
+        return of.published_claims.Part("any", estimate, of.published_rules.below(0), sign=True).interval()
+
+    assert interval(-0.0956, -0.00078) == "[-0.096, -0.0007]" and interval(0.00034, 0.068) == "[+0.0003, +0.068]"
+    assert interval(-0.0956, 0.0) == "[-0.096, +0.000]"
+
+
 def moved(budget: int, step: int, mean: float, half: float) -> dict[str, Any]:
     of = {"mean": mean, "low": mean - half, "high": mean + half}
     return {"task": "remarks", "rollouts": "sparse", "step": step, "budget": budget, "q05_moved": of}

@@ -356,6 +356,12 @@ def test_a_schedule_is_judged_by_the_tail_that_its_runs_had(claims: dict[str, An
     of["worst_bin"] = seeds(0.79, 0.0)
     assert verdict_of(low, folder, results) == "partly"
     assert "remarks, target .86 (worst bin .790), beyond dense: -0.2" in low.row()[3]
+    for tail, drifts in ((0.775, True), (0.825, True), (0.826, False)):
+        of["worst_bin"] = seeds(tail, 0.0)
+        verdict_of(low, folder, results)
+        assert (f"(worst bin {tail}), beyond dense".replace(" 0.", " .") in low.row()[3]) is drifts
+    of["worst_bin"] = None
+    assert verdict_of(low, folder, results) == "not run yet"
     of["worst_bin"] = seeds(0.774, 0.0)
     assert verdict_of(low, folder, results) == "partly"
     assert "remarks, target .86 (worst bin .774), change: -0.1" in low.row()[3]

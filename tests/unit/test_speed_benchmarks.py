@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -252,6 +253,18 @@ def test_verified_rollouts_measures_one_batch_or_moments_of_the_sets(
     first, second = (each["contexts"] for each in found[4:])
     assert len(first) == len(second) and first != second
     assert sum(first) + 64 * len(first) < 200_000
+
+
+def test_a_record_of_verified_rollouts_has_schedules_by_name_and_table_and_no_path(
+    benchmark_modules: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    verified, path = benchmark_modules["verified_rollouts"], Schedule.fixed(512).save(tmp_path / "mine.toml")
+    found = [verified.schedule_named(name, "qwen3-1.7b", tmp_path) for name in ("128@4x4", str(path))]
+    options = argparse.Namespace(out="record.json", folder=str(tmp_path), schedules=["128@4x4", str(path)], beside=[])
+    about = verified.about(options, [], found)
+    assert about["schedules"] == list(about["schedule_tables"]) == ["fixed-128-4x4", "mine"]
+    assert about["schedule_tables"]["mine"]["steps"] == [{"from_context_tokens": 0, "kv_budget_tokens": 512}]
+    assert str(tmp_path) not in json.dumps(about)
 
 
 def test_verified_rollouts_sums_the_moments_of_a_set_up_to_its_whole_run(
