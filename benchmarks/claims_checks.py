@@ -228,12 +228,11 @@ PAGES: Mapping[str, Claims] = {
         "were left instead of {none}": checked_speed,
     },
     "docs/verified-rollouts.md": {
-        "Over whole runs of many requests it is {calibrated_drained_share} where they end one by one, and "
+        "Whole runs of many requests keep {calibrated_drained_share} where requests end one by one, and "
         "{calibrated_steady_share} where new ones always follow.": checked_runs,
         "takes {verified} s with checks and {sparse} s without them, measuring left out": checked_step,
-        "leave [{none} of the tokens per second](results.md#verified-rollouts) that": checked_speed,
-        "if nothing is taken back, {few} if {few_cut} % of the windows are cut, which is about the study's rate under that "
-        "schedule, and {many} if {many_cut} % are.": checked_speed,
+        "keep [{none} of the tokens per second](results.md#verified-rollouts) if nothing is taken back, {few} if {few_cut} "
+        "% of the windows are cut (about the study's rate), and {many} if {many_cut} % are": checked_speed,
     },
     "docs/plan.md": {
         "A check of {requests} requests of {context} tokens on average (Qwen3-1.7B's shape and its 0.86 preset, {cut} % of "
@@ -251,7 +250,7 @@ PAGES: Mapping[str, Claims] = {
     "docs/calibration.md": {
         "A scored token counts {counted} of a sampled one: a scoring pass took {least} to {most} of the time of the "
         "rollouts, and checks {checks}": scored_tokens,
-        "With the defaults that is 1 + {budgets} + {rounds} sets of {rollouts} rollouts: {share} % at any length, and "
-        "{checked} % with one check of drafts.": default_cost,
+        "The default 1 + {budgets} + {rounds} sets of {rollouts} rollouts cost {share} % of an evaluation at any length; "
+        "with one check of drafts, {checked} %.": default_cost,
     },
 }
