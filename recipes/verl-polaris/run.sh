@@ -21,7 +21,7 @@ sparse=(
     "+actor_rollout_ref.rollout.custom.sparroll.schedule=qwen3-$size-0.86"              # published
     +actor_rollout_ref.rollout.custom.sparroll.correction.name=tis                      # published
     +actor_rollout_ref.rollout.custom.sparroll.correction.weight_max=3.0                # published: 2 to 3
-    +actor_rollout_ref.rollout.custom.sparroll.guard.at_least=0.84                      # ours: at .86 itself it would ring
+    +actor_rollout_ref.rollout.custom.sparroll.guard.at_least=0.84                      # ours: a little below the schedule's .86
     +actor_rollout_ref.rollout.custom.sparroll.control.by=guard                         # ours: an alarm ends the savings
     '+actor_rollout_ref.rollout.custom.sparroll.control.stricter=[dense]'               # ours
 )

@@ -64,7 +64,8 @@ def test_sets_splits_and_files_stand_side_by_side(
         return "\\boxed{20}" if "21 hens" in prompt or "1,200" in prompt else "\\boxed{4}"
 
     follow(says, monkeypatch)
-    own = data_files.write(tmp_path / "own.csv", [{"problem": "Two and two?", "answer": "4"}])
+    problems = [{"problem": "Two and two?", "answer": "4"}, {"problem": "Why?", "answer": ""}]
+    own = data_files.write(tmp_path / "own.csv", problems)
     template = tmp_path / "template.txt"
     template.write_text("Q: {problem}\nBox it.\n")
     tasks = f"aime25,gsm8k,gsm8k:train,{own}"
@@ -75,7 +76,9 @@ def test_sets_splits_and_files_stand_side_by_side(
     right = {label: task["policies"]["dense"]["mean@1"]["value"] for label, task in found.items()}
     assert right == {"aime25": 0.5, "gsm8k": 1.0, "gsm8k:train": 0.0, str(own): 1.0}
     assert "user: Q: Two and two?\nBox it.\nassistant: <none>" in prompts
-    printed = capsys.readouterr().out.splitlines()
+    said = capsys.readouterr()
+    assert f"{own}: 1 of 2 rows are not used: no answer 1" in said.err and said.err.count("are not used") == 1
+    printed = said.out.splitlines()
     assert printed[0].split()[-1] == "tokens/s" and len({len(line) for line in printed[:5]}) == 1
 
 

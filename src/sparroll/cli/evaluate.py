@@ -16,7 +16,7 @@ from sparroll.cli.common import MEASURING, MODEL, OUTPUT, PROMPTS, SAMPLING, opt
 from sparroll.engines.make import check_names
 from sparroll.errors import UserError
 from sparroll.evaluate import text
-from sparroll.progress import Progress, quiet_transformers
+from sparroll.progress import Progress, quiet_transformers, say
 from sparroll.types import LARGEST_SEED, MOST_SAMPLES
 
 ContestDay = Annotated[
@@ -161,6 +161,7 @@ def evaluate(
     from sparroll.evaluate.settings import EvaluationSettings, read_tasks
     from sparroll.report import write_report
     from sparroll.tasks.data.settings import DataSettings
+    from sparroll.tasks.data.task import DataTask
 
     check_names(engine, model, device, dtype)
     parquet.check_installed()
@@ -200,6 +201,9 @@ def evaluate(
         max_batch=max_batch,
     )
     common.hold_folder(command, out)
+    for each in request.tasks:
+        if isinstance(each.task, DataTask) and (left_out := each.task.left_out()):
+            say(left_out, alarm=True)
     quiet_transformers()
     started = time.perf_counter()
     with (

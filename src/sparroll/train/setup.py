@@ -45,6 +45,7 @@ from sparroll.train.sampling.prompts import PromptStream
 from sparroll.train.sampling.rewards import Rewards
 from sparroll.train.sampling.rollouts import Sampling
 from sparroll.train.sampling.task_data import make_task, refuse_other_rows, training_prompts, write_record
+from sparroll.train.sampling.task_data import notices as task_notices
 from sparroll.train.sampling.weight_sync import EngineWeights
 from sparroll.train.schedules import (
     caveat_events,
@@ -227,7 +228,7 @@ def open_run(asked: TrainConfig | DistillConfig, out: Path, resume: bool, *, tas
             replay=_replay(config, adapter),
             state=state,
             resumed_from=found,
-            notices=[] if found else _notices(asked, config, guard, engine, schedule),
+            notices=[] if found else [*task_notices(task), *_notices(asked, config, guard, engine, schedule)],
             frozen=frozen,
         )
         seed_everything(config.train.seed)

@@ -161,6 +161,14 @@ class DataTask:
                 digest.update(hashlib.sha256(packed).digest())
         return digest.hexdigest()
 
+    def left_out(self) -> str:
+        """How many rows were left out and why, in a sentence; empty where all are used."""
+        reasons = sum((each.skipped for each in self.sources), self.removed.copy())
+        if not reasons:
+            return ""
+        left, used = reasons.total(), sum(map(len, self._rows.values()))
+        return f"{self.name}: {left:,} of {left + used:,} rows are not used: {counted(reasons)}"
+
     def report(self) -> dict[str, Any]:
         """What was read, left out and kept, for a record."""
         return {

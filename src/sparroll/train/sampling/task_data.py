@@ -61,6 +61,12 @@ def write_record(task: Task, out: Path) -> None:
         files.write_json(out / RECORD, task.report())
 
 
+def notices(task: Task) -> list[str]:
+    """An event for the start of a run that leaves rows out."""
+    said = task.left_out() if isinstance(task, DataTask) else ""
+    return [said] if said else []
+
+
 def refuse_other_rows(task: Task, out: Path) -> None:
     """Raise UserError where a run is resumed on other rows than it began with: the order of its prompts would not be
     the same."""

@@ -85,6 +85,13 @@ def test_rows_that_no_response_can_be_judged_by_are_left_out_of_both_splits(tmp_
                 contamination="off")  # fmt: skip
     assert (len(ids(made)), len(ids(made, "eval"))) == (3, 2)
     assert made.report()["removed"] == {"no response can be judged": 2}
+    assert made.left_out().endswith(": 2 of 7 rows are not used: no response can be judged 2")
+
+
+def test_rows_without_an_answer_are_counted_with_those_that_a_filter_takes(tmp_path: Path) -> None:
+    made = task(tmp_path, [*rows(9), {"prompt": "no answer"}], min_difficulty=0.25, max_difficulty=0.5)
+    assert made.left_out().endswith(": 7 of 10 rows are not used: difficulty 6, no answer 1")
+    assert task(tmp_path, rows(3)).left_out() == ""
 
 
 def test_difficulties_are_a_range_of_numbers_or_names(tmp_path: Path) -> None:
