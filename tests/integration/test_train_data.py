@@ -52,7 +52,8 @@ def config(model: str, file: Path, steps: int = 2, **data: Any) -> TrainConfig:
 
 def test_a_run_on_a_file_that_goes_on_is_the_straight_run(model: str, tmp_path: Path) -> None:
     file = data_files.write(tmp_path / "own.jsonl", [*rows(), {"prompt": "a b", "answer": None}])
-    train(config(model, file), tmp_path / "straight")
+    straight = train(config(model, file), tmp_path / "straight")
+    assert "step 1: data: 1 of 13 rows are not used: no answer 1" in straight.events
     train(config(model, file, steps=1), tmp_path / "resumed")
     train(config(model, file), tmp_path / "resumed", resume=True)
     weights = [
