@@ -95,8 +95,6 @@ class PublishedClaim:
     """Of recipes/claims, that will settle the claim or sharpen its verdict."""
     settled: Callable[[Sequence[Any]], Sequence[Part]] | None = None
     """Parts from the results of the experiment's records, which stand beside `parts`."""
-    supersedes: bool = False
-    """Whether the experiment measures what `parts` measures, and better, so that its parts take the place of those."""
     untestable: str = ""
     """Why it cannot be tested here."""
 
@@ -109,8 +107,8 @@ class PublishedClaim:
         return [*self.found_in_records(), *self.found_by_experiment()]
 
     def found_in_records(self) -> Sequence[Part]:
-        """Of `records`. Empty where one of them is missing, or where the experiment took their place."""
-        if self.parts is None or (self.supersedes and self.found_by_experiment()):
+        """Of `records`. Empty where one of them is missing."""
+        if self.parts is None:
             return ()
         missing = any(not (RESULTS / f"{name}.json").exists() for name in self.records)
         return () if missing else self.parts()

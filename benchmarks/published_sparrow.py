@@ -297,7 +297,6 @@ MISMATCH_AND_TRAINING = (
         command=SIXTY,
         experiment="over-iterations",
         settled=published_experiments.same_at_every_iteration,
-        supersedes=True,
     ),
     PublishedClaim(
         name="schedules-hold",

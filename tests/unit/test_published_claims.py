@@ -258,16 +258,6 @@ def test_an_experiment_stands_beside_older_records_once_it_came_to_the_claim(
         claim.verdict()
 
 
-def test_an_experiment_that_measures_the_same_better_takes_the_place_of_older_records(
-    sharpened: Callable[..., Any], tmp_path: Path
-) -> None:
-    claim = sharpened(supersedes=True)
-    ran(tmp_path)
-    assert claim.verdict() == "reproduced"
-    ran(tmp_path, {})
-    assert claim.verdict() == "refuted" and claim.row()[5] == "`claims-threshold-h200`"
-
-
 def test_every_claim_has_all_fields(claims: list[Any]) -> None:
     assert 25 <= len(claims) <= 45
     assert len({claim.name for claim in claims}) == len(claims)
